@@ -1,0 +1,123 @@
+//! The bus: topics with partitions, in which records stand in order until everybody concerned has read them.
+//!
+//! At least once: after an error or a crash a record may stand twice. Who reads must not mind.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::model::Offset;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("failed to publish to {topic}: {reason}")]
+    Publish { topic: Topic, reason: String },
+    #[error("failed to read {topic}: {reason}")]
+    Read { topic: Topic, reason: String },
+    #[error("failed to acknowledge in {topic}: {reason}")]
+    Commit { topic: Topic, reason: String },
+    #[error("cannot set up the bus: {0}")]
+    Setup(String),
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The topics. Names are public; `Settings::topic_prefix` stands before them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Topic {
+    Pipeline,
+    TaskResults,
+    Expirations,
+    DeadLetters,
+}
+
+impl Topic {
+    pub const ALL: [Self; 4] = [Self::Pipeline, Self::TaskResults, Self::Expirations, Self::DeadLetters];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pipeline => "pipeline",
+            Self::TaskResults => "task-results",
+            Self::Expirations => "expirations",
+            Self::DeadLetters => "dead-letters",
+        }
+    }
+
+    /// The reports for people have one partition, the others as many as configured.
+    pub fn partitions(self, configured: u32) -> u32 {
+        match self {
+            Self::Pipeline | Self::TaskResults => configured,
+            Self::Expirations | Self::DeadLetters => 1,
+        }
+    }
+}
+
+impl fmt::Display for Topic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A record to publish.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub partition: u32,
+    pub value: Bytes,
+}
+
+/// A record that was read.
+#[derive(Clone, Debug)]
+pub struct Message {
+    pub partition: u32,
+    pub offset: Offset,
+    pub value: Bytes,
+}
+
+/// How a topic is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// Each partition in order, from behind what was committed; one reader at a time per partition.
+    Ordered,
+    /// By whoever of the group is free. What a dead reader had not committed comes again, so order is not kept.
+    Shared,
+}
+
+/// The bus. `redis_streams.rs` and `kafka.rs` are its backends; `testing::bus_contract` runs on both.
+#[async_trait]
+pub trait Bus: Send + Sync {
+    /// Names this life of the topics: offsets of another generation mean nothing.
+    fn generation(&self) -> &str;
+
+    /// Partitions of `topic`, as they are (not as configured).
+    fn partitions(&self, topic: Topic) -> u32;
+
+    /// Appends all, in order within a partition; one offset per record, in the order given. When it answers, the records are as
+    /// durable as the bus makes them. On `Err` any of them may stand there or not: publish all again.
+    async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>>;
+
+    /// A reader in the group that all taskd processes share for this topic.
+    async fn subscribe(&self, topic: Topic, reading: Reading) -> Result<Box<dyn Subscription>>;
+
+    /// Where each partition ends: (offset of the last record, or `None` when it is empty), by partition.
+    async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
+
+    /// Up to where the group has committed, by partition.
+    async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
+
+    /// Sends what is buffered, and closes.
+    async fn close(&self);
+}
+
+/// A reader of one topic.
+#[async_trait]
+pub trait Subscription: Send {
+    /// Up to `max` records: those that are there; waits while there is none. Cancel safe: dropped before it answers, no record is lost.
+    async fn next(&mut self, max: usize) -> Result<Vec<Message>>;
+
+    /// Everything of these was dealt with. `Ordered`: also all before them in their partitions.
+    async fn commit(&mut self, messages: &[Message]) -> Result<()>;
+
+    /// `Ordered` only: the next records of `partition` are those behind `after` (`None`: from its beginning).
+    async fn seek(&mut self, partition: u32, after: Option<Offset>) -> Result<()>;
+}

@@ -1,0 +1,192 @@
+//! The settings of a process, complete: every default filled in, every value checked. `load` says where they come from.
+
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
+
+use crate::model::{Priority, QueueName};
+
+/// What `--pipelines` may name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Pipeline {
+    Discovery,
+    Fanout,
+    Watchdog,
+    Tasks,
+}
+
+impl Pipeline {
+    pub const ALL: [Self; 4] = [Self::Discovery, Self::Fanout, Self::Watchdog, Self::Tasks];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Discovery => "discovery",
+            Self::Fanout => "fanout",
+            Self::Watchdog => "watchdog",
+            Self::Tasks => "tasks",
+        }
+    }
+}
+
+/// Everything a process needs to know before it starts.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub pipelines: Vec<Pipeline>,
+    pub data_dir: PathBuf,
+    /// `None`: a redis-server of our own in the data folder.
+    pub redis_url: Option<String>,
+    /// `None`: SQLite in the data folder. `mysql://…` or `sqlite://…`
+    pub database_url: Option<String>,
+    /// `None`: Redis Streams in that Redis. `kafka://host:port,…`
+    pub bus_url: Option<String>,
+    pub http_listen: SocketAddr,
+    pub grpc_listen: SocketAddr,
+    /// Stands before every Redis key.
+    pub redis_prefix: String,
+    /// Stands before every topic.
+    pub topic_prefix: String,
+    /// Partitions of `pipeline` and `task-results`, and so shards of each queue.
+    pub partitions: u32,
+    /// How long a stop may take.
+    pub grace_period: Duration,
+    /// A pipeline that has made no progress for so long is not ready.
+    pub stall_after: Duration,
+    pub limits: Limits,
+    pub discovery: Discovery,
+    pub fanout: Fanout,
+    pub watchdog: Watchdog,
+    pub queues: Queues,
+}
+
+/// What a request may hold.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    pub max_payload_bytes: usize,
+    pub max_headers_bytes: usize,
+    pub max_result_bytes: usize,
+    pub max_replicas: u32,
+    pub max_lease: Duration,
+    /// Of one HTTP body that is not NDJSON, and of one gRPC message.
+    pub max_request_bytes: usize,
+    /// Items of one complete, reject, extend or get call.
+    pub max_items: usize,
+    pub max_wait: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_payload_bytes: 1 << 20,
+            max_headers_bytes: 16 << 10,
+            max_result_bytes: 1 << 20,
+            max_replicas: 100,
+            max_lease: Duration::from_secs(12 * 3600),
+            max_request_bytes: 32 << 20,
+            max_items: 1000,
+            max_wait: Duration::from_secs(60),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Discovery {
+    /// A batch is stored when it has so many tasks …
+    pub batch_max: usize,
+    /// … or so long after its first task came. 0: as soon as the batch before it is stored.
+    pub batch_delay: Duration,
+    /// Tasks that may wait to be stored; beyond that callers are told to try later.
+    pub buffer: usize,
+}
+
+impl Default for Discovery {
+    fn default() -> Self {
+        Self { batch_max: 1000, batch_delay: Duration::ZERO, buffer: 20_000 }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Fanout {
+    /// Records read and enqueued at once.
+    pub batch_max: usize,
+}
+
+impl Default for Fanout {
+    fn default() -> Self {
+        Self { batch_max: 1000 }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Watchdog {
+    /// How often leases and delays are looked at, at least.
+    pub interval: Duration,
+    /// A row that was stored so long ago and not published is published again.
+    pub republish_after: Duration,
+    /// How long a final record stays in Redis after SQL has it; bus records older than this are looked up in SQL.
+    pub grace: Duration,
+    /// What is due later than this stays in SQL.
+    pub horizon: Duration,
+    /// How often a page of unfinished tasks is compared with Redis.
+    pub reconcile_every: Duration,
+    /// Expired leases, due delays or repairs handled in one step.
+    pub batch_max: usize,
+}
+
+impl Default for Watchdog {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_millis(250),
+            republish_after: Duration::from_secs(5),
+            grace: Duration::from_secs(60),
+            horizon: Duration::from_secs(600),
+            reconcile_every: Duration::from_secs(1),
+            batch_max: 1000,
+        }
+    }
+}
+
+/// The settings of one queue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueSettings {
+    pub replicas: u32,
+    pub priority: Priority,
+    pub lease: Duration,
+    pub max_attempts: u32,
+    /// Waits before the second, third, … try; the last one repeats. Each is jittered by up to a fifth.
+    pub backoff: Vec<Duration>,
+    /// Tasks in Redis, per shard, ahead of the foremost worker, beyond which new ones stay in SQL …
+    pub high_water_tasks: u64,
+    /// … or their bytes.
+    pub high_water_bytes: u64,
+    /// Unfinished tasks in SQL beyond which inserts are told to try later.
+    pub max_unfinished: u64,
+    /// Keys kept in the filter; the oldest knowledge goes first, and SQL decides then.
+    pub filter_keys: u64,
+}
+
+impl Default for QueueSettings {
+    fn default() -> Self {
+        Self {
+            replicas: 1,
+            priority: Priority::Medium,
+            lease: Duration::from_secs(30),
+            max_attempts: 5,
+            backoff: [1, 5, 15, 30, 60].map(Duration::from_secs).to_vec(),
+            high_water_tasks: 100_000,
+            high_water_bytes: 256 << 20,
+            max_unfinished: 10_000_000,
+            filter_keys: 1_000_000,
+        }
+    }
+}
+
+/// `[queues.NAME]`, and `[queues.default]` for all others.
+#[derive(Clone, Debug, Default)]
+pub struct Queues {
+    pub default: QueueSettings,
+    pub named: BTreeMap<QueueName, QueueSettings>,
+}
+
+impl Queues {
+    pub fn get(&self, queue: &QueueName) -> &QueueSettings {
+        self.named.get(queue).unwrap_or(&self.default)
+    }
+}

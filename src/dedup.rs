@@ -1,0 +1,1 @@
+//! The filter of keys seen before: a hint, SQL decides.

@@ -1,0 +1,1 @@
+//! The embedded default: a real redis-server of our own.

@@ -1,0 +1,1 @@
+//! Fanout: topic `pipeline` into the queue.

@@ -1,0 +1,3 @@
+//! The binary: arguments, configuration, run; exit codes.
+
+fn main() {}

@@ -1,0 +1,224 @@
+//! What a task is, and the names that every part uses for it. No I/O.
+
+mod codec;
+mod names;
+mod token;
+pub mod validate;
+
+pub use codec::{body, body_blob, decode_body_blob, pipeline_record};
+pub use names::{InvalidName, QueueName, ShardId, WorkerName};
+pub use token::{InvalidToken, LeaseToken};
+
+use std::{fmt, str::FromStr};
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use crate::pb;
+
+/// A task's id: a UUIDv7, so that ids made later sort later (and land at the end of SQL's index).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskId(pub Uuid);
+
+impl TaskId {
+    /// A new one, with the time of now.
+    pub fn new() -> Self {
+        Self(Uuid::now_v7())
+    }
+
+    /// The id of what `worker` discovered at place `index` of its report on `parent`, reported at `at_unix_ms`.
+    ///
+    /// The same report read twice gives the same ids, so that a redelivery creates nothing twice. It has the form of a
+    /// UUIDv7: time first, then bits of a hash where the random ones would be.
+    pub fn derived(parent: TaskId, worker: &str, index: u32, at_unix_ms: i64) -> Self {
+        let hash = Sha256::new()
+            .chain_update(parent.0.as_bytes())
+            .chain_update(index.to_be_bytes())
+            .chain_update(worker.as_bytes())
+            .finalize();
+        let mut random = [0; 10];
+        random.copy_from_slice(&hash[..10]);
+        Self(uuid::Builder::from_unix_timestamp_millis(at_unix_ms.max(0).unsigned_abs(), &random).into_uuid())
+    }
+
+    /// From the 16 bytes that Redis, SQL and the bus keep.
+    pub fn from_slice(bytes: &[u8]) -> Option<Self> {
+        Uuid::from_slice(bytes).ok().map(Self)
+    }
+
+    /// The 16 bytes.
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        self.0.as_bytes()
+    }
+}
+
+impl Default for TaskId {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.hyphenated().fmt(f)
+    }
+}
+
+impl fmt::Debug for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for TaskId {
+    type Err = uuid::Error;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
+    }
+}
+
+/// Which lane a task waits in. The discriminants stand in SQL and in Redis.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Priority {
+    High = 1,
+    #[default]
+    Medium = 2,
+    Low = 3,
+}
+
+impl Priority {
+    /// All, the most urgent first.
+    pub const ALL: [Self; 3] = [Self::High, Self::Medium, Self::Low];
+
+    /// The name in JSON and in TOML.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Medium => "medium",
+            Self::Low => "low",
+        }
+    }
+
+    /// From the number in SQL or Redis; what is unknown counts as medium.
+    pub fn from_number(number: i64) -> Self {
+        match number {
+            1 => Self::High,
+            3 => Self::Low,
+            _ => Self::Medium,
+        }
+    }
+
+    pub fn to_pb(self) -> pb::Priority {
+        match self {
+            Self::High => pb::Priority::High,
+            Self::Medium => pb::Priority::Medium,
+            Self::Low => pb::Priority::Low,
+        }
+    }
+}
+
+/// The status that SQL keeps. What happens to an unfinished task meanwhile (queued, assigned, delayed) only Redis knows.
+/// The discriminants stand in SQL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum StoredStatus {
+    Unfinished = 0,
+    Completed = 1,
+    Dead = 2,
+    Cancelled = 3,
+}
+
+impl StoredStatus {
+    pub const ALL: [Self; 4] = [Self::Unfinished, Self::Completed, Self::Dead, Self::Cancelled];
+
+    /// From the number in SQL.
+    pub fn from_number(number: i64) -> Option<Self> {
+        Self::ALL.into_iter().find(|s| *s as i64 == number)
+    }
+
+    pub fn is_final(self) -> bool {
+        self != Self::Unfinished
+    }
+}
+
+/// A task as SQL keeps it, validated and complete: every default is filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskRow {
+    pub id: TaskId,
+    pub queue: QueueName,
+    /// The partition of `pipeline`, and so the shard of the queue.
+    pub partition: u32,
+    pub key: Bytes,
+    /// SHA-256 of queue and key: what is unique.
+    pub key_hash: KeyHash,
+    pub payload: Bytes,
+    pub replicas: u32,
+    pub priority: Priority,
+    pub max_attempts: u32,
+    pub lease_ms: u32,
+    /// 0: at once.
+    pub not_before_unix_ms: i64,
+    pub headers: Vec<(String, String)>,
+    pub traceparent: String,
+    pub created_unix_ms: i64,
+}
+
+impl TaskRow {
+    /// What it weighs in a buffer, in bytes, about.
+    pub fn weight(&self) -> usize {
+        let headers: usize = self.headers.iter().map(|(k, v)| k.len() + v.len()).sum();
+        self.key.len() + self.payload.len() + headers + 256
+    }
+}
+
+/// SHA-256 of a queue and a key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KeyHash(pub [u8; 32]);
+
+impl KeyHash {
+    /// A queue's name has no NUL, so the two cannot run into each other.
+    pub fn new(queue: &QueueName, key: &[u8]) -> Self {
+        Self(Sha256::new().chain_update(queue.as_str()).chain_update([0]).chain_update(key).finalize().into())
+    }
+
+    /// The partition that the key belongs to: equal keys meet in one.
+    pub fn partition(&self, partitions: u32) -> u32 {
+        let first = u32::from_be_bytes([self.0[0], self.0[1], self.0[2], self.0[3]]);
+        first % partitions.max(1)
+    }
+}
+
+impl fmt::Debug for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..6].iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+/// A place on a bus partition. Redis Streams have pairs (milliseconds, sequence), Kafka has (offset, 0); both compare as pairs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Offset {
+    pub major: u64,
+    pub minor: u64,
+}
+
+impl fmt::Display for Offset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.major, self.minor)
+    }
+}
+
+impl FromStr for Offset {
+    type Err = std::num::ParseIntError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (major, minor) = text.split_once('-').unwrap_or((text, "0"));
+        Ok(Self { major: major.parse()?, minor: minor.parse()? })
+    }
+}
+
+/// Milliseconds since 1970 by this machine's clock. Only for what people read and for SQL; leases run on Redis's clock.
+pub fn now_unix_ms() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,58 @@
+//! The fencing token of a lease. It names its place, so that a completion needs nothing else to find it.
+
+use std::{fmt, str::FromStr};
+
+use super::{QueueName, ShardId};
+
+/// `<queue>:<shard>:<generation>:<grant>`; opaque to workers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseToken {
+    pub shard: ShardId,
+    /// The life of the shard: another one after Redis was lost.
+    pub generation: u64,
+    /// The number of the claim in its shard. All that one worker got in one claim share it.
+    pub grant: u64,
+}
+
+/// Not a token of ours.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("lease_token is not one that taskd gave out")]
+pub struct InvalidToken;
+
+impl fmt::Display for LeaseToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.shard, self.generation, self.grant)
+    }
+}
+
+impl FromStr for LeaseToken {
+    type Err = InvalidToken;
+
+    fn from_str(text: &str) -> Result<Self, InvalidToken> {
+        let mut parts = text.split(':');
+        let mut next = || parts.next().ok_or(InvalidToken);
+        let queue = QueueName::new(next()?).map_err(|_| InvalidToken)?;
+        let number = next()?.parse().map_err(|_| InvalidToken)?;
+        let generation = next()?.parse().map_err(|_| InvalidToken)?;
+        let grant = next()?.parse().map_err(|_| InvalidToken)?;
+        if next().is_ok() {
+            return Err(InvalidToken);
+        }
+        Ok(Self { shard: ShardId { queue, number }, generation, grant })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_survives_its_text_and_anything_else_is_refused() {
+        let token: LeaseToken = "crawl.x:3:1:99".parse().unwrap();
+        assert_eq!(token.to_string(), "crawl.x:3:1:99");
+        for bad in ["", "crawl", "crawl:3:1", "crawl:3:1:9:9", "cra wl:3:1:9", "crawl:-3:1:9", "crawl:3:1:x", ":3:1:9"]
+        {
+            assert_eq!(bad.parse::<LeaseToken>(), Err(InvalidToken), "{bad:?}");
+        }
+    }
+}

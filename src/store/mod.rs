@@ -1,0 +1,212 @@
+//! The store: which tasks there are, what became of them, and what is still to be published (the outbox).
+//!
+//! SQL decides what is new: `tasks.key_hash` is unique. Every method is one transaction, and each may be called again with
+//! the same arguments after an error or a crash: the second call changes nothing that the first one did.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::model::{KeyHash, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
+
+/// What a caller can do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The server is away, busy, or chose us as a deadlock's victim: the same call may go through later.
+    #[error("{0}")]
+    Transient(#[source] sqlx::Error),
+    /// No room left on the device or in the database.
+    #[error("the database is full: {0}")]
+    Full(#[source] sqlx::Error),
+    #[error("{0}")]
+    Other(#[source] sqlx::Error),
+    #[error("cannot migrate the database: {0}")]
+    Migrate(#[from] sqlx::migrate::MigrateError),
+}
+
+impl Error {
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Transient(_) | Self::Full(_))
+    }
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The answer to one row of an insert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inserted {
+    New,
+    /// The (queue, key) is taken, by this task.
+    Duplicate {
+        id: TaskId,
+        status: StoredStatus,
+    },
+}
+
+/// Why a row stands in the outbox. The discriminants stand in SQL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Unpublished {
+    /// Just inserted, its inserter is about to publish it; after `republish_after` somebody else may.
+    Fresh = 0,
+    /// Its queue is full: waits for room.
+    Parked = 1,
+    /// Due later than the horizon.
+    Scheduled = 2,
+    /// Published before, found missing in Redis.
+    Missing = 3,
+}
+
+/// A row to insert, and what its outbox row says.
+#[derive(Clone, Debug)]
+pub struct NewRow {
+    pub task: TaskRow,
+    pub unpublished: Unpublished,
+    /// From when on the watchdog may publish it (not used for `Parked`).
+    pub due_unix_ms: i64,
+}
+
+/// A row of the outbox with its task.
+#[derive(Clone, Debug)]
+pub struct OutboxRow {
+    pub task: TaskRow,
+    pub unpublished: Unpublished,
+}
+
+/// Tasks that now stand on the bus: at or before `offset` of their partition.
+#[derive(Clone, Debug)]
+pub struct Published {
+    pub partition: u32,
+    pub offset: Offset,
+    pub ids: Vec<TaskId>,
+}
+
+/// One report out of `task-results`.
+#[derive(Clone, Debug)]
+pub enum Settlement {
+    Completed { id: TaskId, worker: String, result: Bytes, attempt: u32, at_unix_ms: i64, discovered: Vec<NewRow> },
+    Died { id: TaskId, reason: String, attempts: u32, at_unix_ms: i64 },
+}
+
+/// What a report changed.
+#[derive(Clone, Debug, Default)]
+pub struct Settled {
+    /// The report had been settled before: nothing was changed, its discoveries were not looked at.
+    pub repeated: bool,
+    /// The report is of a task that SQL does not know; nothing was changed.
+    pub unknown: bool,
+    /// The task had its NUM completions already: kept as surplus, its discoveries were taken.
+    pub surplus: bool,
+    /// The status that the task has now.
+    pub status: Option<StoredStatus>,
+    /// For a task that is dead or cancelled now: whose key must leave the filter.
+    pub key: Option<(QueueName, KeyHash)>,
+    /// One answer per discovered row, in order; empty when `repeated` or `unknown`.
+    pub discovered: Vec<Inserted>,
+}
+
+/// What the fanout and the settler ask about a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskState {
+    pub id: TaskId,
+    pub status: StoredStatus,
+    /// Who has been credited.
+    pub workers: Vec<String>,
+}
+
+/// An unfinished task that was published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishedTask {
+    pub id: TaskId,
+    pub shard: ShardId,
+    /// At or before this offset of the shard's partition; `None`: of another generation of the topic.
+    pub offset: Option<Offset>,
+}
+
+/// A task as its reader sees it.
+#[derive(Clone, Debug)]
+pub struct TaskDetail {
+    pub task: TaskRow,
+    pub status: StoredStatus,
+    pub completed: u32,
+    pub attempts: u32,
+    pub reason: String,
+    pub updated_unix_ms: i64,
+    /// It stands in the outbox.
+    pub unpublished: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResultRow {
+    pub worker: String,
+    pub result: Bytes,
+    pub attempt: u32,
+    pub completed_unix_ms: i64,
+    /// Came when NUM others had been credited.
+    pub surplus: bool,
+}
+
+/// How many tasks of a queue have a status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueCount {
+    pub queue: QueueName,
+    pub status: StoredStatus,
+    pub count: u64,
+}
+
+/// The store. `sqlite.rs` and `mysql.rs` are its backends; `testing::store_contract` runs on both.
+#[async_trait]
+pub trait Store: Send + Sync {
+    /// A random name, made when the database was: Redis remembers whose tasks it holds.
+    async fn store_id(&self) -> Result<String>;
+
+    /// Stores what is new with its outbox row, and counts it; answers per row, in order. Of two rows with one key the first is new.
+    /// A row whose id is stored already is answered `New` again and left as it is.
+    async fn insert(&self, rows: &[NewRow]) -> Result<Vec<Inserted>>;
+
+    /// Stores results, statuses and discoveries in one transaction; one answer per report, in order. A report that comes twice, also
+    /// within one call, is `repeated`. A task with NUM credited workers becomes Completed; the first final status stays.
+    async fn settle(&self, reports: Vec<Settlement>) -> Result<Vec<Settled>>;
+
+    /// Removes the outbox rows of `published` and keeps where they stand. `generation` is the topic's.
+    async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()>;
+
+    /// Puts published tasks back into the outbox (unless they are final).
+    async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()>;
+
+    /// Outbox rows (not parked ones) whose time has come, the earliest first. Removes those it meets whose task is final.
+    async fn due(&self, now_unix_ms: i64, limit: u32) -> Result<Vec<OutboxRow>>;
+
+    /// Queues with parked rows.
+    async fn parked_queues(&self) -> Result<Vec<QueueName>>;
+
+    /// Parked rows of a queue: by priority, then the oldest first. Removes those it meets whose task is final.
+    async fn parked(&self, queue: &QueueName, limit: u32) -> Result<Vec<OutboxRow>>;
+
+    /// The states of those of `ids` that are stored, in any order.
+    async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>>;
+
+    /// Unfinished, published tasks with an id beyond `after`, by id.
+    async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>>;
+
+    /// Puts every unfinished, published task of the shard with an id beyond `after` into the outbox as `Missing`, at most `limit`;
+    /// answers the last id, or `None` when there were no more.
+    async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TaskId>>;
+
+    async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
+
+    /// Results of a task, the earliest first.
+    async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>>;
+
+    /// Counts per queue and status; zero counts may be left out.
+    async fn counts(&self) -> Result<Vec<QueueCount>>;
+
+    /// All shards that were ever opened, with the number of their current life.
+    async fn shards(&self) -> Result<Vec<(ShardId, u64)>>;
+
+    /// Raises the shard's life number from `from` (0: first life, adds the shard) and answers the number it has now,
+    /// also when somebody else was first.
+    async fn next_life(&self, shard: &ShardId, from: u64) -> Result<u64>;
+
+    /// Finishes what is running and closes the connections.
+    async fn close(&self);
+}

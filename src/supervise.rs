@@ -1,0 +1,140 @@
+//! Named tasks under one roof: a token that stops them, a policy for when one fails, and somebody who awaits each.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// Starts tasks and waits for their end. Clones are the same supervisor.
+#[derive(Clone, Default)]
+pub struct Supervisor {
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    progress: Progress,
+}
+
+impl Supervisor {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Is cancelled when it is time to stop: take no new work, finish what is in hand, return.
+    pub fn stop_token(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// Runs `make()` until it returns `Ok` or the stop comes; after an error again, with a wait that doubles from 100 ms to 5 s.
+    /// `make` must return by itself soon after the stop token is cancelled.
+    pub fn spawn<F, Fut>(&self, name: impl Into<String>, mut make: F)
+    where
+        F: FnMut() -> Fut + Send + 'static,
+        Fut: Future<Output = anyhow::Result<()>> + Send + 'static,
+    {
+        let (name, stop) = (name.into(), self.stop.clone());
+        self.tasks.spawn(async move {
+            const FIRST: Duration = Duration::from_millis(100);
+            let mut wait = FIRST;
+            loop {
+                let started = Instant::now();
+                // In a task of its own, so that a panic ends this run and not the supervision.
+                let error = match tokio::spawn(make()).await {
+                    Ok(Ok(())) => break,
+                    Ok(Err(error)) => error,
+                    Err(join) => anyhow::anyhow!("panicked: {join}"),
+                };
+                if stop.is_cancelled() {
+                    tracing::debug!(task = %name, "ended at the stop with {error:#}");
+                    break;
+                }
+                if started.elapsed() > Duration::from_secs(30) {
+                    wait = FIRST;
+                }
+                tracing::warn!(task = %name, "{name} failed, starts again in {wait:?}: {error:#}");
+                tokio::select! {
+                    () = tokio::time::sleep(wait) => {}
+                    () = stop.cancelled() => break,
+                }
+                wait = (wait * 2).min(Duration::from_secs(5));
+            }
+            tracing::debug!(task = %name, "{name} ended");
+        });
+    }
+
+    /// Runs a future that ends by itself (an answer being written, a batch in flight): the stop waits for it.
+    pub fn spawn_once(&self, future: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(future);
+    }
+
+    /// Cancels the token.
+    pub fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Waits until every task has ended.
+    pub async fn wait(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+/// When each loop was last seen alive. A loop beats each time it comes round, whether there was work or not.
+#[derive(Clone, Default)]
+pub struct Progress(Arc<Mutex<BTreeMap<String, Instant>>>);
+
+impl Progress {
+    /// A loop under this name; forgotten when the beat is dropped.
+    pub fn register(&self, name: impl Into<String>) -> Beat {
+        let beat = Beat { name: name.into(), progress: self.clone() };
+        beat.beat();
+        beat
+    }
+
+    /// The loops that have not come round for `limit`, with how long.
+    pub fn stalled(&self, limit: Duration) -> Vec<(String, Duration)> {
+        let beats = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let stalled = beats.iter().map(|(name, at)| (name.clone(), at.elapsed()));
+        stalled.filter(|(_, age)| *age > limit).collect()
+    }
+}
+
+/// A loop's sign of life.
+pub struct Beat {
+    name: String,
+    progress: Progress,
+}
+
+impl Beat {
+    pub fn beat(&self) {
+        let mut beats = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match beats.get_mut(&self.name) {
+            Some(at) => *at = Instant::now(),
+            None => drop(beats.insert(self.name.clone(), Instant::now())),
+        }
+    }
+
+    /// Waits for `future` and beats meanwhile: for waits that may be long because there is nothing to do.
+    pub async fn idle<T>(&self, future: impl Future<Output = T>) -> T {
+        tokio::pin!(future);
+        loop {
+            tokio::select! {
+                done = &mut future => { self.beat(); return done; }
+                () = tokio::time::sleep(Duration::from_secs(1)) => self.beat(),
+            }
+        }
+    }
+}
+
+impl Drop for Beat {
+    fn drop(&mut self) {
+        let mut beats = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+        beats.remove(&self.name);
+    }
+}

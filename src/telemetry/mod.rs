@@ -1,0 +1,2 @@
+//! Logs and metrics.
+pub mod metrics;

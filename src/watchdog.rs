@@ -1,0 +1,1 @@
+//! Watchdog: what ran out of time.

@@ -1,0 +1,1 @@
+//! The quick tests: everything that needs no more than a redis-server and SQLite.
