@@ -1,1 +1,883 @@
-//! The queue in Redis.
+//! The queue in Redis: which task waits, who holds it until when, who was credited. Everything that moves a task is one atomic script of
+//! `lua/`; this module names the keys, calls the scripts and combines callers. Nothing above it knows Lua.
+
+mod combiner;
+pub mod keys;
+pub mod scripts;
+mod wakes;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use redis::{RedisError, Value, aio::ConnectionManager};
+use tokio::sync::mpsc;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+pub use self::wakes::{Waiter, Wakes};
+use self::{combiner::Combiner, keys::ShardKeys, scripts::Script};
+use crate::{
+    model::{LeaseToken, Offset, QueueName, ShardId, TaskId, WorkerName},
+    redis_pool::Redis,
+    telemetry::metrics,
+};
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The shard was never opened, or Redis lost it.
+    #[error("the shard has no generation in Redis")]
+    NoGeneration,
+    #[error("too many callers wait for the queue")]
+    Busy,
+    #[error("the process is stopping")]
+    Stopped,
+    /// A script answered something else than its contract says.
+    #[error("unexpected answer of Redis: {0}")]
+    Answer(String),
+    #[error(transparent)]
+    Redis(RedisError),
+}
+
+impl From<RedisError> for Error {
+    fn from(error: RedisError) -> Self {
+        if error.code() == Some("NOGEN") { Self::NoGeneration } else { Self::Redis(error) }
+    }
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Elements that one claim looks at, at most, before it answers `more`.
+const SCAN_BUDGET: usize = 2000;
+/// Tasks and requests in one script call, at most: far below what Lua's stack holds.
+const MAX_COMBINED: usize = 1000;
+
+/// Entries in a shard's outbox at which claims and expiries pause.
+pub const OUTBOX_FULL: usize = 10_000;
+
+/// A task to enqueue, as it stood on `pipeline`.
+#[derive(Clone, Debug)]
+pub struct EnqueueTask {
+    pub offset: Offset,
+    pub id: TaskId,
+    pub replicas: u32,
+    /// 0: at once.
+    pub not_before_unix_ms: i64,
+    /// Of `model::body_blob`.
+    pub body: Bytes,
+    /// Workers that SQL has credited already.
+    pub credited: Vec<String>,
+}
+
+/// Tasks of one shard, in the order of the partition.
+#[derive(Clone, Debug)]
+pub struct Enqueue<'a> {
+    pub topic_generation: &'a str,
+    /// The record of this queue that was enqueued before these, if this reader knows it.
+    pub predecessor: Option<Offset>,
+    /// How far the partition was read for this queue when all of these are dealt with.
+    pub upto: Offset,
+    pub tasks: &'a [EnqueueTask],
+    pub high_water_tasks: u64,
+    pub high_water_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Enqueued {
+    /// So many of the tasks were dealt with, in order; the queue is full for the next one, if there is one.
+    Done { dealt_with: usize, added: usize },
+    /// Redis fell back behind the predecessor: read the partition again from behind this.
+    Behind(Option<Offset>),
+}
+
+/// What a worker asks of one shard.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    pub worker: WorkerName,
+    pub max_tasks: usize,
+    pub max_bytes: usize,
+    /// Instead of the tasks' own.
+    pub lease: Option<Duration>,
+}
+
+/// One lease.
+#[derive(Clone, Debug)]
+pub struct Leased {
+    pub id: TaskId,
+    pub token: LeaseToken,
+    /// Of `model::body_blob`.
+    pub body: Bytes,
+    pub attempt: u32,
+    pub expires_unix_ms: i64,
+}
+
+/// What a claim got. Dropped before [`Granted::deliver`], it gives its leases back at no cost: nobody has seen them.
+#[derive(Debug)]
+pub struct Granted {
+    tasks: Vec<Leased>,
+    worker: WorkerName,
+    /// The scan ended at its bound: ask again before waiting.
+    pub more: bool,
+    release: mpsc::UnboundedSender<(ShardId, Vec<HandBack>)>,
+}
+
+impl Granted {
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.tasks.iter().map(|task| task.body.len()).sum()
+    }
+
+    /// From now on the worker is taken to have them.
+    pub fn deliver(mut self) -> Vec<Leased> {
+        std::mem::take(&mut self.tasks)
+    }
+}
+
+impl Drop for Granted {
+    fn drop(&mut self) {
+        let mut by_shard: HashMap<ShardId, Vec<HandBack>> = HashMap::new();
+        for task in self.tasks.drain(..) {
+            let shard = task.token.shard.clone();
+            let how = How::Release;
+            let back =
+                HandBack { id: task.id, token: task.token, worker: self.worker.clone(), how, reason: String::new() };
+            by_shard.entry(shard).or_default().push(back);
+        }
+        for back in by_shard {
+            // The receiver is gone only when the process ends; the leases run out then.
+            drop(self.release.send(back));
+        }
+    }
+}
+
+/// A completion of one task.
+#[derive(Clone, Debug)]
+pub struct Completion {
+    pub id: TaskId,
+    pub token: LeaseToken,
+    pub worker: WorkerName,
+    /// An encoded `pb::Report`; the time is added when it is forwarded.
+    pub report: Bytes,
+}
+
+/// How a lease is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// One failure; again after the backoff, or after this.
+    Retry(Option<Duration>),
+    /// As many failures as one replica may have.
+    Never,
+    /// No failure: the worker never got it. Offered again at once.
+    Release,
+}
+
+/// A lease that is given back.
+#[derive(Clone, Debug)]
+pub struct HandBack {
+    pub id: TaskId,
+    pub token: LeaseToken,
+    pub worker: WorkerName,
+    pub how: How,
+    pub reason: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct Extension {
+    pub id: TaskId,
+    pub token: LeaseToken,
+    pub worker: WorkerName,
+    pub by: Duration,
+}
+
+/// The scripts' answer to one item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    Ok,
+    /// OK, and it had been before: nothing was changed.
+    Repeat,
+    LeaseLost,
+    AlreadyCompleted,
+    UnknownTask,
+    Cancelled,
+}
+
+impl Code {
+    fn from_number(number: i64) -> Result<Self> {
+        Ok(match number {
+            1 => Self::Ok,
+            2 => Self::Repeat,
+            3 => Self::LeaseLost,
+            4 => Self::AlreadyCompleted,
+            5 => Self::UnknownTask,
+            6 => Self::Cancelled,
+            other => return Err(Error::Answer(format!("code {other}"))),
+        })
+    }
+}
+
+/// What the watchdog's step did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expired {
+    pub expired: u64,
+    pub dead: u64,
+    pub more: bool,
+    pub next_unix_ms: Option<i64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Promoted {
+    pub promoted: u64,
+    pub more: bool,
+    pub next_unix_ms: Option<i64>,
+}
+
+/// How a shard stands; see `lua/stats.lua`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Tasks with something left to hand out.
+    pub open: u64,
+    pub leases: u64,
+    pub delayed: u64,
+    pub live: u64,
+    pub waiting_bytes: u64,
+    pub outbox: u64,
+    pub finals: u64,
+    pub oldest_created_unix_ms: Option<i64>,
+    pub ahead: u64,
+}
+
+/// A record as `lua/inspect.lua` shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inspected {
+    pub status: RecordStatus,
+    pub replicas: u32,
+    pub credited: u32,
+    pub held: u32,
+    pub failures: u32,
+    pub waiting: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordStatus {
+    Live,
+    Completed,
+    Dead,
+    Cancelled,
+}
+
+/// An entry of a shard's outbox.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutboxEntry {
+    /// The stream's id.
+    pub id: String,
+    pub at_unix_ms: i64,
+    pub event: Event,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Encoded `pb::Report`s without their time.
+    Completed(Vec<Bytes>),
+    Expired {
+        id: TaskId,
+        worker: String,
+        attempts: u32,
+        dead: bool,
+    },
+    Died {
+        id: TaskId,
+        attempts: u32,
+        reason: String,
+    },
+}
+
+/// One shard of a queue.
+pub struct Shard {
+    pub id: ShardId,
+    claims: Arc<Combiner<Claim, Granted>>,
+    completions: Arc<Combiner<Completion, Code>>,
+}
+
+/// The queue. Cheap to clone.
+#[derive(Clone)]
+pub struct Queue(Arc<Inner>);
+
+struct Inner {
+    redis: Redis,
+    wakes: Arc<Wakes>,
+    shards: RwLock<HashMap<QueueName, Vec<Arc<Shard>>>>,
+    release: mpsc::UnboundedSender<(ShardId, Vec<HandBack>)>,
+    released: std::sync::Mutex<Option<mpsc::UnboundedReceiver<(ShardId, Vec<HandBack>)>>>,
+    /// Calls under way.
+    calls: TaskTracker,
+}
+
+impl Queue {
+    pub fn new(redis: Redis) -> Self {
+        let (release, released) = mpsc::unbounded_channel();
+        Self(Arc::new(Inner {
+            redis,
+            wakes: Arc::default(),
+            shards: RwLock::default(),
+            release,
+            released: std::sync::Mutex::new(Some(released)),
+            calls: TaskTracker::new(),
+        }))
+    }
+
+    pub fn wakes(&self) -> &Arc<Wakes> {
+        &self.0.wakes
+    }
+
+    /// Listens for wakes until the stop.
+    pub async fn listen(&self, stop: &CancellationToken) -> Result<()> {
+        Ok(self.0.wakes.listen(&self.0.redis, stop).await?)
+    }
+
+    /// Gives back what could not be delivered, until the stop and then what is left. Runs once per process.
+    pub async fn give_back_undelivered(&self, stop: &CancellationToken) {
+        let Some(mut released) = self.0.released.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        loop {
+            let next = tokio::select! {
+                next = released.recv() => next,
+                () = stop.cancelled() => released.try_recv().ok(),
+            };
+            let Some((shard, items)) = next else { return };
+            // At an error the leases run out by themselves: later, and counted as a failure.
+            if let Err(error) = self.hand_back(&shard, &items, &[Duration::ZERO]).await {
+                tracing::warn!(%shard, "could not give back {} undelivered leases of {shard}: {error}", items.len());
+            }
+        }
+    }
+
+    /// Waits for the calls under way.
+    pub async fn drained(&self) {
+        self.0.calls.close();
+        self.0.calls.wait().await;
+    }
+
+    // --- shards
+
+    /// The known shards of a queue; none when nobody ever put a task in.
+    pub fn shards_of(&self, queue: &QueueName) -> Vec<Arc<Shard>> {
+        let shards = self.0.shards.read().unwrap_or_else(PoisonError::into_inner);
+        shards.get(queue).cloned().unwrap_or_default()
+    }
+
+    /// All known shards, by queue and number.
+    pub fn shards(&self) -> Vec<ShardId> {
+        let shards = self.0.shards.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = shards.values().flatten().map(|shard| shard.id.clone()).collect();
+        all.sort();
+        all
+    }
+
+    /// Makes a shard known to this process.
+    pub fn add_shard(&self, id: &ShardId) {
+        let mut shards = self.0.shards.write().unwrap_or_else(PoisonError::into_inner);
+        let of_queue = shards.entry(id.queue.clone()).or_default();
+        if of_queue.iter().all(|shard| shard.id != *id) {
+            of_queue.push(self.make_shard(id));
+            of_queue.sort_by_key(|shard| shard.id.number);
+        }
+    }
+
+    pub fn knows(&self, id: &ShardId) -> bool {
+        let shards = self.0.shards.read().unwrap_or_else(PoisonError::into_inner);
+        shards.get(&id.queue).is_some_and(|shards| shards.iter().any(|shard| shard.id == *id))
+    }
+
+    fn make_shard(&self, id: &ShardId) -> Arc<Shard> {
+        let keys = ShardKeys::new(self.0.redis.prefix(), id);
+        let caller = || (self.0.redis.conn(), keys.clone(), id.clone());
+        let (conn, claim_keys, shard) = caller();
+        let release = self.0.release.clone();
+        let claims = Combiner::new(MAX_COMBINED, self.0.calls.clone(), move |requests: Vec<Claim>| {
+            claim(conn.clone(), claim_keys.clone(), shard.clone(), release.clone(), requests)
+        });
+        let (conn, complete_keys, _) = caller();
+        let completions = Combiner::new(MAX_COMBINED, self.0.calls.clone(), move |items: Vec<Completion>| {
+            complete(conn.clone(), complete_keys.clone(), items)
+        });
+        Arc::new(Shard { id: id.clone(), claims, completions })
+    }
+
+    fn keys(&self, shard: &ShardId) -> ShardKeys {
+        ShardKeys::new(self.0.redis.prefix(), shard)
+    }
+
+    /// The number of the shard's life in Redis; `None`: never opened, or lost.
+    pub async fn generation(&self, shard: &ShardId) -> Result<Option<u64>> {
+        let keys = self.keys(shard);
+        Ok(redis::cmd("GET").arg(keys.generation()).query_async(&mut self.0.redis.conn()).await?)
+    }
+
+    /// Gives a shard that has no generation one, in one step with an empty state: records of `pipeline` up to `offset` count as enqueued.
+    /// What stands in its outbox stays. Does nothing when the shard has a generation.
+    pub async fn open_shard(
+        &self,
+        shard: &ShardId,
+        life: u64,
+        topic_generation: &str,
+        offset: Option<Offset>,
+    ) -> Result<()> {
+        if self.generation(shard).await?.is_some() {
+            return Ok(());
+        }
+        let keys = self.keys(shard);
+        let mut pipe = redis::pipe();
+        pipe.atomic();
+        for key in keys.all().iter().filter(|key| *key != keys.outbox()) {
+            pipe.del(key).ignore();
+        }
+        if let Some(offset) = offset {
+            pipe.set(keys.offset(), format!("{topic_generation}/{offset}")).ignore();
+        }
+        pipe.set(keys.generation(), life).ignore();
+        Ok(pipe.query_async(&mut self.0.redis.conn()).await?)
+    }
+
+    // --- the scripts
+
+    async fn call(
+        &self,
+        script: &'static Script,
+        shard: &ShardId,
+        args: impl FnOnce(&mut scripts::Call),
+    ) -> Result<Value> {
+        let mut call = script.on(&self.keys(shard), None);
+        args(&mut call);
+        run(script, &call, &mut self.0.redis.conn()).await
+    }
+
+    fn wake_channel(&self) -> String {
+        keys::wake_channel(self.0.redis.prefix())
+    }
+
+    pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
+        let value = self
+            .call(&scripts::ENQUEUE, shard, |call| {
+                call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(batch.topic_generation);
+                call.arg(batch.predecessor.map(|p| p.to_string()).unwrap_or_default()).arg(batch.upto.to_string());
+                call.arg(batch.high_water_tasks).arg(batch.high_water_bytes);
+                for task in batch.tasks {
+                    call.arg(task.offset.to_string()).arg(task.id.as_bytes()).arg(task.replicas);
+                    call.arg(task.not_before_unix_ms).arg(&task.body[..]).arg(packed_strings(&task.credited));
+                }
+            })
+            .await?;
+        let mut answer = items(value)?.into_iter();
+        match text(answer.next())?.as_str() {
+            "ok" => Ok(Enqueued::Done { dealt_with: number(answer.next())?, added: number(answer.next())? }),
+            _ => Ok(Enqueued::Behind(text(answer.next())?.parse().ok())),
+        }
+    }
+
+    /// Leases tasks of the shard to the worker. A shard that Redis lost has nothing.
+    pub async fn claim(&self, shard: &Shard, claim: Claim) -> Result<Granted> {
+        let (weight, worker) = (claim.max_tasks, claim.worker.clone());
+        match shard.claims.call(claim, weight).await {
+            Err(Error::NoGeneration) => {
+                Ok(Granted { tasks: Vec::new(), worker, more: false, release: self.0.release.clone() })
+            }
+            other => other,
+        }
+    }
+
+    /// Credits the worker. When it answers `Ok`, the report is as durable as Redis.
+    pub async fn complete(&self, completion: Completion) -> Result<Code> {
+        let shard = completion.token.shard.clone();
+        let known = self.shards_of(&shard.queue).into_iter().find(|known| known.id == shard);
+        let answer = match known {
+            Some(shard) => shard.completions.call(completion, 1).await,
+            // Another process may know the shard; a token that was made up finds nothing.
+            None => complete(self.0.redis.conn(), self.keys(&shard), vec![completion]).await.map(|codes| codes[0]),
+        };
+        lost_without_generation(answer, || Code::LeaseLost)
+    }
+
+    /// Gives leases of one shard back; answers per item, and whether the task is dead now.
+    pub async fn hand_back(
+        &self,
+        shard: &ShardId,
+        back: &[HandBack],
+        backoff: &[Duration],
+    ) -> Result<Vec<(Code, bool)>> {
+        let answer = self
+            .call(&scripts::REJECT, shard, |call| {
+                call.arg(seed()).arg(self.wake_channel()).arg(shard.queue.as_str()).arg(packed_ms(backoff));
+                for item in back {
+                    let (mode, delay) = match item.how {
+                        How::Retry(None) => ("retry", String::new()),
+                        How::Retry(Some(delay)) => ("retry", delay.as_millis().to_string()),
+                        How::Never => ("never", String::new()),
+                        How::Release => ("release", String::new()),
+                    };
+                    call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
+                    call.arg(item.worker.as_str()).arg(mode).arg(delay).arg(item.reason.as_str());
+                }
+            })
+            .await
+            .and_then(|value| pairs(value, back.len()));
+        let lost = || vec![(Code::LeaseLost, 0); back.len()];
+        let answers = lost_without_generation(answer, lost)?;
+        Ok(answers.into_iter().map(|(code, dead)| (code, dead != 0)).collect())
+    }
+
+    /// Extends leases of one shard; answers per item, and the new deadline in unix ms.
+    pub async fn extend(&self, shard: &ShardId, extensions: &[Extension]) -> Result<Vec<(Code, i64)>> {
+        let answer = self
+            .call(&scripts::EXTEND, shard, |call| {
+                for item in extensions {
+                    let by = u64::try_from(item.by.as_millis()).unwrap_or(u64::MAX);
+                    call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
+                    call.arg(item.worker.as_str()).arg(by);
+                }
+            })
+            .await
+            .and_then(|value| pairs(value, extensions.len()));
+        lost_without_generation(answer, || vec![(Code::LeaseLost, 0); extensions.len()])
+    }
+
+    pub async fn expire(&self, shard: &ShardId, most: usize, backoff: &[Duration]) -> Result<Expired> {
+        let value = self
+            .call(&scripts::EXPIRE, shard, |call| {
+                call.arg(seed()).arg(self.wake_channel()).arg(shard.queue.as_str()).arg(packed_ms(backoff));
+                call.arg(most).arg(OUTBOX_FULL);
+            })
+            .await?;
+        let n = numbers(value, 4)?;
+        let next_unix_ms = (n[3] >= 0).then_some(n[3]);
+        Ok(Expired { expired: unsigned(n[0]), dead: unsigned(n[1]), more: n[2] != 0, next_unix_ms })
+    }
+
+    pub async fn promote(&self, shard: &ShardId, most: usize) -> Result<Promoted> {
+        let value = self
+            .call(&scripts::PROMOTE, shard, |call| {
+                call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(most);
+            })
+            .await?;
+        let n = numbers(value, 3)?;
+        Ok(Promoted { promoted: unsigned(n[0]), more: n[1] != 0, next_unix_ms: (n[2] >= 0).then_some(n[2]) })
+    }
+
+    /// Drops what is spent; answers how many elements left or moved.
+    pub async fn sweep(&self, shard: &ShardId, most: usize) -> Result<u64> {
+        let value = self
+            .call(&scripts::SWEEP, shard, |call| {
+                call.arg(most);
+            })
+            .await?;
+        number(Some(value))
+    }
+
+    pub async fn stats(&self, shard: &ShardId) -> Result<Stats> {
+        let n = numbers(self.call(&scripts::STATS, shard, |_| {}).await?, 9)?;
+        Ok(Stats {
+            open: unsigned(n[0]),
+            leases: unsigned(n[1]),
+            delayed: unsigned(n[2]),
+            live: unsigned(n[3]),
+            waiting_bytes: unsigned(n[4]),
+            outbox: unsigned(n[5]),
+            finals: unsigned(n[6]),
+            oldest_created_unix_ms: (n[7] >= 0).then_some(n[7]),
+            ahead: unsigned(n[8]),
+        })
+    }
+
+    /// The shard's stored offset with its topic generation, and each task's record.
+    pub async fn inspect(
+        &self,
+        shard: &ShardId,
+        ids: &[TaskId],
+    ) -> Result<(Option<(String, Offset)>, Vec<Option<Inspected>>)> {
+        let value = self
+            .call(&scripts::INSPECT, shard, |call| {
+                for id in ids {
+                    call.arg(id.as_bytes());
+                }
+            })
+            .await?;
+        let mut answer = items(value)?.into_iter();
+        let stored = text(answer.next())?;
+        let offset = stored.rsplit_once('/').and_then(|(topic, at)| Some((topic.to_owned(), at.parse().ok()?)));
+        let records = answer.map(inspected).collect::<Result<Vec<_>>>()?;
+        if records.len() != ids.len() {
+            return Err(Error::Answer(format!("{} records for {} ids", records.len(), ids.len())));
+        }
+        Ok((offset, records))
+    }
+
+    /// Final records older than `grace`, the earliest first.
+    pub async fn finals(&self, shard: &ShardId, grace: Duration, most: usize) -> Result<Vec<TaskId>> {
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        let value = self
+            .call(&scripts::FINALS, shard, |call| {
+                call.arg(grace_ms).arg(most);
+            })
+            .await?;
+        items(value)?.into_iter().map(|id| task_id(Some(id))).collect()
+    }
+
+    /// Forgets those that are settled (`true`), in the order of [`Queue::finals`].
+    pub async fn forget(&self, shard: &ShardId, settled: &[(TaskId, bool)]) -> Result<u64> {
+        let value = self
+            .call(&scripts::FORGET, shard, |call| {
+                for (id, is_settled) in settled {
+                    call.arg(id.as_bytes()).arg(u8::from(*is_settled));
+                }
+            })
+            .await?;
+        number(Some(value))
+    }
+
+    /// The first entries of the shard's outbox.
+    pub async fn outbox(&self, shard: &ShardId, most: usize) -> Result<Vec<OutboxEntry>> {
+        let keys = self.keys(shard);
+        let mut command = redis::cmd("XRANGE");
+        command.arg(keys.outbox()).arg("-").arg("+").arg("COUNT").arg(most);
+        let value: Value = command.query_async(&mut self.0.redis.conn()).await?;
+        items(value)?.into_iter().map(outbox_entry).collect()
+    }
+
+    /// Removes entries that stand on the bus now; answers how many are left.
+    pub async fn forwarded(&self, shard: &ShardId, entries: &[String]) -> Result<usize> {
+        let value = self
+            .call(&scripts::FORWARDED, shard, |call| {
+                call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(OUTBOX_FULL).arg(entries);
+            })
+            .await?;
+        number(Some(value))
+    }
+
+    /// Remembers whose tasks this Redis holds; answers whose they are.
+    pub async fn belongs_to(&self, store_id: &str) -> Result<String> {
+        let key = keys::store_id(self.0.redis.prefix());
+        let mut pipe = redis::pipe();
+        pipe.atomic().set_nx(&key, store_id).ignore().get(&key);
+        let (owner,): (String,) = pipe.query_async(&mut self.0.redis.conn()).await?;
+        Ok(owner)
+    }
+}
+
+async fn run(script: &'static Script, call: &scripts::Call, conn: &mut ConnectionManager) -> Result<Value> {
+    let started = std::time::Instant::now();
+    let answer = call.run(conn).await;
+    metrics::redis_script(script.name, started.elapsed());
+    Ok(answer?)
+}
+
+async fn claim(
+    mut conn: ConnectionManager,
+    keys: ShardKeys,
+    shard: ShardId,
+    release: mpsc::UnboundedSender<(ShardId, Vec<HandBack>)>,
+    requests: Vec<Claim>,
+) -> Result<Vec<Granted>> {
+    let mut call = scripts::CLAIM.on(&keys, None);
+    call.arg(SCAN_BUDGET).arg(OUTBOX_FULL);
+    for request in &requests {
+        let lease_ms = request.lease.map_or(0, |lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
+        call.arg(request.worker.as_str()).arg(request.max_tasks).arg(request.max_bytes).arg(lease_ms);
+    }
+    metrics::redis_combined("claim", requests.len());
+    let mut answer = items(run(&scripts::CLAIM, &call, &mut conn).await?)?.into_iter();
+    let generation = number(answer.next())?;
+    let paused = number::<u8>(answer.next())? == 1;
+    let mut granted = Vec::with_capacity(requests.len());
+    for request in requests {
+        let mut one = Granted { tasks: Vec::new(), worker: request.worker, more: false, release: release.clone() };
+        if !paused {
+            let mut parts =
+                items(answer.next().ok_or_else(|| Error::Answer("a claim is missing".into()))?)?.into_iter();
+            let grant = number(parts.next())?;
+            one.more = number::<u8>(parts.next())? == 1;
+            for task in parts {
+                let mut fields = items(task)?.into_iter();
+                one.tasks.push(Leased {
+                    id: task_id(fields.next())?,
+                    token: LeaseToken { shard: shard.clone(), generation, grant },
+                    body: bytes(fields.next())?,
+                    attempt: number(fields.next())?,
+                    expires_unix_ms: number(fields.next())?,
+                });
+            }
+        }
+        granted.push(one);
+    }
+    Ok(granted)
+}
+
+async fn complete(mut conn: ConnectionManager, keys: ShardKeys, completions: Vec<Completion>) -> Result<Vec<Code>> {
+    let mut call = scripts::COMPLETE.on(&keys, None);
+    for item in &completions {
+        call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
+        call.arg(item.worker.as_str()).arg(&item.report[..]);
+    }
+    metrics::redis_combined("complete", completions.len());
+    let answer = items(run(&scripts::COMPLETE, &call, &mut conn).await?)?;
+    if answer.len() != completions.len() {
+        return Err(Error::Answer(format!("{} codes for {} completions", answer.len(), completions.len())));
+    }
+    answer.into_iter().map(|code| Code::from_number(number(Some(code))?)).collect()
+}
+
+/// A lease cannot outlive its shard: where Redis lost the shard, every token is void.
+fn lost_without_generation<T>(answer: Result<T>, lost: impl FnOnce() -> T) -> Result<T> {
+    match answer {
+        Err(Error::NoGeneration) => Ok(lost()),
+        other => other,
+    }
+}
+
+/// A new seed for each call: Redis gives every script run the same one.
+fn seed() -> u32 {
+    uuid::Uuid::new_v4().as_fields().0 >> 1
+}
+
+/// A msgpack array of texts, '' when there are none. As *str*: Redis's cmsgpack cannot read *bin*.
+fn packed_strings(texts: &[String]) -> Vec<u8> {
+    let mut packed = Vec::new();
+    if texts.is_empty() {
+        return packed;
+    }
+    // Writing to a Vec does not fail.
+    drop(rmp::encode::write_array_len(&mut packed, u32::try_from(texts.len()).unwrap_or(u32::MAX)));
+    texts.iter().for_each(|text| drop(rmp::encode::write_str(&mut packed, text)));
+    packed
+}
+
+fn packed_ms(durations: &[Duration]) -> Vec<u8> {
+    let mut packed = Vec::new();
+    drop(rmp::encode::write_array_len(&mut packed, u32::try_from(durations.len()).unwrap_or(u32::MAX)));
+    for duration in durations {
+        let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        drop(rmp::encode::write_uint(&mut packed, ms));
+    }
+    packed
+}
+
+// --- reading answers
+
+fn items(value: Value) -> Result<Vec<Value>> {
+    match value {
+        Value::Array(items) => Ok(items),
+        other => Err(Error::Answer(format!("{other:?} where a list should be"))),
+    }
+}
+
+fn bytes(value: Option<Value>) -> Result<Bytes> {
+    match value {
+        Some(Value::BulkString(bytes)) => Ok(bytes.into()),
+        other => Err(Error::Answer(format!("{other:?} where bytes should be"))),
+    }
+}
+
+fn text(value: Option<Value>) -> Result<String> {
+    match value {
+        Some(Value::SimpleString(text)) => Ok(text),
+        other => String::from_utf8(bytes(other)?.to_vec()).map_err(|e| Error::Answer(e.to_string())),
+    }
+}
+
+fn number<T: TryFrom<i64>>(value: Option<Value>) -> Result<T> {
+    let number = match value {
+        Some(Value::Int(number)) => number,
+        other => {
+            let text = text(other)?;
+            text.parse().map_err(|_| Error::Answer(format!("{text:?} where a number should be")))?
+        }
+    };
+    T::try_from(number).map_err(|_| Error::Answer(format!("number {number} is out of range")))
+}
+
+fn numbers(value: Value, count: usize) -> Result<Vec<i64>> {
+    let numbers = items(value)?.into_iter().map(|n| number(Some(n))).collect::<Result<Vec<i64>>>()?;
+    if numbers.len() != count {
+        return Err(Error::Answer(format!("{} numbers instead of {count}", numbers.len())));
+    }
+    Ok(numbers)
+}
+
+fn unsigned(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}
+
+fn pairs(value: Value, count: usize) -> Result<Vec<(Code, i64)>> {
+    let answers = items(value)?;
+    if answers.len() != count {
+        return Err(Error::Answer(format!("{} answers to {count} items", answers.len())));
+    }
+    answers.into_iter().map(|pair| numbers(pair, 2).and_then(|n| Ok((Code::from_number(n[0])?, n[1])))).collect()
+}
+
+fn task_id(value: Option<Value>) -> Result<TaskId> {
+    TaskId::from_slice(&bytes(value)?).ok_or_else(|| Error::Answer("an id that has not 16 bytes".into()))
+}
+
+fn inspected(value: Value) -> Result<Option<Inspected>> {
+    if matches!(value, Value::Int(0)) {
+        return Ok(None);
+    }
+    let mut fields = items(value)?.into_iter();
+    let status = match text(fields.next())?.as_str() {
+        "L" => RecordStatus::Live,
+        "F" => RecordStatus::Completed,
+        "D" => RecordStatus::Dead,
+        "X" => RecordStatus::Cancelled,
+        other => return Err(Error::Answer(format!("record status {other:?}"))),
+    };
+    let mut next = || number(fields.next());
+    Ok(Some(Inspected {
+        status,
+        replicas: next()?,
+        credited: next()?,
+        held: next()?,
+        failures: next()?,
+        waiting: next()?,
+    }))
+}
+
+fn outbox_entry(value: Value) -> Result<OutboxEntry> {
+    let mut entry = items(value)?.into_iter();
+    let id = text(entry.next())?;
+    let at_unix_ms = id.split('-').next().and_then(|ms| ms.parse().ok()).unwrap_or(0);
+    let fields = items(entry.next().ok_or_else(|| Error::Answer("an entry without fields".into()))?)?;
+    let mut fields = fields.into_iter();
+    let (mut completed, mut by_name) = (Vec::new(), HashMap::new());
+    while let (Some(name), Some(value)) = (fields.next(), fields.next()) {
+        match text(Some(name))?.as_str() {
+            "c" => completed.push(bytes(Some(value))?),
+            name => drop(by_name.insert(name.to_owned(), value)),
+        }
+    }
+    let mut take = |name: &str| by_name.remove(name);
+    let event = if !completed.is_empty() {
+        Event::Completed(completed)
+    } else if let Some(id) = take("d") {
+        Event::Died { id: task_id(Some(id))?, attempts: number(take("a"))?, reason: lossy(take("r"))? }
+    } else {
+        let id = task_id(take("x"))?;
+        Event::Expired {
+            id,
+            worker: lossy(take("w"))?,
+            attempts: number(take("a"))?,
+            dead: number::<u8>(take("e"))? == 1,
+        }
+    };
+    Ok(OutboxEntry { id, at_unix_ms, event })
+}
+
+fn lossy(value: Option<Value>) -> Result<String> {
+    Ok(String::from_utf8_lossy(&bytes(value)?).into_owned())
+}

@@ -1,0 +1,114 @@
+-- Puts tasks from `pipeline` into the shard and stores how far it has read, in one step: so each record is enqueued exactly once, whoever
+-- reads it again. A task whose record exists, live or final, is ignored: the bus may carry it twice, at different offsets.
+--
+-- ARGV[2] wake channel   ARGV[3] queue   ARGV[4] topic generation
+-- ARGV[5] offset of the record of this queue that the caller enqueued last ('' unknown): refuses when the stored offset is behind it
+-- ARGV[6] offset to store when every task was dealt with   ARGV[7] high water in tasks   ARGV[8] in bytes
+-- then per task, in the order of the partition, 6 values:
+--   offset, id, NUM, not_before (ms, 0 at once), body, credited workers as msgpack array ('' none)
+-- Returns {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
+--       | {'ok', dealt with, added, known}: when fewer were dealt with than given, the queue is full at the next one
+local function parse(offset)
+  local major, minor = string.match(offset, '^(%d+)%-(%d+)$')
+  return tonumber(major), tonumber(minor)
+end
+local function at_or_before(a_major, a_minor, b_major, b_minor)
+  return a_major < b_major or (a_major == b_major and a_minor <= b_minor)
+end
+
+local topic = ARGV[4]
+local stored_major, stored_minor = -1, 0
+local stored = redis.call('GET', OFFSET)
+if stored and string.sub(stored, 1, #topic + 1) == topic .. '/' then
+  stored = string.sub(stored, #topic + 2)
+  stored_major, stored_minor = parse(stored)
+else
+  stored = ''
+end
+if ARGV[5] ~= '' then
+  local major, minor = parse(ARGV[5])
+  if not at_or_before(major, minor, stored_major, stored_minor) then return {'behind', stored} end
+end
+
+-- Full is what the foremost worker still has ahead: a slow one must not starve the others.
+local ahead = redis.call('ZCARD', DELAY)
+for lane = 1, 6 do
+  local length = redis.call('LLEN', T(lane))
+  if length > 0 then
+    local gone = tonumber(redis.call('GET', C(lane)) or 0)
+    local front = tonumber(redis.call('HGET', META, 'f' .. lane) or 0)
+    ahead = ahead + math.min(length, length + gone - front)
+  end
+end
+local meta = redis.call('HMGET', META, 'bytes', 'big')
+local bytes, big = tonumber(meta[1] or 0), tonumber(meta[2] or 0)
+local high_tasks, high_bytes = tonumber(ARGV[7]), tonumber(ARGV[8])
+
+local ids = {}
+for a = 9, #ARGV, 6 do ids[#ids + 1] = ARGV[a + 1] end
+local records = hmget(REC, ids)
+
+local seen, record_args, body_args, delay_args, elements = {}, {}, {}, {}, {{}, {}, {}, {}, {}, {}}
+local done, added, known, opened, added_bytes, biggest = 0, 0, 0, 0, 0, big
+local last_major, last_minor = stored_major, stored_minor
+for i, id in ipairs(ids) do
+  local a = 9 + (i - 1) * 6
+  local major, minor = parse(ARGV[a])
+  if at_or_before(major, minor, stored_major, stored_minor) then
+    known = known + 1
+  elseif records[i] or seen[id] then
+    known = known + 1
+    last_major, last_minor = major, minor
+  else
+    if ahead >= high_tasks or bytes >= high_bytes then break end
+    local num, not_before, body = tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), ARGV[a + 4]
+    local credited = {}
+    if ARGV[a + 5] ~= '' then
+      for _, worker in ipairs(cmsgpack.unpack(ARGV[a + 5])) do
+        credited[#credited + 1] = worker
+        credited[#credited + 1] = '0'
+      end
+    end
+    local t = {'L', num, 0, 0, credited, {}, 0}
+    if left(t) > 0 then
+      seen[id] = true
+      local lane = lane_of(string.byte(body), false)
+      if not_before > now then
+        t[WAIT] = left(t)
+        delay_args[#delay_args + 1] = not_before
+        delay_args[#delay_args + 1] = id
+      else
+        table.insert(elements[lane], element(num, #credited / 2, id))
+        opened = opened + 1
+      end
+      table.insert(record_args, id)
+      table.insert(record_args, save(t))
+      table.insert(body_args, id)
+      table.insert(body_args, body)
+      added, ahead, bytes, added_bytes = added + 1, ahead + 1, bytes + #body, added_bytes + #body
+      biggest = math.max(biggest, #body)
+    else
+      known = known + 1
+    end
+    last_major, last_minor = major, minor
+  end
+  done = done + 1
+end
+
+call_all('HSET', BODY, body_args)
+call_all('HSET', REC, record_args)
+call_all('ZADD', DELAY, delay_args)
+for lane = 1, 6 do call_all('LPUSH', T(lane), elements[lane]) end
+count('open', opened)
+count('live', added)
+count('bytes', added_bytes)
+if biggest > big then redis.call('HSET', META, 'big', biggest) end
+if done == #ids and ARGV[6] ~= '' then
+  local major, minor = parse(ARGV[6])
+  if not at_or_before(major, minor, last_major, last_minor) then last_major, last_minor = major, minor end
+end
+if not at_or_before(last_major, last_minor, stored_major, stored_minor) then
+  redis.call('SET', OFFSET, string.format('%s/%.0f-%.0f', topic, last_major, last_minor))
+end
+if opened > 0 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
+return {'ok', done, added, known}

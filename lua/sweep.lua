@@ -1,0 +1,46 @@
+-- Keeps lanes short: drops spent elements at the tail, and when spent elements outweigh the tasks that have something left, moves live
+-- elements that are stuck at the tail to the head, so that the spent ones behind them can leave. Who had passed them sees them again; the
+-- records refuse. Drops pointers that the tail has overtaken.
+--
+-- ARGV[2] elements per lane to look at, at most
+-- Returns how many elements left or moved
+local most = tonumber(ARGV[2])
+local lengths, total = {}, 0
+for lane = 1, 6 do
+  lengths[lane] = redis.call('LLEN', T(lane))
+  total = total + lengths[lane]
+end
+local open = tonumber(redis.call('HGET', META, 'open') or 0)
+local rotate = total > 2 * open + 64
+local moved = 0
+for lane = 1, 6 do
+  if lengths[lane] > 0 then
+    local elements = redis.call('LRANGE', T(lane), -math.min(most, lengths[lane]), -1)
+    local ids = {}
+    for k = 1, #elements do ids[k] = string.sub(elements[k], -16) end
+    local records = hmget(REC, ids)
+    local gone, again = 0, {}
+    for k = #elements, 1, -1 do
+      local record = records[k]
+      if record and left(load(record)) > 0 then
+        if not rotate then break end
+        again[#again + 1] = elements[k]
+      end
+      gone = gone + 1
+    end
+    if gone > 0 then
+      redis.call('LTRIM', T(lane), 0, -gone - 1)
+      call_all('LPUSH', T(lane), again)
+      redis.call('INCRBY', C(lane), gone)
+      moved = moved + gone
+    end
+    if redis.call('HLEN', P(lane)) > 0 then
+      local base = tonumber(redis.call('GET', C(lane)) or 0)
+      local pointers = redis.call('HRANDFIELD', P(lane), 50, 'WITHVALUES')
+      for k = 1, #pointers, 2 do
+        if tonumber(pointers[k + 1]) <= base then redis.call('HDEL', P(lane), pointers[k]) end
+      end
+    end
+  end
+end
+return moved

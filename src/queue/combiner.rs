@@ -1,0 +1,117 @@
+//! Combines concurrent callers into one call: while one is under way, the next callers gather, and then go together. An idle queue costs
+//! no wait, a busy one costs one Redis call for many workers that ask for one task each.
+
+use std::{collections::VecDeque, future::Future, pin::Pin, sync::Arc};
+
+use parking::Mutex;
+use tokio::sync::oneshot;
+use tokio_util::task::TaskTracker;
+
+use super::{Error, Result};
+
+/// A plain mutex that is never held across an await.
+mod parking {
+    use std::sync::{MutexGuard, PoisonError};
+
+    pub(super) struct Mutex<T>(std::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(super) fn new(value: T) -> Self {
+            Self(std::sync::Mutex::new(value))
+        }
+
+        pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+}
+
+/// Callers that may wait for one combiner; beyond that they are refused.
+const MAX_WAITING: usize = 20_000;
+
+type Run<Q, A> = dyn Fn(Vec<Q>) -> Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>> + Send + Sync;
+
+struct Waiting<Q, A> {
+    callers: VecDeque<(Q, usize, oneshot::Sender<Result<A>>)>,
+    running: bool,
+}
+
+/// Combines calls of type `Q`, each answered with an `A`.
+pub(super) struct Combiner<Q, A> {
+    waiting: Mutex<Waiting<Q, A>>,
+    run: Box<Run<Q, A>>,
+    /// The sum of the callers' weights in one call, at most (one caller goes whatever it weighs).
+    max_weight: usize,
+    tasks: TaskTracker,
+}
+
+impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
+    /// `run` answers as many as it was given, in order. `tasks` awaits the calls under way at a stop.
+    pub(super) fn new<F, Fut>(max_weight: usize, tasks: TaskTracker, run: F) -> Arc<Self>
+    where
+        F: Fn(Vec<Q>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Vec<A>>> + Send + 'static,
+    {
+        let waiting = Mutex::new(Waiting { callers: VecDeque::new(), running: false });
+        Arc::new(Self { waiting, run: Box::new(move |batch| Box::pin(run(batch))), max_weight, tasks })
+    }
+
+    /// The answer to `question`. When the caller gives up, the answer is dropped (a claim's answer gives its leases back then).
+    pub(super) async fn call(self: &Arc<Self>, question: Q, weight: usize) -> Result<A> {
+        let (sender, receiver) = oneshot::channel();
+        let start = {
+            let mut waiting = self.waiting.lock();
+            if waiting.callers.len() >= MAX_WAITING {
+                return Err(Error::Busy);
+            }
+            waiting.callers.push_back((question, weight, sender));
+            !std::mem::replace(&mut waiting.running, true)
+        };
+        if start {
+            // Not in the caller's own future: it may be dropped, and the others wait for this call too.
+            self.tasks.spawn(Arc::clone(self).drain());
+        }
+        receiver.await.unwrap_or(Err(Error::Stopped))
+    }
+
+    async fn drain(self: Arc<Self>) {
+        while let Some(batch) = self.next_batch() {
+            let (questions, senders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            let expected = senders.len();
+            match (self.run)(questions).await {
+                Ok(answers) if answers.len() == expected => {
+                    for (sender, answer) in senders.into_iter().zip(answers) {
+                        drop(sender.send(Ok(answer)));
+                    }
+                }
+                Ok(answers) => {
+                    let error = Error::Answer(format!("{} answers to {expected} questions", answers.len()));
+                    senders.into_iter().for_each(|sender| drop(sender.send(Err(error.clone()))));
+                }
+                Err(error) => senders.into_iter().for_each(|sender| drop(sender.send(Err(error.clone())))),
+            }
+        }
+    }
+
+    #[expect(clippy::type_complexity, reason = "used once")]
+    fn next_batch(&self) -> Option<Vec<(Q, oneshot::Sender<Result<A>>)>> {
+        let mut waiting = self.waiting.lock();
+        let (mut batch, mut weight) = (Vec::new(), 0);
+        while let Some((_, next, _)) = waiting.callers.front() {
+            if !batch.is_empty() && weight + next > self.max_weight {
+                break;
+            }
+            weight += next;
+            let Some((question, _, sender)) = waiting.callers.pop_front() else { break };
+            // Who has given up in the queue needs no call.
+            if !sender.is_closed() {
+                batch.push((question, sender));
+            }
+        }
+        if batch.is_empty() {
+            waiting.running = false;
+            return None;
+        }
+        Some(batch)
+    }
+}

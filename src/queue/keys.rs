@@ -1,0 +1,54 @@
+//! Names of the Redis keys: one place, in the order in which the scripts want them (`lua/lib/shard.lua`, `lua/README.md`).
+
+use crate::model::{QueueName, ShardId};
+
+/// The lanes in the order of their keys: each priority's retry lane before it.
+pub const LANES: [&str; 6] = ["hr", "h", "mr", "m", "lr", "l"];
+
+/// How many of a shard's keys every script gets; those that touch lanes get all.
+pub(super) const WITHOUT_LANES: usize = 9;
+
+/// The keys of one shard. They share a hash tag, and so a cluster slot.
+#[derive(Clone, Debug)]
+pub struct ShardKeys(Vec<String>);
+
+impl ShardKeys {
+    pub fn new(prefix: &str, shard: &ShardId) -> Self {
+        let base = format!("{prefix}:{{{shard}}}");
+        let single = ["g", "R", "B", "L", "D", "M", "S", "F", "O"].map(|name| format!("{base}:{name}"));
+        let lanes = LANES.iter().flat_map(|lane| ["T", "C", "P"].map(|name| format!("{base}:{lane}:{name}")));
+        Self(single.into_iter().chain(lanes).collect())
+    }
+
+    /// In the order of the scripts.
+    pub fn all(&self) -> &[String] {
+        &self.0
+    }
+
+    pub fn generation(&self) -> &str {
+        &self.0[0]
+    }
+
+    pub fn outbox(&self) -> &str {
+        &self.0[6]
+    }
+
+    pub fn offset(&self) -> &str {
+        &self.0[8]
+    }
+}
+
+/// Where scripts say that a queue has something to hand out again; the message is the queue's name.
+pub fn wake_channel(prefix: &str) -> String {
+    format!("{prefix}:wake")
+}
+
+/// The filter of seen keys of one queue.
+pub fn seen(prefix: &str, queue: &QueueName) -> String {
+    format!("{prefix}:{{{queue}}}:seen")
+}
+
+/// Whose tasks this Redis holds.
+pub fn store_id(prefix: &str) -> String {
+    format!("{prefix}:store-id")
+}

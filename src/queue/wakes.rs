@@ -1,0 +1,101 @@
+//! Who waits for work is woken by it: scripts publish the name of a queue that has something to hand out, every process listens.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures::StreamExt;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::keys;
+use crate::{model::QueueName, redis_pool::Redis};
+
+/// Waiters by queue.
+#[derive(Default)]
+pub struct Wakes(Mutex<HashMap<QueueName, Arc<Notify>>>);
+
+impl Wakes {
+    fn lock(&self) -> MutexGuard<'_, HashMap<QueueName, Arc<Notify>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes all who wait for the queue.
+    pub fn wake(&self, queue: &QueueName) {
+        let notify = self.lock().get(queue).cloned();
+        if let Some(notify) = notify {
+            notify.notify_waiters();
+        }
+    }
+
+    /// Wakes everybody: after a time in which wakes may have been missed.
+    pub fn wake_all(&self) {
+        let all: Vec<_> = self.lock().values().cloned().collect();
+        all.iter().for_each(|notify| notify.notify_waiters());
+    }
+
+    /// What to wait on for these queues. Take it, *then* look for work, then wait: a wake in between is not missed.
+    pub fn waiter(self: &Arc<Self>, queues: &[QueueName]) -> Waiter {
+        let mut map = self.lock();
+        let notifies = queues.iter().map(|queue| Arc::clone(map.entry(queue.clone()).or_default())).collect();
+        Waiter { wakes: Arc::clone(self), queues: queues.to_vec(), notifies }
+    }
+
+    /// Listens until the stop; an error when the connection ends, to be called again.
+    pub async fn listen(&self, redis: &Redis, stop: &CancellationToken) -> redis::RedisResult<()> {
+        let mut pubsub = redis.pubsub().await?;
+        pubsub.subscribe(keys::wake_channel(redis.prefix())).await?;
+        self.wake_all();
+        let mut messages = pubsub.on_message();
+        loop {
+            let message = tokio::select! {
+                message = messages.next() => message,
+                () = stop.cancelled() => return Ok(()),
+            };
+            let Some(message) = message else {
+                return Err((redis::ErrorKind::Io, "the wake channel was closed").into());
+            };
+            match message.get_payload::<String>().map(|name| QueueName::new(&name)) {
+                Ok(Ok(queue)) => self.wake(&queue),
+                other => tracing::warn!("ignored a wake that names no queue: {other:?}"),
+            }
+        }
+    }
+}
+
+/// One caller's interest in some queues.
+pub struct Waiter {
+    wakes: Arc<Wakes>,
+    queues: Vec<QueueName>,
+    notifies: Vec<Arc<Notify>>,
+}
+
+impl Waiter {
+    /// Runs `look` and, when it found nothing, waits for a wake that came after the look began; at most `limit`.
+    pub async fn look_then_wait<T>(&self, look: impl Future<Output = Option<T>>, limit: Duration) -> Option<T> {
+        let mut notified: Vec<_> = self.notifies.iter().map(|notify| Box::pin(notify.notified())).collect();
+        for notified in &mut notified {
+            notified.as_mut().enable();
+        }
+        if let Some(found) = look.await {
+            return Some(found);
+        }
+        drop(tokio::time::timeout(limit, futures::future::select_all(notified)).await);
+        None
+    }
+}
+
+impl Drop for Waiter {
+    /// Names come from callers: one that nobody waits for is forgotten.
+    fn drop(&mut self) {
+        let mut map = self.wakes.lock();
+        self.notifies.clear();
+        for queue in &self.queues {
+            if map.get(queue).is_some_and(|notify| Arc::strong_count(notify) == 1) {
+                map.remove(queue);
+            }
+        }
+    }
+}
