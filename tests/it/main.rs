@@ -1,1 +1,4 @@
 //! The quick tests: everything that needs no more than a redis-server and SQLite.
+
+mod architecture;
+mod embedded;

@@ -1,1 +1,0 @@
-//! The embedded default: a real redis-server of our own.

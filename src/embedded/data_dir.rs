@@ -1,0 +1,183 @@
+//! The data folder, and that only one taskd uses it.
+
+use std::{
+    env,
+    fs::{DirBuilder, File, OpenOptions, TryLockError},
+    io::{self, Read, Write},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+    process,
+    sync::Arc,
+};
+
+use sha2::{Digest, Sha256};
+
+use super::Error;
+
+/// What the kernel takes as the path of a unix socket (`sun_path` without its final NUL).
+const MAX_SOCKET_PATH: usize = 107;
+
+/// The data folder, locked for as long as one clone of this lives.
+#[derive(Clone, Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    _lock: Arc<File>,
+}
+
+impl DataDir {
+    /// Creates the folder where there is none, and takes it. The kernel gives it up with this process, however that ends.
+    pub fn lock(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let folder = path.as_ref();
+        let fail = |cause| Error::Folder { folder: folder.to_owned(), cause };
+        create_private(folder, true).map_err(fail)?;
+        // Absolute: redis-server works in a folder of its own, and a link that is changed later must not move us.
+        let path = folder.canonicalize().map_err(fail)?;
+        let mut file = open_lock(&path).map_err(fail)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::InUse { folder: folder.to_owned(), holder: read_pid(&mut file) });
+            }
+            Err(TryLockError::Error(cause)) => return Err(fail(cause)),
+        }
+        write_pid(&mut file).map_err(fail)?;
+        Ok(Self { path, _lock: Arc::new(file) })
+    }
+
+    /// The folder, absolute.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A folder in it that only we may enter.
+    pub(super) fn private_folder(&self, name: &str) -> Result<PathBuf, Error> {
+        let folder = self.path.join(name);
+        match create_private(&folder, true) {
+            Ok(()) => Ok(folder),
+            Err(cause) => Err(Error::Folder { folder, cause }),
+        }
+    }
+
+    /// Where redis-server listens: in the folder if the path is short enough, else in a folder of ours under `temp`.
+    pub(super) fn socket(&self, temp: &Path) -> Result<PathBuf, Error> {
+        let near = self.path.join("redis.sock");
+        if near.as_os_str().len() <= MAX_SOCKET_PATH {
+            return Ok(near);
+        }
+        let digest = Sha256::digest(self.path.as_os_str().as_bytes());
+        let name: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let folder = temp.join(format!("taskd-{name}"));
+        let far = folder.join("redis.sock");
+        if far.as_os_str().len() > MAX_SOCKET_PATH {
+            let reason = format!("the path is longer than {MAX_SOCKET_PATH} bytes");
+            return Err(Error::SocketFolder { folder: far, reason });
+        }
+        match own_folder(&folder) {
+            Ok(()) => Ok(far),
+            Err(cause) => Err(Error::SocketFolder { folder, reason: cause.to_string() }),
+        }
+    }
+}
+
+fn create_private(folder: &Path, parents: bool) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).recursive(parents).create(folder)
+}
+
+/// Anybody may make folders under the temp dir: what is there already must be ours, and closed to others.
+fn own_folder(folder: &Path) -> io::Result<()> {
+    match create_private(folder, false) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        done => return done,
+    }
+    let found = folder.symlink_metadata()?;
+    let us = Path::new("/proc/self").metadata()?.uid();
+    if !found.is_dir() {
+        return Err(io::Error::other("it is not a folder"));
+    }
+    if found.uid() != us {
+        return Err(io::Error::other(format!("it belongs to another user (uid {})", found.uid())));
+    }
+    if found.mode() & 0o077 != 0 {
+        return Err(io::Error::other("it is open to other users"));
+    }
+    Ok(())
+}
+
+fn open_lock(folder: &Path) -> io::Result<File> {
+    // Not truncated: until the lock is ours, the pid in it is somebody else's.
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(folder.join("lock"))
+}
+
+fn read_pid(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+fn write_pid(file: &mut File) -> io::Result<()> {
+    file.set_len(0)?;
+    writeln!(file, "{}", process::id())
+}
+
+/// The temp dir of this process.
+pub(super) fn temp() -> PathBuf {
+    env::temp_dir()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{PermissionsExt, chown},
+    };
+
+    use super::*;
+
+    fn deep() -> (tempfile::TempDir, DataDir) {
+        let root = tempfile::tempdir().expect("a temp dir");
+        let data = DataDir::lock(root.path().join("d".repeat(120))).expect("a data folder");
+        (root, data)
+    }
+
+    #[test]
+    fn a_short_path_keeps_its_socket_in_the_folder() {
+        let root = tempfile::tempdir().expect("a temp dir");
+        let data = DataDir::lock(root.path()).expect("a data folder");
+        assert_eq!(data.socket(root.path()).expect("a socket"), data.path().join("redis.sock"));
+    }
+
+    #[test]
+    fn a_long_path_has_its_socket_in_a_private_folder_that_the_next_start_finds_again() {
+        let (root, data) = deep();
+        let socket = data.socket(root.path()).expect("a socket");
+        let folder = socket.parent().expect("a folder");
+        assert_eq!(folder.parent(), Some(root.path()));
+        assert_eq!(folder.metadata().expect("metadata").mode() & 0o777, 0o700);
+        assert_eq!(data.socket(root.path()).expect("the same again"), socket);
+    }
+
+    #[test]
+    fn a_socket_folder_that_others_may_enter_is_refused() {
+        let (root, data) = deep();
+        let socket = data.socket(root.path()).expect("a socket");
+        let folder = socket.parent().expect("a folder");
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("chmod");
+        let error = data.socket(root.path()).expect_err("open to others").to_string();
+        assert!(error.contains("it is open to other users"), "{error}");
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).expect("chmod");
+        if chown(folder, Some(12345), None).is_ok() {
+            let error = data.socket(root.path()).expect_err("not ours").to_string();
+            assert!(error.contains("it belongs to another user (uid 12345)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_temp_dir_that_is_too_long_itself_is_refused() {
+        let (root, data) = deep();
+        let error = data.socket(&root.path().join("t".repeat(120))).expect_err("too long").to_string();
+        assert!(error.contains("longer than 107 bytes"), "{error}");
+    }
+}

@@ -1,0 +1,64 @@
+//! The embedded default: a real redis-server of our own.
+//!
+//! ```text
+//! <data dir>/            0700, one taskd at a time
+//!     lock               held by that taskd, with its pid
+//!     redis/             the append-only file; 0700
+//!     redis.sock         or, where that path is too long, a private folder under the temp dir
+//!     redis.pid          written by redis-server
+//!     redis.log
+//! ```
+//!
+//! Every answer of this Redis is on disk before it is given (`appendfsync always`), so it may be killed at any moment and
+//! nothing that was answered is lost. A taskd that was killed leaves its redis-server behind; the next one ends it first.
+
+mod data_dir;
+mod orphan;
+mod server;
+
+use std::{io, path::PathBuf, process::ExitStatus, time::Duration};
+
+pub use data_dir::DataDir;
+pub use server::RedisServer;
+
+/// Why there is no Redis of our own. Each says what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "data folder {} is in use by another taskd{}; stop it, or choose another folder with --data-dir",
+        folder.display(), holder.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+    )]
+    InUse { folder: PathBuf, holder: Option<u32> },
+    #[error(
+        "cannot use data folder {}: {cause}; make it a folder that this user may write to, or choose another one with --data-dir",
+        folder.display()
+    )]
+    Folder { folder: PathBuf, cause: io::Error },
+    #[error(
+        "{binary} is not installed; install Redis 7 or newer (Debian, Ubuntu: apt-get install redis-server), \
+         or name a Redis that runs elsewhere with --redis-url"
+    )]
+    Missing { binary: String },
+    #[error("{binary} is version {version}; taskd needs Redis 7.0 or newer: install one, or name one with --redis-url")]
+    TooOld { binary: String, version: String },
+    #[error("cannot run {binary}: {cause}; repair it, or name a Redis that runs elsewhere with --redis-url")]
+    Run { binary: String, cause: io::Error },
+    #[error(
+        "cannot use {} for the socket of redis-server: {reason}; remove it, or choose a shorter path with --data-dir",
+        folder.display()
+    )]
+    SocketFolder { folder: PathBuf, reason: String },
+    #[error("redis-server ended ({status}); the end of {}:\n{last}", log.display())]
+    Ended { status: ExitStatus, log: PathBuf, last: String },
+    #[error("redis-server did not answer within {limit:?}; the end of {}:\n{last}", log.display())]
+    Slow { limit: Duration, log: PathBuf, last: String },
+    #[error(
+        "{} is answered by a redis-server of another folder ({dir}); stop it, or choose another folder with --data-dir",
+        socket.display()
+    )]
+    Foreign { socket: PathBuf, dir: String },
+    #[error(
+        "an old redis-server (pid {pid}) of this data folder does not end; end it, or choose another folder with --data-dir"
+    )]
+    Stuck { pid: u32 },
+}

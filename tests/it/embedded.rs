@@ -1,0 +1,356 @@
+//! The redis-server of our own: it keeps its data through every kind of death, and there is never a second one in a folder.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use redis::AsyncCommands;
+use taskd::embedded::{DataDir, Error, RedisServer};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// A data folder in which servers are started one after the other.
+struct Folder {
+    _root: TempDir,
+    path: PathBuf,
+}
+
+impl Folder {
+    fn new() -> Self {
+        Self::below("data")
+    }
+
+    fn below(name: impl AsRef<Path>) -> Self {
+        let root = tempfile::tempdir().expect("a temp dir");
+        let path = root.path().join(name);
+        Self { _root: root, path }
+    }
+
+    fn lock(&self) -> DataDir {
+        DataDir::lock(&self.path).expect("the data folder")
+    }
+
+    async fn start(&self) -> RedisServer {
+        RedisServer::start(&self.lock()).await.expect("redis-server starts")
+    }
+
+    /// The pid that redis-server wrote.
+    fn pid(&self) -> i32 {
+        let text = fs::read_to_string(self.path.join("redis.pid")).expect("a pid file");
+        text.trim().parse().expect("a pid")
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid()), signal).expect("redis-server can be signalled");
+    }
+}
+
+/// A server that is watched, and the way to end it.
+struct Watched {
+    url: String,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Watched {
+    fn new(server: RedisServer) -> Self {
+        let (url, stop) = (server.url().to_owned(), CancellationToken::new());
+        let (server, token) = (Arc::new(server), stop.clone());
+        let task = tokio::spawn(async move { server.supervise(token).await });
+        Self { url, stop, task }
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        tokio::time::timeout(Duration::from_secs(5), self.task).await.expect("an end in time").expect("no panic");
+    }
+}
+
+async fn try_get(url: &str) -> redis::RedisResult<Option<String>> {
+    let client = redis::Client::open(url)?;
+    client.get_multiplexed_async_connection().await?.get("key").await
+}
+
+async fn get(url: &str) -> Option<String> {
+    try_get(url).await.expect("redis-server answers")
+}
+
+async fn set(url: &str, value: &str) {
+    let client = redis::Client::open(url).expect("a url");
+    let mut conn = client.get_multiplexed_async_connection().await.expect("a connection");
+    conn.set::<_, _, ()>("key", value).await.expect("SET is answered");
+}
+
+/// What the server answers as soon as it does again, and after how long.
+async fn get_after_death(url: &str) -> (Option<String>, Duration) {
+    let began = Instant::now();
+    loop {
+        match try_get(url).await {
+            Ok(value) => return (value, began.elapsed()),
+            Err(error) if began.elapsed() > Duration::from_secs(20) => panic!("redis-server is not back: {error}"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+#[tokio::test]
+async fn it_starts_and_stops_and_keeps_its_data() {
+    let folder = Folder::new();
+    let watched = Watched::new(folder.start().await);
+    set(&watched.url, "kept").await;
+    let pid = folder.pid();
+    watched.end().await;
+    assert!(!is_alive(pid));
+    let again = folder.start().await;
+    assert_eq!(get(again.url()).await.as_deref(), Some("kept"));
+}
+
+#[tokio::test]
+async fn taskd_runs_on_the_settings_it_starts() {
+    let folder = Folder::new();
+    let server = folder.start().await;
+    let redis = taskd::redis_pool::Redis::connect(server.url(), "taskd:").await.expect("a connection");
+    redis.check().await.expect("a Redis on which the promises hold");
+    let fsync: Vec<String> =
+        redis::cmd("CONFIG").arg("GET").arg("appendfsync").query_async(&mut redis.conn()).await.expect("an answer");
+    assert_eq!(fsync, ["appendfsync", "always"]);
+}
+
+#[tokio::test]
+async fn a_killed_server_is_back_within_a_second_with_its_data() {
+    let folder = Folder::new();
+    let watched = Watched::new(folder.start().await);
+    for round in 0..3 {
+        let value = format!("round {round}");
+        set(&watched.url, &value).await;
+        folder.signal(Signal::SIGKILL);
+        let (found, took) = get_after_death(&watched.url).await;
+        assert_eq!(found, Some(value));
+        assert!(took < Duration::from_secs(1 + round), "back after {took:?}");
+    }
+    watched.end().await;
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_does_not_hold_up_the_stop_for_ever() {
+    let folder = Folder::new();
+    let watched = Watched::new(folder.start().await);
+    let pid = folder.pid();
+    folder.signal(Signal::SIGSTOP);
+    watched.end().await;
+    assert!(!is_alive(pid));
+}
+
+#[tokio::test]
+async fn a_server_that_is_dropped_ends() {
+    let folder = Folder::new();
+    let server = folder.start().await;
+    let (pid, began) = (folder.pid(), Instant::now());
+    drop(server);
+    while is_alive(pid) {
+        assert!(began.elapsed() < Duration::from_secs(5), "redis-server lives on");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Another process that has a server in this folder, as taskd has.
+fn helper(folder: &Folder) -> Child {
+    let mut command = Command::new(env::current_exe().expect("this program"));
+    command.args(["embedded::helper_process", "--exact", "--ignored", "--nocapture"]);
+    command.env("TASKD_TEST_HELPER_DIR", &folder.path).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("a helper");
+    let mut lines = BufReader::new(child.stdout.as_mut().expect("its output")).lines();
+    assert!(lines.any(|line| line.expect("a line").contains("helper is ready")), "the helper ended early");
+    child
+}
+
+/// Not a test: what `helper` runs.
+#[tokio::test]
+#[ignore = "run by other tests, in a process of its own"]
+async fn helper_process() {
+    let Ok(path) = env::var("TASKD_TEST_HELPER_DIR") else { return };
+    let data = DataDir::lock(path).expect("the data folder");
+    let _server = RedisServer::start(&data).await.expect("redis-server starts");
+    println!("helper is ready");
+    std::future::pending::<()>().await;
+}
+
+/// Leaves a redis-server behind whose taskd was killed, with "kept" in it.
+async fn leave_an_orphan(folder: &Folder) -> i32 {
+    let mut helper = helper(folder);
+    let socket = folder.path.join("redis.sock");
+    set(&format!("unix://{}", socket.display()), "kept").await;
+    helper.kill().expect("a kill");
+    helper.wait().expect("an end");
+    assert!(is_alive(folder.pid()), "redis-server outlives its taskd");
+    folder.pid()
+}
+
+#[tokio::test]
+async fn what_a_killed_taskd_left_behind_is_replaced() {
+    let folder = Folder::new();
+    let orphan = leave_an_orphan(&folder).await;
+    let server = folder.start().await;
+    assert!(!is_alive(orphan));
+    assert_ne!(folder.pid(), orphan);
+    assert_eq!(get(server.url()).await.as_deref(), Some("kept"));
+}
+
+#[tokio::test]
+async fn an_orphan_that_hangs_is_killed() {
+    let folder = Folder::new();
+    let orphan = leave_an_orphan(&folder).await;
+    folder.signal(Signal::SIGSTOP);
+    let server = folder.start().await;
+    assert!(!is_alive(orphan));
+    assert_eq!(get(server.url()).await.as_deref(), Some("kept"));
+}
+
+#[tokio::test]
+async fn an_orphan_without_its_socket_is_found_by_its_pid_file() {
+    let folder = Folder::new();
+    let orphan = leave_an_orphan(&folder).await;
+    fs::remove_file(folder.path.join("redis.sock")).expect("the socket");
+    let server = folder.start().await;
+    assert!(!is_alive(orphan));
+    assert_eq!(get(server.url()).await.as_deref(), Some("kept"));
+}
+
+#[tokio::test]
+async fn a_pid_file_that_names_somebody_else_harms_nobody() {
+    let folder = Folder::new();
+    drop(folder.lock());
+    let mut other = Command::new("sleep").arg("60").spawn().expect("another process");
+    fs::write(folder.path.join("redis.pid"), other.id().to_string()).expect("a pid file");
+    let _server = folder.start().await;
+    assert_eq!(other.try_wait().expect("its state"), None, "it lives");
+    other.kill().expect("a kill");
+    other.wait().expect("an end");
+}
+
+#[tokio::test]
+async fn a_redis_of_another_folder_on_our_socket_is_left_alone() {
+    let (folder, theirs) = (Folder::new(), Folder::new());
+    drop(folder.lock());
+    let server = theirs.start().await;
+    std::os::unix::fs::symlink(theirs.path.join("redis.sock"), folder.path.join("redis.sock")).expect("a link");
+    let error = RedisServer::start(&folder.lock()).await.expect_err("not ours");
+    assert!(matches!(error, Error::Foreign { .. }), "{error}");
+    assert_eq!(get(server.url()).await, None, "it answers as before");
+}
+
+#[test]
+fn a_folder_has_one_taskd() {
+    let folder = Folder::new();
+    let first = folder.lock();
+    let error = DataDir::lock(&folder.path).expect_err("taken").to_string();
+    let (shown, pid) = (folder.path.display(), std::process::id());
+    assert_eq!(
+        error,
+        format!(
+            "data folder {shown} is in use by another taskd (pid {pid}); stop it, or choose another folder with --data-dir"
+        )
+    );
+    drop(first);
+    folder.lock();
+}
+
+#[test]
+fn a_folder_that_cannot_be_had_is_answered_with_one_line() {
+    let folder = Folder::new();
+    drop(folder.lock());
+    let below_a_file = folder.path.join("lock").join("data");
+    for path in [below_a_file.as_path(), Path::new("/proc/taskd-data")] {
+        let error = DataDir::lock(path).expect_err("no folder").to_string();
+        assert!(error.starts_with(&format!("cannot use data folder {}: ", path.display())), "{error}");
+        assert!(error.ends_with("or choose another one with --data-dir") && !error.contains('\n'), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn any_path_will_do_however_long_or_odd() {
+    for name in ["d".repeat(150), "with space, 50% \"and\" ünïcode".to_owned()] {
+        let folder = Folder::below(name);
+        let server = folder.start().await;
+        set(server.url(), "kept").await;
+        assert_eq!(get(server.url()).await.as_deref(), Some("kept"));
+        assert!(folder.path.join("redis/appendonlydir").is_dir());
+        let socket = PathBuf::from(server.url().trim_start_matches("unix://"));
+        drop(server);
+        let socket_folder = socket.parent().expect("a folder");
+        if socket_folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("taskd-")) {
+            fs::remove_dir_all(socket_folder).expect("removed");
+        }
+    }
+}
+
+#[tokio::test]
+async fn data_that_was_deleted_while_stopped_is_begun_anew() {
+    let folder = Folder::new();
+    let watched = Watched::new(folder.start().await);
+    set(&watched.url, "gone").await;
+    watched.end().await;
+    fs::remove_dir_all(folder.path.join("redis")).expect("deleted");
+    assert_eq!(get(folder.start().await.url()).await, None);
+}
+
+#[tokio::test]
+async fn a_missing_program_is_answered_with_how_to_get_it() {
+    let folder = Folder::new();
+    let error = RedisServer::start_binary(&folder.lock(), "no-such-redis-server").await.expect_err("missing");
+    let error = error.to_string();
+    assert!(error.contains("apt-get install redis-server") && error.contains("--redis-url"), "{error}");
+    assert!(!error.contains('\n'), "{error}");
+}
+
+#[tokio::test]
+async fn an_old_redis_is_refused() {
+    let folder = Folder::new();
+    let data = folder.lock();
+    let old = folder.path.join("old-redis");
+    // Written by another process: a file that this one has open for writing, or a child forked meanwhile, cannot be run.
+    let script = r#"printf '#!/bin/sh\necho Redis server v=6.2.14 sha=0\n' > "$0" && chmod +x "$0""#;
+    assert!(Command::new("sh").args(["-c", script]).arg(&old).status().expect("sh").success());
+    let error = RedisServer::start_binary(&data, old.to_str().expect("a path")).await.expect_err("old");
+    assert!(matches!(&error, Error::TooOld { version, .. } if version == "6.2.14"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_ends_at_its_start_is_quoted() {
+    let folder = Folder::new();
+    let watched = Watched::new(folder.start().await);
+    for _ in 0..10 {
+        set(&watched.url, "some value that takes a few bytes").await;
+    }
+    watched.end().await;
+    spoil_the_middle(&folder.path.join("redis/appendonlydir"));
+    let began = Instant::now();
+    let error = RedisServer::start(&folder.lock()).await.expect_err("the data is spoilt").to_string();
+    assert!(error.starts_with("redis-server ended (exit status: 1); the end of "), "{error}");
+    assert!(error.contains("Bad file format reading the append only file"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+fn spoil_the_middle(folder: &Path) {
+    let files = fs::read_dir(folder).expect("the append-only files").map(|entry| entry.expect("an entry").path());
+    let file = files.into_iter().find(|path| path.to_string_lossy().ends_with(".incr.aof")).expect("an increment");
+    let mut bytes = fs::read(&file).expect("its bytes");
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 20].fill(b'?');
+    fs::write(&file, bytes).expect("written");
+}
