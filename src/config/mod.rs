@@ -1,6 +1,19 @@
-//! The settings of a process, complete: every default filled in, every value checked. `load` says where they come from.
+//! The settings of a process, complete: every default filled in, every value checked.
+//!
+//! [`load`] says where they come from, `check` what they must fulfil, `show` how they are printed.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
+mod check;
+mod load;
+mod options;
+mod show;
+mod units;
+
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+
+pub use check::without_password;
+pub use load::{Error, Loaded, Origin, Origins, load};
+pub use options::Options;
+pub use show::to_toml;
 
 use crate::model::{Priority, QueueName};
 
@@ -26,9 +39,38 @@ impl Pipeline {
     }
 }
 
+impl fmt::Display for Pipeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Pipeline {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|pipeline| pipeline.as_str() == name).ok_or_else(|| {
+            let known = Self::ALL.map(Self::as_str).join(", ");
+            format!("unknown pipeline {name:?}; expected all, {known}")
+        })
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Pretty on a terminal, JSON otherwise.
+    #[default]
+    Auto,
+    Pretty,
+    Json,
+}
+
 /// Everything a process needs to know before it starts.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq)]
 pub struct Settings {
+    /// Empty: nobody has said which; `taskd` does not run then.
     pub pipelines: Vec<Pipeline>,
     pub data_dir: PathBuf,
     /// `None`: a redis-server of our own in the data folder.
@@ -49,6 +91,9 @@ pub struct Settings {
     pub grace_period: Duration,
     /// A pipeline that has made no progress for so long is not ready.
     pub stall_after: Duration,
+    pub log_format: LogFormat,
+    /// A filter as tracing's `EnvFilter` reads it: `info`, `warn,taskd=debug`.
+    pub log: String,
     pub limits: Limits,
     pub discovery: Discovery,
     pub fanout: Fanout,
@@ -56,8 +101,42 @@ pub struct Settings {
     pub queues: Queues,
 }
 
+/// As `taskd check-config` prints them: passwords are hidden.
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&to_toml(self, &Origins::default()))
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            pipelines: Vec::new(),
+            data_dir: "./taskd-data".into(),
+            redis_url: None,
+            database_url: None,
+            bus_url: None,
+            http_listen: SocketAddr::from(([127, 0, 0, 1], 7600)),
+            grpc_listen: SocketAddr::from(([127, 0, 0, 1], 7601)),
+            redis_prefix: "taskd:".into(),
+            topic_prefix: String::new(),
+            partitions: 4,
+            // Orchestrators usually kill after 30 s.
+            grace_period: Duration::from_secs(25),
+            stall_after: Duration::from_secs(30),
+            log_format: LogFormat::Auto,
+            log: "info".into(),
+            limits: Limits::default(),
+            discovery: Discovery::default(),
+            fanout: Fanout::default(),
+            watchdog: Watchdog::default(),
+            queues: Queues::default(),
+        }
+    }
+}
+
 /// What a request may hold.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     pub max_payload_bytes: usize,
     pub max_headers_bytes: usize,
@@ -86,7 +165,7 @@ impl Default for Limits {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Discovery {
     /// A batch is stored when it has so many tasks …
     pub batch_max: usize,
@@ -102,7 +181,7 @@ impl Default for Discovery {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Fanout {
     /// Records read and enqueued at once.
     pub batch_max: usize,
@@ -114,7 +193,7 @@ impl Default for Fanout {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Watchdog {
     /// How often leases and delays are looked at, at least.
     pub interval: Duration,
@@ -179,7 +258,7 @@ impl Default for QueueSettings {
 }
 
 /// `[queues.NAME]`, and `[queues.default]` for all others.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Queues {
     pub default: QueueSettings,
     pub named: BTreeMap<QueueName, QueueSettings>,

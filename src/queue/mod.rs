@@ -456,7 +456,7 @@ impl Queue {
     ) -> Result<Value> {
         let mut call = script.on(&self.keys(shard), None);
         args(&mut call);
-        run(script, &call, &mut self.0.redis.conn()).await
+        run(script, 1, &call, &mut self.0.redis.conn()).await
     }
 
     fn wake_channel(&self) -> String {
@@ -670,10 +670,16 @@ impl Queue {
     }
 }
 
-async fn run(script: &'static Script, call: &scripts::Call, conn: &mut ConnectionManager) -> Result<Value> {
+/// `items` is how many callers' items go together.
+async fn run(
+    script: &'static Script,
+    items: usize,
+    call: &scripts::Call,
+    conn: &mut ConnectionManager,
+) -> Result<Value> {
     let started = std::time::Instant::now();
     let answer = call.run(conn).await;
-    metrics::redis_script(script.name, started.elapsed());
+    metrics::redis_script(script.name, items, started.elapsed());
     Ok(answer?)
 }
 
@@ -690,8 +696,7 @@ async fn claim(
         let lease_ms = request.lease.map_or(0, |lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
         call.arg(request.worker.as_str()).arg(request.max_tasks).arg(request.max_bytes).arg(lease_ms);
     }
-    metrics::redis_combined("claim", requests.len());
-    let mut answer = items(run(&scripts::CLAIM, &call, &mut conn).await?)?.into_iter();
+    let mut answer = items(run(&scripts::CLAIM, requests.len(), &call, &mut conn).await?)?.into_iter();
     let generation = number(answer.next())?;
     let paused = number::<u8>(answer.next())? == 1;
     let mut granted = Vec::with_capacity(requests.len());
@@ -724,8 +729,7 @@ async fn complete(mut conn: ConnectionManager, keys: ShardKeys, completions: Vec
         call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
         call.arg(item.worker.as_str()).arg(&item.report[..]);
     }
-    metrics::redis_combined("complete", completions.len());
-    let answer = items(run(&scripts::COMPLETE, &call, &mut conn).await?)?;
+    let answer = items(run(&scripts::COMPLETE, completions.len(), &call, &mut conn).await?)?;
     if answer.len() != completions.len() {
         return Err(Error::Answer(format!("{} codes for {} completions", answer.len(), completions.len())));
     }

@@ -1,13 +1,292 @@
 //! Every metric: its name, unit and labels. Names are `taskd_<subject>_<what>_<unit>[_total]`.
+//!
+//! One function per event records all that the event means, so that numbers that belong together never drift apart.
+//! Label values are enums, queue names or script names; ids go into logs, never here.
 
 use std::time::Duration;
 
-/// One script call.
-pub fn redis_script(script: &'static str, took: Duration) {
-    metrics::histogram!("taskd_redis_script_seconds", "script" => script).record(took);
+use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use anyhow::Context;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+/// How often [`PrometheusHandle::run_upkeep`] is due: see [`upkeep`].
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+pub const DISCOVERY_IN: &str = "taskd_discovery_in_tasks_total";
+pub const DISCOVERY_CREATED: &str = "taskd_discovery_created_tasks_total";
+pub const DISCOVERY_DROPPED: &str = "taskd_discovery_dropped_tasks_total";
+pub const DISCOVERY_BATCH_SIZE: &str = "taskd_discovery_batch_size_tasks";
+pub const DISCOVERY_BATCH_DURATION: &str = "taskd_discovery_batch_duration_seconds";
+
+pub const OUTBOX_PUBLISHED: &str = "taskd_outbox_published_tasks_total";
+pub const OUTBOX_REPUBLISHED: &str = "taskd_outbox_republished_tasks_total";
+
+pub const FANOUT_IN: &str = "taskd_fanout_in_records_total";
+pub const FANOUT_ENQUEUED: &str = "taskd_fanout_enqueued_tasks_total";
+pub const FANOUT_DROPPED: &str = "taskd_fanout_dropped_records_total";
+pub const FANOUT_PARKED: &str = "taskd_fanout_parked_tasks_total";
+pub const FANOUT_POISON: &str = "taskd_fanout_poison_records_total";
+pub const FANOUT_BATCH_SIZE: &str = "taskd_fanout_batch_size_records";
+pub const FANOUT_BATCH_DURATION: &str = "taskd_fanout_batch_duration_seconds";
+
+pub const TASKS_CALLS: &str = "taskd_tasks_calls_total";
+pub const TASKS_CALL_DURATION: &str = "taskd_tasks_call_duration_seconds";
+pub const TASKS_ITEMS: &str = "taskd_tasks_items_total";
+pub const TASKS_CLAIMED: &str = "taskd_tasks_claimed_tasks_total";
+
+pub const QUEUE_DEPTH: &str = "taskd_queue_depth_tasks";
+pub const QUEUE_OLDEST: &str = "taskd_queue_oldest_waiting_seconds";
+
+pub const WATCHDOG_HANDLED: &str = "taskd_watchdog_handled_tasks_total";
+pub const RESULTS_FORWARDED: &str = "taskd_results_forwarded_reports_total";
+
+pub const SCRIPT_DURATION: &str = "taskd_redis_script_duration_seconds";
+pub const SCRIPT_BATCH_SIZE: &str = "taskd_redis_script_batch_size_items";
+
+/// Label values: a closed set of names.
+macro_rules! label {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($variant),* }
+
+        impl $name {
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text),* }
+            }
+        }
+    };
 }
 
-/// How many callers went together in one call.
-pub fn redis_combined(script: &'static str, callers: usize) {
-    metrics::histogram!("taskd_redis_combined_callers", "script" => script).record(callers as f64);
+label! {
+    /// Where discovery got a task from.
+    Source { Api = "api", Results = "results" }
+}
+label! {
+    /// Why discovery did not make a task of it. Duplicates are counted with their batch.
+    Dropped { Duplicate = "duplicate", Rejected = "rejected", Busy = "busy" }
+}
+label! {
+    /// Why a stored task was published by the watchdog.
+    Republished { Unpublished = "unpublished", Scheduled = "scheduled", Unparked = "unparked", Missing = "missing" }
+}
+label! {
+    /// Why the fanout did not enqueue a record.
+    FanoutDropped { Repeated = "repeated", Final = "final", AgainFinal = "again_final" }
+}
+label! {
+    /// A call of the tasks service.
+    Method { Get = "get", Complete = "complete", Reject = "reject", Extend = "extend" }
+}
+label! {
+    /// How a call as a whole ended.
+    CallResult { Ok = "ok", Empty = "empty", Invalid = "invalid", Unavailable = "unavailable" }
+}
+label! {
+    /// What the watchdog did with a task.
+    Watched {
+        Expired = "expired",
+        Retried = "retried",
+        Dead = "dead",
+        Promoted = "promoted",
+        Republished = "republished",
+        Settled = "settled",
+    }
+}
+
+/// What became of one batch of records in the fanout.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FanoutBatch {
+    pub records: usize,
+    pub enqueued: usize,
+    pub repeated: usize,
+    pub already_final: usize,
+    pub again_final: usize,
+    pub parked: usize,
+    pub poison: usize,
+}
+
+/// A queue at one moment, all shards together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QueueDepth {
+    pub waiting: u64,
+    pub leased: u64,
+    pub delayed: u64,
+    /// How long the oldest waiting task has waited; zero when none waits.
+    pub oldest: Duration,
+}
+
+/// Installs the process's recorder; once per process. What is recorded before is lost.
+pub fn install() -> anyhow::Result<PrometheusHandle> {
+    let handle = builder()?.install_recorder().context("cannot install the metrics recorder")?;
+    describe();
+    Ok(handle)
+}
+
+/// Moves what histograms have gathered to where it is rendered from, for ever. Without it they grow until somebody scrapes.
+pub async fn upkeep(handle: PrometheusHandle) {
+    let mut ticks = tokio::time::interval(UPKEEP_EVERY);
+    loop {
+        ticks.tick().await;
+        handle.run_upkeep();
+    }
+}
+
+fn builder() -> anyhow::Result<PrometheusBuilder> {
+    const SECONDS: [f64; 14] =
+        [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 4.0, 30.0];
+    const SIZES: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
+    let builder = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_duration_seconds".into()), &SECONDS)
+        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_tasks".into()), &SIZES))
+        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_records".into()), &SIZES))
+        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_items".into()), &SIZES));
+    builder.context("cannot set up histogram buckets")
+}
+
+fn describe() {
+    describe_counter!(DISCOVERY_IN, Unit::Count, "Tasks that came in, by source: the insert API or workers' results");
+    describe_counter!(DISCOVERY_CREATED, Unit::Count, "Tasks stored as new");
+    describe_counter!(DISCOVERY_DROPPED, Unit::Count, "Tasks not stored, by reason");
+    describe_histogram!(DISCOVERY_BATCH_SIZE, Unit::Count, "Tasks per batch");
+    describe_histogram!(DISCOVERY_BATCH_DURATION, Unit::Seconds, "From taking a batch to its SQL commit");
+    describe_counter!(OUTBOX_PUBLISHED, Unit::Count, "Tasks published right after they were stored");
+    describe_counter!(OUTBOX_REPUBLISHED, Unit::Count, "Tasks published by the watchdog, by reason");
+    describe_counter!(FANOUT_IN, Unit::Count, "Records read from the bus");
+    describe_counter!(FANOUT_ENQUEUED, Unit::Count, "Tasks put into their queue");
+    describe_counter!(FANOUT_DROPPED, Unit::Count, "Records that needed no enqueuing, by reason");
+    describe_counter!(FANOUT_PARKED, Unit::Count, "Tasks sent back to the outbox because their queue is full");
+    describe_counter!(FANOUT_POISON, Unit::Count, "Records that could not be decoded, sent to dead-letters");
+    describe_histogram!(FANOUT_BATCH_SIZE, Unit::Count, "Records per batch");
+    describe_histogram!(FANOUT_BATCH_DURATION, Unit::Seconds, "From reading a batch to its enqueuing");
+    describe_counter!(TASKS_CALLS, Unit::Count, "Workers' calls, by method and result");
+    describe_histogram!(TASKS_CALL_DURATION, Unit::Seconds, "Workers' calls, by method; get includes its wait");
+    describe_counter!(TASKS_ITEMS, Unit::Count, "Answers to single items, by method and status");
+    describe_counter!(TASKS_CLAIMED, Unit::Count, "Tasks handed out, by queue");
+    describe_gauge!(QUEUE_DEPTH, Unit::Count, "Tasks in Redis, by queue and state: waiting, leased, delayed");
+    describe_gauge!(QUEUE_OLDEST, Unit::Seconds, "Age of the oldest waiting task, by queue");
+    describe_counter!(WATCHDOG_HANDLED, Unit::Count, "Tasks the watchdog dealt with, by what it did");
+    describe_counter!(RESULTS_FORWARDED, Unit::Count, "Reports moved from Redis to task-results");
+    describe_histogram!(SCRIPT_DURATION, Unit::Seconds, "Round trips of Redis scripts, by script");
+    describe_histogram!(SCRIPT_BATCH_SIZE, Unit::Count, "Items combined into one script call, by script");
+}
+
+/// A batch was stored. `taken` = created + duplicates + what was rejected before ([`discovery_dropped`]).
+pub fn discovery_batch(source: Source, taken: usize, created: usize, duplicates: usize, elapsed: Duration) {
+    counter!(DISCOVERY_IN, "source" => source.as_str()).increment(taken as u64);
+    counter!(DISCOVERY_CREATED).increment(created as u64);
+    discovery_dropped(Dropped::Duplicate, duplicates);
+    histogram!(DISCOVERY_BATCH_SIZE).record(taken as f64);
+    histogram!(DISCOVERY_BATCH_DURATION).record(elapsed);
+}
+
+/// Tasks were turned away.
+pub fn discovery_dropped(reason: Dropped, count: usize) {
+    counter!(DISCOVERY_DROPPED, "reason" => reason.as_str()).increment(count as u64);
+}
+
+/// Fresh tasks stand on the bus.
+pub fn outbox_published(count: usize) {
+    counter!(OUTBOX_PUBLISHED).increment(count as u64);
+}
+
+/// The watchdog published what stood in the outbox.
+pub fn outbox_republished(reason: Republished, count: usize) {
+    counter!(OUTBOX_REPUBLISHED, "reason" => reason.as_str()).increment(count as u64);
+}
+
+/// A batch of records was dealt with.
+pub fn fanout_batch(batch: FanoutBatch, elapsed: Duration) {
+    counter!(FANOUT_IN).increment(batch.records as u64);
+    counter!(FANOUT_ENQUEUED).increment(batch.enqueued as u64);
+    counter!(FANOUT_PARKED).increment(batch.parked as u64);
+    counter!(FANOUT_POISON).increment(batch.poison as u64);
+    let dropped = [
+        (FanoutDropped::Repeated, batch.repeated),
+        (FanoutDropped::Final, batch.already_final),
+        (FanoutDropped::AgainFinal, batch.again_final),
+    ];
+    for (reason, count) in dropped {
+        counter!(FANOUT_DROPPED, "reason" => reason.as_str()).increment(count as u64);
+    }
+    histogram!(FANOUT_BATCH_SIZE).record(batch.records as f64);
+    histogram!(FANOUT_BATCH_DURATION).record(elapsed);
+}
+
+/// A worker's call was answered.
+pub fn tasks_call(method: Method, result: CallResult, elapsed: Duration) {
+    counter!(TASKS_CALLS, "method" => method.as_str(), "result" => result.as_str()).increment(1);
+    histogram!(TASKS_CALL_DURATION, "method" => method.as_str()).record(elapsed);
+}
+
+/// Single items were answered with `status` (the wire's name without its prefix: `OK`, `LEASE_LOST`, …).
+pub fn tasks_items(method: Method, status: &'static str, count: usize) {
+    counter!(TASKS_ITEMS, "method" => method.as_str(), "status" => status).increment(count as u64);
+}
+
+/// Tasks of `queue` were handed out.
+pub fn tasks_claimed(queue: &str, count: usize) {
+    counter!(TASKS_CLAIMED, "queue" => queue.to_owned()).increment(count as u64);
+}
+
+/// How `queue` stands.
+pub fn queue_depth(queue: &str, depth: QueueDepth) {
+    let states = [("waiting", depth.waiting), ("leased", depth.leased), ("delayed", depth.delayed)];
+    for (state, count) in states {
+        gauge!(QUEUE_DEPTH, "queue" => queue.to_owned(), "state" => state).set(count as f64);
+    }
+    gauge!(QUEUE_OLDEST, "queue" => queue.to_owned()).set(depth.oldest.as_secs_f64());
+}
+
+/// The watchdog dealt with tasks.
+pub fn watchdog_handled(what: Watched, count: usize) {
+    counter!(WATCHDOG_HANDLED, "what" => what.as_str()).increment(count as u64);
+}
+
+/// Reports moved from Redis to the bus.
+pub fn results_forwarded(count: usize) {
+    counter!(RESULTS_FORWARDED).increment(count as u64);
+}
+
+/// A script was called for `items` callers' items at once.
+pub fn redis_script(script: &'static str, items: usize, elapsed: Duration) {
+    histogram!(SCRIPT_DURATION, "script" => script).record(elapsed);
+    histogram!(SCRIPT_BATCH_SIZE, "script" => script).record(items as f64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_recorded_is_rendered_with_its_name_unit_and_buckets() {
+        let recorder = builder().unwrap().build_recorder();
+        let handle = recorder.handle();
+        ::metrics::with_local_recorder(&recorder, || {
+            describe();
+            discovery_batch(Source::Api, 10, 7, 3, Duration::from_millis(3));
+            fanout_batch(
+                FanoutBatch { records: 4, enqueued: 3, repeated: 1, ..Default::default() },
+                Duration::from_millis(1),
+            );
+            tasks_call(Method::Get, CallResult::Empty, Duration::from_millis(1));
+            queue_depth("crawl", QueueDepth { waiting: 5, oldest: Duration::from_secs(2), ..Default::default() });
+        });
+        let text = handle.render();
+        let lines = [
+            "taskd_discovery_in_tasks_total{source=\"api\"} 10",
+            "taskd_discovery_created_tasks_total 7",
+            "taskd_discovery_dropped_tasks_total{reason=\"duplicate\"} 3",
+            "taskd_discovery_batch_duration_seconds_bucket{le=\"0.004\"} 1",
+            "taskd_discovery_batch_size_tasks_bucket{le=\"10\"} 1",
+            "taskd_fanout_dropped_records_total{reason=\"repeated\"} 1",
+            "taskd_tasks_calls_total{method=\"get\",result=\"empty\"} 1",
+            "taskd_queue_depth_tasks{queue=\"crawl\",state=\"waiting\"} 5",
+            "taskd_queue_oldest_waiting_seconds{queue=\"crawl\"} 2",
+            "# HELP taskd_discovery_created_tasks_total Tasks stored as new",
+        ];
+        for line in lines {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
 }

@@ -1,2 +1,3 @@
 //! Logs and metrics.
+pub mod logging;
 pub mod metrics;

@@ -1,0 +1,306 @@
+//! What settings must fulfil, alone and against each other. Both values are shown where two disagree.
+
+use std::{fmt::Display, ops::RangeInclusive, time::Duration};
+
+use tracing_subscriber::EnvFilter;
+
+use super::{
+    Error, Origins, QueueSettings, Settings,
+    units::{ByteSize, Time},
+};
+
+/// Redis's scripts unpack a batch onto Lua's stack, which ends near 8,000 values.
+const BATCH: RangeInclusive<usize> = 1..=1000;
+const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+/// Leases travel as milliseconds in 32 bits.
+const LONGEST_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// The first thing that is wrong.
+pub(super) fn check(settings: &Settings, origins: &Origins) -> Result<(), Error> {
+    let checker = Checker { origins };
+    checker.process(settings)?;
+    checker.urls(settings)?;
+    checker.limits(settings)?;
+    checker.pipelines(settings)?;
+    checker.queue("default", &settings.queues.default, settings)?;
+    settings.queues.named.iter().try_for_each(|(name, queue)| checker.queue(name.as_str(), queue, settings))
+}
+
+struct Checker<'a> {
+    origins: &'a Origins,
+}
+
+impl Checker<'_> {
+    fn process(&self, settings: &Settings) -> Result<(), Error> {
+        self.range("partitions", settings.partitions, 1..=1024)?;
+        self.time("grace_period", settings.grace_period, Duration::from_millis(1)..=DAY)?;
+        // A loop that waits beats once a second.
+        self.time("stall_after", settings.stall_after, Duration::from_secs(3)..=DAY)?;
+        if settings.http_listen == settings.grpc_listen && settings.http_listen.port() != 0 {
+            let both = self.shown("http_listen", settings.http_listen);
+            return self.fail("grpc_listen", settings.grpc_listen, &format!("is taken by {both}; choose another port"));
+        }
+        if let Err(error) = EnvFilter::try_new(&settings.log) {
+            let why =
+                format!("is not a log filter ({error}); write error, warn, info, debug, trace or info,taskd=debug");
+            return self.fail("log", quoted(&settings.log), &why);
+        }
+        Ok(())
+    }
+
+    fn urls(&self, settings: &Settings) -> Result<(), Error> {
+        let redis = settings.redis_url.as_deref();
+        if redis.is_some_and(|url| url.starts_with("redis+cluster://")) {
+            let shown = quoted(&without_password(redis.unwrap_or_default()));
+            return self.fail("redis_url", shown, "names a Redis Cluster, which is not supported yet; use redis://");
+        }
+        self.scheme("redis_url", redis, &["redis", "rediss", "unix", "redis+unix"])?;
+        self.scheme("database_url", settings.database_url.as_deref(), &["mysql", "mariadb", "sqlite"])?;
+        self.scheme("bus_url", settings.bus_url.as_deref(), &["kafka"])?;
+        // Braces decide which part of a key Redis hashes: those of ours must be the first.
+        if settings.redis_prefix.contains(['{', '}']) {
+            return self.fail("redis_prefix", quoted(&settings.redis_prefix), "must not contain { or }");
+        }
+        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if !settings.topic_prefix.chars().all(legal) || settings.topic_prefix.len() > 200 {
+            return self.fail(
+                "topic_prefix",
+                quoted(&settings.topic_prefix),
+                "must be at most 200 of A-Z a-z 0-9 . _ -",
+            );
+        }
+        Ok(())
+    }
+
+    fn limits(&self, settings: &Settings) -> Result<(), Error> {
+        let limits = &settings.limits;
+        self.range("max_replicas", limits.max_replicas, 1..=10_000)?;
+        self.range("max_items", limits.max_items, BATCH)?;
+        self.time("max_lease", limits.max_lease, SHORTEST_LEASE..=LONGEST_LEASE)?;
+        self.time("max_wait", limits.max_wait, Duration::ZERO..=Duration::from_secs(3600))?;
+        let request = ByteSize(limits.max_request_bytes as u64);
+        let parts = [
+            ("max_payload_bytes", limits.max_payload_bytes),
+            ("max_headers_bytes", limits.max_headers_bytes),
+            ("max_result_bytes", limits.max_result_bytes),
+        ];
+        for (key, bytes) in parts {
+            if bytes > limits.max_request_bytes {
+                let why = format!("must not exceed {}", self.shown("max_request_bytes", request));
+                return self.fail(key, ByteSize(bytes as u64), &why);
+            }
+        }
+        Ok(())
+    }
+
+    fn pipelines(&self, settings: &Settings) -> Result<(), Error> {
+        let Settings { discovery, fanout, watchdog, .. } = settings;
+        self.range("discovery_batch_max", discovery.batch_max, BATCH)?;
+        self.range("fanout_batch_max", fanout.batch_max, BATCH)?;
+        self.range("watchdog_batch_max", watchdog.batch_max, BATCH)?;
+        self.time("discovery_batch_delay", discovery.batch_delay, Duration::ZERO..=Duration::from_secs(10))?;
+        if discovery.buffer < discovery.batch_max {
+            let why = format!("must hold a batch: {}", self.shown("discovery_batch_max", discovery.batch_max));
+            return self.fail("discovery_buffer", discovery.buffer, &why);
+        }
+        self.time("watchdog_interval", watchdog.interval, Duration::from_millis(10)..=Duration::from_secs(60))?;
+        self.time("republish_after", watchdog.republish_after, Duration::from_millis(100)..=DAY)?;
+        self.time("grace", watchdog.grace, Duration::from_secs(1)..=DAY)?;
+        self.time("horizon", watchdog.horizon, Duration::from_secs(1)..=30 * DAY)?;
+        self.time("reconcile_every", watchdog.reconcile_every, Duration::from_millis(10)..=DAY)
+    }
+
+    fn queue(&self, name: &str, queue: &QueueSettings, settings: &Settings) -> Result<(), Error> {
+        // What a named queue inherits is at fault where it was set.
+        let key = |key: &str| {
+            let own = format!("queues.{name}.{key}");
+            let inherited = format!("queues.default.{key}");
+            if self.origins.describe(&own).is_none() && self.origins.describe(&inherited).is_some() {
+                inherited
+            } else {
+                own
+            }
+        };
+        let limits = &settings.limits;
+        if queue.replicas == 0 || queue.replicas > limits.max_replicas {
+            let why = format!("must be 1 to {}", self.shown("max_replicas", limits.max_replicas));
+            return self.fail(&key("replicas"), queue.replicas, &why);
+        }
+        if queue.lease < SHORTEST_LEASE || queue.lease > limits.max_lease {
+            let why = format!("must be 100ms to {}", self.shown("max_lease", Time(limits.max_lease)));
+            return self.fail(&key("lease"), Time(queue.lease), &why);
+        }
+        self.range(&key("max_attempts"), queue.max_attempts, 1..=1000)?;
+        if queue.backoff.is_empty() {
+            return self.fail(&key("backoff"), "[]", "must hold at least one wait, such as [\"1s\", \"5s\"]");
+        }
+        queue.backoff.iter().try_for_each(|wait| self.time(&key("backoff"), *wait, Duration::ZERO..=DAY))?;
+        self.range(&key("high_water_tasks"), queue.high_water_tasks, 1..=u64::MAX)?;
+        self.range(&key("high_water_bytes"), queue.high_water_bytes, 1..=u64::MAX)?;
+        self.range(&key("max_unfinished"), queue.max_unfinished, 1..=u64::MAX)?;
+        self.range(&key("filter_keys"), queue.filter_keys, 1..=u64::MAX)
+    }
+
+    fn range<T: PartialOrd + Display>(&self, key: &str, value: T, range: RangeInclusive<T>) -> Result<(), Error> {
+        if range.contains(&value) {
+            return Ok(());
+        }
+        self.fail(key, value, &format!("must be {} to {}", range.start(), range.end()))
+    }
+
+    fn time(&self, key: &str, value: Duration, range: RangeInclusive<Duration>) -> Result<(), Error> {
+        if range.contains(&value) {
+            return Ok(());
+        }
+        let why = format!("must be {} to {}", Time(*range.start()), Time(*range.end()));
+        self.fail(key, Time(value), &why)
+    }
+
+    fn scheme(&self, key: &str, url: Option<&str>, known: &[&str]) -> Result<(), Error> {
+        let Some(url) = url else { return Ok(()) };
+        let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+        let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+        let expected = known.iter().map(|scheme| format!("{scheme}://…")).collect::<Vec<_>>().join(", ");
+        if !known.contains(&scheme) || (rest.is_empty() && scheme != "sqlite") {
+            return self.fail(key, quoted(&without_password(url)), &format!("is not usable; expected {expected}"));
+        }
+        Ok(())
+    }
+
+    fn fail(&self, key: &str, value: impl Display, why: &str) -> Result<(), Error> {
+        Err(Error::Value(format!("{} {why}", self.shown(key, value))))
+    }
+
+    /// `partitions = 2000 (taskd.toml:3)`
+    fn shown(&self, key: &str, value: impl Display) -> String {
+        let origin =
+            self.origins.describe(key).map_or_else(|| " (the default)".into(), |origin| format!(" ({origin})"));
+        format!("{key} = {value}{origin}")
+    }
+}
+
+fn quoted(text: &str) -> String {
+    format!("{text:?}")
+}
+
+/// A URL as it may be shown. Not by a URL parser: what it refuses must not be shown either, and Kafka's lists are no URLs.
+pub fn without_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return hide_credentials(url) };
+    format!("{scheme}://{}", hide_credentials(rest))
+}
+
+fn hide_credentials(rest: &str) -> String {
+    let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
+    // A password may hold any character, also an unescaped / or @: everything before the last @ is credentials.
+    let place = match place.rsplit_once('@') {
+        Some((credentials, host)) => match credentials.split_once(':') {
+            Some((user, _)) => format!("{user}:***@{host}"),
+            None => format!("{credentials}@{host}"),
+        },
+        None => place.to_owned(),
+    };
+    let Some(query) = query else { return place };
+    let hide = |pair: &str| match pair.split_once('=') {
+        Some((name, _)) if name.to_ascii_lowercase().contains("pass") => format!("{name}=***"),
+        _ => pair.to_owned(),
+    };
+    format!("{place}?{}", query.split('&').map(hide).collect::<Vec<_>>().join("&"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::QueueName;
+
+    fn error(change: impl FnOnce(&mut Settings)) -> String {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        check(&settings, &Origins::default()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_defaults_are_right() {
+        check(&Settings::default(), &Origins::default()).unwrap();
+    }
+
+    #[test]
+    fn what_is_wrong_is_shown_with_what_would_be_right() {
+        type Change = fn(&mut Settings);
+        let cases: &[(Change, &str)] = &[
+            (|s| s.partitions = 0, "partitions = 0 (the default) must be 1 to 1024"),
+            (|s| s.partitions = 1025, "partitions = 1025 (the default) must be 1 to 1024"),
+            (|s| s.grace_period = Duration::ZERO, "grace_period = 0s (the default) must be 1ms to 1day"),
+            (|s| s.stall_after = Duration::from_secs(1), "stall_after = 1s (the default) must be 3s to "),
+            (|s| s.grpc_listen = s.http_listen, "is taken by http_listen = 127.0.0.1:7600"),
+            (|s| s.log = "taskd=loud".into(), "log = \"taskd=loud\" (the default) is not a log filter"),
+            (|s| s.redis_url = Some("redis+cluster://a,b".into()), "Redis Cluster, which is not supported yet"),
+            (
+                |s| s.redis_url = Some("localhost:6379".into()),
+                "redis_url = \"localhost:6379\" (the default) is not usable; expected redis://…, rediss://…, unix://…",
+            ),
+            (
+                |s| s.database_url = Some("postgres://u:p@h/d".into()),
+                "database_url = \"postgres://u:***@h/d\" (the default) is not usable; expected mysql://…, mariadb://…, sqlite://…",
+            ),
+            (|s| s.bus_url = Some("nats://h".into()), "expected kafka://…"),
+            (|s| s.bus_url = Some("kafka://".into()), "expected kafka://…"),
+            (|s| s.redis_prefix = "{a}".into(), "redis_prefix = \"{a}\" (the default) must not contain"),
+            (|s| s.topic_prefix = "a/".into(), "topic_prefix = \"a/\""),
+            (|s| s.discovery.batch_max = 1001, "discovery_batch_max = 1001 (the default) must be 1 to 1000"),
+            (|s| s.fanout.batch_max = 0, "fanout_batch_max = 0 (the default) must be 1 to 1000"),
+            (|s| s.watchdog.batch_max = 9999, "watchdog_batch_max = 9999 (the default) must be 1 to 1000"),
+            (
+                |s| s.discovery.buffer = 999,
+                "discovery_buffer = 999 (the default) must hold a batch: discovery_batch_max = 1000",
+            ),
+            (|s| s.watchdog.interval = Duration::ZERO, "watchdog_interval = 0s (the default) must be 10ms to 1m"),
+            (|s| s.limits.max_items = 0, "max_items = 0 (the default) must be 1 to 1000"),
+            (
+                |s| s.limits.max_payload_bytes = 64 << 20,
+                "max_payload_bytes = 64MiB (the default) must not exceed max_request_bytes = 32MiB",
+            ),
+            (|s| s.limits.max_replicas = 0, "max_replicas = 0"),
+            (
+                |s| s.queues.default.replicas = 101,
+                "queues.default.replicas = 101 (the default) must be 1 to max_replicas = 100",
+            ),
+            (
+                |s| s.queues.default.lease = DAY,
+                "queues.default.lease = 1day (the default) must be 100ms to max_lease = 12h",
+            ),
+            (|s| s.queues.default.lease = Duration::from_millis(99), "queues.default.lease = 99ms"),
+            (|s| s.queues.default.max_attempts = 0, "queues.default.max_attempts = 0 (the default) must be 1 to 1000"),
+            (|s| s.queues.default.backoff.clear(), "queues.default.backoff = [] (the default) must hold at least one"),
+            (
+                |s| {
+                    let queue = QueueSettings { high_water_tasks: 0, ..Default::default() };
+                    s.queues.named.insert(QueueName::new("crawl").unwrap(), queue);
+                },
+                "queues.crawl.high_water_tasks = 0",
+            ),
+        ];
+        for (change, want) in cases {
+            let error = error(change);
+            assert!(error.contains(want), "{error:?} should say {want:?}");
+        }
+    }
+
+    #[test]
+    fn passwords_are_hidden_wherever_they_stand() {
+        let cases = [
+            ("redis://:secret@h:1/0", "redis://:***@h:1/0"),
+            ("mysql://u:se/cr@t@h/db", "mysql://u:***@h/db"),
+            ("mysql://h/db?ssl-mode=x&password=secret", "mysql://h/db?ssl-mode=x&password=***"),
+            ("kafka://a:9092,b:9092", "kafka://a:9092,b:9092"),
+            ("kafka://u:secret@a:9092,b:9092", "kafka://u:***@a:9092,b:9092"),
+            ("sqlite://x.db", "sqlite://x.db"),
+            ("u:secret@h", "u:***@h"),
+        ];
+        for (url, shown) in cases {
+            assert_eq!(without_password(url), shown);
+        }
+        let settings = Settings { redis_url: Some("redis://:secret@h".into()), ..Default::default() };
+        assert!(!format!("{settings:?}").contains("secret"));
+    }
+}

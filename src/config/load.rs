@@ -1,0 +1,287 @@
+//! From flags, environment and file to [`Settings`], and where each came from.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::{ArgMatches, parser::ValueSource};
+use toml::de::{DeTable, DeValue};
+
+use super::{Options, Settings, check::check, options::QueueOptions};
+use crate::model::QueueName;
+
+/// One line each: what, where, and what would be right.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot read the configuration file {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{}:{line}: {message}", path.display())]
+    File { path: PathBuf, line: usize, message: String },
+    #[error("{0}")]
+    Value(String),
+}
+
+/// Where a value that is not a default came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Flag,
+    Environment,
+    File { path: PathBuf, line: usize },
+}
+
+/// By key; those of a queue are `queues.NAME.key`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origins(BTreeMap<String, Origin>);
+
+/// A configuration that was checked.
+#[derive(Debug)]
+pub struct Loaded {
+    pub settings: Settings,
+    pub origins: Origins,
+}
+
+/// Fills in what `flags` (which hold the environment too) leave open: from their `config` file, then from the defaults.
+pub fn load(flags: Options, given: Origins) -> Result<Loaded, Error> {
+    let mut settings = Settings::default();
+    let mut origins = Origins::default();
+    if let Some(path) = &flags.config {
+        let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.clone(), source })?;
+        origins = origins_in(path, &text)?;
+        let mut options: Options = toml::from_str(&text).map_err(|error| located(path, &text, &error))?;
+        apply_queues(std::mem::take(&mut options.queues), &mut settings, &origins)?;
+        options.apply(&mut settings);
+    }
+    flags.apply(&mut settings);
+    origins.0.extend(given.0);
+    check(&settings, &origins)?;
+    Ok(Loaded { settings, origins })
+}
+
+/// Named queues start from `[queues.default]`, which starts from taskd's defaults.
+fn apply_queues(
+    mut queues: BTreeMap<String, QueueOptions>,
+    settings: &mut Settings,
+    origins: &Origins,
+) -> Result<(), Error> {
+    if let Some(default) = queues.remove("default") {
+        default.apply(&mut settings.queues.default);
+    }
+    for (name, options) in queues {
+        let queue = QueueName::new(&name).map_err(|error| {
+            let key = format!("queues.{name}");
+            Error::Value(format!("{}{error}", origins.prefix(&key)))
+        })?;
+        let mut queue_settings = settings.queues.default.clone();
+        options.apply(&mut queue_settings);
+        settings.queues.named.insert(queue, queue_settings);
+    }
+    Ok(())
+}
+
+impl Origins {
+    /// Which of [`Options`] were given as flags or by the environment.
+    pub fn given(matches: &ArgMatches) -> Self {
+        let source = |id: &str| match matches.value_source(id) {
+            Some(ValueSource::CommandLine) => Some(Origin::Flag),
+            Some(ValueSource::EnvVariable) => Some(Origin::Environment),
+            _ => None,
+        };
+        let ids = matches.ids().map(clap::Id::as_str);
+        // A group has an id too, but no value source of its own.
+        Self(
+            ids.filter(|id| matches.try_contains_id(id).is_ok())
+                .filter_map(|id| Some((id.into(), source(id)?)))
+                .collect(),
+        )
+    }
+
+    /// `--partitions`, `TASKD_PARTITIONS` or `taskd.toml:3`; `None` for a default.
+    pub fn describe(&self, key: &str) -> Option<String> {
+        Some(match self.0.get(key)? {
+            Origin::Flag => format!("--{}", key.replace('_', "-")),
+            Origin::Environment => format!("TASKD_{}", key.to_uppercase()),
+            Origin::File { path, line } => format!("{}:{line}", path.display()),
+        })
+    }
+
+    /// The same, to stand before a message.
+    pub(super) fn prefix(&self, key: &str) -> String {
+        self.describe(key).map(|origin| format!("{origin}: ")).unwrap_or_default()
+    }
+}
+
+/// The line of each key of the file.
+fn origins_in(path: &Path, text: &str) -> Result<Origins, Error> {
+    let table = DeTable::parse(text).map_err(|error| located(path, text, &error))?;
+    let mut origins = Origins::default();
+    note(table.get_ref(), "", &mut |key, at| {
+        origins.0.insert(key, Origin::File { path: path.to_owned(), line: line_of(text, at) });
+    });
+    Ok(origins)
+}
+
+fn note(table: &DeTable<'_>, prefix: &str, found: &mut impl FnMut(String, usize)) {
+    for (key, value) in table {
+        let path = format!("{prefix}{}", key.get_ref());
+        found(path.clone(), key.span().start);
+        if let DeValue::Table(inner) = value.get_ref() {
+            note(inner, &format!("{path}."), found);
+        }
+    }
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1
+}
+
+fn located(path: &Path, text: &str, error: &toml::de::Error) -> Error {
+    let line = line_of(text, error.span().map_or(0, |span| span.start));
+    Error::File { path: path.to_owned(), line, message: in_one_line(error.message()) }
+}
+
+/// serde's words in those of a TOML file: keys, quoted as everywhere else in our messages.
+fn in_one_line(message: &str) -> String {
+    let message = message.lines().collect::<Vec<_>>().join("; ");
+    match message.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, expected ")) {
+        Some((key, expected)) => {
+            let expected = expected.trim_start_matches("one of ").replace('`', "");
+            format!("unknown key {key:?}; expected {expected}")
+        }
+        None => message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::{Args, Command, FromArgMatches};
+
+    use super::*;
+    use crate::{config::to_toml, model::Priority};
+
+    fn parse(args: &[&str]) -> (Options, Origins) {
+        let command = Options::augment_args(Command::new("taskd").no_binary_name(true));
+        let matches = command.try_get_matches_from(args).unwrap();
+        (Options::from_arg_matches(&matches).unwrap(), Origins::given(&matches))
+    }
+
+    fn load_with(file: &str, args: &[&str]) -> Result<Loaded, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.toml");
+        fs::write(&path, file).unwrap();
+        let (mut flags, given) = parse(args);
+        flags.config = Some(path);
+        let shown = format!("{}/", dir.path().display());
+        load(flags, given).map_err(|error| error.to_string().replace(&shown, ""))
+    }
+
+    fn load_file(file: &str) -> Result<Settings, String> {
+        load_with(file, &[]).map(|loaded| loaded.settings)
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let file = "partitions = 8\ngrace_period = \"3s\"\n";
+        let loaded = load_with(file, &["--partitions", "16"]).unwrap();
+        assert_eq!(loaded.settings.partitions, 16);
+        assert_eq!(loaded.settings.grace_period, Duration::from_secs(3));
+        assert_eq!(loaded.settings.stall_after, Settings::default().stall_after);
+        assert_eq!(loaded.origins.describe("partitions").unwrap(), "--partitions");
+        assert!(loaded.origins.describe("grace_period").unwrap().ends_with("t.toml:2"));
+        assert_eq!(loaded.origins.describe("stall_after"), None);
+    }
+
+    #[test]
+    fn a_named_queue_inherits_from_the_default_section() {
+        let settings = load_file(
+            "[queues.crawl]\nreplicas = 3\n[queues.default]\nlease = \"1m\"\npriority = \"low\"\nbackoff = [\"2s\"]\n",
+        )
+        .unwrap();
+        let crawl = settings.queues.get(&QueueName::new("crawl").unwrap());
+        assert_eq!((crawl.replicas, crawl.lease, crawl.priority), (3, Duration::from_secs(60), Priority::Low));
+        let other = settings.queues.get(&QueueName::new("other").unwrap());
+        assert_eq!((other.replicas, &other.backoff), (1, &vec![Duration::from_secs(2)]));
+    }
+
+    #[test]
+    fn an_empty_url_means_the_embedded_default() {
+        assert_eq!(load_file("redis_url = \"\"").unwrap().redis_url, None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line_with_its_place_and_the_alternatives() {
+        let cases = [
+            ("a = 1\n", "t.toml:1: unknown key \"a\"; expected pipelines, data_dir, "),
+            ("partitions = 4\npartitons = 3\n", "t.toml:2: unknown key \"partitons\"; expected "),
+            ("[queues.q]\nreplica = 1\n", "t.toml:2: unknown key \"replica\"; expected replicas, priority, lease, "),
+            (
+                "pipelines = \"fnout\"",
+                "t.toml:1: unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks",
+            ),
+            ("grace_period = \"5\"", "t.toml:1: \"5\" is not a duration"),
+            ("grace_period = 5", "expected a duration such as \"30s\""),
+            ("max_payload_bytes = \"1 lot\"", "t.toml:1: \"1 lot\" is not a size"),
+            ("\n\npartitions =\n", "t.toml:3: "),
+            ("log_format = \"xml\"", "t.toml:1: unknown variant `xml`, expected one of `auto`, `pretty`, `json`"),
+            ("[queues.\"a b\"]\n", "t.toml:1: queue \"a b\" contains ' '; use A-Z a-z 0-9 . _ -"),
+        ];
+        for (file, want) in cases {
+            let error = load_file(file).unwrap_err();
+            assert!(error.contains(want), "{error:?} should say {want:?}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let flags = Options { config: Some("/no/such.toml".into()), ..Default::default() };
+        let error = load(flags, Origins::default()).unwrap_err().to_string();
+        assert!(error.starts_with("cannot read the configuration file /no/such.toml: "), "{error}");
+    }
+
+    #[test]
+    fn every_flag_has_its_environment_variable_and_its_key() {
+        let command = Options::augment_args(Command::new("taskd"));
+        let table = toml::Table::try_from(Options::of(&Settings {
+            pipelines: super::super::Pipeline::ALL.to_vec(),
+            ..Default::default()
+        }))
+        .unwrap();
+        for arg in command.get_arguments() {
+            let key = arg.get_id().as_str();
+            assert_eq!(arg.get_env().unwrap(), format!("TASKD_{}", key.to_uppercase()).as_str());
+            assert_eq!(arg.get_long().unwrap(), key.replace('_', "-"));
+            assert!(key == "config" || table.contains_key(key), "{key} cannot be printed");
+        }
+        assert_eq!(table.len(), command.get_arguments().count() - 1 + 1, "all but --config, and the queues");
+    }
+
+    #[test]
+    fn the_sample_documents_every_key_with_its_default() {
+        let sample = include_str!("../../taskd.toml");
+        let settings = load_file(sample).unwrap();
+        let everything = Settings { pipelines: super::super::Pipeline::ALL.to_vec(), ..Default::default() };
+        assert_eq!(settings, everything);
+        let documented: toml::Table = sample.parse().unwrap();
+        let all: toml::Table = to_toml(&everything, &Origins::default()).parse().unwrap();
+        assert_eq!(documented.keys().collect::<Vec<_>>(), all.keys().collect::<Vec<_>>());
+        let keys =
+            |table: &toml::Table| table["queues"]["default"].as_table().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(&documented), keys(&all));
+    }
+
+    #[test]
+    fn what_is_printed_reads_back_as_the_same() {
+        let file =
+            "pipelines = \"tasks\"\nmax_items = 7\nbus_url = \"kafka://h:9092\"\n[queues.crawl]\nlease = \"1500ms\"\n";
+        let loaded = load_with(file, &["--partitions", "16"]).unwrap();
+        let printed = to_toml(&loaded.settings, &loaded.origins);
+        assert_eq!(load_file(&printed).unwrap(), loaded.settings);
+        assert!(printed.contains("partitions = 16 # --partitions\n"), "{printed}");
+        assert!(printed.contains("t.toml:2\n"), "{printed}");
+        assert!(printed.contains("t.toml:5\n"), "{printed}");
+    }
+}

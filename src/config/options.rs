@@ -1,0 +1,357 @@
+//! What may be set, and how each is called: `--some-thing` = `TASKD_SOME_THING` = `some_thing = …` in the file.
+//!
+//! To add a setting: a field here, a line in `apply`, a line in `of`, and a paragraph in `taskd.toml`.
+
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Discovery, Fanout, Limits, LogFormat, QueueSettings, Settings, Watchdog,
+    units::{ByteSize, Pipelines, Time},
+};
+use crate::model::Priority;
+
+/// What somebody has set; `None` where they have not.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Options {
+    /// What this process does: `all`, or a comma list of discovery, fanout, watchdog, tasks
+    #[arg(long, env = "TASKD_PIPELINES", hide_env = true, value_name = "all|LIST")]
+    pub pipelines: Option<Pipelines>,
+
+    /// A TOML file with the same settings (long names with _ for -) and the queues' own
+    #[arg(long, env = "TASKD_CONFIG", hide_env = true, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+
+    /// Where the embedded redis-server and SQLite keep their files [default: ./taskd-data]
+    #[arg(long, env = "TASKD_DATA_DIR", hide_env = true, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+
+    /// redis://, rediss:// or unix://; empty: a redis-server of our own in the data folder
+    #[arg(long, env = "TASKD_REDIS_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
+    pub redis_url: Option<String>,
+
+    /// mysql:// or sqlite://; empty: SQLite in the data folder
+    #[arg(long, env = "TASKD_DATABASE_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
+    pub database_url: Option<String>,
+
+    /// kafka://host:9092,…; empty: Redis Streams in that Redis
+    #[arg(long, env = "TASKD_BUS_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
+    pub bus_url: Option<String>,
+
+    /// Stands before every Redis key [default: taskd:]
+    #[arg(long, env = "TASKD_REDIS_PREFIX", hide_env = true, value_name = "TEXT", help_heading = "Backends")]
+    pub redis_prefix: Option<String>,
+
+    /// Stands before every topic [default: empty]
+    #[arg(long, env = "TASKD_TOPIC_PREFIX", hide_env = true, value_name = "TEXT", help_heading = "Backends")]
+    pub topic_prefix: Option<String>,
+
+    /// Partitions of the bus and shards of each queue, when they are made [default: 4]
+    #[arg(long, env = "TASKD_PARTITIONS", hide_env = true, value_name = "N", help_heading = "Backends")]
+    pub partitions: Option<u32>,
+
+    /// [default: 127.0.0.1:7600]
+    #[arg(long, env = "TASKD_HTTP_LISTEN", hide_env = true, value_name = "IP:PORT", help_heading = "Listeners")]
+    pub http_listen: Option<SocketAddr>,
+
+    /// [default: 127.0.0.1:7601]
+    #[arg(long, env = "TASKD_GRPC_LISTEN", hide_env = true, value_name = "IP:PORT", help_heading = "Listeners")]
+    pub grpc_listen: Option<SocketAddr>,
+
+    /// How long a stop may take; then what is left is dropped and comes again [default: 25s]
+    #[arg(long, env = "TASKD_GRACE_PERIOD", hide_env = true, value_name = "TIME", help_heading = "Process")]
+    pub grace_period: Option<Time>,
+
+    /// A loop that has not come round for so long makes /readyz answer 503 [default: 30s]
+    #[arg(long, env = "TASKD_STALL_AFTER", hide_env = true, value_name = "TIME", help_heading = "Process")]
+    pub stall_after: Option<Time>,
+
+    /// auto: pretty on a terminal, JSON otherwise [default: auto]
+    #[arg(
+        long,
+        env = "TASKD_LOG_FORMAT",
+        hide_env = true,
+        value_name = "FORMAT",
+        value_enum,
+        hide_possible_values = true,
+        help_heading = "Process"
+    )]
+    pub log_format: Option<LogFormat>,
+
+    /// What to log: a level, or a filter such as warn,taskd=debug [default: info]
+    #[arg(long, env = "TASKD_LOG", hide_env = true, value_name = "FILTER", help_heading = "Process")]
+    pub log: Option<String>,
+
+    /// Payload of one task [default: 1MiB]
+    #[arg(long, env = "TASKD_MAX_PAYLOAD_BYTES", hide_env = true, value_name = "SIZE", help_heading = "Limits")]
+    pub max_payload_bytes: Option<ByteSize>,
+
+    /// Headers of one task, names and values together [default: 16KiB]
+    #[arg(long, env = "TASKD_MAX_HEADERS_BYTES", hide_env = true, value_name = "SIZE", help_heading = "Limits")]
+    pub max_headers_bytes: Option<ByteSize>,
+
+    /// Result of one completion [default: 1MiB]
+    #[arg(long, env = "TASKD_MAX_RESULT_BYTES", hide_env = true, value_name = "SIZE", help_heading = "Limits")]
+    pub max_result_bytes: Option<ByteSize>,
+
+    /// Workers that one task may ask for [default: 100]
+    #[arg(long, env = "TASKD_MAX_REPLICAS", hide_env = true, value_name = "N", help_heading = "Limits")]
+    pub max_replicas: Option<u32>,
+
+    /// How long a worker may hold a task without extending [default: 12h]
+    #[arg(long, env = "TASKD_MAX_LEASE", hide_env = true, value_name = "TIME", help_heading = "Limits")]
+    pub max_lease: Option<Time>,
+
+    /// One gRPC message, or one HTTP body that is not NDJSON [default: 32MiB]
+    #[arg(long, env = "TASKD_MAX_REQUEST_BYTES", hide_env = true, value_name = "SIZE", help_heading = "Limits")]
+    pub max_request_bytes: Option<ByteSize>,
+
+    /// Tasks in one get, complete, reject or extend call [default: 1000]
+    #[arg(long, env = "TASKD_MAX_ITEMS", hide_env = true, value_name = "N", help_heading = "Limits")]
+    pub max_items: Option<usize>,
+
+    /// How long a get call may wait for a task [default: 1m]
+    #[arg(long, env = "TASKD_MAX_WAIT", hide_env = true, value_name = "TIME", help_heading = "Limits")]
+    pub max_wait: Option<Time>,
+
+    /// Tasks stored in one transaction, 1 to 1000 [default: 1000]
+    #[arg(long, env = "TASKD_DISCOVERY_BATCH_MAX", hide_env = true, value_name = "N", help_heading = "Discovery")]
+    pub discovery_batch_max: Option<usize>,
+
+    /// How long the first task of a batch waits for others [default: 0s: as long as the batch before it takes]
+    #[arg(long, env = "TASKD_DISCOVERY_BATCH_DELAY", hide_env = true, value_name = "TIME", help_heading = "Discovery")]
+    pub discovery_batch_delay: Option<Time>,
+
+    /// Tasks that may wait to be stored; beyond that callers are told to try later [default: 20000]
+    #[arg(long, env = "TASKD_DISCOVERY_BUFFER", hide_env = true, value_name = "N", help_heading = "Discovery")]
+    pub discovery_buffer: Option<usize>,
+
+    /// Records read and enqueued at once, 1 to 1000 [default: 1000]
+    #[arg(long, env = "TASKD_FANOUT_BATCH_MAX", hide_env = true, value_name = "N", help_heading = "Fanout")]
+    pub fanout_batch_max: Option<usize>,
+
+    /// How often leases and delays are looked at, at least [default: 250ms]
+    #[arg(long, env = "TASKD_WATCHDOG_INTERVAL", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
+    pub watchdog_interval: Option<Time>,
+
+    /// Leases, delays or repairs handled in one step, 1 to 1000 [default: 1000]
+    #[arg(long, env = "TASKD_WATCHDOG_BATCH_MAX", hide_env = true, value_name = "N", help_heading = "Watchdog")]
+    pub watchdog_batch_max: Option<usize>,
+
+    /// A task stored so long ago and not on the bus is published again [default: 5s]
+    #[arg(long, env = "TASKD_REPUBLISH_AFTER", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
+    pub republish_after: Option<Time>,
+
+    /// How long a final record stays in Redis after SQL has it [default: 1m]
+    #[arg(long, env = "TASKD_GRACE", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
+    pub grace: Option<Time>,
+
+    /// What is due later than this from now stays in SQL [default: 10m]
+    #[arg(long, env = "TASKD_HORIZON", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
+    pub horizon: Option<Time>,
+
+    /// How often a page of unfinished tasks is compared with Redis [default: 1s]
+    #[arg(long, env = "TASKD_RECONCILE_EVERY", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
+    pub reconcile_every: Option<Time>,
+
+    /// Only in the file.
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub queues: BTreeMap<String, QueueOptions>,
+}
+
+/// `[queues.NAME]`: what is not set is as in `[queues.default]`, and what is not set there has taskd's default.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueueOptions {
+    pub replicas: Option<u32>,
+    pub priority: Option<PriorityName>,
+    pub lease: Option<Time>,
+    pub max_attempts: Option<u32>,
+    pub backoff: Option<Vec<Time>>,
+    pub high_water_tasks: Option<u64>,
+    pub high_water_bytes: Option<ByteSize>,
+    pub max_unfinished: Option<u64>,
+    pub filter_keys: Option<u64>,
+}
+
+/// A [`Priority`] by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PriorityName {
+    High,
+    Medium,
+    Low,
+}
+
+impl From<PriorityName> for Priority {
+    fn from(name: PriorityName) -> Self {
+        match name {
+            PriorityName::High => Self::High,
+            PriorityName::Medium => Self::Medium,
+            PriorityName::Low => Self::Low,
+        }
+    }
+}
+
+impl From<Priority> for PriorityName {
+    fn from(priority: Priority) -> Self {
+        match priority {
+            Priority::High => Self::High,
+            Priority::Medium => Self::Medium,
+            Priority::Low => Self::Low,
+        }
+    }
+}
+
+impl Options {
+    /// Puts what is set here over `settings`, except for the queues.
+    pub(super) fn apply(self, settings: &mut Settings) {
+        let Settings { limits, discovery, fanout, watchdog, .. } = settings;
+        set(&mut settings.pipelines, self.pipelines.map(|list| list.0));
+        set(&mut settings.data_dir, self.data_dir);
+        set(&mut settings.redis_url, self.redis_url.map(not_empty));
+        set(&mut settings.database_url, self.database_url.map(not_empty));
+        set(&mut settings.bus_url, self.bus_url.map(not_empty));
+        set(&mut settings.redis_prefix, self.redis_prefix);
+        set(&mut settings.topic_prefix, self.topic_prefix);
+        set(&mut settings.partitions, self.partitions);
+        set(&mut settings.http_listen, self.http_listen);
+        set(&mut settings.grpc_listen, self.grpc_listen);
+        set_time(&mut settings.grace_period, self.grace_period);
+        set_time(&mut settings.stall_after, self.stall_after);
+        set(&mut settings.log_format, self.log_format);
+        set(&mut settings.log, self.log);
+        set_size(&mut limits.max_payload_bytes, self.max_payload_bytes);
+        set_size(&mut limits.max_headers_bytes, self.max_headers_bytes);
+        set_size(&mut limits.max_result_bytes, self.max_result_bytes);
+        set(&mut limits.max_replicas, self.max_replicas);
+        set_time(&mut limits.max_lease, self.max_lease);
+        set_size(&mut limits.max_request_bytes, self.max_request_bytes);
+        set(&mut limits.max_items, self.max_items);
+        set_time(&mut limits.max_wait, self.max_wait);
+        set(&mut discovery.batch_max, self.discovery_batch_max);
+        set_time(&mut discovery.batch_delay, self.discovery_batch_delay);
+        set(&mut discovery.buffer, self.discovery_buffer);
+        set(&mut fanout.batch_max, self.fanout_batch_max);
+        set_time(&mut watchdog.interval, self.watchdog_interval);
+        set(&mut watchdog.batch_max, self.watchdog_batch_max);
+        set_time(&mut watchdog.republish_after, self.republish_after);
+        set_time(&mut watchdog.grace, self.grace);
+        set_time(&mut watchdog.horizon, self.horizon);
+        set_time(&mut watchdog.reconcile_every, self.reconcile_every);
+    }
+
+    /// The options that give `settings`: every one set.
+    pub(super) fn of(settings: &Settings) -> Self {
+        // Taken apart without `..`, so that a new setting cannot be forgotten here.
+        let Settings { limits, discovery, fanout, watchdog, queues, .. } = settings;
+        let Limits {
+            max_payload_bytes,
+            max_headers_bytes,
+            max_result_bytes,
+            max_replicas,
+            max_lease,
+            max_request_bytes,
+            max_items,
+            max_wait,
+        } = limits;
+        let Discovery { batch_max, batch_delay, buffer } = discovery;
+        let Fanout { batch_max: fanout_batch_max } = fanout;
+        let Watchdog { interval, republish_after, grace, horizon, reconcile_every, batch_max: watchdog_batch_max } =
+            watchdog;
+        let default = ("default".to_owned(), QueueOptions::of(&queues.default));
+        let named = queues.named.iter().map(|(name, queue)| (name.to_string(), QueueOptions::of(queue)));
+        Self {
+            pipelines: (!settings.pipelines.is_empty()).then(|| Pipelines(settings.pipelines.clone())),
+            config: None,
+            data_dir: Some(settings.data_dir.clone()),
+            redis_url: Some(settings.redis_url.clone().unwrap_or_default()),
+            database_url: Some(settings.database_url.clone().unwrap_or_default()),
+            bus_url: Some(settings.bus_url.clone().unwrap_or_default()),
+            redis_prefix: Some(settings.redis_prefix.clone()),
+            topic_prefix: Some(settings.topic_prefix.clone()),
+            partitions: Some(settings.partitions),
+            http_listen: Some(settings.http_listen),
+            grpc_listen: Some(settings.grpc_listen),
+            grace_period: Some(Time(settings.grace_period)),
+            stall_after: Some(Time(settings.stall_after)),
+            log_format: Some(settings.log_format),
+            log: Some(settings.log.clone()),
+            max_payload_bytes: Some(size(*max_payload_bytes)),
+            max_headers_bytes: Some(size(*max_headers_bytes)),
+            max_result_bytes: Some(size(*max_result_bytes)),
+            max_replicas: Some(*max_replicas),
+            max_lease: Some(Time(*max_lease)),
+            max_request_bytes: Some(size(*max_request_bytes)),
+            max_items: Some(*max_items),
+            max_wait: Some(Time(*max_wait)),
+            discovery_batch_max: Some(*batch_max),
+            discovery_batch_delay: Some(Time(*batch_delay)),
+            discovery_buffer: Some(*buffer),
+            fanout_batch_max: Some(*fanout_batch_max),
+            watchdog_interval: Some(Time(*interval)),
+            watchdog_batch_max: Some(*watchdog_batch_max),
+            republish_after: Some(Time(*republish_after)),
+            grace: Some(Time(*grace)),
+            horizon: Some(Time(*horizon)),
+            reconcile_every: Some(Time(*reconcile_every)),
+            queues: std::iter::once(default).chain(named).collect(),
+        }
+    }
+}
+
+impl QueueOptions {
+    /// Puts what is set here over `queue`.
+    pub(super) fn apply(self, queue: &mut QueueSettings) {
+        set(&mut queue.replicas, self.replicas);
+        set(&mut queue.priority, self.priority.map(Priority::from));
+        set_time(&mut queue.lease, self.lease);
+        set(&mut queue.max_attempts, self.max_attempts);
+        set(&mut queue.backoff, self.backoff.map(|waits| waits.into_iter().map(|wait| wait.0).collect()));
+        set(&mut queue.high_water_tasks, self.high_water_tasks);
+        set(&mut queue.high_water_bytes, self.high_water_bytes.map(|bytes| bytes.0));
+        set(&mut queue.max_unfinished, self.max_unfinished);
+        set(&mut queue.filter_keys, self.filter_keys);
+    }
+
+    fn of(queue: &QueueSettings) -> Self {
+        Self {
+            replicas: Some(queue.replicas),
+            priority: Some(queue.priority.into()),
+            lease: Some(Time(queue.lease)),
+            max_attempts: Some(queue.max_attempts),
+            backoff: Some(queue.backoff.iter().copied().map(Time).collect()),
+            high_water_tasks: Some(queue.high_water_tasks),
+            high_water_bytes: Some(ByteSize(queue.high_water_bytes)),
+            max_unfinished: Some(queue.max_unfinished),
+            filter_keys: Some(queue.filter_keys),
+        }
+    }
+}
+
+fn set<T>(target: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *target = value;
+    }
+}
+
+fn set_time(target: &mut std::time::Duration, value: Option<Time>) {
+    set(target, value.map(|time| time.0));
+}
+
+fn set_size(target: &mut usize, value: Option<ByteSize>) {
+    set(target, value.map(|bytes| usize::try_from(bytes.0).unwrap_or(usize::MAX)));
+}
+
+fn size(bytes: usize) -> ByteSize {
+    ByteSize(bytes as u64)
+}
+
+fn not_empty(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}

@@ -1,0 +1,191 @@
+//! Values as people write them: `30s`, `64MiB`, `discovery,fanout`. One form for flags, environment and file.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::Pipeline;
+
+/// `250ms`, `30s`, `1h 30m`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Time(pub Duration);
+
+impl FromStr for Time {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |error| format!("{text:?} is not a duration ({error}); write 250ms, 30s or 1h 30m");
+        humantime::parse_duration(text).map(Self).map_err(wrong)
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        humantime::format_duration(self.0).fmt(f)
+    }
+}
+
+/// `1048576`, `1MiB` or `1MB`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ByteSize(pub u64);
+
+/// The larger first, so that a size is printed with the largest unit that it is a multiple of.
+const UNITS: [(&str, u64); 6] =
+    [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)];
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not a size; write bytes (65536) or a unit (64KiB, 1MiB, 2GiB, 1MB)");
+        let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let number: u64 = text[..digits].parse().map_err(|_| wrong())?;
+        let unit = text[digits..].trim();
+        let factor = match UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) {
+            Some((_, factor)) => *factor,
+            None if unit.is_empty() || unit.eq_ignore_ascii_case("b") => 1,
+            None => return Err(wrong()),
+        };
+        number.checked_mul(factor).map(Self).ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let binary = UNITS[..3].iter().find(|(_, factor)| self.0 > 0 && self.0.is_multiple_of(*factor));
+        match binary {
+            Some((name, factor)) => write!(f, "{}{name}", self.0 / factor),
+            None => self.0.fmt(f),
+        }
+    }
+}
+
+/// `all`, or a comma list of pipelines.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pipelines(pub Vec<Pipeline>);
+
+impl FromStr for Pipelines {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim() == "all" {
+            return Ok(Self(Pipeline::ALL.to_vec()));
+        }
+        let names = text.split(',').map(str::trim);
+        let mut pipelines = names.map(str::parse).collect::<Result<Vec<Pipeline>, _>>()?;
+        pipelines.sort();
+        pipelines.dedup();
+        Ok(Self(pipelines))
+    }
+}
+
+impl fmt::Display for Pipelines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == Pipeline::ALL {
+            return f.write_str("all");
+        }
+        f.write_str(&self.0.iter().map(|p| p.as_str()).collect::<Vec<_>>().join(","))
+    }
+}
+
+/// Reads a value from its text, or from a whole number where its text may be one.
+struct Text<T>(&'static str, std::marker::PhantomData<T>);
+
+impl<T: FromStr<Err = String>> de::Visitor<'_> for Text<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
+}
+
+/// As [`Text`], for sizes.
+struct Number;
+
+impl de::Visitor<'_> for Number {
+    type Value = ByteSize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a size such as 65536 or \"64KiB\"")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<ByteSize, E> {
+        u64::try_from(number).map(ByteSize).map_err(|_| E::custom(format!("{number} is not a size; it is negative")))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<ByteSize, E> {
+        Ok(ByteSize(number))
+    }
+}
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(Text("a duration such as \"30s\"", Default::default()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Pipelines {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(Text("\"all\" or a comma list of pipelines", Default::default()))
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Number)
+    }
+}
+
+macro_rules! serialize_as_text {
+    ($($type:ty)*) => {$(
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+    )*};
+}
+serialize_as_text!(Time ByteSize Pipelines);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_and_without_units() {
+        let cases =
+            [("0", 0), ("65536", 65_536), ("64KiB", 65_536), ("1 MiB", 1 << 20), ("2gib", 2 << 30), ("3MB", 3_000_000)];
+        for (text, bytes) in cases {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+        for bad in ["", "MiB", "1.5MiB", "-1", "1 parsec", "99999999999GiB"] {
+            let error = bad.parse::<ByteSize>().unwrap_err();
+            assert!(error.contains("64KiB"), "{error:?} should show how a size is written");
+        }
+        assert_eq!(ByteSize(32 << 20).to_string(), "32MiB");
+        assert_eq!(ByteSize(1500).to_string(), "1500");
+    }
+
+    #[test]
+    fn pipelines_are_all_or_a_list_in_any_order() {
+        let read = |text: &str| text.parse::<Pipelines>().map(|list| list.to_string());
+        assert_eq!(read("all").unwrap(), "all");
+        assert_eq!(read("tasks, discovery,tasks").unwrap(), "discovery,tasks");
+        let error = read("discovery,fnout").unwrap_err();
+        assert_eq!(error, "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks");
+    }
+
+    #[test]
+    fn a_duration_without_a_unit_is_told_how_to_write_one() {
+        let error = "30".parse::<Time>().unwrap_err();
+        assert!(error.contains("30s"), "{error}");
+    }
+}

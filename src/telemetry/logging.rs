@@ -1,0 +1,26 @@
+//! Log lines go to stderr, so that stdout stays for what a command answers.
+
+use std::io::{IsTerminal, stderr};
+
+use tracing_subscriber::{EnvFilter, fmt};
+
+use crate::config::LogFormat;
+
+/// Starts logging, once per process. `filter` has been checked with the settings.
+pub fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(filter)?;
+    let terminal = stderr().is_terminal();
+    let pretty = match format {
+        LogFormat::Auto => terminal,
+        LogFormat::Pretty => true,
+        LogFormat::Json => false,
+    };
+    let lines = fmt().with_env_filter(filter).with_writer(stderr);
+    let started = if pretty {
+        lines.with_ansi(terminal).try_init()
+    } else {
+        // Fields beside the message, not below it: one level is what log stores index best.
+        lines.json().flatten_event(true).with_current_span(false).try_init()
+    };
+    started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
+}
