@@ -147,6 +147,50 @@ async fn a_killed_server_is_back_within_a_second_with_its_data() {
 }
 
 #[tokio::test]
+async fn the_stop_comes_through_while_the_server_cannot_be_started() {
+    let folder = Folder::new();
+    let watched = Watched::new(folder.start().await);
+    for _ in 0..10 {
+        set(&watched.url, "some value that takes a few bytes").await;
+    }
+    spoil_the_middle(&folder.path.join("redis/appendonlydir"));
+    let log = folder.path.join("redis.log");
+    folder.signal(Signal::SIGKILL);
+    let began = Instant::now();
+    while fs::read_to_string(&log).expect("the log").matches("Bad file format").count() < 3 {
+        assert!(began.elapsed() < Duration::from_secs(10), "it is not tried again and again");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    watched.end().await;
+}
+
+#[tokio::test]
+async fn it_is_not_handed_out_before_its_data_is_loaded() {
+    const KEYS: usize = 300_000;
+    let folder = Folder::new();
+    let data = folder.lock();
+    let aof = folder.path.join("redis/appendonlydir");
+    fs::create_dir_all(&aof).expect("a folder");
+    fs::write(aof.join("appendonly.aof.manifest"), "file appendonly.aof.1.incr.aof seq 1 type i\n").expect("written");
+    let sets = (0..KEYS).map(|key| format!("*3\r\n$3\r\nSET\r\n$6\r\n{key:06}\r\n$1\r\nv\r\n"));
+    fs::write(aof.join("appendonly.aof.1.incr.aof"), sets.collect::<String>()).expect("written");
+    let server = RedisServer::start(&data).await.expect("redis-server starts");
+    let redis = taskd::redis_pool::Redis::connect(server.url(), "").await.expect("a connection");
+    let size: usize = redis::cmd("DBSIZE").query_async(&mut redis.conn()).await.expect("an answer");
+    assert_eq!(size, KEYS);
+}
+
+#[tokio::test]
+async fn ctrl_c_on_the_terminal_does_not_reach_it() {
+    let folder = Folder::new();
+    let _server = folder.start().await;
+    let stat = fs::read_to_string(format!("/proc/{}/stat", folder.pid())).expect("its state");
+    let (_, rest) = stat.rsplit_once(") ").expect("fields");
+    let group = rest.split(' ').nth(2).expect("a group");
+    assert_eq!(group, folder.pid().to_string(), "it leads a process group of its own");
+}
+
+#[tokio::test]
 async fn a_server_that_hangs_does_not_hold_up_the_stop_for_ever() {
     let folder = Folder::new();
     let watched = Watched::new(folder.start().await);

@@ -1,0 +1,52 @@
+# The ways to build, run and test taskd. `make help` lists them.
+# Set CARGO_TARGET_DIR to build elsewhere than in target/, for example to share what is compiled between checkouts.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+# rustup tells new shells where cargo is; this one may be older.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.PHONY: help
+help: ## List the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '  %-10s %s\n' "$$name" "$$text"; done
+
+.PHONY: run
+run: ## Build taskd and run all pipelines, with nothing to configure (ARGS="--http-listen …" adds arguments)
+	@scripts/install-deps run
+	cargo build --release --locked
+	@exec "$(TARGET)/release/taskd" --pipelines all $(ARGS)
+
+.PHONY: test
+test: ## Everything that CI checks: format, lints, all tests against real servers
+	@scripts/install-deps test
+	@scripts/test
+
+.PHONY: quick
+quick: ## Format, lints and the tests that need no more than redis-server: under two minutes
+	@scripts/install-deps run
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	cargo test --locked --lib --bins --test it
+
+.PHONY: demo
+demo: ## Crawl the Python documentation on this machine with four workers
+	@scripts/install-deps demo
+	@scripts/demo
+
+.PHONY: bench
+bench: ## Measure throughput and latency
+	@scripts/install-deps test
+	@scripts/bench
+
+.PHONY: services
+services: ## Start the servers of the tests and print how `cargo test` finds them: eval "$(make -s services)"
+	@scripts/install-deps test >&2
+	@scripts/services start
+
+.PHONY: clean
+clean: ## Stop the servers of the tests, and remove what was built
+	@scripts/services stop
+	cargo clean
