@@ -1,1 +1,204 @@
-//! Fanout: topic `pipeline` into the queue.
+//! Fanout: topic `pipeline` into the queue, each partition in order, exactly once by the offset that the enqueue script stores.
+//!
+//! Crash windows: before the script, nothing happened; after it, before the commit, the records come again and their offsets are known.
+//! A record whose queue is full is parked in SQL *before* the offset passes it: killed in between, it is parked and enqueued, and the
+//! parked copy finds its record.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Instant,
+};
+
+use anyhow::Context;
+use prost::Message as _;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    bus::{Message, Reading, Subscription, Topic},
+    config::Settings,
+    model::{self, Offset, QueueName, ShardId, TaskId},
+    outbox::Outbox,
+    pb,
+    queue::{self, Enqueue, EnqueueTask, Enqueued, Queue},
+    store::{TaskState, Unpublished},
+    supervise::{Beat, Supervisor},
+    telemetry::metrics::{self, FanoutBatch},
+};
+
+#[derive(Clone)]
+struct Fanout {
+    outbox: Outbox,
+    queue: Queue,
+    settings: Arc<Settings>,
+}
+
+pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor: &Supervisor) {
+    let fanout = Fanout { outbox, queue, settings: Arc::clone(settings) };
+    let (beat, stop) = (Arc::new(supervisor.progress().register("fanout")), supervisor.stop_token());
+    supervisor.spawn("fanout", move || fanout.clone().consume(Arc::clone(&beat), stop.clone()));
+}
+
+/// The records of one shard in one batch.
+#[derive(Default)]
+struct Group {
+    tasks: Vec<EnqueueTask>,
+    upto: Offset,
+}
+
+impl Fanout {
+    async fn consume(self, beat: Arc<Beat>, stop: CancellationToken) -> anyhow::Result<()> {
+        let mut subscription = self.outbox.bus.subscribe(Topic::Pipeline, Reading::Ordered).await?;
+        // What this reader enqueued last per shard: where Redis has fallen back behind it, it seeks back.
+        let mut last = HashMap::new();
+        loop {
+            let messages = tokio::select! {
+                messages = beat.idle(subscription.next(self.settings.fanout.batch_max)) => messages?,
+                () = stop.cancelled() => return Ok(()),
+            };
+            self.handle(messages, &mut *subscription, &mut last).await?;
+            beat.beat();
+        }
+    }
+
+    async fn handle(
+        &self,
+        messages: Vec<Message>,
+        subscription: &mut dyn Subscription,
+        last: &mut HashMap<ShardId, Offset>,
+    ) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let mut done = FanoutBatch { records: messages.len(), ..Default::default() };
+        let groups = self.groups(&messages, &mut done).await?;
+        let mut behind: BTreeMap<u32, Option<Offset>> = BTreeMap::new();
+        for (shard, group) in groups {
+            if behind.contains_key(&shard.number) {
+                continue;
+            }
+            match self.enqueue(&shard, &group, last.get(&shard).copied(), &mut done).await? {
+                None => drop(last.insert(shard, group.upto)),
+                Some(stored) => drop(behind.insert(shard.number, stored)),
+            }
+        }
+        for (partition, stored) in &behind {
+            tracing::warn!(partition, "redis fell back: reading pipeline/{partition} again from {stored:?}");
+            last.retain(|shard, _| shard.number != *partition);
+            subscription.seek(*partition, *stored).await?;
+        }
+        let dealt_with: Vec<_> = messages.into_iter().filter(|m| !behind.contains_key(&m.partition)).collect();
+        subscription.commit(&dealt_with).await?;
+        metrics::fanout_batch(done, started.elapsed());
+        Ok(())
+    }
+
+    /// The batch by shard, without what SQL knows to be final.
+    async fn groups(&self, messages: &[Message], done: &mut FanoutBatch) -> anyhow::Result<BTreeMap<ShardId, Group>> {
+        let grace_ms = i64::try_from(self.settings.watchdog.grace.as_millis()).unwrap_or(i64::MAX);
+        let recent = model::now_unix_ms().saturating_sub(grace_ms);
+        let (mut records, mut poison, mut ask) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
+        for message in messages {
+            match decode(message) {
+                Ok((id, queue, record)) => {
+                    if record.again || record.published_unix_ms < recent {
+                        ask.push(id);
+                    }
+                    records.push((message, id, queue, record));
+                }
+                Err(reason) => poison.push((message.clone(), reason)),
+            }
+        }
+        done.poison = poison.len();
+        self.outbox.bury(Topic::Pipeline, &poison).await?;
+        let states = if ask.is_empty() { Vec::new() } else { self.outbox.store.states(&ask).await? };
+        let mut states: HashMap<TaskId, TaskState> = states.into_iter().map(|state| (state.id, state)).collect();
+        let asked: std::collections::HashSet<_> = ask.into_iter().collect();
+
+        let mut groups: BTreeMap<ShardId, Group> = BTreeMap::new();
+        for (message, id, queue, record) in records {
+            let group = groups.entry(ShardId { queue, number: message.partition }).or_default();
+            group.upto = message.offset;
+            let mut credited = Vec::new();
+            if asked.contains(&id) {
+                match states.remove(&id) {
+                    Some(state) if !state.status.is_final() => credited = state.workers,
+                    // Final, or twice in this batch, or of a store that was replaced.
+                    _ => {
+                        done.again_final += 1;
+                        continue;
+                    }
+                }
+            }
+            group.tasks.push(EnqueueTask {
+                offset: message.offset,
+                id,
+                replicas: record.replicas,
+                not_before_unix_ms: record.not_before_unix_ms,
+                body: model::body_blob(&record),
+                credited,
+            });
+        }
+        Ok(groups)
+    }
+
+    /// Enqueues a group; `Some` when Redis fell back behind it.
+    async fn enqueue(
+        &self,
+        shard: &ShardId,
+        group: &Group,
+        predecessor: Option<Offset>,
+        done: &mut FanoutBatch,
+    ) -> anyhow::Result<Option<Option<Offset>>> {
+        if !self.queue.knows(shard) {
+            self.open(shard).await?;
+        }
+        let settings = self.settings.queues.get(&shard.queue);
+        let mut batch = Enqueue {
+            topic_generation: self.outbox.bus.generation(),
+            predecessor,
+            upto: group.upto,
+            tasks: &group.tasks,
+            high_water_tasks: settings.high_water_tasks,
+            high_water_bytes: settings.high_water_bytes,
+        };
+        let (dealt_with, added) = match self.queue.enqueue(shard, &batch).await {
+            Ok(Enqueued::Done { dealt_with, added }) => (dealt_with, added),
+            Ok(Enqueued::Behind(stored)) => return Ok(Some(stored)),
+            Err(queue::Error::NoGeneration) => {
+                anyhow::bail!("redis lost shard {shard}; waiting until the watchdog has brought it back")
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot enqueue to {shard}")),
+        };
+        done.enqueued += added;
+        done.repeated += dealt_with - added;
+        let rest = &group.tasks[dealt_with..];
+        if !rest.is_empty() {
+            self.outbox.gates.close(&shard.queue);
+            let ids: Vec<_> = rest.iter().map(|task| task.id).collect();
+            self.outbox.store.unpublish(&ids, Unpublished::Parked).await?;
+            done.parked += ids.len();
+            batch.tasks = &[];
+            self.queue.enqueue(shard, &batch).await?;
+        }
+        Ok(None)
+    }
+
+    /// A shard's first task. SQL remembers the shard before Redis does, so that one that Redis lost is not taken for a new one.
+    async fn open(&self, shard: &ShardId) -> anyhow::Result<()> {
+        let life = self.outbox.store.next_life(shard, 0).await?;
+        if life == 1 {
+            self.queue.open_shard(shard, life, self.outbox.bus.generation(), None).await?;
+        }
+        self.queue.add_shard(shard);
+        Ok(())
+    }
+}
+
+fn decode(message: &Message) -> Result<(TaskId, QueueName, pb::PipelineRecord), String> {
+    let record = pb::PipelineRecord::decode(message.value.clone()).map_err(|e| e.to_string())?;
+    let id = TaskId::from_slice(&record.id).ok_or("the id has not 16 bytes")?;
+    let queue = QueueName::new(&record.queue).map_err(|e| e.to_string())?;
+    if record.replicas == 0 {
+        return Err("replicas is 0".into());
+    }
+    Ok((id, queue, record))
+}

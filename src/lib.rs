@@ -17,7 +17,9 @@ pub mod queue;
 pub mod redis_pool;
 pub mod store;
 
-// The pipelines and the service.
+// What pipelines share, then the pipelines and the service.
+pub mod outbox;
+
 pub mod discovery;
 pub mod fanout;
 pub mod reading;

@@ -1,14 +1,29 @@
 //! Reading: what became of a task, and how the queues stand. SQL knows what is final, Redis what happens meanwhile.
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use crate::{
-    model::{QueueName, TaskId},
+    model::{self, QueueName, ShardId, StoredStatus, TaskId},
     pb,
-    store::ResultRow,
+    queue::{self, Inspected, Queue, RecordStatus},
+    store::{ResultRow, Store, TaskDetail},
 };
 
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("cannot read now: {0}")]
 pub struct Unavailable(pub String);
+
+impl From<crate::store::Error> for Unavailable {
+    fn from(error: crate::store::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<queue::Error> for Unavailable {
+    fn from(error: queue::Error) -> Self {
+        Self(error.to_string())
+    }
+}
 
 /// One queue, in tasks.
 #[derive(Clone, Debug)]
@@ -27,19 +42,116 @@ pub struct QueueOverview {
 
 /// How callers read. Cheap to clone.
 #[derive(Clone)]
-pub struct Handle {}
+pub struct Handle {
+    store: Arc<dyn Store>,
+    queue: Queue,
+}
 
 impl Handle {
+    pub fn new(store: Arc<dyn Store>, queue: Queue) -> Self {
+        Self { store, queue }
+    }
+
     pub async fn task(&self, id: TaskId) -> Result<Option<pb::Task>, Unavailable> {
-        Err(Unavailable(format!("not built yet: {id}")))
+        let Some(detail) = self.store.task(id).await? else { return Ok(None) };
+        let record = if detail.status.is_final() { None } else { self.record(&detail).await? };
+        Ok(Some(task(detail, record)))
+    }
+
+    async fn record(&self, detail: &TaskDetail) -> Result<Option<Inspected>, Unavailable> {
+        let shard = ShardId { queue: detail.task.queue.clone(), number: detail.task.partition };
+        match self.queue.inspect(&shard, &[detail.task.id]).await {
+            Ok((_, records)) => Ok(records.into_iter().next().flatten()),
+            // Nothing was enqueued there yet, or it is being brought back.
+            Err(queue::Error::NoGeneration) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// `None`: no such task.
     pub async fn results(&self, id: TaskId) -> Result<Option<Vec<ResultRow>>, Unavailable> {
-        Err(Unavailable(format!("not built yet: {id}")))
+        let results = self.store.results(id).await?;
+        if results.is_empty() && self.store.task(id).await?.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(results))
     }
 
     pub async fn queues(&self) -> Result<Vec<QueueOverview>, Unavailable> {
-        Err(Unavailable("not built yet".into()))
+        let mut queues: BTreeMap<QueueName, QueueOverview> = BTreeMap::new();
+        for count in self.store.counts().await? {
+            let entry = overview(&mut queues, &count.queue);
+            match count.status {
+                // Less what Redis has, below.
+                StoredStatus::Unfinished => entry.pending = count.count,
+                StoredStatus::Completed => entry.completed = count.count,
+                StoredStatus::Dead => entry.dead = count.count,
+                StoredStatus::Cancelled => entry.cancelled = count.count,
+            }
+        }
+        for shard in self.queue.shards() {
+            let stats = match self.queue.stats(&shard).await {
+                Err(queue::Error::NoGeneration) => continue,
+                other => other?,
+            };
+            let entry = overview(&mut queues, &shard.queue);
+            entry.queued += stats.open;
+            entry.delayed += stats.delayed;
+            entry.assigned += stats.leases;
+            // A task whose end is still on its way to SQL is counted as pending for that moment.
+            entry.pending = entry.pending.saturating_sub(stats.live);
+            let age = stats.oldest_created_unix_ms.map(|at| model::now_unix_ms().saturating_sub(at));
+            entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(age.and_then(|age| u64::try_from(age).ok()));
+        }
+        Ok(queues.into_values().collect())
+    }
+}
+
+fn overview<'a>(queues: &'a mut BTreeMap<QueueName, QueueOverview>, queue: &QueueName) -> &'a mut QueueOverview {
+    queues.entry(queue.clone()).or_insert_with(|| QueueOverview {
+        queue: queue.clone(),
+        pending: 0,
+        queued: 0,
+        assigned: 0,
+        delayed: 0,
+        completed: 0,
+        dead: 0,
+        cancelled: 0,
+        oldest_waiting_ms: None,
+    })
+}
+
+fn task(detail: TaskDetail, record: Option<Inspected>) -> pb::Task {
+    let row = detail.task;
+    let status = match (detail.status, record) {
+        (StoredStatus::Completed, _) => pb::TaskStatus::Completed,
+        (StoredStatus::Dead, _) => pb::TaskStatus::Dead,
+        (StoredStatus::Cancelled, _) => pb::TaskStatus::Cancelled,
+        (StoredStatus::Unfinished, None) if row.not_before_unix_ms > model::now_unix_ms() => pb::TaskStatus::Delayed,
+        (StoredStatus::Unfinished, None) => pb::TaskStatus::Pending,
+        (StoredStatus::Unfinished, Some(record)) => match record.status {
+            // On its way to SQL.
+            RecordStatus::Completed => pb::TaskStatus::Completed,
+            RecordStatus::Dead => pb::TaskStatus::Dead,
+            RecordStatus::Cancelled => pb::TaskStatus::Cancelled,
+            RecordStatus::Live if record.held > 0 => pb::TaskStatus::Assigned,
+            RecordStatus::Live if record.waiting + record.credited >= record.replicas => pb::TaskStatus::Delayed,
+            RecordStatus::Live => pb::TaskStatus::Queued,
+        },
+    };
+    pb::Task {
+        id: row.id.to_string(),
+        queue: row.queue.as_str().to_owned(),
+        key: row.key,
+        status: status.into(),
+        replicas: row.replicas,
+        completed: record.map_or(detail.completed, |record| record.credited.max(detail.completed)),
+        leased: record.map_or(0, |record| record.held),
+        attempts: record.map_or(detail.attempts, |record| record.failures.max(detail.attempts)),
+        priority: row.priority.to_pb().into(),
+        created_at: Some(model::timestamp(row.created_unix_ms)),
+        updated_at: Some(model::timestamp(detail.updated_unix_ms)),
+        not_before: (row.not_before_unix_ms > 0).then(|| model::timestamp(row.not_before_unix_ms)),
+        reason: detail.reason,
     }
 }

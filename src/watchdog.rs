@@ -1,1 +1,372 @@
-//! Watchdog: what ran out of time.
+//! Watchdog: what ran out of time, stayed behind or got lost is found and put back.
+//!
+//! - leases and delays: each shard, when its next one is due, at the latest every `interval`;
+//! - the outbox: rows that were stored and not published (`republish_after`), what was scheduled, what was parked and has room now;
+//! - finals: records that SQL shows final and that are older than `grace` are forgotten;
+//! - shards that Redis lost: a new generation, and all that SQL knows as unfinished goes out again;
+//! - tasks that SQL has and Redis does not: a page of SQL is compared with Redis every `reconcile_every`.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    bus::Topic,
+    config::Settings,
+    model::{self, QueueName, ShardId, TaskId, TaskRow},
+    outbox::Outbox,
+    queue::{self, Queue},
+    store::{PublishedTask, Unpublished},
+    supervise::{Beat, Supervisor},
+    telemetry::metrics::{self, QueueDepth, Republished, Watched},
+};
+
+#[derive(Clone)]
+struct Watchdog {
+    outbox: Outbox,
+    queue: Queue,
+    settings: Arc<Settings>,
+    stop: CancellationToken,
+}
+
+pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor: &Supervisor) {
+    let watchdog = Watchdog { outbox, queue, settings: Arc::clone(settings), stop: supervisor.stop_token() };
+    let spawn = |name: &'static str| (watchdog.clone(), Arc::new(supervisor.progress().register(name)));
+    let (dog, beat) = spawn("watchdog/leases");
+    supervisor.spawn("watchdog/leases", move || dog.clone().leases(Arc::clone(&beat)));
+    let (dog, beat) = spawn("watchdog/outbox");
+    supervisor.spawn("watchdog/outbox", move || dog.clone().publish_outbox(Arc::clone(&beat)));
+    let (dog, beat) = spawn("watchdog/finals");
+    supervisor.spawn("watchdog/finals", move || dog.clone().finals(Arc::clone(&beat)));
+    let (dog, beat) = spawn("watchdog/reconcile");
+    supervisor.spawn("watchdog/reconcile", move || dog.clone().reconcile(Arc::clone(&beat)));
+    let (dog, beat) = spawn("watchdog/depths");
+    supervisor.spawn("watchdog/depths", move || dog.clone().depths(Arc::clone(&beat)));
+}
+
+/// Elements per lane that one sweep looks at.
+const SWEEP: usize = 512;
+
+impl Watchdog {
+    /// Waits; false at the stop.
+    async fn pause(&self, duration: Duration) -> bool {
+        tokio::select! {
+            () = tokio::time::sleep(duration) => true,
+            () = self.stop.cancelled() => false,
+        }
+    }
+
+    // --- leases and delays
+
+    async fn leases(self, beat: Arc<Beat>) -> anyhow::Result<()> {
+        let interval = self.settings.watchdog.interval;
+        let mut due: HashMap<ShardId, Instant> = HashMap::new();
+        loop {
+            let now = Instant::now();
+            for shard in self.queue.shards() {
+                if due.get(&shard).is_none_or(|at| *at <= now) {
+                    let wait = match self.tend(&shard).await {
+                        Err(queue::Error::NoGeneration) => interval,
+                        other => other.with_context(|| format!("cannot tend {shard}"))?.min(interval),
+                    };
+                    due.insert(shard, now + wait);
+                }
+            }
+            beat.beat();
+            let next = due.values().min().map_or(interval, |at| at.saturating_duration_since(Instant::now()));
+            if !self.pause(next.clamp(Duration::from_millis(5), interval)).await {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Everything due in the shard; how long until the next is.
+    async fn tend(&self, shard: &ShardId) -> queue::Result<Duration> {
+        let most = self.settings.watchdog.batch_max;
+        let backoff = &self.settings.queues.get(&shard.queue).backoff;
+        let expired = self.queue.expire(shard, most, backoff).await?;
+        metrics::watchdog_handled(Watched::Expired, count(expired.expired));
+        metrics::watchdog_handled(Watched::Dead, count(expired.dead));
+        metrics::watchdog_handled(Watched::Retried, count(expired.expired - expired.dead));
+        let promoted = self.queue.promote(shard, most).await?;
+        metrics::watchdog_handled(Watched::Promoted, count(promoted.promoted));
+        self.queue.sweep(shard, SWEEP).await?;
+        if expired.more || promoted.more {
+            return Ok(Duration::ZERO);
+        }
+        let next = expired.next_unix_ms.into_iter().chain(promoted.next_unix_ms).min();
+        // By this machine's clock only how long we sleep; Redis decides what is due.
+        let until = next.map(|at| u64::try_from(at - model::now_unix_ms()).unwrap_or(0));
+        Ok(until.map_or(Duration::MAX, Duration::from_millis))
+    }
+
+    // --- the outbox
+
+    async fn publish_outbox(self, beat: Arc<Beat>) -> anyhow::Result<()> {
+        for queue in self.outbox.store.parked_queues().await? {
+            self.outbox.gates.close(&queue);
+        }
+        let mut looked_for_parked = Instant::now();
+        loop {
+            let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
+            let due = self.outbox.store.due(model::now_unix_ms(), limit).await?;
+            let full = due.len() == self.settings.watchdog.batch_max;
+            let mut by_reason: BTreeMap<u8, Vec<TaskRow>> = BTreeMap::new();
+            for row in due {
+                by_reason.entry(row.unpublished as u8).or_default().push(row.task);
+            }
+            for (reason, rows) in by_reason {
+                // What was never published needs no second look; a fresh row may have been, just before its mark.
+                let again = reason != Unpublished::Scheduled as u8;
+                self.outbox.publish(&rows, again).await?;
+                metrics::outbox_republished(republished(reason), rows.len());
+            }
+            let released = self.release_parked(limit).await?;
+            // Another process may have parked tasks.
+            if looked_for_parked.elapsed() > Duration::from_secs(5) {
+                looked_for_parked = Instant::now();
+                for queue in self.outbox.store.parked_queues().await? {
+                    self.outbox.gates.close(&queue);
+                }
+            }
+            beat.beat();
+            let wait = if full || released { Duration::from_millis(1) } else { Duration::from_millis(200) };
+            if !self.pause(wait).await {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Publishes parked tasks of queues that have room again; opens the gate of one that has none parked. Whether it released any.
+    async fn release_parked(&self, limit: u32) -> anyhow::Result<bool> {
+        let mut any = false;
+        for queue in self.outbox.gates.closed() {
+            if !self.has_room(&queue).await? {
+                continue;
+            }
+            let parked = self.outbox.store.parked(&queue, limit).await?;
+            if parked.is_empty() {
+                self.outbox.gates.open(&queue);
+                continue;
+            }
+            let rows: Vec<_> = parked.into_iter().map(|row| row.task).collect();
+            // A parked task was perhaps published before, and parked by the fanout.
+            self.outbox.publish(&rows, true).await?;
+            metrics::outbox_republished(Republished::Unparked, rows.len());
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Below nine tenths of the high water in every shard, and nothing on its way.
+    async fn has_room(&self, queue: &QueueName) -> anyhow::Result<bool> {
+        let settings = self.settings.queues.get(queue);
+        let ends = self.outbox.bus.ends(Topic::Pipeline).await?;
+        let committed = self.outbox.bus.committed(Topic::Pipeline).await?;
+        if ends.iter().zip(&committed).any(|(end, committed)| end > committed) {
+            return Ok(false);
+        }
+        for shard in self.queue.shards_of(queue) {
+            let stats = match self.queue.stats(&shard.id).await {
+                Err(queue::Error::NoGeneration) => return Ok(false),
+                other => other?,
+            };
+            if stats.ahead >= settings.high_water_tasks / 10 * 9
+                || stats.waiting_bytes >= settings.high_water_bytes / 10 * 9
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    // --- final records
+
+    async fn finals(self, beat: Arc<Beat>) -> anyhow::Result<()> {
+        loop {
+            let mut busy = false;
+            for shard in self.queue.shards() {
+                match self.settle_finals(&shard).await {
+                    Ok(forgotten) => busy |= forgotten,
+                    Err(error) if is_lost(&error) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            beat.beat();
+            let wait = if busy {
+                Duration::from_millis(1)
+            } else {
+                (self.settings.watchdog.grace / 10).min(Duration::from_secs(1))
+            };
+            if !self.pause(wait).await {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Forgets some final records; whether a full page was forgotten.
+    async fn settle_finals(&self, shard: &ShardId) -> anyhow::Result<bool> {
+        let most = self.settings.watchdog.batch_max;
+        let ids = self.queue.finals(shard, self.settings.watchdog.grace, most).await?;
+        if ids.is_empty() {
+            return Ok(false);
+        }
+        let states = self.outbox.store.states(&ids).await?;
+        let settled: HashSet<TaskId> = states.into_iter().filter(|s| s.status.is_final()).map(|s| s.id).collect();
+        let settled: Vec<_> = ids.iter().map(|id| (*id, settled.contains(id))).collect();
+        let forgotten = self.queue.forget(shard, &settled).await?;
+        metrics::watchdog_handled(Watched::Settled, count(forgotten));
+        Ok(count(forgotten) == most)
+    }
+
+    // --- what Redis lost
+
+    async fn reconcile(self, beat: Arc<Beat>) -> anyhow::Result<()> {
+        let mut after = None;
+        loop {
+            for (shard, life) in self.outbox.store.shards().await? {
+                self.queue.add_shard(&shard);
+                if self.queue.generation(&shard).await?.is_none() {
+                    self.rebuild(&shard, life, &beat).await.with_context(|| format!("cannot bring back {shard}"))?;
+                }
+            }
+            after = self.compare_page(after).await?;
+            beat.beat();
+            if !self.pause(self.settings.watchdog.reconcile_every).await {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Brings back a shard that Redis lost. Killed anywhere before the last step, it begins again.
+    async fn rebuild(&self, shard: &ShardId, life: u64, beat: &Beat) -> anyhow::Result<()> {
+        tracing::warn!(%shard, "redis has lost shard {shard}: bringing its unfinished tasks back from SQL");
+        self.results_are_in_sql(shard, beat).await?;
+        // Records up to here count as read: their tasks are in SQL, and go out again from there.
+        let partitions = self.outbox.bus.ends(Topic::Pipeline).await?;
+        let end = partitions.get(shard.number as usize).copied().flatten();
+        let (mut after, mut pages) = (None, 0);
+        let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
+        while let Some(last) = self.outbox.store.unpublish_shard(shard, after, limit).await? {
+            (after, pages) = (Some(last), pages + 1);
+            beat.beat();
+        }
+        let life = self.outbox.store.next_life(shard, life).await?;
+        self.queue.open_shard(shard, life, self.outbox.bus.generation(), end).await?;
+        tracing::info!(%shard, pages, "shard {shard} lives again, as generation {life}");
+        Ok(())
+    }
+
+    /// Waits until what workers had reported before the loss is in SQL: else they would be asked to do it again.
+    async fn results_are_in_sql(&self, shard: &ShardId, beat: &Beat) -> anyhow::Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let at = (shard.number % self.outbox.bus.partitions(Topic::TaskResults).max(1)) as usize;
+        let Some(end) = self.outbox.bus.ends(Topic::TaskResults).await?.get(at).copied().flatten() else {
+            return Ok(());
+        };
+        while self.outbox.bus.committed(Topic::TaskResults).await?.get(at).copied().flatten() < Some(end) {
+            anyhow::ensure!(Instant::now() < deadline, "task-results is not read to its end");
+            beat.beat();
+            if !self.pause(Duration::from_millis(100)).await {
+                anyhow::bail!("the process is stopping");
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares a page of SQL with Redis; where the next page begins.
+    async fn compare_page(&self, after: Option<TaskId>) -> anyhow::Result<Option<TaskId>> {
+        let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
+        let page = self.outbox.store.published(self.outbox.bus.generation(), after, limit).await?;
+        let next = (page.len() == self.settings.watchdog.batch_max).then(|| page.last().map(|task| task.id)).flatten();
+        let mut shards: BTreeMap<ShardId, Vec<PublishedTask>> = BTreeMap::new();
+        for task in page {
+            shards.entry(task.shard.clone()).or_default().push(task);
+        }
+        let mut missing = Vec::new();
+        for (shard, tasks) in shards {
+            missing.extend(self.missing(&shard, &tasks).await?);
+        }
+        if !missing.is_empty() {
+            tracing::warn!("{} tasks are in SQL and not in Redis: they go out again", missing.len());
+            self.outbox.store.unpublish(&missing, Unpublished::Missing).await?;
+            metrics::watchdog_handled(Watched::Republished, missing.len());
+        }
+        Ok(next)
+    }
+
+    /// Missing is only what the queue has read past and has no record of; what is still on its way is not.
+    async fn missing(&self, shard: &ShardId, tasks: &[PublishedTask]) -> anyhow::Result<Vec<TaskId>> {
+        let ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
+        let (stored, records) = if self.queue.knows(shard) {
+            match self.queue.inspect(shard, &ids).await {
+                // A lost shard is brought back as a whole.
+                Err(queue::Error::NoGeneration) => return Ok(Vec::new()),
+                other => other?,
+            }
+        } else {
+            (None, vec![None; ids.len()])
+        };
+        let generation = self.outbox.bus.generation();
+        let stored = stored.filter(|(topic, _)| topic == generation).map(|(_, offset)| offset);
+        let unknown = tasks.iter().zip(records).filter(|(_, record)| record.is_none()).map(|(task, _)| task);
+        let missing = unknown.filter(|task| match (task.offset, stored) {
+            (Some(published), Some(stored)) => stored >= published,
+            (Some(_), None) => false,
+            // Published in another life of the topic, which nobody reads any more.
+            (None, _) => true,
+        });
+        Ok(missing.map(|task| task.id).collect())
+    }
+
+    // --- gauges
+
+    async fn depths(self, beat: Arc<Beat>) -> anyhow::Result<()> {
+        loop {
+            let mut depths: BTreeMap<QueueName, QueueDepth> = BTreeMap::new();
+            for shard in self.queue.shards() {
+                let stats = match self.queue.stats(&shard).await {
+                    Err(queue::Error::NoGeneration) => continue,
+                    other => other?,
+                };
+                let depth = depths.entry(shard.queue).or_default();
+                depth.waiting += stats.open;
+                depth.leased += stats.leases;
+                depth.delayed += stats.delayed;
+                let age = stats.oldest_created_unix_ms.map(|at| model::now_unix_ms().saturating_sub(at));
+                let age = Duration::from_millis(age.and_then(|age| u64::try_from(age).ok()).unwrap_or(0));
+                depth.oldest = depth.oldest.max(age);
+            }
+            for (queue, depth) in depths {
+                metrics::queue_depth(queue.as_str(), depth);
+            }
+            beat.beat();
+            if !self.pause(Duration::from_secs(2)).await {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn republished(reason: u8) -> Republished {
+    match reason {
+        r if r == Unpublished::Scheduled as u8 => Republished::Scheduled,
+        r if r == Unpublished::Missing as u8 => Republished::Missing,
+        r if r == Unpublished::Parked as u8 => Republished::Unparked,
+        _ => Republished::Unpublished,
+    }
+}
+
+fn is_lost(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(queue::Error::NoGeneration))
+}
+
+fn count(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}

@@ -1,8 +1,21 @@
 //! Discovery: from the insert API and from `task-results` to new tasks in SQL and on the bus.
+//!
+//! filter → one SQL transaction (new tasks, their outbox rows, results, statuses) → publish → mark published → mark the filter → commit
+//! the input. Each effect may be repeated; an insert's caller is answered after the SQL commit. Crash windows:
+//!
+//! - before the commit: nothing happened; the caller was told nothing, or the report comes again.
+//! - after the commit, before the publish or its mark: the outbox row stays, the watchdog publishes it (again).
+//! - before the filter's mark: SQL says "duplicate" instead of the filter.
+//! - before the input's commit: the report comes again and is known (`Settled::repeated`).
 
-use tokio::sync::mpsc;
+mod insert;
+mod results;
 
-use crate::pb;
+use std::{sync::Arc, time::Duration};
+
+pub use insert::Handle;
+
+use crate::{config::Settings, dedup::Filter, model, outbox::Outbox, supervise::Supervisor};
 
 /// Why an insert was not answered per task. Nothing of it is promised.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -15,17 +28,50 @@ pub enum Error {
     Unavailable(String),
 }
 
-/// How callers reach the insert side. Cheap to clone.
+/// What both inputs need.
 #[derive(Clone)]
-pub struct Handle {
-    #[expect(dead_code)]
-    sender: mpsc::Sender<()>,
+struct Parts {
+    outbox: Outbox,
+    filter: Filter,
+    settings: Arc<Settings>,
 }
 
-impl Handle {
-    /// Stores what is new and answers per task, in order. Waits at most for the batches before it.
-    pub async fn insert(&self, tasks: Vec<pb::NewTask>) -> Result<Vec<pb::InsertResult>, Error> {
-        drop(tasks);
-        Err(Error::Unavailable("not built yet".into()))
+impl Parts {
+    /// Publishes stored tasks and marks them in the filter. What fails stays in the outbox.
+    async fn publish(&self, rows: &[model::TaskRow]) {
+        match self.outbox.publish(rows, false).await {
+            Ok(()) => crate::telemetry::metrics::outbox_published(rows.len()),
+            Err(error) => tracing::warn!("could not publish {} new tasks, the watchdog will: {error}", rows.len()),
+        }
+    }
+
+    async fn mark(&self, rows: &[model::TaskRow]) {
+        let keys: Vec<_> = rows.iter().map(|row| (row.queue.clone(), row.key_hash, row.id)).collect();
+        if let Err(error) = self.filter.mark(&keys, |queue| self.settings.queues.get(queue).filter_keys).await {
+            tracing::debug!("could not mark {} keys, SQL knows them: {error}", keys.len());
+        }
+    }
+}
+
+/// Starts the pipeline; the handle is its insert side.
+pub fn start(outbox: Outbox, filter: Filter, settings: &Arc<Settings>, supervisor: &Supervisor) -> Handle {
+    let parts = Parts { outbox, filter, settings: Arc::clone(settings) };
+    results::start(&parts, supervisor);
+    let handle = insert::start(&parts, supervisor);
+    let (stop, parts) = (supervisor.stop_token(), parts);
+    supervisor.spawn("discovery/counts", move || count_unfinished(parts.clone(), stop.clone()));
+    handle
+}
+
+/// Keeps in mind how many unfinished tasks each queue has, for [`Error::Busy`].
+async fn count_unfinished(parts: Parts, stop: tokio_util::sync::CancellationToken) -> anyhow::Result<()> {
+    loop {
+        let counts = parts.outbox.store.counts().await?;
+        let unfinished = counts.into_iter().filter(|count| !count.status.is_final());
+        parts.outbox.gates.set_unfinished(unfinished.map(|count| (count.queue, count.count)).collect());
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_millis(500)) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
     }
 }

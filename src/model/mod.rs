@@ -222,3 +222,9 @@ pub fn now_unix_ms() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
+
+/// Milliseconds since 1970 as protobuf has them.
+pub fn timestamp(unix_ms: i64) -> prost_types::Timestamp {
+    let nanos = i32::try_from(unix_ms.rem_euclid(1000) * 1_000_000).unwrap_or(0);
+    prost_types::Timestamp { seconds: unix_ms.div_euclid(1000), nanos }
+}

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use super::{QueueName, ShardId};
 
-/// `<queue>:<shard>:<generation>:<grant>`; opaque to workers.
+/// `<queue>:<shard>:<generation>:<grant>:<attempt>`; opaque to workers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseToken {
     pub shard: ShardId,
@@ -12,6 +12,8 @@ pub struct LeaseToken {
     pub generation: u64,
     /// The number of the claim in its shard. All that one worker got in one claim share it.
     pub grant: u64,
+    /// 1 for the first try; only reported, not checked.
+    pub attempt: u32,
 }
 
 /// Not a token of ours.
@@ -21,7 +23,7 @@ pub struct InvalidToken;
 
 impl fmt::Display for LeaseToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.shard, self.generation, self.grant)
+        write!(f, "{}:{}:{}:{}", self.shard, self.generation, self.grant, self.attempt)
     }
 }
 
@@ -35,10 +37,11 @@ impl FromStr for LeaseToken {
         let number = next()?.parse().map_err(|_| InvalidToken)?;
         let generation = next()?.parse().map_err(|_| InvalidToken)?;
         let grant = next()?.parse().map_err(|_| InvalidToken)?;
+        let attempt = next()?.parse().map_err(|_| InvalidToken)?;
         if next().is_ok() {
             return Err(InvalidToken);
         }
-        Ok(Self { shard: ShardId { queue, number }, generation, grant })
+        Ok(Self { shard: ShardId { queue, number }, generation, grant, attempt })
     }
 }
 
@@ -48,10 +51,18 @@ mod tests {
 
     #[test]
     fn a_token_survives_its_text_and_anything_else_is_refused() {
-        let token: LeaseToken = "crawl.x:3:1:99".parse().unwrap();
-        assert_eq!(token.to_string(), "crawl.x:3:1:99");
-        for bad in ["", "crawl", "crawl:3:1", "crawl:3:1:9:9", "cra wl:3:1:9", "crawl:-3:1:9", "crawl:3:1:x", ":3:1:9"]
-        {
+        let token: LeaseToken = "crawl.x:3:1:99:2".parse().unwrap();
+        assert_eq!(token.to_string(), "crawl.x:3:1:99:2");
+        for bad in [
+            "",
+            "crawl",
+            "crawl:3:1:9",
+            "crawl:3:1:9:9:9",
+            "cra wl:3:1:9:1",
+            "crawl:-3:1:9:1",
+            "crawl:3:1:x:1",
+            ":3:1:9:1",
+        ] {
             assert_eq!(bad.parse::<LeaseToken>(), Err(InvalidToken), "{bad:?}");
         }
     }

@@ -1,6 +1,6 @@
 //! Names of the Redis keys: one place, in the order in which the scripts want them (`lua/lib/shard.lua`, `lua/README.md`).
 
-use crate::model::{QueueName, ShardId};
+use crate::model::ShardId;
 
 /// The lanes in the order of their keys: each priority's retry lane before it.
 pub const LANES: [&str; 6] = ["hr", "h", "mr", "m", "lr", "l"];
@@ -41,11 +41,6 @@ impl ShardKeys {
 /// Where scripts say that a queue has something to hand out again; the message is the queue's name.
 pub fn wake_channel(prefix: &str) -> String {
     format!("{prefix}:wake")
-}
-
-/// The filter of seen keys of one queue.
-pub fn seen(prefix: &str, queue: &QueueName) -> String {
-    format!("{prefix}:{{{queue}}}:seen")
 }
 
 /// Whose tasks this Redis holds.

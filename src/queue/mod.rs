@@ -109,7 +109,6 @@ pub struct Leased {
     pub token: LeaseToken,
     /// Of `model::body_blob`.
     pub body: Bytes,
-    pub attempt: u32,
     pub expires_unix_ms: i64,
 }
 
@@ -498,7 +497,11 @@ impl Queue {
         let shard = completion.token.shard.clone();
         let known = self.shards_of(&shard.queue).into_iter().find(|known| known.id == shard);
         let answer = match known {
-            Some(shard) => shard.completions.call(completion, 1).await,
+            Some(shard) => {
+                // Large reports count as many: an outbox entry stays below some 16 MiB.
+                let weight = 1 + completion.report.len() / (16 << 10);
+                shard.completions.call(completion, weight).await
+            }
             // Another process may know the shard; a token that was made up finds nothing.
             None => complete(self.0.redis.conn(), self.keys(&shard), vec![completion]).await.map(|codes| codes[0]),
         };
@@ -709,13 +712,9 @@ async fn claim(
             one.more = number::<u8>(parts.next())? == 1;
             for task in parts {
                 let mut fields = items(task)?.into_iter();
-                one.tasks.push(Leased {
-                    id: task_id(fields.next())?,
-                    token: LeaseToken { shard: shard.clone(), generation, grant },
-                    body: bytes(fields.next())?,
-                    attempt: number(fields.next())?,
-                    expires_unix_ms: number(fields.next())?,
-                });
+                let (id, body) = (task_id(fields.next())?, bytes(fields.next())?);
+                let token = LeaseToken { shard: shard.clone(), generation, grant, attempt: number(fields.next())? };
+                one.tasks.push(Leased { id, token, body, expires_unix_ms: number(fields.next())? });
             }
         }
         granted.push(one);

@@ -1,0 +1,181 @@
+//! From SQL to the bus: the step that discovery (right after the insert) and the watchdog (for what stayed) share, and what both know
+//! about queues that are full.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use prost::Message;
+
+use crate::{
+    bus::{self, Bus, Record, Topic},
+    config::{Queues, Settings},
+    model::{self, QueueName, TaskRow},
+    pb,
+    store::{self, NewRow, Published, Store, Unpublished},
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error(transparent)]
+    Bus(#[from] bus::Error),
+}
+
+/// Bytes of records that are published at once, about.
+const PUBLISH_BYTES: usize = 8 << 20;
+
+#[derive(Clone)]
+pub struct Outbox {
+    pub store: Arc<dyn Store>,
+    pub bus: Arc<dyn Bus>,
+    pub gates: Gates,
+}
+
+impl Outbox {
+    /// Publishes `rows` to `pipeline`, then marks them. Killed in between, they are published again: the queue ignores what it knows,
+    /// and `again` makes the fanout ask SQL about the rest.
+    pub async fn publish(&self, rows: &[TaskRow], again: bool) -> Result<(), Error> {
+        let mut rest = rows;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = rest.iter().take_while(|row| {
+                bytes += row.weight();
+                bytes <= PUBLISH_BYTES
+            });
+            let (now, later) = rest.split_at(fits.count().max(1));
+            self.publish_some(now, again).await?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    async fn publish_some(&self, rows: &[TaskRow], again: bool) -> Result<(), Error> {
+        let now = model::now_unix_ms();
+        let partitions = self.bus.partitions(Topic::Pipeline).max(1);
+        let records: Vec<_> = rows
+            .iter()
+            .map(|row| {
+                let value = model::pipeline_record(row, again, now).encode_to_vec().into();
+                Record { partition: row.partition % partitions, value }
+            })
+            .collect();
+        let offsets = self.bus.publish(Topic::Pipeline, &records).await?;
+        // One offset per partition, the last: a task stands at or before it.
+        let mut published: BTreeMap<u32, Published> = BTreeMap::new();
+        for ((row, record), offset) in rows.iter().zip(&records).zip(offsets) {
+            let entry = published.entry(record.partition).or_insert_with(|| Published {
+                partition: record.partition,
+                offset,
+                ids: Vec::new(),
+            });
+            entry.offset = entry.offset.max(offset);
+            entry.ids.push(row.id);
+        }
+        let published: Vec<_> = published.into_values().collect();
+        Ok(self.store.mark_published(self.bus.generation(), &published).await?)
+    }
+
+    /// A row as it goes into the store: with the reason why it is not on the bus yet.
+    pub fn new_row(&self, task: TaskRow, settings: &Settings) -> NewRow {
+        let publish_at = publish_at(&task, settings);
+        let (unpublished, due_unix_ms) = if publish_at > task.created_unix_ms {
+            (Unpublished::Scheduled, publish_at)
+        } else if self.gates.is_closed(&task.queue) {
+            (Unpublished::Parked, 0)
+        } else {
+            (Unpublished::Fresh, task.created_unix_ms + ms(settings.watchdog.republish_after))
+        };
+        NewRow { task, unpublished, due_unix_ms }
+    }
+
+    /// Whether who stored the row publishes it too. What is left out here, or differs from what was stored, the watchdog finds.
+    pub fn goes_out_now(&self, task: &TaskRow, settings: &Settings) -> bool {
+        publish_at(task, settings) <= task.created_unix_ms && !self.gates.is_closed(&task.queue)
+    }
+
+    /// Sends what could not be decoded to `dead-letters`, so that the ones behind it flow on.
+    pub async fn bury(&self, topic: Topic, poison: &[(bus::Message, String)]) -> Result<(), Error> {
+        if poison.is_empty() {
+            return Ok(());
+        }
+        let records: Vec<_> = poison
+            .iter()
+            .map(|(message, reason)| {
+                tracing::warn!(%topic, partition = message.partition, offset = %message.offset, "poison: {reason}");
+                let letter = pb::DeadLetter {
+                    reason: reason.clone(),
+                    at_unix_ms: model::now_unix_ms(),
+                    topic: topic.as_str().to_owned(),
+                    partition: message.partition,
+                    offset: message.offset.to_string(),
+                    value: message.value.clone(),
+                    ..Default::default()
+                };
+                Record { partition: 0, value: letter.encode_to_vec().into() }
+            })
+            .collect();
+        self.bus.publish(Topic::DeadLetters, &records).await?;
+        Ok(())
+    }
+}
+
+/// What is due beyond the horizon stays in SQL.
+fn publish_at(task: &TaskRow, settings: &Settings) -> i64 {
+    task.not_before_unix_ms - ms(settings.watchdog.horizon)
+}
+
+fn ms(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Which queues are full. A closed gate parks new tasks in SQL; the watchdog opens it when none is parked any more, so that parked ones
+/// are not overtaken for ever. Only a hint: what passes an open gate and finds its queue full is parked by the fanout.
+#[derive(Clone, Default)]
+pub struct Gates(Arc<RwLock<Known>>);
+
+#[derive(Default)]
+struct Known {
+    closed: HashSet<QueueName>,
+    unfinished: HashMap<QueueName, u64>,
+}
+
+impl Gates {
+    pub fn close(&self, queue: &QueueName) {
+        if !self.is_closed(queue) {
+            tracing::info!(%queue, "queue {queue} is full: new tasks stay in SQL until there is room");
+            self.0.write().unwrap_or_else(PoisonError::into_inner).closed.insert(queue.clone());
+        }
+    }
+
+    pub fn open(&self, queue: &QueueName) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).closed.remove(queue);
+    }
+
+    pub fn is_closed(&self, queue: &QueueName) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).closed.contains(queue)
+    }
+
+    pub fn closed(&self) -> Vec<QueueName> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).closed.iter().cloned().collect()
+    }
+
+    /// What SQL counted last.
+    pub fn set_unfinished(&self, counts: HashMap<QueueName, u64>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).unfinished = counts;
+    }
+
+    /// Takes room for `count` new tasks; false when the queue has its `max_unfinished`.
+    pub fn admit(&self, queue: &QueueName, count: u64, queues: &Queues) -> bool {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let unfinished = known.unfinished.entry(queue.clone()).or_default();
+        if *unfinished >= queues.get(queue).max_unfinished {
+            return false;
+        }
+        *unfinished += count;
+        true
+    }
+}
