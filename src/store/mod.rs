@@ -130,7 +130,7 @@ pub enum Unpublished {
 }
 
 /// A row to insert, and what its outbox row says.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NewRow {
     pub task: TaskRow,
     pub unpublished: Unpublished,
@@ -139,7 +139,7 @@ pub struct NewRow {
 }
 
 /// A row of the outbox with its task.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct OutboxRow {
     pub task: TaskRow,
     pub unpublished: Unpublished,
@@ -161,7 +161,7 @@ pub enum Settlement {
 }
 
 /// What a report changed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settled {
     /// The report had been settled before: nothing was changed, its discoveries were not looked at.
     pub repeated: bool,
@@ -196,7 +196,7 @@ pub struct PublishedTask {
 }
 
 /// A task as its reader sees it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TaskDetail {
     pub task: TaskRow,
     pub status: StoredStatus,

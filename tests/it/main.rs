@@ -1,1 +1,7 @@
 //! The quick tests: everything that needs no more than a redis-server and SQLite.
+
+#[macro_use]
+#[path = "../support/mod.rs"]
+mod support;
+
+mod store_sqlite;
