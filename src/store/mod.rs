@@ -3,8 +3,13 @@
 //! SQL decides what is new: `tasks.key_hash` is unique. Every method is one transaction, and each may be called again with
 //! the same arguments after an error or a crash: the second call changes nothing that the first one did.
 
+pub mod mysql;
+pub mod sql;
+pub mod sqlite;
+
 use async_trait::async_trait;
 use bytes::Bytes;
+use sqlx::{error::DatabaseError, mysql::MySqlDatabaseError};
 
 use crate::model::{KeyHash, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
 
@@ -21,6 +26,74 @@ pub enum Error {
     Other(#[source] sqlx::Error),
     #[error("cannot migrate the database: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
+}
+
+/// SQLite's primary result codes.
+mod sqlite_code {
+    pub(super) const BUSY: i32 = 5;
+    pub(super) const LOCKED: i32 = 6;
+    pub(super) const FULL: i32 = 13;
+}
+
+/// Errors of MySQL and MariaDB after which the same statement may go through on another try.
+const MYSQL_TRANSIENT: &[u16] = &[
+    1040, // too many connections
+    1053, // server shutdown in progress
+    1077, // normal shutdown
+    1079, // shutdown complete
+    1158, // network errors
+    1159, 1160, 1161, //
+    1203, // the user has too many connections
+    1205, // lock wait timeout
+    1213, // deadlock
+    1290, // read only: the primary has moved
+    1317, // query interrupted
+    1836, // read only mode
+    1927, // connection killed (MariaDB)
+    1969, // statement took too long (MariaDB)
+    3024, // statement took too long (MySQL)
+    4031, // disconnected for being idle
+];
+
+/// Disk full, table full.
+const MYSQL_FULL: &[u16] = &[1021, 1114];
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        match &error {
+            sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolTimedOut | sqlx::Error::WorkerCrashed => {
+                Self::Transient(error)
+            }
+            sqlx::Error::Database(database) => match class(&**database) {
+                Class::Transient => Self::Transient(error),
+                Class::Full => Self::Full(error),
+                Class::Other => Self::Other(error),
+            },
+            _ => Self::Other(error),
+        }
+    }
+}
+
+enum Class {
+    Transient,
+    Full,
+    Other,
+}
+
+fn class(error: &dyn DatabaseError) -> Class {
+    if let Some(error) = error.try_downcast_ref::<MySqlDatabaseError>() {
+        return match error.number() {
+            code if MYSQL_TRANSIENT.contains(&code) => Class::Transient,
+            code if MYSQL_FULL.contains(&code) => Class::Full,
+            _ => Class::Other,
+        };
+    }
+    // The low byte of an extended code is the primary one.
+    match error.code().and_then(|code| code.parse::<i32>().ok()).map(|code| code & 0xff) {
+        Some(sqlite_code::BUSY | sqlite_code::LOCKED) => Class::Transient,
+        Some(sqlite_code::FULL) => Class::Full,
+        _ => Class::Other,
+    }
 }
 
 impl Error {
@@ -57,7 +130,7 @@ pub enum Unpublished {
 }
 
 /// A row to insert, and what its outbox row says.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NewRow {
     pub task: TaskRow,
     pub unpublished: Unpublished,
@@ -66,7 +139,7 @@ pub struct NewRow {
 }
 
 /// A row of the outbox with its task.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct OutboxRow {
     pub task: TaskRow,
     pub unpublished: Unpublished,
@@ -88,7 +161,7 @@ pub enum Settlement {
 }
 
 /// What a report changed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settled {
     /// The report had been settled before: nothing was changed, its discoveries were not looked at.
     pub repeated: bool,
@@ -123,7 +196,7 @@ pub struct PublishedTask {
 }
 
 /// A task as its reader sees it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TaskDetail {
     pub task: TaskRow,
     pub status: StoredStatus,
@@ -153,7 +226,7 @@ pub struct QueueCount {
     pub count: u64,
 }
 
-/// The store. `sqlite.rs` and `mysql.rs` are its backends; `testing::store_contract` runs on both.
+/// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
 pub trait Store: Send + Sync {
     /// A random name, made when the database was: Redis remembers whose tasks it holds.

@@ -2,3 +2,8 @@
 
 mod architecture;
 mod embedded;
+#[macro_use]
+#[path = "../support/mod.rs"]
+mod support;
+
+mod store_sqlite;

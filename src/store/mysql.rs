@@ -1,0 +1,76 @@
+//! The store in a MySQL 8 or MariaDB server, shared by any number of processes.
+
+use std::{str::FromStr, time::Duration};
+
+use sqlx::{
+    ConnectOptions, Executor, MySql, MySqlConnection,
+    mysql::{MySqlConnectOptions, MySqlPoolOptions},
+};
+
+use super::{
+    Result,
+    sql::{Dialect, SqlStore},
+};
+
+pub type MysqlStore = SqlStore<MySql>;
+
+/// How long a call may wait for a connection.
+const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECTIONS: u32 = 16;
+/// More than the shapes of all statements.
+const PREPARED: usize = 256;
+
+/// READ COMMITTED: a row that was waited for is then seen, and no gaps are locked between other people's keys.
+/// Strict: what does not fit is an error, not cut off. A lock that is held for long is a reason to start again.
+const SESSION: &str = "SET SESSION \
+    transaction_isolation = 'READ-COMMITTED', \
+    sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
+    innodb_lock_wait_timeout = 10";
+
+impl MysqlStore {
+    /// Connects to `mysql://user:password@host:port/database` and migrates it.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let options =
+            MySqlConnectOptions::from_str(url)?.statement_cache_capacity(PREPARED).disable_statement_logging();
+        let pool = MySqlPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .acquire_timeout(PATIENCE)
+            .after_connect(|connection, _| {
+                Box::pin(async {
+                    connection.execute(SESSION).await?;
+                    Ok(())
+                })
+            })
+            .connect_with(options)
+            .await?;
+        Self::migrate(sqlx::migrate!("migrations/mysql"), pool.clone(), pool).await
+    }
+}
+
+impl Dialect for MySqlConnection {
+    const BEGIN: &'static str = "START TRANSACTION";
+    const FOR_UPDATE: &'static str = " FOR UPDATE";
+    const ID: &'static str = "CAST(? AS BINARY(16))";
+
+    // Not INSERT IGNORE, which would also swallow data that does not fit.
+    fn keep_first(column: &str) -> String {
+        format!(" ON DUPLICATE KEY UPDATE {column} = {column}")
+    }
+
+    fn replace(_key: &str, columns: &[&str]) -> String {
+        let set: Vec<String> = columns.iter().map(|column| format!("{column} = VALUES({column})")).collect();
+        format!(" ON DUPLICATE KEY UPDATE {}", set.join(", "))
+    }
+
+    fn add(_key: &str, column: &str) -> String {
+        format!(" ON DUPLICATE KEY UPDATE {column} = {column} + VALUES({column})")
+    }
+
+    fn by_index(index: &str) -> String {
+        format!("FORCE INDEX ({index})")
+    }
+
+    fn update_tasks(set: &str) -> [String; 2] {
+        ["UPDATE tasks JOIN (".into(), format!(") AS changes ON id = task_id SET {set}")]
+    }
+}

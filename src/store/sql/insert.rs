@@ -1,0 +1,103 @@
+//! Tasks that may be new. The unique key decides, and the row that is there afterwards tells whose it is.
+
+use std::collections::HashMap;
+
+use uuid::Uuid;
+
+use super::{
+    Counts,
+    outbox::{self, Entry},
+    rows::{headers_text, key_hash, status, task_id},
+    statement::{Session, Statement, Value, lists, pieces},
+};
+use crate::model::{KeyHash, StoredStatus, TaskId, TaskRow};
+use crate::store::{Inserted, NewRow, Result};
+
+/// Whose a key is.
+struct Owner {
+    id: TaskId,
+    status: StoredStatus,
+    /// Inserted by this very transaction. A row of ours that an earlier attempt left is not counted or published again.
+    fresh: bool,
+}
+
+/// Stores what is new with its outbox rows, and answers per row.
+pub(super) async fn insert<S: Session>(
+    session: &mut S,
+    rows: &[&NewRow],
+    counts: &mut Counts,
+) -> Result<Vec<Inserted>> {
+    let candidates = first_of_each_key(rows);
+    let owners = insert_tasks(session, &candidates).await?;
+    let is_fresh = |row: &&&NewRow| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh);
+    let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
+    let entries: Vec<Entry> = new.iter().map(|row| Entry::of_new(row)).collect();
+    outbox::put(session, &entries).await?;
+    new.iter().for_each(|row| counts.added(&row.task.queue));
+    Ok(rows.iter().map(|row| answer(row, &owners)).collect())
+}
+
+/// In the order of key hashes, in which every transaction takes them.
+fn first_of_each_key<'a>(rows: &[&'a NewRow]) -> Vec<&'a NewRow> {
+    let mut candidates = rows.to_vec();
+    candidates.sort_by_key(|row| row.task.key_hash); // stable: the first of equals stays first
+    candidates.dedup_by_key(|row| row.task.key_hash);
+    candidates
+}
+
+fn answer(row: &NewRow, owners: &HashMap<KeyHash, Owner>) -> Inserted {
+    match owners.get(&row.task.key_hash) {
+        Some(owner) if owner.id != row.task.id => Inserted::Duplicate { id: owner.id, status: owner.status },
+        // Nobody has the key when the id was stored with another one: the row is there, and is left as it is.
+        _ => Inserted::New,
+    }
+}
+
+async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow]) -> Result<HashMap<KeyHash, Owner>> {
+    let insertion = Uuid::new_v4().as_u64_pair().0.cast_signed();
+    for piece in pieces(candidates, |row| row.task.weight()) {
+        let statement = Statement::new(
+            "INSERT INTO tasks (id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, lease_ms, \
+             not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, reason, payload)",
+        )
+        .values(piece.iter().map(|row| task_values(&row.task, insertion)))
+        .sql(&S::keep_first("id"));
+        session.execute(statement).await?;
+    }
+    let hashes: Vec<KeyHash> = candidates.iter().map(|row| row.task.key_hash).collect();
+    owners(session, &hashes, insertion).await
+}
+
+fn task_values(task: &TaskRow, insertion: i64) -> [Value<'_>; 17] {
+    [
+        (&task.id).into(),
+        (&task.key_hash).into(),
+        (&task.queue).into(),
+        task.partition.into(),
+        (&task.key[..]).into(),
+        task.replicas.into(),
+        task.priority.into(),
+        task.max_attempts.into(),
+        task.lease_ms.into(),
+        task.not_before_unix_ms.into(),
+        headers_text(&task.headers).into(),
+        task.traceparent.as_str().into(),
+        task.created_unix_ms.into(),
+        task.created_unix_ms.into(),
+        insertion.into(),
+        "".into(),
+        (&task.payload[..]).into(),
+    ]
+}
+
+async fn owners<S: Session>(session: &mut S, hashes: &[KeyHash], insertion: i64) -> Result<HashMap<KeyHash, Owner>> {
+    let mut owners = HashMap::with_capacity(hashes.len());
+    for hashes in lists(hashes) {
+        let taken = Statement::new("SELECT key_hash, id, status, insertion FROM tasks WHERE key_hash IN ").list(hashes);
+        for (hash, id, number, inserted_by) in session.fetch::<(Vec<u8>, Vec<u8>, i64, i64)>(taken).await? {
+            let owner = Owner { id: task_id(&id)?, status: status(number)?, fresh: inserted_by == insertion };
+            owners.insert(key_hash(&hash)?, owner);
+        }
+    }
+    Ok(owners)
+}

@@ -1,0 +1,411 @@
+//! What both backends have in common, which is nearly everything: the statements and what they mean.
+//!
+//! - `tasks`: a task, its status, and where on the bus it was published last. `on_bus` says that it is unfinished,
+//!   published and not in the outbox: Redis should know of it.
+//! - `outbox`: narrow, one row for each unfinished task that is not on the bus.
+//! - `results`: what each worker reported, by (task, worker): nobody is credited twice.
+//! - `queue_counts`: kept up to date by the same transactions, which touch it last, so that they hold its few rows briefly.
+//!
+//! Whatever settles or moves a task locks its row first, in the order of ids; keys are inserted in the order of their hashes.
+//! Two transactions that run into each other nevertheless end as a deadlock, and the loser is repeated.
+
+mod insert;
+mod outbox;
+mod rows;
+mod settle;
+mod statement;
+
+use std::{collections::BTreeMap, future::Future, time::Duration};
+
+use async_trait::async_trait;
+use backon::{ExponentialBuilder, Retryable};
+use sqlx::{Pool, Transaction, migrate::Migrate};
+
+use self::{
+    rows::{TASK_COLUMNS, TaskColumns, number, queue_name, status, task_id},
+    statement::{Session, Statement, lists},
+};
+use super::{
+    Error, Inserted, NewRow, OutboxRow, Published, PublishedTask, QueueCount, Result, ResultRow, Settled, Settlement,
+    Store, TaskDetail, TaskState, Unpublished,
+};
+use crate::model::{Offset, QueueName, ShardId, StoredStatus, TaskId};
+
+/// No call waits longer for the database.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the two databases write differently. Connections have it.
+pub trait Dialect {
+    /// Opens a transaction that may write.
+    const BEGIN: &'static str;
+
+    /// Behind a select: locks what it found. SQLite has one writer at a time.
+    const FOR_UPDATE: &'static str;
+
+    /// A task's id where nothing says which type the question mark has.
+    const ID: &'static str;
+
+    /// Behind an insert: rows whose unique keys are taken are left out. `column` is any one of the table.
+    fn keep_first(column: &str) -> String;
+
+    /// Behind an insert: where `key` is taken, `column = new value` for each of `columns`.
+    fn replace(key: &str, columns: &[&str]) -> String;
+
+    /// Behind an insert: where `key` is taken, the number in `column` is added.
+    fn add(key: &str, column: &str) -> String;
+
+    /// Behind a table's name: this index or an error. No query here may scan a table, whatever the planner believes.
+    fn by_index(index: &str) -> String;
+
+    /// Around a select that has a `task_id`: sets the columns of each such task from its row.
+    fn update_tasks(set: &str) -> [String; 2];
+}
+
+/// A store in SQL.
+pub struct SqlStore<DB: sqlx::Database> {
+    writers: Pool<DB>,
+    readers: Pool<DB>,
+    migrated: usize,
+}
+
+/// A database that the store can live in.
+pub trait Backend: sqlx::Database<Connection: Session + Migrate> {}
+impl<DB> Backend for DB where DB: sqlx::Database<Connection: Session + Migrate> {}
+
+impl<DB: Backend> SqlStore<DB> {
+    /// Brings the database up to date.
+    pub(super) async fn migrate(
+        migrator: sqlx::migrate::Migrator,
+        writers: Pool<DB>,
+        readers: Pool<DB>,
+    ) -> Result<Self> {
+        let before = applied_migrations(&mut *writers.acquire().await?).await?;
+        migrator.run(&writers).await?;
+        let after = applied_migrations(&mut *writers.acquire().await?).await?;
+        Ok(Self { writers, readers, migrated: after - before })
+    }
+
+    /// How many migrations were applied when it was opened.
+    pub fn migrated(&self) -> usize {
+        self.migrated
+    }
+
+    async fn begin(&self) -> Result<Transaction<'static, DB>> {
+        Ok(self.writers.begin_with(DB::Connection::BEGIN).await?)
+    }
+
+    /// Runs one statement that changes nothing.
+    async fn read<T: statement::Columns>(&self, statement: Statement<'_>) -> Result<Vec<T>> {
+        repeating(|| async { Ok(self.readers.acquire().await?.fetch(statement.clone()).await?) }).await
+    }
+}
+
+async fn applied_migrations(connection: &mut impl Migrate) -> Result<usize> {
+    const TABLE: &str = "_sqlx_migrations";
+    connection.ensure_migrations_table(TABLE).await?;
+    Ok(connection.list_applied_migrations(TABLE).await?.len())
+}
+
+/// Repeats `attempt` a few times when all it takes is another try.
+async fn repeating<T, F>(attempt: impl Fn() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let backoff =
+        ExponentialBuilder::default().with_min_delay(Duration::from_millis(10)).with_max_times(4).with_jitter();
+    let bounded = || async {
+        let timed_out = |_| Error::Transient(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
+        tokio::time::timeout(PATIENCE, attempt()).await.map_err(timed_out)?
+    };
+    bounded.retry(backoff).when(is_brief).await
+}
+
+/// Lost to another transaction, or the connection was a dead one. After a timeout the caller has waited enough.
+fn is_brief(error: &Error) -> bool {
+    match error {
+        Error::Transient(sqlx::Error::PoolTimedOut) => false,
+        Error::Transient(sqlx::Error::Io(io)) => io.kind() != std::io::ErrorKind::TimedOut,
+        Error::Transient(_) => true,
+        _ => false,
+    }
+}
+
+/// Where a page starts: no task has the id of zeros.
+fn beyond(after: Option<TaskId>) -> TaskId {
+    after.unwrap_or(TaskId(uuid::Uuid::nil()))
+}
+
+/// What a transaction changes in `queue_counts`.
+#[derive(Default)]
+struct Counts(BTreeMap<(QueueName, StoredStatus), i64>);
+
+impl Counts {
+    fn added(&mut self, queue: &QueueName) {
+        *self.0.entry((queue.clone(), StoredStatus::Unfinished)).or_default() += 1;
+    }
+
+    fn moved(&mut self, queue: &QueueName, from: StoredStatus, to: StoredStatus) {
+        *self.0.entry((queue.clone(), from)).or_default() -= 1;
+        *self.0.entry((queue.clone(), to)).or_default() += 1;
+    }
+
+    /// The last step of a transaction.
+    async fn store<S: Session>(self, session: &mut S) -> Result<()> {
+        let changed: Vec<_> = self.0.into_iter().filter(|(_, change)| *change != 0).collect();
+        for changed in statement::pieces(&changed, |_| 0) {
+            let rows =
+                changed.iter().map(|((queue, status), change)| [queue.into(), (*status).into(), (*change).into()]);
+            let statement = Statement::new("INSERT INTO queue_counts (queue, status, count)")
+                .values(rows)
+                .sql(&S::add("queue, status", "count"));
+            session.execute(statement).await?;
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl<DB: Backend> Store for SqlStore<DB> {
+    async fn store_id(&self) -> Result<String> {
+        let rows = self.read(Statement::new("SELECT value FROM meta WHERE name = 'store_id'")).await?;
+        let (id,) = rows.into_iter().next().ok_or_else(|| rows::corrupt("no store_id".into()))?;
+        Ok(id)
+    }
+
+    async fn insert(&self, rows: &[NewRow]) -> Result<Vec<Inserted>> {
+        let rows: Vec<&NewRow> = rows.iter().collect();
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            let mut counts = Counts::default();
+            let inserted = insert::insert(&mut *tx, &rows, &mut counts).await?;
+            counts.store(&mut *tx).await?;
+            tx.commit().await?;
+            Ok(inserted)
+        })
+        .await
+    }
+
+    async fn settle(&self, reports: Vec<Settlement>) -> Result<Vec<Settled>> {
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            let settled = settle::settle(&mut *tx, &reports).await?;
+            tx.commit().await?;
+            Ok(settled)
+        })
+        .await
+    }
+
+    async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()> {
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            for published in published {
+                outbox::mark_published(&mut *tx, generation, published).await?;
+            }
+            Ok(tx.commit().await?)
+        })
+        .await
+    }
+
+    async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()> {
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            outbox::unpublish(&mut *tx, ids, why).await?;
+            Ok(tx.commit().await?)
+        })
+        .await
+    }
+
+    async fn due(&self, now_unix_ms: i64, limit: u32) -> Result<Vec<OutboxRow>> {
+        self.outbox_page(outbox::due::<DB::Connection>(now_unix_ms, limit)).await
+    }
+
+    async fn parked_queues(&self) -> Result<Vec<QueueName>> {
+        let mut queues: Vec<QueueName> = Vec::new();
+        // From one queue to the next: a queue may have millions of rows.
+        while let [(Some(queue),)] =
+            &self.read::<(Option<String>,)>(outbox::next_parked_queue::<DB::Connection>(queues.last())).await?[..]
+        {
+            queues.push(queue_name(queue)?);
+        }
+        Ok(queues)
+    }
+
+    async fn parked(&self, queue: &QueueName, limit: u32) -> Result<Vec<OutboxRow>> {
+        self.outbox_page(outbox::parked::<DB::Connection>(queue, limit)).await
+    }
+
+    async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>> {
+        let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
+        for ids in lists(ids) {
+            let credited = Statement::new(
+                "SELECT id, status, worker FROM tasks LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
+            )
+            .list(ids);
+            for (id, number, worker) in self.read::<(Vec<u8>, i64, Option<String>)>(credited).await? {
+                let (id, status) = (task_id(&id)?, status(number)?);
+                let state = states.entry(id).or_insert(TaskState { id, status, workers: Vec::new() });
+                state.workers.extend(worker);
+            }
+        }
+        Ok(states.into_values().collect())
+    }
+
+    async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>> {
+        let after = beyond(after);
+        let page = Statement::new("SELECT id, queue, shard, pub_generation, pub_major, pub_minor FROM tasks ")
+            .sql(&DB::Connection::by_index("tasks_on_bus"))
+            .sql(" WHERE on_bus = 1 AND id > ? ORDER BY id LIMIT ?")
+            .bind(&after)
+            .bind(limit);
+        let published = |(id, queue, shard, at, major, minor): (Vec<u8>, String, i64, String, i64, i64)| {
+            let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
+            let offset = Offset { major: number(major)?, minor: number(minor)? };
+            Ok(PublishedTask { id: task_id(&id)?, shard, offset: (at == generation).then_some(offset) })
+        };
+        self.read(page).await?.into_iter().map(published).collect()
+    }
+
+    async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TaskId>> {
+        let after = beyond(after);
+        let page = Statement::new("SELECT id FROM tasks ")
+            .sql(&DB::Connection::by_index("tasks_on_bus"))
+            .sql(" WHERE on_bus = 1 AND id > ? AND queue = ? AND shard = ? ORDER BY id LIMIT ?")
+            .bind(&after)
+            .bind(&shard.queue)
+            .bind(shard.number)
+            .bind(limit);
+        let ids = self.read(page).await?.into_iter().map(|(id,): (Vec<u8>,)| task_id(&id));
+        let ids = ids.collect::<Result<Vec<_>>>()?;
+        // Whatever became of them since is seen again under the lock.
+        self.unpublish(&ids, Unpublished::Missing).await?;
+        Ok(ids.last().copied())
+    }
+
+    async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
+        let task = Statement::new(format!(
+            "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, updated_ms, \
+                 EXISTS (SELECT 1 FROM outbox WHERE task_id = id) AS unpublished FROM tasks WHERE id = ?"
+        ))
+        .bind(&id);
+        let found: Option<TaskDetailColumns> = self.read(task).await?.into_iter().next();
+        found.map(TryInto::try_into).transpose()
+    }
+
+    async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>> {
+        let results = Statement::new(
+            "SELECT worker, result, attempt, completed_ms, surplus FROM results WHERE task_id = ? \
+                 ORDER BY completed_ms, surplus, worker",
+        )
+        .bind(&id);
+        let result = |(worker, result, attempt, completed_unix_ms, surplus): (String, Vec<u8>, i64, i64, i64)| {
+            Ok(ResultRow {
+                worker,
+                result: result.into(),
+                attempt: number(attempt)?,
+                completed_unix_ms,
+                surplus: surplus != 0,
+            })
+        };
+        self.read(results).await?.into_iter().map(result).collect()
+    }
+
+    async fn counts(&self) -> Result<Vec<QueueCount>> {
+        let counts =
+            Statement::new("SELECT queue, status, count FROM queue_counts WHERE count <> 0 ORDER BY queue, status");
+        let count = |(queue, n, count): (String, i64, i64)| {
+            Ok(QueueCount { queue: queue_name(&queue)?, status: status(n)?, count: number(count)? })
+        };
+        self.read(counts).await?.into_iter().map(count).collect()
+    }
+
+    async fn shards(&self) -> Result<Vec<(ShardId, u64)>> {
+        let shards = Statement::new("SELECT queue, shard, life FROM shards ORDER BY queue, shard");
+        let shard = |(queue, shard, life): (String, i64, i64)| {
+            Ok((ShardId { queue: queue_name(&queue)?, number: number(shard)? }, number(life)?))
+        };
+        self.read(shards).await?.into_iter().map(shard).collect()
+    }
+
+    async fn next_life(&self, shard: &ShardId, from: u64) -> Result<u64> {
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            let life = next_life(&mut *tx, shard, from).await?;
+            tx.commit().await?;
+            Ok(life)
+        })
+        .await
+    }
+
+    async fn close(&self) {
+        self.readers.close().await;
+        self.writers.close().await;
+    }
+}
+
+impl<DB: Backend> SqlStore<DB> {
+    /// A page of the outbox without what is final, which is removed.
+    async fn outbox_page(&self, page: Statement<'_>) -> Result<Vec<OutboxRow>> {
+        loop {
+            let rows = self.read::<outbox::OutboxColumns>(page.clone()).await?;
+            let finals = outbox::finals(&rows)?;
+            if finals.is_empty() {
+                return rows.into_iter().map(TryInto::try_into).collect();
+            }
+            repeating(|| async {
+                let mut tx = self.begin().await?;
+                outbox::remove(&mut *tx, &finals).await?;
+                Ok(tx.commit().await?)
+            })
+            .await?;
+        }
+    }
+}
+
+async fn next_life<S: Session>(session: &mut S, shard: &ShardId, from: u64) -> Result<u64> {
+    let next = from + 1;
+    let add = Statement::new("INSERT INTO shards (queue, shard, life) VALUES (?, ?, ?)")
+        .bind(&shard.queue)
+        .bind(shard.number)
+        .bind(next)
+        .sql(&S::keep_first("life"));
+    session.execute(add).await?;
+    let raise = Statement::new("UPDATE shards SET life = ? WHERE queue = ? AND shard = ? AND life = ?")
+        .bind(next)
+        .bind(&shard.queue)
+        .bind(shard.number)
+        .bind(from);
+    session.execute(raise).await?;
+    let now =
+        Statement::new("SELECT life FROM shards WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
+    let lives: Vec<(i64,)> = session.fetch(now).await?;
+    let (life,) = lives.into_iter().next().ok_or(sqlx::Error::RowNotFound)?;
+    number(life)
+}
+
+#[derive(sqlx::FromRow)]
+struct TaskDetailColumns {
+    #[sqlx(flatten)]
+    task: TaskColumns,
+    status: i64,
+    completed: i64,
+    attempts: i64,
+    reason: String,
+    updated_ms: i64,
+    unpublished: i64,
+}
+
+impl TryFrom<TaskDetailColumns> for TaskDetail {
+    type Error = Error;
+
+    fn try_from(columns: TaskDetailColumns) -> Result<Self> {
+        Ok(Self {
+            task: columns.task.try_into()?,
+            status: status(columns.status)?,
+            completed: number(columns.completed)?,
+            attempts: number(columns.attempts)?,
+            reason: columns.reason,
+            updated_unix_ms: columns.updated_ms,
+            unpublished: columns.unpublished != 0,
+        })
+    }
+}

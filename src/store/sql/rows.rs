@@ -1,0 +1,89 @@
+//! Columns as the model's types.
+
+use bytes::Bytes;
+
+use crate::model::{KeyHash, Priority, QueueName, StoredStatus, TaskId, TaskRow};
+use crate::store::{Error, Result};
+
+/// The columns of [`TaskColumns`].
+pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, replicas, tasks.priority, \
+     max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms";
+
+#[derive(sqlx::FromRow)]
+pub struct TaskColumns {
+    id: Vec<u8>,
+    key_hash: Vec<u8>,
+    queue: String,
+    shard: i64,
+    task_key: Vec<u8>,
+    payload: Vec<u8>,
+    replicas: i64,
+    priority: i64,
+    max_attempts: i64,
+    lease_ms: i64,
+    not_before_ms: i64,
+    headers: String,
+    traceparent: String,
+    created_ms: i64,
+}
+
+impl TaskColumns {
+    pub fn id(&self) -> Result<TaskId> {
+        task_id(&self.id)
+    }
+}
+
+impl TryFrom<TaskColumns> for TaskRow {
+    type Error = Error;
+
+    fn try_from(columns: TaskColumns) -> Result<Self> {
+        Ok(Self {
+            id: task_id(&columns.id)?,
+            queue: queue_name(&columns.queue)?,
+            partition: number(columns.shard)?,
+            key: columns.task_key.into(),
+            key_hash: key_hash(&columns.key_hash)?,
+            payload: Bytes::from(columns.payload),
+            replicas: number(columns.replicas)?,
+            priority: Priority::from_number(columns.priority),
+            max_attempts: number(columns.max_attempts)?,
+            lease_ms: number(columns.lease_ms)?,
+            not_before_unix_ms: columns.not_before_ms,
+            headers: serde_json::from_str(&columns.headers).map_err(|e| corrupt(format!("headers: {e}")))?,
+            traceparent: columns.traceparent,
+            created_unix_ms: columns.created_ms,
+        })
+    }
+}
+
+/// Headers as the text that is stored.
+pub(super) fn headers_text(headers: &[(String, String)]) -> String {
+    serde_json::to_string(headers).expect("pairs of strings are always JSON")
+}
+
+pub(super) fn task_id(bytes: &[u8]) -> Result<TaskId> {
+    TaskId::from_slice(bytes).ok_or_else(|| corrupt(format!("a task id of {} bytes", bytes.len())))
+}
+
+pub(super) fn key_hash(bytes: &[u8]) -> Result<KeyHash> {
+    let hash = bytes.try_into().map_err(|_| corrupt(format!("a key hash of {} bytes", bytes.len())))?;
+    Ok(KeyHash(hash))
+}
+
+pub(super) fn queue_name(text: &str) -> Result<QueueName> {
+    QueueName::new(text).map_err(|e| corrupt(e.to_string()))
+}
+
+pub(super) fn status(number: i64) -> Result<StoredStatus> {
+    StoredStatus::from_number(number).ok_or_else(|| corrupt(format!("status {number}")))
+}
+
+/// A number that was unsigned when it was stored.
+pub(super) fn number<T: TryFrom<i64>>(number: i64) -> Result<T> {
+    T::try_from(number).map_err(|_| corrupt(format!("the number {number}")))
+}
+
+/// What stands in the database is nothing that was ever stored.
+pub(super) fn corrupt(what: String) -> Error {
+    Error::Other(sqlx::Error::Decode(format!("the database contains {what}").into()))
+}

@@ -1,0 +1,254 @@
+//! Reports: read the tasks they are about under lock, decide in order, write all that changed.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::{
+    Counts, insert, outbox,
+    rows::{key_hash, number, queue_name, status, task_id},
+    statement::{Session, Statement, Value, lists, pieces},
+};
+use crate::model::{KeyHash, QueueName, StoredStatus, TaskId};
+use crate::store::{NewRow, Result, Settled, Settlement};
+
+/// A task as far as reports move it.
+struct Progress {
+    queue: QueueName,
+    key_hash: KeyHash,
+    replicas: u32,
+    stored: StoredStatus,
+    status: StoredStatus,
+    completed: u32,
+    attempts: u32,
+    reason: String,
+    updated_ms: i64,
+    changed: bool,
+    /// Who has a result, credited or surplus.
+    workers: HashSet<String>,
+}
+
+/// A result to store.
+struct NewResult<'a> {
+    task: &'a TaskId,
+    worker: &'a str,
+    result: &'a [u8],
+    attempt: u32,
+    at_ms: i64,
+    surplus: bool,
+}
+
+impl Settlement {
+    fn id(&self) -> &TaskId {
+        match self {
+            Self::Completed { id, .. } | Self::Died { id, .. } => id,
+        }
+    }
+
+    fn discovered(&self) -> &[NewRow] {
+        match self {
+            Self::Completed { discovered, .. } => discovered,
+            Self::Died { .. } => &[],
+        }
+    }
+}
+
+pub(super) async fn settle<S: Session>(session: &mut S, reports: &[Settlement]) -> Result<Vec<Settled>> {
+    let mut tasks = lock_tasks(session, reports).await?;
+    let mut results = Vec::new();
+    let mut settled: Vec<Settled> = reports.iter().map(|report| decide(report, &mut tasks, &mut results)).collect();
+
+    let mut counts = Counts::default();
+    store_results(session, &results).await?;
+    store_progress(session, &tasks, &mut counts).await?;
+    store_discovered(session, reports, &mut settled, &mut counts).await?;
+    counts.store(session).await?;
+    Ok(settled)
+}
+
+/// Reads the tasks of `reports` as nobody else can change them now.
+async fn lock_tasks<S: Session>(session: &mut S, reports: &[Settlement]) -> Result<BTreeMap<TaskId, Progress>> {
+    let mut ids: Vec<TaskId> = reports.iter().map(|report| *report.id()).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let mut tasks = BTreeMap::new();
+    for ids in lists(&ids) {
+        let found = Statement::new(
+            "SELECT id, key_hash, queue, replicas, status, completed, attempts, reason, updated_ms \
+             FROM tasks WHERE id IN ",
+        )
+        .list(ids)
+        .sql(" ORDER BY id")
+        .sql(S::FOR_UPDATE);
+        for columns in session.fetch::<ProgressColumns>(found).await? {
+            tasks.insert(task_id(&columns.id)?, columns.into_progress()?);
+        }
+        // Whoever adds a result holds the task's lock, so this sees all of them.
+        let workers = Statement::new("SELECT task_id, worker FROM results WHERE task_id IN ").list(ids);
+        for (id, worker) in session.fetch::<(Vec<u8>, String)>(workers).await? {
+            if let Some(task) = tasks.get_mut(&task_id(&id)?) {
+                task.workers.insert(worker);
+            }
+        }
+    }
+    Ok(tasks)
+}
+
+#[derive(sqlx::FromRow)]
+struct ProgressColumns {
+    id: Vec<u8>,
+    key_hash: Vec<u8>,
+    queue: String,
+    replicas: i64,
+    status: i64,
+    completed: i64,
+    attempts: i64,
+    reason: String,
+    updated_ms: i64,
+}
+
+impl ProgressColumns {
+    fn into_progress(self) -> Result<Progress> {
+        let status = status(self.status)?;
+        Ok(Progress {
+            queue: queue_name(&self.queue)?,
+            key_hash: key_hash(&self.key_hash)?,
+            replicas: number(self.replicas)?,
+            stored: status,
+            status,
+            completed: number(self.completed)?,
+            attempts: number(self.attempts)?,
+            reason: self.reason,
+            updated_ms: self.updated_ms,
+            changed: false,
+            workers: HashSet::new(),
+        })
+    }
+}
+
+/// What a report changes in its task.
+fn decide<'a>(
+    report: &'a Settlement,
+    tasks: &mut BTreeMap<TaskId, Progress>,
+    results: &mut Vec<NewResult<'a>>,
+) -> Settled {
+    let Some(task) = tasks.get_mut(report.id()) else {
+        return Settled { unknown: true, ..Settled::default() };
+    };
+    let (repeated, surplus) = match report {
+        Settlement::Completed { id, worker, result, attempt, at_unix_ms, .. } => {
+            let repeated = !task.workers.insert(worker.clone());
+            let surplus = !repeated && task.status.is_final();
+            if !repeated {
+                results.push(NewResult { task: id, worker, result, attempt: *attempt, at_ms: *at_unix_ms, surplus });
+            }
+            if !repeated && !surplus {
+                task.credit(*attempt, *at_unix_ms);
+            }
+            (repeated, surplus)
+        }
+        Settlement::Died { reason, attempts, at_unix_ms, .. } => {
+            let repeated = task.status == StoredStatus::Dead;
+            if !task.status.is_final() {
+                task.die(reason, *attempts, *at_unix_ms);
+            }
+            (repeated, false)
+        }
+    };
+    Settled { repeated, surplus, status: Some(task.status), key: task.freed_key(), ..Settled::default() }
+}
+
+impl Progress {
+    fn credit(&mut self, attempt: u32, at_ms: i64) {
+        self.completed += 1;
+        self.attempts = self.attempts.max(attempt);
+        if self.completed >= self.replicas {
+            self.status = StoredStatus::Completed;
+        }
+        self.touch(at_ms);
+    }
+
+    fn die(&mut self, reason: &str, attempts: u32, at_ms: i64) {
+        self.status = StoredStatus::Dead;
+        self.reason = reason.to_owned();
+        self.attempts = attempts;
+        self.touch(at_ms);
+    }
+
+    fn touch(&mut self, at_ms: i64) {
+        self.updated_ms = self.updated_ms.max(at_ms);
+        self.changed = true;
+    }
+
+    /// The key of a task that will never be completed.
+    fn freed_key(&self) -> Option<(QueueName, KeyHash)> {
+        let freed = matches!(self.status, StoredStatus::Dead | StoredStatus::Cancelled);
+        freed.then(|| (self.queue.clone(), self.key_hash))
+    }
+}
+
+async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -> Result<()> {
+    for piece in pieces(results, |result| result.result.len()) {
+        let rows = piece.iter().map(|r| {
+            [r.task.into(), r.worker.into(), r.attempt.into(), r.at_ms.into(), r.surplus.into(), r.result.into()]
+        });
+        let statement = Statement::new("INSERT INTO results (task_id, worker, attempt, completed_ms, surplus, result)")
+            .values(rows);
+        session.execute(statement).await?;
+    }
+    Ok(())
+}
+
+async fn store_progress<S: Session>(
+    session: &mut S,
+    tasks: &BTreeMap<TaskId, Progress>,
+    counts: &mut Counts,
+) -> Result<()> {
+    let changed: Vec<_> = tasks.iter().filter(|(_, task)| task.changed).collect();
+    for piece in pieces(&changed, |(_, task)| task.reason.len()) {
+        session.execute(update::<S>(piece)).await?;
+    }
+    let ended: Vec<_> = changed.into_iter().filter(|(_, task)| task.status != task.stored).collect();
+    for (_, task) in &ended {
+        counts.moved(&task.queue, task.stored, task.status);
+    }
+    let ended: Vec<TaskId> = ended.into_iter().map(|(id, _)| *id).collect();
+    outbox::remove(session, &ended).await
+}
+
+fn update<'a, S: Session>(tasks: &[(&'a TaskId, &'a Progress)]) -> Statement<'a> {
+    let row = format!(
+        "SELECT {} AS task_id, ? AS new_status, ? AS new_completed, ? AS new_attempts, ? AS new_reason, ? AS new_updated",
+        S::ID
+    );
+    let rows = tasks.iter().map(|(id, task)| -> [Value<'a>; 6] {
+        [
+            (*id).into(),
+            task.status.into(),
+            task.completed.into(),
+            task.attempts.into(),
+            task.reason.as_str().into(),
+            task.updated_ms.into(),
+        ]
+    });
+    let set = "status = new_status, completed = new_completed, attempts = new_attempts, reason = new_reason, \
+               updated_ms = new_updated, on_bus = CASE WHEN new_status = 0 THEN on_bus ELSE 0 END";
+    let [before, behind] = S::update_tasks(set);
+    Statement::new(before).rows(&row, " UNION ALL ", rows).sql(&behind)
+}
+
+/// As one batch over all reports: of two that discover the same key, the first wins.
+async fn store_discovered<S: Session>(
+    session: &mut S,
+    reports: &[Settlement],
+    settled: &mut [Settled],
+    counts: &mut Counts,
+) -> Result<()> {
+    let taken = |settled: &Settled| !settled.repeated && !settled.unknown;
+    let pairs = reports.iter().zip(settled.iter());
+    let rows: Vec<&NewRow> =
+        pairs.filter(|(_, settled)| taken(settled)).flat_map(|(report, _)| report.discovered()).collect();
+    let mut answers = insert::insert(session, &rows, counts).await?.into_iter();
+    for (report, settled) in reports.iter().zip(settled).filter(|(_, settled)| taken(settled)) {
+        settled.discovered = answers.by_ref().take(report.discovered().len()).collect();
+    }
+    Ok(())
+}

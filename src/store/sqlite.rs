@@ -1,0 +1,83 @@
+//! The store in a file: for one process, with nothing to run beside it.
+
+use std::{path::Path, time::Duration};
+
+use sqlx::{
+    ConnectOptions, Connection, Sqlite, SqliteConnection,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
+};
+
+use super::{
+    Result,
+    sql::{Dialect, SqlStore},
+};
+
+pub type SqliteStore = SqlStore<Sqlite>;
+
+/// How long another process may hold the file, or one of ours the connection.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Reads go on while something is written.
+const READERS: u32 = 4;
+/// More than the shapes of all statements.
+const PREPARED: usize = 256;
+
+impl SqliteStore {
+    /// Opens the database at `path`, creates and migrates it where needed. `max_page_count` bounds its size in pages of 4 KiB.
+    pub async fn open(path: &Path, max_page_count: Option<u32>) -> Result<Self> {
+        let mut options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(false)
+            .busy_timeout(PATIENCE)
+            .statement_cache_capacity(PREPARED)
+            .disable_statement_logging();
+        if let Some(pages) = max_page_count {
+            options = options.pragma("max_page_count", pages.to_string());
+        }
+        // SQLite has one writer at a time: one connection, so that writers wait in our queue and not in its.
+        let writer = SqlitePoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(PATIENCE)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            // SQLite may roll a transaction back by itself (disk full); sqlx then believes that it is still open.
+            .before_acquire(|connection, _| Box::pin(async { Ok(!connection.is_in_transaction()) }))
+            .connect_with(options.clone())
+            .await?;
+        let readers = SqlitePoolOptions::new()
+            .max_connections(READERS)
+            .acquire_timeout(PATIENCE)
+            .connect_lazy_with(options.pragma("query_only", "on"));
+        Self::migrate(sqlx::migrate!("migrations/sqlite"), writer, readers).await
+    }
+}
+
+impl Dialect for SqliteConnection {
+    // A transaction that reads first and writes then could not become the writer when another one is.
+    const BEGIN: &'static str = "BEGIN IMMEDIATE";
+    const FOR_UPDATE: &'static str = "";
+    const ID: &'static str = "?";
+
+    fn keep_first(_column: &str) -> String {
+        " ON CONFLICT DO NOTHING".into()
+    }
+
+    fn replace(key: &str, columns: &[&str]) -> String {
+        let set: Vec<String> = columns.iter().map(|column| format!("{column} = excluded.{column}")).collect();
+        format!(" ON CONFLICT ({key}) DO UPDATE SET {}", set.join(", "))
+    }
+
+    fn add(key: &str, column: &str) -> String {
+        format!(" ON CONFLICT ({key}) DO UPDATE SET {column} = {column} + excluded.{column}")
+    }
+
+    fn by_index(index: &str) -> String {
+        format!("INDEXED BY {index}")
+    }
+
+    fn update_tasks(set: &str) -> [String; 2] {
+        [format!("UPDATE tasks SET {set} FROM ("), ") AS changes WHERE id = task_id".into()]
+    }
+}

@@ -1,0 +1,7 @@
+//! The tests that need more than redis-server and SQLite: other servers, or processes that are killed.
+
+#[macro_use]
+#[path = "../support/mod.rs"]
+mod support;
+
+mod store_mysql;

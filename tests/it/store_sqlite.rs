@@ -1,0 +1,48 @@
+//! The store's contract on SQLite, and what only SQLite can do.
+
+use taskd::{
+    model::StoredStatus::{Completed, Unfinished},
+    store::{Error, Store, sqlite::SqliteStore},
+};
+
+use crate::support::{
+    sqlite::SqliteFile,
+    store_contract::{Database, completed, count, counts, detail, detail_completed, detail_of, insert_new, rows},
+};
+
+store_contract!(SqliteFile);
+
+#[tokio::test]
+async fn a_full_database_says_so_and_goes_on_when_there_is_room() {
+    let file = SqliteFile::create().await;
+    let store = SqliteStore::open(&file.path(), Some(100)).await.unwrap();
+    let (stored, mut refused) = (rows("q", 10), rows("refused", 100));
+    insert_new(&store, &stored).await;
+    for row in &mut refused {
+        row.task.payload = vec![1; 10_000].into();
+    }
+
+    for _ in 0..3 {
+        let error = store.insert(&refused).await.unwrap_err();
+        assert!(matches!(error, Error::Full(_)), "{error:?}");
+        assert!(error.is_transient());
+    }
+    assert_eq!(counts(&store).await, [count("q", Unfinished, 10)], "nothing of it was stored");
+
+    // There is room for small things still, and for everything once the limit is gone.
+    store.settle(vec![completed(&stored[0], "w")]).await.unwrap();
+    store.close().await;
+    let store = file.open().await;
+    insert_new(&*store, &refused).await;
+    assert_eq!(detail_of(&*store, &stored[0]).await, detail_completed(&stored[0]));
+    assert_eq!(detail_of(&*store, &refused[99]).await, detail(&refused[99]));
+    let expected = [count("q", Unfinished, 9), count("q", Completed, 1), count("refused", Unfinished, 100)];
+    assert_eq!(counts(&*store).await, expected);
+}
+
+#[tokio::test]
+async fn migrations_are_applied_once() {
+    let file = SqliteFile::create().await;
+    assert_eq!(SqliteStore::open(&file.path(), None).await.unwrap().migrated(), 1);
+    assert_eq!(SqliteStore::open(&file.path(), None).await.unwrap().migrated(), 0);
+}

@@ -1,0 +1,38 @@
+//! A SQLite file of one test.
+
+use std::{path::PathBuf, sync::Arc};
+
+use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
+use taskd::store::{Store, sqlite::SqliteStore};
+use tempfile::TempDir;
+
+use super::store_contract::Database;
+
+pub struct SqliteFile(TempDir);
+
+impl SqliteFile {
+    pub fn path(&self) -> PathBuf {
+        self.0.path().join("taskd.db")
+    }
+}
+
+impl Database for SqliteFile {
+    async fn create() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    async fn open(&self) -> Arc<dyn Store> {
+        Arc::new(SqliteStore::open(&self.path(), None).await.unwrap())
+    }
+
+    async fn execute(&self, sql: &str) {
+        let url = format!("sqlite://{}", self.path().display());
+        let mut connection = SqliteConnection::connect(&url).await.unwrap();
+        sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
+    }
+
+    async fn remove(self) {
+        self.0.close().unwrap();
+    }
+}

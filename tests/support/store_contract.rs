@@ -1,0 +1,831 @@
+//! What every store promises (`src/store/mod.rs`), sentence by sentence. `store_contract!(SomeDatabase)` runs it on a backend.
+
+use std::{collections::BTreeMap, future::Future, sync::Arc};
+
+use bytes::Bytes;
+use futures::future::join_all;
+use taskd::{
+    model::{KeyHash, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow},
+    store::{
+        Inserted, NewRow, OutboxRow, Published, PublishedTask, QueueCount, ResultRow, Settled, Settlement, Store,
+        TaskDetail, TaskState, Unpublished,
+    },
+};
+
+use Inserted::{Duplicate, New};
+use StoredStatus::{Completed, Dead, Unfinished};
+use Unpublished::{Fresh, Missing, Parked, Scheduled};
+
+/// A database of one test.
+pub trait Database: Sized {
+    fn create() -> impl Future<Output = Self>;
+    /// A new process's view of it.
+    fn open(&self) -> impl Future<Output = Arc<dyn Store>>;
+    /// Changes it behind the store's back.
+    fn execute(&self, sql: &str) -> impl Future<Output = ()>;
+    /// Only when the test has passed: otherwise it is left to be looked at.
+    fn remove(self) -> impl Future<Output = ()>;
+}
+
+macro_rules! store_contract {
+    ($database:ty) => {
+        store_contract!($database:
+            a_task_comes_back_as_it_was_stored,
+            a_key_is_new_once,
+            keys_and_queues_are_compared_bytewise,
+            a_repeated_insert_changes_nothing,
+            answers_come_in_the_order_of_the_rows,
+            large_rows_fit,
+            a_report_is_settled_once,
+            num_workers_complete_a_task_and_the_rest_is_surplus,
+            the_first_final_status_stays,
+            workers_are_compared_bytewise,
+            discoveries_are_stored_with_their_report,
+            the_first_report_to_discover_a_key_wins,
+            an_unknown_task_changes_nothing,
+            many_reports_are_settled_at_once,
+            what_is_final_leaves_the_outbox,
+            a_published_task_leaves_the_outbox_and_its_place_is_kept,
+            a_place_never_moves_backwards,
+            an_unpublished_task_is_back_in_the_outbox,
+            due_rows_come_earliest_first,
+            parked_rows_come_by_priority_then_age,
+            final_rows_met_in_the_outbox_are_removed,
+            published_tasks_are_paged_by_id,
+            a_shard_is_unpublished_page_by_page,
+            states_name_the_credited_workers,
+            what_is_not_there_is_not_found,
+            a_life_is_raised_once,
+            everything_is_there_after_a_restart,
+            of_concurrent_inserts_one_wins_each_key,
+            of_concurrent_settlements_one_credits_each_worker,
+        );
+    };
+    ($database:ty: $($test:ident,)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                use $crate::support::store_contract::{self, Database};
+                let database = <$database>::create().await;
+                store_contract::$test(&database).await;
+                database.remove().await;
+            }
+        )*
+    };
+}
+
+const NOW: i64 = 1_700_000_000_000;
+
+fn queue(name: &str) -> QueueName {
+    QueueName::new(name).unwrap()
+}
+
+fn task(queue_name: &str, key: impl AsRef<[u8]>) -> TaskRow {
+    let (queue, key) = (queue(queue_name), Bytes::copy_from_slice(key.as_ref()));
+    let key_hash = KeyHash::new(&queue, &key);
+    TaskRow {
+        id: TaskId::new(),
+        partition: key_hash.partition(4),
+        queue,
+        key,
+        key_hash,
+        payload: "payload".into(),
+        replicas: 1,
+        priority: Priority::Medium,
+        max_attempts: 5,
+        lease_ms: 30_000,
+        not_before_unix_ms: 0,
+        headers: vec![],
+        traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into(),
+        created_unix_ms: NOW,
+    }
+}
+
+fn fresh(task: TaskRow) -> NewRow {
+    NewRow { task, unpublished: Fresh, due_unix_ms: NOW + 5_000 }
+}
+
+fn row(queue: &str, key: impl AsRef<[u8]>) -> NewRow {
+    fresh(task(queue, key))
+}
+
+fn replicated(key: &str, replicas: u32) -> NewRow {
+    fresh(TaskRow { replicas, ..task("q", key) })
+}
+
+/// So many rows of one queue.
+pub fn rows(queue: &str, count: usize) -> Vec<NewRow> {
+    (0..count).map(|i| row(queue, format!("key {i}"))).collect()
+}
+
+fn ids(rows: &[NewRow]) -> Vec<TaskId> {
+    rows.iter().map(|row| row.task.id).collect()
+}
+
+pub fn completed(row: &NewRow, worker: &str) -> Settlement {
+    discovering(row, worker, vec![])
+}
+
+fn discovering(row: &NewRow, worker: &str, discovered: Vec<NewRow>) -> Settlement {
+    Settlement::Completed {
+        id: row.task.id,
+        worker: worker.into(),
+        result: format!("of {worker}").into(),
+        attempt: 2,
+        at_unix_ms: NOW + 10,
+        discovered,
+    }
+}
+
+fn died(row: &NewRow) -> Settlement {
+    Settlement::Died { id: row.task.id, reason: "no luck".into(), attempts: 5, at_unix_ms: NOW + 20 }
+}
+
+fn settled(status: StoredStatus) -> Settled {
+    Settled { status: Some(status), ..Settled::default() }
+}
+
+/// How a report about a dead task is answered.
+fn settled_dead(row: &NewRow) -> Settled {
+    Settled { key: Some((row.task.queue.clone(), row.task.key_hash)), ..settled(Dead) }
+}
+
+fn result_of(worker: &str, surplus: bool) -> ResultRow {
+    let result = format!("of {worker}").into();
+    ResultRow { worker: worker.into(), result, attempt: 2, completed_unix_ms: NOW + 10, surplus }
+}
+
+/// As it is seen when nothing has happened yet.
+pub fn detail(row: &NewRow) -> TaskDetail {
+    TaskDetail {
+        task: row.task.clone(),
+        status: Unfinished,
+        completed: 0,
+        attempts: 0,
+        reason: String::new(),
+        updated_unix_ms: NOW,
+        unpublished: true,
+    }
+}
+
+pub fn detail_completed(row: &NewRow) -> TaskDetail {
+    TaskDetail {
+        status: Completed,
+        completed: row.task.replicas,
+        attempts: 2,
+        updated_unix_ms: NOW + 10,
+        unpublished: false,
+        ..detail(row)
+    }
+}
+
+fn detail_dead(row: &NewRow) -> TaskDetail {
+    TaskDetail {
+        status: Dead,
+        attempts: 5,
+        reason: "no luck".into(),
+        updated_unix_ms: NOW + 20,
+        unpublished: false,
+        ..detail(row)
+    }
+}
+
+fn in_outbox(row: &NewRow, unpublished: Unpublished) -> OutboxRow {
+    OutboxRow { task: row.task.clone(), unpublished }
+}
+
+pub fn count(queue_name: &str, status: StoredStatus, count: u64) -> QueueCount {
+    QueueCount { queue: queue(queue_name), status, count }
+}
+
+pub async fn counts(store: &dyn Store) -> Vec<QueueCount> {
+    let mut counts = store.counts().await.unwrap();
+    counts.retain(|count| count.count > 0);
+    counts.sort_by_key(|count| (count.queue.clone(), count.status));
+    counts
+}
+
+pub async fn insert_new(store: &dyn Store, rows: &[NewRow]) {
+    assert_eq!(store.insert(rows).await.unwrap(), vec![New; rows.len()]);
+}
+
+pub async fn detail_of(store: &dyn Store, row: &NewRow) -> TaskDetail {
+    store.task(row.task.id).await.unwrap().unwrap()
+}
+
+/// All that will ever be due.
+async fn outbox(store: &dyn Store) -> Vec<OutboxRow> {
+    store.due(i64::MAX, 10_000).await.unwrap()
+}
+
+fn at(major: u64, minor: u64) -> Offset {
+    Offset { major, minor }
+}
+
+async fn publish(store: &dyn Store, rows: &[NewRow], offset: Offset) {
+    let published = Published { partition: rows[0].task.partition, offset, ids: ids(rows) };
+    store.mark_published("g", &[published]).await.unwrap();
+}
+
+fn published_at(row: &NewRow, offset: Option<Offset>) -> PublishedTask {
+    let shard = ShardId { queue: row.task.queue.clone(), number: row.task.partition };
+    PublishedTask { id: row.task.id, shard, offset }
+}
+
+async fn published(store: &dyn Store) -> Vec<PublishedTask> {
+    store.published("g", None, 10_000).await.unwrap()
+}
+
+pub async fn a_task_comes_back_as_it_was_stored(db: &impl Database) {
+    let store = db.open().await;
+    let every_byte: Vec<u8> = (0..=255).cycle().take(4096).collect();
+    let odd = TaskRow {
+        partition: 4_000_000_000,
+        payload: every_byte.repeat(10).into(),
+        replicas: 100,
+        priority: Priority::High,
+        max_attempts: 1000,
+        lease_ms: u32::MAX,
+        not_before_unix_ms: 1 << 53,
+        headers: vec![("b".into(), "'\"\\ \u{1F980}\0".into()), ("a".into(), "ü".repeat(8000))],
+        traceparent: format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-{}", "x".repeat(300)),
+        ..task("Q.with-all_64", &every_byte)
+    };
+    let empty = TaskRow { payload: Bytes::new(), priority: Priority::Low, ..task(&"q".repeat(64), "k") };
+    let rows = [fresh(odd), fresh(empty)];
+    insert_new(&*store, &rows).await;
+
+    for row in &rows {
+        assert_eq!(detail_of(&*store, row).await, detail(row));
+    }
+    assert_eq!(outbox(&*store).await, rows.each_ref().map(|row| in_outbox(row, Fresh)));
+}
+
+pub async fn a_key_is_new_once(db: &impl Database) {
+    let store = db.open().await;
+    let first = row("q", "k");
+    insert_new(&*store, std::slice::from_ref(&first)).await;
+
+    let again = [row("q", "k"), row("q", "k2")];
+    let taken = Duplicate { id: first.task.id, status: Unfinished };
+    assert_eq!(store.insert(&again).await.unwrap(), [taken, New]);
+    assert!(store.task(again[0].task.id).await.unwrap().is_none());
+    assert_eq!(detail_of(&*store, &first).await, detail(&first));
+
+    store.settle(vec![completed(&first, "w"), died(&again[1])]).await.unwrap();
+    let completed = Duplicate { id: first.task.id, status: Completed };
+    let dead = Duplicate { id: again[1].task.id, status: Dead };
+    let once_more = [row("q", "k2"), row("q", "k")];
+    assert_eq!(store.insert(&once_more).await.unwrap(), [dead, completed]);
+    assert_eq!(counts(&*store).await, [count("q", Completed, 1), count("q", Dead, 1)]);
+}
+
+pub async fn keys_and_queues_are_compared_bytewise(db: &impl Database) {
+    let store = db.open().await;
+    let keys = ["/A", "/a", "/a ", "/a  ", "/a\0", "/\u{e4}", "/a\u{308}", "/ss", "/\u{df}"];
+    let in_q = keys.map(|key| row("q", key));
+    let elsewhere = ["Q", "q-", "q."].map(|queue| row(queue, "/a"));
+    insert_new(&*store, &in_q).await;
+    insert_new(&*store, &elsewhere).await;
+
+    let expected = in_q.each_ref().map(|row| Duplicate { id: row.task.id, status: Unfinished });
+    assert_eq!(store.insert(&keys.map(|key| row("q", key))).await.unwrap(), expected);
+    let mut expected = vec![count("Q", Unfinished, 1), count("q", Unfinished, keys.len() as u64)];
+    expected.extend([count("q-", Unfinished, 1), count("q.", Unfinished, 1)]);
+    assert_eq!(counts(&*store).await, expected);
+}
+
+pub async fn a_repeated_insert_changes_nothing(db: &impl Database) {
+    let store = db.open().await;
+    let batch = rows("q", 3);
+    insert_new(&*store, &batch).await;
+    publish(&*store, &batch[..1], at(1, 0)).await;
+    store.settle(vec![completed(&batch[1], "w")]).await.unwrap();
+
+    // As if the answer had been lost: the same ids, in another order, one with other data, and one row more.
+    let changed = NewRow { unpublished: Parked, due_unix_ms: 0, ..batch[2].clone() };
+    let more = row("q", "more");
+    let again = [changed, more.clone(), batch[0].clone(), batch[1].clone(), batch[0].clone()];
+    insert_new(&*store, &again).await;
+
+    assert_eq!(detail_of(&*store, &batch[0]).await, TaskDetail { unpublished: false, ..detail(&batch[0]) });
+    assert_eq!(detail_of(&*store, &batch[1]).await, detail_completed(&batch[1]));
+    assert_eq!(outbox(&*store).await, [in_outbox(&batch[2], Fresh), in_outbox(&more, Fresh)]);
+    assert_eq!(counts(&*store).await, [count("q", Unfinished, 3), count("q", Completed, 1)]);
+}
+
+pub async fn answers_come_in_the_order_of_the_rows(db: &impl Database) {
+    let store = db.open().await;
+    assert_eq!(store.insert(&[]).await.unwrap(), []);
+
+    let batch: Vec<NewRow> = (0..1500).map(|i| row("q", format!("key {}", i % 1000))).collect();
+    let answers = store.insert(&batch).await.unwrap();
+    let owner = |i: usize| Duplicate { id: batch[i].task.id, status: Unfinished };
+    let expected: Vec<Inserted> = (0..1500).map(|i| if i < 1000 { New } else { owner(i - 1000) }).collect();
+    assert_eq!(answers, expected);
+    assert_eq!(counts(&*store).await, [count("q", Unfinished, 1000)]);
+    let mut stored: Vec<TaskId> = outbox(&*store).await.iter().map(|row| row.task.id).collect();
+    stored.sort();
+    assert_eq!(stored, ids(&batch[..1000]));
+}
+
+pub async fn large_rows_fit(db: &impl Database) {
+    let store = db.open().await;
+    // More in all than a server takes in one packet.
+    let payload = Bytes::from(vec![0xa5; 1 << 20]);
+    let large = |i| fresh(TaskRow { payload: payload.clone(), ..task("q", format!("{i}")) });
+    let batch: Vec<NewRow> = (0..20).map(large).collect();
+    insert_new(&*store, &batch).await;
+
+    let report = |row: &NewRow| Settlement::Completed {
+        id: row.task.id,
+        worker: "w".into(),
+        result: payload.clone(),
+        attempt: 1,
+        at_unix_ms: NOW,
+        discovered: vec![],
+    };
+    let answers = store.settle(batch.iter().map(report).collect()).await.unwrap();
+    assert_eq!(answers, vec![settled(Completed); 20]);
+    assert_eq!(store.results(batch[19].task.id).await.unwrap()[0].result, payload);
+}
+
+pub async fn a_report_is_settled_once(db: &impl Database) {
+    let store = db.open().await;
+    let row = replicated("k", 3);
+    insert_new(&*store, std::slice::from_ref(&row)).await;
+
+    let twice = vec![completed(&row, "w"), completed(&row, "w")];
+    let repeated = Settled { repeated: true, ..settled(Unfinished) };
+    assert_eq!(store.settle(twice).await.unwrap(), [settled(Unfinished), repeated.clone()]);
+    let with_discovery = discovering(&row, "w", vec![self::row("q", "child")]);
+    assert_eq!(store.settle(vec![with_discovery]).await.unwrap(), [repeated]);
+
+    assert_eq!(store.results(row.task.id).await.unwrap(), [result_of("w", false)]);
+    let expected = TaskDetail { completed: 1, attempts: 2, updated_unix_ms: NOW + 10, ..detail(&row) };
+    assert_eq!(detail_of(&*store, &row).await, expected);
+    assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)], "a repeated report discovers nothing");
+}
+
+pub async fn num_workers_complete_a_task_and_the_rest_is_surplus(db: &impl Database) {
+    let store = db.open().await;
+    let row = replicated("k", 3);
+    insert_new(&*store, std::slice::from_ref(&row)).await;
+
+    let reports = ["a", "b"].map(|worker| completed(&row, worker)).to_vec();
+    assert_eq!(store.settle(reports).await.unwrap(), [settled(Unfinished), settled(Unfinished)]);
+    assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)]);
+
+    let child = self::row("q", "child");
+    let reports = vec![completed(&row, "c"), discovering(&row, "d", vec![child.clone()]), completed(&row, "d")];
+    let surplus = Settled { surplus: true, discovered: vec![New], ..settled(Completed) };
+    let repeated = Settled { repeated: true, ..settled(Completed) };
+    assert_eq!(store.settle(reports).await.unwrap(), [settled(Completed), surplus, repeated]);
+
+    assert_eq!(detail_of(&*store, &row).await, detail_completed(&row));
+    assert_eq!(detail_of(&*store, &child).await, detail(&child));
+    let expected = [("a", false), ("b", false), ("c", false), ("d", true)];
+    assert_eq!(store.results(row.task.id).await.unwrap(), expected.map(|(worker, surplus)| result_of(worker, surplus)));
+    assert_eq!(counts(&*store).await, [count("q", Unfinished, 1), count("q", Completed, 1)]);
+}
+
+pub async fn the_first_final_status_stays(db: &impl Database) {
+    let store = db.open().await;
+    let [early, late, both] = ["early", "late", "both"].map(|key| row("q", key));
+    insert_new(&*store, &[early.clone(), late.clone(), both.clone()]).await;
+
+    assert_eq!(
+        store.settle(vec![died(&early), completed(&late, "w")]).await.unwrap(),
+        [settled_dead(&early), settled(Completed)]
+    );
+    let child = row("q", "child");
+    let surplus = Settled { surplus: true, discovered: vec![New], ..settled_dead(&early) };
+    let reports = vec![discovering(&early, "w", vec![child.clone()]), died(&late), died(&early)];
+    let repeated = Settled { repeated: true, ..settled_dead(&early) };
+    assert_eq!(store.settle(reports).await.unwrap(), [surplus, settled(Completed), repeated]);
+
+    // The same within one call.
+    let surplus = Settled { surplus: true, ..settled_dead(&both) };
+    let answers = store.settle(vec![died(&both), completed(&both, "w")]).await.unwrap();
+    assert_eq!(answers, [settled_dead(&both), surplus]);
+
+    for row in [&early, &both] {
+        assert_eq!(detail_of(&*store, row).await, detail_dead(row));
+        assert_eq!(store.results(row.task.id).await.unwrap(), [result_of("w", true)]);
+    }
+    assert_eq!(detail_of(&*store, &late).await, detail_completed(&late));
+    let expected = [count("q", Unfinished, 1), count("q", Completed, 1), count("q", Dead, 2)];
+    assert_eq!(counts(&*store).await, expected);
+}
+
+pub async fn workers_are_compared_bytewise(db: &impl Database) {
+    let store = db.open().await;
+    let workers = ["w", "W", "w ", "\u{fc}", "u\u{308}", &"w".repeat(128)];
+    let row = replicated("k", 6);
+    insert_new(&*store, std::slice::from_ref(&row)).await;
+    let answers = store.settle(workers.iter().map(|worker| completed(&row, worker)).collect()).await.unwrap();
+    let mut expected = vec![settled(Unfinished); 5];
+    expected.push(settled(Completed));
+    assert_eq!(answers, expected);
+}
+
+pub async fn discoveries_are_stored_with_their_report(db: &impl Database) {
+    let store = db.open().await;
+    let [parent, known] = ["parent", "known"].map(|key| row("q", key));
+    insert_new(&*store, &[parent.clone(), known.clone()]).await;
+
+    let parked = NewRow { unpublished: Parked, ..row("other", "parked") };
+    let discovered = vec![row("q", "known"), parked.clone(), row("q", "parent"), row("other", "parked")];
+    let answers = store.settle(vec![discovering(&parent, "w", discovered)]).await.unwrap();
+    let duplicate = |row: &NewRow, status| Duplicate { id: row.task.id, status };
+    let expected = Settled {
+        discovered: vec![
+            duplicate(&known, Unfinished),
+            New,
+            duplicate(&parent, Completed),
+            duplicate(&parked, Unfinished),
+        ],
+        ..settled(Completed)
+    };
+    assert_eq!(answers, [expected]);
+    assert_eq!(detail_of(&*store, &parked).await, detail(&parked));
+    assert_eq!(store.parked(&queue("other"), 10).await.unwrap(), [in_outbox(&parked, Parked)]);
+    let expected = [count("other", Unfinished, 1), count("q", Unfinished, 1), count("q", Completed, 1)];
+    assert_eq!(counts(&*store).await, expected);
+}
+
+pub async fn the_first_report_to_discover_a_key_wins(db: &impl Database) {
+    let store = db.open().await;
+    let parents = rows("q", 2);
+    insert_new(&*store, &parents).await;
+    let children = [row("q", "child"), row("q", "child"), row("q", "second child")];
+    let reports = vec![
+        discovering(&parents[0], "w", vec![children[0].clone()]),
+        discovering(&parents[1], "w", vec![children[1].clone(), children[2].clone()]),
+    ];
+    let taken = Duplicate { id: children[0].task.id, status: Unfinished };
+    let expected = [vec![New], vec![taken, New]].map(|discovered| Settled { discovered, ..settled(Completed) });
+    assert_eq!(store.settle(reports).await.unwrap(), expected);
+    assert_eq!(counts(&*store).await, [count("q", Unfinished, 2), count("q", Completed, 2)]);
+}
+
+pub async fn an_unknown_task_changes_nothing(db: &impl Database) {
+    let store = db.open().await;
+    let nowhere = row("q", "k");
+    let reports = vec![discovering(&nowhere, "w", vec![row("q", "child")]), died(&nowhere)];
+    let unknown = Settled { unknown: true, ..Settled::default() };
+    assert_eq!(store.settle(reports).await.unwrap(), [unknown.clone(), unknown]);
+    assert_eq!(store.settle(vec![]).await.unwrap(), []);
+    assert_eq!(counts(&*store).await, []);
+    assert_eq!(store.results(nowhere.task.id).await.unwrap(), []);
+}
+
+pub async fn many_reports_are_settled_at_once(db: &impl Database) {
+    let store = db.open().await;
+    let batch = rows("q", 700);
+    insert_new(&*store, &batch).await;
+    let report = |(i, row): (usize, &NewRow)| if i % 7 == 0 { died(row) } else { completed(row, &format!("w{i}")) };
+    let answers = store.settle(batch.iter().enumerate().map(report).collect()).await.unwrap();
+    let expected = |(i, row): (usize, &NewRow)| if i % 7 == 0 { settled_dead(row) } else { settled(Completed) };
+    assert_eq!(answers, batch.iter().enumerate().map(expected).collect::<Vec<_>>());
+    for (i, row) in batch.iter().enumerate().step_by(10) {
+        let expected = if i % 7 == 0 { detail_dead(row) } else { detail_completed(row) };
+        assert_eq!(detail_of(&*store, row).await, expected);
+    }
+    assert_eq!(counts(&*store).await, [count("q", Completed, 600), count("q", Dead, 100)]);
+    assert_eq!(outbox(&*store).await, []);
+}
+
+pub async fn what_is_final_leaves_the_outbox(db: &impl Database) {
+    let store = db.open().await;
+    let (batch, open) = (rows("q", 3), replicated("open", 2));
+    insert_new(&*store, &batch).await;
+    insert_new(&*store, std::slice::from_ref(&open)).await;
+    store.settle(vec![completed(&batch[0], "w"), died(&batch[1]), completed(&open, "w")]).await.unwrap();
+    assert_eq!(outbox(&*store).await, [in_outbox(&batch[2], Fresh), in_outbox(&open, Fresh)]);
+}
+
+pub async fn a_published_task_leaves_the_outbox_and_its_place_is_kept(db: &impl Database) {
+    let store = db.open().await;
+    let batch = rows("q", 4);
+    insert_new(&*store, &batch).await;
+    assert_eq!(published(&*store).await, []);
+    store.settle(vec![completed(&batch[2], "w")]).await.unwrap();
+
+    let unknown = TaskId::new();
+    let marks = [
+        Published { partition: 0, offset: at(7, 1), ids: vec![batch[0].task.id, unknown, batch[2].task.id] },
+        Published { partition: 1, offset: at(1_700_000_000_000, 12), ids: vec![batch[1].task.id] },
+        Published { partition: 2, offset: at(1, 0), ids: vec![] },
+    ];
+    for _ in 0..2 {
+        store.mark_published("g", &marks).await.unwrap();
+        let places =
+            [published_at(&batch[0], Some(at(7, 1))), published_at(&batch[1], Some(at(1_700_000_000_000, 12)))];
+        assert_eq!(published(&*store).await, places);
+        assert_eq!(outbox(&*store).await, [in_outbox(&batch[3], Fresh)]);
+    }
+    assert_eq!(detail_of(&*store, &batch[0]).await, TaskDetail { unpublished: false, ..detail(&batch[0]) });
+
+    store.settle(vec![completed(&batch[0], "w"), died(&batch[1])]).await.unwrap();
+    assert_eq!(published(&*store).await, [], "what is final is not waited for");
+}
+
+pub async fn a_place_never_moves_backwards(db: &impl Database) {
+    let store = db.open().await;
+    let batch = rows("q", 2);
+    insert_new(&*store, &batch).await;
+    publish(&*store, &batch[..1], at(5, 5)).await;
+    for earlier in [at(5, 4), at(4, 9)] {
+        publish(&*store, &batch[..1], earlier).await;
+        assert_eq!(published(&*store).await, [published_at(&batch[0], Some(at(5, 5)))]);
+    }
+    for (moved, later) in [at(5, 6), at(6, 0)].into_iter().enumerate() {
+        publish(&*store, &batch, later).await;
+        let places = batch.iter().map(|row| published_at(row, Some(later))).collect::<Vec<_>>();
+        assert_eq!(published(&*store).await, places, "{moved}");
+    }
+    // An old mark of a task that is back in the outbox: it was published, somewhere at or before the later place.
+    store.unpublish(&ids(&batch), Missing).await.unwrap();
+    publish(&*store, &batch[..1], at(2, 0)).await;
+    assert_eq!(published(&*store).await, [published_at(&batch[0], Some(at(6, 0)))]);
+    assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing)]);
+
+    // Offsets of another generation are not to be compared.
+    let elsewhere = Published { partition: 0, offset: at(1, 0), ids: vec![batch[0].task.id] };
+    store.mark_published("h", &[elsewhere]).await.unwrap();
+    assert_eq!(store.published("h", None, 10).await.unwrap(), [published_at(&batch[0], Some(at(1, 0)))]);
+    assert_eq!(published(&*store).await, [published_at(&batch[0], None)]);
+}
+
+pub async fn an_unpublished_task_is_back_in_the_outbox(db: &impl Database) {
+    let store = db.open().await;
+    let mut batch = rows("q", 4);
+    batch[3].task.not_before_unix_ms = NOW + 99;
+    insert_new(&*store, &batch).await;
+    publish(&*store, &batch, at(1, 0)).await;
+    store.settle(vec![completed(&batch[2], "w")]).await.unwrap();
+
+    for _ in 0..2 {
+        store.unpublish(&[batch[0].task.id, batch[2].task.id, TaskId::new()], Missing).await.unwrap();
+        store.unpublish(&[batch[1].task.id], Parked).await.unwrap();
+        store.unpublish(&[batch[3].task.id], Scheduled).await.unwrap();
+        store.unpublish(&[], Missing).await.unwrap();
+
+        assert_eq!(store.due(0, 10).await.unwrap(), [in_outbox(&batch[0], Missing)], "what is missing is due at once");
+        assert_eq!(store.due(NOW + 98, 10).await.unwrap(), [in_outbox(&batch[0], Missing)]);
+        assert_eq!(outbox(&*store).await, [in_outbox(&batch[0], Missing), in_outbox(&batch[3], Scheduled)]);
+        assert_eq!(store.parked(&queue("q"), 10).await.unwrap(), [in_outbox(&batch[1], Parked)]);
+        assert_eq!(published(&*store).await, []);
+    }
+    assert_eq!(detail_of(&*store, &batch[0]).await, detail(&batch[0]));
+
+    // From one state to another.
+    store.unpublish(&[batch[0].task.id], Parked).await.unwrap();
+    store.unpublish(&[batch[1].task.id], Missing).await.unwrap();
+    assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing), in_outbox(&batch[3], Scheduled)]);
+    assert_eq!(store.parked(&queue("q"), 10).await.unwrap(), [in_outbox(&batch[0], Parked)]);
+}
+
+pub async fn due_rows_come_earliest_first(db: &impl Database) {
+    let store = db.open().await;
+    let due = |key: &str, due_unix_ms, unpublished| NewRow { due_unix_ms, unpublished, ..row("q", key) };
+    let late = due("late", 300, Scheduled);
+    let early = due("early", 100, Fresh);
+    let parked = due("parked", 0, Parked);
+    let also_early = due("also early", 100, Missing);
+    let middle = due("middle", 200, Fresh);
+    insert_new(&*store, &[late.clone(), early.clone(), parked, also_early.clone(), middle.clone()]).await;
+
+    let [early, also_early] = [in_outbox(&early, Fresh), in_outbox(&also_early, Missing)];
+    let [middle, late] = [in_outbox(&middle, Fresh), in_outbox(&late, Scheduled)];
+    assert_eq!(store.due(99, 10).await.unwrap(), []);
+    assert_eq!(store.due(100, 10).await.unwrap(), [early.clone(), also_early.clone()]);
+    assert_eq!(store.due(1000, 1).await.unwrap(), std::slice::from_ref(&early));
+    assert_eq!(store.due(1000, 3).await.unwrap(), [early.clone(), also_early.clone(), middle.clone()]);
+    assert_eq!(outbox(&*store).await, [early, also_early, middle, late]);
+}
+
+pub async fn parked_rows_come_by_priority_then_age(db: &impl Database) {
+    let store = db.open().await;
+    assert_eq!(store.parked_queues().await.unwrap(), []);
+    let parked = |queue: &str, key: &str, priority| {
+        let task = TaskRow { priority, ..task(queue, key) };
+        NewRow { task, unpublished: Parked, due_unix_ms: 0 }
+    };
+    let low = parked("b", "low", Priority::Low);
+    let high = parked("b", "high", Priority::High);
+    let medium = parked("b", "medium", Priority::Medium);
+    let high_too = parked("b", "high too", Priority::High);
+    let elsewhere = [parked("a", "k", Priority::High), parked("C", "k", Priority::High)];
+    insert_new(&*store, &[low.clone(), high_too.clone(), high.clone(), medium.clone()]).await;
+    insert_new(&*store, &elsewhere).await;
+    insert_new(&*store, &[row("fresh", "k")]).await;
+
+    let expected = [&high, &high_too, &medium, &low].map(|row| in_outbox(row, Parked));
+    assert_eq!(store.parked(&queue("b"), 10).await.unwrap(), expected);
+    assert_eq!(store.parked(&queue("b"), 2).await.unwrap(), expected[..2]);
+    assert_eq!(store.parked(&queue("fresh"), 2).await.unwrap(), []);
+    let mut queues = store.parked_queues().await.unwrap();
+    queues.sort();
+    assert_eq!(queues, ["C", "a", "b"].map(queue));
+
+    publish(&*store, &elsewhere, at(1, 0)).await;
+    assert_eq!(store.parked_queues().await.unwrap(), [queue("b")]);
+}
+
+pub async fn final_rows_met_in_the_outbox_are_removed(db: &impl Database) {
+    let store = db.open().await;
+    let batch = rows("q", 5);
+    insert_new(&*store, &batch).await;
+    let reports = batch[..4].iter().map(|row| completed(row, "w")).collect();
+    store.settle(reports).await.unwrap();
+    let leave = "SELECT id, STATE, queue, priority, DUE FROM tasks WHERE status <> 0";
+    let leave =
+        |state: &str, due: &str| format!("INSERT INTO outbox {}", leave.replace("STATE", state).replace("DUE", due));
+
+    db.execute(&leave("3", "0")).await;
+    assert_eq!(store.due(i64::MAX, 2).await.unwrap(), [in_outbox(&batch[4], Fresh)], "a page of them hides nothing");
+    assert!(!detail_of(&*store, &batch[0]).await.unpublished);
+
+    db.execute(&leave("1", "9223372036854775807")).await;
+    assert_eq!(store.parked_queues().await.unwrap(), [queue("q")]);
+    assert_eq!(store.parked(&queue("q"), 2).await.unwrap(), []);
+    assert_eq!(store.parked_queues().await.unwrap(), []);
+}
+
+pub async fn published_tasks_are_paged_by_id(db: &impl Database) {
+    let store = db.open().await;
+    let batch = rows("q", 7);
+    insert_new(&*store, &batch).await;
+    publish(&*store, &batch[..6], at(3, 1)).await;
+    store.unpublish(&ids(&batch[2..3]), Missing).await.unwrap();
+    store.settle(vec![died(&batch[3])]).await.unwrap();
+
+    let expected = [0, 1, 4, 5].map(|i| published_at(&batch[i], Some(at(3, 1))));
+    let mut after = None;
+    for page in expected.chunks(2) {
+        assert_eq!(store.published("g", after, 2).await.unwrap(), page);
+        after = page.last().map(|task| task.id);
+    }
+    assert_eq!(store.published("g", after, 2).await.unwrap(), []);
+    assert_eq!(store.published("g", None, 10).await.unwrap(), expected);
+}
+
+pub async fn a_shard_is_unpublished_page_by_page(db: &impl Database) {
+    let store = db.open().await;
+    let in_shard = |i: usize| fresh(TaskRow { partition: u32::from(i >= 5), ..task("q", format!("{i}")) });
+    let batch: Vec<NewRow> = (0..6).map(in_shard).collect();
+    let elsewhere = fresh(TaskRow { partition: 0, ..task("other", "k") });
+    insert_new(&*store, &batch).await;
+    insert_new(&*store, std::slice::from_ref(&elsewhere)).await;
+    publish(&*store, &batch, at(1, 0)).await;
+    publish(&*store, std::slice::from_ref(&elsewhere), at(1, 0)).await;
+    store.settle(vec![completed(&batch[1], "w")]).await.unwrap();
+
+    let shard = ShardId { queue: queue("q"), number: 0 };
+    let mut after = None;
+    for (last, so_far) in [(2, vec![0, 2]), (4, vec![0, 2, 3, 4])] {
+        after = store.unpublish_shard(&shard, after, 2).await.unwrap();
+        assert_eq!(after, Some(batch[last].task.id));
+        let expected: Vec<_> = so_far.into_iter().map(|i| in_outbox(&batch[i], Missing)).collect();
+        assert_eq!(store.due(0, 10).await.unwrap(), expected);
+    }
+    assert_eq!(store.unpublish_shard(&shard, after, 2).await.unwrap(), None);
+    let rest = [published_at(&batch[5], Some(at(1, 0))), published_at(&elsewhere, Some(at(1, 0)))];
+    assert_eq!(published(&*store).await, rest);
+}
+
+pub async fn states_name_the_credited_workers(db: &impl Database) {
+    let store = db.open().await;
+    let [twice, once, never] = [replicated("twice", 2), row("q", "once"), row("q", "never")];
+    let stored = [twice.clone(), once.clone(), never.clone()];
+    insert_new(&*store, &stored).await;
+    let reports = [("a", &twice), ("b", &twice), ("late", &twice), ("a", &once)];
+    store.settle(reports.map(|(worker, row)| completed(row, worker)).to_vec()).await.unwrap();
+
+    let mut asked = ids(&stored);
+    asked.extend((0..300).map(|_| TaskId::new()));
+    let mut states = store.states(&asked).await.unwrap();
+    states.sort_by_key(|state| state.id);
+    states.iter_mut().for_each(|state| state.workers.sort());
+    let state = |row: &NewRow, status, workers: &[&str]| TaskState {
+        id: row.task.id,
+        status,
+        workers: workers.iter().map(ToString::to_string).collect(),
+    };
+    let expected =
+        [state(&twice, Completed, &["a", "b"]), state(&once, Completed, &["a"]), state(&never, Unfinished, &[])];
+    assert_eq!(states, expected);
+    assert_eq!(store.states(&[]).await.unwrap(), []);
+}
+
+pub async fn what_is_not_there_is_not_found(db: &impl Database) {
+    let store = db.open().await;
+    assert_eq!(store.task(TaskId::new()).await.unwrap(), None);
+    assert_eq!(store.results(TaskId::new()).await.unwrap(), []);
+    assert_eq!(counts(&*store).await, []);
+    assert_eq!(store.shards().await.unwrap(), []);
+    assert_eq!(outbox(&*store).await, []);
+    assert_eq!(store.parked(&queue("q"), 10).await.unwrap(), []);
+    store.unpublish(&[TaskId::new()], Parked).await.unwrap();
+    assert_eq!(store.parked_queues().await.unwrap(), []);
+}
+
+pub async fn a_life_is_raised_once(db: &impl Database) {
+    let store = db.open().await;
+    let [first, second] = [0, 1].map(|number| ShardId { queue: queue("q"), number });
+    for _ in 0..2 {
+        assert_eq!(store.next_life(&first, 0).await.unwrap(), 1);
+    }
+    assert_eq!(store.next_life(&first, 1).await.unwrap(), 2);
+    assert_eq!(store.next_life(&first, 0).await.unwrap(), 2, "somebody was further");
+
+    let racing = join_all((0..8).map(|_| store.next_life(&second, 0))).await;
+    assert!(racing.into_iter().all(|life| life.unwrap() == 1));
+    let racing = join_all((0..8).map(|_| store.next_life(&first, 2))).await;
+    assert!(racing.into_iter().all(|life| life.unwrap() == 3));
+    assert_eq!(store.shards().await.unwrap(), [(first, 3), (second, 1)]);
+}
+
+pub async fn everything_is_there_after_a_restart(db: &impl Database) {
+    let before = db.open().await;
+    let batch = rows("q", 3);
+    insert_new(&*before, &batch).await;
+    publish(&*before, &batch[..1], at(1, 2)).await;
+    before.settle(vec![completed(&batch[1], "w")]).await.unwrap();
+    before.next_life(&ShardId { queue: queue("q"), number: 3 }, 0).await.unwrap();
+    let id = before.store_id().await.unwrap();
+    assert!(!id.is_empty());
+    before.close().await;
+
+    let after = db.open().await;
+    assert_eq!(after.store_id().await.unwrap(), id);
+    assert_eq!(published(&*after).await, [published_at(&batch[0], Some(at(1, 2)))]);
+    assert_eq!(detail_of(&*after, &batch[1]).await, detail_completed(&batch[1]));
+    assert_eq!(after.results(batch[1].task.id).await.unwrap(), [result_of("w", false)]);
+    assert_eq!(outbox(&*after).await, [in_outbox(&batch[2], Fresh)]);
+    assert_eq!(counts(&*after).await, [count("q", Unfinished, 2), count("q", Completed, 1)]);
+    assert_eq!(after.shards().await.unwrap(), [(ShardId { queue: queue("q"), number: 3 }, 1)]);
+}
+
+pub async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) {
+    const KEYS: usize = 60;
+    let stores = [db.open().await, db.open().await];
+    // Every writer inserts all keys, each in another order (2n + 1 has no factor in common with KEYS) and in small batches.
+    let writer = |n: usize| {
+        let store = Arc::clone(&stores[n % 2]);
+        let key = move |i: usize| format!("key {}", (i * (2 * n + 1) + 7 * n) % KEYS);
+        tokio::spawn(async move {
+            let mut answers = Vec::new();
+            for from in (0..KEYS).step_by(15) {
+                let batch: Vec<NewRow> = (from..from + 15).map(|i| row("q", key(i))).collect();
+                let inserted = store.insert(&batch).await.unwrap();
+                answers.extend(batch.into_iter().map(|row| row.task).zip(inserted));
+            }
+            answers
+        })
+    };
+    let answers = join_all([0, 3, 5, 6, 8, 9, 11, 14].map(writer)).await.into_iter().flat_map(Result::unwrap);
+
+    let mut owners: BTreeMap<Bytes, Vec<TaskId>> = BTreeMap::new();
+    let mut duplicates = Vec::new();
+    for (task, answer) in answers {
+        match answer {
+            New => owners.entry(task.key).or_default().push(task.id),
+            Duplicate { id, status } => duplicates.push((task.key, id, status)),
+        }
+    }
+    assert_eq!(owners.len(), KEYS);
+    assert!(owners.values().all(|ids| ids.len() == 1), "each key is new once: {owners:?}");
+    assert!(duplicates.iter().all(|(key, id, status)| owners[key] == [*id] && *status == Unfinished));
+    assert_eq!(counts(&*stores[0]).await, [count("q", Unfinished, KEYS as u64)]);
+    assert_eq!(outbox(&*stores[1]).await.len(), KEYS);
+}
+
+pub async fn of_concurrent_settlements_one_credits_each_worker(db: &impl Database) {
+    let stores = [db.open().await, db.open().await];
+    let batch: Vec<NewRow> = (0..30).map(|i| replicated(&format!("{i}"), 3)).collect();
+    insert_new(&*stores[0], &batch).await;
+
+    // Two deliveries of each worker's reports, in different orders, each with a discovery that all make.
+    let delivery = |n: usize| {
+        let (store, mut rows) = (Arc::clone(&stores[n % 2]), batch.clone());
+        rows.rotate_left(n * 7 % 30);
+        let worker = format!("w{}", n / 2);
+        let reports =
+            rows.iter().map(|row| discovering(row, &worker, vec![self::row("found", &row.task.key)])).collect();
+        tokio::spawn(async move { store.settle(reports).await.unwrap() })
+    };
+    let answers: Vec<Settled> = join_all((0..8).map(delivery)).await.into_iter().flat_map(Result::unwrap).collect();
+
+    let number = |wanted: &dyn Fn(&Settled) -> bool| answers.iter().filter(|settled| wanted(settled)).count();
+    assert_eq!(number(&|settled| settled.repeated), 4 * 30);
+    assert_eq!(number(&|settled| settled.surplus), 30);
+    assert_eq!(number(&|settled| settled.discovered == [New]), 30);
+    for row in &batch {
+        assert_eq!(detail_of(&*stores[0], row).await, detail_completed(row));
+        assert_eq!(stores[1].results(row.task.id).await.unwrap().len(), 4);
+    }
+    assert_eq!(counts(&*stores[0]).await, [count("found", Unfinished, 30), count("q", Completed, 30)]);
+}
