@@ -272,6 +272,8 @@ impl Subscription for Shared {
         if let Err(error) = done {
             self.held.clear();
             self.buffer.clear();
+            // An answer about a part of the own list, asked for before, would be taken for its beginning.
+            self.line.reset();
             self.read_own_again();
             return Err(Error::Commit { topic: self.topic, reason: error.to_string() });
         }
