@@ -2,7 +2,10 @@
 //!
 //! At least once: after an error or a crash a record may stand twice. Who reads must not mind.
 
-use std::fmt;
+pub mod kafka;
+pub mod redis_streams;
+
+use std::{collections::BTreeMap, fmt};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -19,6 +22,9 @@ pub enum Error {
     Commit { topic: Topic, reason: String },
     #[error("cannot set up the bus: {0}")]
     Setup(String),
+    /// Trying again does not help: offsets mean nothing any more, the bus has to be opened anew.
+    #[error("the bus has lost its records: generation {generation} is gone")]
+    Lost { generation: String },
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -83,7 +89,7 @@ pub enum Reading {
     Shared,
 }
 
-/// The bus. `redis_streams.rs` and `kafka.rs` are its backends; `testing::bus_contract` runs on both.
+/// The bus. `redis_streams.rs` and `kafka.rs` are its backends; `tests/support/bus_contract.rs` runs on both.
 #[async_trait]
 pub trait Bus: Send + Sync {
     /// Names this life of the topics: offsets of another generation mean nothing.
@@ -120,4 +126,23 @@ pub trait Subscription: Send {
 
     /// `Ordered` only: the next records of `partition` are those behind `after` (`None`: from its beginning).
     async fn seek(&mut self, partition: u32, after: Option<Offset>) -> Result<()>;
+}
+
+/// The highest offset of each partition.
+fn highest(messages: &[Message]) -> BTreeMap<u32, Offset> {
+    let mut highest = BTreeMap::new();
+    for message in messages {
+        let offset = highest.entry(message.partition).or_insert(message.offset);
+        *offset = message.offset.max(*offset);
+    }
+    highest
+}
+
+fn check_partitions(topic: Topic, records: &[Record], partitions: u32) -> Result<()> {
+    match records.iter().find(|record| record.partition >= partitions) {
+        Some(Record { partition, .. }) => {
+            Err(Error::Publish { topic, reason: format!("no partition {partition}: there are {partitions}") })
+        }
+        None => Ok(()),
+    }
 }

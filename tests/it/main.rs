@@ -1,9 +1,10 @@
 //! The quick tests: everything that needs no more than a redis-server and SQLite.
 
-mod architecture;
-mod embedded;
 #[macro_use]
 #[path = "../support/mod.rs"]
 mod support;
 
+mod architecture;
+mod bus_redis_streams;
+mod embedded;
 mod store_sqlite;

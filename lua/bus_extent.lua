@@ -1,0 +1,18 @@
+-- Where a partition begins and ends. XINFO STREAM alone would send its first and its last value along.
+--
+-- KEYS[1] -> taskd:{bus:<topic>:<partition>}             the stream
+-- KEYS[2] -> taskd:{bus:<topic>:<partition>}:committed   a stream id, "ms-seq"
+-- Returns {last id ever appended, first id that is still there or nil, last id that was ever acknowledged away, committed id or nil};
+-- an id that there never was is 0-0.
+
+local committed = redis.call('GET', KEYS[2])
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  return {'0-0', false, '0-0', committed}
+end
+local answer = redis.call('XINFO', 'STREAM', KEYS[1])
+local info = {}
+for i = 1, #answer, 2 do
+  info[answer[i]] = answer[i + 1]
+end
+local first = info['first-entry']
+return {info['last-generated-id'], first and first[1], info['max-deleted-entry-id'], committed}

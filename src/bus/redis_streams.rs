@@ -1,0 +1,291 @@
+//! The bus on Redis Streams.
+//!
+//! - `<prefix>:{bus:<topic>:<partition>}`: a stream per partition; an entry is one field `v`. The braces keep all keys of a
+//!   partition in one cluster slot.
+//! - `…:committed`: for ordered reading, the id up to which everything was dealt with. For shared reading a consumer group does it.
+//! - `<prefix>:{bus}:generation`: a random name, written once. When it is gone, Redis has lost everything.
+//! - `<prefix>:{bus}:partitions`: topic → how many partitions it was begun with.
+//!
+//! Ids are given by Redis from its clock, so a Redis that fell back to its last fsync goes on above the ids that it has forgotten.
+
+mod buffer;
+mod line;
+mod ordered;
+mod reply;
+mod shared;
+
+use std::{
+    collections::{HashMap, HashSet},
+    num::ParseIntError,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use redis::RedisError;
+use uuid::Uuid;
+
+use super::{Bus, Error, Message, Reading, Record, Result, Subscription, Topic};
+use crate::{model::Offset, redis_pool::Redis};
+
+/// One pipeline holds at most so much, so that one big batch does not hold up everybody else on the connection.
+const CHUNK_RECORDS: usize = 1000;
+const CHUNK_BYTES: usize = 4 << 20;
+/// The reports are for people, and nobody need read them: the oldest go when there are about so many.
+const REPORTS_KEPT: u64 = 100_000;
+const TAKE_OVER_AFTER: Duration = Duration::from_secs(30);
+
+pub struct RedisStreams {
+    streams: Arc<Streams>,
+    take_over_after: Duration,
+}
+
+struct Streams {
+    redis: Redis,
+    topic_prefix: String,
+    generation: String,
+    partitions: HashMap<Topic, u32>,
+    /// Names this process among the consumers.
+    process: Uuid,
+    /// The consumer numbers in use.
+    consumers: Mutex<HashSet<(Topic, u32)>>,
+}
+
+impl RedisStreams {
+    /// `partitions` counts for topics that do not exist yet; the others keep theirs, since records stand in them.
+    pub async fn open(redis: Redis, topic_prefix: &str, partitions: u32) -> Result<Self> {
+        let (generation, partitions) = begin(&redis, topic_prefix, partitions).await?;
+        let streams = Arc::new(Streams {
+            redis,
+            topic_prefix: topic_prefix.to_owned(),
+            generation,
+            partitions,
+            process: Uuid::new_v4(),
+            consumers: Mutex::default(),
+        });
+        Ok(Self { streams, take_over_after: TAKE_OVER_AFTER })
+    }
+
+    /// How long a shared record may stay unacknowledged with one reader before another gets it, 30 s unless set. Should be longer
+    /// than any batch takes, else batches are done twice.
+    pub fn take_over_after(self, take_over_after: Duration) -> Self {
+        Self { take_over_after, ..self }
+    }
+}
+
+/// Reads, and writes where it is missing, what all processes must agree on.
+async fn begin(redis: &Redis, topic_prefix: &str, partitions: u32) -> Result<(String, HashMap<Topic, u32>)> {
+    if partitions == 0 {
+        return Err(Error::Setup("a topic needs at least one partition".into()));
+    }
+    let setup = |e: RedisError| Error::Setup(e.to_string());
+    let (generation_key, partitions_key) = (generation_key(redis), format!("{}:{{bus}}:partitions", redis.prefix()));
+    let mut pipe = redis::pipe();
+    pipe.cmd("SET").arg(&generation_key).arg(Uuid::new_v4().simple().to_string()).arg("NX").ignore();
+    pipe.cmd("GET").arg(&generation_key);
+    let (generation,): (String,) = pipe.query_async(&mut redis.conn()).await.map_err(setup)?;
+
+    let mut pipe = redis::pipe();
+    for topic in Topic::ALL {
+        let field = format!("{topic_prefix}{topic}");
+        pipe.cmd("HSETNX").arg(&partitions_key).arg(&field).arg(topic.partitions(partitions)).ignore();
+        pipe.cmd("HGET").arg(&partitions_key).arg(&field);
+    }
+    let counts: Vec<u32> = pipe.query_async(&mut redis.conn()).await.map_err(setup)?;
+    Ok((generation, Topic::ALL.into_iter().zip(counts).collect()))
+}
+
+fn generation_key(redis: &Redis) -> String {
+    format!("{}:{{bus}}:generation", redis.prefix())
+}
+
+fn committed_key(stream: &str) -> String {
+    format!("{stream}:committed")
+}
+
+/// A position as it is stored; before everything when none is.
+fn position(id: Option<&str>) -> Result<Offset, ParseIntError> {
+    id.map_or(Ok(Offset::default()), str::parse)
+}
+
+/// Entries of the partition as messages; those that were deleted are left out.
+fn messages(partition: usize, entries: Vec<reply::Entry>) -> Vec<Message> {
+    let partition = u32::try_from(partition).expect("partitions are counted in u32");
+    let message = |entry: reply::Entry| Some(Message { partition, offset: entry.offset, value: entry.value? });
+    entries.into_iter().filter_map(message).collect()
+}
+
+impl Streams {
+    fn key(&self, topic: Topic, partition: u32) -> String {
+        format!("{}:{{bus:{}{topic}:{partition}}}", self.redis.prefix(), self.topic_prefix)
+    }
+
+    /// By partition.
+    fn keys(&self, topic: Topic) -> Vec<String> {
+        (0..self.partitions[&topic]).map(|partition| self.key(topic, partition)).collect()
+    }
+
+    fn generation_key(&self) -> String {
+        generation_key(&self.redis)
+    }
+
+    fn check_generation(&self, found: Option<&str>) -> Result<()> {
+        if found == Some(self.generation.as_str()) {
+            return Ok(());
+        }
+        Err(Error::Lost { generation: self.generation.clone() })
+    }
+
+    async fn publish_chunk(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
+        let failed = |reason: String| Error::Publish { topic, reason };
+        let mut pipe = redis::Pipeline::with_capacity(records.len() + 1);
+        for record in records {
+            pipe.cmd("XADD").arg(self.key(topic, record.partition));
+            if matches!(topic, Topic::Expirations | Topic::DeadLetters) {
+                pipe.arg("MAXLEN").arg("~").arg(REPORTS_KEPT);
+            }
+            pipe.arg("*").arg("v").arg(&record.value[..]);
+        }
+        pipe.cmd("GET").arg(self.generation_key());
+        let answered = pipe.query_async(&mut self.redis.conn()).await;
+        let mut answers: Vec<Option<String>> = answered.map_err(|e: RedisError| failed(e.to_string()))?;
+        self.check_generation(answers.pop().flatten().as_deref())?;
+        let offsets = answers.iter().map(|id| position(id.as_deref())).collect::<Result<_, _>>();
+        offsets.map_err(|e| failed(format!("not a stream id: {e}")))
+    }
+
+    async fn extents(&self, topic: Topic) -> Result<Vec<Extent>> {
+        let mut pipe = redis::pipe();
+        for key in self.keys(topic) {
+            pipe.cmd("EVAL").arg(include_str!("../../lua/bus_extent.lua")).arg(2).arg(&key).arg(committed_key(&key));
+        }
+        let failed = |reason: String| Error::Read { topic, reason };
+        let answered = pipe.query_async(&mut self.redis.conn()).await;
+        let rows: Vec<ExtentRow> = answered.map_err(|e: RedisError| failed(e.to_string()))?;
+        rows.iter().map(Extent::new).collect::<Result<_, _>>().map_err(|e| failed(format!("not a stream id: {e}")))
+    }
+}
+
+/// The answer of `bus_extent.lua`.
+type ExtentRow = (String, Option<String>, String, Option<String>);
+
+/// Where a partition begins and ends.
+struct Extent {
+    /// The last record that was ever appended.
+    last: Option<Offset>,
+    /// The first that is still there.
+    first: Option<Offset>,
+    /// Whether a shared reader has ever acknowledged one.
+    acknowledged: bool,
+    /// What an ordered reader has committed.
+    committed: Option<Offset>,
+}
+
+impl Extent {
+    fn new((last, first, deleted, committed): &ExtentRow) -> Result<Self, ParseIntError> {
+        let some = |id: &str| id.parse().map(|offset| (offset != Offset::default()).then_some(offset));
+        Ok(Self {
+            last: some(last)?,
+            first: first.as_deref().map_or(Ok(None), some)?,
+            acknowledged: some(deleted)?.is_some(),
+            committed: committed.as_deref().map_or(Ok(None), some)?,
+        })
+    }
+
+    fn committed(&self) -> Option<Offset> {
+        match (self.committed, self.first) {
+            (Some(committed), _) => Some(committed),
+            (None, _) if !self.acknowledged => None,
+            (None, Some(first)) => Some(before(first)),
+            (None, None) => self.last,
+        }
+    }
+}
+
+/// The highest offset below it.
+fn before(offset: Offset) -> Offset {
+    match offset.minor.checked_sub(1) {
+        Some(minor) => Offset { minor, ..offset },
+        None => Offset { major: offset.major.saturating_sub(1), minor: u64::MAX },
+    }
+}
+
+/// Pieces of at most [`CHUNK_RECORDS`] and, unless one record alone is larger, [`CHUNK_BYTES`].
+fn chunks(mut records: &[Record]) -> impl Iterator<Item = &[Record]> {
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |record: &&Record| {
+            bytes += record.value.len();
+            bytes <= CHUNK_BYTES
+        };
+        let fitting = records.iter().take(CHUNK_RECORDS).take_while(fits).count();
+        let (chunk, rest) = records.split_at(fitting.max(1).min(records.len()));
+        records = rest;
+        (!chunk.is_empty()).then_some(chunk)
+    })
+}
+
+#[async_trait]
+impl Bus for RedisStreams {
+    fn generation(&self) -> &str {
+        &self.streams.generation
+    }
+
+    fn partitions(&self, topic: Topic) -> u32 {
+        self.streams.partitions[&topic]
+    }
+
+    async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
+        super::check_partitions(topic, records, self.partitions(topic))?;
+        let mut offsets = Vec::with_capacity(records.len());
+        for chunk in chunks(records) {
+            offsets.extend(self.streams.publish_chunk(topic, chunk).await?);
+        }
+        Ok(offsets)
+    }
+
+    async fn subscribe(&self, topic: Topic, reading: Reading) -> Result<Box<dyn Subscription>> {
+        Ok(match reading {
+            Reading::Ordered => Box::new(ordered::Ordered::open(self.streams.clone(), topic).await?),
+            Reading::Shared => Box::new(shared::Shared::open(self.streams.clone(), topic, self.take_over_after).await?),
+        })
+    }
+
+    async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
+        Ok(self.streams.extents(topic).await?.iter().map(|extent| extent.last).collect())
+    }
+
+    /// Where the reading is shared, acknowledged records are gone. So what counts is the first one that is still there: everything
+    /// before it is committed, and some behind it may be too.
+    async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
+        Ok(self.streams.extents(topic).await?.iter().map(Extent::committed).collect())
+    }
+
+    async fn close(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn record(len: usize) -> Record {
+        Record { partition: 0, value: Bytes::from(vec![0; len]) }
+    }
+
+    #[test]
+    fn chunks_are_bounded_and_leave_nothing_out() {
+        let sizes = |records: &[Record]| chunks(records).map(<[Record]>::len).collect::<Vec<_>>();
+        assert_eq!(sizes(&[]), []);
+        assert_eq!(sizes(&vec![record(1); CHUNK_RECORDS + 1]), [CHUNK_RECORDS, 1]);
+        assert_eq!(sizes(&vec![record(CHUNK_BYTES / 2); 3]), [2, 1]);
+        assert_eq!(sizes(&[record(1), record(CHUNK_BYTES + 1), record(1)]), [1, 1, 1]);
+    }
+
+    #[test]
+    fn the_offset_before() {
+        assert_eq!(before(Offset { major: 5, minor: 1 }), Offset { major: 5, minor: 0 });
+        assert_eq!(before(Offset { major: 5, minor: 0 }), Offset { major: 4, minor: u64::MAX });
+    }
+}

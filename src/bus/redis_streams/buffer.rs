@@ -1,0 +1,52 @@
+//! What was read and not yet handed out.
+
+use std::collections::VecDeque;
+
+use crate::bus::Message;
+
+/// What one read of all partitions may weigh, about. Records are up to a few MiB, and a read asks by number.
+const READ_BYTES: usize = 16 << 20;
+
+pub(super) struct Buffer {
+    messages: VecDeque<Message>,
+    partitions: usize,
+    /// How many records to ask of each partition: few at first, then as many of the size last seen as [`READ_BYTES`] hold.
+    count: usize,
+}
+
+impl Buffer {
+    pub(super) fn new(partitions: usize) -> Self {
+        Self { messages: VecDeque::new(), partitions: partitions.max(1), count: 64 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    pub(super) fn take(&mut self, max: usize) -> Vec<Message> {
+        let some = self.messages.len().min(max.max(1));
+        self.messages.drain(..some).collect()
+    }
+
+    /// How many records to ask of each partition for a caller who wants `max`.
+    pub(super) fn count(&self, max: usize) -> usize {
+        self.count.min(max).max(1)
+    }
+
+    pub(super) fn add(&mut self, messages: Vec<Message>) {
+        let bytes: usize = messages.iter().map(|m| m.value.len()).sum();
+        if let Some(size) = bytes.checked_div(messages.len()) {
+            let fits = READ_BYTES / self.partitions / size.max(1);
+            self.count = fits.clamp(1, self.count * 2).min(10_000);
+        }
+        self.messages.extend(messages);
+    }
+
+    pub(super) fn retain(&mut self, keep: impl FnMut(&Message) -> bool) {
+        self.messages.retain(keep);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.messages.clear();
+    }
+}

@@ -1,0 +1,85 @@
+//! What Redis answers to the reading commands, taken apart without copying a value.
+
+use bytes::Bytes;
+use redis::{ErrorKind, RedisError, RedisResult, Value};
+
+use crate::model::Offset;
+
+/// An entry of a stream. Without a value: it was deleted, and only its id still stands with the consumer that held it.
+pub(super) struct Entry {
+    pub(super) offset: Offset,
+    pub(super) value: Option<Bytes>,
+}
+
+/// The answer of XREAD and XREADGROUP: the entries by stream, none when the wait ended without any.
+pub(super) fn streams(reply: Value) -> RedisResult<Vec<(Vec<u8>, Vec<Entry>)>> {
+    let streams: Vec<(Value, Value)> = match reply {
+        Value::Nil => return Ok(Vec::new()),
+        // RESP3
+        Value::Map(streams) => streams,
+        Value::Array(streams) => streams.into_iter().map(pair).collect::<RedisResult<_>>()?,
+        _ => return Err(unexpected()),
+    };
+    streams.into_iter().map(|(key, list)| Ok((bytes(key)?, entries(list)?))).collect()
+}
+
+/// The answer of XAUTOCLAIM: where the next scan goes on, and what was taken over.
+pub(super) fn claimed(reply: Value) -> RedisResult<(Offset, Vec<Entry>)> {
+    let mut parts = array(reply)?.into_iter();
+    let (Some(cursor), Some(list)) = (parts.next(), parts.next()) else { return Err(unexpected()) };
+    Ok((offset(cursor)?, entries(list)?))
+}
+
+/// A stream id.
+pub(super) fn offset(id: Value) -> RedisResult<Offset> {
+    let id = String::from_utf8(bytes(id)?).map_err(|_| unexpected())?;
+    id.parse().map_err(|_| unexpected())
+}
+
+fn entries(list: Value) -> RedisResult<Vec<Entry>> {
+    array(list)?.into_iter().map(entry).collect()
+}
+
+fn entry(item: Value) -> RedisResult<Entry> {
+    let (id, fields) = pair(item)?;
+    let value = match fields {
+        Value::Nil => None,
+        fields => Some(value(array(fields)?)?),
+    };
+    Ok(Entry { offset: offset(id)?, value })
+}
+
+/// The value of field `v`. An entry without one is not ours: it reads as empty, which nobody can decode, so it ends where
+/// poison ends instead of stopping the line.
+fn value(fields: Vec<Value>) -> RedisResult<Bytes> {
+    let mut fields = fields.into_iter();
+    while let (Some(name), Some(value)) = (fields.next(), fields.next()) {
+        if matches!(&name, Value::BulkString(name) if name == b"v") {
+            return bytes(value).map(Bytes::from);
+        }
+    }
+    Ok(Bytes::new())
+}
+
+fn pair(value: Value) -> RedisResult<(Value, Value)> {
+    <[Value; 2]>::try_from(array(value)?).map(Into::into).map_err(|_| unexpected())
+}
+
+fn array(value: Value) -> RedisResult<Vec<Value>> {
+    match value {
+        Value::Array(items) => Ok(items),
+        _ => Err(unexpected()),
+    }
+}
+
+fn bytes(value: Value) -> RedisResult<Vec<u8>> {
+    match value {
+        Value::BulkString(bytes) => Ok(bytes),
+        Value::SimpleString(text) => Ok(text.into_bytes()),
+        _ => Err(unexpected()),
+    }
+}
+
+fn unexpected() -> RedisError {
+    (ErrorKind::UnexpectedReturnType, "not what a stream command answers").into()
+}

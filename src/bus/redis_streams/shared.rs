@@ -1,0 +1,325 @@
+//! Shared reading: one consumer group, whose entries go to whoever asks.
+//!
+//! An entry that was delivered stands in its consumer's pending list until it is acknowledged. So nothing is lost when a
+//! consumer dies (others take its entries over when they have lain long enough) or when an answer does not arrive (the reader
+//! reads its own pending list again). Acknowledged entries are deleted: what is still in the stream is still to be done.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use redis::{Pipeline, RedisError, RedisResult, Value};
+
+use super::{
+    Streams,
+    buffer::Buffer,
+    line::{BLOCK, Line},
+    reply::{self, Entry},
+};
+use crate::{
+    bus::{Error, Message, Result, Subscription, Topic},
+    model::Offset,
+};
+
+const GROUP: &str = "taskd";
+/// How often to look for entries of dead consumers.
+const TAKE_OVER_EVERY: Duration = Duration::from_secs(5);
+/// A consumer that holds nothing is forgotten when it has not asked for so long. Living ones ask every [`BLOCK`].
+const FORGET_AFTER: Duration = Duration::from_secs(60);
+
+/// What a read asks for.
+#[derive(Clone, Copy)]
+enum Step {
+    /// What this consumer was given before and has not acknowledged.
+    Own,
+    /// What others hold and have not acknowledged for too long.
+    TakeOver,
+    /// What nobody was given yet.
+    New,
+}
+
+pub(super) struct Shared {
+    streams: Arc<Streams>,
+    topic: Topic,
+    keys: Vec<String>,
+    consumer: Consumer,
+    /// By partition, how far the own pending list was read again; `None` when it was read to its end.
+    own: Option<Vec<Offset>>,
+    /// By partition, where the search for entries of dead consumers goes on.
+    scan: Vec<Offset>,
+    take_over_after: Duration,
+    next_take_over: Instant,
+    /// What is in `buffer` or was handed out and is not acknowledged: must not be handed out twice when it is met again in a
+    /// pending list.
+    held: HashSet<(u32, Offset)>,
+    line: Line<Step>,
+    buffer: Buffer,
+}
+
+impl Shared {
+    pub(super) async fn open(streams: Arc<Streams>, topic: Topic, take_over_after: Duration) -> Result<Self> {
+        let keys = streams.keys(topic);
+        let none = vec![Offset::default(); keys.len()];
+        let this = Self {
+            consumer: Consumer::new(streams.clone(), topic),
+            own: Some(none.clone()),
+            scan: none,
+            take_over_after,
+            next_take_over: Instant::now(),
+            held: HashSet::new(),
+            line: Line::new(streams.redis.clone()),
+            buffer: Buffer::new(keys.len()),
+            streams,
+            topic,
+            keys,
+        };
+        create_group(&this.streams, &this.keys).await.map_err(|e| read(topic, &e))?;
+        Ok(this)
+    }
+
+    /// One read; may bring nothing.
+    async fn fetch(&mut self, max: usize) -> Result<()> {
+        let count = self.buffer.count(max);
+        let ask = || {
+            let ask = Ask { keys: &self.keys, consumer: &self.consumer.name, count };
+            match &self.own {
+                Some(behind) => (Step::Own, ask.own(behind)),
+                None if self.next_take_over <= Instant::now() => {
+                    (Step::TakeOver, ask.take_over(&self.scan, self.take_over_after))
+                }
+                None => (Step::New, ask.new_entries()),
+            }
+        };
+        let absorbed = match self.line.exchange(ask).await {
+            Ok((step, answers)) => self.absorb(step, answers),
+            Err(error) => Err(error),
+        };
+        match absorbed {
+            Err(error) if group_is_gone(&error) => {
+                let created = create_group(&self.streams, &self.keys).await;
+                self.held.clear();
+                created.map_err(|e| read(self.topic, &e))
+            }
+            Err(error) => {
+                // Redis may have counted entries as delivered whose answer we never saw.
+                self.read_own_again();
+                Err(read(self.topic, &error))
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn absorb(&mut self, step: Step, answers: Vec<RedisResult<Value>>) -> RedisResult<()> {
+        let mut answers = answers.into_iter();
+        let mut first = || answers.next().unwrap_or(Ok(Value::Nil));
+        match step {
+            Step::Own => self.absorb_own(first()?),
+            Step::New => {
+                for (key, entries) in reply::streams(first()?)? {
+                    self.add(&key, entries);
+                }
+                Ok(())
+            }
+            Step::TakeOver => self.absorb_taken_over(answers.take(self.keys.len()).collect::<RedisResult<_>>()?),
+        }
+    }
+
+    fn absorb_own(&mut self, answer: Value) -> RedisResult<()> {
+        let mut behind = self.own.take().unwrap_or_else(|| self.no_offsets());
+        let mut more = false;
+        for (key, entries) in reply::streams(answer)? {
+            if let (Some(index), Some(last)) = (self.index(&key), entries.last()) {
+                (behind[index], more) = (last.offset, true);
+            }
+            self.add(&key, entries);
+        }
+        self.own = more.then_some(behind);
+        Ok(())
+    }
+
+    fn absorb_taken_over(&mut self, answers: Vec<Value>) -> RedisResult<()> {
+        for (index, answer) in answers.into_iter().enumerate() {
+            let (cursor, entries) = reply::claimed(answer)?;
+            self.scan[index] = cursor;
+            self.add_to(index, entries);
+        }
+        if self.scan.iter().all(|cursor| *cursor == Offset::default()) {
+            self.next_take_over = Instant::now() + TAKE_OVER_EVERY.min(self.take_over_after / 2);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, key: &[u8], entries: Vec<Entry>) {
+        if let Some(index) = self.index(key) {
+            self.add_to(index, entries);
+        }
+    }
+
+    fn add_to(&mut self, index: usize, entries: Vec<Entry>) {
+        let mut messages = super::messages(index, entries);
+        messages.retain(|message| self.held.insert((message.partition, message.offset)));
+        self.buffer.add(messages);
+    }
+
+    fn read_own_again(&mut self) {
+        self.own = Some(self.no_offsets());
+    }
+
+    fn no_offsets(&self) -> Vec<Offset> {
+        vec![Offset::default(); self.keys.len()]
+    }
+
+    fn index(&self, key: &[u8]) -> Option<usize> {
+        self.keys.iter().position(|k| k.as_bytes() == key)
+    }
+}
+
+fn read(topic: Topic, error: &RedisError) -> Error {
+    Error::Read { topic, reason: error.to_string() }
+}
+
+/// In every partition where it is missing, from the first entry on.
+async fn create_group(streams: &Streams, keys: &[String]) -> RedisResult<()> {
+    let mut pipe = redis::pipe();
+    for key in keys {
+        pipe.cmd("XGROUP").arg("CREATE").arg(key).arg(GROUP).arg("0").arg("MKSTREAM");
+    }
+    let answers: Vec<RedisResult<Value>> = pipe.ignore_errors().query_async(&mut streams.redis.conn()).await?;
+    match answers.into_iter().filter_map(Result::err).find(|e| e.code() != Some("BUSYGROUP")) {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+/// Redis was emptied. 7.0 says NOGROUP to the next read; later ones also say UNBLOCKED to one that waits.
+fn group_is_gone(error: &RedisError) -> bool {
+    matches!(error.code(), Some("NOGROUP" | "UNBLOCKED"))
+}
+
+/// The commands of a read.
+struct Ask<'a> {
+    keys: &'a [String],
+    consumer: &'a str,
+    count: usize,
+}
+
+impl Ask<'_> {
+    fn own(&self, behind: &[Offset]) -> Pipeline {
+        let mut pipe = self.read_group();
+        pipe.arg("STREAMS").arg(self.keys);
+        for offset in behind {
+            pipe.arg(offset.to_string());
+        }
+        pipe
+    }
+
+    fn new_entries(&self) -> Pipeline {
+        let mut pipe = self.read_group();
+        pipe.arg("BLOCK").arg(BLOCK.as_millis() as u64).arg("STREAMS").arg(self.keys);
+        for _ in self.keys {
+            pipe.arg(">");
+        }
+        pipe
+    }
+
+    fn read_group(&self) -> Pipeline {
+        let mut pipe = redis::pipe();
+        pipe.cmd("XREADGROUP").arg("GROUP").arg(GROUP).arg(self.consumer).arg("COUNT").arg(self.count);
+        pipe
+    }
+
+    fn take_over(&self, scan: &[Offset], after: Duration) -> Pipeline {
+        let mut pipe = redis::pipe();
+        for (key, cursor) in self.keys.iter().zip(scan) {
+            pipe.cmd("XAUTOCLAIM").arg(key).arg(GROUP).arg(self.consumer).arg(after.as_millis() as u64);
+            pipe.arg(cursor.to_string()).arg("COUNT").arg(self.count.min(100));
+        }
+        let forget_after = FORGET_AFTER.min(after * 2).max(BLOCK * 3);
+        for key in self.keys {
+            pipe.cmd("EVAL").arg(include_str!("../../../lua/bus_forget_consumers.lua")).arg(1);
+            pipe.arg(key).arg(GROUP).arg(forget_after.as_millis() as u64);
+        }
+        pipe
+    }
+}
+
+#[async_trait]
+impl Subscription for Shared {
+    async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
+        while self.buffer.is_empty() {
+            self.fetch(max).await?;
+        }
+        Ok(self.buffer.take(max))
+    }
+
+    /// After an `Err` everything that is not acknowledged comes again.
+    async fn commit(&mut self, messages: &[Message]) -> Result<()> {
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let mut pipe = redis::pipe();
+        for (partition, ids) in by_partition(messages) {
+            let key = self.streams.key(self.topic, partition);
+            // Deleted first: cut off in between, a pending id without an entry is left, which XAUTOCLAIM clears away. The other
+            // way round an entry would stay that nobody ever gets.
+            pipe.cmd("XDEL").arg(&key).arg(&ids).ignore();
+            pipe.cmd("XACK").arg(&key).arg(GROUP).arg(&ids).ignore();
+        }
+        let done: RedisResult<()> = pipe.query_async(&mut self.streams.redis.conn()).await;
+        if let Err(error) = done {
+            self.held.clear();
+            self.buffer.clear();
+            // An answer about a part of the own list, asked for before, would be taken for its beginning.
+            self.line.reset();
+            self.read_own_again();
+            return Err(Error::Commit { topic: self.topic, reason: error.to_string() });
+        }
+        for message in messages {
+            self.held.remove(&(message.partition, message.offset));
+        }
+        Ok(())
+    }
+
+    async fn seek(&mut self, _partition: u32, _after: Option<Offset>) -> Result<()> {
+        Err(Error::Read { topic: self.topic, reason: "a shared reader has no position to seek".into() })
+    }
+}
+
+fn by_partition(messages: &[Message]) -> HashMap<u32, Vec<String>> {
+    let mut ids: HashMap<u32, Vec<String>> = HashMap::new();
+    for message in messages {
+        ids.entry(message.partition).or_default().push(message.offset.to_string());
+    }
+    ids
+}
+
+/// A name in the group, one per living reader of this process. A reader that follows another gets its name, and with it at once
+/// what that one had not acknowledged.
+struct Consumer {
+    streams: Arc<Streams>,
+    topic: Topic,
+    number: u32,
+    name: String,
+}
+
+impl Consumer {
+    fn new(streams: Arc<Streams>, topic: Topic) -> Self {
+        let number = {
+            let mut taken = streams.consumers.lock().unwrap_or_else(PoisonError::into_inner);
+            let free = (0..).find(|number| taken.insert((topic, *number)));
+            free.expect("a process has fewer than 2^32 readers")
+        };
+        let name = format!("{}-{number}", streams.process);
+        Self { streams, topic, number, name }
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        let mut taken = self.streams.consumers.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.remove(&(self.topic, self.number));
+    }
+}

@@ -1,0 +1,112 @@
+//! The bus on Kafka: the contract, and what only Kafka can do to it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use rdkafka::{
+    ClientConfig,
+    admin::{AdminClient, AdminOptions},
+    client::DefaultClientContext,
+};
+use taskd::bus::{Bus, Error, Reading, Record, Topic, kafka::Kafka};
+
+use crate::support::{
+    bus_contract::{Backend, PARTITIONS, bus_contract, commit, read, subscribe, values, within},
+    kafka::{KafkaServer, shared},
+};
+
+struct Broker {
+    brokers: String,
+    prefix: String,
+}
+
+impl Broker {
+    fn new(brokers: &str) -> Self {
+        Self { brokers: brokers.to_owned(), prefix: format!("{}.", uuid::Uuid::now_v7().simple()) }
+    }
+}
+
+#[async_trait]
+impl Backend for Broker {
+    async fn open(&self) -> Arc<dyn Bus> {
+        Arc::new(within("open", Kafka::open(&self.brokers, &self.prefix, PARTITIONS)).await.expect("open"))
+    }
+
+    /// The broker serves the next runs too.
+    async fn remove(&self) {
+        let admin: AdminClient<DefaultClientContext> =
+            ClientConfig::new().set("bootstrap.servers", &self.brokers).create().expect("a client");
+        let topics: Vec<String> = Topic::ALL.iter().map(|topic| format!("{}{topic}", self.prefix)).collect();
+        let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+        within("delete", admin.delete_topics(&topics, &AdminOptions::new())).await.expect("delete");
+    }
+}
+
+async fn broker() -> Broker {
+    Broker::new(shared().await)
+}
+
+bus_contract!(broker);
+
+#[tokio::test]
+async fn topics_keep_their_partitions() {
+    let broker = broker().await;
+    broker.open().await;
+    let bus = Kafka::open(&broker.brokers, &broker.prefix, PARTITIONS + 4).await.expect("open");
+    assert_eq!(bus.partitions(Topic::Pipeline), PARTITIONS);
+    assert_eq!(bus.partitions(Topic::DeadLetters), 1);
+    broker.remove().await;
+}
+
+#[tokio::test]
+async fn no_broker_is_an_error_that_says_where() {
+    let started = Instant::now();
+    let Err(Error::Setup(reason)) = Kafka::open("127.0.0.1:1", "nobody.", PARTITIONS).await else {
+        panic!("there is nobody")
+    };
+    assert!(reason.contains("127.0.0.1:1"), "{reason}");
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_publish_answered_survives_sigkill() {
+    let server = KafkaServer::start().await;
+    let broker = Broker::new(server.brokers());
+    let bus = broker.open().await;
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let (answered, count) = tokio::sync::watch::channel(0);
+    // Goes on through the kill and the restart: what failed is published again, so a record may stand twice.
+    let publishing = tokio::spawn({
+        let bus = bus.clone();
+        async move {
+            for i in 0..400 {
+                let record = Record { partition: 0, value: i.to_string().into() };
+                while let Err(error) = bus.publish(Topic::Pipeline, std::slice::from_ref(&record)).await {
+                    assert!(matches!(error, Error::Publish { .. }), "{error}");
+                }
+                answered.send_replace(i + 1);
+            }
+        }
+    });
+    within("some records", count.clone().wait_for(|count| *count >= 100)).await.expect("the publisher runs");
+    let before = read(&mut *reader, 50).await;
+    commit(&mut *reader, &before).await;
+    server.kill9();
+    server.restart().await;
+    within("the publisher", publishing).await.expect("no panic");
+    drop(reader);
+
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let mut after = Vec::new();
+    while after.last().is_none_or(|last: &taskd::bus::Message| last.value != "399") {
+        after.extend(within("next", reader.next(1000)).await.unwrap_or_default());
+    }
+    let mut found: Vec<usize> = values(&after).iter().map(|value| value.parse().expect("a number")).collect();
+    assert!(found.is_sorted(), "{found:?}");
+    found.dedup();
+    assert_eq!(found, (before.len()..400).collect::<Vec<_>>());
+    bus.close().await;
+}

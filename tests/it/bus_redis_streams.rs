@@ -1,0 +1,257 @@
+//! The bus on Redis Streams: the contract, and what only Redis can do to it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use taskd::{
+    bus::{Bus, Error, Reading, Topic, redis_streams::RedisStreams},
+    redis_pool::Redis,
+};
+
+use crate::support::{
+    bus_contract::{Backend, PARTITIONS, bus_contract, commit, publish, publish_many, read, subscribe, values, within},
+    redis::{Fsync, RedisServer},
+};
+
+struct Server(RedisServer);
+
+impl Server {
+    async fn redis(&self) -> Redis {
+        Redis::connect(&self.0.url(), "test").await.expect("redis")
+    }
+
+    /// Runs a command of ours.
+    async fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
+        let mut words = command.split(' ');
+        let mut cmd = redis::cmd(words.next().expect("a command"));
+        words.for_each(|word| drop(cmd.arg(word)));
+        cmd.query_async(&mut self.redis().await.conn()).await.expect(command)
+    }
+}
+
+#[async_trait]
+impl Backend for Server {
+    async fn open(&self) -> Arc<dyn Bus> {
+        let bus = RedisStreams::open(self.redis().await, "my.", PARTITIONS).await.expect("open");
+        Arc::new(bus.take_over_after(Duration::from_millis(500)))
+    }
+
+    async fn remove(&self) {}
+}
+
+async fn server() -> Server {
+    Server(RedisServer::start(Fsync::EverySecond))
+}
+
+bus_contract!(server);
+
+#[tokio::test]
+async fn what_publish_answered_survives_sigkill() {
+    let mut server = Server(RedisServer::start(Fsync::Always));
+    let bus = server.open().await;
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let (answered, count) = tokio::sync::watch::channel(0);
+    let publishing = tokio::spawn({
+        let bus = bus.clone();
+        async move {
+            for i in 0.. {
+                let record = taskd::bus::Record { partition: 0, value: i.to_string().into() };
+                if bus.publish(Topic::Pipeline, &[record]).await.is_err() {
+                    return;
+                }
+                answered.send_replace(i + 1);
+            }
+        }
+    });
+    within("some records", count.clone().wait_for(|count| *count >= 100)).await.expect("the publisher runs");
+    let before = read(&mut *reader, 50).await;
+    commit(&mut *reader, &before).await;
+    server.0.kill9();
+    within("publish fails", publishing).await.expect("no panic");
+    let answered = *count.borrow();
+    server.0.restart();
+
+    // The same reader goes on as soon as it can, and so does one that begins anew.
+    let mut went_on = Vec::new();
+    while before.len() + went_on.len() < answered {
+        if let Ok(more) = within("next", reader.next(1000)).await {
+            went_on.extend(more);
+        }
+    }
+    let anew = server.open().await;
+    assert_eq!(anew.generation(), bus.generation());
+    let mut reader = subscribe(&*anew, Topic::Pipeline, Reading::Ordered).await;
+    let anew = read(&mut *reader, answered - before.len()).await;
+    let expected: Vec<String> = (before.len()..answered).map(|i| i.to_string()).collect();
+    for messages in [&went_on, &anew] {
+        assert_eq!(values(messages)[..expected.len()], expected);
+    }
+}
+
+#[tokio::test]
+async fn a_redis_that_hangs_is_an_error_and_nothing_is_lost() {
+    let server = server().await;
+    let bus = server.open().await;
+    let mut ordered = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let mut shared = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
+    publish(&*bus, Topic::TaskResults, &[(0, "before")]).await;
+    let held = read(&mut *shared, 1).await;
+    server.0.stop();
+    let started = Instant::now();
+    let record = taskd::bus::Record { partition: 0, value: "lost?".into() };
+    let records = [record];
+    let (ordered_next, shared_next, published) =
+        tokio::join!(ordered.next(10), shared.next(10), bus.publish(Topic::Pipeline, &records));
+    assert!(ordered_next.is_err() && shared_next.is_err() && published.is_err());
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    server.0.cont();
+
+    publish(&*bus, Topic::Pipeline, &[(1, "after")]).await;
+    publish(&*bus, Topic::TaskResults, &[(0, "after")]).await;
+    let messages = within("ordered", async {
+        loop {
+            let messages = ordered.next(10).await.unwrap_or_default();
+            if messages.iter().any(|message| message.value == "after") {
+                return messages;
+            }
+        }
+    });
+    messages.await;
+    // What was handed out before the hang is still ours and does not come a second time.
+    let after = read(&mut *shared, 1).await;
+    assert_eq!(values(&after), ["after"]);
+    commit(&mut *shared, &held).await;
+    commit(&mut *shared, &after).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_was_emptied_is_noticed() {
+    let server = server().await;
+    let bus = server.open().await;
+    publish_many(&*bus, Topic::Pipeline, 0, "r", 3).await;
+    let mut ordered = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    read(&mut *ordered, 3).await;
+    let mut shared = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
+    publish(&*bus, Topic::TaskResults, &[(0, "before")]).await;
+    read(&mut *shared, 1).await;
+    server.run::<()>("FLUSHALL").await;
+
+    let lost = within("ordered", ordered.next(10)).await;
+    assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
+    let record = taskd::bus::Record { partition: 0, value: "r".into() };
+    let lost = within("publish", bus.publish(Topic::Expirations, &[record])).await;
+    assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
+
+    let anew = server.open().await;
+    assert_ne!(anew.generation(), bus.generation());
+    let lost = within("publish", bus.subscribe(Topic::Pipeline, Reading::Ordered)).await;
+    assert!(matches!(lost.err(), Some(Error::Lost { .. })), "another generation is no better than none");
+    // The shared reader has no position that could be wrong, and goes on.
+    publish(&*anew, Topic::TaskResults, &[(0, "after")]).await;
+    let after = read(&mut *shared, 1).await;
+    assert_eq!(values(&after), ["after"]);
+    commit(&mut *shared, &after).await;
+}
+
+#[tokio::test]
+async fn a_commit_that_fails_brings_everything_again() {
+    let mut server = Server(RedisServer::start(Fsync::Always));
+    let bus = server.open().await;
+    publish_many(&*bus, Topic::TaskResults, 0, "r", 10).await;
+    let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
+    let messages = within("next", reader.next(4)).await.expect("next");
+    server.0.kill9();
+    within("commit", reader.commit(&messages)).await.expect_err("nobody is there");
+    server.0.restart();
+    let mut again = Vec::new();
+    while again.len() < 10 {
+        again.extend(within("next", reader.next(100)).await.unwrap_or_default());
+    }
+    assert_eq!(values(&again), ["r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8", "r9"]);
+    commit(&mut *reader, &again).await;
+    assert_eq!(server.run::<u64>("XLEN test:{bus:my.task-results:0}").await, 0);
+}
+
+#[tokio::test]
+async fn a_reader_that_follows_another_gets_what_that_one_held_at_once() {
+    let server = server().await;
+    // Nobody takes anything over.
+    let bus = RedisStreams::open(server.redis().await, "my.", PARTITIONS).await.expect("open");
+    publish_many(&bus, Topic::TaskResults, 2, "r", 200).await;
+    let mut reader = subscribe(&bus, Topic::TaskResults, Reading::Shared).await;
+    let held = read(&mut *reader, 200).await;
+    drop(reader);
+    let mut reader = subscribe(&bus, Topic::TaskResults, Reading::Shared).await;
+    let again = read(&mut *reader, 200).await;
+    assert_eq!(values(&again), values(&held));
+}
+
+#[tokio::test]
+async fn slow_work_does_not_come_to_its_own_reader_twice_and_the_gone_are_forgotten() {
+    let server = server().await;
+    let (bus, other) = (server.open().await, server.open().await);
+    drop(read_one(&*bus, "gone").await);
+    let (mut reader, slow) = read_one(&*other, "slow").await;
+    // Reads on for many times the takeover's time, until the other consumer has been forgotten.
+    let forgotten = async {
+        loop {
+            let more = tokio::time::timeout(Duration::from_millis(300), reader.next(10)).await;
+            for message in more.map(|more| more.expect("next")).unwrap_or_default() {
+                assert_eq!(message.value, "gone", "it is still being worked on");
+                commit(&mut *reader, &[message]).await;
+            }
+            let consumers: Vec<redis::Value> = server.run("XINFO CONSUMERS test:{bus:my.task-results:0} taskd").await;
+            if consumers.len() == 1 {
+                return;
+            }
+        }
+    };
+    within("one consumer is left", forgotten).await;
+    commit(&mut *reader, &slow).await;
+    assert_eq!(server.run::<u64>("XLEN test:{bus:my.task-results:0}").await, 0);
+}
+
+async fn read_one(bus: &dyn Bus, value: &str) -> (Box<dyn taskd::bus::Subscription>, Vec<taskd::bus::Message>) {
+    let mut reader = subscribe(bus, Topic::TaskResults, Reading::Shared).await;
+    publish(bus, Topic::TaskResults, &[(0, value)]).await;
+    let messages = read(&mut *reader, 1).await;
+    assert_eq!(values(&messages), [value]);
+    (reader, messages)
+}
+
+#[tokio::test]
+async fn what_is_committed_leaves_and_what_is_not_stays() {
+    let server = server().await;
+    let bus = server.open().await;
+    publish_many(&*bus, Topic::Pipeline, 0, "r", 250).await;
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let messages = read(&mut *reader, 250).await;
+    commit(&mut *reader, &messages[..123]).await;
+    assert_eq!(server.run::<u64>("XLEN test:{bus:my.pipeline:0}").await, 127);
+    commit(&mut *reader, &messages).await;
+    assert_eq!(server.run::<u64>("XLEN test:{bus:my.pipeline:0}").await, 0);
+    assert_eq!(within("ends", bus.ends(Topic::Pipeline)).await.expect("ends")[0], Some(messages[249].offset));
+}
+
+#[tokio::test]
+async fn topics_keep_their_partitions() {
+    let server = server().await;
+    server.open().await;
+    let bus = RedisStreams::open(server.redis().await, "my.", PARTITIONS + 4).await.expect("open");
+    assert_eq!(bus.partitions(Topic::Pipeline), PARTITIONS);
+    let bus = RedisStreams::open(server.redis().await, "your.", PARTITIONS + 4).await.expect("open");
+    assert_eq!(bus.partitions(Topic::Pipeline), PARTITIONS + 4);
+    assert_eq!(bus.partitions(Topic::DeadLetters), 1);
+}
+
+#[tokio::test]
+async fn an_entry_that_is_not_ours_reads_as_empty() {
+    let server = server().await;
+    let bus = server.open().await;
+    server.run::<String>("XADD test:{bus:my.pipeline:0} * who knows").await;
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    assert_eq!(values(&read(&mut *reader, 1).await), [""]);
+}

@@ -1,0 +1,430 @@
+//! What `taskd::bus` promises, tried on each backend.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use taskd::{
+    bus::{Bus, Message, Reading, Record, Subscription, Topic},
+    model::Offset,
+};
+
+/// With how many partitions backends open a bus here.
+pub const PARTITIONS: u32 = 3;
+
+/// A server under test, with names that no other test uses.
+#[async_trait]
+pub trait Backend: Send + Sync {
+    /// Opens the bus as one process does; again under the same names when called again.
+    async fn open(&self) -> Arc<dyn Bus>;
+
+    /// The test went well: leave nothing behind.
+    async fn remove(&self);
+}
+
+/// The suite as tests, each on a backend that `$backend` (an async function) gives.
+macro_rules! bus_contract {
+    ($backend:path) => {
+        bus_contract! { $backend:
+            offsets_grow_in_the_order_of_publishing
+            an_ordered_reader_goes_on_behind_what_was_committed
+            commit_never_moves_back
+            partitions_are_independent
+            seek_goes_back_and_forward
+            seek_counts_from_the_first_read_on
+            shared_readers_share
+            what_a_dead_reader_had_not_committed_comes_again
+            committed_shared_records_do_not_come_again
+            an_ordered_next_may_be_cancelled
+            a_shared_next_may_be_cancelled
+            empty_topics_have_no_ends
+            ends_and_committed_tell_where_the_topic_stands
+            large_and_empty_values_pass
+            what_cannot_be_published_is_refused
+            an_idle_reader_waits_for_what_comes
+        }
+    };
+    ($backend:path: $($test:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                let backend = $backend().await;
+                $crate::support::bus_contract::$test(&backend).await;
+                $crate::support::bus_contract::Backend::remove(&backend).await;
+            }
+        )*
+    };
+}
+pub(crate) use bus_contract;
+
+/// Generous: a broker's first group takes seconds, and machines are shared.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Fails the test when `future` takes too long, which everything here must not.
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(DEADLINE, future).await.unwrap_or_else(|_| panic!("{what}: nothing within {DEADLINE:?}"))
+}
+
+pub async fn publish(bus: &dyn Bus, topic: Topic, records: &[(u32, &str)]) -> Vec<Offset> {
+    let record =
+        |(partition, value): &(u32, &str)| Record { partition: *partition, value: Bytes::from(value.to_string()) };
+    let records: Vec<Record> = records.iter().map(record).collect();
+    within("publish", bus.publish(topic, &records)).await.expect("publish")
+}
+
+/// `<name>0`, `<name>1`, … all in one partition.
+pub async fn publish_many(bus: &dyn Bus, topic: Topic, partition: u32, name: &str, count: usize) -> Vec<Offset> {
+    let values: Vec<String> = (0..count).map(|i| format!("{name}{i}")).collect();
+    let records: Vec<(u32, &str)> = values.iter().map(|value| (partition, value.as_str())).collect();
+    publish(bus, topic, &records).await
+}
+
+/// The next `count` records, at least.
+pub async fn read(reader: &mut dyn Subscription, count: usize) -> Vec<Message> {
+    let mut messages = Vec::new();
+    while messages.len() < count {
+        let more = within(&format!("record {} of {count}", messages.len()), reader.next(100)).await.expect("next");
+        assert!(!more.is_empty(), "next() answered nothing");
+        messages.extend(more);
+    }
+    messages
+}
+
+pub fn values(messages: &[Message]) -> Vec<&str> {
+    messages.iter().map(|message| std::str::from_utf8(&message.value).expect("text")).collect()
+}
+
+fn of_partition(messages: &[Message], partition: u32) -> Vec<Message> {
+    messages.iter().filter(|message| message.partition == partition).cloned().collect()
+}
+
+pub async fn subscribe(bus: &dyn Bus, topic: Topic, reading: Reading) -> Box<dyn Subscription> {
+    within("subscribe", bus.subscribe(topic, reading)).await.expect("subscribe")
+}
+
+pub async fn commit(reader: &mut dyn Subscription, messages: &[Message]) {
+    within("commit", reader.commit(messages)).await.expect("commit");
+}
+
+pub async fn offsets_grow_in_the_order_of_publishing(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    assert_eq!(bus.partitions(Topic::Pipeline), PARTITIONS);
+    let first = publish(&*bus, Topic::Pipeline, &[(0, "a"), (1, "b"), (0, "c"), (2, "d"), (0, "e")]).await;
+    let second = publish(&*bus, Topic::Pipeline, &[(0, "f"), (2, "g")]).await;
+    assert_eq!((first.len(), second.len()), (5, 2));
+
+    let messages = read(&mut *subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await, 7).await;
+    let partition = |partition| {
+        let messages = of_partition(&messages, partition);
+        let offsets: Vec<Offset> = messages.iter().map(|message| message.offset).collect();
+        (values(&messages).join(""), offsets)
+    };
+    assert_eq!(partition(0), ("acef".to_owned(), vec![first[0], first[2], first[4], second[0]]));
+    assert_eq!(partition(1), ("b".to_owned(), vec![first[1]]));
+    assert_eq!(partition(2), ("dg".to_owned(), vec![first[3], second[1]]));
+    assert!(partition(0).1.is_sorted_by(|a, b| a < b));
+}
+
+pub async fn an_ordered_reader_goes_on_behind_what_was_committed(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    let generation = bus.generation().to_owned();
+    publish_many(&*bus, Topic::Pipeline, 1, "r", 10).await;
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let messages = read(&mut *reader, 10).await;
+    commit(&mut *reader, &messages[..4]).await;
+    drop((reader, bus));
+
+    let bus = backend.open().await;
+    assert_eq!(bus.generation(), generation);
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let again = read(&mut *reader, 6).await;
+    assert_eq!(values(&again), ["r4", "r5", "r6", "r7", "r8", "r9"]);
+    assert_eq!(again[0].offset, messages[4].offset);
+}
+
+pub async fn commit_never_moves_back(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    publish_many(&*bus, Topic::Pipeline, 0, "r", 5).await;
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let messages = read(&mut *reader, 5).await;
+    // Out of order within one commit, and then older ones again.
+    commit(&mut *reader, &[messages[3].clone(), messages[1].clone()]).await;
+    commit(&mut *reader, &messages[..2]).await;
+    commit(&mut *reader, &[]).await;
+    let committed = within("committed", bus.committed(Topic::Pipeline)).await.expect("committed");
+    assert_eq!(committed[0], Some(messages[3].offset));
+    drop(reader);
+
+    // Nor by a reader who has only just begun.
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    assert_eq!(values(&read(&mut *reader, 1).await), ["r4"]);
+    commit(&mut *reader, &messages[..1]).await;
+    let committed = within("committed", bus.committed(Topic::Pipeline)).await.expect("committed");
+    assert_eq!(committed[0], Some(messages[3].offset));
+}
+
+pub async fn partitions_are_independent(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    publish_many(&*bus, Topic::Pipeline, 0, "a", 3).await;
+    publish_many(&*bus, Topic::Pipeline, 2, "c", 3).await;
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let messages = read(&mut *reader, 6).await;
+    commit(&mut *reader, &of_partition(&messages, 0)).await;
+    let committed = within("committed", bus.committed(Topic::Pipeline)).await.expect("committed");
+    assert_eq!(committed, [Some(of_partition(&messages, 0)[2].offset), None, None]);
+    drop(reader);
+
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    assert_eq!(values(&read(&mut *reader, 3).await), ["c0", "c1", "c2"]);
+}
+
+pub async fn seek_goes_back_and_forward(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    let offsets = publish_many(&*bus, Topic::Pipeline, 0, "r", 6).await;
+    publish(&*bus, Topic::Pipeline, &[(1, "other")]).await;
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    read(&mut *reader, 7).await;
+
+    within("seek", reader.seek(0, Some(offsets[1]))).await.expect("seek back");
+    assert_eq!(values(&read(&mut *reader, 4).await), ["r2", "r3", "r4", "r5"]);
+    within("seek", reader.seek(0, None)).await.expect("seek to the beginning");
+    assert_eq!(values(&within("next", reader.next(2)).await.expect("next")), ["r0", "r1"]);
+    // What was read ahead must not come behind a seek.
+    within("seek", reader.seek(0, Some(offsets[4]))).await.expect("seek forward");
+    assert_eq!(values(&read(&mut *reader, 1).await), ["r5"]);
+    within("seek", reader.seek(0, Some(offsets[5]))).await.expect("seek to the end");
+    publish(&*bus, Topic::Pipeline, &[(0, "new")]).await;
+    assert_eq!(values(&read(&mut *reader, 1).await), ["new"]);
+}
+
+pub async fn seek_counts_from_the_first_read_on(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    let offsets = publish_many(&*bus, Topic::Pipeline, 2, "r", 4).await;
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    within("seek", reader.seek(2, Some(offsets[1]))).await.expect("seek");
+    assert_eq!(values(&read(&mut *reader, 2).await), ["r2", "r3"]);
+}
+
+pub async fn shared_readers_share(backend: &dyn Backend) {
+    let (one, other) = (backend.open().await, backend.open().await);
+    let published = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
+    let mut readers = Vec::new();
+    let (done, seen) = tokio::sync::mpsc::unbounded_channel();
+    for (name, bus) in [("one", one.clone()), ("other", other)] {
+        let done = done.clone();
+        let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
+        readers.push(tokio::spawn(async move {
+            loop {
+                let messages = reader.next(3).await.expect("next");
+                // While the group moves partitions a commit may fail; the records come again then.
+                if reader.commit(&messages).await.is_ok() {
+                    let values = values(&messages).into_iter().map(str::to_owned).collect::<Vec<_>>();
+                    done.send((name, values)).expect("the test waits");
+                }
+            }
+        }));
+    }
+    let mut by_reader: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    let share = both_readers_have_some(&*one, &published, &mut by_reader, seen);
+    within("both readers get some, together all", share).await;
+    readers.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Publishes round after round until both readers have had something, then waits for the rest.
+async fn both_readers_have_some(
+    bus: &dyn Bus,
+    published: &std::sync::Mutex<BTreeSet<String>>,
+    by_reader: &mut BTreeMap<&'static str, BTreeSet<String>>,
+    mut seen: tokio::sync::mpsc::UnboundedReceiver<(&'static str, Vec<String>)>,
+) {
+    for round in 0.. {
+        for partition in 0..PARTITIONS {
+            let name = format!("{round}/{partition}/");
+            publish_many(bus, Topic::TaskResults, partition, &name, 10).await;
+            published.lock().expect("no panic").extend((0..10).map(|i| format!("{name}{i}")));
+        }
+        let expected = published.lock().expect("no panic").clone();
+        loop {
+            let all: BTreeSet<String> = by_reader.values().flatten().cloned().collect();
+            if all == expected {
+                break;
+            }
+            let (reader, values) = seen.recv().await.expect("the readers run");
+            by_reader.entry(reader).or_default().extend(values);
+        }
+        if by_reader.len() == 2 {
+            return;
+        }
+    }
+}
+
+pub async fn what_a_dead_reader_had_not_committed_comes_again(backend: &dyn Backend) {
+    let (bus, other) = (backend.open().await, backend.open().await);
+    publish_many(&*bus, Topic::TaskResults, 0, "r", 20).await;
+    let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
+    let messages = read(&mut *reader, 20).await;
+    commit(&mut *reader, &messages[..5]).await;
+    // Lives on in another process, and has nothing to do until then.
+    let mut survivor = subscribe(&*other, Topic::TaskResults, Reading::Shared).await;
+    drop((reader, bus));
+
+    let again = read(&mut *survivor, 15).await;
+    assert_eq!(values(&again), values(&messages[5..]));
+    commit(&mut *survivor, &again).await;
+}
+
+pub async fn committed_shared_records_do_not_come_again(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    publish_many(&*bus, Topic::TaskResults, 0, "r", 10).await;
+    let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
+    let messages = read(&mut *reader, 10).await;
+    commit(&mut *reader, &messages).await;
+    // Twice does no harm.
+    commit(&mut *reader, &messages).await;
+    drop((reader, bus));
+
+    let bus = backend.open().await;
+    publish(&*bus, Topic::TaskResults, &[(0, "new")]).await;
+    let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
+    assert_eq!(values(&read(&mut *reader, 1).await), ["new"]);
+}
+
+pub async fn an_ordered_next_may_be_cancelled(backend: &dyn Backend) {
+    let messages = read_with_cancellations(backend, Topic::Pipeline, Reading::Ordered).await;
+    for partition in 0..PARTITIONS {
+        assert!(of_partition(&messages, partition).is_sorted_by_key(|message| message.offset));
+    }
+}
+
+pub async fn a_shared_next_may_be_cancelled(backend: &dyn Backend) {
+    read_with_cancellations(backend, Topic::TaskResults, Reading::Shared).await;
+}
+
+/// Drops `next()` again and again at every stage it can be in, while records are published; each must come exactly once.
+async fn read_with_cancellations(backend: &dyn Backend, topic: Topic, reading: Reading) -> Vec<Message> {
+    const RECORDS: usize = 600;
+    let bus = backend.open().await;
+    let publisher = bus.clone();
+    let publishing = tokio::spawn(async move {
+        for i in 0..RECORDS / 10 {
+            let partition = u32::try_from(i).expect("few") % PARTITIONS;
+            publish_many(&*publisher, topic, partition, &format!("{i}/"), 10).await;
+        }
+    });
+    let mut reader = subscribe(&*bus, topic, reading).await;
+    let (mut messages, mut cancelled, started) = (Vec::new(), 0_usize, Instant::now());
+    while messages.len() < RECORDS {
+        assert!(started.elapsed() < DEADLINE, "{} of {RECORDS} after {cancelled} cancelled calls", messages.len());
+        tokio::select! {
+            biased;
+            more = reader.next(7) => {
+                let more = more.expect("next");
+                commit(&mut *reader, &more).await;
+                messages.extend(more);
+            }
+            // Ready at once, soon, or a little later.
+            () = give_up(cancelled) => cancelled += 1,
+        }
+    }
+    publishing.await.expect("the publisher");
+    let distinct: BTreeSet<&Bytes> = messages.iter().map(|message| &message.value).collect();
+    assert_eq!((messages.len(), distinct.len()), (RECORDS, RECORDS), "after {cancelled} cancelled calls");
+    assert!(cancelled > 0, "nothing was cancelled");
+    everything_is_committed(&*bus, topic).await;
+    messages
+}
+
+async fn give_up(turn: usize) {
+    match turn % 3 {
+        0 => {}
+        1 => tokio::task::yield_now().await,
+        _ => tokio::time::sleep(Duration::from_micros(turn as u64 % 700)).await,
+    }
+}
+
+async fn everything_is_committed(bus: &dyn Bus, topic: Topic) {
+    let ends = within("ends", bus.ends(topic)).await.expect("ends");
+    let committed = within("committed", bus.committed(topic)).await.expect("committed");
+    assert_eq!(committed, ends);
+    assert!(ends.iter().all(Option::is_some));
+}
+
+pub async fn empty_topics_have_no_ends(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    for topic in Topic::ALL {
+        let none = vec![None; topic.partitions(PARTITIONS) as usize];
+        assert_eq!(within("ends", bus.ends(topic)).await.expect("ends"), none, "{topic}");
+        assert_eq!(within("committed", bus.committed(topic)).await.expect("committed"), none, "{topic}");
+    }
+    // Nor when somebody reads them.
+    let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
+    let nothing = tokio::time::timeout(Duration::from_millis(300), reader.next(10)).await;
+    assert!(nothing.is_err(), "{nothing:?}");
+    assert_eq!(within("ends", bus.ends(Topic::TaskResults)).await.expect("ends"), [None; PARTITIONS as usize]);
+    assert_eq!(publish(&*bus, Topic::Pipeline, &[]).await, []);
+}
+
+pub async fn ends_and_committed_tell_where_the_topic_stands(backend: &dyn Backend) {
+    for (topic, reading) in [(Topic::Pipeline, Reading::Ordered), (Topic::TaskResults, Reading::Shared)] {
+        let bus = backend.open().await;
+        let offsets = publish_many(&*bus, topic, 1, "r", 4).await;
+        let stand = async || {
+            let ends = within("ends", bus.ends(topic)).await.expect("ends");
+            (ends[1], within("committed", bus.committed(topic)).await.expect("committed")[1])
+        };
+        assert_eq!(stand().await, (Some(offsets[3]), None));
+        let mut reader = subscribe(&*bus, topic, reading).await;
+        let messages = read(&mut *reader, 4).await;
+        assert_eq!(stand().await, (Some(offsets[3]), None), "reading is not committing");
+        commit(&mut *reader, &messages[..2]).await;
+        let (end, committed) = stand().await;
+        assert_eq!(end, Some(offsets[3]));
+        assert!(Some(offsets[1]) <= committed && committed < Some(offsets[2]), "{committed:?} of {offsets:?}");
+        commit(&mut *reader, &messages[2..]).await;
+        assert_eq!(stand().await, (Some(offsets[3]), Some(offsets[3])));
+    }
+}
+
+pub async fn large_and_empty_values_pass(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    let large = |byte: u8, mib: usize| Bytes::from(vec![byte; (mib << 20) + 1]);
+    // Hard to compress, so that it is as large on the way as it is here.
+    let noise: Bytes = (0..3_u64 << 20).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect();
+    let values = [large(b'a', 1), Bytes::new(), noise, Bytes::from("poison \0\u{fffd}"), large(b'b', 8)];
+    let records: Vec<Record> = values.iter().map(|value| Record { partition: 0, value: value.clone() }).collect();
+    within("publish", bus.publish(Topic::Pipeline, &records)).await.expect("publish");
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let messages = read(&mut *reader, values.len()).await;
+    let same: Vec<bool> = messages.iter().zip(&values).map(|(message, value)| message.value == value).collect();
+    assert_eq!(same, vec![true; values.len()]);
+    commit(&mut *reader, &messages).await;
+}
+
+pub async fn what_cannot_be_published_is_refused(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    let record = Record { partition: PARTITIONS, value: Bytes::from("nowhere") };
+    let good = Record { partition: 0, value: Bytes::from("here") };
+    let refused = within("publish", bus.publish(Topic::Pipeline, &[good, record.clone()])).await;
+    assert!(matches!(refused, Err(taskd::bus::Error::Publish { topic: Topic::Pipeline, .. })), "{refused:?}");
+    // The reports have one partition, whatever is configured.
+    let refused = within("publish", bus.publish(Topic::DeadLetters, &[Record { partition: 1, ..record }])).await;
+    assert!(refused.is_err());
+    assert_eq!(publish(&*bus, Topic::DeadLetters, &[(0, "report")]).await.len(), 1);
+}
+
+pub async fn an_idle_reader_waits_for_what_comes(backend: &dyn Backend) {
+    for (topic, reading) in [(Topic::Pipeline, Reading::Ordered), (Topic::TaskResults, Reading::Shared)] {
+        let bus = backend.open().await;
+        let mut reader = subscribe(&*bus, topic, reading).await;
+        let waiting = tokio::time::timeout(Duration::from_millis(2500), reader.next(10)).await;
+        assert!(waiting.is_err(), "{waiting:?}");
+        let waiting = tokio::spawn(async move { reader.next(10).await.expect("next") });
+        publish(&*bus, topic, &[(1, "at last")]).await;
+        assert_eq!(values(&within("the reader", waiting).await.expect("no panic")), ["at last"]);
+    }
+}

@@ -1,0 +1,123 @@
+//! A private redis-server: a child process on a unix socket in a folder of its own.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+/// When Redis syncs its append-only file.
+#[derive(Clone, Copy, Debug)]
+pub enum Fsync {
+    Always,
+    EverySecond,
+}
+
+/// Ends with its folder when dropped.
+pub struct RedisServer {
+    dir: TempDir,
+    fsync: Fsync,
+    child: Child,
+}
+
+impl RedisServer {
+    pub fn start(fsync: Fsync) -> Self {
+        // Not under target/: the path of a socket holds 107 bytes.
+        let dir = tempfile::Builder::new().prefix("taskd-").tempdir_in("/tmp").expect("a folder for redis-server");
+        let child = spawn(dir.path(), fsync);
+        let server = Self { dir, fsync, child };
+        server.wait_until_up();
+        server
+    }
+
+    pub fn url(&self) -> String {
+        format!("unix://{}", self.socket().display())
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// SIGKILL; it is gone when this returns.
+    pub fn kill9(&mut self) {
+        self.child.kill().expect("the child is ours");
+        self.child.wait().expect("the child is ours");
+    }
+
+    /// After [`Self::kill9`], with the data of before.
+    pub fn restart(&mut self) {
+        self.child = spawn(self.dir.path(), self.fsync);
+        self.wait_until_up();
+    }
+
+    /// SIGSTOP: connections stay, answers do not come.
+    pub fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// SIGCONT
+    pub fn cont(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).expect("a pid");
+        kill(Pid::from_raw(pid), signal).expect("the child is ours");
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("redis.sock")
+    }
+
+    fn wait_until_up(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !answers(&self.socket()) {
+            let log = || std::fs::read_to_string(self.dir.path().join("redis.log")).unwrap_or_default();
+            assert!(Instant::now() < deadline, "redis-server does not come up:\n{}", log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn spawn(dir: &Path, fsync: Fsync) -> Child {
+    let fsync = match fsync {
+        Fsync::Always => "always",
+        Fsync::EverySecond => "everysec",
+    };
+    Command::new("redis-server")
+        .args(["--port", "0", "--unixsocket", "redis.sock", "--save", "", "--appendonly", "yes"])
+        .args(["--appendfsync", fsync, "--logfile", "redis.log"])
+        .arg("--dir")
+        .arg(dir)
+        .current_dir(dir)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server is installed")
+}
+
+/// It takes commands: neither starting nor loading.
+fn answers(socket: &Path) -> bool {
+    let ping = || {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.write_all(b"PING\r\n")?;
+        let mut answer = [0; 5];
+        stream.read_exact(&mut answer).map(|()| &answer == b"+PONG")
+    };
+    ping().unwrap_or(false)
+}
