@@ -11,7 +11,7 @@ use crate::{discovery, reading, tasks};
 
 /// An answer other than 2xx.
 #[derive(Debug)]
-pub struct Problem {
+pub(super) struct Problem {
     status: StatusCode,
     detail: String,
     /// Where in the body.
@@ -32,15 +32,15 @@ struct Body<'a> {
 }
 
 impl Problem {
-    pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self { status, detail: detail.into(), place: None, retry_after: false }
     }
 
-    pub fn bad_request(detail: impl Into<String>) -> Self {
+    pub(super) fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    pub fn at(self, line: usize, column: usize) -> Self {
+    pub(super) fn at(self, line: usize, column: usize) -> Self {
         Self { place: Some((line, column)), ..self }
     }
 
@@ -48,7 +48,7 @@ impl Problem {
         Self { retry_after: true, ..Self::new(status, error.to_string()) }
     }
 
-    pub fn not_run_here(pipeline: &str) -> Self {
+    pub(super) fn not_run_here(pipeline: &str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, super::not_run_here(pipeline))
     }
 }
