@@ -149,6 +149,10 @@ fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
         text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
     let lines: Vec<&str> = said.filter(|line| !line.is_empty()).collect();
     let line = lines.join("; ").trim_start_matches("error: ").replace(":; ", ": ");
+    let line = line.replace("invalid digit found in string", "not a whole number");
+    if error.kind() == ErrorKind::ArgumentConflict && line.starts_with("the subcommand") {
+        return format!("{line}; put the options behind the command");
+    }
     match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(arg)) => name_the_variable(line, arg, args),
         _ => line,
@@ -188,7 +192,9 @@ mod tests {
 
     #[test]
     fn a_wrong_command_line_is_one_line() {
-        let cases: [(&[&str], &str); 5] = [
+        let cases: [(&[&str], &str); 7] = [
+            (&["--data-dir", "x", "migrate"], "put the options behind the command"),
+            (&["--pipelines", "all", "--partitions", "four"], "not a whole number"),
             (&["--pipelines", "fnout"], "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks"),
             (&["--pipelnes", "all"], "a similar argument exists: '--pipelines'"),
             (&["--pipelines", "all", "--partitions", "0"], "partitions = 0 (--partitions) must be 1 to 1024"),

@@ -125,7 +125,7 @@ impl Source {
 
 /// Stores a batch and writes its answers.
 async fn store(discovery: &discovery::Handle, lines: &[Line]) -> Result<Vec<u8>, discovery::Error> {
-    let items = lines.iter().map(|line| read(line)).collect();
+    let items = lines.iter().map(read).collect();
     let mut results = http::insert(discovery, items).await?;
     let mut answers = Vec::with_capacity(results.len() * 80);
     for (line, result) in lines.iter().zip(&mut results) {
