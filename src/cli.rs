@@ -1,1 +1,210 @@
-//! Arguments.
+//! Arguments: what the user wants done, or why that cannot be.
+
+pub mod insert;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::{
+    ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
+
+use crate::config::{self, Loaded, Options, Origins, Settings};
+
+/// Exit code for a wrong command line or configuration, and for a server that `insert` cannot reach.
+pub const USAGE: u8 = 2;
+
+const EXAMPLES: &str = "\
+Examples:
+  taskd --pipelines all                       everything in one process, nothing else needed
+  taskd --pipelines tasks --config prod.toml  one part of it, with the backends that the file names
+  taskd insert --queue crawl urls.txt         put in one task per line
+  taskd check-config --config prod.toml       what counts in the end, and where it came from
+
+Each flag is also an environment variable (--http-listen: TASKD_HTTP_LISTEN) and a key of the
+configuration file (http_listen). A flag wins over the environment, the environment over the file.
+taskd.toml in the source documents every key.";
+
+const HINT: &str = "\
+taskd works through an open-ended set of tasks that grows while it is being worked on.
+
+Say what this process should do:
+
+  taskd --pipelines all        everything in one process; try this first
+  taskd --pipelines LIST       some of discovery, fanout, watchdog, tasks
+  taskd --help                 all flags and commands
+";
+
+/// Works through an open-ended set of tasks that grows while it is being worked on
+#[derive(Parser)]
+#[command(name = "taskd", version, after_help = EXAMPLES, max_term_width = 110)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    command: Option<Subcommands>,
+}
+
+#[derive(Subcommand)]
+enum Subcommands {
+    Insert(insert::Insert),
+    Migrate(Migrate),
+    CheckConfig(CheckConfig),
+}
+
+/// Bring the database's schema up to date, and exit
+#[derive(Args)]
+struct Migrate {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Print the configuration that counts in the end as TOML (passwords hidden), with where each value came from
+#[derive(Args)]
+struct CheckConfig {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// What to do.
+pub enum Command {
+    Run(Settings),
+    Migrate(Settings),
+    CheckConfig(Loaded),
+    Insert(insert::Insert),
+}
+
+/// Nothing to do: the user is told why.
+pub enum Refusal {
+    /// `--help`, `--version`.
+    Asked(clap::Error),
+    /// Neither a pipeline nor a command was named.
+    NothingNamed,
+    /// One line.
+    Usage(String),
+}
+
+impl Refusal {
+    /// Tells the user, and answers the exit code.
+    pub fn show(self) -> ExitCode {
+        match self {
+            Self::Asked(text) => {
+                // Whoever closed our stdout has read enough.
+                let _closed = text.print();
+                ExitCode::SUCCESS
+            }
+            Self::NothingNamed => {
+                eprint!("{HINT}");
+                ExitCode::from(USAGE)
+            }
+            Self::Usage(line) => {
+                eprintln!("taskd: {line}");
+                ExitCode::from(USAGE)
+            }
+        }
+    }
+}
+
+impl From<config::Error> for Refusal {
+    fn from(error: config::Error) -> Self {
+        Self::Usage(error.to_string())
+    }
+}
+
+/// Reads the command line, the environment and the configuration file.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusal> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let refuse = |error: clap::Error| match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Refusal::Asked(error),
+        _ => Refusal::Usage(in_one_line(&error, &args)),
+    };
+    let matches = Cli::command().try_get_matches_from(&args).map_err(refuse)?;
+    let cli = Cli::from_arg_matches(&matches).map_err(refuse)?;
+    let given = || Origins::given(innermost(&matches));
+    Ok(match cli.command {
+        Some(Subcommands::Insert(insert)) => Command::Insert(insert),
+        Some(Subcommands::Migrate(Migrate { options })) => Command::Migrate(config::load(options, given())?.settings),
+        Some(Subcommands::CheckConfig(CheckConfig { options })) => {
+            Command::CheckConfig(config::load(options, given())?)
+        }
+        None => {
+            let settings = config::load(cli.options, given())?.settings;
+            if settings.pipelines.is_empty() {
+                return Err(Refusal::NothingNamed);
+            }
+            Command::Run(settings)
+        }
+    })
+}
+
+fn innermost(matches: &ArgMatches) -> &ArgMatches {
+    matches.subcommand().map_or(matches, |(_, inner)| inner)
+}
+
+/// clap's message without its usage, which `--help` shows better; with the variable's name where a value came from one.
+fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
+    let text = error.render().to_string();
+    let said =
+        text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let lines: Vec<&str> = said.filter(|line| !line.is_empty()).collect();
+    let line = lines.join("; ").trim_start_matches("error: ").replace(":; ", ": ");
+    let line = line.replace("invalid digit found in string", "not a whole number");
+    if error.kind() == ErrorKind::ArgumentConflict && line.starts_with("the subcommand") {
+        return format!("{line}; put the options behind the command");
+    }
+    match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(arg)) => name_the_variable(line, arg, args),
+        _ => line,
+    }
+}
+
+fn name_the_variable(line: String, arg: &str, args: &[OsString]) -> String {
+    let flag = arg.split(' ').next().unwrap_or(arg);
+    let given = args.iter().any(|given| given.to_string_lossy().starts_with(flag));
+    let variable = format!("TASKD_{}", flag.trim_start_matches('-').replace('-', "_").to_uppercase());
+    if given || std::env::var_os(&variable).is_none() {
+        return line;
+    }
+    line.replace(&format!("'{arg}'"), &variable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Command, Refusal> {
+        super::parse(std::iter::once("taskd").chain(args.iter().copied()).map(OsString::from))
+    }
+
+    #[test]
+    fn the_commands_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn pipelines_run_and_nothing_is_refused() {
+        assert!(matches!(parse(&["--pipelines", "all"]), Ok(Command::Run(settings)) if settings.pipelines.len() == 4));
+        assert!(matches!(parse(&[]), Err(Refusal::NothingNamed)));
+        assert!(matches!(parse(&["migrate", "--data-dir", "x"]), Ok(Command::Migrate(_))));
+        assert!(matches!(parse(&["--help"]), Err(Refusal::Asked(_))));
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_one_line() {
+        let cases: [(&[&str], &str); 7] = [
+            (&["--data-dir", "x", "migrate"], "put the options behind the command"),
+            (&["--pipelines", "all", "--partitions", "four"], "not a whole number"),
+            (&["--pipelines", "fnout"], "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks"),
+            (&["--pipelnes", "all"], "a similar argument exists: '--pipelines'"),
+            (&["--pipelines", "all", "--partitions", "0"], "partitions = 0 (--partitions) must be 1 to 1024"),
+            (&["--grace-period", "5"], "\"5\" is not a duration"),
+            (&["insrt"], "insrt"),
+        ];
+        for (args, want) in cases {
+            let Err(Refusal::Usage(line)) = parse(args) else { panic!("{args:?} should be refused") };
+            assert!(line.contains(want), "{line:?} should say {want:?}");
+            assert_eq!(line.lines().count(), 1, "{line}");
+        }
+    }
+}

@@ -1,3 +1,52 @@
 //! The binary: arguments, configuration, run; exit codes.
+//!
+//! 0: done. 1: failed, or `insert` had lines rejected. 2: wrong command line or configuration, or no server to insert into.
 
-fn main() {}
+use std::{future::Future, process::ExitCode};
+
+use anyhow::Context;
+use taskd::{
+    app,
+    cli::{self, Command, insert},
+    config::{self, Settings},
+    telemetry::logging,
+};
+
+fn main() -> ExitCode {
+    let command = match cli::parse(std::env::args_os()) {
+        Ok(command) => command,
+        Err(refusal) => return refusal.show(),
+    };
+    match command {
+        Command::Run(settings) => exit(with_logging(&settings).and_then(|()| block_on(app::run(settings))?), 1),
+        Command::Migrate(settings) => exit(with_logging(&settings).and_then(|()| block_on(app::migrate(settings))?), 1),
+        Command::Insert(args) => match block_on(insert::run(args)) {
+            Ok(Ok(summary)) if summary.rejected > 0 => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), cli::USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
+        Command::CheckConfig(loaded) => {
+            print!("{}", config::to_toml(&loaded.settings, &loaded.origins));
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("taskd: {error:#}");
+            ExitCode::from(code_of_failure)
+        }
+    }
+}
+
+fn with_logging(settings: &Settings) -> anyhow::Result<()> {
+    logging::init(&settings.log, settings.log_format)
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    Ok(runtime.context("cannot start the runtime")?.block_on(future))
+}

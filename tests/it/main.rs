@@ -7,4 +7,7 @@ mod support;
 mod architecture;
 mod bus_redis_streams;
 mod embedded;
+mod ingress_cli;
+mod ingress_grpc;
+mod ingress_http;
 mod store_sqlite;

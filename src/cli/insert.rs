@@ -1,0 +1,311 @@
+//! `taskd insert`: a file or stdin, one task a line, over gRPC, several batches at once.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use backon::{ExponentialBuilder, Retryable};
+use bytes::Bytes;
+use clap::{Args, ValueEnum};
+use comfy_table::{Table, presets};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use serde::Serialize;
+use tokio::io::AsyncRead;
+use tokio_util::io::ReaderStream;
+use tonic::{
+    Code, Status,
+    transport::{Channel, Endpoint},
+};
+
+use crate::{
+    ingress::{
+        json,
+        lines::{Line, Lines},
+    },
+    pb::{self, discovery_client::DiscoveryClient},
+};
+
+const READ_BYTES: usize = 256 << 10;
+/// As much as a server takes by default.
+const MAX_LINE_BYTES: usize = 32 << 20;
+/// A server that answers nothing for so long is asked again.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Further ones are only counted.
+const REPORTED: u64 = 100;
+
+type Client = DiscoveryClient<Channel>;
+
+/// Put in one task per line, from a file or stdin
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd insert --queue crawl urls.txt                   each line is a key
+  zcat tasks.ndjson.gz | taskd insert -                 each line is a task:
+                                                        {\"queue\": \"crawl\", \"key\": \"https://…\", \"payload\": {…}}
+  taskd insert --queue crawl --json urls.txt | jq .created
+
+A line that is wrong is reported and the others go on. Inserting the same file twice makes no task twice.
+Exit code: 0 when nothing was rejected, 1 when lines were, 2 when the server cannot be reached.")]
+pub struct Insert {
+    /// Lines to put in; - is stdin
+    #[arg(value_name = "FILE", default_value = "-")]
+    file: PathBuf,
+
+    /// Queue of the tasks whose line names none
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+
+    /// Where taskd listens for gRPC
+    #[arg(long, env = "TASKD_GRPC_URL", hide_env = true, value_name = "URL", default_value = "http://127.0.0.1:7601")]
+    grpc: String,
+
+    /// ndjson: a task in JSON per line; keys: a key per line; auto: as the first line looks
+    #[arg(long, value_enum, default_value_t = Format::Auto, hide_possible_values = true)]
+    format: Format,
+
+    /// How many distinct workers must complete each task whose line does not say
+    #[arg(long, value_name = "N")]
+    replicas: Option<u32>,
+
+    /// Tasks in one request
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    batch: u16,
+
+    /// Requests on their way at a time
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    in_flight: u16,
+
+    /// Print the summary as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Format {
+    Auto,
+    Ndjson,
+    Keys,
+}
+
+/// What became of the lines.
+#[derive(Debug, Default, Serialize)]
+pub struct Summary {
+    pub lines: u64,
+    pub created: u64,
+    pub duplicate: u64,
+    pub rejected: u64,
+    pub seconds: f64,
+    pub lines_per_second: f64,
+}
+
+/// A batch that was answered.
+struct Answered {
+    created: u64,
+    duplicate: u64,
+    /// Lines and what is wrong with them.
+    rejected: Vec<(u64, String)>,
+}
+
+/// Puts all lines in and prints the summary. `Err`: the input cannot be read or the server not be reached; what was stored until
+/// then has been printed.
+pub async fn run(args: Insert) -> anyhow::Result<Summary> {
+    let client = connect(&args.grpc).await?;
+    let (input, size) = open(&args.file).await?;
+    let bar = progress_bar(size);
+    let started = Instant::now();
+    let mut summary = Summary::default();
+    let sent = send_all(&args, client, input, &bar, &mut summary).await;
+    bar.finish_and_clear();
+    summary.seconds = started.elapsed().as_secs_f64();
+    summary.lines_per_second = summary.lines as f64 / summary.seconds.max(0.001);
+    if sent.is_ok() || summary.lines > 0 {
+        println!("{}", if args.json { serde_json::to_string(&summary)? } else { table(&summary) });
+    }
+    sent.map(|()| summary)
+}
+
+async fn connect(url: &str) -> anyhow::Result<Client> {
+    let endpoint = Endpoint::from_shared(url.to_owned())
+        .map_err(|_| anyhow::anyhow!("--grpc {url:?} is not a URL; write http://host:7601"))?
+        .connect_timeout(Duration::from_secs(5))
+        .timeout(ANSWER_TIMEOUT)
+        .tcp_nodelay(true);
+    let channel = endpoint.connect().await.map_err(|error| {
+        let cause = anyhow::Error::from(error).root_cause().to_string();
+        anyhow::anyhow!("cannot reach taskd at {url}: {cause}; is it running there? --grpc names another place")
+    })?;
+    Ok(DiscoveryClient::new(channel))
+}
+
+/// The input, and how long it is where that is known.
+async fn open(path: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Send + Unpin>, Option<u64>)> {
+    if path == Path::new("-") {
+        return Ok((Box::new(tokio::io::stdin()), None));
+    }
+    let unreadable = || format!("cannot read {}", path.display());
+    let file = tokio::fs::File::open(path).await.with_context(unreadable)?;
+    let metadata = file.metadata().await.with_context(unreadable)?;
+    if metadata.is_dir() {
+        bail!("cannot read {}: it is a folder", path.display());
+    }
+    Ok((Box::new(file), metadata.is_file().then_some(metadata.len())))
+}
+
+/// Draws nothing where stderr is not a terminal.
+fn progress_bar(size: Option<u64>) -> ProgressBar {
+    let (bar, template) = match size {
+        Some(size) => (ProgressBar::new(size), "{bar:30} {bytes}/{total_bytes}  {msg}  {eta} left"),
+        None => (ProgressBar::new_spinner(), "{spinner} {bytes}  {msg}"),
+    };
+    bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+async fn send_all(
+    args: &Insert,
+    client: Client,
+    input: impl AsyncRead + Unpin,
+    bar: &ProgressBar,
+    summary: &mut Summary,
+) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let chunks = ReaderStream::with_capacity(input, READ_BYTES).inspect_ok(|chunk| bar.inc(chunk.len() as u64));
+    let batches = batches(args, Lines::new(chunks, MAX_LINE_BYTES));
+    let answers = batches.map(|batch| send(client.clone(), args, batch)).buffer_unordered(args.in_flight.into());
+    let mut answers = std::pin::pin!(answers);
+    while let Some(answered) = answers.next().await {
+        let answered = answered?;
+        report(&answered.rejected, summary.rejected, bar);
+        summary.created += answered.created;
+        summary.duplicate += answered.duplicate;
+        summary.rejected += answered.rejected.len() as u64;
+        summary.lines = summary.created + summary.duplicate + summary.rejected;
+        let per_second = summary.lines as f64 / started.elapsed().as_secs_f64().max(0.001);
+        bar.set_message(format!("{} lines, {}/s", HumanCount(summary.lines), HumanCount(per_second as u64)));
+    }
+    Ok(())
+}
+
+/// Batches of lines, with the format that the first line shows where none was given.
+fn batches<S>(args: &Insert, lines: Lines<S, std::io::Error>) -> impl Stream<Item = anyhow::Result<(Format, Vec<Line>)>>
+where
+    S: Stream<Item = std::io::Result<Bytes>> + Unpin,
+{
+    let (size, format) = (usize::from(args.batch), args.format);
+    stream::try_unfold((lines, format), move |(mut lines, format)| async move {
+        let batch = lines.next_batch(size).await.context("cannot read the input")?;
+        let Some(first) = batch.first() else { return Ok(None) };
+        let format = if format == Format::Auto { format_of(first) } else { format };
+        Ok(Some(((format, batch), (lines, format))))
+    })
+}
+
+fn format_of(line: &Line) -> Format {
+    let text = line.text.as_deref().unwrap_or_default();
+    if text.trim_ascii_start().starts_with(b"{") { Format::Ndjson } else { Format::Keys }
+}
+
+/// Sends a batch until it is answered, for about two minutes.
+async fn send(client: Client, args: &Insert, batch: anyhow::Result<(Format, Vec<Line>)>) -> anyhow::Result<Answered> {
+    let (format, lines) = batch?;
+    if format == Format::Keys && args.queue.is_none() {
+        bail!("lines that are keys need --queue NAME");
+    }
+    let mut answered = Answered { created: 0, duplicate: 0, rejected: Vec::new() };
+    let (mut tasks, mut numbers) = (Vec::with_capacity(lines.len()), Vec::with_capacity(lines.len()));
+    for line in lines {
+        match task(args, format, &line) {
+            Ok(task) => {
+                tasks.push(task);
+                numbers.push(line.number);
+            }
+            Err(why) => answered.rejected.push((line.number, why)),
+        }
+    }
+    if tasks.is_empty() {
+        return Ok(answered);
+    }
+    // Sending again is safe, also when the answer was lost: what is stored already is a duplicate.
+    let waits = ExponentialBuilder::default()
+        .with_jitter()
+        .with_min_delay(Duration::from_millis(50))
+        .with_max_delay(Duration::from_secs(2))
+        .with_max_times(65);
+    let request = pb::InsertTasksRequest { tasks };
+    let call = || async { client.clone().insert_tasks(request.clone()).await };
+    let response = call.retry(waits).when(is_transient).await.map_err(|status| {
+        anyhow::anyhow!("taskd at {} did not take the lines from {}: {}", args.grpc, numbers[0], status.message())
+    })?;
+    answered.count(&numbers, response.into_inner().results);
+    Ok(answered)
+}
+
+impl Answered {
+    fn count(&mut self, numbers: &[u64], results: Vec<pb::InsertResult>) {
+        for (number, result) in numbers.iter().zip(results) {
+            match result.status() {
+                pb::InsertStatus::Created => self.created += 1,
+                pb::InsertStatus::Duplicate => self.duplicate += 1,
+                pb::InsertStatus::Rejected | pb::InsertStatus::Unspecified => {
+                    self.rejected.push((*number, result.error));
+                }
+            }
+        }
+    }
+}
+
+fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, String> {
+    let text = line.text.as_ref().map_err(ToString::to_string)?;
+    let mut task = match format {
+        Format::Keys => pb::NewTask { key: text.clone(), ..Default::default() },
+        Format::Ndjson | Format::Auto => json::new_task(text)?,
+    };
+    if task.queue.is_empty() {
+        task.queue = args.queue.clone().unwrap_or_default();
+    }
+    task.replicas = task.replicas.or(args.replicas);
+    Ok(task)
+}
+
+/// May go through later: the server is busy or away. A connection that breaks shows as one of several codes.
+fn is_transient(status: &Status) -> bool {
+    !matches!(
+        status.code(),
+        Code::InvalidArgument
+            | Code::Unimplemented
+            | Code::OutOfRange
+            | Code::NotFound
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+    )
+}
+
+fn report(rejected: &[(u64, String)], before: u64, bar: &ProgressBar) {
+    for (place, (number, why)) in (before..).zip(rejected) {
+        match place {
+            ..REPORTED => bar.suspend(|| eprintln!("line {number}: {why}")),
+            REPORTED => bar.suspend(|| eprintln!("further rejected lines are only counted")),
+            _ => return,
+        }
+    }
+}
+
+fn table(summary: &Summary) -> String {
+    let rows = [
+        ("created", HumanCount(summary.created)),
+        ("duplicate", HumanCount(summary.duplicate)),
+        ("rejected", HumanCount(summary.rejected)),
+        ("lines/s", HumanCount(summary.lines_per_second as u64)),
+    ];
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    for (name, count) in rows {
+        table.add_row([name.to_owned(), count.to_string()]);
+    }
+    if let Some(counts) = table.column_mut(1) {
+        counts.set_cell_alignment(comfy_table::CellAlignment::Right);
+    }
+    table.to_string()
+}

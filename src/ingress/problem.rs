@@ -1,0 +1,98 @@
+//! RFC 9457 problem details: every error of the HTTP API as a whole.
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+
+use crate::{discovery, reading, tasks};
+
+/// An answer other than 2xx.
+#[derive(Debug)]
+pub(super) struct Problem {
+    status: StatusCode,
+    detail: String,
+    /// Where in the body.
+    place: Option<(usize, usize)>,
+    retry_after: bool,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    r#type: &'static str,
+    title: &'static str,
+    status: u16,
+    detail: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    column: Option<usize>,
+}
+
+impl Problem {
+    pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, detail: detail.into(), place: None, retry_after: false }
+    }
+
+    pub(super) fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    pub(super) fn at(self, line: usize, column: usize) -> Self {
+        Self { place: Some((line, column)), ..self }
+    }
+
+    fn later(status: StatusCode, error: impl ToString) -> Self {
+        Self { retry_after: true, ..Self::new(status, error.to_string()) }
+    }
+
+    pub(super) fn not_run_here(pipeline: &str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, super::not_run_here(pipeline))
+    }
+}
+
+impl From<discovery::Error> for Problem {
+    fn from(error: discovery::Error) -> Self {
+        match error {
+            discovery::Error::Busy(_) => Self::later(StatusCode::TOO_MANY_REQUESTS, error),
+            discovery::Error::Unavailable(_) => Self::later(StatusCode::SERVICE_UNAVAILABLE, error),
+        }
+    }
+}
+
+impl From<tasks::Error> for Problem {
+    fn from(error: tasks::Error) -> Self {
+        match error {
+            tasks::Error::Invalid(_) => Self::bad_request(error.to_string()),
+            tasks::Error::Unavailable(_) => Self::later(StatusCode::SERVICE_UNAVAILABLE, error),
+        }
+    }
+}
+
+impl From<reading::Unavailable> for Problem {
+    fn from(error: reading::Unavailable) -> Self {
+        Self::later(StatusCode::SERVICE_UNAVAILABLE, error)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let body = Body {
+            r#type: "about:blank",
+            title: self.status.canonical_reason().unwrap_or("Error"),
+            status: self.status.as_u16(),
+            detail: &self.detail,
+            line: self.place.map(|(line, _)| line),
+            column: self.place.map(|(_, column)| column),
+        };
+        let mut response = (self.status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}

@@ -1,0 +1,104 @@
+//! The binary as a user meets it: exit codes, one line per error, and a configuration that says where it came from.
+
+use std::process::{Command, Output};
+
+fn taskd(args: &[&str], env: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+    // Whoever runs the tests may have settings of their own.
+    let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
+    command.env_clear().envs(own).envs(env.iter().copied()).args(args).output().unwrap()
+}
+
+/// Exit code, stdout, stderr.
+fn run(args: &[&str], env: &[(&str, &str)]) -> (i32, String, String) {
+    let output = taskd(args, env);
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn file(text: &str) -> (tempfile::TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("taskd.toml");
+    std::fs::write(&path, text).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (dir, path)
+}
+
+#[test]
+fn nothing_named_is_answered_with_what_to_try() {
+    let (code, stdout, stderr) = run(&[], &[]);
+    assert_eq!((code, stdout.as_str()), (2, ""));
+    assert!(stderr.contains("taskd --pipelines all"), "{stderr}");
+}
+
+#[test]
+fn help_teaches_and_version_answers() {
+    let (code, stdout, _) = run(&["--help"], &[]);
+    assert_eq!(code, 0);
+    for wanted in ["taskd --pipelines all", "insert", "check-config", "Backends:", "--redis-url", "TASKD_HTTP_LISTEN"] {
+        assert!(stdout.contains(wanted), "{wanted} is not in\n{stdout}");
+    }
+    let (code, stdout, _) = run(&["--version"], &[]);
+    assert_eq!((code, stdout.trim()), (0, concat!("taskd ", env!("CARGO_PKG_VERSION"))));
+}
+
+#[test]
+fn a_wrong_configuration_is_one_line_and_exit_code_2() {
+    let (_dir, path) = file("pipelines = \"all\"\npartitons = 3\n");
+    let unknown_key = format!("taskd: {path}:2: unknown key \"partitons\"; expected pipelines, data_dir, ");
+    type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
+    let cases: [Case<'_>; 5] = [
+        (
+            &["--pipelines", "fnout"],
+            &[],
+            "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks",
+        ),
+        (&["--pipelines", "all"], &[("TASKD_PARTITIONS", "x")], "taskd: invalid value 'x' for TASKD_PARTITIONS: "),
+        (
+            &["--pipelines", "all"],
+            &[("TASKD_PARTITIONS", "0")],
+            "taskd: partitions = 0 (TASKD_PARTITIONS) must be 1 to 1024",
+        ),
+        (&["--config", &path], &[], &unknown_key),
+        (&["check-config", "--config", "/no/such"], &[], "taskd: cannot read the configuration file /no/such: "),
+    ];
+    for (args, env, want) in cases {
+        let (code, stdout, stderr) = run(args, env);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{args:?}");
+        assert!(stderr.contains(want), "{stderr:?} should say {want:?}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+}
+
+#[test]
+fn check_config_shows_what_counts_and_where_it_came_from() {
+    let (_dir, path) = file(
+        "partitions = 8\nmax_items = 10\nmax_replicas = 20\ndatabase_url = \"mysql://u:secret@db/taskd\"\n[queues.crawl]\nreplicas = 3\n",
+    );
+    let env = [("TASKD_CONFIG", path.as_str()), ("TASKD_MAX_ITEMS", "11"), ("TASKD_PARTITIONS", "9")];
+    let (code, stdout, stderr) = run(&["check-config", "--partitions", "16"], &env);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let wanted = [
+        "partitions = 16 # --partitions\n".to_owned(),
+        "max_items = 11 # TASKD_MAX_ITEMS\n".to_owned(),
+        format!("max_replicas = 20 # {path}:3\n"),
+        format!("database_url = \"mysql://u:***@db/taskd\" # {path}:4\n"),
+        format!("replicas = 3 # {path}:6\n"),
+        "http_listen = \"127.0.0.1:7600\"\n".to_owned(),
+    ];
+    for line in wanted {
+        assert!(stdout.contains(&line), "{line} is not in\n{stdout}");
+    }
+    assert!(!stdout.contains("secret"));
+    toml::from_str::<toml::Table>(&stdout).unwrap();
+}
+
+#[test]
+fn insert_without_a_server_says_so_with_exit_code_2() {
+    let (_dir, path) = file("https://example.org/\n");
+    // Port 1 is reserved and never served.
+    let (code, _, stderr) = run(&["insert", "--queue", "q", "--grpc", "http://127.0.0.1:1", &path], &[]);
+    assert_eq!(code, 2);
+    assert!(stderr.starts_with("taskd: cannot reach taskd at http://127.0.0.1:1: "), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}

@@ -1,0 +1,60 @@
+//! The gRPC API over a real socket, as far as it answers by itself.
+
+use std::time::Duration;
+
+use taskd::{
+    ingress::{self, State},
+    pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
+};
+use tokio::task::JoinHandle;
+use tonic::{Code, transport::Channel};
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+
+use crate::ingress_http::idle_state;
+
+async fn start(state: State) -> (Channel, JoinHandle<anyhow::Result<()>>) {
+    let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "grpc").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = tokio::spawn(ingress::grpc::serve(listener, state));
+    (Channel::from_shared(url).unwrap().connect().await.unwrap(), server)
+}
+
+#[tokio::test]
+async fn a_process_without_the_pipeline_says_so_and_is_not_healthy_for_it() {
+    let (channel, _server) = start(idle_state(|_| {})).await;
+    let tasks = vec![pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() }];
+    let mut client = DiscoveryClient::new(channel.clone());
+    let status = client.insert_tasks(pb::InsertTasksRequest { tasks }).await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Unavailable, "this process does not run the pipeline discovery")
+    );
+    let status = TasksClient::new(channel.clone()).get_tasks(pb::GetTasksRequest::default()).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "this process does not run the pipeline tasks"));
+
+    let mut health = HealthClient::new(channel);
+    for (service, want) in [("", ServingStatus::Serving), ("taskd.v1.Tasks", ServingStatus::NotServing)] {
+        let answer = health.check(HealthCheckRequest { service: service.into() }).await.unwrap();
+        assert_eq!(answer.into_inner().status(), want, "{service:?}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_requests_are_invalid_arguments() {
+    let (channel, _server) = start(idle_state(|settings| settings.discovery.buffer = 1)).await;
+    let mut client = DiscoveryClient::new(channel);
+    let status = client.get_task(pb::GetTaskRequest { id: "42".into() }).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().starts_with("\"42\" is not a task id"), "{}", status.message());
+    let tasks = vec![pb::NewTask::default(); 2];
+    let status = client.insert_tasks(pb::InsertTasksRequest { tasks }).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_stop_ends_the_server_by_itself() {
+    let state = idle_state(|_| {});
+    let (_channel, server) = start(state.clone()).await;
+    state.stop.cancel();
+    tokio::time::timeout(Duration::from_secs(5), server).await.expect("the server ends by itself").unwrap().unwrap();
+}
