@@ -1,7 +1,5 @@
 //! The store's contract on a MySQL or MariaDB server, and what only a server can do.
 
-use std::sync::Arc;
-
 use futures::future::join_all;
 use taskd::{model::StoredStatus::Completed, store::mysql::MysqlStore};
 

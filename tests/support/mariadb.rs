@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::store_contract::Database;
 
-pub struct MysqlDatabase {
+pub(crate) struct MysqlDatabase {
     server: String,
     name: String,
 }
@@ -32,7 +32,7 @@ fn start_mariadb() -> String {
 }
 
 impl MysqlDatabase {
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         let mut url = url::Url::parse(&self.server).unwrap();
         url.set_path(&self.name);
         url.into()
@@ -45,7 +45,7 @@ impl MysqlDatabase {
     }
 
     /// Cuts all connections to this database.
-    pub async fn kill_connections(&self) {
+    pub(crate) async fn kill_connections(&self) {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
         let ids: Vec<i64> =
             sqlx::query_scalar("SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = ?")

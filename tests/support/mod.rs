@@ -1,7 +1,7 @@
 //! What the test targets share.
 #![allow(dead_code, unused_macros, unused_imports, reason = "no target uses all of it")]
 
-pub mod mariadb;
-pub mod sqlite;
+pub(crate) mod mariadb;
+pub(crate) mod sqlite;
 #[macro_use]
-pub mod store_contract;
+pub(crate) mod store_contract;
