@@ -1,6 +1,6 @@
 //! A database of one test on a MySQL or MariaDB server: the one at `TASKD_TEST_MYSQL_URL`, or one of our own that stays running.
 
-use std::{env, process::Command, sync::Arc};
+use std::{env, process::Command, sync::Arc, time::Duration};
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use taskd::store::{Store, mysql::MysqlStore};
@@ -42,6 +42,22 @@ impl MysqlDatabase {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
         connection.close().await.unwrap();
+    }
+
+    /// Until somebody waits for a lock in this database.
+    pub(crate) async fn wait_for_lock_wait(&self) {
+        let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
+        let waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx JOIN information_schema.processlist \
+                       ON id = trx_mysql_thread_id WHERE trx_state = 'LOCK WAIT' AND db = ?";
+        for _ in 0..50 {
+            let waiting: i64 = sqlx::query_scalar(waiting).bind(&self.name).fetch_one(&mut connection).await.unwrap();
+            if waiting > 0 {
+                return;
+            }
+            // The server shows a copy of its state, made only when nobody has looked for a tenth of a second.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        panic!("nobody waits for a lock");
     }
 
     /// Cuts all connections to this database.
