@@ -3,7 +3,7 @@
 use std::{str::FromStr, time::Duration};
 
 use sqlx::{
-    ConnectOptions, Executor, MySql, MySqlConnection,
+    ConnectOptions, Connection, Executor, MySql, MySqlConnection,
     mysql::{MySqlConnectOptions, MySqlPoolOptions},
 };
 
@@ -20,18 +20,29 @@ const CONNECTIONS: u32 = 16;
 /// More than the shapes of all statements.
 const PREPARED: usize = 256;
 
+/// Two statements, since MySQL and MariaDB give the variable of the first one different names.
+///
 /// READ COMMITTED: a row that was waited for is then seen, and no gaps are locked between other people's keys.
 /// Strict: what does not fit is an error, not cut off. A lock that is held for long is a reason to start again.
-const SESSION: &str = "SET SESSION \
-    transaction_isolation = 'READ-COMMITTED', \
-    sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
-    innodb_lock_wait_timeout = 10";
+const SESSION: &str = "\
+    SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+    SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
+                innodb_lock_wait_timeout = 10";
+
+/// How long a process that starts waits while another one migrates.
+const MIGRATION_LOCK: &str = "SELECT GET_LOCK(CONCAT('taskd.', MD5(DATABASE())), 60) = 1";
 
 impl MysqlStore {
     /// Connects to `mysql://user:password@host:port/database` and migrates it.
     pub async fn connect(url: &str) -> Result<Self> {
         let options =
             MySqlConnectOptions::from_str(url)?.statement_cache_capacity(PREPARED).disable_statement_logging();
+        // sqlx takes a lock of its own, but without a time limit, which MariaDB refuses and sqlx does not notice.
+        let mut lock = options.connect().await?;
+        let locked: Option<bool> = sqlx::query_scalar(MIGRATION_LOCK).fetch_one(&mut lock).await?;
+        if locked != Some(true) {
+            return Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into());
+        }
         let pool = MySqlPoolOptions::new()
             .max_connections(CONNECTIONS)
             .acquire_timeout(PATIENCE)
@@ -43,7 +54,9 @@ impl MysqlStore {
             })
             .connect_with(options)
             .await?;
-        Self::migrate(sqlx::migrate!("migrations/mysql"), pool.clone(), pool).await
+        let store = Self::migrate(sqlx::migrate!("migrations/mysql"), pool.clone(), pool).await?;
+        lock.close().await?; // which gives the lock back
+        Ok(store)
     }
 }
 

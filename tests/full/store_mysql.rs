@@ -1,9 +1,11 @@
 //! The store's contract on a MySQL or MariaDB server, and what only a server can do.
 
-use std::sync::Arc;
-
 use futures::future::join_all;
-use taskd::{model::StoredStatus::Completed, store::mysql::MysqlStore};
+use sqlx::{Connection, MySqlConnection};
+use taskd::{
+    model::StoredStatus::{Completed, Unfinished},
+    store::mysql::MysqlStore,
+};
 
 use crate::support::{
     mariadb::MysqlDatabase,
@@ -22,6 +24,32 @@ async fn a_call_survives_the_loss_of_all_connections() {
     insert_new(&*store, &batch).await;
     store.settle(batch.iter().map(|row| completed(row, "w")).collect()).await.unwrap();
     assert_eq!(counts(&*store).await, [count("q", Completed, 10)]);
+    database.remove().await;
+}
+
+#[tokio::test]
+async fn the_loser_of_a_deadlock_tries_again() {
+    let database = MysqlDatabase::create().await;
+    let store = database.open().await;
+    let batch = rows("q", 20);
+    insert_new(&*store, &batch).await;
+    let [first, last] = [&batch[0], &batch[19]].map(|row| row.task.id.as_bytes().to_vec());
+
+    // A rival with more to lose takes the last row, so that the report of both waits with the first one locked.
+    let mut rival = MySqlConnection::connect(&database.url()).await.unwrap();
+    let mut rival = rival.begin().await.unwrap();
+    let others = "UPDATE tasks SET attempts = attempts + 1 WHERE id > ? AND id <= ?";
+    sqlx::query(others).bind(&first).bind(&last).execute(&mut *rival).await.unwrap();
+    let reports = vec![completed(&batch[0], "w"), completed(&batch[19], "w")];
+    let settling = tokio::spawn(async move { (store.settle(reports).await, store) });
+    database.wait_for_lock_wait().await;
+    // Now each waits for the other, and the server ends the smaller transaction.
+    sqlx::query("UPDATE tasks SET attempts = 0 WHERE id = ?").bind(&first).execute(&mut *rival).await.unwrap();
+    rival.commit().await.unwrap();
+
+    let (settled, store) = settling.await.unwrap();
+    assert!(settled.unwrap().iter().all(|settled| settled.status == Some(Completed)));
+    assert_eq!(counts(&*store).await, [count("q", Unfinished, 18), count("q", Completed, 2)]);
     database.remove().await;
 }
 

@@ -1,6 +1,6 @@
 //! A database of one test on a MySQL or MariaDB server: the one at `TASKD_TEST_MYSQL_URL`, or one of our own that stays running.
 
-use std::{env, process::Command, sync::Arc};
+use std::{env, process::Command, sync::Arc, time::Duration};
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use taskd::store::{Store, mysql::MysqlStore};
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::store_contract::Database;
 
-pub struct MysqlDatabase {
+pub(crate) struct MysqlDatabase {
     server: String,
     name: String,
 }
@@ -32,7 +32,7 @@ fn start_mariadb() -> String {
 }
 
 impl MysqlDatabase {
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         let mut url = url::Url::parse(&self.server).unwrap();
         url.set_path(&self.name);
         url.into()
@@ -44,8 +44,24 @@ impl MysqlDatabase {
         connection.close().await.unwrap();
     }
 
+    /// Until somebody waits for a lock in this database.
+    pub(crate) async fn wait_for_lock_wait(&self) {
+        let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
+        let waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx JOIN information_schema.processlist \
+                       ON id = trx_mysql_thread_id WHERE trx_state = 'LOCK WAIT' AND db = ?";
+        for _ in 0..50 {
+            let waiting: i64 = sqlx::query_scalar(waiting).bind(&self.name).fetch_one(&mut connection).await.unwrap();
+            if waiting > 0 {
+                return;
+            }
+            // The server shows a copy of its state, made only when nobody has looked for a tenth of a second.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        panic!("nobody waits for a lock");
+    }
+
     /// Cuts all connections to this database.
-    pub async fn kill_connections(&self) {
+    pub(crate) async fn kill_connections(&self) {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
         let ids: Vec<i64> =
             sqlx::query_scalar("SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = ?")

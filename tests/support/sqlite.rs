@@ -8,10 +8,10 @@ use tempfile::TempDir;
 
 use super::store_contract::Database;
 
-pub struct SqliteFile(TempDir);
+pub(crate) struct SqliteFile(TempDir);
 
 impl SqliteFile {
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.0.path().join("taskd.db")
     }
 }

@@ -17,7 +17,7 @@ use StoredStatus::{Completed, Dead, Unfinished};
 use Unpublished::{Fresh, Missing, Parked, Scheduled};
 
 /// A database of one test.
-pub trait Database: Sized {
+pub(crate) trait Database: Sized {
     fn create() -> impl Future<Output = Self>;
     /// A new process's view of it.
     fn open(&self) -> impl Future<Output = Arc<dyn Store>>;
@@ -114,7 +114,7 @@ fn replicated(key: &str, replicas: u32) -> NewRow {
 }
 
 /// So many rows of one queue.
-pub fn rows(queue: &str, count: usize) -> Vec<NewRow> {
+pub(crate) fn rows(queue: &str, count: usize) -> Vec<NewRow> {
     (0..count).map(|i| row(queue, format!("key {i}"))).collect()
 }
 
@@ -122,7 +122,7 @@ fn ids(rows: &[NewRow]) -> Vec<TaskId> {
     rows.iter().map(|row| row.task.id).collect()
 }
 
-pub fn completed(row: &NewRow, worker: &str) -> Settlement {
+pub(crate) fn completed(row: &NewRow, worker: &str) -> Settlement {
     discovering(row, worker, vec![])
 }
 
@@ -156,7 +156,7 @@ fn result_of(worker: &str, surplus: bool) -> ResultRow {
 }
 
 /// As it is seen when nothing has happened yet.
-pub fn detail(row: &NewRow) -> TaskDetail {
+pub(crate) fn detail(row: &NewRow) -> TaskDetail {
     TaskDetail {
         task: row.task.clone(),
         status: Unfinished,
@@ -168,7 +168,7 @@ pub fn detail(row: &NewRow) -> TaskDetail {
     }
 }
 
-pub fn detail_completed(row: &NewRow) -> TaskDetail {
+pub(crate) fn detail_completed(row: &NewRow) -> TaskDetail {
     TaskDetail {
         status: Completed,
         completed: row.task.replicas,
@@ -194,22 +194,22 @@ fn in_outbox(row: &NewRow, unpublished: Unpublished) -> OutboxRow {
     OutboxRow { task: row.task.clone(), unpublished }
 }
 
-pub fn count(queue_name: &str, status: StoredStatus, count: u64) -> QueueCount {
+pub(crate) fn count(queue_name: &str, status: StoredStatus, count: u64) -> QueueCount {
     QueueCount { queue: queue(queue_name), status, count }
 }
 
-pub async fn counts(store: &dyn Store) -> Vec<QueueCount> {
+pub(crate) async fn counts(store: &dyn Store) -> Vec<QueueCount> {
     let mut counts = store.counts().await.unwrap();
     counts.retain(|count| count.count > 0);
     counts.sort_by_key(|count| (count.queue.clone(), count.status));
     counts
 }
 
-pub async fn insert_new(store: &dyn Store, rows: &[NewRow]) {
+pub(crate) async fn insert_new(store: &dyn Store, rows: &[NewRow]) {
     assert_eq!(store.insert(rows).await.unwrap(), vec![New; rows.len()]);
 }
 
-pub async fn detail_of(store: &dyn Store, row: &NewRow) -> TaskDetail {
+pub(crate) async fn detail_of(store: &dyn Store, row: &NewRow) -> TaskDetail {
     store.task(row.task.id).await.unwrap().unwrap()
 }
 
@@ -236,7 +236,7 @@ async fn published(store: &dyn Store) -> Vec<PublishedTask> {
     store.published("g", None, 10_000).await.unwrap()
 }
 
-pub async fn a_task_comes_back_as_it_was_stored(db: &impl Database) {
+pub(crate) async fn a_task_comes_back_as_it_was_stored(db: &impl Database) {
     let store = db.open().await;
     let every_byte: Vec<u8> = (0..=255).cycle().take(4096).collect();
     let odd = TaskRow {
@@ -261,7 +261,7 @@ pub async fn a_task_comes_back_as_it_was_stored(db: &impl Database) {
     assert_eq!(outbox(&*store).await, rows.each_ref().map(|row| in_outbox(row, Fresh)));
 }
 
-pub async fn a_key_is_new_once(db: &impl Database) {
+pub(crate) async fn a_key_is_new_once(db: &impl Database) {
     let store = db.open().await;
     let first = row("q", "k");
     insert_new(&*store, std::slice::from_ref(&first)).await;
@@ -280,7 +280,7 @@ pub async fn a_key_is_new_once(db: &impl Database) {
     assert_eq!(counts(&*store).await, [count("q", Completed, 1), count("q", Dead, 1)]);
 }
 
-pub async fn keys_and_queues_are_compared_bytewise(db: &impl Database) {
+pub(crate) async fn keys_and_queues_are_compared_bytewise(db: &impl Database) {
     let store = db.open().await;
     let keys = ["/A", "/a", "/a ", "/a  ", "/a\0", "/\u{e4}", "/a\u{308}", "/ss", "/\u{df}"];
     let in_q = keys.map(|key| row("q", key));
@@ -295,7 +295,7 @@ pub async fn keys_and_queues_are_compared_bytewise(db: &impl Database) {
     assert_eq!(counts(&*store).await, expected);
 }
 
-pub async fn a_repeated_insert_changes_nothing(db: &impl Database) {
+pub(crate) async fn a_repeated_insert_changes_nothing(db: &impl Database) {
     let store = db.open().await;
     let batch = rows("q", 3);
     insert_new(&*store, &batch).await;
@@ -314,7 +314,7 @@ pub async fn a_repeated_insert_changes_nothing(db: &impl Database) {
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 3), count("q", Completed, 1)]);
 }
 
-pub async fn answers_come_in_the_order_of_the_rows(db: &impl Database) {
+pub(crate) async fn answers_come_in_the_order_of_the_rows(db: &impl Database) {
     let store = db.open().await;
     assert_eq!(store.insert(&[]).await.unwrap(), []);
 
@@ -329,7 +329,7 @@ pub async fn answers_come_in_the_order_of_the_rows(db: &impl Database) {
     assert_eq!(stored, ids(&batch[..1000]));
 }
 
-pub async fn large_rows_fit(db: &impl Database) {
+pub(crate) async fn large_rows_fit(db: &impl Database) {
     let store = db.open().await;
     // More in all than a server takes in one packet.
     let payload = Bytes::from(vec![0xa5; 1 << 20]);
@@ -350,7 +350,7 @@ pub async fn large_rows_fit(db: &impl Database) {
     assert_eq!(store.results(batch[19].task.id).await.unwrap()[0].result, payload);
 }
 
-pub async fn a_report_is_settled_once(db: &impl Database) {
+pub(crate) async fn a_report_is_settled_once(db: &impl Database) {
     let store = db.open().await;
     let row = replicated("k", 3);
     insert_new(&*store, std::slice::from_ref(&row)).await;
@@ -367,7 +367,7 @@ pub async fn a_report_is_settled_once(db: &impl Database) {
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)], "a repeated report discovers nothing");
 }
 
-pub async fn num_workers_complete_a_task_and_the_rest_is_surplus(db: &impl Database) {
+pub(crate) async fn num_workers_complete_a_task_and_the_rest_is_surplus(db: &impl Database) {
     let store = db.open().await;
     let row = replicated("k", 3);
     insert_new(&*store, std::slice::from_ref(&row)).await;
@@ -389,7 +389,7 @@ pub async fn num_workers_complete_a_task_and_the_rest_is_surplus(db: &impl Datab
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1), count("q", Completed, 1)]);
 }
 
-pub async fn the_first_final_status_stays(db: &impl Database) {
+pub(crate) async fn the_first_final_status_stays(db: &impl Database) {
     let store = db.open().await;
     let [early, late, both] = ["early", "late", "both"].map(|key| row("q", key));
     insert_new(&*store, &[early.clone(), late.clone(), both.clone()]).await;
@@ -418,7 +418,7 @@ pub async fn the_first_final_status_stays(db: &impl Database) {
     assert_eq!(counts(&*store).await, expected);
 }
 
-pub async fn workers_are_compared_bytewise(db: &impl Database) {
+pub(crate) async fn workers_are_compared_bytewise(db: &impl Database) {
     let store = db.open().await;
     let workers = ["w", "W", "w ", "\u{fc}", "u\u{308}", &"w".repeat(128)];
     let row = replicated("k", 6);
@@ -429,7 +429,7 @@ pub async fn workers_are_compared_bytewise(db: &impl Database) {
     assert_eq!(answers, expected);
 }
 
-pub async fn discoveries_are_stored_with_their_report(db: &impl Database) {
+pub(crate) async fn discoveries_are_stored_with_their_report(db: &impl Database) {
     let store = db.open().await;
     let [parent, known] = ["parent", "known"].map(|key| row("q", key));
     insert_new(&*store, &[parent.clone(), known.clone()]).await;
@@ -454,7 +454,7 @@ pub async fn discoveries_are_stored_with_their_report(db: &impl Database) {
     assert_eq!(counts(&*store).await, expected);
 }
 
-pub async fn the_first_report_to_discover_a_key_wins(db: &impl Database) {
+pub(crate) async fn the_first_report_to_discover_a_key_wins(db: &impl Database) {
     let store = db.open().await;
     let parents = rows("q", 2);
     insert_new(&*store, &parents).await;
@@ -469,7 +469,7 @@ pub async fn the_first_report_to_discover_a_key_wins(db: &impl Database) {
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 2), count("q", Completed, 2)]);
 }
 
-pub async fn an_unknown_task_changes_nothing(db: &impl Database) {
+pub(crate) async fn an_unknown_task_changes_nothing(db: &impl Database) {
     let store = db.open().await;
     let nowhere = row("q", "k");
     let reports = vec![discovering(&nowhere, "w", vec![row("q", "child")]), died(&nowhere)];
@@ -480,7 +480,7 @@ pub async fn an_unknown_task_changes_nothing(db: &impl Database) {
     assert_eq!(store.results(nowhere.task.id).await.unwrap(), []);
 }
 
-pub async fn many_reports_are_settled_at_once(db: &impl Database) {
+pub(crate) async fn many_reports_are_settled_at_once(db: &impl Database) {
     let store = db.open().await;
     let batch = rows("q", 700);
     insert_new(&*store, &batch).await;
@@ -496,7 +496,7 @@ pub async fn many_reports_are_settled_at_once(db: &impl Database) {
     assert_eq!(outbox(&*store).await, []);
 }
 
-pub async fn what_is_final_leaves_the_outbox(db: &impl Database) {
+pub(crate) async fn what_is_final_leaves_the_outbox(db: &impl Database) {
     let store = db.open().await;
     let (batch, open) = (rows("q", 3), replicated("open", 2));
     insert_new(&*store, &batch).await;
@@ -505,7 +505,7 @@ pub async fn what_is_final_leaves_the_outbox(db: &impl Database) {
     assert_eq!(outbox(&*store).await, [in_outbox(&batch[2], Fresh), in_outbox(&open, Fresh)]);
 }
 
-pub async fn a_published_task_leaves_the_outbox_and_its_place_is_kept(db: &impl Database) {
+pub(crate) async fn a_published_task_leaves_the_outbox_and_its_place_is_kept(db: &impl Database) {
     let store = db.open().await;
     let batch = rows("q", 4);
     insert_new(&*store, &batch).await;
@@ -531,7 +531,7 @@ pub async fn a_published_task_leaves_the_outbox_and_its_place_is_kept(db: &impl 
     assert_eq!(published(&*store).await, [], "what is final is not waited for");
 }
 
-pub async fn a_place_never_moves_backwards(db: &impl Database) {
+pub(crate) async fn a_place_never_moves_backwards(db: &impl Database) {
     let store = db.open().await;
     let batch = rows("q", 2);
     insert_new(&*store, &batch).await;
@@ -558,7 +558,7 @@ pub async fn a_place_never_moves_backwards(db: &impl Database) {
     assert_eq!(published(&*store).await, [published_at(&batch[0], None)]);
 }
 
-pub async fn an_unpublished_task_is_back_in_the_outbox(db: &impl Database) {
+pub(crate) async fn an_unpublished_task_is_back_in_the_outbox(db: &impl Database) {
     let store = db.open().await;
     let mut batch = rows("q", 4);
     batch[3].task.not_before_unix_ms = NOW + 99;
@@ -587,7 +587,7 @@ pub async fn an_unpublished_task_is_back_in_the_outbox(db: &impl Database) {
     assert_eq!(store.parked(&queue("q"), 10).await.unwrap(), [in_outbox(&batch[0], Parked)]);
 }
 
-pub async fn due_rows_come_earliest_first(db: &impl Database) {
+pub(crate) async fn due_rows_come_earliest_first(db: &impl Database) {
     let store = db.open().await;
     let due = |key: &str, due_unix_ms, unpublished| NewRow { due_unix_ms, unpublished, ..row("q", key) };
     let late = due("late", 300, Scheduled);
@@ -606,7 +606,7 @@ pub async fn due_rows_come_earliest_first(db: &impl Database) {
     assert_eq!(outbox(&*store).await, [early, also_early, middle, late]);
 }
 
-pub async fn parked_rows_come_by_priority_then_age(db: &impl Database) {
+pub(crate) async fn parked_rows_come_by_priority_then_age(db: &impl Database) {
     let store = db.open().await;
     assert_eq!(store.parked_queues().await.unwrap(), []);
     let parked = |queue: &str, key: &str, priority| {
@@ -634,7 +634,7 @@ pub async fn parked_rows_come_by_priority_then_age(db: &impl Database) {
     assert_eq!(store.parked_queues().await.unwrap(), [queue("b")]);
 }
 
-pub async fn final_rows_met_in_the_outbox_are_removed(db: &impl Database) {
+pub(crate) async fn final_rows_met_in_the_outbox_are_removed(db: &impl Database) {
     let store = db.open().await;
     let batch = rows("q", 5);
     insert_new(&*store, &batch).await;
@@ -654,7 +654,7 @@ pub async fn final_rows_met_in_the_outbox_are_removed(db: &impl Database) {
     assert_eq!(store.parked_queues().await.unwrap(), []);
 }
 
-pub async fn published_tasks_are_paged_by_id(db: &impl Database) {
+pub(crate) async fn published_tasks_are_paged_by_id(db: &impl Database) {
     let store = db.open().await;
     let batch = rows("q", 7);
     insert_new(&*store, &batch).await;
@@ -672,7 +672,7 @@ pub async fn published_tasks_are_paged_by_id(db: &impl Database) {
     assert_eq!(store.published("g", None, 10).await.unwrap(), expected);
 }
 
-pub async fn a_shard_is_unpublished_page_by_page(db: &impl Database) {
+pub(crate) async fn a_shard_is_unpublished_page_by_page(db: &impl Database) {
     let store = db.open().await;
     let in_shard = |i: usize| fresh(TaskRow { partition: u32::from(i >= 5), ..task("q", format!("{i}")) });
     let batch: Vec<NewRow> = (0..6).map(in_shard).collect();
@@ -696,7 +696,7 @@ pub async fn a_shard_is_unpublished_page_by_page(db: &impl Database) {
     assert_eq!(published(&*store).await, rest);
 }
 
-pub async fn states_name_the_credited_workers(db: &impl Database) {
+pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
     let store = db.open().await;
     let [twice, once, never] = [replicated("twice", 2), row("q", "once"), row("q", "never")];
     let stored = [twice.clone(), once.clone(), never.clone()];
@@ -720,7 +720,7 @@ pub async fn states_name_the_credited_workers(db: &impl Database) {
     assert_eq!(store.states(&[]).await.unwrap(), []);
 }
 
-pub async fn what_is_not_there_is_not_found(db: &impl Database) {
+pub(crate) async fn what_is_not_there_is_not_found(db: &impl Database) {
     let store = db.open().await;
     assert_eq!(store.task(TaskId::new()).await.unwrap(), None);
     assert_eq!(store.results(TaskId::new()).await.unwrap(), []);
@@ -732,7 +732,7 @@ pub async fn what_is_not_there_is_not_found(db: &impl Database) {
     assert_eq!(store.parked_queues().await.unwrap(), []);
 }
 
-pub async fn a_life_is_raised_once(db: &impl Database) {
+pub(crate) async fn a_life_is_raised_once(db: &impl Database) {
     let store = db.open().await;
     let [first, second] = [0, 1].map(|number| ShardId { queue: queue("q"), number });
     for _ in 0..2 {
@@ -748,7 +748,7 @@ pub async fn a_life_is_raised_once(db: &impl Database) {
     assert_eq!(store.shards().await.unwrap(), [(first, 3), (second, 1)]);
 }
 
-pub async fn everything_is_there_after_a_restart(db: &impl Database) {
+pub(crate) async fn everything_is_there_after_a_restart(db: &impl Database) {
     let before = db.open().await;
     let batch = rows("q", 3);
     insert_new(&*before, &batch).await;
@@ -769,7 +769,7 @@ pub async fn everything_is_there_after_a_restart(db: &impl Database) {
     assert_eq!(after.shards().await.unwrap(), [(ShardId { queue: queue("q"), number: 3 }, 1)]);
 }
 
-pub async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) {
+pub(crate) async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) {
     const KEYS: usize = 60;
     let stores = [db.open().await, db.open().await];
     // Every writer inserts all keys, each in another order (2n + 1 has no factor in common with KEYS) and in small batches.
@@ -803,7 +803,7 @@ pub async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) {
     assert_eq!(outbox(&*stores[1]).await.len(), KEYS);
 }
 
-pub async fn of_concurrent_settlements_one_credits_each_worker(db: &impl Database) {
+pub(crate) async fn of_concurrent_settlements_one_credits_each_worker(db: &impl Database) {
     let stores = [db.open().await, db.open().await];
     let batch: Vec<NewRow> = (0..30).map(|i| replicated(&format!("{i}"), 3)).collect();
     insert_new(&*stores[0], &batch).await;

@@ -22,7 +22,7 @@ use backon::{ExponentialBuilder, Retryable};
 use sqlx::{Pool, Transaction, migrate::Migrate};
 
 use self::{
-    rows::{TASK_COLUMNS, TaskColumns, number, queue_name, status, task_id},
+    rows::{TASK_COLUMNS, TaskColumns, number, queue_name, status, task_id, worker_name},
     statement::{Session, Statement, lists},
 };
 use super::{
@@ -241,10 +241,10 @@ impl<DB: Backend> Store for SqlStore<DB> {
                 "SELECT id, status, worker FROM tasks LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
             )
             .list(ids);
-            for (id, number, worker) in self.read::<(Vec<u8>, i64, Option<String>)>(credited).await? {
+            for (id, number, worker) in self.read::<(Vec<u8>, i64, Option<Vec<u8>>)>(credited).await? {
                 let (id, status) = (task_id(&id)?, status(number)?);
                 let state = states.entry(id).or_insert(TaskState { id, status, workers: Vec::new() });
-                state.workers.extend(worker);
+                state.workers.extend(worker.map(worker_name).transpose()?);
             }
         }
         Ok(states.into_values().collect())
@@ -297,9 +297,9 @@ impl<DB: Backend> Store for SqlStore<DB> {
                  ORDER BY completed_ms, surplus, worker",
         )
         .bind(&id);
-        let result = |(worker, result, attempt, completed_unix_ms, surplus): (String, Vec<u8>, i64, i64, i64)| {
+        let result = |(worker, result, attempt, completed_unix_ms, surplus): (Vec<u8>, Vec<u8>, i64, i64, i64)| {
             Ok(ResultRow {
-                worker,
+                worker: worker_name(worker)?,
                 result: result.into(),
                 attempt: number(attempt)?,
                 completed_unix_ms,

@@ -74,6 +74,11 @@ pub(super) fn queue_name(text: &str) -> Result<QueueName> {
     QueueName::new(text).map_err(|e| corrupt(e.to_string()))
 }
 
+/// A worker's name is stored as bytes where text would compare otherwise.
+pub(super) fn worker_name(bytes: Vec<u8>) -> Result<String> {
+    String::from_utf8(bytes).map_err(|e| corrupt(format!("a worker's name: {e}")))
+}
+
 pub(super) fn status(number: i64) -> Result<StoredStatus> {
     StoredStatus::from_number(number).ok_or_else(|| corrupt(format!("status {number}")))
 }

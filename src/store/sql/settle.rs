@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::{
     Counts, insert, outbox,
-    rows::{key_hash, number, queue_name, status, task_id},
+    rows::{key_hash, number, queue_name, status, task_id, worker_name},
     statement::{Session, Statement, Value, lists, pieces},
 };
 use crate::model::{KeyHash, QueueName, StoredStatus, TaskId};
@@ -83,9 +83,9 @@ async fn lock_tasks<S: Session>(session: &mut S, reports: &[Settlement]) -> Resu
         }
         // Whoever adds a result holds the task's lock, so this sees all of them.
         let workers = Statement::new("SELECT task_id, worker FROM results WHERE task_id IN ").list(ids);
-        for (id, worker) in session.fetch::<(Vec<u8>, String)>(workers).await? {
+        for (id, worker) in session.fetch::<(Vec<u8>, Vec<u8>)>(workers).await? {
             if let Some(task) = tasks.get_mut(&task_id(&id)?) {
-                task.workers.insert(worker);
+                task.workers.insert(worker_name(worker)?);
             }
         }
     }
