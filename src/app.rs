@@ -1,11 +1,313 @@
-//! The composition root.
+//! The composition root: the only file that knows which backends there are. It connects, starts the pipelines, and stops them in order.
 
-use crate::config::Settings;
+use std::{
+    future::Future,
+    io::{IsTerminal, Write},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
-pub async fn run(_settings: Settings) -> anyhow::Result<()> {
-    anyhow::bail!("not built yet")
+use anyhow::{Context, bail};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    bus::{Bus, kafka::Kafka, redis_streams::RedisStreams},
+    config::{Pipeline, Settings, without_password},
+    dedup::Filter,
+    discovery,
+    embedded::{DataDir, RedisServer},
+    fanout, ingress,
+    outbox::{Gates, Outbox},
+    queue::Queue,
+    reading,
+    redis_pool::{self, Redis},
+    store::{self, Store, mysql::MysqlStore, sqlite::SqliteStore},
+    supervise::Supervisor,
+    tasks,
+    telemetry::metrics,
+    watchdog,
+};
+
+/// Runs until SIGTERM or Ctrl-C, then drains. A second signal ends the process at once.
+pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    let settings = Arc::new(settings);
+    let stop = CancellationToken::new();
+    let signals = tokio::spawn(watch_signals(stop.clone(), settings.grace_period)?);
+    // Everything that uses Redis stops before Redis does.
+    let (base, supervisor) = (Supervisor::new(), Supervisor::new());
+    let result = serve(&settings, &base, &supervisor, &stop).await;
+    supervisor.stop();
+    let drained = tokio::time::timeout(settings.grace_period, supervisor.wait()).await;
+    base.stop();
+    base.wait().await;
+    signals.abort();
+    result?;
+    if drained.is_err() {
+        let grace = humantime::format_duration(settings.grace_period);
+        bail!("what was in hand did not end within the grace period ({grace}); it is put back when its leases run out");
+    }
+    tracing::info!("stopped");
+    Ok(())
 }
 
-pub async fn migrate(_settings: Settings) -> anyhow::Result<()> {
-    anyhow::bail!("not built yet")
+/// Applies the migrations of the store.
+pub async fn migrate(settings: Settings) -> anyhow::Result<()> {
+    let _lock = match settings.database_url {
+        None => Some(DataDir::lock(&settings.data_dir)?),
+        Some(_) => None,
+    };
+    let store = open_store(&settings).await?;
+    println!("the database is up to date: {}", store_name(&settings));
+    store.close().await;
+    Ok(())
+}
+
+/// Starts everything, and returns at the stop.
+async fn serve(
+    settings: &Arc<Settings>,
+    base: &Supervisor,
+    supervisor: &Supervisor,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    let metrics = metrics::install()?;
+    // Ports and the folder first: a mistake there shows before anything is started.
+    let http = ingress::bind(settings.http_listen, "http").await?;
+    let grpc = ingress::bind(settings.grpc_listen, "grpc").await?;
+    let embedded = settings.redis_url.is_none() || settings.database_url.is_none();
+    let data_dir = if embedded { Some(DataDir::lock(&settings.data_dir)?) } else { None };
+
+    let redis_url = match (&settings.redis_url, &data_dir) {
+        (None, Some(data_dir)) => start_redis(data_dir, base).await?,
+        (Some(url), _) => url.clone(),
+        (None, None) => bail!("an embedded Redis needs a data folder"),
+    };
+    let Some(redis) = patiently("Redis", stop, || connect_redis(&redis_url, &settings.redis_prefix)).await? else {
+        return Ok(());
+    };
+    let Some(store) = patiently("the database", stop, || open_store(settings)).await? else { return Ok(()) };
+    let Some(bus) = patiently("the bus", stop, || open_bus(settings, &redis)).await? else { return Ok(()) };
+
+    let queue = Queue::new(redis.clone());
+    let store_id = store.store_id().await.context("cannot read the database")?;
+    let owner = queue.belongs_to(&store_id).await.context("cannot reach redis")?;
+    if owner != store_id {
+        bail!(
+            "this Redis holds the tasks of another database ({owner}, not {store_id}); use the database that belongs to it, \
+             or another --redis-prefix, or an empty Redis"
+        );
+    }
+    for (shard, _life) in store.shards().await.context("cannot read the database")? {
+        queue.add_shard(&shard);
+    }
+
+    let outbox = Outbox { store: Arc::clone(&store), bus: Arc::clone(&bus), gates: Gates::default() };
+    let runs = |pipeline| settings.pipelines.contains(&pipeline);
+    if runs(Pipeline::Watchdog) {
+        watchdog::start(outbox.clone(), queue.clone(), settings, supervisor);
+    }
+    if runs(Pipeline::Fanout) {
+        fanout::start(outbox.clone(), queue.clone(), settings, supervisor);
+    }
+    let filter = Filter::new(redis);
+    let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
+    let tasks = runs(Pipeline::Tasks).then(|| tasks::start(queue.clone(), Arc::clone(&bus), settings, supervisor));
+    let reading = reading::Handle::new(Arc::clone(&store), queue.clone());
+    let state = ingress::State {
+        discovery,
+        tasks,
+        reading: Some(reading),
+        progress: supervisor.progress().clone(),
+        settings: Arc::clone(settings),
+        metrics: metrics.clone(),
+        stop: stop.clone(),
+    };
+    let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
+    let servers = tokio::spawn({
+        let state = state.clone();
+        async move { tokio::join!(ingress::http::serve(http, state.clone()), ingress::grpc::serve(grpc, state)).1 }
+    });
+    let upkeep_stop = supervisor.stop_token();
+    supervisor.spawn_once(async move {
+        tokio::select! {
+            () = metrics::upkeep(metrics) => {}
+            () = upkeep_stop.cancelled() => {}
+        }
+    });
+    greet(settings, http_addr, grpc_addr);
+
+    stop.cancelled().await;
+    tracing::info!("stopping: no new work; finishing what is in hand");
+    // First the ways in, while the pipelines still answer; then the pipelines.
+    let served = tokio::time::timeout(settings.grace_period, servers).await;
+    supervisor.stop();
+    let drained = tokio::time::timeout(settings.grace_period, async {
+        supervisor.wait().await;
+        queue.drained().await;
+        bus.close().await;
+        store.close().await;
+    });
+    drop(state);
+    if drained.await.is_err() {
+        tracing::warn!("not everything ended in time");
+    }
+    match served {
+        Ok(served) => served.context("a listener panicked")?,
+        Err(_) => bail!("callers did not end within the grace period"),
+    }
+}
+
+async fn start_redis(data_dir: &DataDir, base: &Supervisor) -> anyhow::Result<String> {
+    let server = Arc::new(RedisServer::start(data_dir).await?);
+    let (url, stop) = (server.url().to_owned(), base.stop_token());
+    base.spawn("redis-server", move || {
+        let (server, stop) = (Arc::clone(&server), stop.clone());
+        async move {
+            server.supervise(stop).await;
+            Ok(())
+        }
+    });
+    Ok(url)
+}
+
+/// Why something cannot be reached: wait for it, or give up.
+enum Unreachable {
+    Yet(anyhow::Error),
+    Ever(anyhow::Error),
+}
+
+/// Tries until it works, says once what it waits for, and how it went on. `None` at the stop.
+async fn patiently<T, Fut>(
+    what: &str,
+    stop: &CancellationToken,
+    mut connect: impl FnMut() -> Fut,
+) -> anyhow::Result<Option<T>>
+where
+    Fut: Future<Output = Result<T, Unreachable>>,
+{
+    let (mut waited, mut pause) = (false, Duration::from_millis(100));
+    loop {
+        match connect().await {
+            Ok(connected) => {
+                if waited {
+                    tracing::info!("{what} is there: going on");
+                }
+                return Ok(Some(connected));
+            }
+            Err(Unreachable::Ever(error)) => return Err(error),
+            Err(Unreachable::Yet(error)) if !waited => {
+                tracing::warn!("waiting for {what}: {error:#}");
+                waited = true;
+            }
+            Err(Unreachable::Yet(error)) => tracing::debug!("still waiting for {what}: {error:#}"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),
+            () = stop.cancelled() => return Ok(None),
+        }
+    }
+}
+
+async fn connect_redis(url: &str, prefix: &str) -> Result<Redis, Unreachable> {
+    let sort = |error| match error {
+        redis_pool::Error::Redis(error) => {
+            Unreachable::Yet(anyhow::Error::new(error).context(format!("cannot reach {}", without_password(url))))
+        }
+        other => Unreachable::Ever(other.into()),
+    };
+    let redis = Redis::connect(url, prefix).await.map_err(sort)?;
+    redis.check().await.map_err(sort)?;
+    Ok(redis)
+}
+
+async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>, Unreachable> {
+    let opened: store::Result<Arc<dyn Store>> = match settings.database_url.as_deref() {
+        None => sqlite(&settings.data_dir.join("taskd.db")).await,
+        Some(url) => match url.strip_prefix("sqlite://") {
+            Some(path) => sqlite(Path::new(path)).await,
+            None => MysqlStore::connect(url).await.map(|store| Arc::new(store) as Arc<dyn Store>),
+        },
+    };
+    opened.map_err(|error| {
+        let transient = error.is_transient();
+        let error = anyhow::Error::new(error).context(format!("cannot open {}", store_name(settings)));
+        if transient { Unreachable::Yet(error) } else { Unreachable::Ever(error) }
+    })
+}
+
+async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
+    Ok(Arc::new(SqliteStore::open(path, None).await?))
+}
+
+async fn open_bus(settings: &Settings, redis: &Redis) -> Result<Arc<dyn Bus>, Unreachable> {
+    let (prefix, partitions) = (&settings.topic_prefix, settings.partitions);
+    let opened: crate::bus::Result<Arc<dyn Bus>> = match settings.bus_url.as_deref() {
+        None => RedisStreams::open(redis.clone(), prefix, partitions).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>),
+        Some(url) => {
+            let brokers = url.strip_prefix("kafka://").unwrap_or(url);
+            Kafka::open(brokers, prefix, partitions).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>)
+        }
+    };
+    opened.map_err(|error| Unreachable::Yet(error.into()))
+}
+
+impl From<Unreachable> for anyhow::Error {
+    fn from(unreachable: Unreachable) -> Self {
+        match unreachable {
+            Unreachable::Yet(error) | Unreachable::Ever(error) => error,
+        }
+    }
+}
+
+fn store_name(settings: &Settings) -> String {
+    match &settings.database_url {
+        Some(url) => without_password(url),
+        None => format!("SQLite in {}", settings.data_dir.join("taskd.db").display()),
+    }
+}
+
+/// The first signal cancels `stop`; the second ends the process.
+fn watch_signals(stop: CancellationToken, grace: Duration) -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
+    Ok(async move {
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        next().await;
+        let grace = humantime::format_duration(grace);
+        tracing::info!("draining, at most {grace}; a second signal ends at once");
+        stop.cancel();
+        next().await;
+        tracing::warn!("ended by a second signal");
+        std::process::exit(130);
+    })
+}
+
+/// On a terminal: what runs where, and what to try next.
+fn greet(settings: &Settings, http: std::net::SocketAddr, grpc: std::net::SocketAddr) {
+    let pipelines: Vec<_> = settings.pipelines.iter().map(|pipeline| pipeline.as_str()).collect();
+    let redis = settings
+        .redis_url
+        .as_deref()
+        .map_or_else(|| format!("redis-server of its own in {}", settings.data_dir.display()), without_password);
+    let bus = settings.bus_url.as_deref().map_or_else(|| "Redis Streams in that Redis".to_owned(), without_password);
+    tracing::info!(pipelines = pipelines.join(","), %http, %grpc, "taskd is up: http {http}, grpc {grpc}");
+    if !std::io::stdout().is_terminal() {
+        return;
+    }
+    let store = store_name(settings);
+    let pipelines = pipelines.join(", ");
+    let text = format!(
+        "\n  taskd runs {pipelines}\n  http   http://{http}\n  grpc   {grpc}\n  queue  {redis}\n  store  {store}\n  bus    {bus}\n\n  Try next:\n    \
+         curl --json '{{\"queue\":\"demo\",\"key\":\"hello\"}}' http://{http}/v1/tasks\n    \
+         curl --json '{{\"worker\":\"me\",\"queues\":[\"demo\"],\"wait\":\"10s\"}}' http://{http}/v1/tasks:get\n    \
+         curl http://{http}/v1/queues\n\n"
+    );
+    // A terminal that went away is no reason to stop.
+    drop(std::io::stdout().write_all(text.as_bytes()));
 }

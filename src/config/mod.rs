@@ -118,9 +118,9 @@ impl Default for Settings {
             bus_url: None,
             http_listen: SocketAddr::from(([127, 0, 0, 1], 7600)),
             grpc_listen: SocketAddr::from(([127, 0, 0, 1], 7601)),
-            redis_prefix: "taskd:".into(),
+            redis_prefix: "taskd".into(),
             topic_prefix: String::new(),
-            partitions: 4,
+            partitions: 1,
             // Orchestrators usually kill after 30 s.
             grace_period: Duration::from_secs(25),
             stall_after: Duration::from_secs(30),

@@ -42,7 +42,7 @@ pub struct Options {
     #[arg(long, env = "TASKD_BUS_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
     pub bus_url: Option<String>,
 
-    /// Stands before every Redis key [default: taskd:]
+    /// Stands before every Redis key [default: taskd]
     #[arg(long, env = "TASKD_REDIS_PREFIX", hide_env = true, value_name = "TEXT", help_heading = "Backends")]
     pub redis_prefix: Option<String>,
 
@@ -50,7 +50,7 @@ pub struct Options {
     #[arg(long, env = "TASKD_TOPIC_PREFIX", hide_env = true, value_name = "TEXT", help_heading = "Backends")]
     pub topic_prefix: Option<String>,
 
-    /// Partitions of the bus and shards of each queue, when they are made [default: 4]
+    /// Partitions of the bus and shards of each queue, when they are made [default: 1]
     #[arg(long, env = "TASKD_PARTITIONS", hide_env = true, value_name = "N", help_heading = "Backends")]
     pub partitions: Option<u32>,
 

@@ -27,7 +27,7 @@ impl Server {
     async fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
         let mut words = command.split(' ');
         let mut cmd = redis::cmd(words.next().expect("a command"));
-        words.for_each(|word| drop(cmd.arg(word)));
+        cmd.arg(words.collect::<Vec<_>>());
         cmd.query_async(&mut self.redis().await.conn()).await.expect(command)
     }
 }

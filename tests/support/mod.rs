@@ -1,10 +1,10 @@
 //! What the test targets share: real servers, and the suites that run on more than one of them.
 #![allow(dead_code, unused_macros, unused_imports, reason = "no target uses all of it")]
 
-pub mod bus_contract;
-pub mod kafka;
-pub mod mariadb;
-pub mod redis;
-pub mod sqlite;
+pub(crate) mod bus_contract;
+pub(crate) mod kafka;
+pub(crate) mod mariadb;
+pub(crate) mod redis;
+pub(crate) mod sqlite;
 #[macro_use]
-pub mod store_contract;
+pub(crate) mod store_contract;
