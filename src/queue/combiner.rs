@@ -93,7 +93,6 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         }
     }
 
-    #[expect(clippy::type_complexity, reason = "used once")]
     fn next_batch(&self) -> Option<Vec<(Q, oneshot::Sender<Result<A>>)>> {
         let mut waiting = self.waiting.lock();
         let (mut batch, mut weight) = (Vec::new(), 0);

@@ -112,6 +112,9 @@ pub struct Leased {
     pub expires_unix_ms: i64,
 }
 
+/// Leases of a shard that reached nobody.
+type Undelivered = (ShardId, Vec<HandBack>);
+
 /// What a claim got. Dropped before [`Granted::deliver`], it gives its leases back at no cost: nobody has seen them.
 #[derive(Debug)]
 pub struct Granted {
@@ -119,7 +122,7 @@ pub struct Granted {
     worker: WorkerName,
     /// The scan ended at its bound: ask again before waiting.
     pub more: bool,
-    release: mpsc::UnboundedSender<(ShardId, Vec<HandBack>)>,
+    release: mpsc::UnboundedSender<Undelivered>,
 }
 
 impl Granted {
@@ -314,8 +317,8 @@ struct Inner {
     redis: Redis,
     wakes: Arc<Wakes>,
     shards: RwLock<HashMap<QueueName, Vec<Arc<Shard>>>>,
-    release: mpsc::UnboundedSender<(ShardId, Vec<HandBack>)>,
-    released: std::sync::Mutex<Option<mpsc::UnboundedReceiver<(ShardId, Vec<HandBack>)>>>,
+    release: mpsc::UnboundedSender<Undelivered>,
+    released: std::sync::Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
     /// Calls under way.
     calls: TaskTracker,
 }
@@ -690,7 +693,7 @@ async fn claim(
     mut conn: ConnectionManager,
     keys: ShardKeys,
     shard: ShardId,
-    release: mpsc::UnboundedSender<(ShardId, Vec<HandBack>)>,
+    release: mpsc::UnboundedSender<Undelivered>,
     requests: Vec<Claim>,
 ) -> Result<Vec<Granted>> {
     let mut call = scripts::CLAIM.on(&keys, None);
