@@ -10,6 +10,7 @@ use std::{
 const LAYERS: &[&[&str]] = &[
     &["config", "model", "pb", "supervise", "telemetry"],
     &["bus", "dedup", "embedded", "queue", "redis_pool", "store"],
+    &["outbox"],
     &["discovery", "fanout", "reading", "tasks", "watchdog"],
     &["ingress"],
     &["app"],

@@ -10,4 +10,5 @@ mod embedded;
 mod ingress_cli;
 mod ingress_grpc;
 mod ingress_http;
+mod lua_state;
 mod store_sqlite;
