@@ -19,7 +19,7 @@ CREATE TABLE tasks (
     status         TINYINT         NOT NULL DEFAULT 0,
     completed      BIGINT          NOT NULL DEFAULT 0,
     attempts       BIGINT          NOT NULL DEFAULT 0,
-    reason         MEDIUMTEXT      NOT NULL,
+    reason         MEDIUMTEXT      NOT NULL DEFAULT (''),
     updated_ms     BIGINT          NOT NULL,
     on_bus         TINYINT         NOT NULL DEFAULT 0, -- 1: unfinished, published, not in the outbox
     pub_generation VARCHAR(255)    NOT NULL DEFAULT '',

@@ -64,6 +64,8 @@ impl Dialect for MySqlConnection {
     const BEGIN: &'static str = "START TRANSACTION";
     const FOR_UPDATE: &'static str = " FOR UPDATE";
     const ID: &'static str = "CAST(? AS BINARY(16))";
+    // sqlx asks the server to count what was found as well.
+    const COUNTS_INSERTED: bool = false;
 
     // Not INSERT IGNORE, which would also swallow data that does not fit.
     fn keep_first(column: &str) -> String {

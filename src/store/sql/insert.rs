@@ -21,6 +21,12 @@ struct Owner {
     fresh: bool,
 }
 
+impl Owner {
+    fn fresh(id: TaskId) -> Self {
+        Self { id, status: StoredStatus::Unfinished, fresh: true }
+    }
+}
+
 /// Stores what is new with its outbox rows, and answers per row.
 pub(super) async fn insert<S: Session>(
     session: &mut S,
@@ -31,7 +37,8 @@ pub(super) async fn insert<S: Session>(
     let owners = insert_tasks(session, &candidates).await?;
     let is_fresh = |row: &&&NewRow| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh);
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
-    let entries: Vec<Entry> = new.iter().map(|row| Entry::of_new(row)).collect();
+    let mut entries: Vec<Entry> = new.iter().map(|row| Entry::of_new(row)).collect();
+    entries.sort_unstable_by_key(Entry::task);
     outbox::put(session, &entries).await?;
     new.iter().for_each(|row| counts.added(&row.task.queue));
     Ok(rows.iter().map(|row| answer(row, &owners)).collect())
@@ -55,20 +62,24 @@ fn answer(row: &NewRow, owners: &HashMap<KeyHash, Owner>) -> Inserted {
 
 async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow]) -> Result<HashMap<KeyHash, Owner>> {
     let insertion = Uuid::new_v4().as_u64_pair().0.cast_signed();
+    let mut inserted = 0;
     for piece in pieces(candidates, |row| row.task.weight()) {
         let statement = Statement::new(
             "INSERT INTO tasks (id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, lease_ms, \
-             not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, reason, payload)",
+             not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, payload)",
         )
         .values(piece.iter().map(|row| task_values(&row.task, insertion)))
         .sql(&S::keep_first("id"));
-        session.execute(statement).await?;
+        inserted += session.execute(statement).await?;
+    }
+    if S::COUNTS_INSERTED && inserted == candidates.len() as u64 {
+        return Ok(candidates.iter().map(|row| (row.task.key_hash, Owner::fresh(row.task.id))).collect());
     }
     let hashes: Vec<KeyHash> = candidates.iter().map(|row| row.task.key_hash).collect();
     owners(session, &hashes, insertion).await
 }
 
-fn task_values(task: &TaskRow, insertion: i64) -> [Value<'_>; 17] {
+fn task_values(task: &TaskRow, insertion: i64) -> [Value<'_>; 16] {
     [
         (&task.id).into(),
         (&task.key_hash).into(),
@@ -85,7 +96,6 @@ fn task_values(task: &TaskRow, insertion: i64) -> [Value<'_>; 17] {
         task.created_unix_ms.into(),
         task.created_unix_ms.into(),
         insertion.into(),
-        "".into(),
         (&task.payload[..]).into(),
     ]
 }

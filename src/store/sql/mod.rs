@@ -48,6 +48,9 @@ pub trait Dialect {
     /// Behind an insert: rows whose unique keys are taken are left out. `column` is any one of the table.
     fn keep_first(column: &str) -> String;
 
+    /// Such an insert says how many rows it inserted: when all were, nothing needs to be read back.
+    const COUNTS_INSERTED: bool;
+
     /// Behind an insert: where `key` is taken, `column = new value` for each of `columns`.
     fn replace(key: &str, columns: &[&str]) -> String;
 

@@ -25,6 +25,10 @@ impl Entry {
         let NewRow { task, unpublished: state, .. } = row;
         Self { task: task.id, state: *state, queue: task.queue.clone(), priority: task.priority, due_ms }
     }
+
+    pub(super) fn task(&self) -> TaskId {
+        self.task
+    }
 }
 
 /// Adds the entries, or changes those that are there.
