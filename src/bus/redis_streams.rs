@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn chunks_are_bounded_and_leave_nothing_out() {
         let sizes = |records: &[Record]| chunks(records).map(<[Record]>::len).collect::<Vec<_>>();
-        assert_eq!(sizes(&[]), []);
+        assert!(sizes(&[]).is_empty());
         assert_eq!(sizes(&vec![record(1); CHUNK_RECORDS + 1]), [CHUNK_RECORDS, 1]);
         assert_eq!(sizes(&vec![record(CHUNK_BYTES / 2); 3]), [2, 1]);
         assert_eq!(sizes(&[record(1), record(CHUNK_BYTES + 1), record(1)]), [1, 1, 1]);

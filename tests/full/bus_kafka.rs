@@ -14,7 +14,7 @@ use rdkafka::{
 use taskd::bus::{Bus, Error, Message, Reading, Record, Topic, kafka::Kafka};
 
 use crate::support::{
-    bus_contract::{Backend, PARTITIONS, bus_contract, commit, read, subscribe, values, within},
+    bus_contract::{Backend, PARTITIONS, bus_contract, commit, publish_many, read, subscribe, values, within},
     kafka::{KafkaServer, shared},
 };
 
@@ -121,4 +121,34 @@ async fn what_publish_answered_survives_sigkill() {
     found.dedup();
     assert_eq!(found, (before.len()..=last).collect::<Vec<_>>());
     bus.close().await;
+}
+
+#[test]
+fn a_broker_that_is_gone_is_an_error_and_does_not_hold_up_the_end() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let server = KafkaServer::start().await;
+        let bus = Broker::new(server.brokers()).open().await;
+        publish_many(&*bus, Topic::Pipeline, 0, "r", 3).await;
+        let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+        let messages = read(&mut *reader, 3).await;
+        server.kill9();
+
+        let records = [Record { partition: 0, value: "r".into() }];
+        let calls = async { tokio::join!(bus.publish(Topic::Pipeline, &records), bus.ends(Topic::Pipeline)) };
+        let reading = async { (reader.commit(&messages).await, reader.next(10).await) };
+        let ((published, ends), (committed, next)) = within("errors", async { tokio::join!(calls, reading) }).await;
+        assert!(matches!(published, Err(Error::Publish { .. })), "{published:?}");
+        assert!(matches!(ends, Err(Error::Read { .. })), "{ends:?}");
+        assert!(matches!(committed, Err(Error::Commit { .. })), "{committed:?}");
+        assert!(matches!(next, Err(Error::Read { .. })), "{next:?}");
+        within("close", bus.close()).await;
+    });
+    // Waits for what blocks: among others for the reader, who leaves its group.
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(runtime);
+        ended.send(()).ok();
+    });
+    end.recv_timeout(Duration::from_secs(30)).expect("the runtime ends");
 }

@@ -126,7 +126,7 @@ impl Subscription for Member {
         next.retain(|partition, _| consumer.context().partitions().owned.contains(partition));
         let unknown = next.keys().copied().filter(|partition| !self.committed.contains_key(partition)).collect();
         let known = self.committed.clone();
-        let done = blocking(move || commit(&*consumer, &name, next, known, unknown));
+        let done = blocking(move || commit(&consumer, &name, next, known, unknown));
         let done = done.await.map_err(|reason| Error::Commit { topic, reason })?;
         self.committed.extend(done.map_err(|e| Error::Commit { topic, reason: e.to_string() })?);
         Ok(())
@@ -146,7 +146,7 @@ impl Subscription for Member {
                 return Ok(());
             }
         }
-        let sought = blocking(move || seek(&*consumer, &name, partition, place)).await;
+        let sought = blocking(move || seek(&consumer, &name, partition, place)).await;
         sought.map_err(|reason| Error::Read { topic, reason })?.map_err(|e| read(topic, &e))?;
         self.buffer.retain(|message| message.partition != partition);
         Ok(())
