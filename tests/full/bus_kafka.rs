@@ -11,10 +11,10 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions},
     client::DefaultClientContext,
 };
-use taskd::bus::{Bus, Error, Reading, Record, Topic, kafka::Kafka};
+use taskd::bus::{Bus, Error, Message, Reading, Record, Topic, kafka::Kafka};
 
 use crate::support::{
-    bus_contract::{Backend, PARTITIONS, bus_contract, commit, read, subscribe, values, within},
+    bus_contract::{Backend, PARTITIONS, bus_contract, commit, publish_many, read, subscribe, values, within},
     kafka::{KafkaServer, shared},
 };
 
@@ -77,36 +77,78 @@ async fn what_publish_answered_survives_sigkill() {
     let broker = Broker::new(server.brokers());
     let bus = broker.open().await;
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
-    let (answered, count) = tokio::sync::watch::channel(0);
+    let (answered, mut count) = tokio::sync::watch::channel(0);
+    let (stop, stopped) = tokio::sync::watch::channel(false);
     // Goes on through the kill and the restart: what failed is published again, so a record may stand twice.
     let publishing = tokio::spawn({
         let bus = bus.clone();
         async move {
-            for i in 0..400 {
+            for i in 0.. {
                 let record = Record { partition: 0, value: i.to_string().into() };
                 while let Err(error) = bus.publish(Topic::Pipeline, std::slice::from_ref(&record)).await {
                     assert!(matches!(error, Error::Publish { .. }), "{error}");
                 }
                 answered.send_replace(i + 1);
+                if *stopped.borrow() {
+                    return i;
+                }
             }
+            unreachable!("usize has room")
         }
     });
-    within("some records", count.clone().wait_for(|count| *count >= 100)).await.expect("the publisher runs");
+    within("some records", count.wait_for(|count| *count >= 100)).await.expect("the publisher runs");
     let before = read(&mut *reader, 50).await;
     commit(&mut *reader, &before).await;
     server.kill9();
-    server.restart().await;
-    within("the publisher", publishing).await.expect("no panic");
+    let at_kill = *count.borrow();
+    within("the restart", server.restart()).await;
+    within("more records", count.wait_for(|count| *count > at_kill + 100)).await.expect("the publisher runs");
+    stop.send_replace(true);
+    let last = within("the publisher", publishing).await.expect("no panic");
     drop(reader);
 
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
-    let mut after = Vec::new();
-    while after.last().is_none_or(|last: &taskd::bus::Message| last.value != "399") {
-        after.extend(within("next", reader.next(1000)).await.unwrap_or_default());
-    }
+    let after = within("all that was published", async {
+        let mut after: Vec<Message> = Vec::new();
+        while after.last().is_none_or(|message| message.value != last.to_string()) {
+            after.extend(reader.next(1000).await.unwrap_or_default());
+        }
+        after
+    });
+    let after = after.await;
     let mut found: Vec<usize> = values(&after).iter().map(|value| value.parse().expect("a number")).collect();
     assert!(found.is_sorted(), "{found:?}");
     found.dedup();
-    assert_eq!(found, (before.len()..400).collect::<Vec<_>>());
+    assert_eq!(found, (before.len()..=last).collect::<Vec<_>>());
     bus.close().await;
+}
+
+#[test]
+fn a_broker_that_is_gone_is_an_error_and_does_not_hold_up_the_end() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let server = KafkaServer::start().await;
+        let bus = Broker::new(server.brokers()).open().await;
+        publish_many(&*bus, Topic::Pipeline, 0, "r", 3).await;
+        let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+        let messages = read(&mut *reader, 3).await;
+        server.kill9();
+
+        let records = [Record { partition: 0, value: "r".into() }];
+        let calls = async { tokio::join!(bus.publish(Topic::Pipeline, &records), bus.ends(Topic::Pipeline)) };
+        let reading = async { (reader.commit(&messages).await, reader.next(10).await) };
+        let ((published, ends), (committed, next)) = within("errors", async { tokio::join!(calls, reading) }).await;
+        assert!(matches!(published, Err(Error::Publish { .. })), "{published:?}");
+        assert!(matches!(ends, Err(Error::Read { .. })), "{ends:?}");
+        assert!(matches!(committed, Err(Error::Commit { .. })), "{committed:?}");
+        assert!(matches!(next, Err(Error::Read { .. })), "{next:?}");
+        within("close", bus.close()).await;
+    });
+    // Waits for what blocks: among others for the reader, who leaves its group.
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(runtime);
+        ended.send(()).ok();
+    });
+    end.recv_timeout(Duration::from_secs(30)).expect("the runtime ends");
 }

@@ -7,7 +7,7 @@ use std::{
 
 use async_trait::async_trait;
 use taskd::{
-    bus::{Bus, Error, Reading, Topic, redis_streams::RedisStreams},
+    bus::{Bus, Error, Message, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
     redis_pool::Redis,
 };
 
@@ -58,7 +58,7 @@ async fn what_publish_answered_survives_sigkill() {
         let bus = bus.clone();
         async move {
             for i in 0.. {
-                let record = taskd::bus::Record { partition: 0, value: i.to_string().into() };
+                let record = Record { partition: 0, value: i.to_string().into() };
                 if bus.publish(Topic::Pipeline, &[record]).await.is_err() {
                     return;
                 }
@@ -75,12 +75,7 @@ async fn what_publish_answered_survives_sigkill() {
     server.0.restart();
 
     // The same reader goes on as soon as it can, and so does one that begins anew.
-    let mut went_on = Vec::new();
-    while before.len() + went_on.len() < answered {
-        if let Ok(more) = within("next", reader.next(1000)).await {
-            went_on.extend(more);
-        }
-    }
+    let went_on = read_through_errors(&mut *reader, answered - before.len()).await;
     let anew = server.open().await;
     assert_eq!(anew.generation(), bus.generation());
     let mut reader = subscribe(&*anew, Topic::Pipeline, Reading::Ordered).await;
@@ -101,7 +96,7 @@ async fn a_redis_that_hangs_is_an_error_and_nothing_is_lost() {
     let held = read(&mut *shared, 1).await;
     server.0.stop();
     let started = Instant::now();
-    let record = taskd::bus::Record { partition: 0, value: "lost?".into() };
+    let record = Record { partition: 0, value: "lost?".into() };
     let records = [record];
     let (ordered_next, shared_next, published) =
         tokio::join!(ordered.next(10), shared.next(10), bus.publish(Topic::Pipeline, &records));
@@ -111,15 +106,11 @@ async fn a_redis_that_hangs_is_an_error_and_nothing_is_lost() {
 
     publish(&*bus, Topic::Pipeline, &[(1, "after")]).await;
     publish(&*bus, Topic::TaskResults, &[(0, "after")]).await;
-    let messages = within("ordered", async {
-        loop {
-            let messages = ordered.next(10).await.unwrap_or_default();
-            if messages.iter().any(|message| message.value == "after") {
-                return messages;
-            }
-        }
-    });
-    messages.await;
+    let after = async {
+        // The publish that failed may stand before it.
+        while !ordered.next(10).await.unwrap_or_default().iter().any(|message| message.value == "after") {}
+    };
+    within("the ordered reader", after).await;
     // What was handed out before the hang is still ours and does not come a second time.
     let after = read(&mut *shared, 1).await;
     assert_eq!(values(&after), ["after"]);
@@ -141,7 +132,7 @@ async fn a_redis_that_was_emptied_is_noticed() {
 
     let lost = within("ordered", ordered.next(10)).await;
     assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
-    let record = taskd::bus::Record { partition: 0, value: "r".into() };
+    let record = Record { partition: 0, value: "r".into() };
     let lost = within("publish", bus.publish(Topic::Expirations, &[record])).await;
     assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
 
@@ -166,10 +157,7 @@ async fn a_commit_that_fails_brings_everything_again() {
     server.0.kill9();
     within("commit", reader.commit(&messages)).await.expect_err("nobody is there");
     server.0.restart();
-    let mut again = Vec::new();
-    while again.len() < 10 {
-        again.extend(within("next", reader.next(100)).await.unwrap_or_default());
-    }
+    let again = read_through_errors(&mut *reader, 10).await;
     assert_eq!(values(&again), ["r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8", "r9"]);
     commit(&mut *reader, &again).await;
     assert_eq!(server.run::<u64>("XLEN test:{bus:my.task-results:0}").await, 0);
@@ -214,7 +202,19 @@ async fn slow_work_does_not_come_to_its_own_reader_twice_and_the_gone_are_forgot
     assert_eq!(server.run::<u64>("XLEN test:{bus:my.task-results:0}").await, 0);
 }
 
-async fn read_one(bus: &dyn Bus, value: &str) -> (Box<dyn taskd::bus::Subscription>, Vec<taskd::bus::Message>) {
+/// The next `count` records, at least, from a reader whose server was away.
+async fn read_through_errors(reader: &mut dyn Subscription, count: usize) -> Vec<Message> {
+    let reading = async {
+        let mut messages = Vec::new();
+        while messages.len() < count {
+            messages.extend(reader.next(1000).await.unwrap_or_default());
+        }
+        messages
+    };
+    within(&format!("{count} records"), reading).await
+}
+
+async fn read_one(bus: &dyn Bus, value: &str) -> (Box<dyn Subscription>, Vec<Message>) {
     let mut reader = subscribe(bus, Topic::TaskResults, Reading::Shared).await;
     publish(bus, Topic::TaskResults, &[(0, value)]).await;
     let messages = read(&mut *reader, 1).await;

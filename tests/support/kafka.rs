@@ -1,6 +1,11 @@
 //! A real Kafka broker: one for the whole run, or one of a test's own where it is killed.
 
-use std::{path::Path, process::Command};
+use std::{
+    net::TcpStream,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -38,9 +43,14 @@ impl KafkaServer {
         &self.brokers
     }
 
-    /// SIGKILL
+    /// SIGKILL; nobody listens any more when this returns.
     pub fn kill9(&self) {
         kill(pid(self.dir.path()).expect("the broker has a pid"), Signal::SIGKILL).expect("the broker is ours");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while TcpStream::connect(&self.brokers).is_ok() {
+            assert!(Instant::now() < deadline, "the broker lives on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// After [`Self::kill9`], at its old place with its old records.
