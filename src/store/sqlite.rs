@@ -24,7 +24,7 @@ const PREPARED: usize = 256;
 const ROWS_AT_ONCE: usize = 1024;
 /// Key hashes fall anywhere in their index, so that a batch touches most of its pages. 16 MiB of them in memory …
 const CACHE_KIB: &str = "-16384";
-/// … and the log copied back each 32 MiB instead of 4, when many of its pages are there several times: inserts half as fast again.
+/// … and the log copied back each 32 MiB instead of 4, when many of its pages are there several times: inserts are a third faster.
 const CHECKPOINT_PAGES: &str = "8192";
 
 impl SqliteStore {

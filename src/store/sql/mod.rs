@@ -110,27 +110,19 @@ async fn applied_migrations(connection: &mut impl Migrate) -> Result<usize> {
 }
 
 /// Repeats `attempt` a few times when all it takes is another try.
-async fn repeating<T, F>(attempt: impl Fn() -> F) -> Result<T>
+async fn repeating<T, F>(attempt: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
     let backoff =
         ExponentialBuilder::default().with_min_delay(Duration::from_millis(10)).with_max_times(4).with_jitter();
-    let bounded = || async {
-        let timed_out = |_| Error::Transient(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
-        tokio::time::timeout(PATIENCE, attempt()).await.map_err(timed_out)?
-    };
-    bounded.retry(backoff).when(is_brief).await
+    let timed_out = |_| Error::Transient(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
+    tokio::time::timeout(PATIENCE, attempt.retry(backoff).when(is_brief)).await.map_err(timed_out)?
 }
 
-/// Lost to another transaction, or the connection was a dead one. After a timeout the caller has waited enough.
+/// Lost to another transaction, or the connection was a dead one. Whoever got no connection has waited enough.
 fn is_brief(error: &Error) -> bool {
-    match error {
-        Error::Transient(sqlx::Error::PoolTimedOut) => false,
-        Error::Transient(sqlx::Error::Io(io)) => io.kind() != std::io::ErrorKind::TimedOut,
-        Error::Transient(_) => true,
-        _ => false,
-    }
+    matches!(error, Error::Transient(cause) if !matches!(cause, sqlx::Error::PoolTimedOut))
 }
 
 /// Where a page starts: no task has the id of zeros.
