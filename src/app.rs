@@ -90,15 +90,20 @@ async fn serve(
     let Some(bus) = patiently("the bus", stop, || open_bus(settings, &redis)).await? else { return Ok(()) };
 
     let queue = Queue::new(redis.clone());
-    let store_id = store.store_id().await.context("cannot read the database")?;
-    let owner = queue.belongs_to(&store_id).await.context("cannot reach redis")?;
+    // They may go away again at any moment from now on, also at this one.
+    let unreachable = |error: store::Error| Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"));
+    let database =
+        || async { Ok((store.store_id().await.map_err(unreachable)?, store.shards().await.map_err(unreachable)?)) };
+    let Some((store_id, shards)) = patiently("the database", stop, database).await? else { return Ok(()) };
+    let owner = || async { queue.belongs_to(&store_id).await.map_err(|error| Unreachable::Yet(error.into())) };
+    let Some(owner) = patiently("Redis", stop, owner).await? else { return Ok(()) };
     if owner != store_id {
         bail!(
             "this Redis holds the tasks of another database ({owner}, not {store_id}); use the database that belongs to it, \
              or another --redis-prefix, or an empty Redis"
         );
     }
-    for (shard, _life) in store.shards().await.context("cannot read the database")? {
+    for (shard, _life) in shards {
         queue.add_shard(&shard);
     }
 

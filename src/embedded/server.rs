@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek, SeekFrom},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::{fs::OpenOptionsExt, process::ExitStatusExt},
     path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
@@ -25,6 +25,8 @@ pub(super) const STOP: Duration = Duration::from_secs(10);
 const START: Duration = Duration::from_secs(30);
 /// … and how slowly a poor disk loads the append-only file.
 const LOADED_PER_SECOND: u64 = 5 << 20;
+/// How often a server that is killed at its first start is started.
+const STARTS: usize = 5;
 /// A server that has run so long is in good health: when it dies, the next one starts at once.
 const HEALTHY: Duration = Duration::from_secs(30);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -51,6 +53,18 @@ impl RedisServer {
         let traces =
             Traces { url: &launch.url, socket: &launch.socket, pid_file: &launch.pid_file, redis: &launch.redis };
         traces.end().await?;
+        let mut pauses = Pauses::default();
+        for _ in 1..STARTS {
+            match launch.start().await {
+                Ok(child) => return Ok(Self { child: Mutex::new(Some(child)), launch }),
+                // Somebody or the kernel killed it; what it does not like itself it says, and exits.
+                Err(error @ Error::Ended { status, .. }) if status.signal().is_some() => {
+                    tracing::warn!("starting redis-server again: {error}");
+                    sleep(pauses.after(Duration::ZERO)).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
         let child = launch.start().await?;
         Ok(Self { child: Mutex::new(Some(child)), launch })
     }

@@ -5,4 +5,5 @@
 mod support;
 
 mod bus_kafka;
+mod crawl;
 mod store_mysql;

@@ -375,6 +375,18 @@ async fn an_old_redis_is_refused() {
 }
 
 #[tokio::test]
+async fn a_server_that_is_killed_at_its_start_is_started_again() {
+    let folder = Folder::new();
+    let data = folder.lock();
+    let once = folder.path.join("killed-once");
+    let script = r#"printf '#!/bin/sh\n[ "$1" = --version ] || ! mkdir "$0.was-here" 2>/dev/null || kill -9 $$\nexec redis-server "$@"\n' > "$0" && chmod +x "$0""#;
+    assert!(Command::new("sh").args(["-c", script]).arg(&once).status().expect("sh").success());
+    let server = RedisServer::start_binary(&data, once.to_str().expect("a path")).await.expect("the second time");
+    assert_eq!(get(server.url()).await, None);
+    assert!(folder.path.join("killed-once.was-here").exists());
+}
+
+#[tokio::test]
 async fn a_server_that_ends_at_its_start_is_quoted() {
     let folder = Folder::new();
     let watched = Watched::new(folder.start().await);

@@ -1,0 +1,226 @@
+//! The crawl of `examples/crawl.rs` over a real site, compared with a walk that knows nothing of taskd.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{Router, extract::Request, middleware};
+use serde_json::Value;
+use taskd::pb::{self, discovery_client::DiscoveryClient};
+use tokio::sync::watch;
+use tower_http::services::ServeDir;
+use url::Url;
+
+use crate::support::{daemon::Daemon, kafka, mariadb::MysqlDatabase, store_contract::Database, until};
+
+#[path = "../../examples/crawl.rs"]
+#[allow(dead_code, reason = "its main is not ours")]
+mod example;
+
+const CONFIG: &str = "[queues.crawl]\nlease = \"2s\"\nmax_attempts = 100\nbackoff = [\"100ms\"]\n";
+/// Long enough that no page is handed out twice because the machine is slow.
+const CALM: &str = "[queues.crawl]\nlease = \"2m\"\n";
+
+/// URL → the site's answer and the links inside the site. A real site has links that lead nowhere.
+type Graph = BTreeMap<String, (u16, BTreeSet<String>)>;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_page_is_fetched_once() {
+    let site = Site::serve().await;
+    let mut daemon = Daemon::start(CALM, &[]).await;
+    run(&site, &daemon, 4, 1).await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_page_is_fetched_by_three_of_five_workers() {
+    let site = Site::serve().await;
+    let mut daemon = Daemon::start(CALM, &[]).await;
+    run(&site, &daemon, 5, 3).await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_lost_while_taskd_and_redis_are_killed() {
+    let site = Site::serve().await;
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    let reference = site.walk().await;
+    let pages = reference.len();
+    let args = args(&site, &daemon, 5, 3);
+    let crawl = example::crawl(&args, |_| ());
+    let kills = async {
+        // At so many fetches, and each a bit later: the pause is the fault's moment, nothing waits for it.
+        let mut moments: Vec<usize> = (0..20).map(|_| random() % (2 * pages)).collect();
+        moments.sort_unstable();
+        let mut fetched = site.total.subscribe();
+        for (number, moment) in moments.into_iter().enumerate() {
+            fetched.wait_for(|total| *total >= moment).await.unwrap();
+            tokio::time::sleep(Duration::from_millis((random() % 200) as u64)).await;
+            if number % 2 == 0 {
+                daemon.kill9_and_restart();
+            } else {
+                until("there is a redis-server to kill", async || daemon.kill9_redis()).await;
+            }
+        }
+        daemon.ready().await;
+    };
+    let both = async { tokio::join!(crawl, kills) };
+    let (crawled, ()) = tokio::time::timeout(Duration::from_secs(240), both).await.expect("the crawl ends");
+    crawled.unwrap();
+    check(&reference, &args).await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_page_is_fetched_once_on_mariadb_and_kafka() {
+    let site = Site::serve().await;
+    let database = MysqlDatabase::create().await;
+    let bus = format!("kafka://{}", kafka::shared().await);
+    let prefix = format!("crawl-{}-", random());
+    let mut daemon =
+        Daemon::start(CALM, &["--database-url", &database.url(), "--bus-url", &bus, "--topic-prefix", &prefix]).await;
+    run(&site, &daemon, 4, 1).await;
+    assert!(daemon.stop().await.success());
+    database.remove().await;
+}
+
+async fn run(site: &Site, daemon: &Daemon, workers: usize, replicas: u32) {
+    let reference = site.walk().await;
+    let args = args(site, daemon, workers, replicas);
+    let mut seen: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let crawl = example::crawl(&args, |report| {
+        assert_eq!(report.status, pb::ItemStatus::Ok, "{}", report.url);
+        assert_eq!((report.page.status, &report.page.links), of(&reference, &report.url), "{}", report.url);
+        assert!(seen.entry(report.url).or_default().insert(report.worker), "a worker was credited twice");
+    });
+    tokio::time::timeout(Duration::from_secs(240), crawl).await.expect("the crawl ends").unwrap();
+    assert!(seen.values().all(|workers| workers.len() == replicas as usize));
+    assert!(seen.keys().eq(reference.keys()));
+    let fetches = site.fetches.lock().unwrap().clone();
+    assert!(fetches.keys().eq(reference.keys()));
+    let often: Vec<_> = fetches.iter().filter(|(_, times)| **times != replicas as usize).collect();
+    assert!(often.is_empty(), "fetched more or less often than {replicas} times: {often:?}");
+    check(&reference, &args).await;
+}
+
+fn args(site: &Site, daemon: &Daemon, workers: usize, replicas: u32) -> example::Args {
+    let url = Url::parse(&site.url).unwrap();
+    example::Args { url, grpc: daemon.grpc(), http: daemon.http(), workers, replicas, queue: "crawl".into() }
+}
+
+/// What taskd kept: the pages of `reference` and no others, each with the links of `reference` from distinct workers.
+async fn check(reference: &Graph, args: &example::Args) {
+    let client = reqwest::Client::new();
+    let get = async |path: String| -> Value {
+        let answer = client.get(format!("{}{path}", args.http)).send().await.unwrap();
+        answer.error_for_status().unwrap().json().await.unwrap()
+    };
+    let queues = get("/v1/queues".into()).await;
+    assert_eq!(queues["queues"][0]["completed"], reference.len(), "{queues}");
+    assert_eq!(queues["queues"][0]["dead"], 0, "{queues}");
+
+    // A page that is there already is answered with its id.
+    let tasks = reference.keys().map(|url| pb::NewTask {
+        queue: args.queue.clone(),
+        key: url.clone().into(),
+        ..Default::default()
+    });
+    let request = pb::InsertTasksRequest { tasks: tasks.collect() };
+    let mut discovery = DiscoveryClient::connect(args.grpc.clone()).await.unwrap();
+    let inserted = discovery.insert_tasks(request).await.unwrap().into_inner().results;
+    for (url, known) in reference.keys().zip(inserted) {
+        assert_eq!(known.status(), pb::InsertStatus::Duplicate, "{url} was lost");
+        let results = get(format!("/v1/tasks/{}/results", known.id)).await;
+        let results: Vec<&Value> =
+            results["results"].as_array().unwrap().iter().filter(|one| one["surplus"] == false).collect();
+        let workers: BTreeSet<&str> = results.iter().map(|one| one["worker"].as_str().unwrap()).collect();
+        let wanted = args.replicas as usize;
+        assert_eq!((results.len(), workers.len()), (wanted, wanted), "{url}: {results:?}");
+        for result in results {
+            let page: example::Page = serde_json::from_value(result["result"].clone()).unwrap();
+            assert_eq!((page.status, &page.links), of(reference, url), "{url}");
+        }
+    }
+}
+
+fn of<'a>(reference: &'a Graph, url: &str) -> (u16, &'a BTreeSet<String>) {
+    let (status, links) = &reference[url];
+    (*status, links)
+}
+
+fn random() -> usize {
+    usize::from_le_bytes(uuid::Uuid::new_v4().as_bytes()[8..].try_into().unwrap()) >> 8
+}
+
+/// Python's documentation, on loopback, with a count of what was fetched.
+struct Site {
+    url: String,
+    fetches: Arc<Mutex<BTreeMap<String, usize>>>,
+    total: Arc<watch::Sender<usize>>,
+}
+
+impl Site {
+    async fn serve() -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let root = format!("http://{}", listener.local_addr().unwrap());
+        let (fetches, total) = (Arc::<Mutex<BTreeMap<_, _>>>::default(), Arc::new(watch::Sender::new(0)));
+        let count = {
+            let (root, fetches, total) = (root.clone(), Arc::clone(&fetches), Arc::clone(&total));
+            middleware::from_fn(move |request: Request, next: middleware::Next| {
+                *fetches.lock().unwrap().entry(format!("{root}{}", request.uri())).or_insert(0) += 1;
+                total.send_modify(|total| *total += 1);
+                next.run(request)
+            })
+        };
+        let router = Router::new().fallback_service(ServeDir::new(documentation())).layer(count);
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Self { url: format!("{root}/"), fetches, total }
+    }
+
+    /// Breadth first, one page after the other. What it fetches is not counted.
+    async fn walk(&self) -> Graph {
+        let (client, mut graph) = (reqwest::Client::new(), Graph::new());
+        let mut queue = VecDeque::from([self.url.clone()]);
+        while let Some(url) = queue.pop_front() {
+            if graph.contains_key(&url) {
+                continue;
+            }
+            let answer = client.get(&url).send().await.unwrap();
+            let status = answer.status().as_u16();
+            let html =
+                answer.headers().get("content-type").is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
+            let text = String::from_utf8_lossy(&answer.bytes().await.unwrap()).into_owned();
+            let links = if html { self.links(&url, &text) } else { BTreeSet::new() };
+            queue.extend(links.iter().cloned());
+            graph.insert(url, (status, links));
+        }
+        assert!(graph.len() > 500, "a site of {} pages is too small to be the documentation", graph.len());
+        self.fetches.lock().unwrap().clear();
+        self.total.send_modify(|total| *total = 0);
+        graph
+    }
+
+    fn links(&self, page: &str, text: &str) -> BTreeSet<String> {
+        let page = Url::parse(page).unwrap();
+        let text = without(&without(text, "<!--", "-->"), "<script", "</script>");
+        let tags = text.split('<').filter(|tag| tag.starts_with("a ") || tag.starts_with("a\n"));
+        let hrefs = tags.filter_map(|tag| Some(tag.split('>').next()?.split_once("href=\"")?.1.split('"').next()?));
+        let links = hrefs.filter_map(|href| page.join(&href.split('#').next()?.replace("&amp;", "&")).ok());
+        links.map(String::from).filter(|link| link.starts_with(&self.url)).collect()
+    }
+}
+
+fn without(text: &str, from: &str, to: &str) -> String {
+    let mut parts = text.split(from);
+    let first = parts.next().unwrap_or_default().to_owned();
+    first + &parts.filter_map(|part| part.split_once(to)).map(|(_, rest)| rest).collect::<String>()
+}
+
+fn documentation() -> PathBuf {
+    let folders = std::fs::read_dir("/usr/share/doc").unwrap().map(|entry| entry.unwrap().path().join("html"));
+    let folder = folders.filter(|folder| folder.join("library/index.html").exists()).min();
+    folder.expect("python3-doc is not installed: scripts/install-deps demo").canonicalize().unwrap()
+}
