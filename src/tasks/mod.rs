@@ -9,7 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures::future;
@@ -24,7 +24,7 @@ use crate::{
     pb,
     queue::{self, Claim, Code, Completion, Extension, Granted, HandBack, How, Leased, Queue},
     supervise::Supervisor,
-    telemetry::metrics::{self, Method},
+    telemetry::metrics::{self, CallResult, Method},
 };
 
 #[derive(Debug, Clone, thiserror::Error)]
@@ -92,6 +92,22 @@ struct Placed<T> {
 impl Handle {
     /// Leases tasks; waits only when there is nothing. Dropping the future gives back what was leased meanwhile.
     pub async fn get(&self, request: pb::GetTasksRequest) -> Result<pb::GetTasksResponse, Error> {
+        counted(Method::Get, self.get_tasks(request), |response| response.tasks.is_empty()).await
+    }
+
+    pub async fn complete(&self, request: pb::CompleteTasksRequest) -> Result<pb::CompleteTasksResponse, Error> {
+        counted(Method::Complete, self.complete_tasks(request), |response| response.results.is_empty()).await
+    }
+
+    pub async fn reject(&self, request: pb::RejectTasksRequest) -> Result<pb::RejectTasksResponse, Error> {
+        counted(Method::Reject, self.reject_tasks(request), |response| response.results.is_empty()).await
+    }
+
+    pub async fn extend(&self, request: pb::ExtendTasksRequest) -> Result<pb::ExtendTasksResponse, Error> {
+        counted(Method::Extend, self.extend_tasks(request), |response| response.results.is_empty()).await
+    }
+
+    async fn get_tasks(&self, request: pb::GetTasksRequest) -> Result<pb::GetTasksResponse, Error> {
         let worker = worker(&request.worker)?;
         if request.queues.is_empty() {
             return Err(Error::Invalid("queues is empty: name at least one".into()));
@@ -176,7 +192,7 @@ impl Handle {
         Ok(granted)
     }
 
-    pub async fn complete(&self, request: pb::CompleteTasksRequest) -> Result<pb::CompleteTasksResponse, Error> {
+    async fn complete_tasks(&self, request: pb::CompleteTasksRequest) -> Result<pb::CompleteTasksResponse, Error> {
         let worker = worker(&request.worker)?;
         self.check_count(request.completions.len())?;
         let mut results: Vec<_> = request.completions.iter().map(|item| unanswered(&item.id)).collect();
@@ -224,7 +240,7 @@ impl Handle {
         Ok(Completion { id, token, worker: worker.clone(), report: report.encode_to_vec().into() })
     }
 
-    pub async fn reject(&self, request: pb::RejectTasksRequest) -> Result<pb::RejectTasksResponse, Error> {
+    async fn reject_tasks(&self, request: pb::RejectTasksRequest) -> Result<pb::RejectTasksResponse, Error> {
         let worker = worker(&request.worker)?;
         self.check_count(request.rejections.len())?;
         let mut results: Vec<_> = request.rejections.iter().map(|item| unanswered(&item.id)).collect();
@@ -246,7 +262,7 @@ impl Handle {
         Ok(pb::RejectTasksResponse { results })
     }
 
-    pub async fn extend(&self, request: pb::ExtendTasksRequest) -> Result<pb::ExtendTasksResponse, Error> {
+    async fn extend_tasks(&self, request: pb::ExtendTasksRequest) -> Result<pb::ExtendTasksResponse, Error> {
         let worker = worker(&request.worker)?;
         self.check_count(request.extensions.len())?;
         let mut results: Vec<_> = request.extensions.iter().map(|item| unanswered(&item.id)).collect();
@@ -287,6 +303,24 @@ impl Handle {
         }
         Ok(lease)
     }
+}
+
+/// Runs a call and records how it ended. A caller that went away got no answer, and is not recorded.
+async fn counted<T>(
+    method: Method,
+    call: impl Future<Output = Result<T, Error>>,
+    is_empty: impl Fn(&T) -> bool,
+) -> Result<T, Error> {
+    let started = Instant::now();
+    let answer = call.await;
+    let result = match &answer {
+        Ok(response) if is_empty(response) => CallResult::Empty,
+        Ok(_) => CallResult::Ok,
+        Err(Error::Invalid(_)) => CallResult::Invalid,
+        Err(Error::Unavailable(_)) => CallResult::Unavailable,
+    };
+    metrics::tasks_call(method, result, started.elapsed());
+    answer
 }
 
 fn worker(name: &str) -> Result<WorkerName, Error> {

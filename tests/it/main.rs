@@ -12,3 +12,4 @@ mod ingress_grpc;
 mod ingress_http;
 mod lua_state;
 mod store_sqlite;
+mod tasks_service;

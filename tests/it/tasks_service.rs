@@ -1,0 +1,96 @@
+//! The tasks service over a real queue, without the pipelines around it.
+
+use std::sync::Arc;
+
+use metrics_exporter_prometheus::PrometheusBuilder;
+use taskd::{
+    bus::redis_streams::RedisStreams,
+    config::Settings,
+    model::{self, Offset, QueueName, ShardId, TaskId},
+    pb,
+    queue::{Enqueue, EnqueueTask, Queue},
+    redis_pool::Redis,
+    supervise::Supervisor,
+    tasks::{self, Error},
+};
+
+use crate::support::redis::{Fsync, RedisServer};
+
+/// A queue `q` with one task.
+async fn one_task(queue: &Queue) {
+    let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+    queue.open_shard(&shard, 1, "topic", None).await.unwrap();
+    queue.add_shard(&shard);
+    let offset = Offset { major: 1, minor: 0 };
+    let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
+    let task = EnqueueTask {
+        offset,
+        id: TaskId::new(),
+        replicas: 1,
+        not_before_unix_ms: 0,
+        body: model::body_blob(&record),
+        credited: vec![],
+    };
+    let batch = Enqueue {
+        topic_generation: "topic",
+        predecessor: None,
+        upto: offset,
+        tasks: &[task],
+        high_water_tasks: 100,
+        high_water_bytes: 1 << 20,
+    };
+    queue.enqueue(&shard, &batch).await.unwrap();
+}
+
+// One thread: the recorder is that of this thread.
+#[tokio::test]
+async fn every_call_is_counted_with_how_it_ended() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let metrics = recorder.handle();
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    let mut server = RedisServer::start(Fsync::EverySecond);
+    let redis = Redis::connect(&server.url(), "t").await.unwrap();
+    let queue = Queue::new(redis.clone());
+    one_task(&queue).await;
+    let bus = Arc::new(RedisStreams::open(redis, "", 1).await.unwrap());
+    let supervisor = Supervisor::new();
+    let tasks = tasks::start(queue, bus, &Arc::new(Settings::default()), &supervisor);
+
+    let get = || tasks.get(pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into()], ..Default::default() });
+    let leased = get().await.unwrap().tasks.remove(0);
+    assert!(get().await.unwrap().tasks.is_empty());
+    let (id, lease_token) = (leased.id, leased.lease_token);
+    let by = Some(prost_types::Duration { seconds: 30, nanos: 0 });
+    let extension = pb::Extension { id: id.clone(), lease_token: lease_token.clone(), by };
+    let extend = pb::ExtendTasksRequest { worker: "w".into(), extensions: vec![extension] };
+    tasks.extend(extend).await.unwrap();
+    let completion = pb::Completion { id: id.clone(), lease_token: lease_token.clone(), ..Default::default() };
+    tasks.complete(pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion] }).await.unwrap();
+    let rejection = pb::Rejection { id, lease_token, ..Default::default() };
+    let reject = pb::RejectTasksRequest { worker: "w".into(), rejections: vec![rejection] };
+    tasks.reject(reject.clone()).await.unwrap();
+    tasks.reject(pb::RejectTasksRequest { rejections: vec![], ..reject.clone() }).await.unwrap();
+    let nobody = tasks.reject(pb::RejectTasksRequest { worker: String::new(), ..reject }).await;
+    assert!(matches!(nobody, Err(Error::Invalid(_))), "{nobody:?}");
+    server.kill9();
+    let away = get().await;
+    assert!(matches!(away, Err(Error::Unavailable(_))), "{away:?}");
+
+    let text = metrics.render();
+    for (method, result) in [
+        ("get", "ok"),
+        ("get", "empty"),
+        ("get", "unavailable"),
+        ("complete", "ok"),
+        ("reject", "ok"),
+        ("reject", "empty"),
+        ("reject", "invalid"),
+        ("extend", "ok"),
+    ] {
+        let line = format!("taskd_tasks_calls_total{{method=\"{method}\",result=\"{result}\"}} 1\n");
+        assert!(text.contains(&line), "{line} is not in\n{text}");
+    }
+    assert!(text.contains("taskd_tasks_call_duration_seconds_count{method=\"get\"} 3\n"), "{text}");
+    supervisor.stop();
+    supervisor.wait().await;
+}
