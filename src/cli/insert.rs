@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use backon::{ExponentialBuilder, Retryable};
+use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
@@ -33,6 +33,12 @@ const READ_BYTES: usize = 256 << 10;
 const MAX_LINE_BYTES: usize = 32 << 20;
 /// A server that answers nothing for so long is asked again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two tries, about two minutes in all.
+const WAITS: ExponentialBuilder = ExponentialBuilder::new()
+    .with_jitter()
+    .with_min_delay(Duration::from_millis(50))
+    .with_max_delay(Duration::from_secs(2))
+    .with_max_times(65);
 /// Further ones are only counted.
 const REPORTED: u64 = 100;
 
@@ -207,52 +213,75 @@ fn format_of(line: &Line) -> Format {
     if text.trim_ascii_start().starts_with(b"{") { Format::Ndjson } else { Format::Keys }
 }
 
-/// Sends a batch until it is answered, for about two minutes.
-async fn send(client: Client, args: &Insert, batch: anyhow::Result<(Format, Vec<Line>)>) -> anyhow::Result<Answered> {
+/// Sends a batch until all of it is answered; gives up after about two minutes in which nothing was.
+async fn send(
+    mut client: Client,
+    args: &Insert,
+    batch: anyhow::Result<(Format, Vec<Line>)>,
+) -> anyhow::Result<Answered> {
     let (format, lines) = batch?;
     if format == Format::Keys && args.queue.is_none() {
         bail!("lines that are keys need --queue NAME");
     }
     let mut answered = Answered { created: 0, duplicate: 0, rejected: Vec::new() };
-    let (mut tasks, mut numbers) = (Vec::with_capacity(lines.len()), Vec::with_capacity(lines.len()));
+    let mut rest = Vec::with_capacity(lines.len());
     for line in lines {
         match task(args, format, &line) {
-            Ok(task) => {
-                tasks.push(task);
-                numbers.push(line.number);
-            }
+            Ok(task) => rest.push((line.number, task)),
             Err(why) => answered.rejected.push((line.number, why)),
         }
     }
-    if tasks.is_empty() {
-        return Ok(answered);
+    let mut waits = WAITS.build();
+    while let Some(first) = rest.first().map(|(number, _)| *number) {
+        let tasks: Vec<_> = rest.iter().map(|(_, task)| task.clone()).collect();
+        // Sending again is safe, also when the answer was lost: what is stored already is a duplicate.
+        let why = match client.insert_tasks(pb::InsertTasksRequest { tasks }).await {
+            Ok(response) => {
+                let sent = rest.len();
+                let (again, why) = answered.count(rest, response.into_inner().results);
+                rest = again;
+                if rest.len() < sent {
+                    waits = WAITS.build();
+                }
+                why
+            }
+            Err(status) if is_transient(&status) => status.message().to_owned(),
+            Err(status) => bail!(refused(args, first, status.message())),
+        };
+        if !rest.is_empty() {
+            let Some(wait) = waits.next() else { bail!(refused(args, first, &why)) };
+            tokio::time::sleep(wait).await;
+        }
     }
-    // Sending again is safe, also when the answer was lost: what is stored already is a duplicate.
-    let waits = ExponentialBuilder::default()
-        .with_jitter()
-        .with_min_delay(Duration::from_millis(50))
-        .with_max_delay(Duration::from_secs(2))
-        .with_max_times(65);
-    let request = pb::InsertTasksRequest { tasks };
-    let call = || async { client.clone().insert_tasks(request.clone()).await };
-    let response = call.retry(waits).when(is_transient).await.map_err(|status| {
-        anyhow::anyhow!("taskd at {} did not take the lines from {}: {}", args.grpc, numbers[0], status.message())
-    })?;
-    answered.count(&numbers, response.into_inner().results);
     Ok(answered)
 }
 
+fn refused(args: &Insert, first: u64, why: &str) -> String {
+    format!("taskd at {} did not take the lines from {first}: {why}", args.grpc)
+}
+
 impl Answered {
-    fn count(&mut self, numbers: &[u64], results: Vec<pb::InsertResult>) {
-        for (number, result) in numbers.iter().zip(results) {
+    /// Answers what is to be sent again, and why.
+    fn count(
+        &mut self,
+        sent: Vec<(u64, pb::NewTask)>,
+        results: Vec<pb::InsertResult>,
+    ) -> (Vec<(u64, pb::NewTask)>, String) {
+        let (mut again, mut why) = (Vec::new(), String::new());
+        for ((number, task), result) in sent.into_iter().zip(results) {
             match result.status() {
                 pb::InsertStatus::Created => self.created += 1,
                 pb::InsertStatus::Duplicate => self.duplicate += 1,
+                pb::InsertStatus::TryLater => {
+                    again.push((number, task));
+                    why = result.error;
+                }
                 pb::InsertStatus::Rejected | pb::InsertStatus::Unspecified => {
-                    self.rejected.push((*number, result.error));
+                    self.rejected.push((number, result.error));
                 }
             }
         }
+        (again, why)
     }
 }
 

@@ -55,19 +55,21 @@ pub(super) fn start(parts: &Parts, supervisor: &Supervisor) -> Handle {
 }
 
 impl Handle {
-    /// Stores what is new and answers per task, in order. Waits at most for the batches before it.
+    /// Stores what is new and answers per task, in order. Waits at most for the batches before it. An error when nothing was stored;
+    /// when only the rest could not be, that is answered `TRY_LATER`.
     pub async fn insert(&self, tasks: Vec<pb::NewTask>) -> Result<Vec<pb::InsertResult>, Error> {
         let mut answers = Vec::with_capacity(tasks.len());
         let mut rest = tasks.into_iter().peekable();
         while rest.peek().is_some() {
             let some: Vec<_> = rest.by_ref().take(self.parts.settings.discovery.batch_max).collect();
+            let unstored = some.len() + rest.len();
             match self.insert_batch(some).await {
                 Ok(some) => answers.extend(some),
-                Err(error) if answers.is_empty() => return Err(error),
-                // What was answered is kept: only the rest is to be sent again.
+                Err(error) if answers.iter().all(is_rejected) => return Err(error),
+                // What was stored has its answers: only the rest is to be sent again.
                 Err(error) => {
-                    answers.push(rejected(error.to_string()));
-                    answers.extend(rest.by_ref().map(|_| rejected(error.to_string())));
+                    answers.resize(answers.len() + unstored, try_later(error.to_string()));
+                    return Ok(answers);
                 }
             }
         }
@@ -134,6 +136,14 @@ impl Handle {
 
 fn rejected(error: String) -> pb::InsertResult {
     pb::InsertResult { status: pb::InsertStatus::Rejected.into(), id: String::new(), error }
+}
+
+fn try_later(error: String) -> pb::InsertResult {
+    pb::InsertResult { status: pb::InsertStatus::TryLater.into(), id: String::new(), error }
+}
+
+fn is_rejected(answer: &pb::InsertResult) -> bool {
+    answer.status() == pb::InsertStatus::Rejected
 }
 
 fn answer(id: TaskId, inserted: Inserted) -> pb::InsertResult {

@@ -16,7 +16,7 @@ use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
-use backon::{ExponentialBuilder, Retryable};
+use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
 use tokio_util::sync::CancellationToken;
@@ -34,26 +34,33 @@ const BATCH: usize = 1000;
 const IN_FLIGHT: usize = 3;
 /// A client that sends no whole line for so long has gone.
 const IDLE: Duration = Duration::from_secs(60);
-/// What lines are answered when the store stayed busy: unlike a rejected one, such a line is worth sending again.
-const TRY_LATER: &str = "TRY_LATER";
 
 /// Answers each line with a line, in order. A store that is busy from the start is an answer as a whole (429); later on it is
-/// waited for.
+/// waited for, and when it stays busy the lines that it did not take are answered `TRY_LATER`.
 pub(super) async fn insert(state: State, body: Body) -> Result<Response, Problem> {
     let discovery = http::discovery(&state)?.clone();
     let mut source = Source::new(&state, body);
     let first = match source.next().await {
-        Read::Lines(lines) => Bytes::from(store(&discovery, &lines).await?),
+        Read::Lines(lines) => {
+            let mut batch = Batch::new(lines);
+            batch.store(&discovery).await?;
+            batch
+        }
         Read::Broken(why) => return Err(Problem::bad_request(why)),
-        Read::End => Bytes::new(),
+        Read::End => Batch::new(Vec::new()),
     };
-    let answers = stream::once(std::future::ready(first)).chain(rest(discovery, source, state.stop));
+    let answers = answers(discovery, first, source, state.stop);
     let body = Body::from_stream(answers.map(Ok::<_, std::convert::Infallible>));
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
 }
 
-/// The answers to everything behind the first batch.
-fn rest(discovery: discovery::Handle, source: Source, stop: CancellationToken) -> impl Stream<Item = Bytes> {
+/// The answers to the first batch, which is answered already, perhaps in part, and to everything behind it.
+fn answers(
+    discovery: discovery::Handle,
+    first: Batch,
+    source: Source,
+    stop: CancellationToken,
+) -> impl Stream<Item = Bytes> {
     let failed = Arc::new(AtomicBool::new(false));
     let ended = Arc::clone(&failed);
     let reads = stream::unfold(Some(source), move |source| {
@@ -69,27 +76,27 @@ fn rest(discovery: discovery::Handle, source: Source, stop: CancellationToken) -
                 return None;
             }
             match read {
-                Read::Lines(lines) => Some((Ok(lines), Some(source))),
+                Read::Lines(lines) => Some((Ok(Batch::new(lines)), Some(source))),
                 Read::Broken(why) => Some((Err(why), None)),
                 Read::End => None,
             }
         }
     });
-    let answer = move |read: Result<Vec<Line>, String>| {
+    let answer = move |read: Result<Batch, String>| {
         let (discovery, stop, failed) = (discovery.clone(), stop.clone(), Arc::clone(&ended));
         async move {
-            let lines = match read {
-                Ok(lines) => lines,
-                Err(why) => return Bytes::from(line_of(&InsertAnswer { status: TRY_LATER, id: "", error: &why })),
+            let mut batch = match read {
+                Ok(batch) => batch,
+                Err(why) => return Bytes::from(line_of(&try_later(why))),
             };
-            let stored = store_patiently(&discovery, &lines, &stop).await;
-            Bytes::from(stored.unwrap_or_else(|error| {
+            batch.store_patiently(&discovery, &stop).await;
+            if !batch.is_answered() {
                 failed.store(true, Ordering::Relaxed);
-                not_stored(&lines, &error)
-            }))
+            }
+            Bytes::from(batch.into_lines())
         }
     };
-    reads.map(answer).buffered(IN_FLIGHT)
+    stream::once(std::future::ready(Ok(first))).chain(reads).map(answer).buffered(IN_FLIGHT)
 }
 
 /// The lines of a request.
@@ -123,32 +130,68 @@ impl Source {
     }
 }
 
-/// Stores a batch and writes its answers.
-async fn store(discovery: &discovery::Handle, lines: &[Line]) -> Result<Vec<u8>, discovery::Error> {
-    let items = lines.iter().map(read).collect();
-    let mut results = http::insert(discovery, items).await?;
-    let mut answers = Vec::with_capacity(results.len() * 80);
-    for (line, result) in lines.iter().zip(&mut results) {
-        if result.status() == pb::InsertStatus::Rejected {
-            result.error.insert_str(0, &format!("line {}: ", line.number));
-        }
-        answers.extend(line_of(&InsertAnswer::from(&*result)));
-    }
-    Ok(answers)
+/// Lines and their answers; `TRY_LATER` is that of a line that has no other yet.
+struct Batch {
+    lines: Vec<Line>,
+    results: Vec<pb::InsertResult>,
 }
 
-/// The same, again and again for about half a minute: the lines are read anew each time, which is cheaper than to keep a copy.
-async fn store_patiently(
-    discovery: &discovery::Handle,
-    lines: &[Line],
-    stop: &CancellationToken,
-) -> Result<Vec<u8>, discovery::Error> {
-    let waits = ExponentialBuilder::default()
-        .with_jitter()
-        .with_min_delay(Duration::from_millis(50))
-        .with_max_delay(Duration::from_secs(2))
-        .with_max_times(20);
-    (|| store(discovery, lines)).retry(waits).when(|_| !stop.is_cancelled()).await
+impl Batch {
+    fn new(lines: Vec<Line>) -> Self {
+        Self { results: vec![try_later(String::new()); lines.len()], lines }
+    }
+
+    fn is_answered(&self) -> bool {
+        !self.results.iter().any(is_open)
+    }
+
+    /// Stores the lines that have no answer. On `Err` nothing was stored.
+    async fn store(&mut self, discovery: &discovery::Handle) -> Result<(), discovery::Error> {
+        let open: Vec<usize> = (0..self.lines.len()).filter(|place| is_open(&self.results[*place])).collect();
+        let items = open.iter().map(|place| read(&self.lines[*place])).collect();
+        for (place, result) in open.into_iter().zip(http::insert(discovery, items).await?) {
+            self.results[place] = result;
+        }
+        Ok(())
+    }
+
+    /// The same until all have an answer, again and again for about half a minute: the lines are read anew each time, which is
+    /// cheaper than to keep a copy.
+    async fn store_patiently(&mut self, discovery: &discovery::Handle, stop: &CancellationToken) {
+        let mut waits = ExponentialBuilder::default()
+            .with_jitter()
+            .with_min_delay(Duration::from_millis(50))
+            .with_max_delay(Duration::from_secs(2))
+            .with_max_times(20)
+            .build();
+        while !self.is_answered() {
+            if let Err(error) = self.store(discovery).await {
+                let open = self.results.iter_mut().filter(|result| is_open(result));
+                open.for_each(|result| result.error = error.to_string());
+            } else if self.is_answered() {
+                return;
+            }
+            let Some(wait) = waits.next() else { return };
+            if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    fn into_lines(self) -> Vec<u8> {
+        let mut answers = Vec::with_capacity(self.results.len() * 80);
+        for (line, mut result) in self.lines.iter().zip(self.results) {
+            if matches!(result.status(), pb::InsertStatus::Rejected | pb::InsertStatus::TryLater) {
+                result.error.insert_str(0, &format!("line {}: ", line.number));
+            }
+            answers.extend(line_of(&result));
+        }
+        answers
+    }
+}
+
+fn is_open(result: &pb::InsertResult) -> bool {
+    result.status() == pb::InsertStatus::TryLater
 }
 
 fn read(line: &Line) -> Result<pb::NewTask, String> {
@@ -158,15 +201,12 @@ fn read(line: &Line) -> Result<pb::NewTask, String> {
     }
 }
 
-fn not_stored(lines: &[Line], error: &discovery::Error) -> Vec<u8> {
-    let answer = |line: &Line| {
-        line_of(&InsertAnswer { status: TRY_LATER, id: "", error: &format!("line {}: {error}", line.number) })
-    };
-    lines.iter().flat_map(answer).collect()
+fn try_later(error: String) -> pb::InsertResult {
+    pb::InsertResult { status: pb::InsertStatus::TryLater.into(), id: String::new(), error }
 }
 
-fn line_of(answer: &InsertAnswer<'_>) -> Vec<u8> {
-    let mut line = serde_json::to_vec(answer).expect("three strings are JSON");
+fn line_of(result: &pb::InsertResult) -> Vec<u8> {
+    let mut line = serde_json::to_vec(&InsertAnswer::from(result)).expect("three strings are JSON");
     line.push(b'\n');
     line
 }

@@ -1,6 +1,16 @@
 //! The binary as a user meets it: exit codes, one line per error, and a configuration that says where it came from.
 
-use std::process::{Command, Output};
+use std::{
+    process::{Command, Output},
+    sync::{Arc, Mutex},
+};
+
+use taskd::pb::{
+    self,
+    discovery_server::{Discovery, DiscoveryServer},
+};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status};
 
 fn taskd(args: &[&str], env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
@@ -101,4 +111,48 @@ fn insert_without_a_server_says_so_with_exit_code_2() {
     assert_eq!(code, 2);
     assert!(stderr.starts_with("taskd: cannot reach taskd at http://127.0.0.1:1: "), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
+
+/// A server that has room for one task a call; remembers the keys of each call.
+#[derive(Clone, Default)]
+struct OneAtATime(Arc<Mutex<Vec<Vec<String>>>>);
+
+#[tonic::async_trait]
+impl Discovery for OneAtATime {
+    async fn insert_tasks(
+        &self,
+        request: Request<pb::InsertTasksRequest>,
+    ) -> Result<Response<pb::InsertTasksResponse>, Status> {
+        let keys = request.into_inner().tasks.into_iter().map(|task| String::from_utf8(task.key.to_vec()).unwrap());
+        let keys: Vec<String> = keys.collect();
+        let (created, try_later) = (pb::InsertStatus::Created.into(), pb::InsertStatus::TryLater.into());
+        let status = |place| if place == 0 { created } else { try_later };
+        let result = |place| pb::InsertResult { status: status(place), ..Default::default() };
+        let results = (0..keys.len()).map(result).collect();
+        self.0.lock().unwrap().push(keys);
+        Ok(Response::new(pb::InsertTasksResponse { results }))
+    }
+
+    async fn get_task(&self, _request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {
+        Err(Status::unimplemented(""))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_sends_again_what_had_no_room() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = OneAtATime::default();
+    let service = DiscoveryServer::new(server.clone());
+    let incoming = TcpListenerStream::new(listener);
+    tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+    let (_dir, path) = file("a\nb\nc\n");
+    let (code, stdout, stderr) =
+        tokio::task::spawn_blocking(move || run(&["insert", "--queue", "q", "--json", "--grpc", &url, &path], &[]))
+            .await
+            .unwrap();
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.contains(r#""lines":3,"created":3,"duplicate":0,"rejected":0"#), "{stdout}");
+    let sent: Vec<String> = server.0.lock().unwrap().iter().map(|keys| keys.join(" ")).collect();
+    assert_eq!(sent, ["a b c", "b c", "c"]);
 }

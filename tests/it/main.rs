@@ -6,6 +6,7 @@ mod support;
 
 mod architecture;
 mod bus_redis_streams;
+mod discovery_insert;
 mod embedded;
 mod ingress_cli;
 mod ingress_grpc;

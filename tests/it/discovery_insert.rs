@@ -1,0 +1,152 @@
+//! Requests of which only a part can be stored now: the rest is told to come again, never that it is wrong.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use reqwest::header;
+use serde_json::Value;
+use taskd::{
+    bus::redis_streams::RedisStreams,
+    dedup::Filter,
+    discovery::{self, Error, Handle},
+    ingress::{self, State},
+    model::{QueueName, StoredStatus},
+    outbox::{Gates, Outbox},
+    pb::{self, InsertStatus},
+    redis_pool::Redis,
+    store::{Settlement, Store},
+    supervise::Supervisor,
+};
+
+use crate::{
+    ingress_http::idle_state,
+    support::{
+        redis::{Fsync, RedisServer},
+        sqlite::SqliteFile,
+        store_contract::Database,
+        until,
+    },
+};
+
+/// Discovery that stores two tasks at once. The queue `full` holds one task.
+struct Fixture {
+    discovery: Handle,
+    state: State,
+    store: Arc<dyn Store>,
+    supervisor: Supervisor,
+    _redis: RedisServer,
+    _database: SqliteFile,
+}
+
+impl Fixture {
+    async fn start() -> Self {
+        let mut state = idle_state(|settings| {
+            settings.discovery.batch_max = 2;
+            let mut full = settings.queues.default.clone();
+            full.max_unfinished = 1;
+            settings.queues.named.insert(QueueName::new("full").unwrap(), full);
+        });
+        let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
+        let redis = Redis::connect(&server.url(), "t").await.unwrap();
+        let store = database.open().await;
+        let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
+        let outbox = Outbox { store: Arc::clone(&store), bus, gates: Gates::default() };
+        let supervisor = Supervisor::new();
+        let discovery = discovery::start(outbox, Filter::new(redis), &state.settings, &supervisor);
+        state.discovery = Some(discovery.clone());
+        Self { discovery, state, store, supervisor, _redis: server, _database: database }
+    }
+
+    /// Puts a task into `full` and waits until that is known; answers its id.
+    async fn fill(&self) -> String {
+        let id = self.discovery.insert(tasks(&["full"])).await.unwrap().remove(0).id;
+        until("the queue is full", async || self.discovery.insert(tasks(&["full"])).await.is_err()).await;
+        id
+    }
+
+    async fn unfinished(&self) -> BTreeMap<String, u64> {
+        let counts = self.store.counts().await.unwrap();
+        let unfinished = counts.into_iter().filter(|count| count.status == StoredStatus::Unfinished);
+        unfinished.map(|count| (count.queue.as_str().to_owned(), count.count)).collect()
+    }
+
+    async fn stop(self) {
+        self.supervisor.stop();
+        self.supervisor.wait().await;
+    }
+
+    /// Sends a body to a server of its own.
+    async fn post(&self, content_type: &str, body: String) -> reqwest::Response {
+        let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
+        let url = format!("http://{}/v1/tasks", listener.local_addr().unwrap());
+        tokio::spawn(ingress::http::serve(listener, self.state.clone()));
+        reqwest::Client::new().post(url).header(header::CONTENT_TYPE, content_type).body(body).send().await.unwrap()
+    }
+}
+
+/// A task for each queue named; `""` is none, which is wrong.
+fn tasks(queues: &[&str]) -> Vec<pb::NewTask> {
+    let task = |(number, queue): (usize, &&str)| pb::NewTask {
+        queue: (*queue).into(),
+        key: number.to_string().into(),
+        ..Default::default()
+    };
+    queues.iter().enumerate().map(task).collect()
+}
+
+fn lines(queues: &[&str]) -> Vec<String> {
+    let line = |(number, queue): (usize, &&str)| format!(r#"{{"queue":"{queue}","key":"{number}"}}"#);
+    queues.iter().enumerate().map(line).collect()
+}
+
+#[tokio::test]
+async fn what_comes_behind_a_part_that_was_stored_is_told_to_come_again() {
+    use InsertStatus::{Created, Rejected, TryLater};
+    let fixture = Fixture::start().await;
+    fixture.fill().await;
+    let answers = fixture.discovery.insert(tasks(&["q", "", "full", "", "q"])).await.unwrap();
+    let statuses: Vec<_> = answers.iter().map(pb::InsertResult::status).collect();
+    assert_eq!(statuses, [Created, Rejected, TryLater, TryLater, TryLater]);
+    assert!(answers[2].error.contains("max_unfinished"), "{answers:?}");
+    assert_eq!(fixture.unfinished().await, [("full".to_owned(), 1), ("q".to_owned(), 1)].into());
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_of_which_nothing_was_stored_fails_as_a_whole() {
+    let fixture = Fixture::start().await;
+    fixture.fill().await;
+    let refused = fixture.discovery.insert(tasks(&["", "", "full"])).await;
+    assert!(matches!(refused, Err(Error::Busy(_))), "{refused:?}");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn in_json_the_rest_is_answered_try_later() {
+    let fixture = Fixture::start().await;
+    fixture.fill().await;
+    let body = format!("[{}]", lines(&["q", "q", "full"]).join(","));
+    let answer: Value = fixture.post("application/json", body).await.json().await.unwrap();
+    let statuses: Vec<_> = answer["results"].as_array().unwrap().iter().map(|result| &result["status"]).collect();
+    assert_eq!(statuses, ["CREATED", "CREATED", "TRY_LATER"], "{answer}");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn lines_are_stored_when_there_is_room_and_only_what_was_missing() {
+    let fixture = Fixture::start().await;
+    let id = fixture.fill().await.parse().unwrap();
+    let settle_when_the_others_are_stored = async {
+        until("the others are stored", async || fixture.unfinished().await.get("q") == Some(&2)).await;
+        let (reason, at_unix_ms) = (String::new(), 0);
+        fixture.store.settle(vec![Settlement::Died { id, reason, attempts: 1, at_unix_ms }]).await.unwrap();
+    };
+    let body = lines(&["q", "q", "", "full"]).join("\n").replace("\"3\"", "\"another\"");
+    let answers = async { fixture.post("application/x-ndjson", body).await.text().await.unwrap() };
+    let both = async { tokio::join!(answers, settle_when_the_others_are_stored) };
+    let (answers, ()) = tokio::time::timeout(Duration::from_secs(60), both).await.expect("all lines are answered");
+    let statuses: Vec<Value> =
+        answers.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["status"].clone()).collect();
+    // As if they had been stored at once: a line that is sent again would be a duplicate.
+    assert_eq!(statuses, ["CREATED", "CREATED", "REJECTED", "CREATED"], "{answers}");
+    fixture.stop().await;
+}
