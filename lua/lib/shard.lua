@@ -1,4 +1,4 @@
--- The head of every script: names of the keys, the generation check, the clock, and the record: the only place that reads or
+-- The head of every script (but open.lua): names of the keys, the generation check, the clock, and the record: the only place that reads or
 -- writes one.
 --
 -- KEYS[1]  <p>:{<queue>:<shard>}:g   string  generation: the number of this life of the shard; without it every call is refused

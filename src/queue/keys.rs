@@ -32,10 +32,6 @@ impl ShardKeys {
     pub fn outbox(&self) -> &str {
         &self.0[6]
     }
-
-    pub fn offset(&self) -> &str {
-        &self.0[8]
-    }
 }
 
 /// Where scripts say that a queue has something to hand out again; the message is the queue's name.

@@ -432,20 +432,12 @@ impl Queue {
         topic_generation: &str,
         offset: Option<Offset>,
     ) -> Result<()> {
-        if self.generation(shard).await?.is_some() {
-            return Ok(());
-        }
-        let keys = self.keys(shard);
-        let mut pipe = redis::pipe();
-        pipe.atomic();
-        for key in keys.all().iter().filter(|key| *key != keys.outbox()) {
-            pipe.del(key).ignore();
-        }
-        if let Some(offset) = offset {
-            pipe.set(keys.offset(), format!("{topic_generation}/{offset}")).ignore();
-        }
-        pipe.set(keys.generation(), life).ignore();
-        Ok(pipe.query_async(&mut self.0.redis.conn()).await?)
+        let stored = offset.map(|offset| format!("{topic_generation}/{offset}")).unwrap_or_default();
+        self.call(&scripts::OPEN, shard, |call| {
+            call.arg(life).arg(stored);
+        })
+        .await?;
+        Ok(())
     }
 
     // --- the scripts

@@ -6,7 +6,7 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, ToRedisArgs, Value, aio
 
 use super::keys::{ShardKeys, WITHOUT_LANES};
 
-/// One file of `lua/` behind the head that all share. What Redis runs is one text with one SHA.
+/// One file of `lua/` behind the head that all share (but [`OPEN`]). What Redis runs is one text with one SHA.
 pub struct Script {
     pub name: &'static str,
     code: &'static str,
@@ -16,19 +16,24 @@ pub struct Script {
 
 macro_rules! script {
     ($constant:ident, $name:literal, lanes: $lanes:literal) => {
+        script!(
+            $constant,
+            $name,
+            lanes: $lanes,
+            head: concat!(include_str!("../../lua/lib/shard.lua"), include_str!("../../lua/lib/ending.lua"))
+        );
+    };
+    ($constant:ident, $name:literal, lanes: $lanes:literal, head: $head:expr) => {
         pub static $constant: Script = Script {
             name: $name,
-            code: concat!(
-                include_str!("../../lua/lib/shard.lua"),
-                include_str!("../../lua/lib/ending.lua"),
-                include_str!(concat!("../../lua/", $name, ".lua"))
-            ),
+            code: concat!($head, include_str!(concat!("../../lua/", $name, ".lua"))),
             lanes: $lanes,
             sha: LazyLock::new(|| redis::Script::new($constant.code).get_hash().to_owned()),
         };
     };
 }
 
+script!(OPEN, "open", lanes: true, head: "");
 script!(ENQUEUE, "enqueue", lanes: true);
 script!(CLAIM, "claim", lanes: true);
 script!(COMPLETE, "complete", lanes: false);

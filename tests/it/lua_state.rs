@@ -203,6 +203,45 @@ async fn without_a_generation_every_script_is_refused() {
     assert_eq!(f.state().await, before);
 }
 
+#[tokio::test]
+async fn open_empties_what_is_left_of_an_old_life_but_the_outbox() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    f.held('b', "w", 1).await;
+    for (command, key, args) in [
+        ("ZADD", "D", &[&b"5"[..], b"c"][..]),
+        ("RPUSH", "F", &[b"d"]),
+        ("SET", "O", &[b"topic/4-0"]),
+        ("SET", "m:C", &[b"3"]),
+        ("HSET", "m:P", &[b"w", b"4"]),
+        ("XADD", "S", &[b"*", b"c", b"report"]),
+        ("DEL", "g", &[]),
+    ] {
+        f.seed(command, key, args).await;
+    }
+    let open = |call: &mut Call| {
+        call.arg(8).arg("another/9-1");
+    };
+    assert_eq!(flat(f.run(&scripts::OPEN, open).await.expect("open")), ["1"]);
+    let opened: State = [("g", "8"), ("O", "another/9-1"), ("S", "c=report")]
+        .map(|(key, value)| (key.to_owned(), vec![value.to_owned()]))
+        .into();
+    assert_eq!(f.state().await, opened);
+}
+
+#[tokio::test]
+async fn open_leaves_a_shard_that_somebody_else_has_opened() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    f.seed("SET", "O", &[b"topic/4-0"]).await;
+    let before = f.state().await;
+    let open = |call: &mut Call| {
+        call.arg(8).arg("");
+    };
+    assert_eq!(flat(f.run(&scripts::OPEN, open).await.expect("open")), ["0"]);
+    assert_eq!(f.state().await, before);
+}
+
 fn enqueue(call: &mut Call, predecessor: &str, upto: &str, high_tasks: u64, tasks: &[(&str, char, u64, i64)]) {
     call.arg("t:wake").arg("q").arg("topic").arg(predecessor).arg(upto).arg(high_tasks).arg(1 << 20);
     for (offset, letter, num, not_before) in tasks {
