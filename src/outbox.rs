@@ -14,7 +14,7 @@ use crate::{
     config::{Queues, Settings},
     model::{self, QueueName, TaskRow},
     pb,
-    store::{self, NewRow, Published, Store, Unpublished},
+    store::{self, NewRow, Published, Store, Turn, Unpublished},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -36,13 +36,13 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Publishes `rows` to `pipeline`, then marks them. Killed in between, they are published again: the queue ignores what it knows,
+    /// Publishes rows of the outbox to `pipeline`, then marks them. Killed in between, they are published again: the queue ignores what it knows,
     /// and `again` makes the fanout ask SQL about the rest.
-    pub async fn publish(&self, rows: &[TaskRow], again: bool) -> Result<(), Error> {
+    pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<(), Error> {
         let mut rest = rows;
         while !rest.is_empty() {
             let mut bytes = 0;
-            let fits = rest.iter().take_while(|row| {
+            let fits = rest.iter().take_while(|(row, _)| {
                 bytes += row.weight();
                 bytes <= PUBLISH_BYTES
             });
@@ -53,12 +53,12 @@ impl Outbox {
         Ok(())
     }
 
-    async fn publish_some(&self, rows: &[TaskRow], again: bool) -> Result<(), Error> {
+    async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<(), Error> {
         let now = model::now_unix_ms();
         let partitions = self.bus.partitions(Topic::Pipeline).max(1);
         let records: Vec<_> = rows
             .iter()
-            .map(|row| {
+            .map(|(row, _)| {
                 let value = model::pipeline_record(row, again, now).encode_to_vec().into();
                 Record { partition: row.partition % partitions, value }
             })
@@ -66,14 +66,14 @@ impl Outbox {
         let offsets = self.bus.publish(Topic::Pipeline, &records).await?;
         // One offset per partition, the last: a task stands at or before it.
         let mut published: BTreeMap<u32, Published> = BTreeMap::new();
-        for ((row, record), offset) in rows.iter().zip(&records).zip(offsets) {
+        for (((row, turn), record), offset) in rows.iter().zip(&records).zip(offsets) {
             let entry = published.entry(record.partition).or_insert_with(|| Published {
                 partition: record.partition,
                 offset,
-                ids: Vec::new(),
+                tasks: Vec::new(),
             });
             entry.offset = entry.offset.max(offset);
-            entry.ids.push(row.id);
+            entry.tasks.push((row.id, *turn));
         }
         let published: Vec<_> = published.into_values().collect();
         Ok(self.store.mark_published(self.bus.generation(), &published).await?)

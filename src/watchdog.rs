@@ -22,7 +22,7 @@ use crate::{
     model::{self, QueueName, ShardId, TaskId, TaskRow},
     outbox::Outbox,
     queue::{self, Queue},
-    store::{PublishedTask, Unpublished},
+    store::{PublishedTask, Turn, Unpublished},
     supervise::{Beat, Supervisor},
     telemetry::metrics::{self, QueueDepth, Republished, Watched},
 };
@@ -117,9 +117,9 @@ impl Watchdog {
             let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
             let due = self.outbox.store.due(model::now_unix_ms(), limit).await?;
             let full = due.len() == self.settings.watchdog.batch_max;
-            let mut by_reason: BTreeMap<u8, Vec<TaskRow>> = BTreeMap::new();
-            for row in due {
-                by_reason.entry(row.unpublished as u8).or_default().push(row.task);
+            let mut by_reason: BTreeMap<u8, Vec<(&TaskRow, Turn)>> = BTreeMap::new();
+            for row in &due {
+                by_reason.entry(row.unpublished as u8).or_default().push((&row.task, row.turn));
             }
             for (reason, rows) in by_reason {
                 // What was never published needs no second look; a fresh row may have been, just before its mark.
@@ -155,7 +155,7 @@ impl Watchdog {
                 self.outbox.gates.open(&queue);
                 continue;
             }
-            let rows: Vec<_> = parked.into_iter().map(|row| row.task).collect();
+            let rows: Vec<_> = parked.iter().map(|row| (&row.task, row.turn)).collect();
             // A parked task was perhaps published before, and parked by the fanout.
             self.outbox.publish(&rows, true).await?;
             metrics::outbox_republished(Republished::Unparked, rows.len());

@@ -35,6 +35,7 @@ CREATE TABLE outbox (
     queue    VARCHAR(64) NOT NULL,
     priority TINYINT     NOT NULL,
     due_ms   BIGINT      NOT NULL, -- parked: never
+    turn     BIGINT      NOT NULL, -- 0, and a random number each time the task comes back: what was published before is not this row
     KEY outbox_due (due_ms, task_id),
     KEY outbox_parked (state, queue, priority, task_id)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

@@ -35,7 +35,8 @@ CREATE TABLE outbox (
     state    INTEGER NOT NULL,
     queue    TEXT    NOT NULL,
     priority INTEGER NOT NULL,
-    due_ms   INTEGER NOT NULL -- parked: never
+    due_ms   INTEGER NOT NULL, -- parked: never
+    turn     INTEGER NOT NULL  -- 0, and a random number each time the task comes back: what was published before is not this row
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX outbox_due ON outbox (due_ms, task_id);

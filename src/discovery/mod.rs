@@ -15,7 +15,7 @@ use std::{sync::Arc, time::Duration};
 
 pub use insert::Handle;
 
-use crate::{config::Settings, dedup::Filter, model, outbox::Outbox, supervise::Supervisor};
+use crate::{config::Settings, dedup::Filter, model, outbox::Outbox, store::Turn, supervise::Supervisor};
 
 /// Why an insert was not answered per task. Nothing of it is promised.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -39,7 +39,8 @@ struct Parts {
 impl Parts {
     /// Publishes stored tasks and marks them in the filter. What fails stays in the outbox.
     async fn publish(&self, rows: &[model::TaskRow]) {
-        match self.outbox.publish(rows, false).await {
+        let stored: Vec<_> = rows.iter().map(|row| (row, Turn::FIRST)).collect();
+        match self.outbox.publish(&stored, false).await {
             Ok(()) => crate::telemetry::metrics::outbox_published(rows.len()),
             Err(error) => tracing::warn!("could not publish {} new tasks, the watchdog will: {error}", rows.len()),
         }

@@ -143,6 +143,17 @@ pub struct NewRow {
 pub struct OutboxRow {
     pub task: TaskRow,
     pub unpublished: Unpublished,
+    pub turn: Turn,
+}
+
+/// Which time it is that a task stands in the outbox: chosen anew by each [`Store::unpublish`]. Who publishes a task may be overtaken by a
+/// fanout that parks it: the late mark must not remove the parked row, of which nothing is on the bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Turn(pub i64);
+
+impl Turn {
+    /// Of a task that was just inserted.
+    pub const FIRST: Self = Self(0);
 }
 
 /// Tasks that now stand on the bus: at or before `offset` of their partition.
@@ -150,7 +161,7 @@ pub struct OutboxRow {
 pub struct Published {
     pub partition: u32,
     pub offset: Offset,
-    pub ids: Vec<TaskId>,
+    pub tasks: Vec<(TaskId, Turn)>,
 }
 
 /// One report out of `task-results`.
@@ -240,10 +251,11 @@ pub trait Store: Send + Sync {
     /// within one call, is `repeated`. A task with NUM credited workers becomes Completed; the first final status stays.
     async fn settle(&self, reports: Vec<Settlement>) -> Result<Vec<Settled>>;
 
-    /// Removes the outbox rows of `published` and keeps where they stand. `generation` is the topic's.
+    /// Removes the outbox rows of `published`, unless they have another turn by now, and keeps where the tasks stand. `generation` is the
+    /// topic's.
     async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()>;
 
-    /// Puts published tasks back into the outbox (unless they are final).
+    /// Puts published tasks back into the outbox (unless they are final), in a new turn also those that are in it.
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()>;
 
     /// Outbox rows (not parked ones) whose time has come, the earliest first. Removes those it meets whose task is final.

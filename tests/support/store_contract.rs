@@ -8,7 +8,7 @@ use taskd::{
     model::{KeyHash, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow},
     store::{
         Inserted, NewRow, OutboxRow, Published, PublishedTask, QueueCount, ResultRow, Settled, Settlement, Store,
-        TaskDetail, TaskState, Unpublished,
+        TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 
@@ -48,6 +48,7 @@ macro_rules! store_contract {
             a_published_task_leaves_the_outbox_and_its_place_is_kept,
             a_place_never_moves_backwards,
             an_unpublished_task_is_back_in_the_outbox,
+            a_late_mark_leaves_a_task_that_came_back,
             due_rows_come_earliest_first,
             parked_rows_come_by_priority_then_age,
             final_rows_met_in_the_outbox_are_removed,
@@ -190,8 +191,22 @@ fn detail_dead(row: &NewRow) -> TaskDetail {
     }
 }
 
+/// The turn is left out: see [`without_turns`].
 fn in_outbox(row: &NewRow, unpublished: Unpublished) -> OutboxRow {
-    OutboxRow { task: row.task.clone(), unpublished }
+    OutboxRow { task: row.task.clone(), unpublished, turn: Turn::FIRST }
+}
+
+fn without_turns(mut rows: Vec<OutboxRow>) -> Vec<OutboxRow> {
+    rows.iter_mut().for_each(|row| row.turn = Turn::FIRST);
+    rows
+}
+
+async fn due_rows(store: &dyn Store, now_unix_ms: i64, limit: u32) -> Vec<OutboxRow> {
+    without_turns(store.due(now_unix_ms, limit).await.unwrap())
+}
+
+async fn parked_rows(store: &dyn Store, name: &str, limit: u32) -> Vec<OutboxRow> {
+    without_turns(store.parked(&queue(name), limit).await.unwrap())
 }
 
 pub(crate) fn count(queue_name: &str, status: StoredStatus, count: u64) -> QueueCount {
@@ -215,16 +230,30 @@ pub(crate) async fn detail_of(store: &dyn Store, row: &NewRow) -> TaskDetail {
 
 /// All that will ever be due.
 async fn outbox(store: &dyn Store) -> Vec<OutboxRow> {
-    store.due(i64::MAX, 10_000).await.unwrap()
+    due_rows(store, i64::MAX, 10_000).await
 }
 
 fn at(major: u64, minor: u64) -> Offset {
     Offset { major, minor }
 }
 
+/// Marks them in the turn in which they stand in the outbox.
 async fn publish(store: &dyn Store, rows: &[NewRow], offset: Offset) {
-    let published = Published { partition: rows[0].task.partition, offset, ids: ids(rows) };
-    store.mark_published("g", &[published]).await.unwrap();
+    let mut stored = store.due(i64::MAX, 10_000).await.unwrap();
+    for queue in store.parked_queues().await.unwrap() {
+        stored.extend(store.parked(&queue, 10_000).await.unwrap());
+    }
+    let turn = |id| stored.iter().find(|row| row.task.id == id).map_or(Turn::FIRST, |row| row.turn);
+    let tasks = ids(rows).into_iter().map(|id| (id, turn(id))).collect();
+    mark(store, tasks, offset).await;
+}
+
+async fn mark(store: &dyn Store, tasks: Vec<(TaskId, Turn)>, offset: Offset) {
+    store.mark_published("g", &[Published { partition: 0, offset, tasks }]).await.unwrap();
+}
+
+fn first_turn(ids: &[TaskId]) -> Vec<(TaskId, Turn)> {
+    ids.iter().map(|id| (*id, Turn::FIRST)).collect()
 }
 
 fn published_at(row: &NewRow, offset: Option<Offset>) -> PublishedTask {
@@ -449,7 +478,7 @@ pub(crate) async fn discoveries_are_stored_with_their_report(db: &impl Database)
     };
     assert_eq!(answers, [expected]);
     assert_eq!(detail_of(&*store, &parked).await, detail(&parked));
-    assert_eq!(store.parked(&queue("other"), 10).await.unwrap(), [in_outbox(&parked, Parked)]);
+    assert_eq!(parked_rows(&*store, "other", 10).await, [in_outbox(&parked, Parked)]);
     let expected = [count("other", Unfinished, 1), count("q", Unfinished, 1), count("q", Completed, 1)];
     assert_eq!(counts(&*store).await, expected);
 }
@@ -514,9 +543,9 @@ pub(crate) async fn a_published_task_leaves_the_outbox_and_its_place_is_kept(db:
 
     let unknown = TaskId::new();
     let marks = [
-        Published { partition: 0, offset: at(7, 1), ids: vec![batch[0].task.id, unknown, batch[2].task.id] },
-        Published { partition: 1, offset: at(1_700_000_000_000, 12), ids: vec![batch[1].task.id] },
-        Published { partition: 2, offset: at(1, 0), ids: vec![] },
+        Published { partition: 0, offset: at(7, 1), tasks: first_turn(&[batch[0].task.id, unknown, batch[2].task.id]) },
+        Published { partition: 1, offset: at(1_700_000_000_000, 12), tasks: first_turn(&[batch[1].task.id]) },
+        Published { partition: 2, offset: at(1, 0), tasks: vec![] },
     ];
     for _ in 0..2 {
         store.mark_published("g", &marks).await.unwrap();
@@ -552,7 +581,7 @@ pub(crate) async fn a_place_never_moves_backwards(db: &impl Database) {
     assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing)]);
 
     // Offsets of another generation are not to be compared.
-    let elsewhere = Published { partition: 0, offset: at(1, 0), ids: vec![batch[0].task.id] };
+    let elsewhere = Published { partition: 0, offset: at(1, 0), tasks: first_turn(&[batch[0].task.id]) };
     store.mark_published("h", &[elsewhere]).await.unwrap();
     assert_eq!(store.published("h", None, 10).await.unwrap(), [published_at(&batch[0], Some(at(1, 0)))]);
     assert_eq!(published(&*store).await, [published_at(&batch[0], None)]);
@@ -572,10 +601,10 @@ pub(crate) async fn an_unpublished_task_is_back_in_the_outbox(db: &impl Database
         store.unpublish(&[batch[3].task.id], Scheduled).await.unwrap();
         store.unpublish(&[], Missing).await.unwrap();
 
-        assert_eq!(store.due(0, 10).await.unwrap(), [in_outbox(&batch[0], Missing)], "what is missing is due at once");
-        assert_eq!(store.due(NOW + 98, 10).await.unwrap(), [in_outbox(&batch[0], Missing)]);
+        assert_eq!(due_rows(&*store, 0, 10).await, [in_outbox(&batch[0], Missing)], "what is missing is due at once");
+        assert_eq!(due_rows(&*store, NOW + 98, 10).await, [in_outbox(&batch[0], Missing)]);
         assert_eq!(outbox(&*store).await, [in_outbox(&batch[0], Missing), in_outbox(&batch[3], Scheduled)]);
-        assert_eq!(store.parked(&queue("q"), 10).await.unwrap(), [in_outbox(&batch[1], Parked)]);
+        assert_eq!(parked_rows(&*store, "q", 10).await, [in_outbox(&batch[1], Parked)]);
         assert_eq!(published(&*store).await, []);
     }
     assert_eq!(detail_of(&*store, &batch[0]).await, detail(&batch[0]));
@@ -584,7 +613,43 @@ pub(crate) async fn an_unpublished_task_is_back_in_the_outbox(db: &impl Database
     store.unpublish(&[batch[0].task.id], Parked).await.unwrap();
     store.unpublish(&[batch[1].task.id], Missing).await.unwrap();
     assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing), in_outbox(&batch[3], Scheduled)]);
-    assert_eq!(store.parked(&queue("q"), 10).await.unwrap(), [in_outbox(&batch[0], Parked)]);
+    assert_eq!(parked_rows(&*store, "q", 10).await, [in_outbox(&batch[0], Parked)]);
+}
+
+pub(crate) async fn a_late_mark_leaves_a_task_that_came_back(db: &impl Database) {
+    let store = db.open().await;
+    let batch = rows("q", 4);
+    insert_new(&*store, &batch).await;
+    // Their publisher is slower than the fanout, which found the queue full, and the reconciler.
+    store.unpublish(&ids(&batch[..1]), Parked).await.unwrap();
+    store.unpublish(&ids(&batch[1..2]), Missing).await.unwrap();
+    mark(&*store, first_turn(&ids(&batch)), at(1, 0)).await;
+    assert_eq!(parked_rows(&*store, "q", 10).await, [in_outbox(&batch[0], Parked)]);
+    assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing)]);
+    assert_eq!(published(&*store).await, [2, 3].map(|i| published_at(&batch[i], Some(at(1, 0)))));
+    assert!(detail_of(&*store, &batch[0]).await.unpublished);
+
+    // The same when it came back once more.
+    let stored = store.parked(&queue("q"), 10).await.unwrap();
+    store.unpublish(&ids(&batch[..2]), Parked).await.unwrap();
+    let again = store.parked(&queue("q"), 10).await.unwrap();
+    assert_eq!(again.len(), 2);
+    assert!(again.iter().all(|row| row.turn != stored[0].turn && row.turn != Turn::FIRST));
+    mark(&*store, vec![(batch[0].task.id, stored[0].turn), (batch[1].task.id, Turn::FIRST)], at(2, 0)).await;
+    assert_eq!(store.parked(&queue("q"), 10).await.unwrap(), again);
+
+    // Marked in their own turn, with a fresh one beside them.
+    let fresh = row("q", "fresh");
+    insert_new(&*store, std::slice::from_ref(&fresh)).await;
+    let mut tasks: Vec<_> = again.iter().map(|row| (row.task.id, row.turn)).collect();
+    tasks.push((fresh.task.id, Turn::FIRST));
+    mark(&*store, tasks, at(3, 0)).await;
+    assert_eq!(store.parked_queues().await.unwrap(), []);
+    assert_eq!(outbox(&*store).await, []);
+    let places = [(0, at(3, 0)), (1, at(3, 0)), (2, at(1, 0)), (3, at(1, 0))];
+    let mut places: Vec<_> = places.into_iter().map(|(i, at)| published_at(&batch[i], Some(at))).collect();
+    places.push(published_at(&fresh, Some(at(3, 0))));
+    assert_eq!(published(&*store).await, places);
 }
 
 pub(crate) async fn due_rows_come_earliest_first(db: &impl Database) {
@@ -599,10 +664,10 @@ pub(crate) async fn due_rows_come_earliest_first(db: &impl Database) {
 
     let [early, also_early] = [in_outbox(&early, Fresh), in_outbox(&also_early, Missing)];
     let [middle, late] = [in_outbox(&middle, Fresh), in_outbox(&late, Scheduled)];
-    assert_eq!(store.due(99, 10).await.unwrap(), []);
-    assert_eq!(store.due(100, 10).await.unwrap(), [early.clone(), also_early.clone()]);
-    assert_eq!(store.due(1000, 1).await.unwrap(), std::slice::from_ref(&early));
-    assert_eq!(store.due(1000, 3).await.unwrap(), [early.clone(), also_early.clone(), middle.clone()]);
+    assert_eq!(due_rows(&*store, 99, 10).await, []);
+    assert_eq!(due_rows(&*store, 100, 10).await, [early.clone(), also_early.clone()]);
+    assert_eq!(due_rows(&*store, 1000, 1).await, std::slice::from_ref(&early));
+    assert_eq!(due_rows(&*store, 1000, 3).await, [early.clone(), also_early.clone(), middle.clone()]);
     assert_eq!(outbox(&*store).await, [early, also_early, middle, late]);
 }
 
@@ -623,9 +688,9 @@ pub(crate) async fn parked_rows_come_by_priority_then_age(db: &impl Database) {
     insert_new(&*store, &[row("fresh", "k")]).await;
 
     let expected = [&high, &high_too, &medium, &low].map(|row| in_outbox(row, Parked));
-    assert_eq!(store.parked(&queue("b"), 10).await.unwrap(), expected);
-    assert_eq!(store.parked(&queue("b"), 2).await.unwrap(), expected[..2]);
-    assert_eq!(store.parked(&queue("fresh"), 2).await.unwrap(), []);
+    assert_eq!(parked_rows(&*store, "b", 10).await, expected);
+    assert_eq!(parked_rows(&*store, "b", 2).await, expected[..2]);
+    assert_eq!(parked_rows(&*store, "fresh", 2).await, []);
     let mut queues = store.parked_queues().await.unwrap();
     queues.sort();
     assert_eq!(queues, ["C", "a", "b"].map(queue));
@@ -640,17 +705,17 @@ pub(crate) async fn final_rows_met_in_the_outbox_are_removed(db: &impl Database)
     insert_new(&*store, &batch).await;
     let reports = batch[..4].iter().map(|row| completed(row, "w")).collect();
     store.settle(reports).await.unwrap();
-    let leave = "SELECT id, STATE, queue, priority, DUE FROM tasks WHERE status <> 0";
+    let leave = "SELECT id, STATE, queue, priority, DUE, 0 FROM tasks WHERE status <> 0";
     let leave =
         |state: &str, due: &str| format!("INSERT INTO outbox {}", leave.replace("STATE", state).replace("DUE", due));
 
     db.execute(&leave("3", "0")).await;
-    assert_eq!(store.due(i64::MAX, 2).await.unwrap(), [in_outbox(&batch[4], Fresh)], "a page of them hides nothing");
+    assert_eq!(due_rows(&*store, i64::MAX, 2).await, [in_outbox(&batch[4], Fresh)], "a page of them hides nothing");
     assert!(!detail_of(&*store, &batch[0]).await.unpublished);
 
     db.execute(&leave("1", "9223372036854775807")).await;
     assert_eq!(store.parked_queues().await.unwrap(), [queue("q")]);
-    assert_eq!(store.parked(&queue("q"), 2).await.unwrap(), []);
+    assert_eq!(parked_rows(&*store, "q", 2).await, []);
     assert_eq!(store.parked_queues().await.unwrap(), []);
 }
 
@@ -689,7 +754,7 @@ pub(crate) async fn a_shard_is_unpublished_page_by_page(db: &impl Database) {
         after = store.unpublish_shard(&shard, after, 2).await.unwrap();
         assert_eq!(after, Some(batch[last].task.id));
         let expected: Vec<_> = so_far.into_iter().map(|i| in_outbox(&batch[i], Missing)).collect();
-        assert_eq!(store.due(0, 10).await.unwrap(), expected);
+        assert_eq!(due_rows(&*store, 0, 10).await, expected);
     }
     assert_eq!(store.unpublish_shard(&shard, after, 2).await.unwrap(), None);
     let rest = [published_at(&batch[5], Some(at(1, 0))), published_at(&elsewhere, Some(at(1, 0)))];
@@ -727,7 +792,7 @@ pub(crate) async fn what_is_not_there_is_not_found(db: &impl Database) {
     assert_eq!(counts(&*store).await, []);
     assert_eq!(store.shards().await.unwrap(), []);
     assert_eq!(outbox(&*store).await, []);
-    assert_eq!(store.parked(&queue("q"), 10).await.unwrap(), []);
+    assert_eq!(parked_rows(&*store, "q", 10).await, []);
     store.unpublish(&[TaskId::new()], Parked).await.unwrap();
     assert_eq!(store.parked_queues().await.unwrap(), []);
 }

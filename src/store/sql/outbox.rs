@@ -1,11 +1,13 @@
 //! What is still to be published, and where the rest was.
 
+use uuid::Uuid;
+
 use super::{
     rows::{TASK_COLUMNS, TaskColumns, corrupt, queue_name, task_id},
     statement::{Session, Statement, lists, pieces},
 };
 use crate::model::{Priority, QueueName, StoredStatus, TaskId};
-use crate::store::{Error, NewRow, OutboxRow, Published, Result, Unpublished};
+use crate::store::{Error, NewRow, OutboxRow, Published, Result, Turn, Unpublished};
 
 /// When a parked row is due: it waits for room, not for a time.
 const NEVER: i64 = i64::MAX;
@@ -17,13 +19,15 @@ pub(super) struct Entry {
     queue: QueueName,
     priority: Priority,
     due_ms: i64,
+    turn: Turn,
 }
 
 impl Entry {
     pub(super) fn of_new(row: &NewRow) -> Self {
         let due_ms = if row.unpublished == Unpublished::Parked { NEVER } else { row.due_unix_ms };
         let NewRow { task, unpublished: state, .. } = row;
-        Self { task: task.id, state: *state, queue: task.queue.clone(), priority: task.priority, due_ms }
+        let (queue, priority) = (task.queue.clone(), task.priority);
+        Self { task: task.id, state: *state, queue, priority, due_ms, turn: Turn::FIRST }
     }
 
     pub(super) fn task(&self) -> TaskId {
@@ -35,12 +39,12 @@ impl Entry {
 pub(super) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Result<()> {
     for piece in pieces(entries, |_| 0) {
         let rows = piece.iter().map(|entry| {
-            let Entry { task, state, queue, priority, due_ms } = entry;
-            [task.into(), (*state).into(), queue.into(), (*priority).into(), (*due_ms).into()]
+            let Entry { task, state, queue, priority, due_ms, turn } = entry;
+            [task.into(), (*state).into(), queue.into(), (*priority).into(), (*due_ms).into(), turn.into()]
         });
-        let statement = Statement::new("INSERT INTO outbox (task_id, state, queue, priority, due_ms)")
+        let statement = Statement::new("INSERT INTO outbox (task_id, state, queue, priority, due_ms, turn)")
             .values(rows)
-            .sql(&S::replace("task_id", &["state", "due_ms"]));
+            .sql(&S::replace("task_id", &["state", "due_ms", "turn"]));
         session.execute(statement).await?;
     }
     Ok(())
@@ -54,18 +58,30 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Resul
 }
 
 pub(super) async fn mark_published<S: Session>(session: &mut S, generation: &str, published: &Published) -> Result<()> {
-    let mut ids = published.ids.clone();
-    ids.sort_unstable();
-    ids.dedup();
-    for ids in lists(&ids) {
-        let moved = move_forward(session, generation, published, ids).await?;
+    let mut tasks = published.tasks.clone();
+    tasks.sort_unstable();
+    for tasks in lists(&tasks) {
+        let (mut ids, mut turns): (Vec<TaskId>, Vec<Turn>) = tasks.iter().copied().unzip();
+        ids.dedup();
+        turns.sort_unstable();
+        turns.dedup();
+        let moved = move_forward(session, generation, published, &ids).await?;
         // What did not move is final, or was marked at a later place: a batch and a retry of it may overtake each other.
         if moved < ids.len() as u64 {
-            let stay = Statement::new("UPDATE tasks SET on_bus = 1 WHERE status = 0 AND id IN ").list(ids);
+            let stay = Statement::new("UPDATE tasks SET on_bus = 1 WHERE status = 0 AND id IN ").list(&ids);
             session.execute(stay).await?;
         }
+        // A turn is random, so that of another row here is never that of a row which came back meanwhile.
+        let remove =
+            Statement::new("DELETE FROM outbox WHERE task_id IN ").list(&ids).sql(" AND turn IN ").list(&turns);
+        if session.execute(remove).await? < ids.len() as u64 {
+            let came_back = Statement::new("UPDATE tasks SET on_bus = 0 WHERE on_bus = 1 AND id IN ")
+                .list(&ids)
+                .sql(" AND EXISTS (SELECT 1 FROM outbox WHERE task_id = id)");
+            session.execute(came_back).await?;
+        }
     }
-    remove(session, &ids).await
+    Ok(())
 }
 
 /// Answers how many it found that are not final and not yet further.
@@ -109,7 +125,7 @@ pub(super) async fn unpublish<S: Session>(session: &mut S, ids: &[TaskId], why: 
                 Unpublished::Fresh | Unpublished::Missing => 0,
             };
             let (queue, priority) = (queue_name(&queue)?, Priority::from_number(priority));
-            Ok(Entry { task: task_id(&id)?, state: why, queue, priority, due_ms })
+            Ok(Entry { task: task_id(&id)?, state: why, queue, priority, due_ms, turn: new_turn() })
         });
         let entries = entries.collect::<Result<Vec<_>>>()?;
         put(session, &entries).await?;
@@ -119,19 +135,27 @@ pub(super) async fn unpublish<S: Session>(session: &mut S, ids: &[TaskId], why: 
     Ok(())
 }
 
+/// 62 random bits: never that of another row or another time.
+fn new_turn() -> Turn {
+    let (_, random) = Uuid::new_v4().as_u64_pair();
+    Turn((random & (u64::MAX >> 2)).cast_signed())
+}
+
 #[derive(sqlx::FromRow)]
 pub(super) struct OutboxColumns {
     #[sqlx(flatten)]
     task: TaskColumns,
     status: i64,
     state: i64,
+    turn: i64,
 }
 
 impl TryFrom<OutboxColumns> for OutboxRow {
     type Error = Error;
 
     fn try_from(columns: OutboxColumns) -> Result<Self> {
-        Ok(Self { task: columns.task.try_into()?, unpublished: unpublished(columns.state)? })
+        let (unpublished, turn) = (unpublished(columns.state)?, Turn(columns.turn));
+        Ok(Self { task: columns.task.try_into()?, unpublished, turn })
     }
 }
 
@@ -148,7 +172,8 @@ pub(super) fn finals(rows: &[OutboxColumns]) -> Result<Vec<TaskId>> {
 
 /// The page first, its tasks then: so the index of the outbox gives the order.
 fn page<'a, S: Session>(index: &str, condition: Statement<'a>, limit: u32, order: &str) -> Statement<'a> {
-    Statement::new(format!("SELECT {TASK_COLUMNS}, status, state FROM (SELECT task_id, state, due_ms FROM outbox "))
+    Statement::new(format!("SELECT {TASK_COLUMNS}, status, state, turn FROM "))
+        .sql("(SELECT task_id, state, due_ms, turn FROM outbox ")
         .sql(&S::by_index(index))
         .append(condition)
         .sql(" LIMIT ?")

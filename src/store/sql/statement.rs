@@ -9,7 +9,7 @@ use sqlx::{mysql::MySqlRow, sqlite::SqliteRow};
 
 use super::Dialect;
 use crate::model::{KeyHash, Priority, QueueName, StoredStatus, TaskId};
-use crate::store::Unpublished;
+use crate::store::{Turn, Unpublished};
 
 /// How many rows one statement may hold. SQLite allows 500 terms in a compound select and 32,766 values.
 const SIZES: [usize; 5] = [1, 4, 16, 64, 256];
@@ -44,6 +44,8 @@ value! {
     StoredStatus => |v| Value::Int(v as i64);
     Priority => |v| Value::Int(v as i64);
     Unpublished => |v| Value::Int(v as i64);
+    Turn => |v| Value::Int(v.0);
+    &'a Turn => |v| Value::Int(v.0);
     String => |v| Value::Text(v.into());
     &'a str => |v| Value::Text(v.into());
     &'a QueueName => |v| Value::Text(v.as_str().into());
