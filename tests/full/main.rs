@@ -6,4 +6,6 @@ mod support;
 
 mod bus_kafka;
 mod crawl;
+mod lifecycle;
+mod recovery;
 mod store_mysql;
