@@ -1,9 +1,6 @@
 //! The queue beside the model.
 
-use std::{
-    collections::BTreeSet,
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use bytes::Bytes;
 use futures::future::join_all;
@@ -171,23 +168,32 @@ impl Checked {
     }
 
     /// What this request got against what is open to the worker; the model follows.
-    pub(super) fn granted(&mut self, ask: &Ask, (grant, more, got): Got) -> Vec<Lease> {
+    fn granted(&mut self, ask: &Ask, (grant, more, got): Got) -> Vec<Lease> {
         let open = self.model.open_to(&ask.worker);
-        let tasks = &self.model.tasks;
-        let newcomer = self.seen.insert(ask.worker.clone());
+        let (tasks, lanes) = (&self.model.tasks, self.model.lanes());
         let ids: Vec<_> = got.iter().map(|(id, ..)| *id).collect();
-        assert!(ids.len() <= open.len().min(ask.most), "{ids:?} of {open:?} for {}", ask.worker);
-        if newcomer {
-            assert_eq!(ids, open[..ids.len()], "a newcomer gets the oldest of each lane first");
-        }
-        let priorities = |ids: &[TaskId]| ids.iter().map(|id| tasks[id].priority).collect::<Vec<_>>();
-        assert_eq!(priorities(&ids), priorities(&open[..ids.len()]), "{ids:?} of {open:?} for {}", ask.worker);
+        let said = format!("{ids:?} of {open:?} for {}", ask.worker);
+        assert!(ids.len() <= ask.most && ids.iter().all(|id| open.contains(id)), "{said}");
         let weight = |ids: &[TaskId]| ids.iter().map(|id| tasks[id].body.len()).sum::<usize>();
-        assert!(ids.len() < 2 || weight(&ids) <= ask.most_bytes);
-        let fits = |n: &usize| *n == 1 || weight(&open[..*n]) <= ask.most_bytes;
-        let most = (1..=open.len().min(ask.most)).take_while(fits).count();
-        if !more && (newcomer || ask.most_bytes == ANY_WEIGHT) {
-            assert_eq!(ids.len(), most, "{} of {open:?} and is refused the rest", ask.worker);
+        assert!(ids.len() < 2 || weight(&ids) <= ask.most_bytes, "{said}");
+        if self.seen.insert(ask.worker.clone()) {
+            // Whoever has passed nothing gets the oldest of each lane first, as many as fit.
+            assert_eq!(ids, open[..ids.len()]);
+            let fits = |n: &usize| *n == 1 || weight(&open[..*n]) <= ask.most_bytes;
+            let most = (1..=open.len().min(ask.most)).take_while(fits).count();
+            assert!(more || ids.len() == most, "{most} fit: {said}");
+        } else {
+            let rank = |id: &TaskId| lanes.iter().position(|lane| *lane == tasks[id].lane(false)).expect("a lane");
+            assert!(ids.is_sorted_by_key(rank), "{said}");
+            let heaviest = open.iter().map(|id| tasks[id].body.len()).max().unwrap_or(0);
+            let heavy = !ids.is_empty() && weight(&ids) + heaviest > ask.most_bytes;
+            let ended = more || heavy || ids.len() == ask.most;
+            let from = ids.last().map_or(0, rank);
+            for id in open.iter().filter(|id| !ids.contains(id)) {
+                // It sees again what it gave back itself when the wait is over.
+                let passed = tasks[id].gave_back.iter().any(|(worker, _)| *worker == ask.worker);
+                assert!(passed || (ended && rank(id) >= from), "not {id}: {said}");
+            }
         }
         for (id, body, attempt) in &got {
             assert_eq!((body, *attempt), (&tasks[id].body, tasks[id].failures + 1));

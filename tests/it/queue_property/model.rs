@@ -26,6 +26,8 @@ pub(super) struct Task {
     pub(super) credited: Vec<(String, u64)>,
     pub(super) held: Vec<(String, u64)>,
     pub(super) waiting: usize,
+    /// Whose replicas are in backoff: they have passed the elements that stand.
+    pub(super) gave_back: Vec<(String, u64)>,
     /// Its time has not come; all that is left of it waits.
     pub(super) scheduled: bool,
     pub(super) failures: u32,
@@ -98,16 +100,19 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// What this worker may have, as one that has passed nothing sees it.
-    pub(super) fn open_to(&self, worker: &str) -> Vec<TaskId> {
-        // Strict, but one claim in ten begins with medium or with low.
-        let lanes = match self.grants % 20 {
+    /// Strict, but one claim in ten begins with medium or with low.
+    pub(super) fn lanes(&self) -> [usize; 6] {
+        match self.grants % 20 {
             9 => [2, 3, 4, 5, 0, 1],
             19 => [4, 5, 2, 3, 0, 1],
             _ => [0, 1, 2, 3, 4, 5],
-        };
+        }
+    }
+
+    /// What this worker may have, as one that has passed nothing sees it.
+    pub(super) fn open_to(&self, worker: &str) -> Vec<TaskId> {
         let mut open = Vec::new();
-        for id in lanes.iter().flat_map(|lane| &self.offers[*lane][self.gone[*lane]..]) {
+        for id in self.lanes().iter().flat_map(|lane| &self.offers[*lane][self.gone[*lane]..]) {
             if self.tasks.get(id).is_some_and(|task| task.open_to(worker)) && !open.contains(id) {
                 open.push(*id);
             }
@@ -138,6 +143,7 @@ impl Model {
             credited: new.credited.iter().map(|worker| (worker.clone(), 0)).collect(),
             held: Vec::new(),
             waiting: if waits { replicas - new.credited.len() } else { 0 },
+            gave_back: Vec::new(),
             scheduled: waits,
             failures: 0,
         };
@@ -171,7 +177,8 @@ impl Model {
     /// Answers whether the task is dead.
     pub(super) fn give_back(&mut self, id: TaskId, grant: u64, how: How, reason: &str) -> bool {
         let task = self.tasks.get_mut(&id).expect("a record");
-        task.held.retain(|(_, other)| *other != grant);
+        let at = task.held.iter().position(|(_, other)| *other == grant).expect("a holder");
+        let holder = task.held.remove(at);
         self.leases.remove(&member(id, grant));
         task.failures += match how {
             How::Release => 0,
@@ -195,6 +202,7 @@ impl Model {
             self.offers[task.lane(true)].push(id);
         } else {
             task.waiting += 1;
+            task.gave_back.push(holder);
             self.waits.insert(member(id, grant), None);
         }
         false
@@ -208,6 +216,7 @@ impl Model {
         let first = wait.len() == 16;
         task.waiting = if first { 0 } else { task.waiting - 1 };
         task.scheduled &= !first;
+        task.gave_back.retain(|(_, grant)| member(id, *grant) != wait);
         self.offers[task.lane(!first)].push(id);
         true
     }
