@@ -9,14 +9,7 @@ mod checked;
 #[path = "queue_property/model.rs"]
 mod model;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use proptest::{
     collection::vec,
@@ -24,10 +17,11 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use taskd::{
-    model::{LeaseToken, TaskId, WorkerName},
-    queue::{Claim, Code, Completion, Event, HandBack, How},
+    model::{LeaseToken, ShardId, TaskId, WorkerName},
+    queue::{Claim, Code, Completion, EnqueueTask, Event, HandBack, How, Leased, OUTBOX_FULL, Queue, Shard, Stats},
     redis_pool::Redis,
 };
+use tokio_util::sync::CancellationToken;
 
 use self::{
     checked::{ANY_WEIGHT, Ask, Checked, NewTask, WORKERS, one_by_one},
@@ -137,7 +131,7 @@ async fn take(c: &mut Checked, step: &Step) {
         Step::Enqueue { tasks, high_water } => {
             let mut records: Vec<_> = tasks.iter().map(|new| c.record(new)).collect();
             let twice = records[0].clone();
-            records.push(taskd::queue::EnqueueTask { offset: c.next_offset(), ..twice });
+            records.push(EnqueueTask { offset: c.next_offset(), ..twice });
             c.enqueue(&records, *high_water).await;
         }
         Step::EnqueueAgain { which, same_offset } if !c.records.is_empty() => {
@@ -254,7 +248,7 @@ async fn a_task_delivered_again_at_a_new_offset_is_enqueued_once() {
     let (_server, mut c) = Checked::alone().await;
     c.put(&[task(1)]).await;
     for live in [true, false] {
-        let again = taskd::queue::EnqueueTask { offset: c.next_offset(), ..c.records[0].clone() };
+        let again = EnqueueTask { offset: c.next_offset(), ..c.records[0].clone() };
         c.enqueue(&[again], u64::MAX).await;
         if live {
             let a = c.claim_one("a").await;
@@ -386,7 +380,7 @@ async fn a_full_outbox_pauses_claims_and_expiries() {
     c.make_due("L", &lease).await;
     let full = "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'c', 'report') end";
     let mut eval = redis::cmd("EVAL");
-    eval.arg(full).arg(1).arg("t:{q:0}:S").arg(taskd::queue::OUTBOX_FULL);
+    eval.arg(full).arg(1).arg("t:{q:0}:S").arg(OUTBOX_FULL);
     let () = eval.query_async(&mut c.redis.conn()).await.expect("eval");
     let shard = c.queue.shards_of(&c.shard.queue).remove(0);
     let worker = WorkerName::new("b").expect("a name");
@@ -395,7 +389,151 @@ async fn a_full_outbox_pauses_claims_and_expiries() {
     assert_eq!(c.queue.expire(&c.shard, 9, &[]).await.expect("expire").expired, 0);
     let first = c.queue.outbox(&c.shard, 1).await.expect("outbox").remove(0);
     let left = c.queue.forwarded(&c.shard, &[first.id]).await.expect("forwarded");
-    assert_eq!(left, taskd::queue::OUTBOX_FULL - 1);
+    assert_eq!(left, OUTBOX_FULL - 1);
     let () = redis::cmd("DEL").arg("t:{q:0}:S").query_async(&mut c.redis.conn()).await.expect("del");
     c.finish().await;
+}
+
+// --- many workers at once
+
+/// Repeatable choices.
+struct Dice(u64);
+
+impl Dice {
+    /// One of `sides`, from 0. (splitmix64)
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % sides
+    }
+}
+
+type Credits = Vec<(TaskId, WorkerName)>;
+
+async fn live(queue: &Queue, shard: &ShardId) -> u64 {
+    queue.stats(shard).await.expect("stats").live
+}
+
+/// Claims, completes (one in four twice at once), refuses and forgets until nothing is live; answers what it was credited with.
+async fn work(queue: Queue, shard: Arc<Shard>, name: WorkerName, mut dice: Dice) -> Credits {
+    let (mut credits, mut late) = (Credits::new(), Vec::<Leased>::new());
+    loop {
+        let most = 1 + usize::try_from(dice.roll(5)).expect("few");
+        let claim = Claim { worker: name.clone(), max_tasks: most, max_bytes: ANY_WEIGHT, lease: Some(HOUR) };
+        let granted = queue.claim(&shard, claim).await.expect("claim");
+        if granted.is_empty() && !granted.more && live(&queue, &shard.id).await == 0 {
+            return credits;
+        }
+        if dice.roll(8) == 0 {
+            continue;
+        }
+        let mut tasks = granted.deliver();
+        // Some report long after; their leases may have run out.
+        if dice.roll(4) == 0 {
+            std::mem::swap(&mut late, &mut tasks);
+        }
+        for task in tasks {
+            let (id, token) = (task.id, task.token);
+            let report = format!("{id} {name}").into();
+            let completion = Completion { id, token: token.clone(), worker: name.clone(), report };
+            let codes = match dice.roll(12) {
+                0 => continue,
+                1 | 2 => {
+                    let how = if dice.roll(2) == 0 { How::Release } else { How::Retry(Some(Duration::ZERO)) };
+                    let back = HandBack { id, token, worker: name.clone(), how, reason: "no luck".into() };
+                    queue.hand_back(&shard.id, &[back], &[HOUR]).await.expect("hand back");
+                    continue;
+                }
+                3..6 => {
+                    let (one, other) = tokio::join!(queue.complete(completion.clone()), queue.complete(completion));
+                    vec![one.expect("complete"), other.expect("complete")]
+                }
+                _ => vec![queue.complete(completion).await.expect("complete")],
+            };
+            credits.extend(codes.iter().filter(|code| **code == Code::Ok).map(|_| (id, name.clone())));
+        }
+    }
+}
+
+/// Ends leases at random, sweeps, and forwards, until nothing is live; answers what it forwarded.
+async fn watch(redis: Redis, queue: Queue, shard: ShardId, mut dice: Dice) -> Vec<Event> {
+    let (mut conn, mut forwarded) = (redis.conn(), Vec::new());
+    loop {
+        let done = live(&queue, &shard).await == 0;
+        let mut range = redis::cmd("ZRANGE");
+        let leases: Vec<Vec<u8>> = range.arg("t:{q:0}:L").arg(0).arg(-1).query_async(&mut conn).await.expect("zrange");
+        for lease in leases.iter().filter(|_| dice.roll(16) == 0) {
+            let mut past = redis::cmd("ZADD");
+            let () = past.arg("t:{q:0}:L").arg("XX").arg(1).arg(lease).query_async(&mut conn).await.expect("zadd");
+        }
+        queue.expire(&shard, 100, &[Duration::ZERO]).await.expect("expire");
+        queue.sweep(&shard, 64).await.expect("sweep");
+        let entries = queue.outbox(&shard, 50).await.expect("outbox");
+        if entries.is_empty() && done {
+            return forwarded;
+        }
+        let ids: Vec<_> = entries.iter().map(|entry| entry.id.clone()).collect();
+        queue.forwarded(&shard, &ids).await.expect("forwarded");
+        forwarded.extend(entries.into_iter().flat_map(|entry| one_by_one(entry.event)));
+    }
+}
+
+#[test]
+fn many_workers_at_once_are_credited_once_each() {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let server = RedisServer::start(Fsync::EverySecond);
+    let redis = runtime.block_on(Redis::connect(&server.url(), "t")).expect("connect");
+    let run = |seed: u64| {
+        runtime.block_on(async {
+            let mut c = Checked::new(&redis).await;
+            let new = |n: u32| NewTask { priority: (n % 3 + 1) as u8, max_attempts: u8::MAX, ..task(n % 4 + 1) };
+            let ids = c.put(&(0..200).map(new).collect::<Vec<_>>()).await;
+            let (queue, shard, stop) =
+                (c.queue.clone(), c.queue.shards_of(&c.shard.queue).remove(0), CancellationToken::new());
+            let releases = tokio::spawn({
+                let (queue, stop) = (queue.clone(), stop.clone());
+                async move { queue.give_back_undelivered(&stop).await }
+            });
+            let workers = (0..16).map(|n| {
+                let name = WorkerName::new(&format!("worker-{n}")).expect("a name");
+                tokio::spawn(work(queue.clone(), shard.clone(), name, Dice(seed ^ n)))
+            });
+            let workers: Vec<_> = workers.collect();
+            let watch = tokio::spawn(watch(redis.clone(), queue.clone(), c.shard.clone(), Dice(!seed)));
+            let mut credits = Credits::new();
+            for worker in workers {
+                credits.extend(worker.await.expect("a worker"));
+            }
+            let reported = watch.await.expect("the watch");
+            stop.cancel();
+            releases.await.expect("the releases");
+
+            let mut counts = BTreeMap::<TaskId, usize>::new();
+            credits.iter().for_each(|(id, _)| *counts.entry(*id).or_default() += 1);
+            for (n, id) in ids.iter().enumerate() {
+                assert_eq!(counts.get(id), Some(&(n % 4 + 1)), "each task as often as it asks");
+            }
+            let mut credited: Vec<_> = credits.iter().map(|(id, name)| format!("{id} {name}")).collect();
+            let mut reports: Vec<_> = reported.iter().filter_map(completion_of).collect();
+            (credited.sort(), reports.sort());
+            assert_eq!(reports, credited, "what was answered OK stands in the outbox, and nothing else");
+            credited.dedup();
+            assert_eq!(credited.len(), credits.len(), "distinct workers");
+            let stats = queue.stats(&c.shard).await.expect("stats");
+            let idle = Stats { finals: 200, ..Stats::default() };
+            assert_eq!(Stats { oldest_created_unix_ms: None, ahead: 0, ..stats }, idle);
+        });
+        Ok(())
+    };
+    let config = Config { cases: 4, ..Config::with_source_file(file!()) };
+    TestRunner::new(config).run(&any::<u64>().no_shrink(), run).unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+fn completion_of(event: &Event) -> Option<String> {
+    match event {
+        Event::Completed(reports) => Some(String::from_utf8_lossy(&reports[0]).into_owned()),
+        _ => None,
+    }
 }
