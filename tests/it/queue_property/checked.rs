@@ -409,6 +409,16 @@ impl Checked {
         let () = command.query_async(&mut self.redis.conn()).await.expect("hdel");
     }
 
+    pub(super) async fn leave_spent_elements(&mut self, lane: usize, count: usize) {
+        let forgotten = TaskId::derived(TaskId::new(), "", 0, 0);
+        let element = [&[0x93, 1, 0, 0xb0][..], forgotten.as_bytes()].concat();
+        let mut command = redis::cmd("LPUSH");
+        command.arg(format!("t:{{q:0}}:{}:T", LANES[lane])).arg(vec![element; count]);
+        let () = command.query_async(&mut self.redis.conn()).await.expect("lpush");
+        self.model.offers[lane].extend(vec![forgotten; count]);
+        self.compare(false).await;
+    }
+
     pub(super) async fn forward(&mut self, most: usize) {
         let entries = self.queue.outbox(&self.shard, most).await.expect("outbox");
         let ids: Vec<_> = entries.iter().map(|entry| entry.id.clone()).collect();
@@ -449,7 +459,9 @@ impl Checked {
     pub(super) async fn compare(&mut self, swept: bool) {
         let mut pipe = redis::pipe();
         let key = |name: &str| format!("t:{{q:0}}:{name}");
-        LANES.iter().for_each(|lane| drop(pipe.cmd("LRANGE").arg(key(lane) + ":T").arg(0).arg(-1)));
+        for lane in LANES {
+            pipe.cmd("LRANGE").arg(key(lane) + ":T").arg(0).arg(-1);
+        }
         pipe.cmd("ZRANGE").arg(key("L")).arg(0).arg(-1).cmd("ZRANGE").arg(key("D")).arg(0).arg(-1);
         pipe.cmd("HKEYS").arg(key("B")).cmd("LRANGE").arg(key("F")).arg(0).arg(-1);
         let mut conn = self.redis.conn();
@@ -499,10 +511,18 @@ impl Checked {
             waiting_bytes: live().map(|(_, task)| task).filter(waiting).map(|task| task.body.len() as u64).sum(),
             outbox: entries,
             finals: model.finals.len() as u64,
-            oldest_created_unix_ms: stats.oldest_created_unix_ms,
+            oldest_created_unix_ms: self.oldest_near_a_tail(),
             ahead: stats.ahead,
         };
         assert_eq!(stats, expected);
+    }
+
+    /// The time in the id of what is open within 32 elements of a tail.
+    fn oldest_near_a_tail(&self) -> Option<i64> {
+        let Model { tasks, offers, gone, .. } = &self.model;
+        let open = |id: &&TaskId| tasks.get(id).is_some_and(|task| task.left() > 0);
+        let first = (0..6).filter_map(|lane| offers[lane][gone[lane]..].iter().take(32).find(open));
+        first.map(|id| i64::try_from(id.0.as_u128() >> 80).expect("48 bits")).min()
     }
 
     /// An element leaves the tail when it is spent; a sweep may also put it in front again. Who has something left is offered.
@@ -562,7 +582,7 @@ impl Checked {
     }
 }
 
-pub(super) fn one_by_one(event: Event) -> Vec<Event> {
+fn one_by_one(event: Event) -> Vec<Event> {
     match event {
         Event::Completed(reports) => reports.into_iter().map(|report| Event::Completed(vec![report])).collect(),
         other => vec![other],

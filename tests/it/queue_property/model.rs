@@ -187,7 +187,9 @@ impl Model {
         };
         let num = u32::try_from(task.replicas).expect("few");
         if task.failures >= task.max_attempts * num {
-            task.held.drain(..).for_each(|(_, other)| drop(self.leases.remove(&member(id, other))));
+            for (_, other) in task.held.drain(..) {
+                self.leases.remove(&member(id, other));
+            }
             (task.status, task.waiting) = (RecordStatus::Dead, 0);
             self.finals.push_back(id);
             self.outbox.push_back(Event::Died { id, attempts: task.failures, reason: reason.into() });
