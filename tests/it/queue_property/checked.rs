@@ -41,26 +41,26 @@ pub(super) struct Ask {
 }
 
 /// What one claim got: its grant, whether the scan ended early, and id, body and attempt of each.
-pub(super) type Got = (u64, bool, Vec<(TaskId, Bytes, u32)>);
+type Got = (u64, bool, Vec<(TaskId, Bytes, u32)>);
 
 /// Every call goes to both, and their answers and states are compared.
 pub(super) struct Checked {
     pub(super) redis: Redis,
     pub(super) queue: Queue,
     pub(super) shard: ShardId,
-    pub(super) keys: ShardKeys,
+    keys: ShardKeys,
     pub(super) model: Model,
     /// Every lease that was ever handed out to somebody who still knows it.
     pub(super) known: Vec<Lease>,
     /// Every task ever, as it stood on `pipeline`.
     pub(super) records: Vec<EnqueueTask>,
-    pub(super) seen: BTreeSet<String>,
-    pub(super) added: usize,
-    pub(super) next: u64,
-    pub(super) clock: u64,
+    seen: BTreeSet<String>,
+    added: usize,
+    next: u64,
+    clock: u64,
 }
 
-pub(super) fn worker(name: &str) -> WorkerName {
+fn worker(name: &str) -> WorkerName {
     WorkerName::new(name).expect("a name")
 }
 
@@ -85,7 +85,7 @@ impl Checked {
         (server, checked)
     }
 
-    pub(super) fn serial(&mut self) -> u64 {
+    fn serial(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
@@ -208,7 +208,7 @@ impl Checked {
         leases
     }
 
-    pub(super) fn claim_of(ask: &Ask) -> Claim {
+    fn claim_of(ask: &Ask) -> Claim {
         Claim { worker: worker(&ask.worker), max_tasks: ask.most, max_bytes: ask.most_bytes, lease: None }
     }
 
@@ -318,7 +318,7 @@ impl Checked {
         answers
     }
 
-    pub(super) fn code_of_no_completion(&self, lease: &Lease) -> Code {
+    fn code_of_no_completion(&self, lease: &Lease) -> Code {
         match self.model.code(lease) {
             Code::Repeat => Code::AlreadyCompleted,
             code => code,
@@ -403,6 +403,17 @@ impl Checked {
         moved
     }
 
+    async fn sweep_to_the_end(&mut self) {
+        let mut sweeps = 0;
+        while self.sweep(2000).await > 0 {
+            sweeps += 1;
+            assert!(sweeps < 9, "a sweep moves the same elements again and again");
+        }
+        let standing: usize = (0..6).map(|lane| self.model.standing(lane).len()).sum();
+        let open = self.model.tasks.values().filter(|task| task.left() > 0).count();
+        assert!(standing <= 2 * open + 64, "{standing} elements for {open} open tasks");
+    }
+
     pub(super) async fn lose_pointer(&mut self, lane: usize, name: &str) {
         let mut command = redis::cmd("HDEL");
         command.arg(&self.keys.all()[9 + 3 * lane + 2]).arg(name);
@@ -456,7 +467,7 @@ impl Checked {
 
     // --- comparing
 
-    pub(super) async fn compare(&mut self, swept: bool) {
+    async fn compare(&mut self, swept: bool) {
         let mut pipe = redis::pipe();
         let key = |name: &str| format!("t:{{q:0}}:{name}");
         for lane in LANES {
@@ -519,14 +530,13 @@ impl Checked {
 
     /// The time in the id of what is open within 32 elements of a tail.
     fn oldest_near_a_tail(&self) -> Option<i64> {
-        let Model { tasks, offers, gone, .. } = &self.model;
-        let open = |id: &&TaskId| tasks.get(id).is_some_and(|task| task.left() > 0);
-        let first = (0..6).filter_map(|lane| offers[lane][gone[lane]..].iter().take(32).find(open));
+        let open = |id: &&TaskId| self.model.tasks.get(id).is_some_and(|task| task.left() > 0);
+        let first = (0..6).filter_map(|lane| self.model.standing(lane).iter().take(32).find(open));
         first.map(|id| i64::try_from(id.0.as_u128() >> 80).expect("48 bits")).min()
     }
 
     /// An element leaves the tail when it is spent; a sweep may also put it in front again. Who has something left is offered.
-    pub(super) fn compare_lanes(&mut self, lanes: &[Vec<Vec<u8>>], gone: &[Option<usize>], swept: bool) {
+    fn compare_lanes(&mut self, lanes: &[Vec<Vec<u8>>], gone: &[Option<usize>], swept: bool) {
         let model = &mut self.model;
         let left = |id: &TaskId| model.tasks.get(id).map_or(0, Task::left);
         let mut offered = BTreeSet::<TaskId>::new();
@@ -552,6 +562,7 @@ impl Checked {
     /// Newcomers do all the rest; nothing stays but what never disappears.
     pub(super) async fn finish(&mut self) {
         for round in 0.. {
+            self.sweep_to_the_end().await;
             self.leases_run_out().await;
             self.waits_end().await;
             if self.model.tasks.values().all(|task| task.status != RecordStatus::Live) {
@@ -564,7 +575,7 @@ impl Checked {
         }
         self.forward(usize::MAX >> 8).await;
         self.forget(1000, 0xff).await;
-        self.sweep(1000).await;
+        self.sweep_to_the_end().await;
         assert_eq!(self.model.forgotten.len(), self.added, "each task ended once");
         for task in &self.model.forgotten {
             let workers: BTreeSet<_> = task.credited.iter().map(|(worker, _)| worker).collect();

@@ -109,10 +109,15 @@ impl Model {
         }
     }
 
+    /// The elements of a lane, oldest first.
+    pub(super) fn standing(&self, lane: usize) -> &[TaskId] {
+        &self.offers[lane][self.gone[lane]..]
+    }
+
     /// What this worker may have, as one that has passed nothing sees it.
     pub(super) fn open_to(&self, worker: &str) -> Vec<TaskId> {
         let mut open = Vec::new();
-        for id in self.lanes().iter().flat_map(|lane| &self.offers[*lane][self.gone[*lane]..]) {
+        for id in self.lanes().into_iter().flat_map(|lane| self.standing(lane)) {
             if self.tasks.get(id).is_some_and(|task| task.open_to(worker)) && !open.contains(id) {
                 open.push(*id);
             }
