@@ -11,4 +11,5 @@ mod ingress_cli;
 mod ingress_grpc;
 mod ingress_http;
 mod lua_state;
+mod queue_property;
 mod store_sqlite;
