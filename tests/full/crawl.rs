@@ -207,7 +207,7 @@ impl Site {
         let page = Url::parse(page).unwrap();
         let text = without(&without(text, "<!--", "-->"), "<script", "</script>");
         let tags = text.split('<').filter(|tag| tag.starts_with("a ") || tag.starts_with("a\n"));
-        let hrefs = tags.filter_map(|tag| Some(tag.split('>').next()?.split_once("href=\"")?.1.split('"').next()?));
+        let hrefs = tags.filter_map(|tag| tag.split('>').next()?.split_once("href=\"")?.1.split('"').next());
         let links = hrefs.filter_map(|href| page.join(&href.split('#').next()?.replace("&amp;", "&")).ok());
         links.map(String::from).filter(|link| link.starts_with(&self.url)).collect()
     }

@@ -174,6 +174,17 @@ impl Daemon {
         serde_json::from_value(answer["tasks"].take()).unwrap()
     }
 
+    /// Leases until it has `count`.
+    pub(crate) async fn lease_all(&self, worker: &str, queue: &str, count: usize) -> Vec<Value> {
+        let mut tasks = Vec::new();
+        until("there are as many tasks", async || {
+            tasks.extend(self.lease(worker, queue, count - tasks.len(), "1s").await);
+            tasks.len() == count
+        })
+        .await;
+        tasks
+    }
+
     /// Completes leased tasks; what each is answered.
     pub(crate) async fn complete(&self, worker: &str, tasks: &[Value]) -> Vec<String> {
         let completion = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "result": worker});
