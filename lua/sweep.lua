@@ -1,6 +1,6 @@
 -- Keeps lanes short: drops spent elements at the tail, and when spent elements outweigh the tasks that have something left, moves live
--- elements that are stuck at the tail to the head, so that the spent ones behind them can leave. Who had passed them sees them again; the
--- records refuse. Drops pointers that the tail has overtaken.
+-- elements that are stuck at the tail to the head, so that the spent ones behind them can leave; of several that offer one task, one
+-- moves. Who had passed them sees them again; the records refuse. Drops pointers that the tail has overtaken.
 --
 -- ARGV[2] elements per lane to look at, at most
 -- Returns how many elements left or moved
@@ -19,12 +19,13 @@ for lane = 1, 6 do
     local ids = {}
     for k = 1, #elements do ids[k] = string.sub(elements[k], -16) end
     local records = hmget(REC, ids)
-    local gone, again = 0, {}
+    local gone, again, seen = 0, {}, {}
     for k = #elements, 1, -1 do
       local record = records[k]
       if record and left(load(record)) > 0 then
         if not rotate then break end
-        again[#again + 1] = elements[k]
+        if not seen[ids[k]] then again[#again + 1] = elements[k] end
+        seen[ids[k]] = true
       end
       gone = gone + 1
     end
@@ -34,12 +35,12 @@ for lane = 1, 6 do
       redis.call('INCRBY', C(lane), gone)
       moved = moved + gone
     end
-    if redis.call('HLEN', P(lane)) > 0 then
-      local base = tonumber(redis.call('GET', C(lane)) or 0)
-      local pointers = redis.call('HRANDFIELD', P(lane), 50, 'WITHVALUES')
-      for k = 1, #pointers, 2 do
-        if tonumber(pointers[k + 1]) <= base then redis.call('HDEL', P(lane), pointers[k]) end
-      end
+  end
+  if redis.call('HLEN', P(lane)) > 0 then
+    local base = tonumber(redis.call('GET', C(lane)) or 0)
+    local pointers = redis.call('HRANDFIELD', P(lane), 50, 'WITHVALUES')
+    for k = 1, #pointers, 2 do
+      if tonumber(pointers[k + 1]) <= base then redis.call('HDEL', P(lane), pointers[k]) end
     end
   end
 end

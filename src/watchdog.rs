@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     bus::Topic,
     config::Settings,
-    model::{self, QueueName, ShardId, TaskId, TaskRow},
+    model::{self, Offset, QueueName, ShardId, TaskId, TaskRow},
     outbox::Outbox,
     queue::{self, Queue},
     store::{PublishedTask, Turn, Unpublished},
@@ -285,13 +285,16 @@ impl Watchdog {
         let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
         let page = self.outbox.store.published(self.outbox.bus.generation(), after, limit).await?;
         let next = (page.len() == self.settings.watchdog.batch_max).then(|| page.last().map(|task| task.id)).flatten();
+        // Asked after the page: what was published stands before the end, unless the bus has lost it.
+        let ends = self.outbox.bus.ends(Topic::Pipeline).await?;
         let mut shards: BTreeMap<ShardId, Vec<PublishedTask>> = BTreeMap::new();
         for task in page {
             shards.entry(task.shard.clone()).or_default().push(task);
         }
         let mut missing = Vec::new();
         for (shard, tasks) in shards {
-            missing.extend(self.missing(&shard, &tasks).await?);
+            let end = ends.get(shard.number as usize).copied().flatten();
+            missing.extend(self.missing(&shard, &tasks, end).await?);
         }
         if !missing.is_empty() {
             tracing::warn!("{} tasks are in SQL and not in Redis: they go out again", missing.len());
@@ -301,8 +304,14 @@ impl Watchdog {
         Ok(next)
     }
 
-    /// Missing is only what the queue has read past and has no record of; what is still on its way is not.
-    async fn missing(&self, shard: &ShardId, tasks: &[PublishedTask]) -> anyhow::Result<Vec<TaskId>> {
+    /// Missing is what the queue has no record of, although it has read past it, or can never read it: it lies behind the partition's `end`,
+    /// since the bus fell back. What is still on its way is not missing.
+    async fn missing(
+        &self,
+        shard: &ShardId,
+        tasks: &[PublishedTask],
+        end: Option<Offset>,
+    ) -> anyhow::Result<Vec<TaskId>> {
         let ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
         let (stored, records) = if self.queue.knows(shard) {
             match self.queue.inspect(shard, &ids).await {
@@ -316,11 +325,10 @@ impl Watchdog {
         let generation = self.outbox.bus.generation();
         let stored = stored.filter(|(topic, _)| topic == generation).map(|(_, offset)| offset);
         let unknown = tasks.iter().zip(records).filter(|(_, record)| record.is_none()).map(|(task, _)| task);
-        let missing = unknown.filter(|task| match (task.offset, stored) {
-            (Some(published), Some(stored)) => stored >= published,
-            (Some(_), None) => false,
+        let missing = unknown.filter(|task| match task.offset {
+            Some(published) => stored >= Some(published) || end < Some(published),
             // Published in another life of the topic, which nobody reads any more.
-            (None, _) => true,
+            None => true,
         });
         Ok(missing.map(|task| task.id).collect())
     }

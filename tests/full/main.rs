@@ -4,6 +4,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod api;
 mod bus_kafka;
 mod crawl;
+mod lifecycle;
+mod pressure;
+mod recovery;
 mod store_mysql;

@@ -12,5 +12,6 @@ mod ingress_cli;
 mod ingress_grpc;
 mod ingress_http;
 mod lua_state;
+mod queue_property;
 mod store_sqlite;
 mod tasks_service;

@@ -11,6 +11,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::until;
@@ -21,11 +22,19 @@ pub(crate) struct Daemon {
     http: u16,
     grpc: u16,
     child: Child,
+    client: reqwest::Client,
 }
 
 impl Daemon {
     /// Runs all pipelines with this configuration and waits until it is ready.
     pub(crate) async fn start(config: &str, args: &[&str]) -> Self {
+        let mut daemon = Self::begin(config, args);
+        daemon.ready().await;
+        daemon
+    }
+
+    /// The same without the wait.
+    pub(crate) fn begin(config: &str, args: &[&str]) -> Self {
         let dir = tempfile::Builder::new().prefix("taskd-it-").tempdir_in("/tmp").unwrap();
         let file = dir.path().join("taskd.toml");
         fs::write(&file, config).unwrap();
@@ -37,9 +46,7 @@ impl Daemon {
         let listen = ["--http-listen", &http_at, "--grpc-listen", &grpc_at];
         let args: Vec<String> = own.iter().chain(&listen).chain(args).map(ToString::to_string).collect();
         let child = spawn(&dir, &args);
-        let mut daemon = Self { dir, args, http, grpc, child };
-        daemon.ready().await;
-        daemon
+        Self { dir, args, http, grpc, child, client: reqwest::Client::new() }
     }
 
     pub(crate) fn http(&self) -> String {
@@ -52,30 +59,56 @@ impl Daemon {
 
     /// Until `/readyz` answers 200.
     pub(crate) async fn ready(&mut self) {
-        let (client, url) = (reqwest::Client::new(), format!("{}/readyz", self.http()));
+        let url = format!("{}/readyz", self.http());
         until("taskd is ready", async || {
             if let Some(status) = self.child.try_wait().unwrap() {
                 panic!("taskd ended by itself: {status}");
             }
-            client.get(&url).send().await.is_ok_and(|answer| answer.status().is_success())
+            self.client.get(&url).send().await.is_ok_and(|answer| answer.status().is_success())
         })
         .await;
     }
 
     /// SIGKILL, and the same again in the same folder, without a wait.
     pub(crate) fn kill9_and_restart(&mut self) {
+        self.kill9();
+        self.start_again();
+    }
+
+    pub(crate) fn kill9(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    pub(crate) fn start_again(&mut self) {
         self.child = spawn(&self.dir, &self.args);
     }
 
     /// SIGKILL for its redis-server; false when there is none at the moment.
     pub(crate) fn kill9_redis(&self) -> bool {
-        let Ok(pid) = fs::read_to_string(self.dir.path().join("data/redis.pid")) else { return false };
+        self.signal_redis(Signal::SIGKILL)
+    }
+
+    pub(crate) fn signal_redis(&self, signal: Signal) -> bool {
+        let Ok(pid) = fs::read_to_string(self.data().join("redis.pid")) else { return false };
         let Ok(pid) = pid.trim().parse::<i32>() else { return false };
         // An old file may name a process that is now somebody else's.
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        name.trim() == "redis-server" && kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok()
+        name.trim() == "redis-server" && kill(Pid::from_raw(pid), signal).is_ok()
+    }
+
+    /// Its redis-server.
+    pub(crate) async fn redis(&self) -> redis::aio::MultiplexedConnection {
+        let url = format!("unix://{}", self.data().join("redis.sock").display());
+        redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap()
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// SIGTERM, and how it ended.
@@ -98,9 +131,128 @@ impl Daemon {
         ended.unwrap()
     }
 
-    fn log(&self) -> PathBuf {
-        self.dir.path().join("log")
+    /// Everything that it has said.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
+
+    // --- its HTTP API
+
+    pub(crate) async fn get(&self, path: &str) -> (u16, Value) {
+        answer(self.client.get(format!("{}{path}", self.http())).send().await.unwrap()).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.try_post(path, body).await.unwrap()
+    }
+
+    /// `None` when there is no answer.
+    pub(crate) async fn try_post(&self, path: &str, body: &Value) -> Option<(u16, Value)> {
+        let request = self.client.post(format!("{}{path}", self.http())).json(body);
+        Some(answer(request.send().await.ok()?).await)
+    }
+
+    pub(crate) async fn post_text(&self, path: &str, content_type: &str, body: impl Into<String>) -> (u16, Value) {
+        let request = self.client.post(format!("{}{path}", self.http())).header("content-type", content_type);
+        answer(request.body(body.into()).send().await.unwrap()).await
+    }
+
+    /// Inserts; all must be new. Their ids.
+    pub(crate) async fn insert(&self, tasks: &[Value]) -> Vec<String> {
+        let (status, answer) = self.post("/v1/tasks", &json!(tasks)).await;
+        assert_eq!(status, 200, "{answer}");
+        let results = answer["results"].as_array().unwrap();
+        assert!(results.iter().all(|one| one["status"] == "CREATED"), "{answer}");
+        results.iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// What a worker gets from one queue within `wait`.
+    pub(crate) async fn lease(&self, worker: &str, queue: &str, most: usize, wait: &str) -> Vec<Value> {
+        let body = json!({"worker": worker, "queues": [queue], "max_tasks": most, "wait": wait});
+        let (status, mut answer) = self.post("/v1/tasks:get", &body).await;
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_value(answer["tasks"].take()).unwrap()
+    }
+
+    /// Leases until it has `count`.
+    pub(crate) async fn lease_all(&self, worker: &str, queue: &str, count: usize) -> Vec<Value> {
+        let mut tasks = Vec::new();
+        until("there are as many tasks", async || {
+            tasks.extend(self.lease(worker, queue, count - tasks.len(), "1s").await);
+            tasks.len() == count
+        })
+        .await;
+        tasks
+    }
+
+    /// Completes leased tasks; what each is answered.
+    pub(crate) async fn complete(&self, worker: &str, tasks: &[Value]) -> Vec<String> {
+        let completion = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "result": worker});
+        let completions: Vec<_> = tasks.iter().map(completion).collect();
+        let (status, answer) =
+            self.post("/v1/tasks:complete", &json!({"worker": worker, "completions": completions})).await;
+        assert_eq!(status, 200, "{answer}");
+        statuses(&answer)
+    }
+
+    /// Gets and completes until `queue` has nothing left to do; the keys that `worker` completed.
+    pub(crate) async fn drain(&self, worker: &str, queue: &str) -> Vec<String> {
+        let mut keys = Vec::new();
+        until("the queue is worked off", async || {
+            keys.extend(self.work_once(worker, queue).await);
+            self.unfinished(queue).await == 0
+        })
+        .await;
+        keys
+    }
+
+    /// The same until it has completed `count`.
+    pub(crate) async fn work(&self, worker: &str, queue: &str, count: usize) -> Vec<String> {
+        let mut keys = Vec::new();
+        until("the worker got as many", async || {
+            keys.extend(self.work_once(worker, queue).await);
+            keys.len() >= count
+        })
+        .await;
+        keys
+    }
+
+    async fn work_once(&self, worker: &str, queue: &str) -> Vec<String> {
+        let tasks = self.lease(worker, queue, 100, "100ms").await;
+        assert!(self.complete(worker, &tasks).await.iter().all(|status| status == "OK"));
+        tasks.iter().map(|task| task["key"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// How many tasks of the queue are neither completed nor dead, by SQL.
+    pub(crate) async fn unfinished(&self, queue: &str) -> u64 {
+        let queue = self.queue(queue).await;
+        ["pending", "queued", "assigned", "delayed"].iter().map(|state| queue[*state].as_u64().unwrap()).sum()
+    }
+
+    /// Its entry in `/v1/queues`.
+    pub(crate) async fn queue(&self, name: &str) -> Value {
+        let (_, answer) = self.get("/v1/queues").await;
+        answer["queues"].as_array().unwrap().iter().find(|queue| queue["queue"] == name).cloned().unwrap_or_default()
+    }
+}
+
+/// The `status` of each result.
+pub(crate) fn statuses(answer: &Value) -> Vec<String> {
+    let results = answer["results"].as_array().unwrap();
+    results.iter().map(|one| one["status"].as_str().unwrap().to_owned()).collect()
+}
+
+async fn answer(response: reqwest::Response) -> (u16, Value) {
+    let status = response.status().as_u16();
+    let text = response.text().await.unwrap();
+    // Lines of JSON become a list.
+    let lines = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>();
+    let value = match (serde_json::from_str(&text), lines) {
+        (Ok(value), _) => value,
+        (Err(_), Ok(lines)) => lines.into(),
+        (Err(_), Err(_)) => text.into(),
+    };
+    (status, value)
 }
 
 impl Drop for Daemon {
@@ -110,7 +262,7 @@ impl Drop for Daemon {
         self.kill9_redis();
         if std::thread::panicking() {
             self.dir.disable_cleanup(true);
-            let log = fs::read_to_string(self.log()).unwrap_or_default();
+            let log = self.log();
             let lines: Vec<_> = log.lines().collect();
             eprintln!(
                 "{} is kept; the end of taskd's log:\n{}",

@@ -1,0 +1,217 @@
+//! How the binary starts, waits for others, and stops.
+
+use std::{process::Command, time::Duration};
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+
+use crate::support::{
+    daemon::Daemon,
+    kafka,
+    mariadb::MysqlDatabase,
+    redis::{Fsync, RedisServer},
+    store_contract::Database,
+    until,
+};
+
+/// Runs taskd until it ends by itself; its exit code and what it said.
+fn refused(args: &[&str]) -> (i32, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_taskd")).args(["--pipelines", "all"]).args(args).output().unwrap();
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[tokio::test]
+async fn a_stop_ends_waits_finishes_what_is_in_hand_and_leaves_nothing_running() {
+    let mut daemon = Daemon::start("", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
+    assert_eq!(daemon.lease("w", "q", 1, "10s").await.len(), 1);
+    let waiting = reqwest::Client::new()
+        .post(format!("{}/v1/tasks:get", daemon.http()))
+        .json(&json!({"worker": "w", "queues": ["q"], "wait": "1m"}))
+        .send();
+    let waiting = tokio::spawn(waiting);
+    // A second call that is answered shows that the first one has been accepted.
+    daemon.get("/healthz").await;
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.ended().await.code(), Some(0));
+    if let Ok(answer) = waiting.await.unwrap() {
+        assert_eq!(answer.text().await.unwrap(), r#"{"tasks":[]}"#);
+    }
+    assert!(!daemon.kill9_redis(), "redis-server was left running");
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_at_once() {
+    let mut daemon = Daemon::start("", &[]).await;
+    // Nothing can be drained any more.
+    assert!(daemon.signal_redis(Signal::SIGSTOP));
+    daemon.signal(Signal::SIGINT);
+    until("it drains", async || daemon.log().contains("a second signal ends at once")).await;
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.ended().await.code(), Some(130));
+}
+
+#[tokio::test]
+async fn a_stop_that_cannot_drain_ends_with_an_error_after_the_grace_period() {
+    let mut daemon = Daemon::start("grace_period = \"1s\"", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
+    assert!(daemon.signal_redis(Signal::SIGSTOP));
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.ended().await.code(), Some(1));
+    assert!(daemon.log().contains("within the grace period (1s)"), "{}", daemon.log());
+}
+
+#[tokio::test]
+async fn readyz_names_the_pipelines_that_make_no_progress() {
+    let mut daemon = Daemon::start("stall_after = \"3s\"", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
+    until("there is something to watch", async || daemon.queue("q").await["queued"] == 1).await;
+    assert!(daemon.signal_redis(Signal::SIGSTOP));
+    let mut stalled = String::new();
+    until("it is not ready", async || {
+        let (status, answer) = daemon.get("/readyz").await;
+        stalled = answer["stalled"].to_string();
+        status == 503 && stalled.contains("watchdog/leases")
+    })
+    .await;
+    assert_eq!(daemon.get("/healthz").await.0, 200);
+    assert!(daemon.signal_redis(Signal::SIGCONT));
+    daemon.ready().await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_second_taskd_on_a_data_folder_is_refused() {
+    let daemon = Daemon::start("", &[]).await;
+    let data = daemon.data();
+    let listen = ["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0"];
+    let (code, said) = refused(&[&["--data-dir", data.to_str().unwrap()], &listen[..]].concat());
+    let expected = format!(
+        "taskd: data folder {} is in use by another taskd (pid {}); stop it, or choose another folder with --data-dir\n",
+        data.display(),
+        daemon.pid()
+    );
+    assert_eq!((code, said), (1, expected));
+    assert_eq!(daemon.get("/readyz").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_port_or_a_folder_that_cannot_be_had_is_one_line() {
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = taken.local_addr().unwrap().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let (code, said) =
+        refused(&["--http-listen", &port, "--grpc-listen", "127.0.0.1:0", "--data-dir", data.to_str().unwrap()]);
+    let expected =
+        format!("taskd: cannot listen on {port} (http): address in use; choose another with --http-listen\n");
+    assert_eq!((code, said), (1, expected));
+    assert!(!data.exists(), "a mistake leaves nothing behind");
+
+    let (code, said) =
+        refused(&["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--data-dir", "/proc/taskd"]);
+    assert_eq!(code, 1);
+    assert!(said.starts_with("taskd: cannot use data folder /proc/taskd: "), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[tokio::test]
+async fn a_redis_that_evicts_or_belongs_to_others_is_refused() {
+    let server = RedisServer::start(Fsync::Always);
+    let mut redis = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut daemon = Daemon::start("", &["--redis-url", &server.url()]).await;
+    assert!(daemon.stop().await.success());
+
+    let dir = tempfile::tempdir().unwrap();
+    let own = ["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--redis-url", &server.url()];
+    let args = [&own[..], &["--data-dir", dir.path().to_str().unwrap()]].concat();
+    let (code, said) = refused(&args);
+    assert_eq!(code, 1);
+    assert!(said.contains("taskd: this Redis holds the tasks of another database"), "{said}");
+
+    let set = redis::cmd("CONFIG").arg("SET").arg("maxmemory-policy").arg("allkeys-lru").clone();
+    set.query_async::<()>(&mut redis).await.unwrap();
+    let (code, said) = refused(&args);
+    assert_eq!(code, 1);
+    assert!(said.ends_with("set maxmemory-policy noeviction\n"), "{said}");
+}
+
+/// An address at which nobody listens until it is opened; from then on it leads to a server.
+struct Door {
+    port: u16,
+}
+
+impl Door {
+    fn closed() -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        Self { port: listener.local_addr().unwrap().port() }
+    }
+
+    async fn open(&self, server: Server) {
+        let listener = TcpListener::bind(("127.0.0.1", self.port)).await.unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut near, _)) = listener.accept().await {
+                let server = server.clone();
+                tokio::spawn(async move {
+                    let ended = match server {
+                        Server::Tcp(addr) => {
+                            let mut far = TcpStream::connect(addr).await?;
+                            tokio::io::copy_bidirectional(&mut near, &mut far).await
+                        }
+                        Server::Unix(path) => {
+                            let mut far = UnixStream::connect(path).await?;
+                            tokio::io::copy_bidirectional(&mut near, &mut far).await
+                        }
+                    };
+                    ended.map(drop)
+                });
+            }
+        });
+    }
+}
+
+#[derive(Clone)]
+enum Server {
+    Tcp(String),
+    Unix(String),
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_that_are_not_up_yet_are_waited_for() {
+    let redis = RedisServer::start(Fsync::Always);
+    let database = MysqlDatabase::create().await;
+    let doors = [Door::closed(), Door::closed(), Door::closed()];
+    let mut database_url = url::Url::parse(&database.url()).unwrap();
+    let mysql = format!("127.0.0.1:{}", database_url.port().unwrap());
+    database_url.set_port(Some(doors[1].port)).unwrap();
+    let prefix = format!("late-{}-", uuid::Uuid::new_v4());
+    let mut daemon = Daemon::begin(
+        "",
+        &[
+            "--redis-url",
+            &format!("redis://127.0.0.1:{}", doors[0].port),
+            "--database-url",
+            database_url.as_str(),
+            "--bus-url",
+            &format!("kafka://127.0.0.1:{}", doors[2].port),
+            "--topic-prefix",
+            &prefix,
+        ],
+    );
+    let servers = [
+        ("Redis", Server::Unix(redis.url().trim_start_matches("unix://").to_owned())),
+        ("the database", Server::Tcp(mysql)),
+        ("the bus", Server::Tcp(kafka::shared().await.to_owned())),
+    ];
+    for (door, (name, server)) in doors.iter().zip(servers) {
+        until("it says what it waits for", async || daemon.log().contains(&format!("waiting for {name}: "))).await;
+        door.open(server).await;
+        until("it goes on", async || daemon.log().contains(&format!("{name} is there: going on"))).await;
+    }
+    daemon.ready().await;
+    daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
+    assert_eq!(tokio::time::timeout(Duration::from_secs(60), daemon.drain("w", "q")).await.unwrap(), ["k"]);
+    assert!(daemon.stop().await.success());
+    database.remove().await;
+}

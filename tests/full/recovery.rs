@@ -1,0 +1,198 @@
+//! What the watchdog finds again, seen from outside: through the running binary.
+
+use std::{collections::BTreeSet, path::Path, process::Command};
+
+use redis::AsyncCommands;
+use serde_json::{Value, json};
+
+use crate::support::{
+    daemon::{Daemon, statuses},
+    redis::{Fsync, RedisServer},
+    until,
+};
+
+fn tasks(queue: &str, from: usize, to: usize) -> Vec<Value> {
+    (from..to).map(|n| json!({"queue": queue, "key": format!("key-{n}")})).collect()
+}
+
+fn keys(from: usize, to: usize) -> BTreeSet<String> {
+    (from..to).map(|n| format!("key-{n}")).collect()
+}
+
+/// Without repetitions: a key that was done twice is seen.
+fn once(keys: Vec<String>) -> BTreeSet<String> {
+    let count = keys.len();
+    let set: BTreeSet<_> = keys.into_iter().collect();
+    assert_eq!(set.len(), count, "a task was done twice");
+    set
+}
+
+#[tokio::test]
+async fn what_could_not_be_published_goes_out_later_also_after_a_kill() {
+    let server = RedisServer::start(Fsync::Always);
+    let mut admin = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut may_publish = async |may: &str| {
+        redis::cmd("ACL").arg("SETUSER").arg("default").arg(may).query_async::<()>(&mut admin).await.unwrap();
+    };
+    let mut daemon = Daemon::start("republish_after = \"100ms\"", &["--redis-url", &server.url()]).await;
+
+    may_publish("-xadd").await;
+    daemon.insert(&tasks("q", 0, 30)).await;
+    until("a publish has failed", async || daemon.log().contains("could not publish 30 new tasks")).await;
+    assert!(daemon.lease("w", "q", 100, "1ms").await.is_empty());
+    may_publish("+xadd").await;
+    assert_eq!(once(daemon.drain("w", "q").await), keys(0, 30));
+
+    may_publish("-xadd").await;
+    daemon.insert(&tasks("q", 30, 60)).await;
+    daemon.kill9();
+    may_publish("+xadd").await;
+    daemon.start_again();
+    daemon.ready().await;
+    assert_eq!(once(daemon.drain("w", "q").await), keys(30, 60));
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn all_unfinished_work_is_back_when_the_files_of_redis_are_deleted() {
+    let mut daemon = Daemon::start("[queues.default]\nreplicas = 2", &[]).await;
+    let ids = daemon.insert(&tasks("q", 0, 100)).await;
+    // Ten are done, ten are done by one of two, ten are being done, the others wait.
+    let mut by_one = BTreeSet::new();
+    for worker in ["ann", "bob"] {
+        let leased = daemon.lease(worker, "q", 20, "10s").await;
+        assert_eq!(leased.len(), 20);
+        let done = if worker == "ann" { &leased[..] } else { &leased[..10] };
+        assert!(daemon.complete(worker, done).await.iter().all(|status| status == "OK"));
+        if worker == "ann" {
+            by_one.extend(leased[10..].iter().map(|task| task["key"].as_str().unwrap().to_owned()));
+        }
+    }
+    until("SQL has the results", async || {
+        let mut results = 0;
+        for id in &ids[..20] {
+            results += daemon.get(&format!("/v1/tasks/{id}/results")).await.1["results"].as_array().unwrap().len();
+        }
+        results == 30
+    })
+    .await;
+
+    daemon.kill9();
+    daemon.kill9_redis();
+    std::fs::remove_dir_all(daemon.data().join("redis")).unwrap();
+    daemon.start_again();
+    daemon.ready().await;
+
+    // Credits that SQL knew count: who has done a task does not get it again.
+    assert_eq!(once(daemon.work("ann", "q", 80).await), keys(20, 100));
+    assert!(daemon.lease("ann", "q", 1, "1ms").await.is_empty());
+    let rest = once(daemon.drain("eve", "q").await);
+    assert_eq!(rest, keys(10, 100));
+    assert!(by_one.iter().all(|key| rest.contains(key)));
+    for id in ids {
+        let (_, answer) = daemon.get(&format!("/v1/tasks/{id}/results")).await;
+        let results = answer["results"].as_array().unwrap();
+        let workers: BTreeSet<_> = results.iter().map(|result| result["worker"].to_string()).collect();
+        assert_eq!((results.len(), workers.len()), (2, 2), "{answer}");
+    }
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn tasks_that_redis_has_forgotten_go_out_again() {
+    let mut daemon = Daemon::start("reconcile_every = \"100ms\"", &[]).await;
+    let (redis, backup) = (daemon.data().join("redis"), daemon.data().join("backup"));
+    let kill = |daemon: &mut Daemon| {
+        daemon.kill9();
+        assert!(daemon.kill9_redis());
+    };
+    daemon.insert(&tasks("q", 0, 30)).await;
+    until("they wait in Redis", async || daemon.queue("q").await["queued"] == 30).await;
+    kill(&mut daemon);
+    copy(&redis, &backup);
+    daemon.start_again();
+    daemon.ready().await;
+    daemon.insert(&tasks("q", 30, 50)).await;
+    until("they wait in Redis", async || daemon.queue("q").await["queued"] == 50).await;
+    kill(&mut daemon);
+    // Redis comes back as it was before the last twenty.
+    std::fs::remove_dir_all(&redis).unwrap();
+    std::fs::rename(&backup, &redis).unwrap();
+    daemon.start_again();
+    daemon.ready().await;
+    assert_eq!(once(daemon.drain("w", "q").await), keys(0, 50));
+    assert!(daemon.stop().await.success());
+}
+
+fn copy(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn inserts_that_were_answered_survive_kills_of_taskd() {
+    let mut daemon = Daemon::start("republish_after = \"500ms\"", &[]).await;
+    let (mut answered, mut unanswered) = (BTreeSet::new(), 0);
+    for round in 0..8 {
+        let url = format!("{}/v1/tasks", daemon.http());
+        let inserts = (0..40).map(|call| {
+            let (first, url) = (round * 1000 + call * 25, url.clone());
+            tokio::spawn(async move {
+                let request = reqwest::Client::new().post(url).json(&tasks("q", first, first + 25));
+                let response = request.send().await.ok()?.error_for_status().ok()?;
+                let answer: Value = response.json().await.ok()?;
+                assert!(statuses(&answer).iter().all(|status| status == "CREATED"), "{answer}");
+                Some(keys(first, first + 25))
+            })
+        });
+        let mut inserts: Vec<_> = inserts.collect();
+        // In the middle of them: some are answered, some are not.
+        for insert in inserts.drain(..4 * round) {
+            answered.extend(insert.await.unwrap().unwrap());
+        }
+        daemon.kill9_and_restart();
+        for insert in inserts {
+            match insert.await.unwrap() {
+                Some(keys) => answered.extend(keys),
+                None => unanswered += 1,
+            }
+        }
+        daemon.ready().await;
+    }
+    assert!(unanswered > 0, "no kill came in the middle");
+    let done = once(daemon.drain("w", "q").await);
+    let lost: Vec<_> = answered.difference(&done).collect();
+    assert!(lost.is_empty(), "lost: {lost:?}");
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_again_and_again_makes_a_dead_letter() {
+    let config = "[queues.q]\nlease = \"100ms\"\nmax_attempts = 3\nbackoff = [\"20ms\"]";
+    let mut daemon = Daemon::start(config, &[]).await;
+    let id = &daemon.insert(&tasks("q", 0, 1)).await[0];
+    for attempt in 1..=3 {
+        let leased = daemon.lease("w", "q", 1, "30s").await;
+        assert_eq!(leased[0]["attempt"], attempt, "{leased:?}");
+    }
+    let path = format!("/v1/tasks/{id}");
+    until("the task is dead", async || daemon.get(&path).await.1["status"] == "DEAD").await;
+    let mut redis = daemon.redis().await;
+    let mut reports = async |topic: &str| {
+        let mut count: usize = 0;
+        until("the reports are there", async || {
+            count = redis.xlen(format!("taskd:{{bus:{topic}:0}}")).await.unwrap();
+            count > 0
+        })
+        .await;
+        count
+    };
+    assert_eq!(reports("dead-letters").await, 1);
+    assert_eq!(reports("expirations").await, 3);
+    until("an insert of the same key is told", async || {
+        let again = daemon.post("/v1/tasks", &json!({"queue": "q", "key": "key-0"})).await.1;
+        assert_eq!(again["results"][0]["status"], "DUPLICATE", "{again}");
+        again["results"][0]["error"] == "the task with this key is DEAD"
+    })
+    .await;
+    assert!(daemon.stop().await.success());
+}

@@ -1,0 +1,601 @@
+//! The queue beside the model.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use bytes::Bytes;
+use futures::future::join_all;
+use redis::Value;
+use taskd::{
+    model::{Offset, QueueName, ShardId, TaskId, WorkerName},
+    queue::{
+        Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, HandBack, How, Inspected,
+        OUTBOX_FULL, Promoted, Queue, RecordStatus, Stats,
+        keys::{LANES, ShardKeys},
+        scripts,
+    },
+    redis_pool::Redis,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::model::{BACKOFF, HOUR, LIFE, Lease, Model, Task, due, id_of, member};
+use crate::support::redis::{Fsync, RedisServer};
+
+pub(super) const WORKERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+pub(super) const ANY_WEIGHT: usize = 1 << 20;
+
+/// A task to put in; `credited` has a bit per worker of [`WORKERS`].
+#[derive(Clone, Debug)]
+pub(super) struct NewTask {
+    pub(super) replicas: u32,
+    pub(super) priority: u8,
+    pub(super) max_attempts: u8,
+    pub(super) size: usize,
+    pub(super) credited: u8,
+    pub(super) later: bool,
+}
+
+pub(super) struct Ask {
+    pub(super) worker: String,
+    pub(super) most: usize,
+    pub(super) most_bytes: usize,
+}
+
+/// What one claim got: its grant, whether the scan ended early, and id, body and attempt of each.
+type Got = (u64, bool, Vec<(TaskId, Bytes, u32)>);
+
+/// Every call goes to both, and their answers and states are compared.
+pub(super) struct Checked {
+    pub(super) redis: Redis,
+    pub(super) queue: Queue,
+    pub(super) shard: ShardId,
+    keys: ShardKeys,
+    pub(super) model: Model,
+    /// Every lease that was ever handed out to somebody who still knows it.
+    pub(super) known: Vec<Lease>,
+    /// Every task ever, as it stood on `pipeline`.
+    pub(super) records: Vec<EnqueueTask>,
+    seen: BTreeSet<String>,
+    added: usize,
+    next: u64,
+    clock: u64,
+}
+
+fn worker(name: &str) -> WorkerName {
+    WorkerName::new(name).expect("a name")
+}
+
+impl Checked {
+    /// With a shard that was opened and holds nothing, on a server that holds nothing else.
+    pub(super) async fn new(redis: &Redis) -> Self {
+        let () = redis::cmd("FLUSHALL").query_async(&mut redis.conn()).await.expect("flush");
+        let shard = ShardId { queue: QueueName::new("q").expect("a name"), number: 0 };
+        let queue = Queue::new(redis.clone());
+        queue.add_shard(&shard);
+        queue.open_shard(&shard, LIFE, "topic", None).await.expect("open");
+        let keys = ShardKeys::new(redis.prefix(), &shard);
+        let (known, records, seen) = Default::default();
+        let model = Model::default();
+        Self { redis: redis.clone(), queue, shard, keys, model, known, records, seen, added: 0, next: 0, clock: 0 }
+    }
+
+    pub(super) async fn alone() -> (RedisServer, Self) {
+        let server = RedisServer::start(Fsync::EverySecond);
+        let redis = Redis::connect(&server.url(), "t").await.expect("connect");
+        let checked = Self::new(&redis).await;
+        (server, checked)
+    }
+
+    fn serial(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(super) fn newcomer(&mut self) -> String {
+        format!("newcomer-{}", self.serial())
+    }
+
+    /// Three to a major, because offsets are pairs.
+    pub(super) fn next_offset(&mut self) -> Offset {
+        let serial = self.serial();
+        Offset { major: serial / 3, minor: serial % 3 }
+    }
+
+    pub(super) fn record(&mut self, new: &NewTask) -> EnqueueTask {
+        let offset = self.next_offset();
+        // The first 48 bits are the time it was made.
+        let id = id_of(&[&self.next.to_be_bytes()[2..], &[7; 10][..]].concat());
+        let head = [&[new.priority][..], &u32::from(new.max_attempts).to_be_bytes(), &3_600_000_u32.to_be_bytes()];
+        let body = [head.concat(), vec![b'-'; new.size]].concat().into();
+        let credited = (0..6).filter(|w| new.credited >> w & 1 == 1).map(|w| WORKERS[w].to_owned()).collect();
+        let not_before_unix_ms = if new.later { i64::MAX >> 12 } else { 0 };
+        EnqueueTask { offset, id, replicas: new.replicas, not_before_unix_ms, body, credited }
+    }
+
+    pub(super) async fn put(&mut self, tasks: &[NewTask]) -> Vec<TaskId> {
+        let records: Vec<_> = tasks.iter().map(|new| self.record(new)).collect();
+        self.enqueue(&records, u64::MAX).await;
+        records.iter().map(|record| record.id).collect()
+    }
+
+    pub(super) async fn enqueue(&mut self, records: &[EnqueueTask], high_water_tasks: u64) {
+        let upto = records.last().expect("not empty").offset;
+        let batch = Enqueue {
+            topic_generation: "topic",
+            predecessor: self.model.offset,
+            upto,
+            tasks: records,
+            high_water_tasks,
+            high_water_bytes: u64::MAX,
+        };
+        let mut ahead = self.queue.stats(&self.shard).await.expect("stats").ahead;
+        let (mut dealt_with, mut added) = (0, 0);
+        for new in records {
+            if Some(new.offset) > self.model.offset {
+                if !self.model.tasks.contains_key(&new.id) {
+                    if ahead >= high_water_tasks {
+                        break;
+                    }
+                    if new.credited.len() < new.replicas as usize {
+                        self.model.enqueue(new);
+                        self.records.push(new.clone());
+                        (ahead, added) = (ahead + 1, added + 1);
+                    }
+                }
+                self.model.offset = Some(new.offset);
+            }
+            dealt_with += 1;
+        }
+        self.added += added;
+        let answer = self.queue.enqueue(&self.shard, &batch).await.expect("enqueue");
+        assert_eq!(answer, Enqueued::Done { dealt_with, added });
+        self.compare(false).await;
+    }
+
+    pub(super) async fn read_on_after_redis_fell_back(&mut self) {
+        let upto = self.next_offset();
+        let (tasks, high) = (&[][..], u64::MAX);
+        let batch = Enqueue {
+            topic_generation: "topic",
+            predecessor: Some(upto),
+            upto,
+            tasks,
+            high_water_tasks: high,
+            high_water_bytes: high,
+        };
+        let answer = self.queue.enqueue(&self.shard, &batch).await.expect("enqueue");
+        assert_eq!(answer, Enqueued::Behind(self.model.offset));
+        self.compare(false).await;
+    }
+
+    /// What this request got against what is open to the worker; the model follows.
+    fn granted(&mut self, ask: &Ask, (grant, more, got): Got) -> Vec<Lease> {
+        let open = self.model.open_to(&ask.worker);
+        let (tasks, lanes) = (&self.model.tasks, self.model.lanes());
+        let ids: Vec<_> = got.iter().map(|(id, ..)| *id).collect();
+        let said = format!("{ids:?} of {open:?} for {}", ask.worker);
+        assert!(ids.len() <= ask.most && ids.iter().all(|id| open.contains(id)), "{said}");
+        let weight = |ids: &[TaskId]| ids.iter().map(|id| tasks[id].body.len()).sum::<usize>();
+        assert!(ids.len() < 2 || weight(&ids) <= ask.most_bytes, "{said}");
+        if self.seen.insert(ask.worker.clone()) {
+            // Whoever has passed nothing gets the oldest of each lane first, as many as fit.
+            assert_eq!(ids, open[..ids.len()]);
+            let fits = |n: &usize| *n == 1 || weight(&open[..*n]) <= ask.most_bytes;
+            let most = (1..=open.len().min(ask.most)).take_while(fits).count();
+            assert!(more || ids.len() == most, "{most} fit: {said}");
+        } else {
+            let rank = |id: &TaskId| lanes.iter().position(|lane| *lane == tasks[id].lane(false)).expect("a lane");
+            assert!(ids.is_sorted_by_key(rank), "{said}");
+            let heaviest = open.iter().map(|id| tasks[id].body.len()).max().unwrap_or(0);
+            let heavy = !ids.is_empty() && weight(&ids) + heaviest > ask.most_bytes;
+            let ended = more || heavy || ids.len() == ask.most;
+            let from = ids.last().map_or(0, rank);
+            for id in open.iter().filter(|id| !ids.contains(id)) {
+                // It sees again what it gave back itself when the wait is over.
+                let passed = tasks[id].gave_back.iter().any(|(worker, _)| *worker == ask.worker);
+                assert!(passed || (ended && rank(id) >= from), "not {id}: {said}");
+            }
+        }
+        for (id, body, attempt) in &got {
+            assert_eq!((body, *attempt), (&tasks[id].body, tasks[id].failures + 1));
+        }
+        let lease = |id| Lease { id, worker: ask.worker.clone(), grant };
+        let leases: Vec<_> = ids.into_iter().map(lease).collect();
+        if !leases.is_empty() {
+            self.model.grants += 1;
+            assert_eq!(grant, self.model.grants);
+        }
+        leases.iter().for_each(|lease| self.model.lease(lease));
+        leases
+    }
+
+    fn claim_of(ask: &Ask) -> Claim {
+        Claim { worker: worker(&ask.worker), max_tasks: ask.most, max_bytes: ask.most_bytes, lease: None }
+    }
+
+    /// Concurrent requests: one call of the script.
+    pub(super) async fn claim(&mut self, asks: &[Ask]) -> Vec<Lease> {
+        let shard = self.queue.shards_of(&self.shard.queue).remove(0);
+        let answers = join_all(asks.iter().map(|ask| self.queue.claim(&shard, Self::claim_of(ask)))).await;
+        let mut leases = Vec::new();
+        for (ask, answer) in asks.iter().zip(answers) {
+            let granted = answer.expect("claim");
+            let (more, tasks) = (granted.more, granted.deliver());
+            let grant = tasks.first().map_or(0, |task| task.token.grant);
+            assert!(tasks.iter().all(|task| task.token.grant == grant));
+            let got = tasks.into_iter().map(|task| (task.id, task.body, task.token.attempt)).collect();
+            leases.extend(self.granted(ask, (grant, more, got)));
+        }
+        self.known.extend(leases.clone());
+        self.compare(false).await;
+        leases
+    }
+
+    pub(super) async fn claim_by(&mut self, name: &str, most: usize) -> Vec<Lease> {
+        self.claim(&[Ask { worker: name.into(), most, most_bytes: ANY_WEIGHT }]).await
+    }
+
+    pub(super) async fn claim_one(&mut self, name: &str) -> Lease {
+        self.claim_by(name, 1).await.pop().unwrap_or_else(|| panic!("{name} gets nothing"))
+    }
+
+    /// With a scan bound that the queue would not use; answers whether to ask again.
+    pub(super) async fn claim_looking_at(&mut self, elements: usize, ask: &Ask) -> (Vec<Lease>, bool) {
+        let mut call = scripts::CLAIM.on(&self.keys, None);
+        call.arg(elements).arg(OUTBOX_FULL).arg(&ask.worker).arg(ask.most).arg(ask.most_bytes).arg(0);
+        let value = call.run(&mut self.redis.conn()).await.expect("claim");
+        let (_, _, mut answer): (u64, u8, Vec<Value>) = redis::from_redis_value(value).expect("an answer");
+        let tasks = answer.split_off(2);
+        let (grant, more): (u64, u8) = redis::from_redis_value(Value::Array(answer)).expect("a request");
+        let task = |value| {
+            let (id, body, attempt, _): (Vec<u8>, Vec<u8>, u32, i64) = redis::from_redis_value(value).expect("a task");
+            (id_of(&id), body.into(), attempt)
+        };
+        let leases = self.granted(ask, (grant, more == 1, tasks.into_iter().map(task).collect()));
+        self.known.extend(leases.clone());
+        self.compare(false).await;
+        (leases, more == 1)
+    }
+
+    /// A process claims, delivers nothing and stops.
+    pub(super) async fn claim_undelivered(&mut self, most: usize) {
+        let process = Queue::new(self.redis.clone());
+        process.add_shard(&self.shard);
+        let ask = Ask { worker: self.newcomer(), most, most_bytes: ANY_WEIGHT };
+        // Nobody can look into what was not delivered; what a newcomer gets is known.
+        let open = self.model.open_to(&ask.worker);
+        let granted = process.claim(&process.shards_of(&self.shard.queue)[0], Self::claim_of(&ask)).await;
+        let granted = granted.expect("claim");
+        let grant = self.model.grants + 1;
+        let got = |id: &TaskId| (*id, self.model.tasks[id].body.clone(), self.model.tasks[id].failures + 1);
+        let got = open.iter().take(granted.len()).map(got).collect();
+        let leases = self.granted(&ask, (grant, granted.more, got));
+        self.compare(false).await;
+        drop(granted);
+        let stop = CancellationToken::new();
+        stop.cancel();
+        process.give_back_undelivered(&stop).await;
+        for lease in leases {
+            self.model.give_back(lease.id, lease.grant, How::Release, "");
+        }
+        self.compare(false).await;
+    }
+
+    pub(super) async fn complete(&mut self, leases: &[Lease]) -> Vec<Code> {
+        let completion = |lease: &Lease| {
+            let (token, worker) = (lease.token(&self.shard), worker(&lease.worker));
+            self.queue.complete(Completion { id: lease.id, token, worker, report: lease.report() })
+        };
+        let answers = join_all(leases.iter().map(completion)).await;
+        let mut codes = Vec::new();
+        for (lease, answer) in leases.iter().zip(answers) {
+            let code = answer.expect("complete");
+            assert_eq!(code, self.model.code(lease), "{lease:?}");
+            if code == Code::Ok {
+                self.model.credit(lease);
+            }
+            codes.push(code);
+        }
+        self.compare(false).await;
+        codes
+    }
+
+    pub(super) async fn hand_back(&mut self, items: &[(Lease, How)]) -> Vec<(Code, bool)> {
+        let item = |(lease, how): &(Lease, How)| HandBack {
+            id: lease.id,
+            token: lease.token(&self.shard),
+            worker: worker(&lease.worker),
+            how: *how,
+            reason: "no luck".into(),
+        };
+        let back: Vec<_> = items.iter().map(item).collect();
+        let answers = self.queue.hand_back(&self.shard, &back, &BACKOFF).await.expect("hand back");
+        for ((lease, how), answer) in items.iter().zip(&answers) {
+            let code = self.code_of_no_completion(lease);
+            let dead = code == Code::Ok && self.model.give_back(lease.id, lease.grant, *how, "no luck");
+            assert_eq!(*answer, (code, dead), "{lease:?} {how:?}");
+        }
+        self.compare(false).await;
+        answers
+    }
+
+    fn code_of_no_completion(&self, lease: &Lease) -> Code {
+        match self.model.code(lease) {
+            Code::Repeat => Code::AlreadyCompleted,
+            code => code,
+        }
+    }
+
+    pub(super) async fn extend(&mut self, leases: &[Lease]) {
+        let extension = |lease: &Lease| {
+            let (token, worker) = (lease.token(&self.shard), worker(&lease.worker));
+            Extension { id: lease.id, token, worker, by: HOUR }
+        };
+        let items: Vec<_> = leases.iter().map(extension).collect();
+        let answers = self.queue.extend(&self.shard, &items).await.expect("extend");
+        for (lease, (code, deadline)) in leases.iter().zip(answers) {
+            assert_eq!(code, self.code_of_no_completion(lease), "{lease:?}");
+            assert_eq!(deadline > 0, code == Code::Ok);
+            if code == Code::Ok {
+                self.model.leases.insert(member(lease.id, lease.grant), None);
+            }
+        }
+        self.compare(false).await;
+    }
+
+    /// Writes scores of the past into the zset `L` or `D`, one after the other.
+    pub(super) async fn make_due(&mut self, zset: &str, members: &[Vec<u8>]) {
+        for member in members {
+            self.clock += 1;
+            let mut command = redis::cmd("ZADD");
+            command.arg(format!("t:{{q:0}}:{zset}")).arg("XX").arg(self.clock).arg(member);
+            let () = command.query_async(&mut self.redis.conn()).await.expect("zadd");
+            let timers = if zset == "L" { &mut self.model.leases } else { &mut self.model.waits };
+            timers.insert(member.clone(), Some(self.clock));
+        }
+    }
+
+    pub(super) async fn expire(&mut self, most: usize) -> Expired {
+        let due = due(&self.model.leases, most);
+        let mut expected = Expired { more: due.len() == most, ..Expired::default() };
+        for lease in due {
+            let (id, grant) = (id_of(&lease), String::from_utf8_lossy(&lease[16..]).parse().expect("a grant"));
+            let holder = self.model.tasks[&id].held.iter().find(|(_, other)| *other == grant);
+            // A task that died a moment ago has closed its other leases.
+            let Some((worker, _)) = holder.cloned() else { continue };
+            let dead = self.model.give_back(id, grant, How::Retry(None), "lease expired");
+            let attempts = self.model.tasks[&id].failures;
+            self.model.outbox.push_back(Event::Expired { id, worker, attempts, dead });
+            expected.expired += 1;
+            expected.dead += u64::from(dead);
+        }
+        let answer = self.queue.expire(&self.shard, most, &BACKOFF).await.expect("expire");
+        assert_eq!(answer, Expired { next_unix_ms: answer.next_unix_ms, ..expected });
+        assert_eq!(answer.next_unix_ms.is_none(), self.model.leases.is_empty());
+        self.compare(false).await;
+        answer
+    }
+
+    pub(super) async fn leases_run_out(&mut self) {
+        let all: Vec<_> = self.model.leases.keys().cloned().collect();
+        self.make_due("L", &all).await;
+        while self.expire(7).await.more {}
+    }
+
+    pub(super) async fn promote(&mut self, most: usize) -> Promoted {
+        let due = due(&self.model.waits, most);
+        let promoted = due.iter().filter(|wait| self.model.promote(wait)).count() as u64;
+        let answer = self.queue.promote(&self.shard, most).await.expect("promote");
+        assert_eq!(answer, Promoted { promoted, more: due.len() == most, next_unix_ms: answer.next_unix_ms });
+        assert_eq!(answer.next_unix_ms.is_none(), self.model.waits.is_empty());
+        self.compare(false).await;
+        answer
+    }
+
+    pub(super) async fn waits_end(&mut self) {
+        let all: Vec<_> = self.model.waits.keys().cloned().collect();
+        self.make_due("D", &all).await;
+        while self.promote(7).await.more {}
+    }
+
+    pub(super) async fn sweep(&mut self, most: usize) -> u64 {
+        let moved = self.queue.sweep(&self.shard, most).await.expect("sweep");
+        self.compare(true).await;
+        moved
+    }
+
+    async fn sweep_to_the_end(&mut self) {
+        let mut sweeps = 0;
+        while self.sweep(2000).await > 0 {
+            sweeps += 1;
+            assert!(sweeps < 9, "a sweep moves the same elements again and again");
+        }
+        let standing: usize = (0..6).map(|lane| self.model.standing(lane).len()).sum();
+        let open = self.model.tasks.values().filter(|task| task.left() > 0).count();
+        assert!(standing <= 2 * open + 64, "{standing} elements for {open} open tasks");
+    }
+
+    pub(super) async fn lose_pointer(&mut self, lane: usize, name: &str) {
+        let mut command = redis::cmd("HDEL");
+        command.arg(&self.keys.all()[9 + 3 * lane + 2]).arg(name);
+        let () = command.query_async(&mut self.redis.conn()).await.expect("hdel");
+    }
+
+    pub(super) async fn leave_spent_elements(&mut self, lane: usize, count: usize) {
+        let forgotten = TaskId::derived(TaskId::new(), "", 0, 0);
+        let element = [&[0x93, 1, 0, 0xb0][..], forgotten.as_bytes()].concat();
+        let mut command = redis::cmd("LPUSH");
+        command.arg(format!("t:{{q:0}}:{}:T", LANES[lane])).arg(vec![element; count]);
+        let () = command.query_async(&mut self.redis.conn()).await.expect("lpush");
+        self.model.offers[lane].extend(vec![forgotten; count]);
+        self.compare(false).await;
+    }
+
+    pub(super) async fn forward(&mut self, most: usize) {
+        let entries = self.queue.outbox(&self.shard, most).await.expect("outbox");
+        let ids: Vec<_> = entries.iter().map(|entry| entry.id.clone()).collect();
+        if !ids.is_empty() {
+            self.queue.forwarded(&self.shard, &ids).await.expect("forwarded");
+        }
+        let events = entries.into_iter().flat_map(|entry| one_by_one(entry.event)).count();
+        self.model.outbox.drain(..events);
+        self.compare(false).await;
+    }
+
+    /// By two watchdogs that have read the same final records.
+    pub(super) async fn forget(&mut self, most: usize, settled: u8) {
+        let finals = self.queue.finals(&self.shard, Duration::ZERO, most).await.expect("finals");
+        assert!(finals.iter().eq(self.model.finals.iter().take(most)));
+        let finals: Vec<_> = finals.into_iter().enumerate().map(|(i, id)| (id, settled >> (i % 8) & 1 == 1)).collect();
+        for _ in 0..2 {
+            let mut forgotten = 0;
+            for (id, settled) in &finals {
+                if self.model.finals.front() != Some(id) {
+                    break;
+                }
+                self.model.finals.pop_front();
+                if *settled {
+                    forgotten += 1;
+                    self.model.forgotten.extend(self.model.tasks.remove(id));
+                } else {
+                    self.model.finals.push_back(*id);
+                }
+            }
+            assert_eq!(self.queue.forget(&self.shard, &finals).await.expect("forget"), forgotten);
+        }
+        self.compare(false).await;
+    }
+
+    // --- comparing
+
+    async fn compare(&mut self, swept: bool) {
+        let mut pipe = redis::pipe();
+        let key = |name: &str| format!("t:{{q:0}}:{name}");
+        for lane in LANES {
+            pipe.cmd("LRANGE").arg(key(lane) + ":T").arg(0).arg(-1);
+        }
+        pipe.cmd("ZRANGE").arg(key("L")).arg(0).arg(-1).cmd("ZRANGE").arg(key("D")).arg(0).arg(-1);
+        pipe.cmd("HKEYS").arg(key("B")).cmd("LRANGE").arg(key("F")).arg(0).arg(-1);
+        let mut conn = self.redis.conn();
+        let mut read: Vec<Vec<Vec<u8>>> = pipe.query_async(&mut conn).await.expect("read");
+        let left_tail = LANES.map(|lane| key(lane) + ":C");
+        let gone: Vec<Option<usize>> = redis::cmd("MGET").arg(&left_tail).query_async(&mut conn).await.expect("C");
+        let [leases, waits, bodies, finals] =
+            <[_; 4]>::try_from(read.split_off(6)).expect("four").map(|list| list.into_iter());
+        self.compare_lanes(&read, &gone, swept);
+        let model = &self.model;
+        let set = |list: std::vec::IntoIter<Vec<u8>>| list.collect::<BTreeSet<_>>();
+        assert!(set(leases).iter().eq(model.leases.keys()), "leases");
+        assert!(set(waits).iter().eq(model.waits.keys()), "waits");
+        let live = || model.tasks.iter().filter(|(_, task)| task.status == RecordStatus::Live);
+        assert!(set(bodies).iter().map(|id| id_of(id)).eq(live().map(|(id, _)| *id)), "bodies");
+        assert!(finals.map(|id| id_of(&id)).eq(model.finals.iter().copied()), "finals");
+
+        let ids: Vec<_> = self.records.iter().map(|record| record.id).collect();
+        let (offset, records) = self.queue.inspect(&self.shard, &ids).await.expect("inspect");
+        assert_eq!(offset, model.offset.map(|offset| ("topic".to_owned(), offset)));
+        let short = |task: &Task| task.replicas == 1 && task.status == RecordStatus::Completed;
+        let number = |n: usize| u32::try_from(n).expect("few");
+        for (id, record) in ids.iter().zip(records) {
+            let expected = model.tasks.get(id).map(|task| Inspected {
+                status: task.status,
+                replicas: number(task.replicas),
+                credited: number(task.credited.len()),
+                held: number(task.held.len()),
+                // The short form of a record has no room for them.
+                failures: if short(task) { 0 } else { task.failures },
+                waiting: number(task.waiting),
+            });
+            assert_eq!(record, expected, "the record of {id}");
+        }
+
+        let outbox = self.queue.outbox(&self.shard, usize::MAX >> 8).await.expect("outbox");
+        let entries = outbox.len() as u64;
+        let events: Vec<_> = outbox.into_iter().flat_map(|entry| one_by_one(entry.event)).collect();
+        assert_eq!(model.outbox, events, "the outbox");
+        let waiting = |task: &&Task| task.left() > 0 || task.scheduled;
+        let stats = self.queue.stats(&self.shard).await.expect("stats");
+        let expected = Stats {
+            open: live().filter(|(_, task)| task.left() > 0).count() as u64,
+            leases: model.leases.len() as u64,
+            delayed: model.waits.len() as u64,
+            live: live().count() as u64,
+            waiting_bytes: live().map(|(_, task)| task).filter(waiting).map(|task| task.body.len() as u64).sum(),
+            outbox: entries,
+            finals: model.finals.len() as u64,
+            oldest_created_unix_ms: self.oldest_near_a_tail(),
+            ahead: stats.ahead,
+        };
+        assert_eq!(stats, expected);
+    }
+
+    /// The time in the id of what is open within 32 elements of a tail.
+    fn oldest_near_a_tail(&self) -> Option<i64> {
+        let open = |id: &&TaskId| self.model.tasks.get(id).is_some_and(|task| task.left() > 0);
+        let first = (0..6).filter_map(|lane| self.model.standing(lane).iter().take(32).find(open));
+        first.map(|id| i64::try_from(id.0.as_u128() >> 80).expect("48 bits")).min()
+    }
+
+    /// An element leaves the tail when it is spent; a sweep may also put it in front again. Who has something left is offered.
+    fn compare_lanes(&mut self, lanes: &[Vec<Vec<u8>>], gone: &[Option<usize>], swept: bool) {
+        let model = &mut self.model;
+        let left = |id: &TaskId| model.tasks.get(id).map_or(0, Task::left);
+        let mut offered = BTreeSet::<TaskId>::new();
+        for lane in 0..6 {
+            let (offers, now) = (&mut model.offers[lane], gone[lane].unwrap_or(0));
+            let mut moved = Vec::new();
+            for id in &offers[model.gone[lane]..now] {
+                if left(id) > 0 && !moved.contains(id) {
+                    assert!(swept, "{id} left the tail of {} with something left", LANES[lane]);
+                    moved.push(*id);
+                }
+            }
+            offers.append(&mut moved);
+            model.gone[lane] = now;
+            let standing = lanes[lane].iter().rev().map(|element| id_of(&element[element.len() - 16..]));
+            assert!(standing.eq(offers[now..].iter().copied()), "{}: {:?}", LANES[lane], &offers[now..]);
+            offered.extend(&offers[now..]);
+        }
+        let open = model.tasks.iter().filter(|(_, task)| task.left() > 0).map(|(id, _)| *id);
+        assert!(open.into_iter().all(|id| offered.contains(&id)), "open, but in no lane");
+    }
+
+    /// Newcomers do all the rest; nothing stays but what never disappears.
+    pub(super) async fn finish(&mut self) {
+        for round in 0.. {
+            self.sweep_to_the_end().await;
+            self.leases_run_out().await;
+            self.waits_end().await;
+            if self.model.tasks.values().all(|task| task.status != RecordStatus::Live) {
+                break;
+            }
+            assert!(round < 5, "each newcomer does a replica of each");
+            let name = self.newcomer();
+            let leases = self.claim_by(&name, 1000).await;
+            self.complete(&leases).await;
+        }
+        self.forward(usize::MAX >> 8).await;
+        self.forget(1000, 0xff).await;
+        self.sweep_to_the_end().await;
+        assert_eq!(self.model.forgotten.len(), self.added, "each task ended once");
+        for task in &self.model.forgotten {
+            let workers: BTreeSet<_> = task.credited.iter().map(|(worker, _)| worker).collect();
+            assert_eq!(workers.len(), task.credited.len(), "distinct: {task:?}");
+            match task.status {
+                RecordStatus::Completed => assert_eq!(workers.len(), task.replicas),
+                _ => assert!(task.failures >= task.max_attempts * u32::try_from(task.replicas).expect("few")),
+            }
+        }
+        let keys: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut self.redis.conn()).await.expect("keys");
+        let short = |key: &String| key.trim_start_matches("t:{q:0}:").to_owned();
+        let never = |key: &String| ["g", "M", "O", "S"].contains(&key.as_str()) || key.ends_with(":C");
+        let left: Vec<_> = keys.iter().map(short).filter(|key| !never(key)).collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+    }
+}
+
+fn one_by_one(event: Event) -> Vec<Event> {
+    match event {
+        Event::Completed(reports) => reports.into_iter().map(|report| Event::Completed(vec![report])).collect(),
+        other => vec![other],
+    }
+}

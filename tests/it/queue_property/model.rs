@@ -1,0 +1,230 @@
+//! The model: records and offers, but no pointers and no counters.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use taskd::{
+    model::{LeaseToken, Offset, ShardId, TaskId},
+    queue::{Code, EnqueueTask, Event, How, RecordStatus},
+};
+
+pub(super) const LIFE: u64 = 7;
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
+/// The second failure of a replica is offered again at once.
+pub(super) const BACKOFF: [Duration; 3] = [HOUR, Duration::ZERO, HOUR];
+
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    pub(super) body: Bytes,
+    pub(super) replicas: usize,
+    pub(super) priority: usize,
+    pub(super) max_attempts: u32,
+    pub(super) status: RecordStatus,
+    pub(super) credited: Vec<(String, u64)>,
+    pub(super) held: Vec<(String, u64)>,
+    pub(super) waiting: usize,
+    /// Whose replicas are in backoff: they have passed the elements that stand.
+    pub(super) gave_back: Vec<(String, u64)>,
+    /// Its time has not come; all that is left of it waits.
+    pub(super) scheduled: bool,
+    pub(super) failures: u32,
+}
+
+impl Task {
+    pub(super) fn left(&self) -> usize {
+        let live = self.status == RecordStatus::Live;
+        if live { self.replicas - self.credited.len() - self.held.len() - self.waiting } else { 0 }
+    }
+
+    pub(super) fn open_to(&self, worker: &str) -> bool {
+        self.left() > 0 && self.credited.iter().chain(&self.held).all(|(other, _)| other != worker)
+    }
+
+    pub(super) fn lane(&self, retry: bool) -> usize {
+        self.priority * 2 - 1 - usize::from(retry)
+    }
+}
+
+/// What a worker shows for a task.
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    pub(super) id: TaskId,
+    pub(super) worker: String,
+    pub(super) grant: u64,
+}
+
+impl Lease {
+    pub(super) fn token(&self, shard: &ShardId) -> LeaseToken {
+        LeaseToken { shard: shard.clone(), generation: LIFE, grant: self.grant, attempt: 1 }
+    }
+
+    /// One of a kind, so that a report that comes twice is seen.
+    pub(super) fn report(&self) -> Bytes {
+        format!("{} {} {}", self.id, self.worker, self.grant).into()
+    }
+}
+
+pub(super) fn member(id: TaskId, grant: u64) -> Vec<u8> {
+    [id.as_bytes(), grant.to_string().as_bytes()].concat()
+}
+
+pub(super) fn id_of(member: &[u8]) -> TaskId {
+    TaskId::from_slice(&member[..16]).expect("16 bytes")
+}
+
+/// Members of a zset: the score that a step wrote, or none while the true one is an hour off.
+pub(super) type Timers = BTreeMap<Vec<u8>, Option<u64>>;
+
+pub(super) fn due(timers: &Timers, most: usize) -> Vec<Vec<u8>> {
+    let mut due: Vec<_> = timers.iter().filter_map(|(member, score)| Some(((*score)?, member.clone()))).collect();
+    due.sort();
+    due.into_iter().take(most).map(|(_, member)| member).collect()
+}
+
+#[derive(Default)]
+pub(super) struct Model {
+    pub(super) tasks: BTreeMap<TaskId, Task>,
+    /// By lane, every element that was ever offered, oldest first, and how many of them have left the tail.
+    pub(super) offers: [Vec<TaskId>; 6],
+    pub(super) gone: [usize; 6],
+    pub(super) leases: Timers,
+    pub(super) waits: Timers,
+    pub(super) outbox: VecDeque<Event>,
+    pub(super) finals: VecDeque<TaskId>,
+    pub(super) grants: u64,
+    pub(super) offset: Option<Offset>,
+    pub(super) forgotten: Vec<Task>,
+}
+
+impl Model {
+    /// Strict, but one claim in ten begins with medium or with low.
+    pub(super) fn lanes(&self) -> [usize; 6] {
+        match self.grants % 20 {
+            9 => [2, 3, 4, 5, 0, 1],
+            19 => [4, 5, 2, 3, 0, 1],
+            _ => [0, 1, 2, 3, 4, 5],
+        }
+    }
+
+    /// The elements of a lane, oldest first.
+    pub(super) fn standing(&self, lane: usize) -> &[TaskId] {
+        &self.offers[lane][self.gone[lane]..]
+    }
+
+    /// What this worker may have, as one that has passed nothing sees it.
+    pub(super) fn open_to(&self, worker: &str) -> Vec<TaskId> {
+        let mut open = Vec::new();
+        for id in self.lanes().into_iter().flat_map(|lane| self.standing(lane)) {
+            if self.tasks.get(id).is_some_and(|task| task.open_to(worker)) && !open.contains(id) {
+                open.push(*id);
+            }
+        }
+        open
+    }
+
+    pub(super) fn code(&self, lease: &Lease) -> Code {
+        let Some(task) = self.tasks.get(&lease.id) else { return Code::UnknownTask };
+        match task.credited.iter().find(|(worker, _)| *worker == lease.worker) {
+            Some((_, grant)) if *grant == lease.grant => Code::Repeat,
+            Some(_) => Code::AlreadyCompleted,
+            None if task.status == RecordStatus::Completed => Code::AlreadyCompleted,
+            None if task.held.contains(&(lease.worker.clone(), lease.grant)) => Code::Ok,
+            None => Code::LeaseLost,
+        }
+    }
+
+    pub(super) fn enqueue(&mut self, new: &EnqueueTask) {
+        let (priority, waits) = (usize::from(new.body[0]), new.not_before_unix_ms > 0);
+        let replicas = new.replicas as usize;
+        let task = Task {
+            body: new.body.clone(),
+            replicas,
+            priority,
+            max_attempts: u32::from(new.body[4]),
+            status: RecordStatus::Live,
+            credited: new.credited.iter().map(|worker| (worker.clone(), 0)).collect(),
+            held: Vec::new(),
+            waiting: if waits { replicas - new.credited.len() } else { 0 },
+            gave_back: Vec::new(),
+            scheduled: waits,
+            failures: 0,
+        };
+        if waits {
+            self.waits.insert(new.id.as_bytes().to_vec(), None);
+        } else {
+            self.offers[task.lane(false)].push(new.id);
+        }
+        self.tasks.insert(new.id, task);
+    }
+
+    pub(super) fn lease(&mut self, lease: &Lease) {
+        let task = self.tasks.get_mut(&lease.id).expect("a record");
+        assert!(task.open_to(&lease.worker), "{lease:?} of {task:?}");
+        task.held.push((lease.worker.clone(), lease.grant));
+        self.leases.insert(member(lease.id, lease.grant), None);
+    }
+
+    pub(super) fn credit(&mut self, lease: &Lease) {
+        let task = self.tasks.get_mut(&lease.id).expect("a record");
+        task.held.retain(|(_, grant)| *grant != lease.grant);
+        task.credited.push((lease.worker.clone(), lease.grant));
+        self.leases.remove(&member(lease.id, lease.grant));
+        if task.credited.len() == task.replicas {
+            task.status = RecordStatus::Completed;
+            self.finals.push_back(lease.id);
+        }
+        self.outbox.push_back(Event::Completed(vec![lease.report()]));
+    }
+
+    /// Answers whether the task is dead.
+    pub(super) fn give_back(&mut self, id: TaskId, grant: u64, how: How, reason: &str) -> bool {
+        let task = self.tasks.get_mut(&id).expect("a record");
+        let at = task.held.iter().position(|(_, other)| *other == grant).expect("a holder");
+        let holder = task.held.remove(at);
+        self.leases.remove(&member(id, grant));
+        task.failures += match how {
+            How::Release => 0,
+            How::Retry(_) => 1,
+            How::Never => task.max_attempts,
+        };
+        let num = u32::try_from(task.replicas).expect("few");
+        if task.failures >= task.max_attempts * num {
+            for (_, other) in task.held.drain(..) {
+                self.leases.remove(&member(id, other));
+            }
+            (task.status, task.waiting) = (RecordStatus::Dead, 0);
+            self.finals.push_back(id);
+            self.outbox.push_back(Event::Died { id, attempts: task.failures, reason: reason.into() });
+            return true;
+        }
+        let at_once = match how {
+            How::Release => true,
+            How::Retry(Some(delay)) => delay.is_zero(),
+            How::Retry(None) | How::Never => BACKOFF[task.failures.div_ceil(num).min(3) as usize - 1].is_zero(),
+        };
+        if at_once {
+            self.offers[task.lane(true)].push(id);
+        } else {
+            task.waiting += 1;
+            task.gave_back.push(holder);
+            self.waits.insert(member(id, grant), None);
+        }
+        false
+    }
+
+    /// Whether the member of D was worth something.
+    pub(super) fn promote(&mut self, wait: &[u8]) -> bool {
+        self.waits.remove(wait);
+        let id = id_of(wait);
+        let Some(task) = self.tasks.get_mut(&id).filter(|task| task.waiting > 0) else { return false };
+        let first = wait.len() == 16;
+        task.waiting = if first { 0 } else { task.waiting - 1 };
+        task.scheduled &= !first;
+        task.gave_back.retain(|(_, grant)| member(id, *grant) != wait);
+        self.offers[task.lane(!first)].push(id);
+        true
+    }
+}
