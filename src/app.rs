@@ -2,24 +2,28 @@
 
 use std::{
     future::Future,
-    io::{IsTerminal, Write},
+    io::{self, IsTerminal, Write},
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
-use tokio::signal::unix::{SignalKind, signal};
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    bus::{Bus, kafka::Kafka, redis_streams::RedisStreams},
+    bus::{self, Bus, kafka::Kafka, redis_streams::RedisStreams},
     config::{Pipeline, Settings, without_password},
     dedup::Filter,
     discovery,
     embedded::{DataDir, RedisServer},
     fanout, ingress,
-    outbox::{Gates, Outbox},
+    outbox::{self, Gates, Outbox},
     queue::Queue,
     reading,
     redis_pool::{self, Redis},
@@ -36,18 +40,12 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let signals = tokio::spawn(watch_signals(stop.clone(), settings.grace_period)?);
     // Everything that uses Redis stops before Redis does.
-    let (base, supervisor) = (Supervisor::new(), Supervisor::new());
-    let result = serve(&settings, &base, &supervisor, &stop).await;
-    supervisor.stop();
-    let drained = tokio::time::timeout(settings.grace_period, supervisor.wait()).await;
+    let base = Supervisor::new();
+    let result = serve(&settings, &base, &stop).await;
     base.stop();
     base.wait().await;
     signals.abort();
     result?;
-    if drained.is_err() {
-        let grace = humantime::format_duration(settings.grace_period);
-        bail!("what was in hand did not end within the grace period ({grace}); it is put back when its leases run out");
-    }
     tracing::info!("stopped");
     Ok(())
 }
@@ -64,17 +62,14 @@ pub async fn migrate(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts everything, and returns at the stop.
-async fn serve(
-    settings: &Arc<Settings>,
-    base: &Supervisor,
-    supervisor: &Supervisor,
-    stop: &CancellationToken,
-) -> anyhow::Result<()> {
+/// How long a round lasts at least: what is lost again and again must not keep a machine busy.
+const ROUND: Duration = Duration::from_secs(1);
+
+/// Connects, and runs the pipelines until the stop, in one round unless Redis loses everything.
+async fn serve(settings: &Arc<Settings>, base: &Supervisor, stop: &CancellationToken) -> anyhow::Result<()> {
     let metrics = metrics::install()?;
     // Ports and the folder first: a mistake there shows before anything is started.
-    let http = ingress::bind(settings.http_listen, "http").await?;
-    let grpc = ingress::bind(settings.grpc_listen, "grpc").await?;
+    let mut listeners = Listeners::bind(settings).await?;
     let embedded = settings.redis_url.is_none() || settings.database_url.is_none();
     let data_dir = if embedded { Some(DataDir::lock(&settings.data_dir)?) } else { None };
 
@@ -87,16 +82,114 @@ async fn serve(
         return Ok(());
     };
     let Some(store) = patiently("the database", stop, || open_store(settings)).await? else { return Ok(()) };
-    let Some(bus) = patiently("the bus", stop, || open_bus(settings, &redis)).await? else { return Ok(()) };
+    let upkeep = metrics.clone();
+    let upkeep_stop = base.stop_token();
+    base.spawn_once(async move {
+        upkeep_stop.run_until_cancelled(metrics::upkeep(upkeep)).await;
+    });
+    let what = Foundation { settings: Arc::clone(settings), redis, store, metrics };
+    let mut is_first = true;
+    loop {
+        let began = Instant::now();
+        match round(&what, listeners, is_first, stop).await? {
+            Over::Stopped => break,
+            Over::Lost(kept) => listeners = kept,
+        }
+        is_first = false;
+        // At the stop the next round ends as soon as it has begun.
+        stop.run_until_cancelled(tokio::time::sleep(ROUND.saturating_sub(began.elapsed()))).await;
+    }
+    let closed = tokio::time::timeout(settings.grace_period, what.store.close()).await;
+    if closed.is_err() {
+        tracing::warn!("the database was not closed in time");
+    }
+    Ok(())
+}
+
+/// What stays from round to round.
+struct Foundation {
+    settings: Arc<Settings>,
+    redis: Redis,
+    store: Arc<dyn Store>,
+    metrics: PrometheusHandle,
+}
+
+/// How a round ended.
+enum Over {
+    Stopped,
+    /// Redis or the bus has lost everything, so that what the pipelines know of them means nothing any more. The ports are kept: who comes
+    /// meanwhile waits.
+    Lost(Listeners),
+}
+
+/// The bound ports. A round listens on copies, so that they stay ours between two of them.
+struct Listeners {
+    http: std::net::TcpListener,
+    grpc: std::net::TcpListener,
+}
+
+impl Listeners {
+    async fn bind(settings: &Settings) -> anyhow::Result<Self> {
+        let http = ingress::bind(settings.http_listen, "http").await?.into_std()?;
+        Ok(Self { http, grpc: ingress::bind(settings.grpc_listen, "grpc").await?.into_std()? })
+    }
+
+    fn copies(&self) -> io::Result<[TcpListener; 2]> {
+        Ok([TcpListener::from_std(self.http.try_clone()?)?, TcpListener::from_std(self.grpc.try_clone()?)?])
+    }
+}
+
+/// Redis does not say any more whose tasks it holds. Whoever took that away took more.
+#[derive(Debug, thiserror::Error)]
+#[error("redis has forgotten whose tasks it holds")]
+struct Disowned;
+
+/// Errors after which only a new round helps.
+fn is_lost(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(bus::Error::Lost { .. }))
+        || error.downcast_ref().is_some_and(outbox::Error::is_lost)
+        || error.is::<Disowned>()
+}
+
+/// Starts the pipelines and the ways in; ends them at the stop, or when Redis has lost everything. The next round finds the bus empty, in a
+/// new generation, and shards without one, which the watchdog brings back from SQL. What was published into the emptied Redis before anybody
+/// noticed is not marked, or is found missing.
+async fn round(
+    what: &Foundation,
+    listeners: Listeners,
+    is_first: bool,
+    stop: &CancellationToken,
+) -> anyhow::Result<Over> {
+    let supervisor = Supervisor::giving_up_at(is_lost);
+    let over = run_pipelines(what, &supervisor, listeners, is_first, stop).await;
+    supervisor.stop();
+    let drained = tokio::time::timeout(what.settings.grace_period, supervisor.wait()).await;
+    let over = over?;
+    if drained.is_err() {
+        let grace = humantime::format_duration(what.settings.grace_period);
+        bail!("what was in hand did not end within the grace period ({grace}); it is put back when its leases run out");
+    }
+    Ok(over)
+}
+
+async fn run_pipelines(
+    what: &Foundation,
+    supervisor: &Supervisor,
+    listeners: Listeners,
+    is_first: bool,
+    stop: &CancellationToken,
+) -> anyhow::Result<Over> {
+    let Foundation { settings, redis, store, metrics } = what;
+    let Some(bus) = patiently("the bus", stop, || open_bus(settings, redis)).await? else { return Ok(Over::Stopped) };
 
     let queue = Queue::new(redis.clone());
     // They may go away again at any moment from now on, also at this one.
     let unreachable = |error: store::Error| Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"));
     let database =
         || async { Ok((store.store_id().await.map_err(unreachable)?, store.shards().await.map_err(unreachable)?)) };
-    let Some((store_id, shards)) = patiently("the database", stop, database).await? else { return Ok(()) };
+    let Some((store_id, shards)) = patiently("the database", stop, database).await? else { return Ok(Over::Stopped) };
     let owner = || async { queue.belongs_to(&store_id).await.map_err(|error| Unreachable::Yet(error.into())) };
-    let Some(owner) = patiently("Redis", stop, owner).await? else { return Ok(()) };
+    let Some(owner) = patiently("Redis", stop, owner).await? else { return Ok(Over::Stopped) };
     if owner != store_id {
         bail!(
             "this Redis holds the tasks of another database ({owner}, not {store_id}); use the database that belongs to it, \
@@ -106,8 +199,9 @@ async fn serve(
     for (shard, _life) in shards {
         queue.add_shard(&shard);
     }
+    watch_owner(queue.clone(), store_id, supervisor);
 
-    let outbox = Outbox { store: Arc::clone(&store), bus: Arc::clone(&bus), gates: Gates::default() };
+    let outbox = Outbox { store: Arc::clone(store), bus: Arc::clone(&bus), gates: Gates::default() };
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
     if runs(Pipeline::Watchdog) {
         watchdog::start(outbox.clone(), queue.clone(), settings, supervisor);
@@ -115,10 +209,11 @@ async fn serve(
     if runs(Pipeline::Fanout) {
         fanout::start(outbox.clone(), queue.clone(), settings, supervisor);
     }
-    let filter = Filter::new(redis);
+    let filter = Filter::new(redis.clone());
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
     let tasks = runs(Pipeline::Tasks).then(|| tasks::start(queue.clone(), Arc::clone(&bus), settings, supervisor));
-    let reading = reading::Handle::new(Arc::clone(&store), queue.clone());
+    let reading = reading::Handle::new(Arc::clone(store), queue.clone());
+    let end = stop.child_token();
     let state = ingress::State {
         discovery,
         tasks,
@@ -126,41 +221,64 @@ async fn serve(
         progress: supervisor.progress().clone(),
         settings: Arc::clone(settings),
         metrics: metrics.clone(),
-        stop: stop.clone(),
+        stop: end.clone(),
     };
+    let [http, grpc] = listeners.copies()?;
     let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
-    let servers = tokio::spawn({
-        let state = state.clone();
-        async move { tokio::join!(ingress::http::serve(http, state.clone()), ingress::grpc::serve(grpc, state)).1 }
+    let servers = tokio::spawn(async move {
+        tokio::join!(ingress::http::serve(http, state.clone()), ingress::grpc::serve(grpc, state)).1
     });
-    let upkeep_stop = supervisor.stop_token();
-    supervisor.spawn_once(async move {
-        tokio::select! {
-            () = metrics::upkeep(metrics) => {}
-            () = upkeep_stop.cancelled() => {}
-        }
-    });
-    greet(settings, http_addr, grpc_addr);
+    if is_first {
+        greet(settings, http_addr, grpc_addr);
+    }
 
-    stop.cancelled().await;
-    tracing::info!("stopping: no new work; finishing what is in hand");
+    let over = tokio::select! {
+        () = stop.cancelled() => {
+            tracing::info!("stopping: no new work; finishing what is in hand");
+            // From now on connections are refused.
+            drop(listeners);
+            Over::Stopped
+        }
+        error = supervisor.given_up() => {
+            tracing::warn!("starting over: {error:#}");
+            Over::Lost(listeners)
+        }
+    };
     // First the ways in, while the pipelines still answer; then the pipelines.
+    end.cancel();
     let served = tokio::time::timeout(settings.grace_period, servers).await;
     supervisor.stop();
     let drained = tokio::time::timeout(settings.grace_period, async {
         supervisor.wait().await;
         queue.drained().await;
         bus.close().await;
-        store.close().await;
     });
-    drop(state);
     if drained.await.is_err() {
         tracing::warn!("not everything ended in time");
     }
-    match served {
-        Ok(served) => served.context("a listener panicked")?,
-        Err(_) => bail!("callers did not end within the grace period"),
+    match (served, &over) {
+        (Ok(served), _) => served.context("a listener panicked")??,
+        (Err(_), Over::Stopped) => bail!("callers did not end within the grace period"),
+        // They are told to try again, whenever they end.
+        (Err(_), Over::Lost(_)) => tracing::warn!("some callers of before are still there"),
     }
+    Ok(over)
+}
+
+fn watch_owner(queue: Queue, store_id: String, supervisor: &Supervisor) {
+    let (beat, stop) = (Arc::new(supervisor.progress().register("owner")), supervisor.stop_token());
+    supervisor.spawn("owner", move || {
+        let (queue, store_id, beat, stop) = (queue.clone(), store_id.clone(), Arc::clone(&beat), stop.clone());
+        async move {
+            while queue.owner().await? == Some(store_id.clone()) {
+                beat.beat();
+                if stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await.is_none() {
+                    return Ok(());
+                }
+            }
+            Err(Disowned.into())
+        }
+    });
 }
 
 async fn start_redis(data_dir: &DataDir, base: &Supervisor) -> anyhow::Result<String> {
@@ -247,7 +365,7 @@ async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
 
 async fn open_bus(settings: &Settings, redis: &Redis) -> Result<Arc<dyn Bus>, Unreachable> {
     let (prefix, partitions) = (&settings.topic_prefix, settings.partitions);
-    let opened: crate::bus::Result<Arc<dyn Bus>> = match settings.bus_url.as_deref() {
+    let opened: bus::Result<Arc<dyn Bus>> = match settings.bus_url.as_deref() {
         None => RedisStreams::open(redis.clone(), prefix, partitions).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>),
         Some(url) => {
             let brokers = url.strip_prefix("kafka://").unwrap_or(url);

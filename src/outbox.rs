@@ -25,6 +25,13 @@ pub enum Error {
     Bus(#[from] bus::Error),
 }
 
+impl Error {
+    /// The bus has to be opened anew: see [`bus::Error::Lost`].
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Bus(bus::Error::Lost { .. }))
+    }
+}
+
 /// Bytes of records that are published at once, about.
 const PUBLISH_BYTES: usize = 8 << 20;
 

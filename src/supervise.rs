@@ -7,19 +7,44 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::SetOnce;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Starts tasks and waits for their end. Clones are the same supervisor.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Supervisor {
     stop: CancellationToken,
     tasks: TaskTracker,
     progress: Progress,
+    is_hopeless: fn(&anyhow::Error) -> bool,
+    hopeless: Arc<SetOnce<anyhow::Error>>,
+}
+
+impl Default for Supervisor {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Supervisor {
     pub fn new() -> Self {
-        Self::default()
+        Self::giving_up_at(|_| false)
+    }
+
+    /// A task whose error is hopeless is not run again.
+    pub fn giving_up_at(is_hopeless: fn(&anyhow::Error) -> bool) -> Self {
+        Self {
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            progress: Progress::default(),
+            is_hopeless,
+            hopeless: Arc::default(),
+        }
+    }
+
+    /// Waits for the first hopeless error. The other tasks go on until they are stopped.
+    pub async fn given_up(&self) -> &anyhow::Error {
+        self.hopeless.wait().await
     }
 
     /// Is cancelled when it is time to stop: take no new work, finish what is in hand, return.
@@ -31,7 +56,7 @@ impl Supervisor {
         &self.progress
     }
 
-    /// Runs `make()` until it returns `Ok` or the stop comes; after an error again, with a wait that doubles from 100 ms to 5 s.
+    /// Runs `make()` until it returns `Ok` or the stop comes; after an error (but a hopeless one) again, with a wait that doubles from 100 ms to 5 s.
     /// `make` must return by itself soon after the stop token is cancelled.
     pub fn spawn<F, Fut>(&self, name: impl Into<String>, mut make: F)
     where
@@ -39,6 +64,7 @@ impl Supervisor {
         Fut: Future<Output = anyhow::Result<()>> + Send + 'static,
     {
         let (name, stop) = (name.into(), self.stop.clone());
+        let (is_hopeless, hopeless) = (self.is_hopeless, Arc::clone(&self.hopeless));
         self.tasks.spawn(async move {
             const FIRST: Duration = Duration::from_millis(100);
             let mut wait = FIRST;
@@ -52,6 +78,12 @@ impl Supervisor {
                 };
                 if stop.is_cancelled() {
                     tracing::debug!(task = %name, "ended at the stop with {error:#}");
+                    break;
+                }
+                if is_hopeless(&error) {
+                    tracing::debug!(task = %name, "{name} gave up: {error:#}");
+                    // Several may find out; who was first is told.
+                    drop(hopeless.set(error));
                     break;
                 }
                 if started.elapsed() > Duration::from_secs(30) {

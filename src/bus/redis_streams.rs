@@ -22,7 +22,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use redis::RedisError;
+use redis::{RedisError, Value};
 use uuid::Uuid;
 
 use super::{Bus, Error, Message, Reading, Record, Result, Subscription, Topic};
@@ -159,9 +159,15 @@ impl Streams {
         for key in self.keys(topic) {
             pipe.cmd("EVAL").arg(include_str!("../../lua/bus_extent.lua")).arg(2).arg(&key).arg(committed_key(&key));
         }
+        // Read behind them: offsets of another life must not be taken for those of ours.
+        pipe.cmd("GET").arg(self.generation_key());
         let failed = |reason: String| Error::Read { topic, reason };
         let answered = pipe.query_async(&mut self.redis.conn()).await;
-        let rows: Vec<ExtentRow> = answered.map_err(|e: RedisError| failed(e.to_string()))?;
+        let mut answers: Vec<Value> = answered.map_err(|e: RedisError| failed(e.to_string()))?;
+        let generation: Option<String> = answers.pop().and_then(|value| redis::from_redis_value(value).ok());
+        self.check_generation(generation.as_deref())?;
+        let rows = answers.into_iter().map(redis::from_redis_value).collect::<Result<Vec<ExtentRow>, _>>();
+        let rows = rows.map_err(|e| failed(e.to_string()))?;
         rows.iter().map(Extent::new).collect::<Result<_, _>>().map_err(|e| failed(format!("not a stream id: {e}")))
     }
 }

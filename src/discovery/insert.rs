@@ -276,7 +276,7 @@ async fn publish(
             return Ok(());
         }
         let rows = batches.concat();
-        parts.publish(&rows).await;
+        parts.publish(&rows).await?;
         parts.mark(&rows).await;
         beat.beat();
     }

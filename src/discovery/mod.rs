@@ -15,7 +15,14 @@ use std::{sync::Arc, time::Duration};
 
 pub use insert::Handle;
 
-use crate::{config::Settings, dedup::Filter, model, outbox::Outbox, store::Turn, supervise::Supervisor};
+use crate::{
+    config::Settings,
+    dedup::Filter,
+    model,
+    outbox::{self, Outbox},
+    store::Turn,
+    supervise::{Beat, Supervisor},
+};
 
 /// Why an insert was not answered per task. Nothing of it is promised.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -37,13 +44,15 @@ struct Parts {
 }
 
 impl Parts {
-    /// Publishes stored tasks and marks them in the filter. What fails stays in the outbox.
-    async fn publish(&self, rows: &[model::TaskRow]) {
+    /// Publishes stored tasks. What fails stays in the outbox; an error only when everything will fail from now on.
+    async fn publish(&self, rows: &[model::TaskRow]) -> Result<(), outbox::Error> {
         let stored: Vec<_> = rows.iter().map(|row| (row, Turn::FIRST)).collect();
         match self.outbox.publish(&stored, false).await {
             Ok(()) => crate::telemetry::metrics::outbox_published(rows.len()),
+            Err(error) if error.is_lost() => return Err(error),
             Err(error) => tracing::warn!("could not publish {} new tasks, the watchdog will: {error}", rows.len()),
         }
+        Ok(())
     }
 
     async fn mark(&self, rows: &[model::TaskRow]) {
@@ -59,17 +68,22 @@ pub fn start(outbox: Outbox, filter: Filter, settings: &Arc<Settings>, superviso
     let parts = Parts { outbox, filter, settings: Arc::clone(settings) };
     results::start(&parts, supervisor);
     let handle = insert::start(&parts, supervisor);
-    let (stop, parts) = (supervisor.stop_token(), parts);
-    supervisor.spawn("discovery/counts", move || count_unfinished(parts.clone(), stop.clone()));
+    let (beat, stop) = (Arc::new(supervisor.progress().register("discovery/counts")), supervisor.stop_token());
+    supervisor.spawn("discovery/counts", move || count_unfinished(parts.clone(), Arc::clone(&beat), stop.clone()));
     handle
 }
 
 /// Keeps in mind how many unfinished tasks each queue has, for [`Error::Busy`].
-async fn count_unfinished(parts: Parts, stop: tokio_util::sync::CancellationToken) -> anyhow::Result<()> {
+async fn count_unfinished(
+    parts: Parts,
+    beat: Arc<Beat>,
+    stop: tokio_util::sync::CancellationToken,
+) -> anyhow::Result<()> {
     loop {
         let counts = parts.outbox.store.counts().await?;
         let unfinished = counts.into_iter().filter(|count| !count.status.is_final());
         parts.outbox.gates.set_unfinished(unfinished.map(|count| (count.queue, count.count)).collect());
+        beat.beat();
         tokio::select! {
             () = tokio::time::sleep(Duration::from_millis(500)) => {}
             () = stop.cancelled() => return Ok(()),

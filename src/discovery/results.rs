@@ -59,7 +59,7 @@ async fn handle(parts: &Parts, messages: &[Message]) -> anyhow::Result<()> {
     let (new, duplicates) = new_tasks(discovered, &settled);
     metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
     let publish: Vec<_> = new.iter().filter(|row| parts.outbox.goes_out_now(row, &parts.settings)).cloned().collect();
-    parts.publish(&publish).await;
+    parts.publish(&publish).await?;
     parts.mark(&new).await;
     let closed: Vec<(QueueName, model::KeyHash)> = settled.into_iter().filter_map(|one| one.key).collect();
     if let Err(error) = parts.filter.forget(&closed).await {

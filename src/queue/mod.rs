@@ -22,6 +22,7 @@ use self::{combiner::Combiner, keys::ShardKeys, scripts::Script};
 use crate::{
     model::{LeaseToken, Offset, QueueName, ShardId, TaskId, WorkerName},
     redis_pool::Redis,
+    supervise::Beat,
     telemetry::metrics,
 };
 
@@ -341,16 +342,16 @@ impl Queue {
     }
 
     /// Listens for wakes until the stop.
-    pub async fn listen(&self, stop: &CancellationToken) -> Result<()> {
-        Ok(self.0.wakes.listen(&self.0.redis, stop).await?)
+    pub async fn listen(&self, beat: &Beat, stop: &CancellationToken) -> Result<()> {
+        Ok(self.0.wakes.listen(&self.0.redis, beat, stop).await?)
     }
 
-    /// Gives back what could not be delivered, until the stop and then what is left. Runs once per process.
-    pub async fn give_back_undelivered(&self, stop: &CancellationToken) {
+    /// Gives back what could not be delivered, until the stop and then what is left. Runs once.
+    pub async fn give_back_undelivered(&self, beat: &Beat, stop: &CancellationToken) {
         let Some(mut released) = self.0.released.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         loop {
             let next = tokio::select! {
-                next = released.recv() => next,
+                next = beat.idle(released.recv()) => next,
                 () = stop.cancelled() => released.try_recv().ok(),
             };
             let Some((shard, items)) = next else { return };
@@ -665,6 +666,12 @@ impl Queue {
         pipe.atomic().set_nx(&key, store_id).ignore().get(&key);
         let (owner,): (String,) = pipe.query_async(&mut self.0.redis.conn()).await?;
         Ok(owner)
+    }
+
+    /// Whose tasks this Redis says that it holds; `None` when it has lost that.
+    pub async fn owner(&self) -> Result<Option<String>> {
+        let key = keys::store_id(self.0.redis.prefix());
+        Ok(redis::cmd("GET").arg(key).query_async(&mut self.0.redis.conn()).await?)
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::keys;
-use crate::{model::QueueName, redis_pool::Redis};
+use crate::{model::QueueName, redis_pool::Redis, supervise::Beat};
 
 /// Waiters by queue.
 #[derive(Default)]
@@ -44,14 +44,14 @@ impl Wakes {
     }
 
     /// Listens until the stop; an error when the connection ends, to be called again.
-    pub async fn listen(&self, redis: &Redis, stop: &CancellationToken) -> redis::RedisResult<()> {
+    pub async fn listen(&self, redis: &Redis, beat: &Beat, stop: &CancellationToken) -> redis::RedisResult<()> {
         let mut pubsub = redis.pubsub().await?;
         pubsub.subscribe(keys::wake_channel(redis.prefix())).await?;
         self.wake_all();
         let mut messages = pubsub.on_message();
         loop {
             let message = tokio::select! {
-                message = messages.next() => message,
+                message = beat.idle(messages.next()) => message,
                 () = stop.cancelled() => return Ok(()),
             };
             let Some(message) = message else {

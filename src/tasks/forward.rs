@@ -42,9 +42,10 @@ async fn forward(
         let stopping = stop.is_cancelled();
         for shard in queue.shards() {
             match forward_shard(&queue, &*bus, &shard).await {
+                Ok(()) => {}
                 // Redis lost the shard: the watchdog brings it back.
-                Ok(()) | Err(Error::Queue(queue::Error::NoGeneration)) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) if matches!(error.downcast_ref(), Some(queue::Error::NoGeneration)) => {}
+                Err(error) => return Err(error),
             }
         }
         beat.beat();
@@ -60,15 +61,7 @@ async fn forward(
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error(transparent)]
-    Queue(#[from] queue::Error),
-    #[error(transparent)]
-    Bus(#[from] crate::bus::Error),
-}
-
-async fn forward_shard(queue: &Queue, bus: &dyn Bus, shard: &ShardId) -> Result<(), Error> {
+async fn forward_shard(queue: &Queue, bus: &dyn Bus, shard: &ShardId) -> anyhow::Result<()> {
     loop {
         let entries = queue.outbox(shard, ENTRIES).await?;
         if entries.is_empty() {

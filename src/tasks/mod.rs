@@ -66,16 +66,17 @@ pub struct Handle {
 pub fn start(queue: Queue, bus: Arc<dyn Bus>, settings: &Arc<Settings>, supervisor: &Supervisor) -> Handle {
     let reported = Arc::new(Notify::new());
     forward::start(&queue, bus, Arc::clone(&reported), supervisor);
-    let (waking, stop) = (queue.clone(), supervisor.stop_token());
+    let watched = |name| (queue.clone(), Arc::new(supervisor.progress().register(name)), supervisor.stop_token());
+    let (waking, beat, stop) = watched("tasks/wakes");
     supervisor.spawn("tasks/wakes", move || {
-        let (queue, stop) = (waking.clone(), stop.clone());
-        async move { Ok(queue.listen(&stop).await?) }
+        let (queue, beat, stop) = (waking.clone(), Arc::clone(&beat), stop.clone());
+        async move { Ok(queue.listen(&beat, &stop).await?) }
     });
-    let (releasing, stop) = (queue.clone(), supervisor.stop_token());
+    let (releasing, beat, stop) = watched("tasks/release");
     supervisor.spawn("tasks/release", move || {
-        let (queue, stop) = (releasing.clone(), stop.clone());
+        let (queue, beat, stop) = (releasing.clone(), Arc::clone(&beat), stop.clone());
         async move {
-            queue.give_back_undelivered(&stop).await;
+            queue.give_back_undelivered(&beat, &stop).await;
             Ok(())
         }
     });

@@ -7,6 +7,7 @@ mod support;
 mod api;
 mod bus_kafka;
 mod crawl;
+mod flushall;
 mod lifecycle;
 mod pressure;
 mod recovery;

@@ -138,6 +138,9 @@ async fn a_redis_that_was_emptied_is_noticed() {
 
     let anew = server.open().await;
     assert_ne!(anew.generation(), bus.generation());
+    for lost in [bus.ends(Topic::Pipeline).await, bus.committed(Topic::Pipeline).await] {
+        assert!(matches!(lost, Err(Error::Lost { .. })), "offsets of another life: {lost:?}");
+    }
     let lost = within("publish", bus.subscribe(Topic::Pipeline, Reading::Ordered)).await;
     assert!(matches!(lost.err(), Some(Error::Lost { .. })), "another generation is no better than none");
     // The shared reader has no position that could be wrong, and goes on.

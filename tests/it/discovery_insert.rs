@@ -1,4 +1,5 @@
-//! Requests of which only a part can be stored now: the rest is told to come again, never that it is wrong.
+//! The insert side of discovery over real backends. Of a request of which only a part can be stored now, the rest is told to come again,
+//! never that it is wrong.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -10,7 +11,7 @@ use taskd::{
     discovery::{self, Error, Handle},
     ingress::{self, State},
     model::{QueueName, StoredStatus},
-    outbox::{Gates, Outbox},
+    outbox::{self, Gates, Outbox},
     pb::{self, InsertStatus},
     redis_pool::Redis,
     store::{Settlement, Store},
@@ -33,7 +34,8 @@ struct Fixture {
     state: State,
     store: Arc<dyn Store>,
     supervisor: Supervisor,
-    _redis: RedisServer,
+    redis: Redis,
+    _server: RedisServer,
     _database: SqliteFile,
 }
 
@@ -50,10 +52,11 @@ impl Fixture {
         let store = database.open().await;
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
         let outbox = Outbox { store: Arc::clone(&store), bus, gates: Gates::default() };
-        let supervisor = Supervisor::new();
-        let discovery = discovery::start(outbox, Filter::new(redis), &state.settings, &supervisor);
+        let is_lost = |error: &anyhow::Error| error.downcast_ref().is_some_and(outbox::Error::is_lost);
+        let supervisor = Supervisor::giving_up_at(is_lost);
+        let discovery = discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
         state.discovery = Some(discovery.clone());
-        Self { discovery, state, store, supervisor, _redis: server, _database: database }
+        Self { discovery, state, store, supervisor, redis, _server: server, _database: database }
     }
 
     /// Puts a task into `full` and waits until that is known; answers its id.
@@ -149,4 +152,30 @@ async fn lines_are_stored_when_there_is_room_and_only_what_was_missing() {
     // As if they had been stored at once: a line that is sent again would be a duplicate.
     assert_eq!(statuses, ["CREATED", "CREATED", "REJECTED", "CREATED"], "{answers}");
     fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
+    let fixture = Fixture::start().await;
+    redis::cmd("FLUSHALL").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
+    let answers = fixture.discovery.insert(tasks(&["q"])).await.unwrap();
+    assert_eq!(answers[0].status(), InsertStatus::Created);
+    let given_up = tokio::time::timeout(Duration::from_secs(60), fixture.supervisor.given_up());
+    let error = given_up.await.expect("somebody notices").to_string();
+    assert!(error.contains("the bus has lost its records"), "{error}");
+    assert_eq!(fixture.store.due(i64::MAX, 10).await.unwrap().len(), 1, "what was not published stays in the outbox");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn every_loop_is_watched() {
+    let fixture = Fixture::start().await;
+    let expected = ["counts", "insert", "publish", "results"].map(|name| format!("discovery/{name}"));
+    assert_eq!(watched(&fixture.supervisor), expected);
+    fixture.stop().await;
+}
+
+/// The loops that show progress.
+pub(crate) fn watched(supervisor: &Supervisor) -> Vec<String> {
+    supervisor.progress().stalled(Duration::ZERO).into_iter().map(|(name, _)| name).collect()
 }

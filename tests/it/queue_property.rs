@@ -20,6 +20,7 @@ use taskd::{
     model::{LeaseToken, ShardId, WorkerName},
     queue::{Claim, Code, Completion, EnqueueTask, Event, HandBack, How, Leased, OUTBOX_FULL, Queue, Shard, Stats},
     redis_pool::Redis,
+    supervise::Progress,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -526,7 +527,9 @@ async fn run_at_once(redis: &Redis, seed: u64) {
     let (queue, shard) = (c.queue.clone(), c.queue.shards_of(&c.shard.queue).remove(0));
     let (stop, process) = (CancellationToken::new(), queue.clone());
     let stopped = stop.clone();
-    let releases = tokio::spawn(async move { process.give_back_undelivered(&stopped).await });
+    let releases = tokio::spawn(async move {
+        process.give_back_undelivered(&Progress::default().register("release"), &stopped).await;
+    });
     let watch = tokio::spawn(watch(redis.clone(), queue.clone(), c.shard.clone(), Dice(!seed)));
     let start = |n: u64| {
         let name = WorkerName::new(&format!("worker-{n}")).expect("a name");

@@ -14,7 +14,10 @@ use taskd::{
     tasks::{self, Error},
 };
 
-use crate::support::redis::{Fsync, RedisServer};
+use crate::{
+    discovery_insert::watched,
+    support::redis::{Fsync, RedisServer},
+};
 
 /// A queue `q` with one task.
 async fn one_task(queue: &Queue) {
@@ -55,6 +58,7 @@ async fn every_call_is_counted_with_how_it_ended() {
     let bus = Arc::new(RedisStreams::open(redis, "", 1).await.unwrap());
     let supervisor = Supervisor::new();
     let tasks = tasks::start(queue, bus, &Arc::new(Settings::default()), &supervisor);
+    assert_eq!(watched(&supervisor), ["tasks/forward", "tasks/release", "tasks/wakes"]);
 
     let get = || tasks.get(pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into()], ..Default::default() });
     let leased = get().await.unwrap().tasks.remove(0);

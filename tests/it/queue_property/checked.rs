@@ -14,6 +14,7 @@ use taskd::{
         scripts,
     },
     redis_pool::Redis,
+    supervise::Progress,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -273,7 +274,7 @@ impl Checked {
         drop(granted);
         let stop = CancellationToken::new();
         stop.cancel();
-        process.give_back_undelivered(&stop).await;
+        process.give_back_undelivered(&Progress::default().register("release"), &stop).await;
         for lease in leases {
             self.model.give_back(lease.id, lease.grant, How::Release, "");
         }

@@ -1,0 +1,160 @@
+//! A Redis that loses everything under a running taskd, which starts over by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use crate::support::{daemon::Daemon, until};
+
+const CONFIG: &str = "reconcile_every = \"100ms\"\nrepublish_after = \"200ms\"\n[queues.q]\nlease = \"2m\"\n";
+
+/// Every second one is for two workers.
+fn tasks(from: usize, to: usize) -> Vec<Value> {
+    (from..to).map(|n| json!({"queue": "q", "key": format!("key-{n}"), "replicas": replicas(n)})).collect()
+}
+
+fn replicas(n: usize) -> usize {
+    1 + n % 2
+}
+
+/// Who has a result of each task, by SQL.
+async fn credited(daemon: &Daemon, ids: &[String]) -> BTreeMap<String, Vec<String>> {
+    let mut credited = BTreeMap::new();
+    for id in ids {
+        let (_, answer) = daemon.get(&format!("/v1/tasks/{id}/results")).await;
+        let results = answer["results"].as_array().unwrap();
+        let workers = results.iter().map(|one| one["worker"].as_str().unwrap().to_owned()).collect();
+        credited.insert(id.clone(), workers);
+    }
+    credited
+}
+
+/// Inserts, again and again while taskd starts over; the ids.
+async fn insert_patiently(daemon: &Daemon, tasks: &[Value]) -> Vec<String> {
+    let mut ids = Vec::new();
+    until("the tasks are stored", async || {
+        let Some((200, answer)) = daemon.try_post("/v1/tasks", &json!(tasks)).await else { return false };
+        ids = answer["results"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect();
+        true
+    })
+    .await;
+    ids
+}
+
+/// One get and the completion of what came; what is refused meanwhile comes again. The ids of what was handed out.
+async fn work(daemon: &Daemon, worker: &str) -> Vec<String> {
+    let get = json!({"worker": worker, "queues": ["q"], "max_tasks": 50, "wait": "100ms"});
+    let Some((200, answer)) = daemon.try_post("/v1/tasks:get", &get).await else { return Vec::new() };
+    let leased = answer["tasks"].as_array().unwrap();
+    let completion = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "result": worker});
+    let completions: Vec<_> = leased.iter().map(completion).collect();
+    let complete = json!({"worker": worker, "completions": completions});
+    until("the completions are answered", async || {
+        daemon.try_post("/v1/tasks:complete", &complete).await.is_some_and(|(status, _)| status == 200)
+    })
+    .await;
+    leased.iter().map(|task| task["id"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn taskd_starts_over_and_all_work_is_done() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    let pid = daemon.pid();
+    let mut ids = daemon.insert(&tasks(0, 300)).await;
+    for (worker, count) in [("ann", 60), ("bob", 40)] {
+        let leased = daemon.lease_all(worker, "q", count).await;
+        assert!(daemon.complete(worker, &leased).await.iter().all(|status| status == "OK"));
+    }
+    let mut before = BTreeMap::new();
+    until("SQL has the results", async || {
+        before = credited(&daemon, &ids).await;
+        before.values().map(Vec::len).sum::<usize>() == 100
+    })
+    .await;
+    let held = daemon.lease_all("ann", "q", 20).await;
+
+    let mut redis = daemon.redis().await;
+    redis::cmd("FLUSHALL").query_async::<()>(&mut redis).await.unwrap();
+    ids.extend(insert_patiently(&daemon, &tasks(300, 400)).await);
+    let mut handed_out: BTreeSet<(String, String)> = BTreeSet::new();
+    until("the queue is worked off", async || {
+        for worker in ["ann", "bob", "eve"] {
+            handed_out.extend(work(&daemon, worker).await.into_iter().map(|id| (id, worker.to_owned())));
+        }
+        daemon.unfinished("q").await == 0
+    })
+    .await;
+
+    for (id, workers) in &before {
+        let again = workers.iter().find(|worker| handed_out.contains(&(id.clone(), (*worker).clone())));
+        assert_eq!(again, None, "{id} was handed out again to who had done it");
+    }
+    let after = credited(&daemon, &ids).await;
+    for (n, id) in ids.iter().enumerate() {
+        let workers: BTreeSet<_> = after[id].iter().collect();
+        assert_eq!((after[id].len(), workers.len()), (replicas(n), replicas(n)), "{id}: {:?}", after[id]);
+        assert!(before.get(id).is_none_or(|credited| credited.iter().all(|worker| workers.contains(worker))));
+    }
+    // What was held belongs to a life that is over.
+    let late = daemon.complete("ann", &held).await;
+    assert!(late.iter().all(|status| status == "LEASE_LOST"), "{late:?}");
+    assert_eq!(daemon.get("/readyz").await.0, 200);
+    assert_eq!(daemon.log().matches("starting over").count(), 1);
+    assert_eq!(daemon.pid(), pid);
+    assert!(daemon.stop().await.success());
+}
+
+/// Completions that Redis lost before they were in SQL are done again, but nobody is credited twice and nobody beyond NUM.
+#[tokio::test]
+async fn every_loss_in_the_middle_of_the_work_is_survived() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    let mut redis = daemon.redis().await;
+    let mut ids = daemon.insert(&tasks(0, 300)).await;
+    let (mut rounds, mut losses) = (0, 0);
+    until("the queue is worked off", async || {
+        let flush = async {
+            // In the middle of calls, and each time of other ones.
+            if rounds % 4 == 1 && losses < 4 {
+                redis::cmd("FLUSHALL").query_async::<()>(&mut redis).await.unwrap();
+                losses += 1;
+            }
+        };
+        let more = async {
+            if rounds < 10 {
+                ids.extend(insert_patiently(&daemon, &tasks(300 + rounds * 20, 320 + rounds * 20)).await);
+            }
+        };
+        tokio::join!(work(&daemon, "ann"), work(&daemon, "bob"), flush, work(&daemon, "eve"), more);
+        rounds += 1;
+        rounds >= 20 && daemon.unfinished("q").await == 0
+    })
+    .await;
+    assert_eq!(losses, 4);
+    for (n, id) in ids.iter().enumerate() {
+        let (_, answer) = daemon.get(&format!("/v1/tasks/{id}/results")).await;
+        let results = answer["results"].as_array().unwrap();
+        let credited: Vec<_> =
+            results.iter().filter(|one| one["surplus"] == false).map(|one| one["worker"].as_str().unwrap()).collect();
+        let workers: BTreeSet<_> = credited.iter().collect();
+        assert_eq!((credited.len(), workers.len()), (replicas(n), replicas(n)), "{id}: {answer}");
+    }
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn the_name_of_the_store_is_written_again() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    daemon.insert(&tasks(0, 10)).await;
+    let mut redis = daemon.redis().await;
+    let mut store_id = async |command: &str| -> redis::Value {
+        redis::cmd(command).arg("taskd:store-id").query_async(&mut redis).await.unwrap()
+    };
+    let before = store_id("GET").await;
+    store_id("DEL").await;
+    until("it is there again", async || store_id("GET").await == before).await;
+    daemon.ready().await;
+    let mut done = daemon.work("ann", "q", 10).await;
+    done.extend(daemon.drain("bob", "q").await);
+    assert_eq!(done.len(), 15, "{done:?}");
+    assert!(daemon.stop().await.success());
+}
