@@ -2,8 +2,10 @@
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 
+use prost::Message;
 use redis::AsyncCommands;
 use serde_json::{Value, json};
+use taskd::pb;
 
 use crate::support::{
     daemon::{Daemon, statuses},
@@ -57,6 +59,7 @@ async fn what_could_not_be_published_goes_out_later_also_after_a_kill() {
 async fn all_unfinished_work_is_back_when_the_files_of_redis_are_deleted() {
     let mut daemon = Daemon::start("[queues.default]\nreplicas = 2", &[]).await;
     let ids = daemon.insert(&tasks("q", 0, 100)).await;
+    until("all wait", async || daemon.queue("q").await["queued"] == 100).await;
     // Ten are done, ten are done by one of two, ten are being done, the others wait.
     let mut by_one = BTreeSet::new();
     for worker in ["ann", "bob"] {
@@ -194,5 +197,27 @@ async fn a_worker_that_dies_again_and_again_makes_a_dead_letter() {
         again["results"][0]["error"] == "the task with this key is DEAD"
     })
     .await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn poison_goes_to_dead_letters_and_the_line_goes_on() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let mut redis = daemon.redis().await;
+    for topic in ["pipeline", "task-results"] {
+        let stream = format!("taskd:{{bus:{topic}:0}}");
+        let _: String = redis.xadd(stream, "*", &[("v", b"\xffno record".as_slice())]).await.unwrap();
+    }
+    daemon.insert(&tasks("q", 0, 10)).await;
+    assert_eq!(once(daemon.drain("w", "q").await), keys(0, 10));
+    let letters: redis::streams::StreamRangeReply = redis.xrange_all("taskd:{bus:dead-letters:0}").await.unwrap();
+    let letters = letters.ids.iter().map(|entry| {
+        let value: Vec<u8> = entry.get("v").unwrap();
+        let letter = pb::DeadLetter::decode(&value[..]).unwrap();
+        assert!(!letter.reason.is_empty() && !letter.offset.is_empty(), "{letter:?}");
+        assert_eq!(&letter.value[..], b"\xffno record");
+        letter.topic
+    });
+    assert_eq!(letters.collect::<BTreeSet<_>>(), ["pipeline", "task-results"].map(String::from).into());
     assert!(daemon.stop().await.success());
 }
