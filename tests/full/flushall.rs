@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
+use uuid::Uuid;
 
-use crate::support::{daemon::Daemon, until};
+use crate::support::{daemon::Daemon, kafka, until};
 
 const CONFIG: &str = "reconcile_every = \"100ms\"\nrepublish_after = \"200ms\"\n[queues.q]\nlease = \"2m\"\n";
 
@@ -58,7 +59,17 @@ async fn work(daemon: &Daemon, worker: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn taskd_starts_over_and_all_work_is_done() {
-    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    starts_over(Daemon::start(CONFIG, &[]).await).await;
+}
+
+#[tokio::test]
+async fn with_kafka_as_well_whose_records_are_still_there() {
+    let (bus, prefix) =
+        (format!("kafka://{}", kafka::shared().await), format!("flushall-{}-", Uuid::new_v4().simple()));
+    starts_over(Daemon::start(CONFIG, &["--bus-url", &bus, "--topic-prefix", &prefix]).await).await;
+}
+
+async fn starts_over(mut daemon: Daemon) {
     let pid = daemon.pid();
     let mut ids = daemon.insert(&tasks(0, 300)).await;
     for (worker, count) in [("ann", 60), ("bob", 40)] {
