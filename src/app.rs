@@ -22,7 +22,8 @@ use crate::{
     dedup::Filter,
     discovery,
     embedded::{DataDir, RedisServer},
-    fanout, ingress,
+    fanout,
+    ingress::{self, Waiting},
     outbox::{self, Gates, Outbox},
     queue::Queue,
     reading,
@@ -69,32 +70,34 @@ const ROUND: Duration = Duration::from_secs(1);
 async fn serve(settings: &Arc<Settings>, base: &Supervisor, stop: &CancellationToken) -> anyhow::Result<()> {
     let metrics = metrics::install()?;
     // Ports and the folder first: a mistake there shows before anything is started.
-    let mut listeners = Listeners::bind(settings).await?;
+    let listeners = Listeners::bind(settings).await?;
     let embedded = settings.redis_url.is_none() || settings.database_url.is_none();
     let data_dir = if embedded { Some(DataDir::lock(&settings.data_dir)?) } else { None };
 
+    let wait = Wait { door: Waiting::start(listeners.http()?), stop };
     let redis_url = match (&settings.redis_url, &data_dir) {
         (None, Some(data_dir)) => start_redis(data_dir, base).await?,
         (Some(url), _) => url.clone(),
         (None, None) => bail!("an embedded Redis needs a data folder"),
     };
-    let Some(redis) = patiently("Redis", stop, || connect_redis(&redis_url, &settings.redis_prefix)).await? else {
+    let Some(redis) = wait.until("Redis", || connect_redis(&redis_url, &settings.redis_prefix)).await? else {
         return Ok(());
     };
-    let Some(store) = patiently("the database", stop, || open_store(settings)).await? else { return Ok(()) };
+    let Some(store) = wait.until("the database", || open_store(settings)).await? else { return Ok(()) };
     let upkeep = metrics.clone();
     let upkeep_stop = base.stop_token();
     base.spawn_once(async move {
         upkeep_stop.run_until_cancelled(metrics::upkeep(upkeep)).await;
     });
     let what = Foundation { settings: Arc::clone(settings), redis, store, metrics };
-    let mut is_first = true;
+    let (mut listeners, mut wait, mut is_first) = (listeners, wait, true);
     loop {
         let began = Instant::now();
-        match round(&what, listeners, is_first, stop).await? {
+        listeners = match round(&what, listeners, wait, is_first).await? {
             Over::Stopped => break,
-            Over::Lost(kept) => listeners = kept,
-        }
+            Over::Lost(kept) => kept,
+        };
+        wait = Wait { door: Waiting::start(listeners.http()?), stop };
         is_first = false;
         // At the stop the next round ends as soon as it has begun.
         stop.run_until_cancelled(tokio::time::sleep(ROUND.saturating_sub(began.elapsed()))).await;
@@ -134,8 +137,12 @@ impl Listeners {
         Ok(Self { http, grpc: ingress::bind(settings.grpc_listen, "grpc").await?.into_std()? })
     }
 
-    fn copies(&self) -> io::Result<[TcpListener; 2]> {
-        Ok([TcpListener::from_std(self.http.try_clone()?)?, TcpListener::from_std(self.grpc.try_clone()?)?])
+    fn http(&self) -> io::Result<TcpListener> {
+        TcpListener::from_std(self.http.try_clone()?)
+    }
+
+    fn grpc(&self) -> io::Result<TcpListener> {
+        TcpListener::from_std(self.grpc.try_clone()?)
     }
 }
 
@@ -154,42 +161,18 @@ fn is_lost(error: &anyhow::Error) -> bool {
 /// Starts the pipelines and the ways in; ends them at the stop, or when Redis has lost everything. The next round finds the bus empty, in a
 /// new generation, and shards without one, which the watchdog brings back from SQL. What was published into the emptied Redis before anybody
 /// noticed is not marked, or is found missing.
-async fn round(
-    what: &Foundation,
-    listeners: Listeners,
-    is_first: bool,
-    stop: &CancellationToken,
-) -> anyhow::Result<Over> {
-    let supervisor = Supervisor::giving_up_at(is_lost);
-    let over = run_pipelines(what, &supervisor, listeners, is_first, stop).await;
-    supervisor.stop();
-    let drained = tokio::time::timeout(what.settings.grace_period, supervisor.wait()).await;
-    let over = over?;
-    if drained.is_err() {
-        let grace = humantime::format_duration(what.settings.grace_period);
-        bail!("what was in hand did not end within the grace period ({grace}); it is put back when its leases run out");
-    }
-    Ok(over)
-}
-
-async fn run_pipelines(
-    what: &Foundation,
-    supervisor: &Supervisor,
-    listeners: Listeners,
-    is_first: bool,
-    stop: &CancellationToken,
-) -> anyhow::Result<Over> {
+async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first: bool) -> anyhow::Result<Over> {
     let Foundation { settings, redis, store, metrics } = what;
-    let Some(bus) = patiently("the bus", stop, || open_bus(settings, redis)).await? else { return Ok(Over::Stopped) };
+    let Some(bus) = wait.until("the bus", || open_bus(settings, redis)).await? else { return Ok(Over::Stopped) };
 
     let queue = Queue::new(redis.clone());
     // They may go away again at any moment from now on, also at this one.
     let unreachable = |error: store::Error| Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"));
     let database =
         || async { Ok((store.store_id().await.map_err(unreachable)?, store.shards().await.map_err(unreachable)?)) };
-    let Some((store_id, shards)) = patiently("the database", stop, database).await? else { return Ok(Over::Stopped) };
+    let Some((store_id, shards)) = wait.until("the database", database).await? else { return Ok(Over::Stopped) };
     let owner = || async { queue.belongs_to(&store_id).await.map_err(|error| Unreachable::Yet(error.into())) };
-    let Some(owner) = patiently("Redis", stop, owner).await? else { return Ok(Over::Stopped) };
+    let Some(owner) = wait.until("Redis", owner).await? else { return Ok(Over::Stopped) };
     if owner != store_id {
         bail!(
             "this Redis holds the tasks of another database ({owner}, not {store_id}); use the database that belongs to it, \
@@ -199,6 +182,11 @@ async fn run_pipelines(
     for (shard, _life) in shards {
         queue.add_shard(&shard);
     }
+    let (http, grpc) = (listeners.http()?, listeners.grpc()?);
+    let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
+
+    // Nothing fails from here on: what is started is also awaited.
+    let supervisor = &Supervisor::giving_up_at(is_lost);
     watch_owner(queue.clone(), store_id, supervisor);
 
     let outbox = Outbox { store: Arc::clone(store), bus: Arc::clone(&bus), gates: Gates::default() };
@@ -213,7 +201,7 @@ async fn run_pipelines(
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
     let tasks = runs(Pipeline::Tasks).then(|| tasks::start(queue.clone(), Arc::clone(&bus), settings, supervisor));
     let reading = reading::Handle::new(Arc::clone(store), queue.clone());
-    let end = stop.child_token();
+    let end = wait.stop.child_token();
     let state = ingress::State {
         discovery,
         tasks,
@@ -223,8 +211,8 @@ async fn run_pipelines(
         metrics: metrics.clone(),
         stop: end.clone(),
     };
-    let [http, grpc] = listeners.copies()?;
-    let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
+    let stop = wait.stop;
+    wait.door.end().await;
     let servers = tokio::spawn(async move {
         tokio::join!(ingress::http::serve(http, state.clone()), ingress::grpc::serve(grpc, state)).1
     });
@@ -244,21 +232,23 @@ async fn run_pipelines(
             Over::Lost(listeners)
         }
     };
-    // First the ways in, while the pipelines still answer; then the pipelines.
+    // First the ways in, while the pipelines still answer; then the pipelines, for which a part of the grace period is kept.
     end.cancel();
-    let served = tokio::time::timeout(settings.grace_period, servers).await;
+    let deadline = tokio::time::Instant::now() + settings.grace_period;
+    let served = tokio::time::timeout_at(deadline - settings.grace_period / 4, servers).await;
     supervisor.stop();
-    let drained = tokio::time::timeout(settings.grace_period, async {
+    let drained = tokio::time::timeout_at(deadline, async {
         supervisor.wait().await;
         queue.drained().await;
         bus.close().await;
     });
+    let grace = humantime::format_duration(settings.grace_period);
     if drained.await.is_err() {
-        tracing::warn!("not everything ended in time");
+        bail!("what was in hand did not end within the grace period ({grace}); it is put back when its leases run out");
     }
     match (served, &over) {
         (Ok(served), _) => served.context("a listener panicked")??,
-        (Err(_), Over::Stopped) => bail!("callers did not end within the grace period"),
+        (Err(_), Over::Stopped) => bail!("some callers did not end within the grace period ({grace})"),
         // They are told to try again, whenever they end.
         (Err(_), Over::Lost(_)) => tracing::warn!("some callers of before are still there"),
     }
@@ -300,34 +290,40 @@ enum Unreachable {
     Ever(anyhow::Error),
 }
 
-/// Tries until it works, says once what it waits for, and how it went on. `None` at the stop.
-async fn patiently<T, Fut>(
-    what: &str,
-    stop: &CancellationToken,
-    mut connect: impl FnMut() -> Fut,
-) -> anyhow::Result<Option<T>>
-where
-    Fut: Future<Output = Result<T, Unreachable>>,
-{
-    let (mut waited, mut pause) = (false, Duration::from_millis(100));
-    loop {
-        match connect().await {
-            Ok(connected) => {
-                if waited {
-                    tracing::info!("{what} is there: going on");
+/// For servers that are not there yet.
+struct Wait<'a> {
+    /// Where callers are told.
+    door: Waiting,
+    stop: &'a CancellationToken,
+}
+
+impl Wait<'_> {
+    /// Tries until it works, says once what it waits for, and how it went on. `None` at the stop.
+    async fn until<T, Fut>(&self, what: &'static str, mut connect: impl FnMut() -> Fut) -> anyhow::Result<Option<T>>
+    where
+        Fut: Future<Output = Result<T, Unreachable>>,
+    {
+        self.door.wait_for(what);
+        let (mut waited, mut pause) = (false, Duration::from_millis(100));
+        loop {
+            match connect().await {
+                Ok(connected) => {
+                    if waited {
+                        tracing::info!("{what} is there: going on");
+                    }
+                    return Ok(Some(connected));
                 }
-                return Ok(Some(connected));
+                Err(Unreachable::Ever(error)) => return Err(error),
+                Err(Unreachable::Yet(error)) if !waited => {
+                    tracing::warn!("waiting for {what}: {error:#}");
+                    waited = true;
+                }
+                Err(Unreachable::Yet(error)) => tracing::debug!("still waiting for {what}: {error:#}"),
             }
-            Err(Unreachable::Ever(error)) => return Err(error),
-            Err(Unreachable::Yet(error)) if !waited => {
-                tracing::warn!("waiting for {what}: {error:#}");
-                waited = true;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),
+                () = self.stop.cancelled() => return Ok(None),
             }
-            Err(Unreachable::Yet(error)) => tracing::debug!("still waiting for {what}: {error:#}"),
-        }
-        tokio::select! {
-            () = tokio::time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),
-            () = stop.cancelled() => return Ok(None),
         }
     }
 }

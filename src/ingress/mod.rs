@@ -7,6 +7,7 @@ pub mod lines;
 mod listener;
 mod ndjson;
 mod problem;
+mod waiting;
 
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{config::Settings, discovery, reading, supervise::Progress, tasks};
 
 pub use listener::bind;
+pub use waiting::Waiting;
 
 /// What the routes call. A handle is `None` where this process does not run what is behind it: its routes answer 503.
 #[derive(Clone)]

@@ -44,7 +44,8 @@ impl Problem {
         Self { place: Some((line, column)), ..self }
     }
 
-    fn later(status: StatusCode, error: impl ToString) -> Self {
+    /// With the header that says so.
+    pub(super) fn later(status: StatusCode, error: impl ToString) -> Self {
         Self { retry_after: true, ..Self::new(status, error.to_string()) }
     }
 

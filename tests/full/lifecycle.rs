@@ -206,6 +206,9 @@ async fn servers_that_are_not_up_yet_are_waited_for() {
     ];
     for (door, (name, server)) in doors.iter().zip(servers) {
         until("it says what it waits for", async || daemon.log().contains(&format!("waiting for {name}: "))).await;
+        assert_eq!(daemon.get("/healthz").await.0, 200);
+        assert_eq!(daemon.get("/readyz").await, (503, json!({"status": "waiting", "for": name})));
+        assert_eq!(daemon.post("/v1/tasks", &json!({"queue": "q", "key": "k"})).await.0, 503);
         door.open(server).await;
         until("it goes on", async || daemon.log().contains(&format!("{name} is there: going on"))).await;
     }
