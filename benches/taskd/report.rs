@@ -122,6 +122,9 @@ pub(crate) enum Form {
 
 impl Table {
     pub(crate) fn print(&self, form: Form) {
+        if self.rows.is_empty() {
+            return;
+        }
         match form {
             Form::Human => println!("\n{}\n{}\n{}", self.title, self.conditions, self.grid()),
             Form::Json => self.rows.iter().for_each(|row| println!("{}", self.json(row))),
