@@ -57,6 +57,8 @@ struct Cost {
     script: Runs,
     /// Script calls that it took.
     scripts: Runs,
+    /// Until a bare script just before it was answered.
+    bare: Runs,
 }
 
 /// A queue being filled.
@@ -74,6 +76,8 @@ struct Bed {
     redis: Redis,
     queue: Queue,
     body: Bytes,
+    /// Calls `return 1`.
+    bare: redis::Cmd,
     queues: usize,
 }
 
@@ -84,10 +88,7 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
     lengths.sort_unstable();
     lengths.dedup();
     let mut fills: Vec<_> = lengths.into_iter().map(|waiting| Fill { waiting, ..Fill::default() }).collect();
-    let mut bare = Cost::default();
     for run in 1..=scale.runs {
-        progress.step(format!("claim, run {run} of {}: a bare script", scale.runs));
-        bed.bare(scale, &mut bare).await?;
         for replicas in [1, 3] {
             for fill in &mut fills {
                 let waiting = fill.waiting;
@@ -108,7 +109,7 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
         }
     }
     let body = bed.body.len();
-    Ok(vec![claim_table(&cells, &bare), fill_table(&fills, body)])
+    Ok(vec![claim_table(&cells), fill_table(&fills, body)])
 }
 
 fn cells(scale: &Scale) -> Vec<Cell> {
@@ -141,20 +142,10 @@ impl Bed {
         let body = pb::TaskBody { key, payload, traceparent, replicas: 1, priority: 2, ..Default::default() };
         let body = body.encode_to_vec().into();
         let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 30_000, body, ..Default::default() };
-        Ok(Self { server, redis, queue, body: model::body_blob(&record), queues: 0 })
-    }
-
-    async fn bare(&self, scale: &Scale, cost: &mut Cost) -> anyhow::Result<()> {
-        let mut conn = self.redis.conn();
-        let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg("return 1").query_async(&mut conn).await?;
-        let mut samples = Samples::default();
-        for _ in 0..scale.claims {
-            let mut conn = conn.clone();
-            let call = async { Ok(redis::cmd("EVALSHA").arg(&sha).arg(0).exec_async(&mut conn).await?) };
-            samples.time(&self.server, call).await?;
-        }
-        samples.into(cost);
-        Ok(())
+        let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg("return 1").query_async(&mut redis.conn()).await?;
+        let mut bare = redis::cmd("EVALSHA");
+        bare.arg(sha).arg(0);
+        Ok(Self { server, redis, queue, body: model::body_blob(&record), bare, queues: 0 })
     }
 
     /// A queue of its own with so many tasks in it; how long each batch took, in µs.
@@ -255,7 +246,7 @@ impl Bed {
                 Place::Tail => WorkerName::new(&format!("tail-{}-{number}", cell.most))?,
                 Place::Middle => middle.clone(),
             };
-            let tasks = claim_samples.time(&self.server, self.claim(&known, &worker, cell.most)).await?;
+            let tasks = claim_samples.time(self, self.claim(&known, &worker, cell.most)).await?;
             claimed.push((worker, tasks));
         }
         if let Some(start) = start {
@@ -263,7 +254,7 @@ impl Bed {
             ensure!(at == Some(start + passed), "the pointer went from {start} to {at:?}, past {passed} elements");
         }
         for (worker, tasks) in claimed {
-            complete_samples.time(&self.server, self.complete(&worker, tasks)).await?;
+            complete_samples.time(self, self.complete(&worker, tasks)).await?;
         }
         Ok(())
     }
@@ -345,20 +336,21 @@ struct Samples {
     micros: Vec<f64>,
     script_micros: Vec<f64>,
     scripts: Vec<f64>,
+    bare: Vec<f64>,
 }
 
 impl Samples {
-    /// Redis is asked before each call, so that every one comes upon a server that has just done the same.
-    async fn time<T>(
-        &mut self,
-        server: &RedisServer,
-        call: impl Future<Output = anyhow::Result<T>>,
-    ) -> anyhow::Result<T> {
-        let before = server.scripts().await?;
+    /// Each call comes upon a server that has just done the same.
+    async fn time<T>(&mut self, bed: &Bed, call: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+        let mut conn = bed.conn();
+        let began = Instant::now();
+        bed.bare.exec_async(&mut conn).await?;
+        self.bare.push(began.elapsed().as_secs_f64() * 1e6);
+        let before = bed.server.scripts().await?;
         let began = Instant::now();
         let answer = call.await?;
         self.micros.push(began.elapsed().as_secs_f64() * 1e6);
-        let after = server.scripts().await?;
+        let after = bed.server.scripts().await?;
         self.script_micros.push(after.micros - before.micros);
         self.scripts.push(after.calls - before.calls);
         Ok(answer)
@@ -367,47 +359,23 @@ impl Samples {
     fn into(self, cost: &mut Cost) {
         cost.call.push(quantile(&self.micros, 0.5));
         cost.script.push(quantile(&self.script_micros, 0.5));
+        cost.bare.push(quantile(&self.bare, 0.5));
         cost.scripts.push(self.scripts.iter().sum::<f64>() / self.scripts.len() as f64);
     }
 }
 
-fn claim_table(cells: &[Cell], bare: &Cost) -> Table {
-    let least = |cell: &Cell| {
-        let alike = |other: &&Cell| (other.replicas, other.place, other.most) == (cell.replicas, cell.place, cell.most);
-        cells.iter().filter(alike).min_by_key(|other| other.waiting)
-    };
-    let mut rows = vec![
-        row("limit: EVALSHA `return 1`", &bare.call, [None; 3]),
-        row("limit: EVALSHA `return 1`, inside Redis", &bare.script, [None; 3]),
-    ];
-    for cell in cells {
-        let base = least(cell).filter(|base| base.waiting != cell.waiting);
-        let figure = format!(
-            "NUM {}, {}, {} a claim, {} wait",
-            cell.replicas,
-            if cell.place == Place::Tail { "tail" } else { "middle" },
-            cell.most,
-            cell.waiting
-        );
-        let call = cell.claim.call.over(&bare.call);
-        let (as_call, as_script) = match base {
-            Some(base) => {
-                (Some(cell.claim.call.over(&base.claim.call)), Some(cell.claim.script.over(&base.claim.script)))
-            }
-            None => (None, None),
-        };
-        rows.push(row(&figure, &cell.claim.call, [as_call.as_ref(), as_script.as_ref(), Some(&call)]));
-    }
-    let completions = cells.iter().filter(|cell| cell.place == Place::Tail && cell.replicas == 1);
-    for cell in completions {
-        let base = least(cell).filter(|base| base.waiting != cell.waiting);
+fn claim_table(cells: &[Cell]) -> Table {
+    let bare = cells.first().map(|cell| row("limit: EVALSHA `return 1`", &cell.claim.bare, [None, None, None]));
+    let claims = cells.iter().map(|cell| {
+        let place = if cell.place == Place::Tail { "tail" } else { "middle" };
+        let figure = format!("NUM {}, {place}, {} a claim, {} wait", cell.replicas, cell.most, cell.waiting);
+        compared(&figure, cell, cells, |cell| &cell.claim)
+    });
+    let completions = cells.iter().filter(|cell| cell.place == Place::Tail && cell.replicas == 1).map(|cell| {
         let figure =
-            format!("complete {}, {} wait ({:.2} scripts)", cell.most, cell.waiting, cell.complete.scripts.median());
-        let call = cell.complete.call.over(&bare.call);
-        let as_call = base.map(|base| cell.complete.call.over(&base.complete.call));
-        let as_script = base.map(|base| cell.complete.script.over(&base.complete.script));
-        rows.push(row(&figure, &cell.complete.call, [as_call.as_ref(), as_script.as_ref(), Some(&call)]));
-    }
+            format!("complete {} ({:.2} scripts), {} wait", cell.most, cell.complete.scripts.median(), cell.waiting);
+        compared(&figure, cell, cells, |cell| &cell.complete)
+    });
     Table {
         bench: "claim",
         title: "claim: µs of one call by how many tasks wait",
@@ -416,13 +384,23 @@ fn claim_table(cells: &[Cell], bare: &Cost) -> Table {
                      claimed; middle: a worker that has passed half of the elements."
             .into(),
         references: vec!["fewest wait".into(), "fewest wait, inside Redis".into(), "EVALSHA".into()],
-        rows,
+        rows: bare.into_iter().chain(claims).chain(completions).collect(),
     }
 }
 
-fn row(figure: &str, runs: &Runs, ratios: [Option<&Runs>; 3]) -> Row {
-    let ratios = ratios.map(|runs| runs.cloned()).to_vec();
-    Row { figure: figure.to_owned(), unit: Unit::Micros, runs: runs.clone(), ratios }
+/// With the like of it of which the fewest wait, and with a bare script.
+fn compared(figure: &str, cell: &Cell, cells: &[Cell], cost: impl Fn(&Cell) -> &Cost) -> Row {
+    let alike = |other: &&Cell| (other.replicas, other.place, other.most) == (cell.replicas, cell.place, cell.most);
+    let fewest = cells.iter().filter(alike).min_by_key(|other| other.waiting);
+    let fewest = fewest.filter(|fewest| fewest.waiting != cell.waiting).map(&cost);
+    let cost = cost(cell);
+    let call = fewest.map(|fewest| cost.call.over(&fewest.call));
+    let script = fewest.map(|fewest| cost.script.over(&fewest.script));
+    row(figure, &cost.call, [call, script, Some(cost.call.over(&cost.bare))])
+}
+
+fn row(figure: &str, runs: &Runs, ratios: [Option<Runs>; 3]) -> Row {
+    Row { figure: figure.to_owned(), unit: Unit::Micros, runs: runs.clone(), ratios: ratios.to_vec() }
 }
 
 fn fill_table(fills: &[Fill], body: usize) -> Table {
