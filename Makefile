@@ -37,9 +37,9 @@ demo: ## Crawl the Python documentation on this machine with four workers
 	@scripts/demo
 
 .PHONY: bench
-bench: ## Measure throughput and latency
-	@scripts/install-deps test
-	@scripts/bench
+bench: ## Measure throughput and latency beside the machine's own limits: docs/benchmarks.md (ARGS="--quick flow")
+	@scripts/install-deps run
+	@scripts/bench $(ARGS)
 
 .PHONY: services
 services: ## Start the servers of the tests and print how `cargo test` finds them: eval "$(make -s services)"

@@ -1,0 +1,305 @@
+//! What the machine can do at most: the least that any queue must ask of Redis, SQLite and gRPC for the same work, by the same number of
+//! callers, in the same batches, at the same durability.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+use redis::{Connection, ConnectionLike, Value};
+use sqlx::{
+    ConnectOptions, Connection as _, SqliteConnection,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
+};
+use tonic::transport::Channel;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+use crate::{flow, redis_server::RedisServer, report::quantile};
+
+/// Of a task with a payload of 100 bytes: what stands in Redis.
+const ELEMENT: [u8; 200] = [b'x'; 200];
+const STREAM: &str = "s";
+const GROUP: &str = "g";
+
+/// Redis from blocking connections, one thread each: less work for a client than any other way, so that the server is the bound.
+pub(crate) struct Redis {
+    server: RedisServer,
+}
+
+impl Redis {
+    pub(crate) async fn start() -> anyhow::Result<Self> {
+        Ok(Self { server: RedisServer::start().await? })
+    }
+
+    fn connect(&self, count: usize) -> anyhow::Result<Vec<Connection>> {
+        let client = self.server.client()?;
+        let mut connections = (0..count).map(|_| client.get_connection()).collect::<Result<Vec<_>, _>>()?;
+        if let Some(first) = connections.first_mut() {
+            redis::cmd("FLUSHALL").exec(first)?;
+            redis::cmd("XGROUP").arg(&["CREATE", STREAM, GROUP, "0", "MKSTREAM"]).exec(first)?;
+        }
+        Ok(connections)
+    }
+
+    /// One command that changes nothing for each call: round trips a second.
+    pub(crate) fn ping(&self, callers: usize, calls: usize) -> anyhow::Result<f64> {
+        let mut connections = self.connect(callers)?;
+        let ping = redis::cmd("PING").get_packed_command();
+        let each = calls / callers;
+        let began = Instant::now();
+        on_threads(&mut connections, |_, conn| {
+            (0..each).try_for_each(|_| Ok(conn.req_packed_command(&ping).map(drop)?))
+        })?;
+        Ok((each * callers) as f64 / began.elapsed().as_secs_f64())
+    }
+
+    /// Puts tasks in: one LPUSH of a whole batch for each call.
+    pub(crate) fn insert(&self, callers: usize, batch: usize, tasks: usize) -> anyhow::Result<f64> {
+        let mut connections = self.connect(callers)?;
+        let mut push = redis::cmd("LPUSH");
+        push.arg("l");
+        for _ in 0..batch {
+            push.arg(&ELEMENT[..]);
+        }
+        let push = push.get_packed_command();
+        let left = AtomicUsize::new(tasks / batch);
+        let began = Instant::now();
+        on_threads(&mut connections, |_, conn| {
+            while take(&left, 1) > 0 {
+                conn.req_packed_command(&push)?;
+            }
+            Ok(())
+        })?;
+        Ok(tasks as f64 / began.elapsed().as_secs_f64())
+    }
+
+    /// Leases and ends tasks that are there: XREADGROUP, then XACK and XDEL in one round trip.
+    pub(crate) fn cycle(&self, callers: usize, batch: usize, tasks: usize) -> anyhow::Result<f64> {
+        let mut connections = self.connect(callers)?;
+        for _ in 0..tasks / 1000 {
+            add(&mut connections[0], 1000)?;
+        }
+        let done = AtomicUsize::new(0);
+        let began = Instant::now();
+        on_threads(&mut connections, |number, conn| {
+            let read = read(number, batch, None);
+            while let ids @ [_, ..] = &read_ids(conn.req_packed_command(&read)?)[..] {
+                end(conn, ids)?;
+                done.fetch_add(ids.len(), Relaxed);
+            }
+            Ok(())
+        })?;
+        let seconds = began.elapsed().as_secs_f64();
+        ensure!(done.load(Relaxed) == tasks, "Redis handed out {} of {tasks}", done.load(Relaxed));
+        Ok(tasks as f64 / seconds)
+    }
+
+    /// Both at once.
+    pub(crate) fn whole(&self, work: &flow::Work) -> anyhow::Result<f64> {
+        let flow::Work { tasks, inserters, insert_batch, workers, batch } = *work;
+        let mut connections = self.connect(inserters + workers)?;
+        let (left, done) = (AtomicUsize::new(tasks / insert_batch), AtomicUsize::new(0));
+        let began = Instant::now();
+        let ended = Mutex::new(began);
+        on_threads(&mut connections, |number, conn| {
+            if number < inserters {
+                while take(&left, 1) > 0 {
+                    add(conn, insert_batch)?;
+                }
+                return Ok(());
+            }
+            let read = read(number, batch, Some(Duration::from_millis(100)));
+            while done.load(Relaxed) < tasks {
+                let ids = read_ids(conn.req_packed_command(&read)?);
+                if !ids.is_empty() {
+                    end(conn, &ids)?;
+                    if done.fetch_add(ids.len(), Relaxed) + ids.len() == tasks {
+                        *ended.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(tasks as f64 / (ended - began).as_secs_f64())
+    }
+
+    /// From before an LPUSH to the answer of a BLPOP that waits for it, in µs.
+    pub(crate) fn hand_over(&self, samples: usize) -> anyhow::Result<Vec<f64>> {
+        let mut connections = self.connect(2)?;
+        let began: Vec<Mutex<Option<Instant>>> = (0..samples).map(|_| Mutex::default()).collect();
+        let micros = Mutex::new(Vec::new());
+        on_threads(&mut connections, |number, conn| {
+            for (sample, began) in began.iter().enumerate() {
+                if number == 0 {
+                    std::thread::sleep(flow::pause(sample));
+                    *began.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                    redis::cmd("LPUSH").arg("l").arg(&ELEMENT[..]).exec(conn)?;
+                } else {
+                    redis::cmd("BLPOP").arg("l").arg(0).exec(conn)?;
+                    let ended = Instant::now();
+                    let began = began.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or(ended);
+                    micros.lock().unwrap_or_else(PoisonError::into_inner).push((ended - began).as_secs_f64() * 1e6);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(micros.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn on_threads(
+    connections: &mut [Connection],
+    each: impl Fn(usize, &mut Connection) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<()> {
+    tokio::task::block_in_place(|| {
+        std::thread::scope(|scope| {
+            let each = &each;
+            let threads: Vec<_> =
+                connections.iter_mut().enumerate().map(|(n, conn)| scope.spawn(move || each(n, conn))).collect();
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().unwrap_or_else(|_| anyhow::bail!("a caller panicked")))
+        })
+    })
+}
+
+/// Takes up to `most` of what is left; 0 when nothing is.
+pub(crate) fn take(left: &AtomicUsize, most: usize) -> usize {
+    let before = left.fetch_update(Relaxed, Relaxed, |left| (left > 0).then(|| left.saturating_sub(most)));
+    before.map_or(0, |left| left.min(most))
+}
+
+fn add(conn: &mut Connection, count: usize) -> anyhow::Result<()> {
+    let mut pipe = redis::pipe();
+    for _ in 0..count {
+        pipe.cmd("XADD").arg(STREAM).arg("*").arg("v").arg(&ELEMENT[..]).ignore();
+    }
+    Ok(pipe.exec(conn)?)
+}
+
+fn read(caller: usize, batch: usize, block: Option<Duration>) -> Vec<u8> {
+    let mut read = redis::cmd("XREADGROUP");
+    read.arg("GROUP").arg(GROUP).arg(caller).arg("COUNT").arg(batch);
+    if let Some(block) = block {
+        read.arg("BLOCK").arg(block.as_millis() as u64);
+    }
+    read.arg("STREAMS").arg(STREAM).arg(">").get_packed_command()
+}
+
+/// The ids in the answer of an XREADGROUP of one stream.
+fn read_ids(answer: Value) -> Vec<Value> {
+    let nth = |value: Value, n: usize| match value {
+        Value::Array(items) => items.into_iter().nth(n),
+        _ => None,
+    };
+    match nth(answer, 0).and_then(|stream| nth(stream, 1)) {
+        Some(Value::Array(entries)) => entries.into_iter().filter_map(|entry| nth(entry, 0)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn end(conn: &mut Connection, ids: &[Value]) -> anyhow::Result<()> {
+    let ids: Vec<&[u8]> =
+        ids.iter().filter_map(|id| if let Value::BulkString(id) = id { Some(&id[..]) } else { None }).collect();
+    let mut pipe = redis::pipe();
+    pipe.cmd("XACK").arg(STREAM).arg(GROUP).arg(&ids).cmd("XDEL").arg(STREAM).arg(&ids);
+    let (acknowledged, _): (usize, usize) = pipe.query(conn)?;
+    ensure!(acknowledged == ids.len(), "Redis acknowledged {acknowledged} of {}", ids.len());
+    Ok(())
+}
+
+/// SQLite with taskd's pragmas and a table of two unique keys and the rest: the least that finds duplicates.
+pub(crate) struct Sqlite {
+    conn: SqliteConnection,
+    next: u64,
+    _folder: tempfile::TempDir,
+}
+
+/// Rows of one statement.
+const ROWS: usize = 250;
+
+impl Sqlite {
+    pub(crate) async fn start() -> anyhow::Result<Self> {
+        let folder = crate::folder()?;
+        let options = SqliteConnectOptions::new()
+            .filename(folder.path().join("limit.db"))
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .pragma("cache_size", "-16384")
+            .pragma("wal_autocheckpoint", "8192")
+            .disable_statement_logging();
+        let mut conn = options.connect().await?;
+        let table =
+            "CREATE TABLE t (id BLOB NOT NULL PRIMARY KEY, key BLOB NOT NULL UNIQUE, rest BLOB NOT NULL) STRICT";
+        sqlx::query(table).execute(&mut conn).await?;
+        Ok(Self { conn, next: 0, _folder: folder })
+    }
+
+    /// One transaction.
+    async fn insert_batch(&mut self, batch: usize) -> anyhow::Result<()> {
+        let mut tx = self.conn.begin_with("BEGIN IMMEDIATE").await?;
+        let mut left = batch;
+        while left > 0 {
+            let rows = left.min(ROWS);
+            let text = format!("INSERT INTO t VALUES {} ON CONFLICT DO NOTHING", vec!["(?, ?, ?)"; rows].join(", "));
+            let mut query = sqlx::query(sqlx::AssertSqlSafe(text));
+            for _ in 0..rows {
+                self.next += 1;
+                // As taskd's: ids in order, hashes anywhere.
+                let (id, hash) =
+                    (uuid::Uuid::now_v7(), <sha2::Sha256 as sha2::Digest>::digest(self.next.to_be_bytes()));
+                query = query.bind(id.as_bytes().to_vec()).bind(hash.to_vec()).bind(&ELEMENT[..]);
+            }
+            query.execute(&mut *tx).await?;
+            left -= rows;
+        }
+        Ok(tx.commit().await?)
+    }
+
+    /// Rows a second, by the one writer that SQLite has.
+    pub(crate) async fn insert(&mut self, batch: usize, rows: usize) -> anyhow::Result<f64> {
+        let began = Instant::now();
+        for _ in 0..rows / batch {
+            self.insert_batch(batch).await?;
+        }
+        Ok(rows as f64 / began.elapsed().as_secs_f64())
+    }
+
+    /// The median of one row's transaction, in µs.
+    pub(crate) async fn insert_one(&mut self, samples: usize) -> anyhow::Result<f64> {
+        let mut micros = Vec::new();
+        for sample in 0..samples {
+            tokio::time::sleep(flow::pause(sample)).await;
+            let began = Instant::now();
+            self.insert_batch(1).await?;
+            micros.push(began.elapsed().as_secs_f64() * 1e6);
+        }
+        Ok(quantile(&micros, 0.5))
+    }
+}
+
+/// Calls a second that carry next to nothing: taskd's own health service.
+pub(crate) async fn grpc(channels: &[Channel], callers: usize, calls: usize) -> anyhow::Result<f64> {
+    let left = std::sync::Arc::new(AtomicUsize::new(calls));
+    let mut tasks = tokio::task::JoinSet::new();
+    let began = Instant::now();
+    for caller in 0..callers {
+        let (left, mut client) = (left.clone(), HealthClient::new(channels[caller % channels.len()].clone()));
+        tasks.spawn(async move {
+            while take(&left, 1) > 0 {
+                client.check(HealthCheckRequest::default()).await?;
+            }
+            Ok::<_, tonic::Status>(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(calls as f64 / began.elapsed().as_secs_f64())
+}

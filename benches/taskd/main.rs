@@ -1,0 +1,131 @@
+//! `make bench`: what taskd does, beside what the machine's Redis, SQLite and gRPC can do at most, in one run.
+//!
+//! Figures depend on the machine and its mood, ratios much less: each is taken run by run against limits measured a moment before. A run
+//! that lost or doubled a task, or in which anything was answered otherwise than it should be, ends with an error and without a figure.
+
+mod claim;
+mod daemon;
+mod flow;
+mod limits;
+mod machine;
+mod progress;
+mod redis_server;
+mod report;
+
+use anyhow::Context;
+use clap::Parser;
+
+use machine::Machine;
+use progress::Progress;
+use report::{Form, Table};
+use tempfile::TempDir;
+
+/// Measures taskd beside the limits of this machine
+#[derive(Parser)]
+#[command(name = "bench")]
+struct Args {
+    /// Only the benchmarks whose name contains this: flow, claim
+    filter: Option<String>,
+    /// Small numbers and one run: shows that it works, measures nothing
+    #[arg(long)]
+    quick: bool,
+    /// One line of JSON for each figure
+    #[arg(long, conflicts_with = "markdown")]
+    json: bool,
+    /// The ratios alone, for docs/benchmarks.md
+    #[arg(long)]
+    markdown: bool,
+    /// Given by `cargo bench`
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// How much is measured.
+pub(crate) struct Scale {
+    pub(crate) runs: usize,
+    pub(crate) flow_tasks: usize,
+    pub(crate) flow_single_tasks: usize,
+    pub(crate) latency_samples: usize,
+    /// Tasks that wait while something is claimed.
+    pub(crate) waiting: Vec<usize>,
+    /// Claims of one kind in one run.
+    pub(crate) claims: usize,
+}
+
+impl Scale {
+    fn full() -> Self {
+        Self {
+            runs: 3,
+            // Below the 100,000 at which a queue is full.
+            flow_tasks: 80_000,
+            flow_single_tasks: 20_000,
+            latency_samples: 300,
+            waiting: vec![10, 10_000, 1_000_000],
+            claims: 200,
+        }
+    }
+
+    fn quick() -> Self {
+        Self {
+            runs: 1,
+            flow_tasks: 5_000,
+            flow_single_tasks: 1_000,
+            latency_samples: 20,
+            waiting: vec![10, 2_000],
+            claims: 20,
+        }
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    // `cargo test --benches` runs it too, without this argument.
+    if !args.bench {
+        return Ok(());
+    }
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
+    // On a worker thread, where taskd's own callers are: from elsewhere each call would cost a change of threads.
+    runtime.block_on(async { tokio::spawn(run(args)).await.context("a benchmark panicked")? })
+}
+
+async fn run(args: Args) -> anyhow::Result<()> {
+    let form = match args {
+        Args { json: true, .. } => Form::Json,
+        Args { markdown: true, .. } => Form::Markdown,
+        _ => Form::Human,
+    };
+    let scale = if args.quick { Scale::quick() } else { Scale::full() };
+    let machine = Machine::look(folder()?.path()).await?;
+    match form {
+        Form::Json => println!("{}", machine.json()),
+        Form::Human | Form::Markdown => {
+            println!("{machine}; each figure the median of {} (lowest–highest)", scale.runs)
+        }
+    }
+    let wanted = |name: &str| args.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()));
+    if wanted("flow") {
+        show(form, &flow::run(&scale, &Progress::new()).await?);
+    }
+    if wanted("claim") {
+        show(form, &claim::run(&scale, &Progress::new()).await?);
+    }
+    let busy = machine::busy_cores().await?;
+    if busy.max(machine.busy_cores) > 0.2 {
+        eprintln!(
+            "bench: others use {:.1} cores before and {busy:.1} after: measure again when they do not",
+            machine.busy_cores
+        );
+    }
+    Ok(())
+}
+
+fn show(form: Form, tables: &[Table]) {
+    tables.iter().for_each(|table| table.print(form));
+}
+
+/// A folder for what a benchmark writes, on the disk that TMPDIR names.
+pub(crate) fn folder() -> anyhow::Result<TempDir> {
+    // A short name: the path of a socket holds 107 bytes.
+    tempfile::Builder::new().prefix("taskd-").tempdir().context("cannot make a folder")
+}
