@@ -9,6 +9,8 @@ if redis.call('XLEN', OUT) >= tonumber(ARGV[7]) then return {0, 0, 0, -1} end
 local policy, most = cmsgpack.unpack(ARGV[5]), tonumber(ARGV[6])
 local expired, dead, offered = 0, 0, false
 local due = redis.call('ZRANGE', LEASE, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
+-- Refused when memory is full, as completions are: else tasks that are done and cannot be reported would be given up.
+if #due > 0 then redis.call('HINCRBY', META, 'open', 0) end
 for _, lease in ipairs(due) do
   local id, grant = string.sub(lease, 1, 16), string.sub(lease, 17)
   local record = redis.call('HGET', REC, id)

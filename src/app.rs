@@ -188,6 +188,7 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     // Nothing fails from here on: what is started is also awaited.
     let supervisor = &Supervisor::giving_up_at(is_lost);
     watch_owner(queue.clone(), store_id, supervisor);
+    learn_shards(Arc::clone(store), queue.clone(), supervisor);
 
     let outbox = Outbox { store: Arc::clone(store), bus: Arc::clone(&bus), gates: Gates::default() };
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
@@ -267,6 +268,25 @@ fn watch_owner(queue: Queue, store_id: String, supervisor: &Supervisor) {
                 }
             }
             Err(Disowned.into())
+        }
+    });
+}
+
+/// Shards that other processes have opened: without this, one that runs `tasks` alone would never look into a queue that is younger than it.
+fn learn_shards(store: Arc<dyn Store>, queue: Queue, supervisor: &Supervisor) {
+    let (beat, stop) = (Arc::new(supervisor.progress().register("shards")), supervisor.stop_token());
+    supervisor.spawn("shards", move || {
+        let (store, queue, beat, stop) = (Arc::clone(&store), queue.clone(), Arc::clone(&beat), stop.clone());
+        async move {
+            loop {
+                for (shard, _life) in store.shards().await? {
+                    queue.add_shard(&shard);
+                }
+                beat.beat();
+                if stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await.is_none() {
+                    return Ok(());
+                }
+            }
         }
     });
 }

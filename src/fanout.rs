@@ -177,16 +177,18 @@ impl Fanout {
             self.outbox.store.unpublish(&ids, Unpublished::Parked).await?;
             done.parked += ids.len();
             batch.tasks = &[];
-            self.queue.enqueue(shard, &batch).await?;
+            if let Enqueued::Behind(stored) = self.queue.enqueue(shard, &batch).await? {
+                return Ok(Some(stored));
+            }
         }
         Ok(None)
     }
 
     /// A shard's first task. SQL remembers the shard before Redis does, so that one that Redis lost is not taken for a new one.
     async fn open(&self, shard: &ShardId) -> anyhow::Result<()> {
-        let life = self.outbox.store.next_life(shard, 0).await?;
-        if life == 1 {
-            self.queue.open_shard(shard, life, self.outbox.bus.generation(), None).await?;
+        let is_known = self.outbox.store.shards().await?.iter().any(|(known, _life)| known == shard);
+        if !is_known && self.outbox.store.next_life(shard, 0).await? == 1 {
+            self.queue.open_shard(shard, 1, self.outbox.bus.generation(), None).await?;
         }
         self.queue.add_shard(shard);
         Ok(())

@@ -12,7 +12,7 @@ use prost::Message;
 use crate::{
     bus::{self, Bus, Record, Topic},
     config::{Queues, Settings},
-    model::{self, QueueName, TaskRow},
+    model::{self, Offset, QueueName, TaskRow},
     pb,
     store::{self, NewRow, Published, Store, Turn, Unpublished},
 };
@@ -44,9 +44,9 @@ pub struct Outbox {
 
 impl Outbox {
     /// Publishes rows of the outbox to `pipeline`, then marks them. Killed in between, they are published again: the queue ignores what it knows,
-    /// and `again` makes the fanout ask SQL about the rest.
-    pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<(), Error> {
-        let mut rest = rows;
+    /// and `again` makes the fanout ask SQL about the rest. Answers the last offset per partition.
+    pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<BTreeMap<u32, Offset>, Error> {
+        let (mut rest, mut last) = (rows, BTreeMap::new());
         while !rest.is_empty() {
             let mut bytes = 0;
             let fits = rest.iter().take_while(|(row, _)| {
@@ -54,13 +54,13 @@ impl Outbox {
                 bytes <= PUBLISH_BYTES
             });
             let (now, later) = rest.split_at(fits.count().max(1));
-            self.publish_some(now, again).await?;
+            last.extend(self.publish_some(now, again).await?);
             rest = later;
         }
-        Ok(())
+        Ok(last)
     }
 
-    async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<(), Error> {
+    async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<BTreeMap<u32, Offset>, Error> {
         let now = model::now_unix_ms();
         let partitions = self.bus.partitions(Topic::Pipeline).max(1);
         let records: Vec<_> = rows
@@ -83,7 +83,8 @@ impl Outbox {
             entry.tasks.push((row.id, *turn));
         }
         let published: Vec<_> = published.into_values().collect();
-        Ok(self.store.mark_published(self.bus.generation(), &published).await?)
+        self.store.mark_published(self.bus.generation(), &published).await?;
+        Ok(published.into_iter().map(|some| (some.partition, some.offset)).collect())
     }
 
     /// A row as it goes into the store: with the reason why it is not on the bus yet.

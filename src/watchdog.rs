@@ -50,6 +50,9 @@ pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor:
     supervisor.spawn("watchdog/depths", move || dog.clone().depths(Arc::clone(&beat)));
 }
 
+/// Parked tasks that were released and that the fanout has not read yet, by queue: the last offset per partition.
+type OnTheirWay = HashMap<QueueName, BTreeMap<u32, Offset>>;
+
 /// Elements per lane that one sweep looks at.
 const SWEEP: usize = 512;
 
@@ -68,16 +71,22 @@ impl Watchdog {
         let interval = self.settings.watchdog.interval;
         let mut due: HashMap<ShardId, Instant> = HashMap::new();
         loop {
-            let now = Instant::now();
+            let (now, mut failed) = (Instant::now(), Ok(()));
             for shard in self.queue.shards() {
                 if due.get(&shard).is_none_or(|at| *at <= now) {
                     let wait = match self.tend(&shard).await {
+                        Ok(wait) => wait.min(interval),
                         Err(queue::Error::NoGeneration) => interval,
-                        other => other.with_context(|| format!("cannot tend {shard}"))?.min(interval),
+                        // A shard that is damaged must not hold up those behind it.
+                        Err(error) => {
+                            failed = failed.and(Err(error).with_context(|| format!("cannot tend {shard}")));
+                            interval
+                        }
                     };
                     due.insert(shard, now + wait);
                 }
             }
+            failed?;
             beat.beat();
             let next = due.values().min().map_or(interval, |at| at.saturating_duration_since(Instant::now()));
             if !self.pause(next.clamp(Duration::from_millis(5), interval)).await {
@@ -112,7 +121,7 @@ impl Watchdog {
         for queue in self.outbox.store.parked_queues().await? {
             self.outbox.gates.close(&queue);
         }
-        let mut looked_for_parked = Instant::now();
+        let (mut looked_for_parked, mut on_their_way) = (Instant::now(), OnTheirWay::new());
         loop {
             let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
             let due = self.outbox.store.due(model::now_unix_ms(), limit).await?;
@@ -127,7 +136,7 @@ impl Watchdog {
                 self.outbox.publish(&rows, again).await?;
                 metrics::outbox_republished(republished(reason), rows.len());
             }
-            let released = self.release_parked(limit).await?;
+            self.release_parked(limit, &mut on_their_way).await?;
             // Another process may have parked tasks.
             if looked_for_parked.elapsed() > Duration::from_secs(5) {
                 looked_for_parked = Instant::now();
@@ -136,18 +145,27 @@ impl Watchdog {
                 }
             }
             beat.beat();
-            let wait = if full || released { Duration::from_millis(1) } else { Duration::from_millis(200) };
+            let wait = match (full, on_their_way.is_empty()) {
+                (true, _) => Duration::from_millis(1),
+                (false, false) => Duration::from_millis(20),
+                (false, true) => Duration::from_millis(200),
+            };
             if !self.pause(wait).await {
                 return Ok(());
             }
         }
     }
 
-    /// Publishes parked tasks of queues that have room again; opens the gate of one that has none parked. Whether it released any.
-    async fn release_parked(&self, limit: u32) -> anyhow::Result<bool> {
-        let mut any = false;
+    /// Publishes parked tasks of queues that have room again; opens the gate of one that has none parked.
+    async fn release_parked(&self, limit: u32, on_their_way: &mut OnTheirWay) -> anyhow::Result<()> {
+        if !on_their_way.is_empty() {
+            let committed = self.outbox.bus.committed(Topic::Pipeline).await?;
+            let read = |partition: u32| committed.get(partition as usize).copied().flatten();
+            on_their_way.retain(|_, released| released.iter().any(|(partition, last)| read(*partition) < Some(*last)));
+        }
         for queue in self.outbox.gates.closed() {
-            if !self.has_room(&queue).await? {
+            // What was released last is not counted in its shards yet.
+            if on_their_way.contains_key(&queue) || !self.has_room(&queue).await? {
                 continue;
             }
             let parked = self.outbox.store.parked(&queue, limit).await?;
@@ -157,21 +175,15 @@ impl Watchdog {
             }
             let rows: Vec<_> = parked.iter().map(|row| (&row.task, row.turn)).collect();
             // A parked task was perhaps published before, and parked by the fanout.
-            self.outbox.publish(&rows, true).await?;
+            on_their_way.insert(queue, self.outbox.publish(&rows, true).await?);
             metrics::outbox_republished(Republished::Unparked, rows.len());
-            any = true;
         }
-        Ok(any)
+        Ok(())
     }
 
-    /// Below nine tenths of the high water in every shard, and nothing on its way.
+    /// Below nine tenths of the high water in every shard.
     async fn has_room(&self, queue: &QueueName) -> anyhow::Result<bool> {
         let settings = self.settings.queues.get(queue);
-        let ends = self.outbox.bus.ends(Topic::Pipeline).await?;
-        let committed = self.outbox.bus.committed(Topic::Pipeline).await?;
-        if ends.iter().zip(&committed).any(|(end, committed)| end > committed) {
-            return Ok(false);
-        }
         for shard in self.queue.shards_of(queue) {
             let stats = match self.queue.stats(&shard.id).await {
                 Err(queue::Error::NoGeneration) => return Ok(false),
@@ -190,14 +202,15 @@ impl Watchdog {
 
     async fn finals(self, beat: Arc<Beat>) -> anyhow::Result<()> {
         loop {
-            let mut busy = false;
+            let (mut busy, mut failed) = (false, Ok(()));
             for shard in self.queue.shards() {
                 match self.settle_finals(&shard).await {
                     Ok(forgotten) => busy |= forgotten,
                     Err(error) if is_lost(&error) => {}
-                    Err(error) => return Err(error),
+                    Err(error) => failed = failed.and(Err(error).with_context(|| format!("cannot settle {shard}"))),
                 }
             }
+            failed?;
             beat.beat();
             let wait = if busy {
                 Duration::from_millis(1)
@@ -284,6 +297,8 @@ impl Watchdog {
     async fn compare_page(&self, after: Option<TaskId>) -> anyhow::Result<Option<TaskId>> {
         let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
         let page = self.outbox.store.published(self.outbox.bus.generation(), after, limit).await?;
+        // Asked before the records: what the fanout had dealt with by then has one, or is in the outbox.
+        let committed = self.outbox.bus.committed(Topic::Pipeline).await?;
         let next = (page.len() == self.settings.watchdog.batch_max).then(|| page.last().map(|task| task.id)).flatten();
         // Asked after the page: what was published stands before the end, unless the bus has lost it.
         let ends = self.outbox.bus.ends(Topic::Pipeline).await?;
@@ -293,8 +308,8 @@ impl Watchdog {
         }
         let mut missing = Vec::new();
         for (shard, tasks) in shards {
-            let end = ends.get(shard.number as usize).copied().flatten();
-            missing.extend(self.missing(&shard, &tasks, end).await?);
+            let at = |offsets: &[Option<Offset>]| offsets.get(shard.number as usize).copied().flatten();
+            missing.extend(self.missing(&shard, &tasks, at(&committed), at(&ends)).await?);
         }
         if !missing.is_empty() {
             tracing::warn!("{} tasks are in SQL and not in Redis: they go out again", missing.len());
@@ -304,12 +319,13 @@ impl Watchdog {
         Ok(next)
     }
 
-    /// Missing is what the queue has no record of, although it has read past it, or can never read it: it lies behind the partition's `end`,
-    /// since the bus fell back. What is still on its way is not missing.
+    /// Missing is what the queue has no record of, although it has read past it, or the fanout has (a Redis that fell back), or nobody can
+    /// ever read it: it lies behind the partition's `end`, since the bus fell back. What is still on its way is not missing.
     async fn missing(
         &self,
         shard: &ShardId,
         tasks: &[PublishedTask],
+        committed: Option<Offset>,
         end: Option<Offset>,
     ) -> anyhow::Result<Vec<TaskId>> {
         let ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
@@ -326,7 +342,7 @@ impl Watchdog {
         let stored = stored.filter(|(topic, _)| topic == generation).map(|(_, offset)| offset);
         let unknown = tasks.iter().zip(records).filter(|(_, record)| record.is_none()).map(|(task, _)| task);
         let missing = unknown.filter(|task| match task.offset {
-            Some(published) => stored >= Some(published) || end < Some(published),
+            Some(published) => stored.max(committed) >= Some(published) || end < Some(published),
             // Published in another life of the topic, which nobody reads any more.
             None => true,
         });

@@ -292,8 +292,9 @@ impl Bus for Kafka {
         let (producer, name, partitions) = (self.producer(), self.names.topic(topic), self.partitions(topic));
         let ends = blocking(move || {
             let end = |partition| {
-                let (_, high) = producer.client().fetch_watermarks(&name, index(partition), ANSWER_WITHIN)?;
-                Ok(offset(high - 1))
+                let (low, high) = producer.client().fetch_watermarks(&name, index(partition), ANSWER_WITHIN)?;
+                // Retention may have emptied it: nobody can read up to the last record then.
+                Ok(if low < high { offset(high - 1) } else { None })
             };
             (0..partitions).map(end).collect::<Result<_, KafkaError>>()
         });

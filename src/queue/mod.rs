@@ -386,12 +386,17 @@ impl Queue {
 
     /// Makes a shard known to this process.
     pub fn add_shard(&self, id: &ShardId) {
-        let mut shards = self.0.shards.write().unwrap_or_else(PoisonError::into_inner);
-        let of_queue = shards.entry(id.queue.clone()).or_default();
-        if of_queue.iter().all(|shard| shard.id != *id) {
+        {
+            let mut shards = self.0.shards.write().unwrap_or_else(PoisonError::into_inner);
+            let of_queue = shards.entry(id.queue.clone()).or_default();
+            if of_queue.iter().any(|shard| shard.id == *id) {
+                return;
+            }
             of_queue.push(self.make_shard(id));
             of_queue.sort_by_key(|shard| shard.id.number);
         }
+        // Whoever was woken for its first tasks did not see them.
+        self.0.wakes.wake(&id.queue);
     }
 
     pub fn knows(&self, id: &ShardId) -> bool {

@@ -10,5 +10,6 @@ mod crawl;
 mod flushall;
 mod lifecycle;
 mod pressure;
+mod processes;
 mod recovery;
 mod store_mysql;

@@ -88,3 +88,28 @@ fn resident_mib(pid: u32) -> u64 {
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
+
+/// A full queue is emptied although the bus is never idle, and while another full one is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn parked_tasks_go_out_whatever_other_queues_do() {
+    let full = "high_water_tasks = 100\n";
+    let mut daemon = Daemon::start(&format!("[queues.a]\n{full}[queues.b]\n{full}"), &[]).await;
+    for queue in ["a", "b"] {
+        daemon.insert(&(0..3000).map(|n| json!({"queue": queue, "key": n.to_string()})).collect::<Vec<_>>()).await;
+    }
+    let busy = async {
+        for n in 0.. {
+            daemon.insert(&[json!({"queue": "c", "key": n.to_string()})]).await;
+        }
+    };
+    let worked_off = async {
+        until("there is work", async || daemon.queue("a").await["queued"].as_u64() > Some(0)).await;
+        assert_eq!(daemon.drain("w", "a").await.len(), 3000);
+    };
+    tokio::select! {
+        () = worked_off => {}
+        () = busy => unreachable!("goes on for ever"),
+    }
+    assert!(daemon.unfinished("b").await == 3000);
+    assert!(daemon.stop().await.success());
+}

@@ -26,7 +26,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Runs all pipelines with this configuration and waits until it is ready.
+    /// Runs all pipelines, or those that `args` name, with this configuration and waits until it is ready.
     pub(crate) async fn start(config: &str, args: &[&str]) -> Self {
         let mut daemon = Self::begin(config, args);
         daemon.ready().await;
@@ -42,9 +42,11 @@ impl Daemon {
         let (data, http_at, grpc_at) =
             (dir.path().join("data"), format!("127.0.0.1:{http}"), format!("127.0.0.1:{grpc}"));
         let [file, data] = [&file, &data].map(|path| path.to_str().unwrap());
-        let own = ["--pipelines", "all", "--config", file, "--data-dir", data];
+        let own = ["--config", file, "--data-dir", data];
+        let pipelines = if args.contains(&"--pipelines") { &[][..] } else { &["--pipelines", "all"] };
         let listen = ["--http-listen", &http_at, "--grpc-listen", &grpc_at];
-        let args: Vec<String> = own.iter().chain(&listen).chain(args).map(ToString::to_string).collect();
+        let args: Vec<String> =
+            own.iter().chain(pipelines).chain(&listen).chain(args).map(ToString::to_string).collect();
         let child = spawn(&dir, &args);
         Self { dir, args, http, grpc, child, client: reqwest::Client::new() }
     }

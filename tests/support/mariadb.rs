@@ -60,6 +60,12 @@ impl MysqlDatabase {
         panic!("nobody waits for a lock");
     }
 
+    /// The one number that `sql` answers.
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
+        let mut connection = MySqlConnection::connect(&self.url()).await.unwrap();
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap()
+    }
+
     /// Cuts all connections to this database.
     pub(crate) async fn kill_connections(&self) {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();

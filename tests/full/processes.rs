@@ -1,0 +1,147 @@
+//! Several processes over the same backends.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use crate::support::{
+    daemon::Daemon,
+    kafka,
+    mariadb::MysqlDatabase,
+    redis::{Fsync, RedisServer},
+    store_contract::Database,
+    until,
+};
+
+#[tokio::test]
+async fn a_process_of_its_own_for_workers_finds_queues_that_are_younger_than_it() {
+    let (redis, database) = (RedisServer::start(Fsync::Always), MysqlDatabase::create().await);
+    let (redis_url, database_url) = (redis.url(), database.url());
+    let backends = ["--redis-url", &redis_url, "--database-url", &database_url];
+    let start = async |pipelines| Daemon::start("", &[&["--pipelines", pipelines], &backends[..]].concat()).await;
+    let mut workers = start("tasks").await;
+    let mut others = start("discovery,fanout,watchdog").await;
+
+    let id = {
+        let task = [json!({"queue": "q", "key": "k"})];
+        let (leased, ids) = tokio::join!(workers.lease("w", "q", 1, "1m"), others.insert(&task));
+        assert_eq!(workers.complete("w", &leased).await, ["OK"]);
+        ids[0].clone()
+    };
+    let path = format!("/v1/tasks/{id}/results");
+    until("SQL has the result", async || others.get(&path).await.1["results"][0]["worker"] == "w").await;
+    assert!(workers.stop().await.success());
+    assert!(others.stop().await.success());
+    database.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_are_killed_one_after_the_other_and_nothing_is_lost_on_redis_streams() {
+    kill_processes(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_are_killed_one_after_the_other_and_nothing_is_lost_on_kafka() {
+    kill_processes(Some(format!("kafka://{}", kafka::shared().await))).await;
+}
+
+const TASKS: usize = 3000;
+const REPLICAS: usize = 2;
+
+/// Three processes, each killed and started again twice, while tasks are put in and worked off through all of them.
+async fn kill_processes(bus: Option<String>) {
+    let (redis, database) = (RedisServer::start(Fsync::Always), MysqlDatabase::create().await);
+    let prefix = format!("processes-{}-", uuid::Uuid::new_v4());
+    let (redis_url, database_url) = (redis.url(), database.url());
+    let mut backends = vec!["--redis-url", &redis_url, "--database-url", &database_url, "--topic-prefix", &prefix];
+    if let Some(bus) = &bus {
+        backends.extend(["--bus-url", bus]);
+    }
+    let config = "partitions = 3\n[queues.q]\nlease = \"1s\"\nmax_attempts = 100\nbackoff = [\"10ms\"]";
+    let mut daemons = Vec::new();
+    for _ in 0..3 {
+        daemons.push(Daemon::start(config, &backends).await);
+    }
+    let urls: Vec<_> = daemons.iter().map(Daemon::http).collect();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let _stop_when_dropped = stop.clone().drop_guard();
+    let workers: Vec<_> =
+        (0..6).map(|n| tokio::spawn(work(format!("w{n}"), urls[n % 3].clone(), stop.clone()))).collect();
+
+    // Through one process after the other, each call until it is answered.
+    let inserts = async {
+        let client = reqwest::Client::new();
+        for first in (0..TASKS).step_by(50) {
+            let tasks: Vec<_> = (first..first + 50)
+                .map(|n| json!({"queue": "q", "key": n.to_string(), "replicas": REPLICAS}))
+                .collect();
+            let url = format!("{}/v1/tasks", urls[first / 50 % 3]);
+            until("the insert is answered", async || {
+                client.post(&url).json(&tasks).send().await.is_ok_and(|answer| answer.status().is_success())
+            })
+            .await;
+        }
+    };
+    let kills = async {
+        for round in 0..6 {
+            let completed = async |daemon: &Daemon| daemon.queue("q").await["completed"].as_u64().unwrap_or(0);
+            let other = (round + 1) % 3;
+            until("work goes on", async || completed(&daemons[other]).await >= round as u64 * TASKS as u64 / 8).await;
+            daemons[round % 3].kill9_and_restart();
+            daemons[round % 3].ready().await;
+        }
+    };
+    tokio::join!(inserts, kills);
+    until("all is done", async || daemons[0].queue("q").await["completed"] == TASKS).await;
+    stop.cancel();
+    let mut answered = 0;
+    for worker in workers {
+        answered += worker.await.unwrap();
+    }
+    // Some answers were lost on the way; none was given twice.
+    assert!(answered <= TASKS * REPLICAS, "{answered} completions were answered OK");
+    let queue = daemons[0].queue("q").await;
+    assert_eq!(queue["dead"], 0, "{queue}");
+    let done = format!(
+        "SELECT COUNT(*) FROM (SELECT task_id FROM results GROUP BY task_id HAVING COUNT(*) = {REPLICAS}) AS done"
+    );
+    assert_eq!(database.number(&done).await, TASKS as i64);
+    assert_eq!(database.number("SELECT COUNT(*) FROM results").await, (TASKS * REPLICAS) as i64);
+    until("the outbox is empty", async || database.number("SELECT COUNT(*) FROM outbox").await == 0).await;
+    for daemon in &mut daemons {
+        assert!(daemon.stop().await.success());
+    }
+    database.remove().await;
+}
+
+/// Leases and completes until the stop, whatever is answered; how many completions were answered OK for the first time.
+async fn work(worker: String, url: String, stop: tokio_util::sync::CancellationToken) -> usize {
+    let client = reqwest::Client::new();
+    let mut ok = BTreeMap::new();
+    let call = async |path: &str, body: serde_json::Value| -> Option<serde_json::Value> {
+        let answer = client.post(format!("{url}{path}")).json(&body).send().await.ok()?;
+        answer.error_for_status().ok()?.json().await.ok()
+    };
+    while !stop.is_cancelled() {
+        let get = json!({"worker": worker, "queues": ["q"], "max_tasks": 20, "wait": "200ms"});
+        let Some(answer) = call("/v1/tasks:get", get).await else {
+            tokio::task::yield_now().await;
+            continue;
+        };
+        let completions: Vec<_> = answer["tasks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|task| json!({"id": task["id"], "lease_token": task["lease_token"], "result": 1}))
+            .collect();
+        let Some(answer) = call("/v1/tasks:complete", json!({"worker": worker, "completions": completions})).await
+        else {
+            continue;
+        };
+        for result in answer["results"].as_array().unwrap().iter().filter(|result| result["status"] == "OK") {
+            *ok.entry(result["id"].to_string()).or_insert(0) += 1;
+        }
+    }
+    assert!(ok.values().all(|times| *times == 1), "a worker was credited twice");
+    ok.len()
+}
