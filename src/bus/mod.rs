@@ -115,7 +115,7 @@ pub trait Bus: Send + Sync {
     async fn close(&self);
 }
 
-/// A reader of one topic.
+/// A reader of one topic. After an error it is dropped: the next one begins behind what was committed.
 #[async_trait]
 pub trait Subscription: Send {
     /// Up to `max` records: those that are there; waits while there is none. Cancel safe: dropped before it answers, no record is lost.

@@ -221,10 +221,13 @@ pub async fn shared_readers_share(backend: &dyn Backend) {
         readers.push(tokio::spawn(async move {
             loop {
                 let messages = reader.next(3).await.expect("next");
-                // While the group moves partitions a commit may fail; the records come again then.
                 if reader.commit(&messages).await.is_ok() {
                     let values = values(&messages).into_iter().map(str::to_owned).collect::<Vec<_>>();
                     done.send((name, values)).expect("the test waits");
+                } else {
+                    // While the group moves partitions a commit may fail; to a new reader the records come again.
+                    drop(reader);
+                    reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
                 }
             }
         }));
