@@ -4,7 +4,7 @@ use std::{
     future::Future,
     io::{self, IsTerminal, Write},
     path::Path,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -29,7 +29,7 @@ use crate::{
     reading,
     redis_pool::{self, Redis},
     store::{self, Store, mysql::MysqlStore, sqlite::SqliteStore},
-    supervise::Supervisor,
+    supervise::{Supervisor, in_short},
     tasks,
     telemetry::metrics,
     watchdog,
@@ -39,10 +39,11 @@ use crate::{
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let stop = CancellationToken::new();
-    let signals = tokio::spawn(watch_signals(stop.clone(), settings.grace_period)?);
+    let own_redis = Arc::new(OnceLock::new());
+    let signals = tokio::spawn(watch_signals(stop.clone(), settings.grace_period, Arc::clone(&own_redis))?);
     // Everything that uses Redis stops before Redis does.
     let base = Supervisor::new();
-    let result = serve(&settings, &base, &stop).await;
+    let result = serve(&settings, &own_redis, &base, &stop).await;
     base.stop();
     base.wait().await;
     signals.abort();
@@ -67,7 +68,12 @@ pub async fn migrate(settings: Settings) -> anyhow::Result<()> {
 const ROUND: Duration = Duration::from_secs(1);
 
 /// Connects, and runs the pipelines until the stop, in one round unless Redis loses everything.
-async fn serve(settings: &Arc<Settings>, base: &Supervisor, stop: &CancellationToken) -> anyhow::Result<()> {
+async fn serve(
+    settings: &Arc<Settings>,
+    own_redis: &OnceLock<Arc<RedisServer>>,
+    base: &Supervisor,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
     let metrics = metrics::install()?;
     // Ports and the folder first: a mistake there shows before anything is started.
     let listeners = Listeners::bind(settings).await?;
@@ -76,7 +82,10 @@ async fn serve(settings: &Arc<Settings>, base: &Supervisor, stop: &CancellationT
 
     let wait = Wait { door: Waiting::start(listeners.http()?), stop };
     let redis_url = match (&settings.redis_url, &data_dir) {
-        (None, Some(data_dir)) => start_redis(data_dir, base).await?,
+        (None, Some(data_dir)) => {
+            let server = Arc::new(RedisServer::start(data_dir).await?);
+            watch_redis(own_redis.get_or_init(|| server), base)
+        }
         (Some(url), _) => url.clone(),
         (None, None) => bail!("an embedded Redis needs a data folder"),
     };
@@ -229,7 +238,7 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
             Over::Stopped
         }
         error = supervisor.given_up() => {
-            tracing::warn!("starting over: {error:#}");
+            tracing::warn!("starting over: {}", in_short(error));
             Over::Lost(listeners)
         }
     };
@@ -291,17 +300,17 @@ fn learn_shards(store: Arc<dyn Store>, queue: Queue, supervisor: &Supervisor) {
     });
 }
 
-async fn start_redis(data_dir: &DataDir, base: &Supervisor) -> anyhow::Result<String> {
-    let server = Arc::new(RedisServer::start(data_dir).await?);
-    let (url, stop) = (server.url().to_owned(), base.stop_token());
+/// Starts it again whenever it dies; answers its URL.
+fn watch_redis(server: &Arc<RedisServer>, base: &Supervisor) -> String {
+    let (watched, stop) = (Arc::clone(server), base.stop_token());
     base.spawn("redis-server", move || {
-        let (server, stop) = (Arc::clone(&server), stop.clone());
+        let (server, stop) = (Arc::clone(&watched), stop.clone());
         async move {
             server.supervise(stop).await;
             Ok(())
         }
     });
-    Ok(url)
+    server.url().to_owned()
 }
 
 /// Why something cannot be reached: wait for it, or give up.
@@ -326,7 +335,11 @@ impl Wait<'_> {
         self.door.wait_for(what);
         let (mut waited, mut pause) = (false, Duration::from_millis(100));
         loop {
-            match connect().await {
+            let connected = tokio::select! {
+                connected = connect() => connected,
+                () = self.stop.cancelled() => return Ok(None),
+            };
+            match connected {
                 Ok(connected) => {
                     if waited {
                         tracing::info!("{what} is there: going on");
@@ -335,10 +348,10 @@ impl Wait<'_> {
                 }
                 Err(Unreachable::Ever(error)) => return Err(error),
                 Err(Unreachable::Yet(error)) if !waited => {
-                    tracing::warn!("waiting for {what}: {error:#}");
+                    tracing::warn!("waiting for {what}: {}", in_short(&error));
                     waited = true;
                 }
-                Err(Unreachable::Yet(error)) => tracing::debug!("still waiting for {what}: {error:#}"),
+                Err(Unreachable::Yet(error)) => tracing::debug!("still waiting for {what}: {}", in_short(&error)),
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),
@@ -407,7 +420,11 @@ fn store_name(settings: &Settings) -> String {
 }
 
 /// The first signal cancels `stop`; the second ends the process.
-fn watch_signals(stop: CancellationToken, grace: Duration) -> anyhow::Result<impl Future<Output = ()>> {
+fn watch_signals(
+    stop: CancellationToken,
+    grace: Duration,
+    own_redis: Arc<OnceLock<Arc<RedisServer>>>,
+) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
     Ok(async move {
@@ -423,6 +440,9 @@ fn watch_signals(stop: CancellationToken, grace: Duration) -> anyhow::Result<imp
         stop.cancel();
         next().await;
         tracing::warn!("ended by a second signal");
+        if let Some(server) = own_redis.get() {
+            server.terminate();
+        }
         std::process::exit(130);
     })
 }
@@ -442,7 +462,7 @@ fn greet(settings: &Settings, http: std::net::SocketAddr, grpc: std::net::Socket
     let store = store_name(settings);
     let pipelines = pipelines.join(", ");
     let text = format!(
-        "\n  taskd runs {pipelines}\n  http   http://{http}\n  grpc   {grpc}\n  queue  {redis}\n  store  {store}\n  bus    {bus}\n\n  Try next:\n    \
+        "\n  taskd runs {pipelines}\n  http   http://{http}\n  grpc   http://{grpc}\n  queue  {redis}\n  store  {store}\n  bus    {bus}\n\n  Try next:\n    \
          curl --json '{{\"queue\":\"demo\",\"key\":\"hello\"}}' http://{http}/v1/tasks\n    \
          curl --json '{{\"worker\":\"me\",\"queues\":[\"demo\"],\"wait\":\"10s\"}}' http://{http}/v1/tasks:get\n    \
          curl http://{http}/v1/queues\n\n"

@@ -2,13 +2,14 @@
 //!
 //! 0: done. 1: failed, or `insert` had lines rejected. 2: wrong command line or configuration, or no server to insert into.
 
-use std::{future::Future, process::ExitCode};
+use std::{future::Future, process::ExitCode, time::Duration};
 
 use anyhow::Context;
 use taskd::{
     app,
     cli::{self, Command, insert},
     config::{self, Settings},
+    supervise::in_short,
     telemetry::logging,
 };
 
@@ -36,7 +37,7 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("taskd: {error:#}");
+            eprintln!("taskd: {}", in_short(&error));
             ExitCode::from(code_of_failure)
         }
     }
@@ -48,5 +49,9 @@ fn with_logging(settings: &Settings) -> anyhow::Result<()> {
 
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    Ok(runtime.context("cannot start the runtime")?.block_on(future))
+    let runtime = runtime.context("cannot start the runtime")?;
+    let result = runtime.block_on(future);
+    // What still blocks a thread, like a broker that does not answer, must not hold up the end.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(result)
 }

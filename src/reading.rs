@@ -25,14 +25,20 @@ impl From<queue::Error> for Unavailable {
     }
 }
 
-/// One queue, in tasks.
+/// One queue, in tasks: each unfinished one is in one of the first four counts.
 #[derive(Clone, Debug)]
 pub struct QueueOverview {
     pub queue: QueueName,
+    /// In SQL alone: just stored, parked, or not due for long.
     pub pending: u64,
+    /// With something left to hand out.
     pub queued: u64,
+    /// All that is left is out with workers.
     pub assigned: u64,
+    /// All that is left is not due yet.
     pub delayed: u64,
+    /// How many leases are out; a task may have as many as replicas.
+    pub leases: u64,
     pub completed: u64,
     pub dead: u64,
     pub cancelled: u64,
@@ -96,8 +102,12 @@ impl Handle {
             };
             let entry = overview(&mut queues, &shard.queue);
             entry.queued += stats.open;
-            entry.delayed += stats.delayed;
-            entry.assigned += stats.leases;
+            entry.leases += stats.leases;
+            // Replicas of one task may wait and be out: `delayed` counts replicas, and they are fewer tasks at most.
+            let nothing_left = stats.live.saturating_sub(stats.open);
+            let delayed = stats.delayed.min(nothing_left);
+            entry.delayed += delayed;
+            entry.assigned += nothing_left - delayed;
             // A task whose end is still on its way to SQL is counted as pending for that moment.
             entry.pending = entry.pending.saturating_sub(stats.live);
             let age = stats.oldest_created_unix_ms.map(|at| model::now_unix_ms().saturating_sub(at));
@@ -114,6 +124,7 @@ fn overview<'a>(queues: &'a mut BTreeMap<QueueName, QueueOverview>, queue: &Queu
         queued: 0,
         assigned: 0,
         delayed: 0,
+        leases: 0,
         completed: 0,
         dead: 0,
         cancelled: 0,

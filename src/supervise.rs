@@ -89,7 +89,7 @@ impl Supervisor {
                 if started.elapsed() > Duration::from_secs(30) {
                     wait = FIRST;
                 }
-                tracing::warn!(task = %name, "{name} failed, starts again in {wait:?}: {error:#}");
+                tracing::warn!(task = %name, "{name} failed, starts again in {wait:?}: {}", in_short(&error));
                 tokio::select! {
                     () = tokio::time::sleep(wait) => {}
                     () = stop.cancelled() => break,
@@ -168,5 +168,29 @@ impl Drop for Beat {
     fn drop(&mut self) {
         let mut beats = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
         beats.remove(&self.name);
+    }
+}
+
+/// An error with its causes, without those that only repeat what has been said.
+pub fn in_short(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_that_repeat_are_said_once() {
+        let error = anyhow::anyhow!("refused").context("connecting: refused").context("cannot open mysql");
+        assert_eq!(in_short(&error), "cannot open mysql: connecting: refused");
     }
 }

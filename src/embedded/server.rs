@@ -6,9 +6,14 @@ use std::{
     os::unix::{fs::OpenOptionsExt, process::ExitStatusExt},
     path::{Path, PathBuf},
     process::Stdio,
+    sync::atomic::{AtomicI32, Ordering},
     time::{Duration, Instant},
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use redis::aio::MultiplexedConnection;
 use tokio::{
     process::{Child, Command},
@@ -74,6 +79,16 @@ impl RedisServer {
         &self.launch.url
     }
 
+    /// Sends SIGTERM, at which it ends by itself, and waits for nothing.
+    pub fn terminate(&self) {
+        let pid = self.launch.pid.load(Ordering::Relaxed);
+        if pid != 0
+            && let Err(error) = kill(Pid::from_raw(pid), Signal::SIGTERM)
+        {
+            tracing::debug!("redis-server (pid {pid}) does not get its signal: {error}");
+        }
+    }
+
     /// Starts the server again whenever it dies, until the stop; then ends it. So `stop` must come last, when nobody needs Redis any more.
     pub async fn supervise(&self, stop: CancellationToken) {
         let mut child = self.child.lock().await;
@@ -107,6 +122,7 @@ impl RedisServer {
             },
         };
         let end = child.wait().await;
+        self.launch.pid.store(0, Ordering::Relaxed);
         *slot = None;
         match end {
             Ok(status) => self.launch.ended(status),
@@ -124,6 +140,8 @@ struct Launch {
     pid_file: PathBuf,
     log: PathBuf,
     redis: PathBuf,
+    /// Of the one that runs; 0 before the first and when one has ended.
+    pid: AtomicI32,
     /// Nobody else may take the folder while our server runs in it.
     _data: DataDir,
 }
@@ -138,6 +156,7 @@ impl Launch {
             pid_file: data.path().join("redis.pid"),
             log: data.path().join("redis.log"),
             redis: data.private_folder("redis")?,
+            pid: AtomicI32::new(0),
             _data: data.clone(),
         })
     }
@@ -149,7 +168,9 @@ impl Launch {
             child.kill().await.ok();
             return Err(error);
         }
-        tracing::info!(pid = child.id(), "redis-server answers at {}", self.url);
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+        self.pid.store(pid, Ordering::Relaxed);
+        tracing::info!(pid, "redis-server answers at {}", self.url);
         Ok(child)
     }
 

@@ -13,7 +13,7 @@ use axum::{
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use serde::Serialize;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::timeout};
 use tower_http::trace::TraceLayer;
 
 use super::{
@@ -31,6 +31,8 @@ use crate::{
 
 /// A body that is not NDJSON must be here after so long.
 const BODY_TIMEOUT: Duration = Duration::from_secs(120);
+/// … and no part of it may let us wait so long.
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Answer = Result<Response, Problem>;
 
@@ -52,7 +54,8 @@ pub fn router(state: State) -> Router {
         .route("/v1/tasks:extend", post(extend_tasks))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(TraceLayer::new_for_http())
+        // What failed on our side is logged where it failed.
+        .layer(TraceLayer::new_for_http().on_failure(()))
         // Behind the trace: a probe that is answered 503 again and again is no news.
         .route("/metrics", get(render_metrics))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -267,10 +270,13 @@ async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, P
     if announced.is_some_and(|length| length > limit) {
         return Err(too_large());
     }
+    let late = |limit| {
+        Problem::new(StatusCode::REQUEST_TIMEOUT, format!("the body, or more of it, was not here after {limit:?}"))
+    };
     let reading = async {
         let mut chunks = body.into_data_stream();
         let mut text = BytesMut::with_capacity(announced.unwrap_or_default());
-        while let Some(chunk) = chunks.next().await {
+        while let Some(chunk) = timeout(CHUNK_TIMEOUT, chunks.next()).await.map_err(|_| late(CHUNK_TIMEOUT))? {
             let chunk = chunk.map_err(|error| Problem::bad_request(format!("the body broke off: {error}")))?;
             if text.len() + chunk.len() > limit {
                 return Err(too_large());
@@ -279,8 +285,7 @@ async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, P
         }
         Ok(text.freeze())
     };
-    let late = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, format!("the body was not here after {BODY_TIMEOUT:?}"));
-    tokio::time::timeout(BODY_TIMEOUT, reading).await.map_err(late)?
+    timeout(BODY_TIMEOUT, reading).await.map_err(|_| late(BODY_TIMEOUT))?
 }
 
 impl From<Malformed> for Problem {

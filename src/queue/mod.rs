@@ -439,7 +439,7 @@ impl Queue {
         offset: Option<Offset>,
     ) -> Result<()> {
         let stored = offset.map(|offset| format!("{topic_generation}/{offset}")).unwrap_or_default();
-        self.call(&scripts::OPEN, shard, |call| {
+        self.call(&scripts::OPEN, shard, 1, |call| {
             call.arg(life).arg(stored);
         })
         .await?;
@@ -452,11 +452,12 @@ impl Queue {
         &self,
         script: &'static Script,
         shard: &ShardId,
+        items: usize,
         args: impl FnOnce(&mut scripts::Call),
     ) -> Result<Value> {
         let mut call = script.on(&self.keys(shard), None);
         args(&mut call);
-        run(script, 1, &call, &mut self.0.redis.conn()).await
+        run(script, items, &call, &mut self.0.redis.conn()).await
     }
 
     fn wake_channel(&self) -> String {
@@ -465,7 +466,7 @@ impl Queue {
 
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
         let value = self
-            .call(&scripts::ENQUEUE, shard, |call| {
+            .call(&scripts::ENQUEUE, shard, batch.tasks.len(), |call| {
                 call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(batch.topic_generation);
                 call.arg(batch.predecessor.map(|p| p.to_string()).unwrap_or_default()).arg(batch.upto.to_string());
                 call.arg(batch.high_water_tasks).arg(batch.high_water_bytes);
@@ -517,7 +518,7 @@ impl Queue {
         backoff: &[Duration],
     ) -> Result<Vec<(Code, bool)>> {
         let answer = self
-            .call(&scripts::REJECT, shard, |call| {
+            .call(&scripts::REJECT, shard, back.len(), |call| {
                 call.arg(seed()).arg(self.wake_channel()).arg(shard.queue.as_str()).arg(packed_ms(backoff));
                 for item in back {
                     let (mode, delay) = match item.how {
@@ -540,7 +541,7 @@ impl Queue {
     /// Extends leases of one shard; answers per item, and the new deadline in unix ms.
     pub async fn extend(&self, shard: &ShardId, extensions: &[Extension]) -> Result<Vec<(Code, i64)>> {
         let answer = self
-            .call(&scripts::EXTEND, shard, |call| {
+            .call(&scripts::EXTEND, shard, extensions.len(), |call| {
                 for item in extensions {
                     let by = u64::try_from(item.by.as_millis()).unwrap_or(u64::MAX);
                     call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
@@ -554,7 +555,7 @@ impl Queue {
 
     pub async fn expire(&self, shard: &ShardId, most: usize, backoff: &[Duration]) -> Result<Expired> {
         let value = self
-            .call(&scripts::EXPIRE, shard, |call| {
+            .call(&scripts::EXPIRE, shard, 1, |call| {
                 call.arg(seed()).arg(self.wake_channel()).arg(shard.queue.as_str()).arg(packed_ms(backoff));
                 call.arg(most).arg(OUTBOX_FULL);
             })
@@ -566,7 +567,7 @@ impl Queue {
 
     pub async fn promote(&self, shard: &ShardId, most: usize) -> Result<Promoted> {
         let value = self
-            .call(&scripts::PROMOTE, shard, |call| {
+            .call(&scripts::PROMOTE, shard, 1, |call| {
                 call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(most);
             })
             .await?;
@@ -577,7 +578,7 @@ impl Queue {
     /// Drops what is spent; answers how many elements left or moved.
     pub async fn sweep(&self, shard: &ShardId, most: usize) -> Result<u64> {
         let value = self
-            .call(&scripts::SWEEP, shard, |call| {
+            .call(&scripts::SWEEP, shard, 1, |call| {
                 call.arg(most);
             })
             .await?;
@@ -585,7 +586,7 @@ impl Queue {
     }
 
     pub async fn stats(&self, shard: &ShardId) -> Result<Stats> {
-        let n = numbers(self.call(&scripts::STATS, shard, |_| {}).await?, 9)?;
+        let n = numbers(self.call(&scripts::STATS, shard, 1, |_| {}).await?, 9)?;
         Ok(Stats {
             open: unsigned(n[0]),
             leases: unsigned(n[1]),
@@ -606,7 +607,7 @@ impl Queue {
         ids: &[TaskId],
     ) -> Result<(Option<(String, Offset)>, Vec<Option<Inspected>>)> {
         let value = self
-            .call(&scripts::INSPECT, shard, |call| {
+            .call(&scripts::INSPECT, shard, ids.len(), |call| {
                 for id in ids {
                     call.arg(id.as_bytes());
                 }
@@ -626,7 +627,7 @@ impl Queue {
     pub async fn finals(&self, shard: &ShardId, grace: Duration, most: usize) -> Result<Vec<TaskId>> {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         let value = self
-            .call(&scripts::FINALS, shard, |call| {
+            .call(&scripts::FINALS, shard, 1, |call| {
                 call.arg(grace_ms).arg(most);
             })
             .await?;
@@ -636,7 +637,7 @@ impl Queue {
     /// Forgets those that are settled (`true`), in the order of [`Queue::finals`].
     pub async fn forget(&self, shard: &ShardId, settled: &[(TaskId, bool)]) -> Result<u64> {
         let value = self
-            .call(&scripts::FORGET, shard, |call| {
+            .call(&scripts::FORGET, shard, settled.len(), |call| {
                 for (id, is_settled) in settled {
                     call.arg(id.as_bytes()).arg(u8::from(*is_settled));
                 }
@@ -657,7 +658,7 @@ impl Queue {
     /// Removes entries that stand on the bus now; answers how many are left.
     pub async fn forwarded(&self, shard: &ShardId, entries: &[String]) -> Result<usize> {
         let value = self
-            .call(&scripts::FORWARDED, shard, |call| {
+            .call(&scripts::FORWARDED, shard, entries.len(), |call| {
                 call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(OUTBOX_FULL).arg(entries);
             })
             .await?;
@@ -680,7 +681,7 @@ impl Queue {
     }
 }
 
-/// `items` is how many callers' items go together.
+/// `items` is how many go together.
 async fn run(
     script: &'static Script,
     items: usize,

@@ -212,6 +212,7 @@ pub struct TaskDetail {
     pub task: TaskRow,
     pub status: StoredStatus,
     pub completed: u32,
+    /// Failures, as far as reports have told.
     pub attempts: u32,
     pub reason: String,
     pub updated_unix_ms: i64,

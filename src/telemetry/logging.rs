@@ -8,7 +8,9 @@ use crate::config::LogFormat;
 
 /// Starts logging, once per process. `filter` has been checked with the settings.
 pub fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(filter)?;
+    // Its every failed connection comes back as an error of ours, once.
+    let quiet = if filter.contains("librdkafka") { "" } else { ",librdkafka=off" };
+    let filter = EnvFilter::try_new(format!("{filter}{quiet}"))?;
     let terminal = stderr().is_terminal();
     let pretty = match format {
         LogFormat::Auto => terminal,

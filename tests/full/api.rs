@@ -112,6 +112,31 @@ async fn a_worker_is_told_what_is_wrong_with_its_lease() {
 }
 
 #[tokio::test]
+async fn queues_count_each_task_once() {
+    let mut daemon = Daemon::start("[queues.q]\nreplicas = 2", &[]).await;
+    daemon.insert(&["a", "b", "c"].map(|key| json!({"queue": "q", "key": key}))).await;
+    daemon.insert(&[json!({"queue": "q", "key": "later", "delay": "5m"})]).await;
+    let counts = async || {
+        let queue = daemon.queue("q").await;
+        ["pending", "queued", "assigned", "delayed", "leases", "completed"].map(|name| queue[name].as_u64().unwrap())
+    };
+    until("all are in Redis", async || counts().await == [0, 3, 0, 1, 0, 0]).await;
+    let first = daemon.lease_all("w1", "q", 2).await;
+    assert_eq!(counts().await, [0, 3, 0, 1, 2, 0], "the first two have one replica left");
+    let second = daemon.lease_all("w2", "q", 2).await;
+    assert_eq!(counts().await, [0, 1, 2, 1, 4, 0]);
+    let back = json!({"worker": "w2", "rejections": [{"id": second[0]["id"], "lease_token": second[0]["lease_token"], "delay": "5m"}]});
+    assert_eq!(statuses(&daemon.post("/v1/tasks:reject", &back).await.1), ["OK"]);
+    assert_eq!(counts().await, [0, 1, 1, 2, 3, 0]);
+    daemon.complete("w1", &first).await;
+    daemon.complete("w2", &second[1..]).await;
+    until("one is completed", async || counts().await == [0, 1, 0, 2, 0, 1]).await;
+    let (_, task) = daemon.get(&format!("/v1/tasks/{}", second[1]["id"].as_str().unwrap())).await;
+    assert_eq!((&task["status"], &task["attempts"]), (&"COMPLETED".into(), &0.into()), "{task}");
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
 async fn a_client_that_stops_reading_holds_up_nobody_and_its_tasks_come_back() {
     let mut daemon = Daemon::start("[queues.q]\nlease = \"2s\"\nbackoff = [\"1ms\"]", &[]).await;
     // More than the buffers of a connection hold.

@@ -50,6 +50,8 @@ async fn a_second_signal_ends_at_once() {
     until("it drains", async || daemon.log().contains("a second signal ends at once")).await;
     daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.ended().await.code(), Some(130));
+    // It was told to end, and does as soon as it can.
+    until("redis-server has ended", async || !daemon.signal_redis(Signal::SIGCONT)).await;
 }
 
 #[tokio::test]

@@ -173,7 +173,7 @@ pub(crate) fn detail_completed(row: &NewRow) -> TaskDetail {
     TaskDetail {
         status: Completed,
         completed: row.task.replicas,
-        attempts: 2,
+        attempts: 1,
         updated_unix_ms: NOW + 10,
         unpublished: false,
         ..detail(row)
@@ -391,7 +391,7 @@ pub(crate) async fn a_report_is_settled_once(db: &impl Database) {
     assert_eq!(store.settle(vec![with_discovery]).await.unwrap(), [repeated]);
 
     assert_eq!(store.results(row.task.id).await.unwrap(), [result_of("w", false)]);
-    let expected = TaskDetail { completed: 1, attempts: 2, updated_unix_ms: NOW + 10, ..detail(&row) };
+    let expected = TaskDetail { completed: 1, attempts: 1, updated_unix_ms: NOW + 10, ..detail(&row) };
     assert_eq!(detail_of(&*store, &row).await, expected);
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)], "a repeated report discovers nothing");
 }

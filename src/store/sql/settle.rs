@@ -159,7 +159,8 @@ fn decide<'a>(
 impl Progress {
     fn credit(&mut self, attempt: u32, at_ms: i64) {
         self.completed += 1;
-        self.attempts = self.attempts.max(attempt);
+        // The one that succeeded is no failure.
+        self.attempts = self.attempts.max(attempt.saturating_sub(1));
         if self.completed >= self.replicas {
             self.status = StoredStatus::Completed;
         }
