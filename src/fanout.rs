@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context;
@@ -106,6 +106,10 @@ impl Fanout {
                 }
                 Err(reason) => poison.push((message.clone(), reason)),
             }
+        }
+        if let Some(oldest) = records.iter().map(|(.., record)| record.published_unix_ms).min() {
+            let age_ms = u64::try_from(model::now_unix_ms().saturating_sub(oldest)).unwrap_or(0);
+            metrics::fanout_oldest(Duration::from_millis(age_ms));
         }
         done.poison = poison.len();
         self.outbox.bury(Topic::Pipeline, &poison).await?;

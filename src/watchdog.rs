@@ -87,6 +87,7 @@ impl Watchdog {
                 }
             }
             failed?;
+            metrics::watchdog_step("leases", now.elapsed());
             beat.beat();
             let next = due.values().min().map_or(interval, |at| at.saturating_duration_since(Instant::now()));
             if !self.pause(next.clamp(Duration::from_millis(5), interval)).await {
@@ -123,6 +124,7 @@ impl Watchdog {
         }
         let (mut looked_for_parked, mut on_their_way) = (Instant::now(), OnTheirWay::new());
         loop {
+            let started = Instant::now();
             let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
             let due = self.outbox.store.due(model::now_unix_ms(), limit).await?;
             let full = due.len() == self.settings.watchdog.batch_max;
@@ -144,6 +146,7 @@ impl Watchdog {
                     self.outbox.gates.close(&queue);
                 }
             }
+            metrics::watchdog_step("outbox", started.elapsed());
             beat.beat();
             let wait = match (full, on_their_way.is_empty()) {
                 (true, _) => Duration::from_millis(1),
@@ -202,6 +205,7 @@ impl Watchdog {
 
     async fn finals(self, beat: Arc<Beat>) -> anyhow::Result<()> {
         loop {
+            let started = Instant::now();
             let (mut busy, mut failed) = (false, Ok(()));
             for shard in self.queue.shards() {
                 match self.settle_finals(&shard).await {
@@ -211,6 +215,7 @@ impl Watchdog {
                 }
             }
             failed?;
+            metrics::watchdog_step("finals", started.elapsed());
             beat.beat();
             let wait = if busy {
                 Duration::from_millis(1)
@@ -243,6 +248,7 @@ impl Watchdog {
     async fn reconcile(self, beat: Arc<Beat>) -> anyhow::Result<()> {
         let mut after = None;
         loop {
+            let started = Instant::now();
             for (shard, life) in self.outbox.store.shards().await? {
                 self.queue.add_shard(&shard);
                 if self.queue.generation(&shard).await?.is_none() {
@@ -250,6 +256,7 @@ impl Watchdog {
                 }
             }
             after = self.compare_page(after).await?;
+            metrics::watchdog_step("reconcile", started.elapsed());
             beat.beat();
             if !self.pause(self.settings.watchdog.reconcile_every).await {
                 return Ok(());
@@ -354,12 +361,20 @@ impl Watchdog {
     async fn depths(self, beat: Arc<Beat>) -> anyhow::Result<()> {
         loop {
             let mut depths: BTreeMap<QueueName, QueueDepth> = BTreeMap::new();
+            let mut to_forward = 0;
+            for count in self.outbox.store.counts().await? {
+                let depth = depths.entry(count.queue).or_default();
+                // Less what Redis has, below.
+                depth.pending += if count.status.is_final() { 0 } else { count.count };
+            }
             for shard in self.queue.shards() {
                 let stats = match self.queue.stats(&shard).await {
                     Err(queue::Error::NoGeneration) => continue,
                     other => other?,
                 };
                 let depth = depths.entry(shard.queue).or_default();
+                to_forward += stats.outbox;
+                depth.pending = depth.pending.saturating_sub(stats.live);
                 depth.waiting += stats.open;
                 depth.leased += stats.leases;
                 depth.delayed += stats.delayed;
@@ -369,6 +384,10 @@ impl Watchdog {
             }
             for (queue, depth) in depths {
                 metrics::queue_depth(queue.as_str(), depth);
+            }
+            metrics::results_depth(to_forward);
+            for topic in [Topic::Pipeline, Topic::TaskResults] {
+                metrics::bus_backlog(topic.as_str(), self.outbox.bus.backlog(topic).await?);
             }
             beat.beat();
             if !self.pause(Duration::from_secs(2)).await {

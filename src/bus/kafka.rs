@@ -309,6 +309,12 @@ impl Bus for Kafka {
         Ok(next.into_iter().map(|(_, next)| offset(next - 1)).collect())
     }
 
+    async fn backlog(&self, topic: Topic) -> Result<u64> {
+        let (ends, committed) = (self.ends(topic).await?, self.committed(topic).await?);
+        let next = |offset: Option<Offset>| offset.map_or(0, |offset| offset.major + 1);
+        Ok(ends.into_iter().zip(committed).map(|(end, done)| next(end).saturating_sub(next(done))).sum())
+    }
+
     async fn close(&self) {
         let producer = self.producer();
         let flushed = blocking(move || producer.flush(ANSWER_WITHIN)).await;

@@ -111,6 +111,9 @@ pub trait Bus: Send + Sync {
     /// Up to where the group has committed, by partition.
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
+    /// How many records of a topic that taskd reads are not dealt with yet, about.
+    async fn backlog(&self, topic: Topic) -> Result<u64>;
+
     /// Sends what is buffered, and closes.
     async fn close(&self);
 }

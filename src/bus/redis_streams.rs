@@ -267,6 +267,19 @@ impl Bus for RedisStreams {
         Ok(self.streams.extents(topic).await?.iter().map(Extent::committed).collect())
     }
 
+    /// What was dealt with is deleted.
+    async fn backlog(&self, topic: Topic) -> Result<u64> {
+        let mut pipe = redis::pipe();
+        for key in self.streams.keys(topic) {
+            pipe.cmd("XLEN").arg(key);
+        }
+        let lengths: Vec<u64> = pipe
+            .query_async(&mut self.streams.redis.conn())
+            .await
+            .map_err(|e: RedisError| Error::Read { topic, reason: e.to_string() })?;
+        Ok(lengths.iter().sum())
+    }
+
     async fn close(&self) {}
 }
 

@@ -111,12 +111,19 @@ impl Handle {
             metrics::discovery_dropped(Dropped::Busy, rows.len());
             return Err(Error::Busy(format!("{} tasks wait to be stored", self.parts.settings.discovery.buffer)));
         };
+        self.show_depth();
         let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
         let (answer, answered) = oneshot::channel();
         let stopping = || Error::Unavailable("the process is stopping".into());
         self.sender.send(Pending { rows, answer, _room: room }).map_err(|_| stopping())?;
-        let inserted = answered.await.unwrap_or_else(|_| Err(stopping()))?;
+        let inserted = answered.await.unwrap_or_else(|_| Err(stopping()));
+        self.show_depth();
+        let inserted = inserted?;
         Ok(ids.into_iter().zip(inserted).collect())
+    }
+
+    fn show_depth(&self) {
+        metrics::discovery_depth(self.parts.settings.discovery.buffer - self.room.available_permits());
     }
 
     /// A queue that has all it may have is told so before anything is stored.

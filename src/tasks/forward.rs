@@ -1,6 +1,10 @@
 //! The forwarder: from the shards' outboxes to the bus, then removed. Killed in between, the bus has a report twice: SQL credits once.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message as _;
@@ -63,6 +67,7 @@ async fn forward(
 
 async fn forward_shard(queue: &Queue, bus: &dyn Bus, shard: &ShardId) -> anyhow::Result<()> {
     loop {
+        let started = Instant::now();
         let entries = queue.outbox(shard, ENTRIES).await?;
         if entries.is_empty() {
             return Ok(());
@@ -78,7 +83,7 @@ async fn forward_shard(queue: &Queue, bus: &dyn Bus, shard: &ShardId) -> anyhow:
         }
         let ids: Vec<_> = entries.into_iter().map(|entry| entry.id).collect();
         let left = queue.forwarded(shard, &ids).await?;
-        metrics::results_forwarded(count);
+        metrics::results_forwarded(count, started.elapsed());
         if left == 0 {
             return Ok(());
         }

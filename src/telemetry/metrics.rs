@@ -18,6 +18,8 @@ pub const DISCOVERY_DROPPED: &str = "taskd_discovery_dropped_tasks_total";
 pub const DISCOVERY_BATCH_SIZE: &str = "taskd_discovery_batch_size_tasks";
 pub const DISCOVERY_BATCH_DURATION: &str = "taskd_discovery_batch_duration_seconds";
 
+pub const DISCOVERY_DEPTH: &str = "taskd_discovery_depth_tasks";
+
 pub const OUTBOX_PUBLISHED: &str = "taskd_outbox_published_tasks_total";
 pub const OUTBOX_REPUBLISHED: &str = "taskd_outbox_republished_tasks_total";
 
@@ -29,6 +31,10 @@ pub const FANOUT_POISON: &str = "taskd_fanout_poison_records_total";
 pub const FANOUT_BATCH_SIZE: &str = "taskd_fanout_batch_size_records";
 pub const FANOUT_BATCH_DURATION: &str = "taskd_fanout_batch_duration_seconds";
 
+pub const FANOUT_OLDEST: &str = "taskd_fanout_oldest_seconds";
+
+pub const BUS_BACKLOG: &str = "taskd_bus_backlog_records";
+
 pub const TASKS_CALLS: &str = "taskd_tasks_calls_total";
 pub const TASKS_CALL_DURATION: &str = "taskd_tasks_call_duration_seconds";
 pub const TASKS_ITEMS: &str = "taskd_tasks_items_total";
@@ -38,7 +44,12 @@ pub const QUEUE_DEPTH: &str = "taskd_queue_depth_tasks";
 pub const QUEUE_OLDEST: &str = "taskd_queue_oldest_waiting_seconds";
 
 pub const WATCHDOG_HANDLED: &str = "taskd_watchdog_handled_tasks_total";
+pub const WATCHDOG_STEP_DURATION: &str = "taskd_watchdog_step_duration_seconds";
+
 pub const RESULTS_FORWARDED: &str = "taskd_results_forwarded_reports_total";
+pub const RESULTS_BATCH_SIZE: &str = "taskd_results_batch_size_items";
+pub const RESULTS_BATCH_DURATION: &str = "taskd_results_batch_duration_seconds";
+pub const RESULTS_DEPTH: &str = "taskd_results_depth_entries";
 
 pub const SCRIPT_DURATION: &str = "taskd_redis_script_duration_seconds";
 pub const SCRIPT_BATCH_SIZE: &str = "taskd_redis_script_batch_size_items";
@@ -109,6 +120,7 @@ pub struct FanoutBatch {
 /// A queue at one moment, all shards together.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueueDepth {
+    pub pending: u64,
     pub waiting: u64,
     pub leased: u64,
     pub delayed: u64,
@@ -150,6 +162,7 @@ fn describe() {
     describe_counter!(DISCOVERY_DROPPED, Unit::Count, "Tasks not stored, by reason");
     describe_histogram!(DISCOVERY_BATCH_SIZE, Unit::Count, "Tasks per batch");
     describe_histogram!(DISCOVERY_BATCH_DURATION, Unit::Seconds, "From taking a batch to its SQL commit");
+    describe_gauge!(DISCOVERY_DEPTH, Unit::Count, "Tasks of callers that wait to be stored");
     describe_counter!(OUTBOX_PUBLISHED, Unit::Count, "Tasks published right after they were stored");
     describe_counter!(OUTBOX_REPUBLISHED, Unit::Count, "Tasks published by the watchdog, by reason");
     describe_counter!(FANOUT_IN, Unit::Count, "Records read from the bus");
@@ -159,14 +172,28 @@ fn describe() {
     describe_counter!(FANOUT_POISON, Unit::Count, "Records that could not be decoded, sent to dead-letters");
     describe_histogram!(FANOUT_BATCH_SIZE, Unit::Count, "Records per batch");
     describe_histogram!(FANOUT_BATCH_DURATION, Unit::Seconds, "From reading a batch to its enqueuing");
+    describe_gauge!(FANOUT_OLDEST, Unit::Seconds, "How long ago the oldest record of the last batch was published");
+    describe_gauge!(BUS_BACKLOG, Unit::Count, "Records that nobody has dealt with yet, by topic");
     describe_counter!(TASKS_CALLS, Unit::Count, "Workers' calls, by method and result");
     describe_histogram!(TASKS_CALL_DURATION, Unit::Seconds, "Workers' calls, by method; get includes its wait");
     describe_counter!(TASKS_ITEMS, Unit::Count, "Answers to single items, by method and status");
     describe_counter!(TASKS_CLAIMED, Unit::Count, "Tasks handed out, by queue");
-    describe_gauge!(QUEUE_DEPTH, Unit::Count, "Tasks in Redis, by queue and state: waiting, leased, delayed");
+    describe_gauge!(
+        QUEUE_DEPTH,
+        Unit::Count,
+        "Tasks by queue and state: pending (in SQL alone), waiting, leased, delayed"
+    );
     describe_gauge!(QUEUE_OLDEST, Unit::Seconds, "Age of the oldest waiting task, by queue");
     describe_counter!(WATCHDOG_HANDLED, Unit::Count, "Tasks the watchdog dealt with, by what it did");
+    describe_histogram!(WATCHDOG_STEP_DURATION, Unit::Seconds, "One step of one of its loops, by loop");
     describe_counter!(RESULTS_FORWARDED, Unit::Count, "Reports moved from Redis to task-results");
+    describe_histogram!(RESULTS_BATCH_SIZE, Unit::Count, "Reports moved at once");
+    describe_histogram!(RESULTS_BATCH_DURATION, Unit::Seconds, "From reading a batch in Redis to its removal there");
+    describe_gauge!(
+        RESULTS_DEPTH,
+        Unit::Count,
+        "Entries in Redis that are not on the bus yet: completions of one call, deaths, expiries"
+    );
     describe_histogram!(SCRIPT_DURATION, Unit::Seconds, "Round trips of Redis scripts, by script");
     describe_histogram!(SCRIPT_BATCH_SIZE, Unit::Count, "Items combined into one script call, by script");
 }
@@ -231,7 +258,8 @@ pub fn tasks_claimed(queue: &str, count: usize) {
 
 /// How `queue` stands.
 pub fn queue_depth(queue: &str, depth: QueueDepth) {
-    let states = [("waiting", depth.waiting), ("leased", depth.leased), ("delayed", depth.delayed)];
+    let states =
+        [("pending", depth.pending), ("waiting", depth.waiting), ("leased", depth.leased), ("delayed", depth.delayed)];
     for (state, count) in states {
         gauge!(QUEUE_DEPTH, "queue" => queue.to_owned(), "state" => state).set(count as f64);
     }
@@ -244,8 +272,35 @@ pub fn watchdog_handled(what: Watched, count: usize) {
 }
 
 /// Reports moved from Redis to the bus.
-pub fn results_forwarded(count: usize) {
+pub fn results_forwarded(count: usize, elapsed: Duration) {
     counter!(RESULTS_FORWARDED).increment(count as u64);
+    histogram!(RESULTS_BATCH_SIZE).record(count as f64);
+    histogram!(RESULTS_BATCH_DURATION).record(elapsed);
+}
+
+/// Entries wait to be moved to the bus, in all shards.
+pub fn results_depth(entries: u64) {
+    gauge!(RESULTS_DEPTH).set(entries as f64);
+}
+
+/// A loop of the watchdog went round once; its waits do not count.
+pub fn watchdog_step(name: &'static str, elapsed: Duration) {
+    histogram!(WATCHDOG_STEP_DURATION, "loop" => name).record(elapsed);
+}
+
+/// Callers' tasks wait to be stored.
+pub fn discovery_depth(tasks: usize) {
+    gauge!(DISCOVERY_DEPTH).set(tasks as f64);
+}
+
+/// The oldest record of a batch waited so long on the bus.
+pub fn fanout_oldest(age: Duration) {
+    gauge!(FANOUT_OLDEST).set(age.as_secs_f64());
+}
+
+/// How much of `topic` is not dealt with.
+pub fn bus_backlog(topic: &'static str, records: u64) {
+    gauge!(BUS_BACKLOG, "topic" => topic).set(records as f64);
 }
 
 /// A script was called for `items` callers' items at once.

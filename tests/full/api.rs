@@ -105,6 +105,14 @@ async fn a_worker_is_told_what_is_wrong_with_its_lease() {
         "taskd_queue_oldest_waiting_seconds{queue=\"q\"} ",
         "taskd_discovery_batch_duration_seconds_count ",
         "taskd_fanout_batch_size_records_count ",
+        "taskd_fanout_oldest_seconds ",
+        "taskd_bus_backlog_records{topic=\"pipeline\"} 0",
+        "taskd_bus_backlog_records{topic=\"task-results\"} 0",
+        "taskd_discovery_depth_tasks 0",
+        "taskd_queue_depth_tasks{queue=\"q\",state=\"pending\"} 0",
+        "taskd_results_depth_entries 0",
+        "taskd_results_batch_duration_seconds_count ",
+        "taskd_watchdog_step_duration_seconds_count{loop=\"leases\"} ",
     ] {
         until(line, async || daemon.get("/metrics").await.1.as_str().unwrap().contains(line)).await;
     }

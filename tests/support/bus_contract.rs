@@ -380,7 +380,8 @@ pub async fn ends_and_committed_tell_where_the_topic_stands(backend: &dyn Backen
             let ends = within("ends", bus.ends(topic)).await.expect("ends");
             (ends[1], within("committed", bus.committed(topic)).await.expect("committed")[1])
         };
-        assert_eq!(stand().await, (Some(offsets[3]), None));
+        let backlog = async || within("backlog", bus.backlog(topic)).await.expect("backlog");
+        assert_eq!((stand().await, backlog().await), ((Some(offsets[3]), None), 4));
         let mut reader = subscribe(&*bus, topic, reading).await;
         let messages = read(&mut *reader, 4).await;
         assert_eq!(stand().await, (Some(offsets[3]), None), "reading is not committing");
@@ -388,8 +389,9 @@ pub async fn ends_and_committed_tell_where_the_topic_stands(backend: &dyn Backen
         let (end, committed) = stand().await;
         assert_eq!(end, Some(offsets[3]));
         assert!(Some(offsets[1]) <= committed && committed < Some(offsets[2]), "{committed:?} of {offsets:?}");
+        assert_eq!(backlog().await, 2);
         commit(&mut *reader, &messages[2..]).await;
-        assert_eq!(stand().await, (Some(offsets[3]), Some(offsets[3])));
+        assert_eq!((stand().await, backlog().await), ((Some(offsets[3]), Some(offsets[3])), 0));
     }
 }
 
