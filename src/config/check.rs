@@ -51,11 +51,13 @@ impl Checker<'_> {
 
     fn urls(&self, settings: &Settings) -> Result<(), Error> {
         let redis = settings.redis_url.as_deref();
-        if redis.is_some_and(|url| url.starts_with("redis+cluster://")) {
-            let shown = quoted(&without_password(redis.unwrap_or_default()));
-            return self.fail("redis_url", shown, "names a Redis Cluster, which is not supported yet; use redis://");
+        for (scheme, what) in [("redis+cluster://", "names a Redis Cluster"), ("rediss://", "asks for TLS")] {
+            if let Some(url) = redis.filter(|url| url.starts_with(scheme)) {
+                let why = format!("{what}, which is not supported yet; use redis://");
+                return self.fail("redis_url", quoted(&without_password(url)), &why);
+            }
         }
-        self.scheme("redis_url", redis, &["redis", "rediss", "unix", "redis+unix"])?;
+        self.scheme("redis_url", redis, &["redis", "unix", "redis+unix"])?;
         self.scheme("database_url", settings.database_url.as_deref(), &["mysql", "mariadb", "sqlite"])?;
         self.scheme("bus_url", settings.bus_url.as_deref(), &["kafka"])?;
         // Braces decide which part of a key Redis hashes: those of ours must be the first.
@@ -236,8 +238,12 @@ mod tests {
             (|s| s.log = "taskd=loud".into(), "log = \"taskd=loud\" (the default) is not a log filter"),
             (|s| s.redis_url = Some("redis+cluster://a,b".into()), "Redis Cluster, which is not supported yet"),
             (
+                |s| s.redis_url = Some("rediss://:p@h".into()),
+                "redis_url = \"rediss://:***@h\" (the default) asks for TLS, which is not supported yet; use redis://",
+            ),
+            (
                 |s| s.redis_url = Some("localhost:6379".into()),
-                "redis_url = \"localhost:6379\" (the default) is not usable; expected redis://…, rediss://…, unix://…",
+                "redis_url = \"localhost:6379\" (the default) is not usable; expected redis://…, unix://…",
             ),
             (
                 |s| s.database_url = Some("postgres://u:p@h/d".into()),

@@ -30,7 +30,7 @@ pub struct Options {
     #[arg(long, env = "TASKD_DATA_DIR", hide_env = true, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 
-    /// redis://, rediss:// or unix://; empty: a redis-server of our own in the data folder
+    /// redis:// or unix://; empty: a redis-server of our own in the data folder
     #[arg(long, env = "TASKD_REDIS_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
     pub redis_url: Option<String>,
 
