@@ -192,13 +192,14 @@ mod tests {
 
     #[test]
     fn a_wrong_command_line_is_one_line() {
-        let cases: [(&[&str], &str); 7] = [
+        let cases: [(&[&str], &str); 8] = [
             (&["--data-dir", "x", "migrate"], "put the options behind the command"),
             (&["--pipelines", "all", "--partitions", "four"], "not a whole number"),
             (&["--pipelines", "fnout"], "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks"),
             (&["--pipelnes", "all"], "a similar argument exists: '--pipelines'"),
             (&["--pipelines", "all", "--partitions", "0"], "partitions = 0 (--partitions) must be 1 to 1024"),
             (&["--grace-period", "5"], "\"5\" is not a duration"),
+            (&["--http-listen", "localhost:7600"], "write IP:PORT, for example 127.0.0.1:7600"),
             (&["insrt"], "insrt"),
         ];
         for (args, want) in cases {

@@ -59,6 +59,7 @@ impl Checker<'_> {
         }
         self.scheme("redis_url", redis, &["redis", "unix", "redis+unix"])?;
         self.scheme("database_url", settings.database_url.as_deref(), &["mysql", "mariadb", "sqlite"])?;
+        self.names_a_database(settings.database_url.as_deref())?;
         self.scheme("bus_url", settings.bus_url.as_deref(), &["kafka"])?;
         // Braces decide which part of a key Redis hashes: those of ours must be the first.
         if settings.redis_prefix.contains(['{', '}']) {
@@ -170,6 +171,19 @@ impl Checker<'_> {
         Ok(())
     }
 
+    /// A server holds many; SQLite's file is the database.
+    fn names_a_database(&self, url: Option<&str>) -> Result<(), Error> {
+        let Some((scheme, rest)) = url.and_then(|url| url.split_once("://")) else { return Ok(()) };
+        let place = rest.split('?').next().unwrap_or_default();
+        let host = place.rsplit('@').next().unwrap_or_default();
+        let name = host.split_once('/').map_or("", |(_, name)| name);
+        if scheme == "sqlite" || !name.is_empty() {
+            return Ok(());
+        }
+        let shown = quoted(&without_password(&format!("{scheme}://{rest}")));
+        self.fail("database_url", shown, &format!("names no database; write {scheme}://user:password@host/taskd"))
+    }
+
     fn fail(&self, key: &str, value: impl Display, why: &str) -> Result<(), Error> {
         Err(Error::Value(format!("{} {why}", self.shown(key, value))))
     }
@@ -249,6 +263,11 @@ mod tests {
                 |s| s.database_url = Some("postgres://u:p@h/d".into()),
                 "database_url = \"postgres://u:***@h/d\" (the default) is not usable; expected mysql://…, mariadb://…, sqlite://…",
             ),
+            (
+                |s| s.database_url = Some("mysql://u:p@h".into()),
+                "database_url = \"mysql://u:***@h\" (the default) names no database; write mysql://user:password@host/taskd",
+            ),
+            (|s| s.database_url = Some("mariadb://u:p@h:3306/?ssl-mode=x/y".into()), "names no database"),
             (|s| s.bus_url = Some("nats://h".into()), "expected kafka://…"),
             (|s| s.bus_url = Some("kafka://".into()), "expected kafka://…"),
             (|s| s.redis_prefix = "{a}".into(), "redis_prefix = \"{a}\" (the default) must not contain"),

@@ -222,6 +222,10 @@ mod tests {
                 "t.toml:1: unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks",
             ),
             ("grace_period = \"5\"", "t.toml:1: \"5\" is not a duration"),
+            (
+                "http_listen = \"localhost:7600\"",
+                "t.toml:1: \"localhost:7600\" is not an address; write IP:PORT, for example 127.0.0.1:7600",
+            ),
             ("grace_period = 5", "expected a duration such as \"30s\""),
             ("max_payload_bytes = \"1 lot\"", "t.toml:1: \"1 lot\" is not a size"),
             ("\n\npartitions =\n", "t.toml:3: "),
