@@ -143,8 +143,17 @@ pub fn new_tasks(body: &Bytes) -> Result<Vec<Result<pb::NewTask, String>>, Malfo
         let items: Vec<&RawValue> = serde_json::from_slice(body)?;
         return Ok(items.into_iter().map(|item| task_within(body, item.get())).collect());
     }
-    let item: &RawValue = serde_json::from_slice(body)?;
+    let item: &RawValue = serde_json::from_slice(body).map_err(perhaps_lines)?;
     Ok(vec![task_within(body, item.get())])
+}
+
+/// A second value behind the first is what NDJSON sent as JSON looks like.
+fn perhaps_lines(error: serde_json::Error) -> Malformed {
+    let mut malformed = Malformed::from(error);
+    if malformed.detail.ends_with("trailing characters") {
+        malformed.detail += "; several tasks? send an array, or lines with Content-Type: application/x-ndjson";
+    }
+    malformed
 }
 
 pub fn get_tasks(body: &Bytes) -> Result<pb::GetTasksRequest, Malformed> {
@@ -659,6 +668,11 @@ mod tests {
         assert!(tasks[0].is_ok() && tasks[1].is_err() && tasks[2].is_err());
         let malformed = read("[{\"queue\":\"q\"},\n{\"queue\" \"q\"}]").unwrap_err();
         assert_eq!((malformed.line, malformed.column), (2, 10), "{malformed}");
+        let lines = read("{\"queue\":\"q\"}\n{\"queue\":\"q\"}\n").unwrap_err();
+        assert_eq!(
+            lines.to_string(),
+            "not JSON: trailing characters; several tasks? send an array, or lines with Content-Type: application/x-ndjson"
+        );
     }
 
     #[test]
