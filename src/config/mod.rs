@@ -14,6 +14,7 @@ pub use check::without_password;
 pub use load::{Error, Loaded, Origin, Origins, load};
 pub use options::Options;
 pub use show::to_toml;
+pub use units::Time;
 
 use crate::model::{Priority, QueueName};
 
