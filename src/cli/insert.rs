@@ -3,6 +3,7 @@
 mod progress;
 
 use std::{
+    convert::Infallible,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -68,8 +69,15 @@ pub struct Insert {
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
 
-    /// Where taskd listens for gRPC
-    #[arg(long, env = "TASKD_GRPC_URL", hide_env = true, value_name = "URL", default_value = "http://127.0.0.1:7601")]
+    /// Where taskd listens for gRPC; host:port is enough
+    #[arg(
+        long,
+        env = "TASKD_GRPC_URL",
+        hide_env = true,
+        value_name = "URL",
+        value_parser = with_scheme,
+        default_value = "http://127.0.0.1:7601"
+    )]
     grpc: String,
 
     /// ndjson: a task in JSON per line; keys: a key per line; auto: as the first line looks
@@ -95,6 +103,10 @@ pub struct Insert {
     /// Print the summary as one JSON object
     #[arg(long)]
     json: bool,
+}
+
+fn with_scheme(text: &str) -> Result<String, Infallible> {
+    Ok(if text.contains("://") { text.to_owned() } else { format!("http://{text}") })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]

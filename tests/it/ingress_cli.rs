@@ -5,12 +5,17 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use taskd::pb::{
-    self,
-    discovery_server::{Discovery, DiscoveryServer},
+use taskd::{
+    ingress,
+    pb::{
+        self,
+        discovery_server::{Discovery, DiscoveryServer},
+    },
 };
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
+
+use crate::ingress_http::idle_state;
 
 fn taskd(args: &[&str], env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
@@ -219,4 +224,15 @@ async fn insert_gives_up_on_a_server_that_never_answers() {
     assert_eq!(code, 2, "{stderr}");
     assert!(stdout.contains(r#""lines":0,"created":0"#), "{stdout}");
     assert!(stderr.contains("took no line for 300ms: no answer; "), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_takes_host_and_port_and_asks_whether_it_is_that_for_grpc() {
+    let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(ingress::http::serve(listener, idle_state(|_| {})));
+    let (code, _, stderr) = insert_at(address.clone(), &["--give-up-after", "300ms"]).await;
+    assert_eq!(code, 2, "{stderr}");
+    let expected = format!("waiting for taskd at http://{address}: transport error; is that taskd's gRPC port?\n");
+    assert!(stderr.starts_with(&expected), "{stderr}");
 }

@@ -97,7 +97,11 @@ impl<'a> Progress<'a> {
 
     /// A request that brought no answer. A server that is only busy is mentioned when it stays so.
     pub(super) fn failed(&self, status: &Status) {
-        self.state.borrow_mut().why = status.message().to_owned();
+        self.state.borrow_mut().why = match status.message() {
+            // All that is said of a server that does not speak gRPC.
+            vague @ "transport error" => format!("{vague}; is that taskd's gRPC port?"),
+            why => why.to_owned(),
+        };
         if status.code() != Code::ResourceExhausted && self.state.borrow().told.is_none() {
             self.tell();
         }
