@@ -755,6 +755,8 @@ mod tests {
         assert_eq!((&json["surplus"], &json["attempt"]), (&json!(true), &json!(2)));
         assert_eq!(json["completed_at"], "1970-01-01T00:00:01.500Z");
         assert_eq!(row(b"plain text")["result"], "plain text");
+        assert_eq!(row(b"42")["result"], 42);
+        assert!(row(b"").get("result").is_none());
         assert!(row(b"\xff").get("result").is_none());
         assert_eq!(row(b"\xff")["result_base64"], "/w==");
     }
