@@ -7,6 +7,7 @@ mod load;
 mod options;
 mod show;
 mod units;
+mod wording;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -15,6 +16,7 @@ pub use load::{Error, Loaded, Origin, Origins, load};
 pub use options::Options;
 pub use show::to_toml;
 pub use units::Time;
+pub use wording::in_field;
 
 use crate::model::{Priority, QueueName};
 

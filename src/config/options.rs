@@ -166,7 +166,7 @@ pub struct Options {
 
 /// `[queues.NAME]`: what is not set is as in `[queues.default]`, and what is not set there has taskd's default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a section [queues.NAME]")]
 pub struct QueueOptions {
     pub replicas: Option<u32>,
     pub priority: Option<PriorityName>,
