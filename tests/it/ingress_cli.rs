@@ -62,7 +62,7 @@ fn a_wrong_configuration_is_one_line_and_exit_code_2() {
     let (_dir, path) = file("pipelines = \"all\"\npartitons = 3\n");
     let unknown_key = format!("taskd: {path}:2: unknown key \"partitons\"; expected pipelines, data_dir, ");
     type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
-    let cases: [Case<'_>; 5] = [
+    let cases: [Case<'_>; 6] = [
         (
             &["--pipelines", "fnout"],
             &[],
@@ -73,6 +73,11 @@ fn a_wrong_configuration_is_one_line_and_exit_code_2() {
             &["--pipelines", "all"],
             &[("TASKD_PARTITIONS", "0")],
             "taskd: partitions = 0 (TASKD_PARTITIONS) must be 1 to 1024",
+        ),
+        (
+            &["check-config"],
+            &[("TASKD_PARTITONS", "3")],
+            "taskd: unknown variable TASKD_PARTITONS in the environment; ",
         ),
         (&["--config", &path], &[], &unknown_key),
         (&["check-config", "--config", "/no/such"], &[], "taskd: cannot read the configuration file /no/such: "),
