@@ -1,5 +1,6 @@
 //! Arguments: what the user wants done, or why that cannot be.
 
+mod environment;
 pub mod insert;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -121,15 +122,17 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     };
     let matches = Cli::command().try_get_matches_from(&args).map_err(refuse)?;
     let cli = Cli::from_arg_matches(&matches).map_err(refuse)?;
-    let given = || Origins::given(innermost(&matches));
+    let load = |options| {
+        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+        environment::check(&Cli::command(), names).map_err(Refusal::Usage)?;
+        Ok::<_, Refusal>(config::load(options, Origins::given(innermost(&matches)))?)
+    };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
-        Some(Subcommands::Migrate(Migrate { options })) => Command::Migrate(config::load(options, given())?.settings),
-        Some(Subcommands::CheckConfig(CheckConfig { options })) => {
-            Command::CheckConfig(config::load(options, given())?)
-        }
+        Some(Subcommands::Migrate(Migrate { options })) => Command::Migrate(load(options)?.settings),
+        Some(Subcommands::CheckConfig(CheckConfig { options })) => Command::CheckConfig(load(options)?),
         None => {
-            let settings = config::load(cli.options, given())?.settings;
+            let settings = load(cli.options)?.settings;
             if settings.pipelines.is_empty() {
                 return Err(Refusal::NothingNamed);
             }
@@ -192,13 +195,14 @@ mod tests {
 
     #[test]
     fn a_wrong_command_line_is_one_line() {
-        let cases: [(&[&str], &str); 7] = [
+        let cases: [(&[&str], &str); 8] = [
             (&["--data-dir", "x", "migrate"], "put the options behind the command"),
             (&["--pipelines", "all", "--partitions", "four"], "not a whole number"),
             (&["--pipelines", "fnout"], "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks"),
             (&["--pipelnes", "all"], "a similar argument exists: '--pipelines'"),
             (&["--pipelines", "all", "--partitions", "0"], "partitions = 0 (--partitions) must be 1 to 1024"),
             (&["--grace-period", "5"], "\"5\" is not a duration"),
+            (&["--http-listen", "localhost:7600"], "write IP:PORT, for example 127.0.0.1:7600"),
             (&["insrt"], "insrt"),
         ];
         for (args, want) in cases {

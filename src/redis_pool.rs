@@ -6,7 +6,7 @@ use redis::aio::{ConnectionManager, ConnectionManagerConfig, MultiplexedConnecti
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("redis url {url:?} is not usable: {reason}; use redis://, rediss:// or unix://")]
+    #[error("redis url {url:?} is not usable: {reason}; use redis:// or unix://")]
     Url { url: String, reason: String },
     #[error("redis {version} is too old; taskd needs 7.0 or newer")]
     TooOld { version: String },

@@ -1,8 +1,11 @@
 //! `taskd insert`: a file or stdin, one task a line, over gRPC, several batches at once.
 
+mod progress;
+
 use std::{
+    convert::Infallible,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
@@ -12,6 +15,7 @@ use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use progress::Progress;
 use serde::Serialize;
 use tokio::io::AsyncRead;
 use tokio_util::io::ReaderStream;
@@ -21,6 +25,7 @@ use tonic::{
 };
 
 use crate::{
+    config::Time,
     ingress::{
         json,
         lines::{Line, Lines},
@@ -33,14 +38,14 @@ const READ_BYTES: usize = 256 << 10;
 const MAX_LINE_BYTES: usize = 32 << 20;
 /// A server that answers nothing for so long is asked again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two tries, about two minutes in all.
+/// Between two tries.
 const WAITS: ExponentialBuilder = ExponentialBuilder::new()
     .with_jitter()
     .with_min_delay(Duration::from_millis(50))
     .with_max_delay(Duration::from_secs(2))
-    .with_max_times(65);
-/// Further ones are only counted.
-const REPORTED: u64 = 100;
+    .without_max_times();
+/// How often it is looked whether taskd has fallen silent.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 type Client = DiscoveryClient<Channel>;
 
@@ -54,7 +59,7 @@ Examples:
   taskd insert --queue crawl --json urls.txt | jq .created
 
 A line that is wrong is reported and the others go on. Inserting the same file twice makes no task twice.
-Exit code: 0 when nothing was rejected, 1 when lines were, 2 when the server cannot be reached.")]
+Exit code: 0 when nothing was rejected, 1 when lines were, 2 when the server cannot be reached or takes no lines.")]
 pub struct Insert {
     /// Lines to put in; - is stdin
     #[arg(value_name = "FILE", default_value = "-")]
@@ -64,8 +69,15 @@ pub struct Insert {
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
 
-    /// Where taskd listens for gRPC
-    #[arg(long, env = "TASKD_GRPC_URL", hide_env = true, value_name = "URL", default_value = "http://127.0.0.1:7601")]
+    /// Where taskd listens for gRPC; host:port is enough
+    #[arg(
+        long,
+        env = "TASKD_GRPC_URL",
+        hide_env = true,
+        value_name = "URL",
+        value_parser = with_scheme,
+        default_value = "http://127.0.0.1:7601"
+    )]
     grpc: String,
 
     /// ndjson: a task in JSON per line; keys: a key per line; auto: as the first line looks
@@ -84,9 +96,17 @@ pub struct Insert {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     in_flight: u16,
 
+    /// How long to go on while taskd takes no line, counted from its last answer
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    give_up_after: Time,
+
     /// Print the summary as one JSON object
     #[arg(long)]
     json: bool,
+}
+
+fn with_scheme(text: &str) -> Result<String, Infallible> {
+    Ok(if text.contains("://") { text.to_owned() } else { format!("http://{text}") })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -97,7 +117,7 @@ enum Format {
 }
 
 /// What became of the lines.
-#[derive(Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Summary {
     pub lines: u64,
     pub created: u64,
@@ -107,29 +127,17 @@ pub struct Summary {
     pub lines_per_second: f64,
 }
 
-/// A batch that was answered.
-struct Answered {
-    created: u64,
-    duplicate: u64,
-    /// Lines and what is wrong with them.
-    rejected: Vec<(u64, String)>,
-}
-
 /// Puts all lines in and prints the summary. `Err`: the input cannot be read or the server not be reached; what was stored until
 /// then has been printed.
 pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     let client = connect(&args.grpc).await?;
     let (input, size) = open(&args.file).await?;
     let bar = progress_bar(size);
-    let started = Instant::now();
-    let mut summary = Summary::default();
-    let sent = send_all(&args, client, input, &bar, &mut summary).await;
+    let progress = Progress::new(&args, &bar);
+    let sent = send_all(&args, client, input, &progress).await;
     bar.finish_and_clear();
-    summary.seconds = started.elapsed().as_secs_f64();
-    summary.lines_per_second = summary.lines as f64 / summary.seconds.max(0.001);
-    if sent.is_ok() || summary.lines > 0 {
-        println!("{}", if args.json { serde_json::to_string(&summary)? } else { table(&summary) });
-    }
+    let summary = progress.summary();
+    println!("{}", if args.json { serde_json::to_string(&summary)? } else { table(&summary) });
     sent.map(|()| summary)
 }
 
@@ -173,25 +181,22 @@ async fn send_all(
     args: &Insert,
     client: Client,
     input: impl AsyncRead + Unpin,
-    bar: &ProgressBar,
-    summary: &mut Summary,
+    progress: &Progress<'_>,
 ) -> anyhow::Result<()> {
-    let started = Instant::now();
-    let chunks = ReaderStream::with_capacity(input, READ_BYTES).inspect_ok(|chunk| bar.inc(chunk.len() as u64));
+    let chunks = ReaderStream::with_capacity(input, READ_BYTES).inspect_ok(|chunk| progress.read(chunk.len()));
     let batches = batches(args, Lines::new(chunks, MAX_LINE_BYTES));
-    let answers = batches.map(|batch| send(client.clone(), args, batch)).buffer_unordered(args.in_flight.into());
-    let mut answers = std::pin::pin!(answers);
-    while let Some(answered) = answers.next().await {
-        let answered = answered?;
-        report(&answered.rejected, summary.rejected, bar);
-        summary.created += answered.created;
-        summary.duplicate += answered.duplicate;
-        summary.rejected += answered.rejected.len() as u64;
-        summary.lines = summary.created + summary.duplicate + summary.rejected;
-        let per_second = summary.lines as f64 / started.elapsed().as_secs_f64().max(0.001);
-        bar.set_message(format!("{} lines, {}/s", HumanCount(summary.lines), HumanCount(per_second as u64)));
+    let sent = batches.map(|batch| send(client.clone(), args, batch, progress)).buffer_unordered(args.in_flight.into());
+    let mut sent = std::pin::pin!(sent);
+    let mut look = tokio::time::interval(LOOK_EVERY);
+    loop {
+        tokio::select! {
+            batch = sent.next() => match batch {
+                Some(batch) => batch?,
+                None => return Ok(()),
+            },
+            _ = look.tick() => progress.look()?,
+        }
     }
-    Ok(())
 }
 
 /// Batches of lines, with the format that the first line shows where none was given.
@@ -213,76 +218,47 @@ fn format_of(line: &Line) -> Format {
     if text.trim_ascii_start().starts_with(b"{") { Format::Ndjson } else { Format::Keys }
 }
 
-/// Sends a batch until all of it is answered; gives up after about two minutes in which nothing was.
+/// Sends a batch until all of it is answered.
 async fn send(
     mut client: Client,
     args: &Insert,
     batch: anyhow::Result<(Format, Vec<Line>)>,
-) -> anyhow::Result<Answered> {
+    progress: &Progress<'_>,
+) -> anyhow::Result<()> {
     let (format, lines) = batch?;
     if format == Format::Keys && args.queue.is_none() {
         bail!("lines that are keys need --queue NAME");
     }
-    let mut answered = Answered { created: 0, duplicate: 0, rejected: Vec::new() };
     let mut rest = Vec::with_capacity(lines.len());
     for line in lines {
         match task(args, format, &line) {
             Ok(task) => rest.push((line.number, task)),
-            Err(why) => answered.rejected.push((line.number, why)),
+            Err(why) => progress.rejected(line.number, &why),
         }
     }
+    let _waiting = progress.wait();
     let mut waits = WAITS.build();
     while let Some(first) = rest.first().map(|(number, _)| *number) {
         let tasks: Vec<_> = rest.iter().map(|(_, task)| task.clone()).collect();
         // Sending again is safe, also when the answer was lost: what is stored already is a duplicate.
-        let why = match client.insert_tasks(pb::InsertTasksRequest { tasks }).await {
+        match client.insert_tasks(pb::InsertTasksRequest { tasks }).await {
             Ok(response) => {
                 let sent = rest.len();
-                let (again, why) = answered.count(rest, response.into_inner().results);
-                rest = again;
+                rest = progress.answered(rest, response.into_inner().results);
                 if rest.len() < sent {
                     waits = WAITS.build();
                 }
-                why
             }
-            Err(status) if is_transient(&status) => status.message().to_owned(),
-            Err(status) => bail!(refused(args, first, status.message())),
-        };
+            Err(status) if is_transient(&status) => progress.failed(&status),
+            Err(status) => {
+                bail!("taskd at {} did not take the lines from {first}: {}", args.grpc, status.message())
+            }
+        }
         if !rest.is_empty() {
-            let Some(wait) = waits.next() else { bail!(refused(args, first, &why)) };
-            tokio::time::sleep(wait).await;
+            tokio::time::sleep(waits.next().unwrap_or_default()).await;
         }
     }
-    Ok(answered)
-}
-
-fn refused(args: &Insert, first: u64, why: &str) -> String {
-    format!("taskd at {} did not take the lines from {first}: {why}", args.grpc)
-}
-
-impl Answered {
-    /// Answers what is to be sent again, and why.
-    fn count(
-        &mut self,
-        sent: Vec<(u64, pb::NewTask)>,
-        results: Vec<pb::InsertResult>,
-    ) -> (Vec<(u64, pb::NewTask)>, String) {
-        let (mut again, mut why) = (Vec::new(), String::new());
-        for ((number, task), result) in sent.into_iter().zip(results) {
-            match result.status() {
-                pb::InsertStatus::Created => self.created += 1,
-                pb::InsertStatus::Duplicate => self.duplicate += 1,
-                pb::InsertStatus::TryLater => {
-                    again.push((number, task));
-                    why = result.error;
-                }
-                pb::InsertStatus::Rejected | pb::InsertStatus::Unspecified => {
-                    self.rejected.push((number, result.error));
-                }
-            }
-        }
-        (again, why)
-    }
+    Ok(())
 }
 
 fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, String> {
@@ -309,16 +285,6 @@ fn is_transient(status: &Status) -> bool {
             | Code::PermissionDenied
             | Code::Unauthenticated
     )
-}
-
-fn report(rejected: &[(u64, String)], before: u64, bar: &ProgressBar) {
-    for (place, (number, why)) in (before..).zip(rejected) {
-        match place {
-            ..REPORTED => bar.suspend(|| eprintln!("line {number}: {why}")),
-            REPORTED => bar.suspend(|| eprintln!("further rejected lines are only counted")),
-            _ => return,
-        }
-    }
 }
 
 fn table(summary: &Summary) -> String {

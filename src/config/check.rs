@@ -51,12 +51,15 @@ impl Checker<'_> {
 
     fn urls(&self, settings: &Settings) -> Result<(), Error> {
         let redis = settings.redis_url.as_deref();
-        if redis.is_some_and(|url| url.starts_with("redis+cluster://")) {
-            let shown = quoted(&without_password(redis.unwrap_or_default()));
-            return self.fail("redis_url", shown, "names a Redis Cluster, which is not supported yet; use redis://");
+        for (scheme, what) in [("redis+cluster://", "names a Redis Cluster"), ("rediss://", "asks for TLS")] {
+            if let Some(url) = redis.filter(|url| url.starts_with(scheme)) {
+                let why = format!("{what}, which is not supported yet; use redis://");
+                return self.fail("redis_url", quoted(&without_password(url)), &why);
+            }
         }
-        self.scheme("redis_url", redis, &["redis", "rediss", "unix", "redis+unix"])?;
+        self.scheme("redis_url", redis, &["redis", "unix", "redis+unix"])?;
         self.scheme("database_url", settings.database_url.as_deref(), &["mysql", "mariadb", "sqlite"])?;
+        self.names_a_database(settings.database_url.as_deref())?;
         self.scheme("bus_url", settings.bus_url.as_deref(), &["kafka"])?;
         // Braces decide which part of a key Redis hashes: those of ours must be the first.
         if settings.redis_prefix.contains(['{', '}']) {
@@ -168,6 +171,19 @@ impl Checker<'_> {
         Ok(())
     }
 
+    /// A server holds many; SQLite's file is the database.
+    fn names_a_database(&self, url: Option<&str>) -> Result<(), Error> {
+        let Some((scheme, rest)) = url.and_then(|url| url.split_once("://")) else { return Ok(()) };
+        let place = rest.split('?').next().unwrap_or_default();
+        let host = place.rsplit('@').next().unwrap_or_default();
+        let name = host.split_once('/').map_or("", |(_, name)| name);
+        if scheme == "sqlite" || !name.is_empty() {
+            return Ok(());
+        }
+        let shown = quoted(&without_password(&format!("{scheme}://{rest}")));
+        self.fail("database_url", shown, &format!("names no database; write {scheme}://user:password@host/taskd"))
+    }
+
     fn fail(&self, key: &str, value: impl Display, why: &str) -> Result<(), Error> {
         Err(Error::Value(format!("{} {why}", self.shown(key, value))))
     }
@@ -236,13 +252,22 @@ mod tests {
             (|s| s.log = "taskd=loud".into(), "log = \"taskd=loud\" (the default) is not a log filter"),
             (|s| s.redis_url = Some("redis+cluster://a,b".into()), "Redis Cluster, which is not supported yet"),
             (
+                |s| s.redis_url = Some("rediss://:p@h".into()),
+                "redis_url = \"rediss://:***@h\" (the default) asks for TLS, which is not supported yet; use redis://",
+            ),
+            (
                 |s| s.redis_url = Some("localhost:6379".into()),
-                "redis_url = \"localhost:6379\" (the default) is not usable; expected redis://…, rediss://…, unix://…",
+                "redis_url = \"localhost:6379\" (the default) is not usable; expected redis://…, unix://…",
             ),
             (
                 |s| s.database_url = Some("postgres://u:p@h/d".into()),
                 "database_url = \"postgres://u:***@h/d\" (the default) is not usable; expected mysql://…, mariadb://…, sqlite://…",
             ),
+            (
+                |s| s.database_url = Some("mysql://u:p@h".into()),
+                "database_url = \"mysql://u:***@h\" (the default) names no database; write mysql://user:password@host/taskd",
+            ),
+            (|s| s.database_url = Some("mariadb://u:p@h:3306/?ssl-mode=x/y".into()), "names no database"),
             (|s| s.bus_url = Some("nats://h".into()), "expected kafka://…"),
             (|s| s.bus_url = Some("kafka://".into()), "expected kafka://…"),
             (|s| s.redis_prefix = "{a}".into(), "redis_prefix = \"{a}\" (the default) must not contain"),

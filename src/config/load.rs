@@ -9,7 +9,7 @@ use std::{
 use clap::{ArgMatches, parser::ValueSource};
 use toml::de::{DeTable, DeValue};
 
-use super::{Options, Settings, check::check, options::QueueOptions};
+use super::{Options, Settings, check::check, in_field, options::QueueOptions};
 use crate::model::QueueName;
 
 /// One line each: what, where, and what would be right.
@@ -49,7 +49,11 @@ pub fn load(flags: Options, given: Origins) -> Result<Loaded, Error> {
     if let Some(path) = &flags.config {
         let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.clone(), source })?;
         origins = origins_in(path, &text)?;
-        let mut options: Options = toml::from_str(&text).map_err(|error| located(path, &text, &error))?;
+        let document = toml::Deserializer::parse(&text).map_err(|error| located(path, &text, &error))?;
+        let mut options: Options = serde_path_to_error::deserialize(document).map_err(|error| {
+            let message = in_field(error.path(), error.inner().message());
+            located_as(path, &text, error.inner(), &message)
+        })?;
         apply_queues(std::mem::take(&mut options.queues), &mut settings, &origins)?;
         options.apply(&mut settings);
     }
@@ -137,8 +141,12 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 fn located(path: &Path, text: &str, error: &toml::de::Error) -> Error {
+    located_as(path, text, error, error.message())
+}
+
+fn located_as(path: &Path, text: &str, error: &toml::de::Error, message: &str) -> Error {
     let line = line_of(text, error.span().map_or(0, |span| span.start));
-    Error::File { path: path.to_owned(), line, message: in_one_line(error.message()) }
+    Error::File { path: path.to_owned(), line, message: in_one_line(message) }
 }
 
 /// serde's words in those of a TOML file: keys, quoted as everywhere else in our messages.
@@ -219,13 +227,30 @@ mod tests {
             ("[queues.q]\nreplica = 1\n", "t.toml:2: unknown key \"replica\"; expected replicas, priority, lease, "),
             (
                 "pipelines = \"fnout\"",
-                "t.toml:1: unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks",
+                "t.toml:1: pipelines: unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks",
             ),
-            ("grace_period = \"5\"", "t.toml:1: \"5\" is not a duration"),
+            ("grace_period = \"5\"", "t.toml:1: grace_period: \"5\" is not a duration"),
+            (
+                "http_listen = \"localhost:7600\"",
+                "t.toml:1: http_listen: \"localhost:7600\" is not an address; write IP:PORT, for example 127.0.0.1:7600",
+            ),
             ("grace_period = 5", "expected a duration such as \"30s\""),
-            ("max_payload_bytes = \"1 lot\"", "t.toml:1: \"1 lot\" is not a size"),
+            ("max_payload_bytes = \"1 lot\"", "t.toml:1: max_payload_bytes: \"1 lot\" is not a size"),
+            (
+                "\npartitions = -1",
+                "t.toml:2: partitions: invalid value: integer `-1`, expected a whole number from 0 to 4294967295",
+            ),
+            ("max_items = \"x\"", "t.toml:1: max_items: invalid type: string \"x\", expected a whole number from 0 to"),
+            (
+                "[queues.q]\nbackoff = \"1s\"",
+                "t.toml:2: queues.q.backoff: invalid type: string \"1s\", expected a list",
+            ),
+            ("[queues]\nq = 3", "t.toml:2: queues.q: invalid type: integer `3`, expected a section [queues.NAME]"),
             ("\n\npartitions =\n", "t.toml:3: "),
-            ("log_format = \"xml\"", "t.toml:1: unknown variant `xml`, expected one of `auto`, `pretty`, `json`"),
+            (
+                "log_format = \"xml\"",
+                "t.toml:1: log_format: unknown variant `xml`, expected one of `auto`, `pretty`, `json`",
+            ),
             ("[queues.\"a b\"]\n", "t.toml:1: queue \"a b\" contains ' '; use A-Z a-z 0-9 . _ -"),
         ];
         for (file, want) in cases {

@@ -7,6 +7,7 @@ mod load;
 mod options;
 mod show;
 mod units;
+mod wording;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -14,6 +15,8 @@ pub use check::without_password;
 pub use load::{Error, Loaded, Origin, Origins, load};
 pub use options::Options;
 pub use show::to_toml;
+pub use units::Time;
+pub use wording::in_field;
 
 use crate::model::{Priority, QueueName};
 

@@ -2,14 +2,14 @@
 //!
 //! To add a setting: a field here, a line in `apply`, a line in `of`, and a paragraph in `taskd.toml`.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Discovery, Fanout, Limits, LogFormat, QueueSettings, Settings, Watchdog,
-    units::{ByteSize, Pipelines, Time},
+    units::{Address, ByteSize, Pipelines, Time},
 };
 use crate::model::Priority;
 
@@ -30,7 +30,7 @@ pub struct Options {
     #[arg(long, env = "TASKD_DATA_DIR", hide_env = true, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 
-    /// redis://, rediss:// or unix://; empty: a redis-server of our own in the data folder
+    /// redis:// or unix://; empty: a redis-server of our own in the data folder
     #[arg(long, env = "TASKD_REDIS_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
     pub redis_url: Option<String>,
 
@@ -56,11 +56,11 @@ pub struct Options {
 
     /// [default: 127.0.0.1:7600]
     #[arg(long, env = "TASKD_HTTP_LISTEN", hide_env = true, value_name = "IP:PORT", help_heading = "Listeners")]
-    pub http_listen: Option<SocketAddr>,
+    pub http_listen: Option<Address>,
 
     /// [default: 127.0.0.1:7601]
     #[arg(long, env = "TASKD_GRPC_LISTEN", hide_env = true, value_name = "IP:PORT", help_heading = "Listeners")]
-    pub grpc_listen: Option<SocketAddr>,
+    pub grpc_listen: Option<Address>,
 
     /// How long a stop may take; then what is left is dropped and comes again [default: 25s]
     #[arg(long, env = "TASKD_GRACE_PERIOD", hide_env = true, value_name = "TIME", help_heading = "Process")]
@@ -166,7 +166,7 @@ pub struct Options {
 
 /// `[queues.NAME]`: what is not set is as in `[queues.default]`, and what is not set there has taskd's default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a section [queues.NAME]")]
 pub struct QueueOptions {
     pub replicas: Option<u32>,
     pub priority: Option<PriorityName>,
@@ -220,8 +220,8 @@ impl Options {
         set(&mut settings.redis_prefix, self.redis_prefix);
         set(&mut settings.topic_prefix, self.topic_prefix);
         set(&mut settings.partitions, self.partitions);
-        set(&mut settings.http_listen, self.http_listen);
-        set(&mut settings.grpc_listen, self.grpc_listen);
+        set(&mut settings.http_listen, self.http_listen.map(|address| address.0));
+        set(&mut settings.grpc_listen, self.grpc_listen.map(|address| address.0));
         set_time(&mut settings.grace_period, self.grace_period);
         set_time(&mut settings.stall_after, self.stall_after);
         set(&mut settings.log_format, self.log_format);
@@ -276,8 +276,8 @@ impl Options {
             redis_prefix: Some(settings.redis_prefix.clone()),
             topic_prefix: Some(settings.topic_prefix.clone()),
             partitions: Some(settings.partitions),
-            http_listen: Some(settings.http_listen),
-            grpc_listen: Some(settings.grpc_listen),
+            http_listen: Some(Address(settings.http_listen)),
+            grpc_listen: Some(Address(settings.grpc_listen)),
             grace_period: Some(Time(settings.grace_period)),
             stall_after: Some(Time(settings.stall_after)),
             log_format: Some(settings.log_format),

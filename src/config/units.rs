@@ -1,6 +1,6 @@
 //! Values as people write them: `30s`, `64MiB`, `discovery,fanout`. One form for flags, environment and file.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -57,6 +57,25 @@ impl fmt::Display for ByteSize {
             Some((name, factor)) => write!(f, "{}{name}", self.0 / factor),
             None => self.0.fmt(f),
         }
+    }
+}
+
+/// `127.0.0.1:7600`; no name, which may stand for several addresses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Address(pub SocketAddr);
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |_| format!("{text:?} is not an address; write IP:PORT, for example 127.0.0.1:7600");
+        text.parse().map(Self).map_err(wrong)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -132,6 +151,12 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(Text("IP:PORT, such as \"127.0.0.1:7600\"", Default::default()))
+    }
+}
+
 impl<'de> Deserialize<'de> for Pipelines {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_str(Text("\"all\" or a comma list of pipelines", Default::default()))
@@ -153,7 +178,7 @@ macro_rules! serialize_as_text {
         }
     )*};
 }
-serialize_as_text!(Time ByteSize Pipelines);
+serialize_as_text!(Time ByteSize Address Pipelines);
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,7 @@ use axum::{
     Json, Router,
     body::Body,
     extract::{Path, Request, State as Extract},
-    http::{HeaderMap, Method, StatusCode, Uri, header},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -64,7 +64,7 @@ pub fn router(state: State) -> Router {
 }
 
 async fn insert_tasks(Extract(state): Extract<State>, headers: HeaderMap, body: Body) -> Answer {
-    match content_type(&headers) {
+    match content_type(&headers)? {
         "application/json" => {}
         "application/x-ndjson" | "application/ndjson" | "application/jsonl" | "application/x-jsonl" => {
             return ndjson::insert(state, body).await;
@@ -242,15 +242,21 @@ fn no_such_task(id: TaskId) -> Problem {
 }
 
 async fn json_body(state: &State, headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
-    match content_type(headers) {
+    match content_type(headers)? {
         "application/json" => whole(headers, body, state.settings.limits.max_request_bytes).await,
         other => Err(not_understood(other, "application/json")),
     }
 }
 
-fn content_type(headers: &HeaderMap) -> &str {
-    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    value.split(';').next().unwrap_or_default().trim()
+/// Refuses a body that is compressed.
+fn content_type(headers: &HeaderMap) -> Result<&str, Problem> {
+    let value = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+    let encoding = value(header::CONTENT_ENCODING);
+    if !matches!(encoding, "" | "identity") {
+        let why = format!("content encoding {encoding:?} is not understood; send the body as it is");
+        return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+    }
+    Ok(value(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim())
 }
 
 /// Strict, because browsers send the other types to any address without asking: a web page must not insert tasks here.

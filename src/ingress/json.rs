@@ -11,7 +11,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::value::RawValue;
 
-use crate::{pb, reading::QueueOverview, store::ResultRow};
+use crate::{config::in_field, pb, reading::QueueOverview, store::ResultRow};
 
 /// The text as a whole is wrong: nothing of it was looked at.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -143,8 +143,17 @@ pub fn new_tasks(body: &Bytes) -> Result<Vec<Result<pb::NewTask, String>>, Malfo
         let items: Vec<&RawValue> = serde_json::from_slice(body)?;
         return Ok(items.into_iter().map(|item| task_within(body, item.get())).collect());
     }
-    let item: &RawValue = serde_json::from_slice(body)?;
+    let item: &RawValue = serde_json::from_slice(body).map_err(perhaps_lines)?;
     Ok(vec![task_within(body, item.get())])
+}
+
+/// A second value behind the first is what NDJSON sent as JSON looks like.
+fn perhaps_lines(error: serde_json::Error) -> Malformed {
+    let mut malformed = Malformed::from(error);
+    if malformed.detail.ends_with("trailing characters") {
+        malformed.detail += "; several tasks? send an array, or lines with Content-Type: application/x-ndjson";
+    }
+    malformed
 }
 
 pub fn get_tasks(body: &Bytes) -> Result<pb::GetTasksRequest, Malformed> {
@@ -258,7 +267,10 @@ fn object<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Malformed> {
         let _: &RawValue = serde_json::from_slice(body)?;
         return Err(Malformed { detail: "expected a JSON object".into(), line: 1, column: 1 });
     }
-    Ok(serde_json::from_slice(body)?)
+    serde_json::from_slice(body).map_err(|error| match error.is_data() {
+        true => Malformed { detail: in_its_field::<T>(body, &error), line: error.line(), column: error.column() },
+        false => error.into(),
+    })
 }
 
 fn item<'a, T: Deserialize<'a>>(text: &'a str, what: &str) -> Result<T, String> {
@@ -267,11 +279,20 @@ fn item<'a, T: Deserialize<'a>>(text: &'a str, what: &str) -> Result<T, String> 
     }
     serde_json::from_str(text).map_err(|error| {
         if error.is_data() {
-            without_place(&error)
+            in_its_field::<T>(text.as_bytes(), &error)
         } else {
             format!("not JSON at column {}: {}", error.column(), without_place(&error))
         }
     })
+}
+
+/// serde does not say where it was: the text is read again, slower, to learn that.
+fn in_its_field<'a, T: Deserialize<'a>>(text: &'a [u8], error: &serde_json::Error) -> String {
+    let message = without_place(error);
+    match serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(text)) {
+        Err(again) => in_field(again.path(), &message),
+        Ok(_) => message,
+    }
 }
 
 fn first_byte(text: &[u8]) -> Option<u8> {
@@ -629,13 +650,17 @@ mod tests {
     fn what_is_wrong_with_a_task_is_named() {
         let cases = [
             (r#"{"pirority":"high"}"#, "unknown field `pirority`, expected one of `queue`, `key`, `payload`"),
-            (r#"{"priority":"urgent"}"#, "unknown priority \"urgent\"; expected high, medium or low"),
-            (r#"{"delay":"soon"}"#, "\"soon\" is not a duration; write \"250ms\""),
-            (r#"{"delay":30}"#, "expected a string"),
-            (r#"{"not_before":"tomorrow"}"#, "\"tomorrow\" is not a time; write it as RFC 3339"),
+            (r#"{"priority":"urgent"}"#, "priority: unknown priority \"urgent\"; expected high, medium or low"),
+            (r#"{"delay":"soon"}"#, "delay: \"soon\" is not a duration; write \"250ms\""),
+            (r#"{"delay":30}"#, "delay: invalid type: integer `30`, expected a string"),
+            (r#"{"headers":{"a":1}}"#, "headers.a: invalid type: integer `1`, expected a string"),
+            (r#"{"not_before":"tomorrow"}"#, "not_before: \"tomorrow\" is not a time; write it as RFC 3339"),
             (r#"{"payload":1,"payload_base64":"AA=="}"#, "payload and payload_base64 are both given"),
             (r#"{"payload_base64":"%"}"#, "payload_base64 is not base64"),
-            (r#"{"replicas":-1}"#, "invalid value: integer `-1`"),
+            (
+                r#"{"replicas":-1}"#,
+                "replicas: invalid value: integer `-1`, expected a whole number from 0 to 4294967295",
+            ),
             (r#"["q","k"]"#, "expected a task: a JSON object"),
             (r#"{"queue":"q""#, "not JSON at column 12: EOF"),
             ("", "not JSON at column 0: EOF"),
@@ -661,6 +686,11 @@ mod tests {
         assert!(tasks[0].is_ok() && tasks[1].is_err() && tasks[2].is_err());
         let malformed = read("[{\"queue\":\"q\"},\n{\"queue\" \"q\"}]").unwrap_err();
         assert_eq!((malformed.line, malformed.column), (2, 10), "{malformed}");
+        let lines = read("{\"queue\":\"q\"}\n{\"queue\":\"q\"}\n").unwrap_err();
+        assert_eq!(
+            lines.to_string(),
+            "not JSON: trailing characters; several tasks? send an array, or lines with Content-Type: application/x-ndjson"
+        );
     }
 
     #[test]
@@ -698,6 +728,7 @@ mod tests {
         let read = |text: &'static str| get_tasks(&Bytes::from_static(text.as_bytes())).unwrap_err().to_string();
         assert_eq!(read(r#"["w", ["q"]]"#), "expected a JSON object");
         assert_eq!(read(r#"{"queues":[]}"#), "missing field `worker`");
+        assert_eq!(read(r#"{"worker":"w","queues":"q"}"#), "queues: invalid type: string \"q\", expected a list");
         assert!(read(r#"{"worker":"w","queues":["q"],"max":3}"#).starts_with("unknown field `max`, expected one of"));
         assert!(read("{").starts_with("not JSON: EOF"));
         assert!(read("").starts_with("not JSON: EOF"));
@@ -743,6 +774,8 @@ mod tests {
         assert_eq!((&json["surplus"], &json["attempt"]), (&json!(true), &json!(2)));
         assert_eq!(json["completed_at"], "1970-01-01T00:00:01.500Z");
         assert_eq!(row(b"plain text")["result"], "plain text");
+        assert_eq!(row(b"42")["result"], 42);
+        assert!(row(b"").get("result").is_none());
         assert!(row(b"\xff").get("result").is_none());
         assert_eq!(row(b"\xff")["result_base64"], "/w==");
     }

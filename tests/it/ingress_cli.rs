@@ -5,12 +5,17 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use taskd::pb::{
-    self,
-    discovery_server::{Discovery, DiscoveryServer},
+use taskd::{
+    ingress,
+    pb::{
+        self,
+        discovery_server::{Discovery, DiscoveryServer},
+    },
 };
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
+
+use crate::ingress_http::idle_state;
 
 fn taskd(args: &[&str], env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
@@ -57,7 +62,7 @@ fn a_wrong_configuration_is_one_line_and_exit_code_2() {
     let (_dir, path) = file("pipelines = \"all\"\npartitons = 3\n");
     let unknown_key = format!("taskd: {path}:2: unknown key \"partitons\"; expected pipelines, data_dir, ");
     type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
-    let cases: [Case<'_>; 5] = [
+    let cases: [Case<'_>; 6] = [
         (
             &["--pipelines", "fnout"],
             &[],
@@ -68,6 +73,11 @@ fn a_wrong_configuration_is_one_line_and_exit_code_2() {
             &["--pipelines", "all"],
             &[("TASKD_PARTITIONS", "0")],
             "taskd: partitions = 0 (TASKD_PARTITIONS) must be 1 to 1024",
+        ),
+        (
+            &["check-config"],
+            &[("TASKD_PARTITONS", "3")],
+            "taskd: unknown variable TASKD_PARTITONS in the environment; ",
         ),
         (&["--config", &path], &[], &unknown_key),
         (&["check-config", "--config", "/no/such"], &[], "taskd: cannot read the configuration file /no/such: "),
@@ -113,23 +123,30 @@ fn insert_without_a_server_says_so_with_exit_code_2() {
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
 }
 
-/// A server that has room for one task a call; remembers the keys of each call.
-#[derive(Clone, Default)]
-struct OneAtATime(Arc<Mutex<Vec<Vec<String>>>>);
+/// A server that answers as it is told; remembers the keys of each call.
+struct Scripted<F> {
+    answer: F,
+    calls: Arc<Mutex<Vec<String>>>,
+}
+
+/// By the number of the call, the tasks in it.
+type Answer = Result<Vec<pb::InsertStatus>, Status>;
 
 #[tonic::async_trait]
-impl Discovery for OneAtATime {
+impl<F: Fn(usize, usize) -> Answer + Send + Sync + 'static> Discovery for Scripted<F> {
     async fn insert_tasks(
         &self,
         request: Request<pb::InsertTasksRequest>,
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
         let keys = request.into_inner().tasks.into_iter().map(|task| String::from_utf8(task.key.to_vec()).unwrap());
         let keys: Vec<String> = keys.collect();
-        let (created, try_later) = (pb::InsertStatus::Created.into(), pb::InsertStatus::TryLater.into());
-        let status = |place| if place == 0 { created } else { try_later };
-        let result = |place| pb::InsertResult { status: status(place), ..Default::default() };
-        let results = (0..keys.len()).map(result).collect();
-        self.0.lock().unwrap().push(keys);
+        let call = {
+            let mut calls = self.calls.lock().unwrap();
+            calls.push(keys.join(" "));
+            calls.len() - 1
+        };
+        let result = |status: pb::InsertStatus| pb::InsertResult { status: status.into(), ..Default::default() };
+        let results = (self.answer)(call, keys.len())?.into_iter().map(result).collect();
         Ok(Response::new(pb::InsertTasksResponse { results }))
     }
 
@@ -138,21 +155,89 @@ impl Discovery for OneAtATime {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn insert_sends_again_what_had_no_room() {
+/// Serves `answer` and inserts the keys a, b and c: where, what came of it, and the keys of each call.
+async fn insert_into(
+    answer: impl Fn(usize, usize) -> Answer + Send + Sync + 'static,
+    args: &'static [&'static str],
+) -> (String, (i32, String, String), Vec<String>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let server = OneAtATime::default();
-    let service = DiscoveryServer::new(server.clone());
+    let calls = Arc::<Mutex<Vec<String>>>::default();
+    let service = DiscoveryServer::new(Scripted { answer, calls: Arc::clone(&calls) });
     let incoming = TcpListenerStream::new(listener);
     tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
-    let (_dir, path) = file("a\nb\nc\n");
-    let (code, stdout, stderr) =
-        tokio::task::spawn_blocking(move || run(&["insert", "--queue", "q", "--json", "--grpc", &url, &path], &[]))
-            .await
-            .unwrap();
+    let outcome = insert_at(url.clone(), args).await;
+    let calls = calls.lock().unwrap().clone();
+    (url, outcome, calls)
+}
+
+async fn insert_at(grpc: String, args: &'static [&'static str]) -> (i32, String, String) {
+    let insert = move || {
+        let (_dir, path) = file("a\nb\nc\n");
+        let all = ["insert", "--queue", "q", "--json", "--grpc", &grpc, &path];
+        run(&[&all, args].concat(), &[])
+    };
+    tokio::task::spawn_blocking(insert).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_sends_again_what_had_no_room() {
+    let room_for_one = |_, tasks| {
+        let mut statuses = vec![pb::InsertStatus::TryLater; tasks];
+        statuses[0] = pb::InsertStatus::Created;
+        Ok(statuses)
+    };
+    let (_, (code, stdout, stderr), calls) = insert_into(room_for_one, &[]).await;
     assert_eq!((code, stderr.as_str()), (0, ""));
     assert!(stdout.contains(r#""lines":3,"created":3,"duplicate":0,"rejected":0"#), "{stdout}");
-    let sent: Vec<String> = server.0.lock().unwrap().iter().map(|keys| keys.join(" ")).collect();
-    assert_eq!(sent, ["a b c", "b c", "c"]);
+    assert_eq!(calls, ["a b c", "b c", "c"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_says_that_it_waits_and_that_taskd_is_back() {
+    let away_twice = |call, tasks| match call {
+        0 | 1 => Err(Status::unavailable("restarting")),
+        _ => Ok(vec![pb::InsertStatus::Created; tasks]),
+    };
+    let (url, (code, stdout, stderr), _) = insert_into(away_twice, &[]).await;
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(stderr, format!("waiting for taskd at {url}: restarting\ntaskd is back\n"));
+    assert!(stdout.contains(r#""created":3"#), "{stdout}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_gives_up_with_the_summary_of_what_was_stored() {
+    let gone_after_one = |call, tasks| match call {
+        0 => Ok([vec![pb::InsertStatus::Created], vec![pb::InsertStatus::TryLater; tasks - 1]].concat()),
+        _ => Err(Status::unavailable("gone")),
+    };
+    let (url, (code, stdout, stderr), _) = insert_into(gone_after_one, &["--give-up-after", "300ms"]).await;
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stdout.contains(r#""lines":1,"created":1"#), "{stdout}");
+    let gave_up = format!("taskd: gave up: taskd at {url} took no line for 300ms: gone; ");
+    let lines: Vec<&str> = stderr.lines().collect();
+    assert_eq!(lines[0], format!("waiting for taskd at {url}: gone"));
+    assert!(lines.len() == 2 && lines[1].starts_with(&gave_up), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_gives_up_on_a_server_that_never_answers() {
+    // The system takes the connection; nobody reads from it.
+    let deaf = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", deaf.local_addr().unwrap());
+    let (code, stdout, stderr) = insert_at(url, &["--give-up-after", "300ms"]).await;
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stdout.contains(r#""lines":0,"created":0"#), "{stdout}");
+    assert!(stderr.contains("took no line for 300ms: no answer; "), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_takes_host_and_port_and_asks_whether_it_is_that_for_grpc() {
+    let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(ingress::http::serve(listener, idle_state(|_| {})));
+    let (code, _, stderr) = insert_at(address.clone(), &["--give-up-after", "300ms"]).await;
+    assert_eq!(code, 2, "{stderr}");
+    let expected = format!("waiting for taskd at http://{address}: transport error; is that taskd's gRPC port?\n");
+    assert!(stderr.starts_with(&expected), "{stderr}");
 }

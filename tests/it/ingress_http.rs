@@ -112,6 +112,17 @@ async fn other_content_types_are_refused_with_those_that_are_not() {
 }
 
 #[tokio::test]
+async fn a_compressed_body_is_refused_with_the_name_of_its_encoding() {
+    let api = Api::start(|_| {}).await;
+    for (path, content_type) in [("/v1/tasks", JSON), ("/v1/tasks", "application/x-ndjson"), ("/v1/tasks:get", JSON)] {
+        let request = api.client.post(format!("{}{path}", api.url)).header(header::CONTENT_TYPE, content_type);
+        let response = request.header(header::CONTENT_ENCODING, "gzip").body("\x1f").send().await.unwrap();
+        let problem = problem(response, StatusCode::UNSUPPORTED_MEDIA_TYPE).await;
+        assert_eq!(problem["detail"], "content encoding \"gzip\" is not understood; send the body as it is");
+    }
+}
+
+#[tokio::test]
 async fn a_body_that_is_too_large_is_refused_announced_or_not() {
     let api = Api::start(|settings| settings.limits.max_request_bytes = 100).await;
     let body = format!("[\"{}\"]", "x".repeat(200));

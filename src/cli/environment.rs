@@ -1,0 +1,59 @@
+//! Variables that begin like ours and are none: most likely a setting that somebody believes to have made.
+
+use clap::Command;
+
+/// `Err`: the first of `given` that no option of `command` reads, and the nearest one that an option does.
+pub(super) fn check(command: &Command, given: impl IntoIterator<Item = String>) -> Result<(), String> {
+    let known = variables(command);
+    let strange = |name: &String| name.starts_with("TASKD_") && !known.contains(name) && !is_others(name);
+    let Some(name) = given.into_iter().filter(strange).min() else { return Ok(()) };
+    let nearest = known.iter().min_by_key(|known| strsim::damerau_levenshtein(known, &name));
+    let nearest = nearest.map(String::as_str).unwrap_or_default();
+    Err(format!("unknown variable {name} in the environment; the nearest that taskd knows is {nearest}"))
+}
+
+/// Of the command and those below it.
+fn variables(command: &Command) -> Vec<String> {
+    let own = command.get_arguments().filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()));
+    own.chain(command.get_subcommands().flat_map(variables)).collect()
+}
+
+/// What Kubernetes tells each pod about services whose names begin with taskd, and what our tests use.
+fn is_others(name: &str) -> bool {
+    let rest = name.trim_start_matches("TASKD");
+    rest.starts_with("_TEST_")
+        || rest.starts_with("_SERVICE_")
+        || rest.ends_with("_SERVICE_HOST")
+        || rest.contains("_SERVICE_PORT")
+        || rest.ends_with("_PORT")
+        || rest.contains("_PORT_")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use crate::cli::Cli;
+
+    fn check(given: &[&str]) -> Result<(), String> {
+        super::check(&Cli::command(), given.iter().map(ToString::to_string))
+    }
+
+    #[test]
+    fn a_misspelt_variable_is_refused_with_the_nearest() {
+        let error = check(&["PATH", "TASKD_PARTITONS", "TASKD_CONFIG"]).unwrap_err();
+        assert_eq!(
+            error,
+            "unknown variable TASKD_PARTITONS in the environment; the nearest that taskd knows is TASKD_PARTITIONS"
+        );
+        assert!(check(&["TASKD_HTTP_LISTN"]).unwrap_err().ends_with("is TASKD_HTTP_LISTEN"));
+    }
+
+    #[test]
+    fn ours_and_those_of_kubernetes_are_let_through() {
+        check(&["TASKD_CONFIG", "TASKD_GRPC_URL", "TASKD_LOG", "TASKD_TEST_KAFKA", "TASKDX"]).unwrap();
+        check(&["TASKD_PORT", "TASKD_PORT_7600_TCP_ADDR", "TASKD_SERVICE_HOST", "TASKD_SERVICE_PORT_HTTP"]).unwrap();
+        check(&["TASKD_REDIS_SERVICE_HOST", "TASKD_REDIS_SERVICE_PORT", "TASKD_REDIS_PORT"]).unwrap();
+        check(&["TASKD_REDIS_SERVICE_PORT_TCP", "TASKD_REDIS_PORT_6379_TCP"]).unwrap();
+    }
+}

@@ -1,0 +1,175 @@
+//! What has become of the lines so far, and whether taskd still answers: for the bar, for stderr and for the summary.
+
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
+
+use anyhow::bail;
+use indicatif::{HumanCount, ProgressBar};
+use tonic::{Code, Status};
+
+use super::{Insert, Summary};
+use crate::{config::Time, pb};
+
+/// How often it is said that taskd is waited for.
+const TELL_EVERY: Duration = Duration::from_secs(10);
+/// Further ones are only counted.
+const REPORTED: u64 = 100;
+
+/// Shared by all batches on their way.
+pub(super) struct Progress<'a> {
+    args: &'a Insert,
+    bar: &'a ProgressBar,
+    started: Instant,
+    state: RefCell<State>,
+}
+
+struct State {
+    summary: Summary,
+    /// Batches that wait for an answer.
+    waiting: usize,
+    /// The last answer, or since when one is waited for.
+    since: Instant,
+    /// Why the last request brought nothing.
+    why: String,
+    /// When it was last said that taskd is waited for; `None` after an answer.
+    told: Option<Instant>,
+}
+
+/// A batch that waits for answers, until it is dropped.
+pub(super) struct Waiting<'a>(&'a Progress<'a>);
+
+impl<'a> Progress<'a> {
+    pub(super) fn new(args: &'a Insert, bar: &'a ProgressBar) -> Self {
+        let started = Instant::now();
+        let state = State { summary: Summary::default(), waiting: 0, since: started, why: String::new(), told: None };
+        Self { args, bar, started, state: state.into() }
+    }
+
+    pub(super) fn read(&self, bytes: usize) {
+        self.bar.inc(bytes as u64);
+    }
+
+    pub(super) fn wait(&self) -> Waiting<'_> {
+        let mut state = self.state.borrow_mut();
+        if state.waiting == 0 {
+            state.since = Instant::now();
+        }
+        state.waiting += 1;
+        Waiting(self)
+    }
+
+    /// Counts the answers to a request; answers what is to be sent again.
+    pub(super) fn answered(
+        &self,
+        sent: Vec<(u64, pb::NewTask)>,
+        results: Vec<pb::InsertResult>,
+    ) -> Vec<(u64, pb::NewTask)> {
+        let all = sent.len();
+        let mut again = Vec::new();
+        for ((number, task), result) in sent.into_iter().zip(results) {
+            match result.status() {
+                pb::InsertStatus::Created => self.state.borrow_mut().summary.created += 1,
+                pb::InsertStatus::Duplicate => self.state.borrow_mut().summary.duplicate += 1,
+                pb::InsertStatus::TryLater => {
+                    again.push((number, task));
+                    self.state.borrow_mut().why = result.error;
+                }
+                pb::InsertStatus::Rejected | pb::InsertStatus::Unspecified => self.rejected(number, &result.error),
+            }
+        }
+        if again.len() < all {
+            self.heard();
+        }
+        again
+    }
+
+    pub(super) fn rejected(&self, number: u64, why: &str) {
+        let before = self.state.borrow().summary.rejected;
+        match before {
+            ..REPORTED => self.say(&format!("line {number}: {why}")),
+            REPORTED => self.say("further rejected lines are only counted"),
+            _ => {}
+        }
+        self.state.borrow_mut().summary.rejected += 1;
+    }
+
+    /// A request that brought no answer. A server that is only busy is mentioned when it stays so.
+    pub(super) fn failed(&self, status: &Status) {
+        self.state.borrow_mut().why = match status.message() {
+            // All that is said of a server that does not speak gRPC.
+            vague @ "transport error" => format!("{vague}; is that taskd's gRPC port?"),
+            why => why.to_owned(),
+        };
+        if status.code() != Code::ResourceExhausted && self.state.borrow().told.is_none() {
+            self.tell();
+        }
+    }
+
+    /// Says from time to time that taskd is waited for. `Err`: it was waited for long enough.
+    pub(super) fn look(&self) -> anyhow::Result<()> {
+        let state = self.state.borrow();
+        if state.waiting == 0 {
+            return Ok(());
+        }
+        let Time(limit) = self.args.give_up_after;
+        if state.since.elapsed() >= limit {
+            bail!(
+                "gave up: taskd at {} took no line for {}: {}; inserting the same file again makes no task twice",
+                self.args.grpc,
+                self.args.give_up_after,
+                state.why()
+            );
+        }
+        let told = state.told.unwrap_or(state.since);
+        drop(state);
+        if told.elapsed() >= TELL_EVERY {
+            self.tell();
+        }
+        Ok(())
+    }
+
+    pub(super) fn summary(&self) -> Summary {
+        let mut summary = self.state.borrow().summary.clone();
+        summary.lines = summary.created + summary.duplicate + summary.rejected;
+        summary.seconds = self.started.elapsed().as_secs_f64();
+        summary.lines_per_second = summary.lines as f64 / summary.seconds.max(0.001);
+        summary
+    }
+
+    fn tell(&self) {
+        let mut state = self.state.borrow_mut();
+        state.told = Some(Instant::now());
+        self.say(&format!("waiting for taskd at {}: {}", self.args.grpc, state.why()));
+    }
+
+    fn heard(&self) {
+        let mut state = self.state.borrow_mut();
+        state.since = Instant::now();
+        state.why.clear();
+        if state.told.take().is_some() {
+            self.say("taskd is back");
+        }
+        drop(state);
+        let Summary { lines, lines_per_second, .. } = self.summary();
+        self.bar.set_message(format!("{} lines, {}/s", HumanCount(lines), HumanCount(lines_per_second as u64)));
+    }
+
+    /// On stderr, also where there is no bar.
+    fn say(&self, line: &str) {
+        self.bar.suspend(|| eprintln!("{line}"));
+    }
+}
+
+impl State {
+    fn why(&self) -> &str {
+        if self.why.is_empty() { "no answer" } else { &self.why }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.state.borrow_mut().waiting -= 1;
+    }
+}
