@@ -6,7 +6,7 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{KeyHash, Priority, QueueName, TaskId, TaskRow};
+use super::{KeyHash, MAX_RECORD_BYTES, Priority, QueueName, TaskId, TaskRow};
 use crate::{
     config::{Limits, QueueSettings},
     pb,
@@ -80,7 +80,7 @@ pub fn task_row(
     let mut headers: Vec<_> = task.headers.into_iter().collect();
     headers.sort();
     let key_hash = KeyHash::new(&queue, &key);
-    Ok(TaskRow {
+    let row = TaskRow {
         id,
         partition: key_hash.partition(partitions),
         queue,
@@ -95,7 +95,11 @@ pub fn task_row(
         headers,
         traceparent,
         created_unix_ms: now_unix_ms,
-    })
+    };
+    if row.weight() > MAX_RECORD_BYTES {
+        return Err(format!("the task has {} bytes with key and headers; at most {MAX_RECORD_BYTES}", row.weight()));
+    }
+    Ok(row)
 }
 
 /// A protobuf duration that is not negative.
@@ -148,6 +152,18 @@ mod tests {
     fn a_key_not_given_is_the_payloads_hash() {
         let row = row(pb::NewTask { key: Bytes::new(), payload: "abc".into(), ..task() }).unwrap();
         assert_eq!(row.key, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".as_bytes());
+    }
+
+    #[test]
+    fn the_whole_task_is_bounded_too() {
+        let limits = Limits { max_payload_bytes: MAX_RECORD_BYTES, ..Default::default() };
+        let row = |bytes: usize| {
+            let task = pb::NewTask { payload: vec![0; bytes].into(), ..task() };
+            task_row(task, TaskId::new(), &QueueSettings::default(), &limits, 4, 1_000_000)
+        };
+        assert!(row(MAX_RECORD_BYTES - 1000).is_ok());
+        let error = row(MAX_RECORD_BYTES).unwrap_err();
+        assert!(error.ends_with("bytes with key and headers; at most 8388608"), "{error}");
     }
 
     #[test]

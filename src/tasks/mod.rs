@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use futures::future;
 use prost::Message as _;
 use tokio::sync::Notify;
@@ -20,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     bus::Bus,
     config::Settings,
-    model::{self, LeaseToken, QueueName, ShardId, TaskId, WorkerName, validate},
+    model::{self, LeaseToken, MAX_RECORD_BYTES, QueueName, ShardId, TaskId, WorkerName, validate},
     pb,
     queue::{self, Claim, Code, Completion, Extension, Granted, HandBack, How, Leased, Queue},
     supervise::Supervisor,
@@ -222,7 +223,18 @@ impl Handle {
         if item.discovered.len() > MAX_DISCOVERED {
             return Err(format!("discovered has {} tasks; at most {MAX_DISCOVERED}", item.discovered.len()));
         }
-        for (index, task) in item.discovered.iter().enumerate() {
+        let task_id = Bytes::copy_from_slice(id.as_bytes());
+        let done = pb::Completed {
+            worker: worker.as_str().to_owned(),
+            result: item.result,
+            discovered: item.discovered,
+            attempt: token.attempt,
+        };
+        let bytes = done.encoded_len();
+        if bytes > MAX_RECORD_BYTES {
+            return Err(format!("result and discovered have {bytes} bytes together; at most {MAX_RECORD_BYTES}"));
+        }
+        for (index, task) in done.discovered.iter().enumerate() {
             let queue = QueueName::new(&task.queue);
             let queues = &self.settings.queues;
             let settings = queue.as_ref().map_or(&queues.default, |queue| queues.get(queue));
@@ -230,13 +242,6 @@ impl Handle {
             validate::task_row(task.clone(), id, settings, limits, 1, model::now_unix_ms())
                 .map_err(|error| format!("discovered[{index}]: {error}"))?;
         }
-        let done = pb::Completed {
-            worker: worker.as_str().to_owned(),
-            result: item.result,
-            discovered: item.discovered,
-            attempt: token.attempt,
-        };
-        let task_id = id.as_bytes().to_vec().into();
         let report = pb::Report { task_id, what: Some(pb::report::What::Completed(done)), at_unix_ms: 0 };
         Ok(Completion { id, token, worker: worker.clone(), report: report.encode_to_vec().into() })
     }

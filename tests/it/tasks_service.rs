@@ -19,9 +19,9 @@ use crate::{
     support::redis::{Fsync, RedisServer},
 };
 
-/// A queue `q` with one task.
-async fn one_task(queue: &Queue) {
-    let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+/// A queue with one task.
+async fn one_task(queue: &Queue, name: &str) {
+    let shard = ShardId { queue: QueueName::new(name).unwrap(), number: 0 };
     queue.open_shard(&shard, 1, "topic", None).await.unwrap();
     queue.add_shard(&shard);
     let offset = Offset { major: 1, minor: 0 };
@@ -54,7 +54,7 @@ async fn every_call_is_counted_with_how_it_ended() {
     let mut server = RedisServer::start(Fsync::EverySecond);
     let redis = Redis::connect(&server.url(), "t").await.unwrap();
     let queue = Queue::new(redis.clone());
-    one_task(&queue).await;
+    one_task(&queue, "q").await;
     let bus = Arc::new(RedisStreams::open(redis, "", 1).await.unwrap());
     let supervisor = Supervisor::new();
     let tasks = tasks::start(queue, bus, &Arc::new(Settings::default()), &supervisor);
@@ -97,4 +97,55 @@ async fn every_call_is_counted_with_how_it_ended() {
     assert!(text.contains("taskd_tasks_call_duration_seconds_count{method=\"get\"} 3\n"), "{text}");
     supervisor.stop();
     supervisor.wait().await;
+}
+
+/// The service over queues with one task each.
+struct Service {
+    tasks: tasks::Handle,
+    supervisor: Supervisor,
+    _server: RedisServer,
+}
+
+impl Service {
+    async fn start(queues: &[&str]) -> Self {
+        let server = RedisServer::start(Fsync::EverySecond);
+        let redis = Redis::connect(&server.url(), "t").await.unwrap();
+        let queue = Queue::new(redis.clone());
+        for name in queues {
+            one_task(&queue, name).await;
+        }
+        let bus = Arc::new(RedisStreams::open(redis, "", 1).await.unwrap());
+        let supervisor = Supervisor::new();
+        let tasks = tasks::start(queue, bus, &Arc::new(Settings::default()), &supervisor);
+        Self { tasks, supervisor, _server: server }
+    }
+
+    async fn lease(&self, queue: &str) -> pb::LeasedTask {
+        let get = pb::GetTasksRequest { worker: "w".into(), queues: vec![queue.into()], ..Default::default() };
+        self.tasks.get(get).await.unwrap().tasks.remove(0)
+    }
+
+    async fn complete(&self, leased: &pb::LeasedTask, discovered: Vec<pb::NewTask>) -> pb::ItemResult {
+        let (id, lease_token) = (leased.id.clone(), leased.lease_token.clone());
+        let completion = pb::Completion { id, lease_token, discovered, ..Default::default() };
+        let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion] };
+        self.tasks.complete(complete).await.unwrap().results.remove(0)
+    }
+
+    async fn stop(self) {
+        self.supervisor.stop();
+        self.supervisor.wait().await;
+    }
+}
+
+#[tokio::test]
+async fn a_report_larger_than_the_bus_takes_is_invalid() {
+    let service = Service::start(&["q"]).await;
+    let leased = service.lease("q").await;
+    let task = pb::NewTask { queue: "q".into(), payload: vec![0; 900_000].into(), ..Default::default() };
+    let result = service.complete(&leased, vec![task.clone(); 20]).await;
+    assert_eq!(result.status(), pb::ItemStatus::Invalid);
+    assert!(result.error.ends_with("bytes together; at most 8388608"), "{}", result.error);
+    assert_eq!(service.complete(&leased, vec![task; 9]).await.status(), pb::ItemStatus::Ok);
+    service.stop().await;
 }
