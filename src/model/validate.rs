@@ -15,6 +15,9 @@ use crate::{
 /// A key of at most so many bytes: InnoDB could index no more, and who needs more has a payload.
 pub const MAX_KEY_BYTES: usize = 4096;
 
+/// W3C allows versions above 00 to be longer, without a bound.
+const MAX_TRACEPARENT_BYTES: usize = 256;
+
 /// Turns `task` into a row with the id `id`. `settings` are its queue's.
 pub fn task_row(
     task: pb::NewTask,
@@ -74,6 +77,9 @@ pub fn task_row(
     }
     let key = if task.key.is_empty() { payload_key(&task.payload) } else { task.key };
     let traceparent = if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent };
+    if traceparent.len() > MAX_TRACEPARENT_BYTES {
+        return Err(format!("traceparent has {} bytes; at most {MAX_TRACEPARENT_BYTES}", traceparent.len()));
+    }
     if !is_traceparent(&traceparent) {
         return Err(format!("traceparent {traceparent:?} is not of the W3C form 00-<32 hex>-<16 hex>-<2 hex>"));
     }
@@ -125,7 +131,9 @@ fn new_traceparent() -> String {
 fn is_traceparent(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
     let hex = |part: &str, len: usize| part.len() == len && part.bytes().all(|b| b.is_ascii_hexdigit());
-    parts.len() >= 4 && hex(parts[0], 2) && hex(parts[1], 32) && hex(parts[2], 16) && hex(parts[3], 2)
+    // Version 00 ends here; what comes behind in later ones is theirs.
+    let ends = parts.len() == 4 || (parts.len() > 4 && parts[0] != "00");
+    ends && hex(parts[0], 2) && hex(parts[1], 32) && hex(parts[2], 16) && hex(parts[3], 2)
 }
 
 #[cfg(test)]
@@ -167,6 +175,12 @@ mod tests {
     }
 
     #[test]
+    fn a_traceparent_of_a_later_version_may_be_longer() {
+        let traceparent = format!("cc{}-more", &new_traceparent()[2..]);
+        assert_eq!(row(pb::NewTask { traceparent: traceparent.clone(), ..task() }).unwrap().traceparent, traceparent);
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let d = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
         let cases = [
@@ -186,6 +200,11 @@ mod tests {
             (pb::NewTask { lease_duration: d(-1, 0), ..task() }, "lease_duration is negative"),
             (pb::NewTask { delay: d(1, 0), not_before: Some(Default::default()), ..task() }, "both given"),
             (pb::NewTask { traceparent: "x".into(), ..task() }, "W3C"),
+            (pb::NewTask { traceparent: format!("{}-x", new_traceparent()), ..task() }, "W3C"),
+            (
+                pb::NewTask { traceparent: format!("cc{}-{}", &new_traceparent()[2..], "x".repeat(201)), ..task() },
+                "257 bytes",
+            ),
         ];
         for (task, want) in cases {
             let error = row(task).unwrap_err();
