@@ -51,6 +51,9 @@ const MAX_QUEUES: usize = 100;
 /// Tasks that one completion may report as discovered.
 const MAX_DISCOVERED: usize = 10_000;
 
+/// Longer than anybody waits; a number that no clock holds would never come round.
+const MAX_REJECT_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// How callers reach the service. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
@@ -345,6 +348,9 @@ fn rejection(worker: &WorkerName, item: pb::Rejection) -> Result<HandBack, Strin
         return Err(format!("reason has {} bytes; at most {MAX_REASON_BYTES}", item.reason.len()));
     }
     let delay = item.delay.map(|delay| validate::positive("delay", delay)).transpose()?;
+    if let Some(delay) = delay.filter(|delay| *delay > MAX_REJECT_DELAY) {
+        return Err(format!("delay is {}s; at most {}s, 365 days", delay.as_secs(), MAX_REJECT_DELAY.as_secs()));
+    }
     let how = match item.retry {
         Some(false) => How::Never,
         _ => How::Retry(delay),

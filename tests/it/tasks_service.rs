@@ -132,6 +132,14 @@ impl Service {
         self.tasks.complete(complete).await.unwrap().results.remove(0)
     }
 
+    async fn reject(&self, leased: &pb::LeasedTask, delay_s: i64) -> pb::ItemResult {
+        let (id, lease_token) = (leased.id.clone(), leased.lease_token.clone());
+        let delay = Some(prost_types::Duration { seconds: delay_s, nanos: 0 });
+        let rejection = pb::Rejection { id, lease_token, delay, ..Default::default() };
+        let reject = pb::RejectTasksRequest { worker: "w".into(), rejections: vec![rejection] };
+        self.tasks.reject(reject).await.unwrap().results.remove(0)
+    }
+
     async fn stop(self) {
         self.supervisor.stop();
         self.supervisor.wait().await;
@@ -147,5 +155,16 @@ async fn a_report_larger_than_the_bus_takes_is_invalid() {
     assert_eq!(result.status(), pb::ItemStatus::Invalid);
     assert!(result.error.ends_with("bytes together; at most 8388608"), "{}", result.error);
     assert_eq!(service.complete(&leased, vec![task; 9]).await.status(), pb::ItemStatus::Ok);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_task_is_rejected_for_a_year_at_most() {
+    let service = Service::start(&["q"]).await;
+    let leased = service.lease("q").await;
+    let result = service.reject(&leased, 365 * 24 * 3600 + 1).await;
+    assert_eq!(result.status(), pb::ItemStatus::Invalid);
+    assert_eq!(result.error, "delay is 31536001s; at most 31536000s, 365 days");
+    assert_eq!(service.reject(&leased, 365 * 24 * 3600).await.status(), pb::ItemStatus::Ok);
     service.stop().await;
 }
