@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use taskd::{
-    bus::redis_streams::RedisStreams,
+    bus::{Bus, Topic, redis_streams::RedisStreams},
     config::Settings,
     model::{self, Offset, QueueName, ShardId, TaskId},
     pb,
@@ -16,7 +16,10 @@ use taskd::{
 
 use crate::{
     discovery_insert::watched,
-    support::redis::{Fsync, RedisServer},
+    support::{
+        redis::{Fsync, RedisServer},
+        until,
+    },
 };
 
 /// A queue with one task.
@@ -102,6 +105,8 @@ async fn every_call_is_counted_with_how_it_ended() {
 /// The service over queues with one task each.
 struct Service {
     tasks: tasks::Handle,
+    bus: Arc<RedisStreams>,
+    redis: Redis,
     supervisor: Supervisor,
     _server: RedisServer,
 }
@@ -114,10 +119,10 @@ impl Service {
         for name in queues {
             one_task(&queue, name).await;
         }
-        let bus = Arc::new(RedisStreams::open(redis, "", 1).await.unwrap());
+        let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
         let supervisor = Supervisor::new();
-        let tasks = tasks::start(queue, bus, &Arc::new(Settings::default()), &supervisor);
-        Self { tasks, supervisor, _server: server }
+        let tasks = tasks::start(queue, bus.clone(), &Arc::new(Settings::default()), &supervisor);
+        Self { tasks, bus, redis, supervisor, _server: server }
     }
 
     async fn lease(&self, queue: &str) -> pb::LeasedTask {
@@ -166,5 +171,17 @@ async fn a_task_is_rejected_for_a_year_at_most() {
     assert_eq!(result.status(), pb::ItemStatus::Invalid);
     assert_eq!(result.error, "delay is 31536001s; at most 31536000s, 365 days");
     assert_eq!(service.reject(&leased, 365 * 24 * 3600).await.status(), pb::ItemStatus::Ok);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_damaged_outbox_holds_up_no_other_shard() {
+    let service = Service::start(&["a", "q"]).await;
+    let damage = redis::cmd("XADD").arg("t:{a:0}:S").arg(&["*", "x", "no id"]).clone();
+    damage.query_async::<()>(&mut service.redis.conn()).await.unwrap();
+    let leased = service.lease("q").await;
+    assert_eq!(service.complete(&leased, vec![]).await.status(), pb::ItemStatus::Ok);
+    until("the report of q is on the bus", async || service.bus.ends(Topic::TaskResults).await.unwrap()[0].is_some())
+        .await;
     service.stop().await;
 }
