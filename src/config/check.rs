@@ -8,7 +8,7 @@ use super::{
     Error, Origins, QueueSettings, Settings,
     units::{ByteSize, Time},
 };
-use crate::model::MAX_RECORD_BYTES;
+use crate::model::{MAX_RECORD_BYTES, MAX_REPLICAS};
 
 /// Redis's scripts unpack a batch onto Lua's stack, which ends near 8,000 values.
 const BATCH: RangeInclusive<usize> = 1..=1000;
@@ -78,7 +78,7 @@ impl Checker<'_> {
 
     fn limits(&self, settings: &Settings) -> Result<(), Error> {
         let limits = &settings.limits;
-        self.range("max_replicas", limits.max_replicas, 1..=10_000)?;
+        self.range("max_replicas", limits.max_replicas, 1..=MAX_REPLICAS)?;
         self.range("max_items", limits.max_items, BATCH)?;
         self.time("max_lease", limits.max_lease, SHORTEST_LEASE..=LONGEST_LEASE)?;
         self.time("max_wait", limits.max_wait, Duration::ZERO..=Duration::from_secs(3600))?;
