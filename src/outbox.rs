@@ -12,7 +12,7 @@ use prost::Message;
 use crate::{
     bus::{self, Bus, Record, Topic},
     config::{Queues, Settings},
-    model::{self, QueueName, TaskRow},
+    model::{self, MAX_RECORD_BYTES, QueueName, TaskRow},
     pb,
     store::{self, NewRow, Published, Store, Turn, Unpublished},
 };
@@ -112,6 +112,8 @@ impl Outbox {
         let records: Vec<_> = poison
             .iter()
             .map(|(message, reason)| {
+                // A letter that is larger than the bus takes would be one more piece of poison.
+                let value = message.value.slice(..message.value.len().min(MAX_RECORD_BYTES));
                 tracing::warn!(%topic, partition = message.partition, offset = %message.offset, "poison: {reason}");
                 let letter = pb::DeadLetter {
                     reason: reason.clone(),
@@ -119,7 +121,7 @@ impl Outbox {
                     topic: topic.as_str().to_owned(),
                     partition: message.partition,
                     offset: message.offset.to_string(),
-                    value: message.value.clone(),
+                    value,
                     ..Default::default()
                 };
                 Record { partition: 0, value: letter.encode_to_vec().into() }

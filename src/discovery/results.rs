@@ -8,9 +8,9 @@ use tokio_util::sync::CancellationToken;
 use super::Parts;
 use crate::{
     bus::{Message, Reading, Topic},
-    model::{self, QueueName, TaskId, TaskRow, validate},
+    model::{self, QueueName, TaskId, TaskRow, WorkerName, validate},
     pb,
-    store::{Inserted, Settled, Settlement},
+    store::{Inserted, NewRow, Settled, Settlement},
     supervise::{Beat, Supervisor},
     telemetry::metrics::{self, Dropped, Source},
 };
@@ -38,15 +38,14 @@ async fn consume(parts: Parts, beat: Arc<Beat>, stop: CancellationToken) -> anyh
 }
 
 async fn handle(parts: &Parts, messages: &[Message]) -> anyhow::Result<()> {
-    let started = Instant::now();
-    let (mut settlements, mut poison) = (Vec::new(), Vec::new());
+    let (mut reports, mut poison) = (Vec::new(), Vec::new());
     for message in messages {
         match pb::ReportBatch::decode(message.value.clone()) {
             Ok(batch) => {
-                for report in batch.reports {
+                for (index, report) in batch.reports.into_iter().enumerate() {
                     match settlement(parts, report) {
-                        Ok(settlement) => settlements.push(settlement),
-                        Err(reason) => poison.push((message.clone(), reason)),
+                        Ok(settlement) => reports.push(Reported { settlement, message, index }),
+                        Err(reason) => poison.push((alone(message, index), reason)),
                     }
                 }
             }
@@ -54,9 +53,53 @@ async fn handle(parts: &Parts, messages: &[Message]) -> anyhow::Result<()> {
         }
     }
     parts.outbox.bury(Topic::TaskResults, &poison).await?;
-    let discovered: Vec<Vec<TaskRow>> = settlements.iter().map(discovered).collect();
-    let settled = parts.outbox.store.settle(settlements).await?;
-    let (new, duplicates) = new_tasks(discovered, &settled);
+    let mut rest = vec![&reports[..]];
+    while let Some(some) = rest.pop() {
+        let started = Instant::now();
+        match parts.outbox.store.settle(some.iter().map(|report| report.settlement.clone()).collect()).await {
+            Ok(settled) => follow(parts, some, settled, started).await?,
+            Err(error) if !error.is_refusal() => return Err(error.into()),
+            // Halves, the first one first, until the report that is refused stands alone.
+            Err(error) => match some {
+                [report] => {
+                    let letter = (alone(report.message, report.index), error.to_string());
+                    parts.outbox.bury(Topic::TaskResults, &[letter]).await?;
+                }
+                _ => {
+                    let (first, second) = some.split_at(some.len() / 2);
+                    rest.extend([second, first]);
+                }
+            },
+        }
+    }
+    Ok(())
+}
+
+/// A report, and where it stood.
+struct Reported<'a> {
+    settlement: Settlement,
+    message: &'a Message,
+    index: usize,
+}
+
+/// The message with only this report of it.
+fn alone(message: &Message, index: usize) -> Message {
+    let mut alone = message.clone();
+    if let Ok(mut batch) = pb::EncodedReportBatch::decode(message.value.clone()) {
+        batch.reports = batch.reports.get(index).cloned().into_iter().collect();
+        alone.value = batch.encode_to_vec().into();
+    }
+    alone
+}
+
+/// What comes after the SQL commit.
+async fn follow(
+    parts: &Parts,
+    reports: &[Reported<'_>],
+    settled: Vec<Settled>,
+    started: Instant,
+) -> anyhow::Result<()> {
+    let (new, duplicates) = new_tasks(reports, &settled);
     metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
     let publish: Vec<_> = new.iter().filter(|row| parts.outbox.goes_out_now(row, &parts.settings)).cloned().collect();
     parts.publish(&publish).await?;
@@ -73,6 +116,7 @@ fn settlement(parts: &Parts, report: pb::Report) -> Result<Settlement, String> {
     let at_unix_ms = report.at_unix_ms;
     match report.what {
         Some(pb::report::What::Completed(done)) => {
+            WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
             let rows = done.discovered.into_iter().enumerate().filter_map(|(index, task)| {
                 let index = u32::try_from(index).ok()?;
                 row(parts, task, TaskId::derived(id, &done.worker, index, at_unix_ms))
@@ -104,20 +148,20 @@ fn row(parts: &Parts, task: pb::NewTask, id: TaskId) -> Option<TaskRow> {
     }
 }
 
-fn discovered(settlement: &Settlement) -> Vec<TaskRow> {
+fn discovered(settlement: &Settlement) -> &[NewRow] {
     match settlement {
-        Settlement::Completed { discovered, .. } => discovered.iter().map(|new| new.task.clone()).collect(),
-        Settlement::Died { .. } => Vec::new(),
+        Settlement::Completed { discovered, .. } => discovered,
+        Settlement::Died { .. } => &[],
     }
 }
 
 /// The rows that were new, and how many were not.
-fn new_tasks(discovered: Vec<Vec<TaskRow>>, settled: &[Settled]) -> (Vec<TaskRow>, usize) {
+fn new_tasks(reports: &[Reported<'_>], settled: &[Settled]) -> (Vec<TaskRow>, usize) {
     let (mut new, mut duplicates) = (Vec::new(), 0);
-    for (rows, settled) in discovered.into_iter().zip(settled) {
-        for (row, inserted) in rows.into_iter().zip(&settled.discovered) {
+    for (report, settled) in reports.iter().zip(settled) {
+        for (row, inserted) in discovered(&report.settlement).iter().zip(&settled.discovered) {
             match inserted {
-                Inserted::New => new.push(row),
+                Inserted::New => new.push(row.task.clone()),
                 Inserted::Duplicate { .. } => duplicates += 1,
             }
         }
