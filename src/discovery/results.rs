@@ -18,6 +18,11 @@ use crate::{
 /// Records of `task-results` read at once; each has up to a thousand reports.
 const RECORDS: usize = 64;
 
+/// Reports in one transaction. One that ran into the statement timeout would be repeated as large as it was.
+const SETTLED_AT_ONCE: usize = 1000;
+/// Discovered tasks in one transaction, unless a single report has more.
+const DISCOVERED_AT_ONCE: usize = 5000;
+
 pub(super) fn start(parts: &Parts, supervisor: &Supervisor) {
     let (parts, stop) = (parts.clone(), supervisor.stop_token());
     let beat = Arc::new(supervisor.progress().register("discovery/results"));
@@ -53,7 +58,9 @@ async fn handle(parts: &Parts, messages: &[Message]) -> anyhow::Result<()> {
         }
     }
     parts.outbox.bury(Topic::TaskResults, &poison).await?;
-    let mut rest = vec![&reports[..]];
+    // Each piece may be settled again: after a crash in between, those before it are `repeated`.
+    let mut rest = pieces(&reports);
+    rest.reverse();
     while let Some(some) = rest.pop() {
         let started = Instant::now();
         match parts.outbox.store.settle(some.iter().map(|report| report.settlement.clone()).collect()).await {
@@ -80,6 +87,22 @@ struct Reported<'a> {
     settlement: Settlement,
     message: &'a Message,
     index: usize,
+}
+
+/// What one transaction settles. In order.
+fn pieces<'a, 'm>(reports: &'a [Reported<'m>]) -> Vec<&'a [Reported<'m>]> {
+    let (mut pieces, mut rest) = (Vec::new(), reports);
+    while !rest.is_empty() {
+        let mut rows = 0;
+        let fits = rest.iter().take(SETTLED_AT_ONCE).take_while(|report| {
+            rows += discovered(&report.settlement).len();
+            rows <= DISCOVERED_AT_ONCE
+        });
+        let (piece, behind) = rest.split_at(fits.count().max(1));
+        pieces.push(piece);
+        rest = behind;
+    }
+    pieces
 }
 
 /// The message with only this report of it.
@@ -167,4 +190,38 @@ fn new_tasks(reports: &[Reported<'_>], settled: &[Settled]) -> (Vec<TaskRow>, us
         }
     }
     (new, duplicates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::{Limits, QueueSettings},
+        model::Offset,
+        store::Unpublished,
+    };
+
+    fn sizes(discovered: &[usize]) -> Vec<usize> {
+        let message = Message { partition: 0, offset: Offset { major: 1, minor: 0 }, value: "".into() };
+        let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
+        let task =
+            validate::task_row(task, TaskId::new(), &QueueSettings::default(), &Limits::default(), 1, 1).unwrap();
+        let row = NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 };
+        let report = |discovered: &usize| {
+            let (id, worker, discovered) = (TaskId::new(), "w".to_owned(), vec![row.clone(); *discovered]);
+            let settlement =
+                Settlement::Completed { id, worker, result: "".into(), attempt: 1, at_unix_ms: 1, discovered };
+            Reported { settlement, message: &message, index: 0 }
+        };
+        let reports: Vec<_> = discovered.iter().map(report).collect();
+        pieces(&reports).into_iter().map(<[_]>::len).collect()
+    }
+
+    #[test]
+    fn a_transaction_settles_so_much_and_no_more() {
+        assert_eq!(sizes(&[]), [0; 0]);
+        assert_eq!(sizes(&[0; 2500]), [1000, 1000, 500]);
+        assert_eq!(sizes(&[2000, 2000, 2000, 1000]), [2, 2]);
+        assert_eq!(sizes(&[1, 9000, 1]), [1, 1, 1], "one report goes, whatever it discovered");
+    }
 }
