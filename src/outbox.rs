@@ -12,7 +12,7 @@ use prost::Message;
 use crate::{
     bus::{self, Bus, Record, Topic},
     config::{Queues, Settings},
-    model::{self, MAX_RECORD_BYTES, QueueName, TaskRow},
+    model::{self, MAX_RECORD_BYTES, QueueName, TaskId, TaskRow},
     pb,
     store::{self, NewRow, Published, Store, Turn, Unpublished},
 };
@@ -29,6 +29,14 @@ impl Error {
     /// The bus has to be opened anew: see [`bus::Error::Lost`].
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Bus(bus::Error::Lost { .. }))
+    }
+
+    /// A row is at fault, not the bus or the database.
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::Store(error) => error.is_refusal(),
+            Self::Bus(error) => matches!(error, bus::Error::TooLarge { .. }),
+        }
     }
 }
 
@@ -58,6 +66,27 @@ impl Outbox {
             rest = later;
         }
         Ok(())
+    }
+
+    /// The same, but a row that is refused does not hold up the others. Answers which are.
+    pub async fn publish_others(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Vec<TaskId>, Error> {
+        let mut refused = Vec::new();
+        match self.publish(rows, again).await {
+            Err(error) if error.is_refusal() => {}
+            other => return other.map(|()| refused),
+        }
+        for row in rows {
+            // Some of the batch may stand on the bus: again.
+            match self.publish_some(std::slice::from_ref(row), true).await {
+                Err(error) if error.is_refusal() => {
+                    let id = row.0.id;
+                    tracing::error!(%id, "task {id} cannot be published, and stays in the outbox: {error}");
+                    refused.push(id);
+                }
+                other => other?,
+            }
+        }
+        Ok(refused)
     }
 
     async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<(), Error> {

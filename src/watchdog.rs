@@ -113,24 +113,28 @@ impl Watchdog {
             self.outbox.gates.close(&queue);
         }
         let mut looked_for_parked = Instant::now();
+        // Left out until the next look, so that each is tried, and named in the log, every few seconds.
+        let mut refused = HashSet::new();
         loop {
             let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
             let due = self.outbox.store.due(model::now_unix_ms(), limit).await?;
-            let full = due.len() == self.settings.watchdog.batch_max;
+            let full = due.len() == self.settings.watchdog.batch_max && refused.is_empty();
             let mut by_reason: BTreeMap<u8, Vec<(&TaskRow, Turn)>> = BTreeMap::new();
-            for row in &due {
+            for row in due.iter().filter(|row| !refused.contains(&row.task.id)) {
                 by_reason.entry(row.unpublished as u8).or_default().push((&row.task, row.turn));
             }
             for (reason, rows) in by_reason {
                 // What was never published needs no second look; a fresh row may have been, just before its mark.
                 let again = reason != Unpublished::Scheduled as u8;
-                self.outbox.publish(&rows, again).await?;
-                metrics::outbox_republished(republished(reason), rows.len());
+                let left = self.outbox.publish_others(&rows, again).await?;
+                metrics::outbox_republished(republished(reason), rows.len() - left.len());
+                refused.extend(left);
             }
-            let released = self.release_parked(limit).await?;
+            let released = self.release_parked(limit, &mut refused).await?;
             // Another process may have parked tasks.
             if looked_for_parked.elapsed() > Duration::from_secs(5) {
                 looked_for_parked = Instant::now();
+                refused.clear();
                 for queue in self.outbox.store.parked_queues().await? {
                     self.outbox.gates.close(&queue);
                 }
@@ -144,7 +148,7 @@ impl Watchdog {
     }
 
     /// Publishes parked tasks of queues that have room again; opens the gate of one that has none parked. Whether it released any.
-    async fn release_parked(&self, limit: u32) -> anyhow::Result<bool> {
+    async fn release_parked(&self, limit: u32, refused: &mut HashSet<TaskId>) -> anyhow::Result<bool> {
         let mut any = false;
         for queue in self.outbox.gates.closed() {
             if !self.has_room(&queue).await? {
@@ -155,11 +159,13 @@ impl Watchdog {
                 self.outbox.gates.open(&queue);
                 continue;
             }
-            let rows: Vec<_> = parked.iter().map(|row| (&row.task, row.turn)).collect();
+            let parked = parked.iter().filter(|row| !refused.contains(&row.task.id));
+            let rows: Vec<_> = parked.map(|row| (&row.task, row.turn)).collect();
             // A parked task was perhaps published before, and parked by the fanout.
-            self.outbox.publish(&rows, true).await?;
-            metrics::outbox_republished(Republished::Unparked, rows.len());
-            any = true;
+            let left = self.outbox.publish_others(&rows, true).await?;
+            metrics::outbox_republished(Republished::Unparked, rows.len() - left.len());
+            any |= left.len() < rows.len();
+            refused.extend(left);
         }
         Ok(any)
     }

@@ -279,7 +279,13 @@ impl Bus for Kafka {
         let published = publish(&self.producer(), &self.names.topic(topic), records).await;
         published.map_err(|error| {
             self.replace_producer_if_broken();
-            Error::Publish { topic, reason: error.to_string() }
+            let reason = error.to_string();
+            match error {
+                KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge) => {
+                    Error::TooLarge { topic, reason }
+                }
+                _ => Error::Publish { topic, reason },
+            }
         })
     }
 

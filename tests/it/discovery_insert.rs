@@ -3,22 +3,25 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use prost::Message;
 use redis::AsyncCommands;
 use reqwest::header;
 use serde_json::Value;
 use taskd::{
-    bus::{Bus, Record, Topic, redis_streams::RedisStreams},
+    bus::{self, Bus, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
     config::Settings,
     dedup::Filter,
     discovery::{self, Error, Handle},
     ingress::{self, State},
-    model::{QueueName, StoredStatus, TaskId},
+    model::{Offset, QueueName, StoredStatus, TaskId},
     outbox::{self, Gates, Outbox},
     pb::{self, InsertStatus},
+    queue::Queue,
     redis_pool::Redis,
     store::{Settlement, Store},
     supervise::Supervisor,
+    watchdog,
 };
 
 use crate::{
@@ -208,6 +211,68 @@ async fn a_report_that_sql_refuses_is_buried_alone() {
     assert_eq!(letters.len(), 2, "{letters:?}");
     assert!(letters[&batch(&reports[1..2])].contains("no such worker"), "{letters:?}");
     assert!(letters[&batch(&reports[2..3])].contains("worker is missing"), "{letters:?}");
+    fixture.stop().await;
+}
+
+/// A bus that takes no record with a mark in it, as Kafka does with one that is too large.
+struct Picky(Arc<RedisStreams>);
+
+const TOO_LARGE: &[u8] = b"too large";
+
+#[async_trait]
+impl Bus for Picky {
+    fn generation(&self) -> &str {
+        self.0.generation()
+    }
+
+    fn partitions(&self, topic: Topic) -> u32 {
+        self.0.partitions(topic)
+    }
+
+    async fn publish(&self, topic: Topic, records: &[Record]) -> bus::Result<Vec<Offset>> {
+        let is_large = |record: &Record| record.value.windows(TOO_LARGE.len()).any(|part| part == TOO_LARGE);
+        if records.iter().any(is_large) {
+            return Err(bus::Error::TooLarge { topic, reason: "too large".into() });
+        }
+        self.0.publish(topic, records).await
+    }
+
+    async fn subscribe(&self, topic: Topic, reading: Reading) -> bus::Result<Box<dyn Subscription>> {
+        self.0.subscribe(topic, reading).await
+    }
+
+    async fn ends(&self, topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
+        self.0.ends(topic).await
+    }
+
+    async fn committed(&self, topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
+        self.0.committed(topic).await
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+#[tokio::test]
+async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
+    let fixture = Fixture::start().await;
+    let later = |key: &'static [u8]| {
+        let delay = Some(prost_types::Duration { seconds: 24 * 3600, nanos: 0 });
+        pb::NewTask { queue: "q".into(), key: key.into(), delay, ..Default::default() }
+    };
+    fixture.discovery.insert(vec![later(b"1"), later(TOO_LARGE), later(b"3")]).await.unwrap();
+    fixture.database.execute("UPDATE outbox SET due_ms = 0").await;
+
+    let bus = Arc::new(Picky(fixture.bus.clone()));
+    let outbox = Outbox { store: Arc::clone(&fixture.store), bus, gates: Gates::default() };
+    let queue = Queue::new(fixture.redis.clone());
+    watchdog::start(outbox, queue, &fixture.state.settings, &fixture.supervisor);
+    until("only the large one is left", async || {
+        let due = fixture.store.due(i64::MAX, 10).await.unwrap();
+        due.iter().all(|row| row.task.key == TOO_LARGE)
+    })
+    .await;
     fixture.stop().await;
 }
 
