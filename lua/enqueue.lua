@@ -8,6 +8,7 @@
 --   offset, id, NUM, not_before (ms, 0 at once), body, credited workers as msgpack array ('' none)
 -- Returns {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
 --       | {'ok', dealt with, added, known}: when fewer were dealt with than given, the queue is full at the next one
+--       | an error BADTASK for a body whose priority is none: nothing was changed
 local function parse(offset)
   local major, minor = string.match(offset, '^(%d+)%-(%d+)$')
   return tonumber(major), tonumber(minor)
@@ -72,7 +73,10 @@ for i, id in ipairs(ids) do
     local t = {'L', num, 0, 0, credited, {}, 0}
     if left(t) > 0 then
       seen[id] = true
-      local lane = lane_of(string.byte(body), false)
+      local priority = string.byte(body) or 0
+      -- Before the first write: the fanout buries such a record, and what stands here is found again by nobody.
+      if not is_priority(priority) then return redis.error_reply('BADTASK priority ' .. priority) end
+      local lane = lane_of(priority, false)
       if not_before > now then
         t[WAIT] = left(t)
         delay_args[#delay_args + 1] = not_before

@@ -12,7 +12,7 @@ use prost::Message;
 use crate::{
     bus::{self, Bus, Record, Topic},
     config::{Queues, Settings},
-    model::{self, Offset, QueueName, TaskRow},
+    model::{self, MAX_RECORD_BYTES, Offset, QueueName, TaskId, TaskRow},
     pb,
     store::{self, NewRow, Published, Store, Turn, Unpublished},
 };
@@ -30,10 +30,21 @@ impl Error {
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Bus(bus::Error::Lost { .. }))
     }
+
+    /// A row is at fault, not the bus or the database.
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::Store(error) => error.is_refusal(),
+            Self::Bus(error) => matches!(error, bus::Error::TooLarge { .. }),
+        }
+    }
 }
 
 /// Bytes of records that are published at once, about.
 const PUBLISH_BYTES: usize = 8 << 20;
+
+/// The last offset that was published, per partition.
+pub type Last = BTreeMap<u32, Offset>;
 
 #[derive(Clone)]
 pub struct Outbox {
@@ -45,8 +56,8 @@ pub struct Outbox {
 impl Outbox {
     /// Publishes rows of the outbox to `pipeline`, then marks them. Killed in between, they are published again: the queue ignores what it knows,
     /// and `again` makes the fanout ask SQL about the rest. Answers the last offset per partition.
-    pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<BTreeMap<u32, Offset>, Error> {
-        let (mut rest, mut last) = (rows, BTreeMap::new());
+    pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
+        let (mut rest, mut last) = (rows, Last::new());
         while !rest.is_empty() {
             let mut bytes = 0;
             let fits = rest.iter().take_while(|(row, _)| {
@@ -60,7 +71,28 @@ impl Outbox {
         Ok(last)
     }
 
-    async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<BTreeMap<u32, Offset>, Error> {
+    /// The same, but a row that is refused does not hold up the others. Answers which are, too.
+    pub async fn publish_others(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<(Last, Vec<TaskId>), Error> {
+        match self.publish(rows, again).await {
+            Err(error) if error.is_refusal() => {}
+            other => return other.map(|last| (last, Vec::new())),
+        }
+        let (mut last, mut refused) = (Last::new(), Vec::new());
+        for row in rows {
+            // Some of the batch may stand on the bus: again.
+            match self.publish_some(std::slice::from_ref(row), true).await {
+                Err(error) if error.is_refusal() => {
+                    let id = row.0.id;
+                    tracing::error!(%id, "task {id} cannot be published, and stays in the outbox: {error}");
+                    refused.push(id);
+                }
+                other => last.extend(other?),
+            }
+        }
+        Ok((last, refused))
+    }
+
+    async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
         let now = model::now_unix_ms();
         let partitions = self.bus.partitions(Topic::Pipeline).max(1);
         let records: Vec<_> = rows
@@ -113,6 +145,8 @@ impl Outbox {
         let records: Vec<_> = poison
             .iter()
             .map(|(message, reason)| {
+                // A letter that is larger than the bus takes would be one more piece of poison.
+                let value = message.value.slice(..message.value.len().min(MAX_RECORD_BYTES));
                 tracing::warn!(%topic, partition = message.partition, offset = %message.offset, "poison: {reason}");
                 let letter = pb::DeadLetter {
                     reason: reason.clone(),
@@ -120,7 +154,7 @@ impl Outbox {
                     topic: topic.as_str().to_owned(),
                     partition: message.partition,
                     offset: message.offset.to_string(),
-                    value: message.value.clone(),
+                    value,
                     ..Default::default()
                 };
                 Record { partition: 0, value: letter.encode_to_vec().into() }

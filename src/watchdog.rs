@@ -20,7 +20,7 @@ use crate::{
     bus::Topic,
     config::Settings,
     model::{self, Offset, QueueName, ShardId, TaskId, TaskRow},
-    outbox::Outbox,
+    outbox::{Last, Outbox},
     queue::{self, Queue},
     store::{PublishedTask, Turn, Unpublished},
     supervise::{Beat, Supervisor},
@@ -50,8 +50,8 @@ pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor:
     supervisor.spawn("watchdog/depths", move || dog.clone().depths(Arc::clone(&beat)));
 }
 
-/// Parked tasks that were released and that the fanout has not read yet, by queue: the last offset per partition.
-type OnTheirWay = HashMap<QueueName, BTreeMap<u32, Offset>>;
+/// Parked tasks that were released and that the fanout has not read yet, by queue.
+type OnTheirWay = HashMap<QueueName, Last>;
 
 /// Elements per lane that one sweep looks at.
 const SWEEP: usize = 512;
@@ -123,25 +123,29 @@ impl Watchdog {
             self.outbox.gates.close(&queue);
         }
         let (mut looked_for_parked, mut on_their_way) = (Instant::now(), OnTheirWay::new());
+        // Left out until the next look, so that each is tried, and named in the log, every few seconds.
+        let mut refused = HashSet::new();
         loop {
             let started = Instant::now();
             let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
             let due = self.outbox.store.due(model::now_unix_ms(), limit).await?;
-            let full = due.len() == self.settings.watchdog.batch_max;
+            let full = due.len() == self.settings.watchdog.batch_max && refused.is_empty();
             let mut by_reason: BTreeMap<u8, Vec<(&TaskRow, Turn)>> = BTreeMap::new();
-            for row in &due {
+            for row in due.iter().filter(|row| !refused.contains(&row.task.id)) {
                 by_reason.entry(row.unpublished as u8).or_default().push((&row.task, row.turn));
             }
             for (reason, rows) in by_reason {
                 // What was never published needs no second look; a fresh row may have been, just before its mark.
                 let again = reason != Unpublished::Scheduled as u8;
-                self.outbox.publish(&rows, again).await?;
-                metrics::outbox_republished(republished(reason), rows.len());
+                let (_, left) = self.outbox.publish_others(&rows, again).await?;
+                metrics::outbox_republished(republished(reason), rows.len() - left.len());
+                refused.extend(left);
             }
-            self.release_parked(limit, &mut on_their_way).await?;
+            self.release_parked(limit, &mut on_their_way, &mut refused).await?;
             // Another process may have parked tasks.
             if looked_for_parked.elapsed() > Duration::from_secs(5) {
                 looked_for_parked = Instant::now();
+                refused.clear();
                 for queue in self.outbox.store.parked_queues().await? {
                     self.outbox.gates.close(&queue);
                 }
@@ -160,7 +164,12 @@ impl Watchdog {
     }
 
     /// Publishes parked tasks of queues that have room again; opens the gate of one that has none parked.
-    async fn release_parked(&self, limit: u32, on_their_way: &mut OnTheirWay) -> anyhow::Result<()> {
+    async fn release_parked(
+        &self,
+        limit: u32,
+        on_their_way: &mut OnTheirWay,
+        refused: &mut HashSet<TaskId>,
+    ) -> anyhow::Result<()> {
         if !on_their_way.is_empty() {
             let committed = self.outbox.bus.committed(Topic::Pipeline).await?;
             let read = |partition: u32| committed.get(partition as usize).copied().flatten();
@@ -176,10 +185,13 @@ impl Watchdog {
                 self.outbox.gates.open(&queue);
                 continue;
             }
-            let rows: Vec<_> = parked.iter().map(|row| (&row.task, row.turn)).collect();
+            let parked = parked.iter().filter(|row| !refused.contains(&row.task.id));
+            let rows: Vec<_> = parked.map(|row| (&row.task, row.turn)).collect();
             // A parked task was perhaps published before, and parked by the fanout.
-            on_their_way.insert(queue, self.outbox.publish(&rows, true).await?);
-            metrics::outbox_republished(Republished::Unparked, rows.len());
+            let (last, left) = self.outbox.publish_others(&rows, true).await?;
+            metrics::outbox_republished(Republished::Unparked, rows.len() - left.len());
+            refused.extend(left);
+            on_their_way.insert(queue, last);
         }
         Ok(())
     }

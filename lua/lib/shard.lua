@@ -30,8 +30,11 @@ if not now then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Lane 1 to 6 of a priority (1 high, 2 medium, 3 low): each has its retry lane before it.
+-- Lane 1 to 6 of a priority (1 high, 2 medium, 3 low): each has its retry lane before it. A body that is damaged waits in the medium one:
+-- of another number would come a key that is no lane, such as the outbox.
+local function is_priority(priority) return priority >= 1 and priority <= 3 end
 local function lane_of(priority, retry)
+  if not is_priority(priority) then priority = 2 end
   return priority * 2 - (retry and 1 or 0)
 end
 local function T(lane) return KEYS[7 + 3 * lane] end

@@ -28,7 +28,7 @@ use crate::model::Offset;
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// How long a record may take to be written, a change of leader included.
 const DELIVER_WITHIN: Duration = Duration::from_secs(30);
-/// A record is one task or one result, a few MiB at most, and protobuf around it.
+/// A record is one task, or reports of half a MiB and one more: each of `model::MAX_RECORD_BYTES` at most, and protobuf around it.
 const MAX_RECORD_BYTES: &str = "16777216";
 
 pub struct Kafka {
@@ -279,7 +279,13 @@ impl Bus for Kafka {
         let published = publish(&self.producer(), &self.names.topic(topic), records).await;
         published.map_err(|error| {
             self.replace_producer_if_broken();
-            Error::Publish { topic, reason: error.to_string() }
+            let reason = error.to_string();
+            match error {
+                KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge) => {
+                    Error::TooLarge { topic, reason }
+                }
+                _ => Error::Publish { topic, reason },
+            }
         })
     }
 

@@ -16,6 +16,9 @@ use crate::model::Offset;
 pub enum Error {
     #[error("failed to publish to {topic}: {reason}")]
     Publish { topic: Topic, reason: String },
+    /// A record is larger than the bus takes: without it the others go.
+    #[error("failed to publish to {topic}: {reason}")]
+    TooLarge { topic: Topic, reason: String },
     #[error("failed to read {topic}: {reason}")]
     Read { topic: Topic, reason: String },
     #[error("failed to acknowledge in {topic}: {reason}")]

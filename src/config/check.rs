@@ -8,12 +8,15 @@ use super::{
     Error, Origins, QueueSettings, Settings,
     units::{ByteSize, Time},
 };
+use crate::model::{MAX_RECORD_BYTES, MAX_REPLICAS};
 
 /// Redis's scripts unpack a batch onto Lua's stack, which ends near 8,000 values.
 const BATCH: RangeInclusive<usize> = 1..=1000;
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// Leases travel as milliseconds in 32 bits.
 const LONGEST_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Stored as JSON text, in which a byte may take six, in a column that ends at 16 MiB.
+const MOST_HEADERS: usize = 1 << 20;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// The first thing that is wrong.
@@ -78,19 +81,23 @@ impl Checker<'_> {
 
     fn limits(&self, settings: &Settings) -> Result<(), Error> {
         let limits = &settings.limits;
-        self.range("max_replicas", limits.max_replicas, 1..=10_000)?;
+        self.range("max_replicas", limits.max_replicas, 1..=MAX_REPLICAS)?;
         self.range("max_items", limits.max_items, BATCH)?;
         self.time("max_lease", limits.max_lease, SHORTEST_LEASE..=LONGEST_LEASE)?;
         self.time("max_wait", limits.max_wait, Duration::ZERO..=Duration::from_secs(3600))?;
         let request = ByteSize(limits.max_request_bytes as u64);
         let parts = [
-            ("max_payload_bytes", limits.max_payload_bytes),
-            ("max_headers_bytes", limits.max_headers_bytes),
-            ("max_result_bytes", limits.max_result_bytes),
+            ("max_payload_bytes", limits.max_payload_bytes, MAX_RECORD_BYTES),
+            ("max_headers_bytes", limits.max_headers_bytes, MOST_HEADERS),
+            ("max_result_bytes", limits.max_result_bytes, MAX_RECORD_BYTES),
         ];
-        for (key, bytes) in parts {
+        for (key, bytes, most) in parts {
             if bytes > limits.max_request_bytes {
                 let why = format!("must not exceed {}", self.shown("max_request_bytes", request));
+                return self.fail(key, ByteSize(bytes as u64), &why);
+            }
+            if bytes > most {
+                let why = format!("must not exceed {}: the bus and SQL hold no more", ByteSize(most as u64));
                 return self.fail(key, ByteSize(bytes as u64), &why);
             }
         }
@@ -285,6 +292,12 @@ mod tests {
                 |s| s.limits.max_payload_bytes = 64 << 20,
                 "max_payload_bytes = 64MiB (the default) must not exceed max_request_bytes = 32MiB",
             ),
+            (
+                |s| s.limits.max_payload_bytes = 9 << 20,
+                "max_payload_bytes = 9MiB (the default) must not exceed 8MiB: the bus and SQL hold no more",
+            ),
+            (|s| s.limits.max_headers_bytes = 2 << 20, "max_headers_bytes = 2MiB (the default) must not exceed 1MiB"),
+            (|s| s.limits.max_result_bytes = 16 << 20, "max_result_bytes = 16MiB (the default) must not exceed 8MiB"),
             (|s| s.limits.max_replicas = 0, "max_replicas = 0"),
             (
                 |s| s.queues.default.replicas = 101,

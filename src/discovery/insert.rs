@@ -232,6 +232,13 @@ async fn store(parts: &Parts, batch: Vec<Pending>) -> Vec<TaskRow> {
             let fresh = rows.into_iter().zip(inserted).filter(|(_, one)| *one == Inserted::New).map(|(row, _)| row);
             new.extend(fresh.filter(|row| parts.outbox.goes_out_now(row, &parts.settings)));
         }
+        // One caller's rows are no reason to turn the others away.
+        Err(error) if !error.is_transient() && batch.len() > 1 => {
+            tracing::warn!("could not store {} tasks together, now by caller: {error}", rows.len());
+            for pending in batch {
+                new.extend(Box::pin(store(parts, vec![pending])).await);
+            }
+        }
         Err(error) => {
             tracing::warn!("could not store {} tasks: {error}", rows.len());
             for pending in batch {

@@ -8,15 +8,20 @@ use tokio_util::sync::CancellationToken;
 use super::Parts;
 use crate::{
     bus::{Message, Reading, Topic},
-    model::{self, QueueName, TaskId, TaskRow, validate},
+    model::{self, QueueName, TaskId, TaskRow, WorkerName, validate},
     pb,
-    store::{Inserted, Settled, Settlement},
+    store::{Inserted, NewRow, Settled, Settlement},
     supervise::{Beat, Supervisor},
     telemetry::metrics::{self, Dropped, Source},
 };
 
 /// Records of `task-results` read at once; each has up to a thousand reports.
 const RECORDS: usize = 64;
+
+/// Reports in one transaction. One that ran into the statement timeout would be repeated as large as it was.
+const SETTLED_AT_ONCE: usize = 1000;
+/// Discovered tasks in one transaction, unless a single report has more.
+const DISCOVERED_AT_ONCE: usize = 5000;
 
 pub(super) fn start(parts: &Parts, supervisor: &Supervisor) {
     let (parts, stop) = (parts.clone(), supervisor.stop_token());
@@ -38,15 +43,14 @@ async fn consume(parts: Parts, beat: Arc<Beat>, stop: CancellationToken) -> anyh
 }
 
 async fn handle(parts: &Parts, messages: &[Message]) -> anyhow::Result<()> {
-    let started = Instant::now();
-    let (mut settlements, mut poison) = (Vec::new(), Vec::new());
+    let (mut reports, mut poison) = (Vec::new(), Vec::new());
     for message in messages {
         match pb::ReportBatch::decode(message.value.clone()) {
             Ok(batch) => {
-                for report in batch.reports {
+                for (index, report) in batch.reports.into_iter().enumerate() {
                     match settlement(parts, report) {
-                        Ok(settlement) => settlements.push(settlement),
-                        Err(reason) => poison.push((message.clone(), reason)),
+                        Ok(settlement) => reports.push(Reported { settlement, message, index }),
+                        Err(reason) => poison.push((alone(message, index), reason)),
                     }
                 }
             }
@@ -54,9 +58,71 @@ async fn handle(parts: &Parts, messages: &[Message]) -> anyhow::Result<()> {
         }
     }
     parts.outbox.bury(Topic::TaskResults, &poison).await?;
-    let discovered: Vec<Vec<TaskRow>> = settlements.iter().map(discovered).collect();
-    let settled = parts.outbox.store.settle(settlements).await?;
-    let (new, duplicates) = new_tasks(discovered, &settled);
+    // Each piece may be settled again: after a crash in between, those before it are `repeated`.
+    let mut rest = pieces(&reports);
+    rest.reverse();
+    while let Some(some) = rest.pop() {
+        let started = Instant::now();
+        match parts.outbox.store.settle(some.iter().map(|report| report.settlement.clone()).collect()).await {
+            Ok(settled) => follow(parts, some, settled, started).await?,
+            Err(error) if !error.is_refusal() => return Err(error.into()),
+            // Halves, the first one first, until the report that is refused stands alone.
+            Err(error) => match some {
+                [report] => {
+                    let letter = (alone(report.message, report.index), error.to_string());
+                    parts.outbox.bury(Topic::TaskResults, &[letter]).await?;
+                }
+                _ => {
+                    let (first, second) = some.split_at(some.len() / 2);
+                    rest.extend([second, first]);
+                }
+            },
+        }
+    }
+    Ok(())
+}
+
+/// A report, and where it stood.
+struct Reported<'a> {
+    settlement: Settlement,
+    message: &'a Message,
+    index: usize,
+}
+
+/// What one transaction settles. In order.
+fn pieces<'a, 'm>(reports: &'a [Reported<'m>]) -> Vec<&'a [Reported<'m>]> {
+    let (mut pieces, mut rest) = (Vec::new(), reports);
+    while !rest.is_empty() {
+        let mut rows = 0;
+        let fits = rest.iter().take(SETTLED_AT_ONCE).take_while(|report| {
+            rows += discovered(&report.settlement).len();
+            rows <= DISCOVERED_AT_ONCE
+        });
+        let (piece, behind) = rest.split_at(fits.count().max(1));
+        pieces.push(piece);
+        rest = behind;
+    }
+    pieces
+}
+
+/// The message with only this report of it.
+fn alone(message: &Message, index: usize) -> Message {
+    let mut alone = message.clone();
+    if let Ok(mut batch) = pb::EncodedReportBatch::decode(message.value.clone()) {
+        batch.reports = batch.reports.get(index).cloned().into_iter().collect();
+        alone.value = batch.encode_to_vec().into();
+    }
+    alone
+}
+
+/// What comes after the SQL commit.
+async fn follow(
+    parts: &Parts,
+    reports: &[Reported<'_>],
+    settled: Vec<Settled>,
+    started: Instant,
+) -> anyhow::Result<()> {
+    let (new, duplicates) = new_tasks(reports, &settled);
     metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
     let publish: Vec<_> = new.iter().filter(|row| parts.outbox.goes_out_now(row, &parts.settings)).cloned().collect();
     parts.publish(&publish).await?;
@@ -73,6 +139,7 @@ fn settlement(parts: &Parts, report: pb::Report) -> Result<Settlement, String> {
     let at_unix_ms = report.at_unix_ms;
     match report.what {
         Some(pb::report::What::Completed(done)) => {
+            WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
             let rows = done.discovered.into_iter().enumerate().filter_map(|(index, task)| {
                 let index = u32::try_from(index).ok()?;
                 row(parts, task, TaskId::derived(id, &done.worker, index, at_unix_ms))
@@ -104,23 +171,57 @@ fn row(parts: &Parts, task: pb::NewTask, id: TaskId) -> Option<TaskRow> {
     }
 }
 
-fn discovered(settlement: &Settlement) -> Vec<TaskRow> {
+fn discovered(settlement: &Settlement) -> &[NewRow] {
     match settlement {
-        Settlement::Completed { discovered, .. } => discovered.iter().map(|new| new.task.clone()).collect(),
-        Settlement::Died { .. } => Vec::new(),
+        Settlement::Completed { discovered, .. } => discovered,
+        Settlement::Died { .. } => &[],
     }
 }
 
 /// The rows that were new, and how many were not.
-fn new_tasks(discovered: Vec<Vec<TaskRow>>, settled: &[Settled]) -> (Vec<TaskRow>, usize) {
+fn new_tasks(reports: &[Reported<'_>], settled: &[Settled]) -> (Vec<TaskRow>, usize) {
     let (mut new, mut duplicates) = (Vec::new(), 0);
-    for (rows, settled) in discovered.into_iter().zip(settled) {
-        for (row, inserted) in rows.into_iter().zip(&settled.discovered) {
+    for (report, settled) in reports.iter().zip(settled) {
+        for (row, inserted) in discovered(&report.settlement).iter().zip(&settled.discovered) {
             match inserted {
-                Inserted::New => new.push(row),
+                Inserted::New => new.push(row.task.clone()),
                 Inserted::Duplicate { .. } => duplicates += 1,
             }
         }
     }
     (new, duplicates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::{Limits, QueueSettings},
+        model::Offset,
+        store::Unpublished,
+    };
+
+    fn sizes(discovered: &[usize]) -> Vec<usize> {
+        let message = Message { partition: 0, offset: Offset { major: 1, minor: 0 }, value: "".into() };
+        let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
+        let task =
+            validate::task_row(task, TaskId::new(), &QueueSettings::default(), &Limits::default(), 1, 1).unwrap();
+        let row = NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 };
+        let report = |discovered: &usize| {
+            let (id, worker, discovered) = (TaskId::new(), "w".to_owned(), vec![row.clone(); *discovered]);
+            let settlement =
+                Settlement::Completed { id, worker, result: "".into(), attempt: 1, at_unix_ms: 1, discovered };
+            Reported { settlement, message: &message, index: 0 }
+        };
+        let reports: Vec<_> = discovered.iter().map(report).collect();
+        pieces(&reports).into_iter().map(<[_]>::len).collect()
+    }
+
+    #[test]
+    fn a_transaction_settles_so_much_and_no_more() {
+        assert_eq!(sizes(&[]), [0; 0]);
+        assert_eq!(sizes(&[0; 2500]), [1000, 1000, 500]);
+        assert_eq!(sizes(&[2000, 2000, 2000, 1000]), [2, 2]);
+        assert_eq!(sizes(&[1, 9000, 1]), [1, 1, 1], "one report goes, whatever it discovered");
+    }
 }

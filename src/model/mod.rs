@@ -17,6 +17,13 @@ use uuid::Uuid;
 
 use crate::pb;
 
+/// What one task or one report may have in bytes. Kafka's records, MariaDB's packets and a MEDIUMBLOB end at 16 MiB, with all that stands
+/// around it.
+pub const MAX_RECORD_BYTES: usize = 8 << 20;
+
+/// What `max_replicas` may be.
+pub const MAX_REPLICAS: u32 = 10_000;
+
 /// A task's id: a UUIDv7, so that ids made later sort later (and land at the end of SQL's index).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId(pub Uuid);

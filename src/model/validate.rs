@@ -6,7 +6,7 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{KeyHash, Priority, QueueName, TaskId, TaskRow};
+use super::{KeyHash, MAX_RECORD_BYTES, Priority, QueueName, TaskId, TaskRow};
 use crate::{
     config::{Limits, QueueSettings},
     pb,
@@ -14,6 +14,9 @@ use crate::{
 
 /// A key of at most so many bytes: InnoDB could index no more, and who needs more has a payload.
 pub const MAX_KEY_BYTES: usize = 4096;
+
+/// W3C allows versions above 00 to be longer, without a bound.
+const MAX_TRACEPARENT_BYTES: usize = 256;
 
 /// Turns `task` into a row with the id `id`. `settings` are its queue's.
 pub fn task_row(
@@ -74,13 +77,16 @@ pub fn task_row(
     }
     let key = if task.key.is_empty() { payload_key(&task.payload) } else { task.key };
     let traceparent = if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent };
+    if traceparent.len() > MAX_TRACEPARENT_BYTES {
+        return Err(format!("traceparent has {} bytes; at most {MAX_TRACEPARENT_BYTES}", traceparent.len()));
+    }
     if !is_traceparent(&traceparent) {
         return Err(format!("traceparent {traceparent:?} is not of the W3C form 00-<32 hex>-<16 hex>-<2 hex>"));
     }
     let mut headers: Vec<_> = task.headers.into_iter().collect();
     headers.sort();
     let key_hash = KeyHash::new(&queue, &key);
-    Ok(TaskRow {
+    let row = TaskRow {
         id,
         partition: key_hash.partition(partitions),
         queue,
@@ -95,7 +101,11 @@ pub fn task_row(
         headers,
         traceparent,
         created_unix_ms: now_unix_ms,
-    })
+    };
+    if row.weight() > MAX_RECORD_BYTES {
+        return Err(format!("the task has {} bytes with key and headers; at most {MAX_RECORD_BYTES}", row.weight()));
+    }
+    Ok(row)
 }
 
 /// A protobuf duration that is not negative.
@@ -121,7 +131,9 @@ fn new_traceparent() -> String {
 fn is_traceparent(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
     let hex = |part: &str, len: usize| part.len() == len && part.bytes().all(|b| b.is_ascii_hexdigit());
-    parts.len() >= 4 && hex(parts[0], 2) && hex(parts[1], 32) && hex(parts[2], 16) && hex(parts[3], 2)
+    // Version 00 ends here; what comes behind in later ones is theirs.
+    let ends = parts.len() == 4 || (parts.len() > 4 && parts[0] != "00");
+    ends && hex(parts[0], 2) && hex(parts[1], 32) && hex(parts[2], 16) && hex(parts[3], 2)
 }
 
 #[cfg(test)]
@@ -151,6 +163,24 @@ mod tests {
     }
 
     #[test]
+    fn the_whole_task_is_bounded_too() {
+        let limits = Limits { max_payload_bytes: MAX_RECORD_BYTES, ..Default::default() };
+        let row = |bytes: usize| {
+            let task = pb::NewTask { payload: vec![0; bytes].into(), ..task() };
+            task_row(task, TaskId::new(), &QueueSettings::default(), &limits, 4, 1_000_000)
+        };
+        assert!(row(MAX_RECORD_BYTES - 1000).is_ok());
+        let error = row(MAX_RECORD_BYTES).unwrap_err();
+        assert!(error.ends_with("bytes with key and headers; at most 8388608"), "{error}");
+    }
+
+    #[test]
+    fn a_traceparent_of_a_later_version_may_be_longer() {
+        let traceparent = format!("cc{}-more", &new_traceparent()[2..]);
+        assert_eq!(row(pb::NewTask { traceparent: traceparent.clone(), ..task() }).unwrap().traceparent, traceparent);
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let d = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
         let cases = [
@@ -170,6 +200,11 @@ mod tests {
             (pb::NewTask { lease_duration: d(-1, 0), ..task() }, "lease_duration is negative"),
             (pb::NewTask { delay: d(1, 0), not_before: Some(Default::default()), ..task() }, "both given"),
             (pb::NewTask { traceparent: "x".into(), ..task() }, "W3C"),
+            (pb::NewTask { traceparent: format!("{}-x", new_traceparent()), ..task() }, "W3C"),
+            (
+                pb::NewTask { traceparent: format!("cc{}-{}", &new_traceparent()[2..], "x".repeat(201)), ..task() },
+                "257 bytes",
+            ),
         ];
         for (task, want) in cases {
             let error = row(task).unwrap_err();

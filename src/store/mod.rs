@@ -22,6 +22,9 @@ pub enum Error {
     /// No room left on the device or in the database.
     #[error("the database is full: {0}")]
     Full(#[source] sqlx::Error),
+    /// Because of what stands in a row: the same call fails again, and one without that row goes through.
+    #[error("{0}")]
+    Refused(#[source] sqlx::Error),
     #[error("{0}")]
     Other(#[source] sqlx::Error),
     #[error("cannot migrate the database: {0}")]
@@ -33,6 +36,9 @@ mod sqlite_code {
     pub(super) const BUSY: i32 = 5;
     pub(super) const LOCKED: i32 = 6;
     pub(super) const FULL: i32 = 13;
+    pub(super) const TOOBIG: i32 = 18;
+    pub(super) const CONSTRAINT: i32 = 19;
+    pub(super) const MISMATCH: i32 = 20;
 }
 
 /// Errors of MySQL and MariaDB after which the same statement may go through on another try.
@@ -58,6 +64,19 @@ const MYSQL_TRANSIENT: &[u16] = &[
 /// Disk full, table full.
 const MYSQL_FULL: &[u16] = &[1021, 1114];
 
+/// What is wrong is a row. Not everything that is no transient error: a missing table or right is no report's fault.
+const MYSQL_REFUSED: &[u16] = &[
+    1048, // null
+    1062, // duplicate key
+    1118, // row too large
+    1153, // packet too large
+    1264, // out of range
+    1292, 1366, // no such value
+    1406, // too long
+    1644, // a trigger says so
+    3819, 4025, // check constraint (MySQL, MariaDB)
+];
+
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         match &error {
@@ -67,6 +86,7 @@ impl From<sqlx::Error> for Error {
             sqlx::Error::Database(database) => match class(&**database) {
                 Class::Transient => Self::Transient(error),
                 Class::Full => Self::Full(error),
+                Class::Refused => Self::Refused(error),
                 Class::Other => Self::Other(error),
             },
             _ => Self::Other(error),
@@ -77,6 +97,7 @@ impl From<sqlx::Error> for Error {
 enum Class {
     Transient,
     Full,
+    Refused,
     Other,
 }
 
@@ -85,6 +106,7 @@ fn class(error: &dyn DatabaseError) -> Class {
         return match error.number() {
             code if MYSQL_TRANSIENT.contains(&code) => Class::Transient,
             code if MYSQL_FULL.contains(&code) => Class::Full,
+            code if MYSQL_REFUSED.contains(&code) => Class::Refused,
             _ => Class::Other,
         };
     }
@@ -92,6 +114,7 @@ fn class(error: &dyn DatabaseError) -> Class {
     match error.code().and_then(|code| code.parse::<i32>().ok()).map(|code| code & 0xff) {
         Some(sqlite_code::BUSY | sqlite_code::LOCKED) => Class::Transient,
         Some(sqlite_code::FULL) => Class::Full,
+        Some(sqlite_code::TOOBIG | sqlite_code::CONSTRAINT | sqlite_code::MISMATCH) => Class::Refused,
         _ => Class::Other,
     }
 }
@@ -99,6 +122,10 @@ fn class(error: &dyn DatabaseError) -> Class {
 impl Error {
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Transient(_) | Self::Full(_))
+    }
+
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused(_))
     }
 }
 

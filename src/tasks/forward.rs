@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    bus::{Bus, Record, Topic},
+    bus::{self, Bus, Record, Topic},
     model::ShardId,
     pb,
     queue::{self, Event, OutboxEntry, Queue},
@@ -20,8 +20,11 @@ use crate::{
     telemetry::metrics,
 };
 
-/// Entries read at once; each holds some 16 MiB of reports at most.
+/// Entries read at once, at most. Each may hold some 16 MiB of reports: the first read is small, the next goes by what it found.
 const ENTRIES: usize = 64;
+const FIRST_ENTRIES: usize = 8;
+/// Bytes of reports read at once, about.
+const READ_BYTES: usize = 16 << 20;
 /// A record on the bus has so many bytes of reports, about.
 const RECORD_BYTES: usize = 512 << 10;
 /// What a process that died left behind is looked for so often.
@@ -44,14 +47,19 @@ async fn forward(
 ) -> anyhow::Result<()> {
     loop {
         let stopping = stop.is_cancelled();
+        let mut failed = Ok(());
         for shard in queue.shards() {
             match forward_shard(&queue, &*bus, &shard).await {
                 Ok(()) => {}
                 // Redis lost the shard: the watchdog brings it back.
                 Err(error) if matches!(error.downcast_ref(), Some(queue::Error::NoGeneration)) => {}
-                Err(error) => return Err(error),
+                // Nothing will be forwarded any more, to nobody.
+                Err(error) if matches!(error.downcast_ref(), Some(bus::Error::Lost { .. })) => return Err(error),
+                // One damaged shard does not hold up those behind it.
+                Err(error) => failed = failed.and(Err(error.context(format!("cannot forward reports of {shard}")))),
             }
         }
+        failed?;
         beat.beat();
         if stopping {
             return Ok(());
@@ -66,12 +74,14 @@ async fn forward(
 }
 
 async fn forward_shard(queue: &Queue, bus: &dyn Bus, shard: &ShardId) -> anyhow::Result<()> {
+    let mut most = FIRST_ENTRIES;
     loop {
         let started = Instant::now();
-        let entries = queue.outbox(shard, ENTRIES).await?;
+        let entries = queue.outbox(shard, most).await?;
         if entries.is_empty() {
             return Ok(());
         }
+        most = next_read(entries.len(), entries.iter().map(weight).sum());
         let partition = shard.number % bus.partitions(Topic::TaskResults).max(1);
         let mut records = Records { shard, reports: Vec::new(), bytes: 0, by_topic: BTreeMap::new(), partition };
         let mut count = 0;
@@ -87,6 +97,19 @@ async fn forward_shard(queue: &Queue, bus: &dyn Bus, shard: &ShardId) -> anyhow:
         if left == 0 {
             return Ok(());
         }
+    }
+}
+
+/// How many entries to read after some that had so many bytes: as many as would have had `READ_BYTES`.
+fn next_read(entries: usize, bytes: usize) -> usize {
+    (entries * READ_BYTES / bytes.max(1)).clamp(1, ENTRIES)
+}
+
+/// Of the reports; the rest is small.
+fn weight(entry: &OutboxEntry) -> usize {
+    match &entry.event {
+        Event::Completed(reports) => reports.iter().map(Bytes::len).sum(),
+        Event::Died { .. } | Event::Expired { .. } => 0,
     }
 }
 
@@ -181,6 +204,15 @@ fn with_time(report: &Bytes, at_unix_ms: i64) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn large_entries_are_read_in_smaller_numbers() {
+        assert_eq!(next_read(8, 8 << 10), 64);
+        assert_eq!(next_read(64, 64 << 20), 16);
+        assert_eq!(next_read(8, 128 << 20), 1);
+        assert_eq!(next_read(1, 24 << 20), 1);
+        assert_eq!(next_read(3, 0), 64);
+    }
 
     #[test]
     fn the_time_is_added_without_decoding() {

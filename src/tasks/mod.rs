@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use futures::future;
 use prost::Message as _;
 use tokio::sync::Notify;
@@ -20,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     bus::Bus,
     config::Settings,
-    model::{self, LeaseToken, QueueName, ShardId, TaskId, WorkerName, validate},
+    model::{self, LeaseToken, MAX_RECORD_BYTES, QueueName, ShardId, TaskId, WorkerName, validate},
     pb,
     queue::{self, Claim, Code, Completion, Extension, Granted, HandBack, How, Leased, Queue},
     supervise::Supervisor,
@@ -49,6 +50,9 @@ const MAX_ANSWER_BYTES: usize = 8 << 20;
 const MAX_QUEUES: usize = 100;
 /// Tasks that one completion may report as discovered.
 const MAX_DISCOVERED: usize = 10_000;
+
+/// Longer than anybody waits; a number that no clock holds would never come round.
+const MAX_REJECT_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How callers reach the service. Cheap to clone.
 #[derive(Clone)]
@@ -222,7 +226,18 @@ impl Handle {
         if item.discovered.len() > MAX_DISCOVERED {
             return Err(format!("discovered has {} tasks; at most {MAX_DISCOVERED}", item.discovered.len()));
         }
-        for (index, task) in item.discovered.iter().enumerate() {
+        let task_id = Bytes::copy_from_slice(id.as_bytes());
+        let done = pb::Completed {
+            worker: worker.as_str().to_owned(),
+            result: item.result,
+            discovered: item.discovered,
+            attempt: token.attempt,
+        };
+        let bytes = done.encoded_len();
+        if bytes > MAX_RECORD_BYTES {
+            return Err(format!("result and discovered have {bytes} bytes together; at most {MAX_RECORD_BYTES}"));
+        }
+        for (index, task) in done.discovered.iter().enumerate() {
             let queue = QueueName::new(&task.queue);
             let queues = &self.settings.queues;
             let settings = queue.as_ref().map_or(&queues.default, |queue| queues.get(queue));
@@ -230,13 +245,6 @@ impl Handle {
             validate::task_row(task.clone(), id, settings, limits, 1, model::now_unix_ms())
                 .map_err(|error| format!("discovered[{index}]: {error}"))?;
         }
-        let done = pb::Completed {
-            worker: worker.as_str().to_owned(),
-            result: item.result,
-            discovered: item.discovered,
-            attempt: token.attempt,
-        };
-        let task_id = id.as_bytes().to_vec().into();
         let report = pb::Report { task_id, what: Some(pb::report::What::Completed(done)), at_unix_ms: 0 };
         Ok(Completion { id, token, worker: worker.clone(), report: report.encode_to_vec().into() })
     }
@@ -340,6 +348,9 @@ fn rejection(worker: &WorkerName, item: pb::Rejection) -> Result<HandBack, Strin
         return Err(format!("reason has {} bytes; at most {MAX_REASON_BYTES}", item.reason.len()));
     }
     let delay = item.delay.map(|delay| validate::positive("delay", delay)).transpose()?;
+    if let Some(delay) = delay.filter(|delay| *delay > MAX_REJECT_DELAY) {
+        return Err(format!("delay is {}s; at most {}s, 365 days", delay.as_secs(), MAX_REJECT_DELAY.as_secs()));
+    }
     let how = match item.retry {
         Some(false) => How::Never,
         _ => How::Retry(delay),

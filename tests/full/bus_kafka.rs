@@ -62,6 +62,17 @@ async fn topics_keep_their_partitions() {
 }
 
 #[tokio::test]
+async fn a_record_larger_than_the_topic_takes_is_told_from_other_errors() {
+    let broker = broker().await;
+    let bus = broker.open().await;
+    let record = Record { partition: 0, value: vec![0; 17 << 20].into() };
+    let refused = bus.publish(Topic::Pipeline, &[record]).await;
+    assert!(matches!(refused, Err(Error::TooLarge { .. })), "{refused:?}");
+    bus.close().await;
+    broker.remove().await;
+}
+
+#[tokio::test]
 async fn no_broker_is_an_error_that_says_where() {
     let started = Instant::now();
     let Err(Error::Setup(reason)) = Kafka::open("127.0.0.1:1", "nobody.", PARTITIONS).await else {

@@ -22,10 +22,15 @@ fn replicas(n: usize) -> usize {
 async fn credited(daemon: &Daemon, ids: &[String]) -> BTreeMap<String, Vec<String>> {
     let mut credited = BTreeMap::new();
     for id in ids {
-        let (_, answer) = daemon.get(&format!("/v1/tasks/{id}/results")).await;
-        let results = answer["results"].as_array().unwrap();
-        let workers = results.iter().map(|one| one["worker"].as_str().unwrap().to_owned()).collect();
-        credited.insert(id.clone(), workers);
+        // It may be starting over at this moment.
+        until("the results are answered", async || {
+            let Some((200, answer)) = daemon.try_get(&format!("/v1/tasks/{id}/results")).await else { return false };
+            let results = answer["results"].as_array().unwrap();
+            let workers = results.iter().map(|one| one["worker"].as_str().unwrap().to_owned()).collect();
+            credited.insert(id.clone(), workers);
+            true
+        })
+        .await;
     }
     credited
 }

@@ -204,9 +204,21 @@ async fn a_worker_that_dies_again_and_again_makes_a_dead_letter() {
 async fn poison_goes_to_dead_letters_and_the_line_goes_on() {
     let mut daemon = Daemon::start("", &[]).await;
     let mut redis = daemon.redis().await;
-    for topic in ["pipeline", "task-results"] {
+    // Of no priority, and to be promoted later.
+    let no_priority = pb::PipelineRecord {
+        id: vec![7; 16].into(),
+        queue: "q".into(),
+        replicas: 1,
+        max_attempts: 1,
+        lease_ms: 1000,
+        not_before_unix_ms: i64::from(u32::MAX) * 1000,
+        ..Default::default()
+    };
+    let garbage = b"\xffno record".to_vec();
+    let poison = [("pipeline", garbage.clone()), ("pipeline", no_priority.encode_to_vec()), ("task-results", garbage)];
+    for (topic, value) in &poison {
         let stream = format!("taskd:{{bus:{topic}:0}}");
-        let _: String = redis.xadd(stream, "*", &[("v", b"\xffno record".as_slice())]).await.unwrap();
+        let _: String = redis.xadd(stream, "*", &[("v", value)]).await.unwrap();
     }
     daemon.insert(&tasks("q", 0, 10)).await;
     assert_eq!(once(daemon.drain("w", "q").await), keys(0, 10));
@@ -215,9 +227,9 @@ async fn poison_goes_to_dead_letters_and_the_line_goes_on() {
         let value: Vec<u8> = entry.get("v").unwrap();
         let letter = pb::DeadLetter::decode(&value[..]).unwrap();
         assert!(!letter.reason.is_empty() && !letter.offset.is_empty(), "{letter:?}");
-        assert_eq!(&letter.value[..], b"\xffno record");
-        letter.topic
+        (letter.topic, letter.value.to_vec())
     });
-    assert_eq!(letters.collect::<BTreeSet<_>>(), ["pipeline", "task-results"].map(String::from).into());
+    let poison = poison.map(|(topic, value)| (topic.to_owned(), value));
+    assert_eq!(letters.collect::<BTreeSet<_>>(), poison.into());
     assert!(daemon.stop().await.success());
 }

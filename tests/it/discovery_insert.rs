@@ -3,19 +3,25 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
+use prost::Message;
+use redis::AsyncCommands;
 use reqwest::header;
 use serde_json::Value;
 use taskd::{
-    bus::redis_streams::RedisStreams,
+    bus::{self, Bus, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
+    config::Settings,
     dedup::Filter,
     discovery::{self, Error, Handle},
     ingress::{self, State},
-    model::{QueueName, StoredStatus},
+    model::{Offset, QueueName, StoredStatus, TaskId},
     outbox::{self, Gates, Outbox},
     pb::{self, InsertStatus},
+    queue::Queue,
     redis_pool::Redis,
     store::{Settlement, Store},
     supervise::Supervisor,
+    watchdog,
 };
 
 use crate::{
@@ -35,13 +41,19 @@ struct Fixture {
     store: Arc<dyn Store>,
     supervisor: Supervisor,
     redis: Redis,
+    bus: Arc<RedisStreams>,
+    database: SqliteFile,
     _server: RedisServer,
-    _database: SqliteFile,
 }
 
 impl Fixture {
     async fn start() -> Self {
+        Self::start_with(|_| {}).await
+    }
+
+    async fn start_with(change: impl FnOnce(&mut Settings)) -> Self {
         let mut state = idle_state(|settings| {
+            change(settings);
             settings.discovery.batch_max = 2;
             let mut full = settings.queues.default.clone();
             full.max_unfinished = 1;
@@ -51,12 +63,12 @@ impl Fixture {
         let redis = Redis::connect(&server.url(), "t").await.unwrap();
         let store = database.open().await;
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
-        let outbox = Outbox { store: Arc::clone(&store), bus, gates: Gates::default() };
+        let outbox = Outbox { store: Arc::clone(&store), bus: bus.clone(), gates: Gates::default() };
         let is_lost = |error: &anyhow::Error| error.downcast_ref().is_some_and(outbox::Error::is_lost);
         let supervisor = Supervisor::giving_up_at(is_lost);
         let discovery = discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
         state.discovery = Some(discovery.clone());
-        Self { discovery, state, store, supervisor, redis, _server: server, _database: database }
+        Self { discovery, state, store, supervisor, redis, bus, database, _server: server }
     }
 
     /// Puts a task into `full` and waits until that is known; answers its id.
@@ -151,6 +163,120 @@ async fn lines_are_stored_when_there_is_room_and_only_what_was_missing() {
         answers.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["status"].clone()).collect();
     // As if they had been stored at once: a line that is sent again would be a duplicate.
     assert_eq!(statuses, ["CREATED", "CREATED", "REJECTED", "CREATED"], "{answers}");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_caller_whose_task_sql_refuses_fails_alone() {
+    // One waits for the other: two make a batch.
+    let fixture = Fixture::start_with(|settings| settings.discovery.batch_delay = Duration::from_secs(60)).await;
+    let refuse = "CREATE TRIGGER refuse BEFORE INSERT ON tasks WHEN NEW.queue = 'bad' \
+                  BEGIN SELECT RAISE(ABORT, 'no such queue'); END";
+    fixture.database.execute(refuse).await;
+    let insert = |queue| fixture.discovery.insert(tasks(&[queue]));
+    let (good, bad) = tokio::join!(insert("q"), insert("bad"));
+    assert_eq!(good.unwrap()[0].status(), InsertStatus::Created);
+    assert!(bad.unwrap_err().to_string().contains("no such queue"));
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_report_that_sql_refuses_is_buried_alone() {
+    let fixture = Fixture::start().await;
+    let refuse = "CREATE TRIGGER refuse BEFORE INSERT ON results WHEN CAST(NEW.worker AS TEXT) = 'bad' \
+                  BEGIN SELECT RAISE(ABORT, 'no such worker'); END";
+    fixture.database.execute(refuse).await;
+    let stored = fixture.discovery.insert(tasks(&["q"; 4])).await.unwrap();
+    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.parse().unwrap()).collect();
+    let report = |(id, worker): (&TaskId, &str)| {
+        let what = Some(pb::report::What::Completed(pb::Completed { worker: worker.into(), ..Default::default() }));
+        pb::Report { task_id: id.as_bytes().to_vec().into(), what, at_unix_ms: 1 }
+    };
+    let reports: Vec<_> = ids.iter().zip(["ann", "bad", "", "bob"]).map(report).collect();
+    let batch = |reports: &[pb::Report]| {
+        pb::ReportBatch { queue: "q".into(), shard: 0, reports: reports.to_vec() }.encode_to_vec()
+    };
+    let record = Record { partition: 0, value: batch(&reports).into() };
+    fixture.bus.publish(Topic::TaskResults, &[record]).await.unwrap();
+
+    let is_done = async |id| fixture.store.task(id).await.unwrap().unwrap().status == StoredStatus::Completed;
+    until("the reports around them are settled", async || is_done(ids[0]).await && is_done(ids[3]).await).await;
+    let letters: redis::streams::StreamRangeReply =
+        fixture.redis.conn().xrange_all("t:{bus:dead-letters:0}").await.unwrap();
+    let letters = letters.ids.iter().map(|entry| {
+        let letter = pb::DeadLetter::decode(&entry.get::<Vec<u8>>("v").unwrap()[..]).unwrap();
+        (letter.value.to_vec(), letter.reason)
+    });
+    let letters: BTreeMap<_, _> = letters.collect();
+    assert_eq!(letters.len(), 2, "{letters:?}");
+    assert!(letters[&batch(&reports[1..2])].contains("no such worker"), "{letters:?}");
+    assert!(letters[&batch(&reports[2..3])].contains("worker is missing"), "{letters:?}");
+    fixture.stop().await;
+}
+
+/// A bus that takes no record with a mark in it, as Kafka does with one that is too large.
+struct Picky(Arc<RedisStreams>);
+
+const TOO_LARGE: &[u8] = b"too large";
+
+#[async_trait]
+impl Bus for Picky {
+    fn generation(&self) -> &str {
+        self.0.generation()
+    }
+
+    fn partitions(&self, topic: Topic) -> u32 {
+        self.0.partitions(topic)
+    }
+
+    async fn publish(&self, topic: Topic, records: &[Record]) -> bus::Result<Vec<Offset>> {
+        let is_large = |record: &Record| record.value.windows(TOO_LARGE.len()).any(|part| part == TOO_LARGE);
+        if records.iter().any(is_large) {
+            return Err(bus::Error::TooLarge { topic, reason: "too large".into() });
+        }
+        self.0.publish(topic, records).await
+    }
+
+    async fn subscribe(&self, topic: Topic, reading: Reading) -> bus::Result<Box<dyn Subscription>> {
+        self.0.subscribe(topic, reading).await
+    }
+
+    async fn ends(&self, topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
+        self.0.ends(topic).await
+    }
+
+    async fn committed(&self, topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
+        self.0.committed(topic).await
+    }
+
+    async fn backlog(&self, topic: Topic) -> bus::Result<u64> {
+        self.0.backlog(topic).await
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+#[tokio::test]
+async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
+    let fixture = Fixture::start().await;
+    let later = |key: &'static [u8]| {
+        let delay = Some(prost_types::Duration { seconds: 24 * 3600, nanos: 0 });
+        pb::NewTask { queue: "q".into(), key: key.into(), delay, ..Default::default() }
+    };
+    fixture.discovery.insert(vec![later(b"1"), later(TOO_LARGE), later(b"3")]).await.unwrap();
+    fixture.database.execute("UPDATE outbox SET due_ms = 0").await;
+
+    let bus = Arc::new(Picky(fixture.bus.clone()));
+    let outbox = Outbox { store: Arc::clone(&fixture.store), bus, gates: Gates::default() };
+    let queue = Queue::new(fixture.redis.clone());
+    watchdog::start(outbox, queue, &fixture.state.settings, &fixture.supervisor);
+    until("only the large one is left", async || {
+        let due = fixture.store.due(i64::MAX, 10).await.unwrap();
+        due.iter().all(|row| row.task.key == TOO_LARGE)
+    })
+    .await;
     fixture.stop().await;
 }
 

@@ -305,6 +305,49 @@ async fn enqueue_stops_at_the_high_water_and_stores_how_far_it_came() {
     );
 }
 
+#[tokio::test]
+async fn enqueue_refuses_a_batch_with_a_task_of_no_priority() {
+    let f = Fixture::new().await;
+    let before = f.state().await;
+    for (priority, not_before) in [(0, 0), (0, NOW + 5), (4, NOW + 5)] {
+        let enqueue = |call: &mut Call| {
+            enqueue(call, "", "2-0", 100, &[("1-0", 'a', 1, 0)]);
+            call.arg("2-0").arg(id('b')).arg(1).arg(not_before).arg(body(priority)).arg("");
+        };
+        let error = f.run(&scripts::ENQUEUE, enqueue).await.expect_err("no lane");
+        assert!(error.contains("BADTASK"), "{error}");
+        assert_eq!(f.state().await, before);
+    }
+}
+
+#[tokio::test]
+async fn promote_takes_a_body_of_no_priority_for_medium() {
+    let f = Fixture::new().await;
+    for (letter, priority, member) in [('a', 0, id('a')), ('b', 9, lease('b', 1))] {
+        // ["L", 1, 0, 1, [], [], 0]: one replica in the zset of delays.
+        let record = [0x97, 0xa1, b'L', 1, 0, 1, 0x90, 0x90, 0];
+        f.seed("HSET", "R", &[&id(letter), &record]).await;
+        f.seed("HSET", "B", &[&id(letter), &body(priority)]).await;
+        f.seed("ZADD", "D", &[NOW.to_string().as_bytes(), &member]).await;
+    }
+    let before = f.state().await;
+    let promote = |call: &mut Call| {
+        call.arg("t:wake").arg("q").arg(10);
+    };
+    assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["2", "0", "-1"]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("R", &["a=1", "b=1"]),
+            ("D", &[]),
+            ("m:T", &["1/0/a"]),
+            ("mr:T", &["1/0/b"]),
+            ("M", &["bytes=13", "open=2"]),
+        ],
+    );
+}
+
 fn claim(call: &mut Call, requests: &[(&str, u64)]) {
     call.arg(100).arg(10);
     for (worker, most) in requests {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use taskd::{
-    bus::redis_streams::RedisStreams,
+    bus::{Bus, Topic, redis_streams::RedisStreams},
     config::Settings,
     model::{self, Offset, QueueName, ShardId, TaskId},
     pb,
@@ -16,12 +16,15 @@ use taskd::{
 
 use crate::{
     discovery_insert::watched,
-    support::redis::{Fsync, RedisServer},
+    support::{
+        redis::{Fsync, RedisServer},
+        until,
+    },
 };
 
-/// A queue `q` with one task.
-async fn one_task(queue: &Queue) {
-    let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+/// A queue with one task.
+async fn one_task(queue: &Queue, name: &str) {
+    let shard = ShardId { queue: QueueName::new(name).unwrap(), number: 0 };
     queue.open_shard(&shard, 1, "topic", None).await.unwrap();
     queue.add_shard(&shard);
     let offset = Offset { major: 1, minor: 0 };
@@ -54,7 +57,7 @@ async fn every_call_is_counted_with_how_it_ended() {
     let mut server = RedisServer::start(Fsync::EverySecond);
     let redis = Redis::connect(&server.url(), "t").await.unwrap();
     let queue = Queue::new(redis.clone());
-    one_task(&queue).await;
+    one_task(&queue, "q").await;
     let bus = Arc::new(RedisStreams::open(redis, "", 1).await.unwrap());
     let supervisor = Supervisor::new();
     let tasks = tasks::start(queue, bus, &Arc::new(Settings::default()), &supervisor);
@@ -97,4 +100,88 @@ async fn every_call_is_counted_with_how_it_ended() {
     assert!(text.contains("taskd_tasks_call_duration_seconds_count{method=\"get\"} 3\n"), "{text}");
     supervisor.stop();
     supervisor.wait().await;
+}
+
+/// The service over queues with one task each.
+struct Service {
+    tasks: tasks::Handle,
+    bus: Arc<RedisStreams>,
+    redis: Redis,
+    supervisor: Supervisor,
+    _server: RedisServer,
+}
+
+impl Service {
+    async fn start(queues: &[&str]) -> Self {
+        let server = RedisServer::start(Fsync::EverySecond);
+        let redis = Redis::connect(&server.url(), "t").await.unwrap();
+        let queue = Queue::new(redis.clone());
+        for name in queues {
+            one_task(&queue, name).await;
+        }
+        let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
+        let supervisor = Supervisor::new();
+        let tasks = tasks::start(queue, bus.clone(), &Arc::new(Settings::default()), &supervisor);
+        Self { tasks, bus, redis, supervisor, _server: server }
+    }
+
+    async fn lease(&self, queue: &str) -> pb::LeasedTask {
+        let get = pb::GetTasksRequest { worker: "w".into(), queues: vec![queue.into()], ..Default::default() };
+        self.tasks.get(get).await.unwrap().tasks.remove(0)
+    }
+
+    async fn complete(&self, leased: &pb::LeasedTask, discovered: Vec<pb::NewTask>) -> pb::ItemResult {
+        let (id, lease_token) = (leased.id.clone(), leased.lease_token.clone());
+        let completion = pb::Completion { id, lease_token, discovered, ..Default::default() };
+        let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion] };
+        self.tasks.complete(complete).await.unwrap().results.remove(0)
+    }
+
+    async fn reject(&self, leased: &pb::LeasedTask, delay_s: i64) -> pb::ItemResult {
+        let (id, lease_token) = (leased.id.clone(), leased.lease_token.clone());
+        let delay = Some(prost_types::Duration { seconds: delay_s, nanos: 0 });
+        let rejection = pb::Rejection { id, lease_token, delay, ..Default::default() };
+        let reject = pb::RejectTasksRequest { worker: "w".into(), rejections: vec![rejection] };
+        self.tasks.reject(reject).await.unwrap().results.remove(0)
+    }
+
+    async fn stop(self) {
+        self.supervisor.stop();
+        self.supervisor.wait().await;
+    }
+}
+
+#[tokio::test]
+async fn a_report_larger_than_the_bus_takes_is_invalid() {
+    let service = Service::start(&["q"]).await;
+    let leased = service.lease("q").await;
+    let task = pb::NewTask { queue: "q".into(), payload: vec![0; 900_000].into(), ..Default::default() };
+    let result = service.complete(&leased, vec![task.clone(); 20]).await;
+    assert_eq!(result.status(), pb::ItemStatus::Invalid);
+    assert!(result.error.ends_with("bytes together; at most 8388608"), "{}", result.error);
+    assert_eq!(service.complete(&leased, vec![task; 9]).await.status(), pb::ItemStatus::Ok);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_task_is_rejected_for_a_year_at_most() {
+    let service = Service::start(&["q"]).await;
+    let leased = service.lease("q").await;
+    let result = service.reject(&leased, 365 * 24 * 3600 + 1).await;
+    assert_eq!(result.status(), pb::ItemStatus::Invalid);
+    assert_eq!(result.error, "delay is 31536001s; at most 31536000s, 365 days");
+    assert_eq!(service.reject(&leased, 365 * 24 * 3600).await.status(), pb::ItemStatus::Ok);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_damaged_outbox_holds_up_no_other_shard() {
+    let service = Service::start(&["a", "q"]).await;
+    let damage = redis::cmd("XADD").arg("t:{a:0}:S").arg(&["*", "x", "no id"]).clone();
+    damage.query_async::<()>(&mut service.redis.conn()).await.unwrap();
+    let leased = service.lease("q").await;
+    assert_eq!(service.complete(&leased, vec![]).await.status(), pb::ItemStatus::Ok);
+    until("the report of q is on the bus", async || service.bus.ends(Topic::TaskResults).await.unwrap()[0].is_some())
+        .await;
+    service.stop().await;
 }

@@ -141,7 +141,12 @@ impl Daemon {
     // --- its HTTP API
 
     pub(crate) async fn get(&self, path: &str) -> (u16, Value) {
-        answer(self.client.get(format!("{}{path}", self.http())).send().await.unwrap()).await
+        self.try_get(path).await.unwrap()
+    }
+
+    /// `None` when there is no answer.
+    pub(crate) async fn try_get(&self, path: &str) -> Option<(u16, Value)> {
+        Some(answer(self.client.get(format!("{}{path}", self.http())).send().await.ok()?).await)
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> (u16, Value) {

@@ -90,5 +90,5 @@ pub(super) fn number<T: TryFrom<i64>>(number: i64) -> Result<T> {
 
 /// What stands in the database is nothing that was ever stored.
 pub(super) fn corrupt(what: String) -> Error {
-    Error::Other(sqlx::Error::Decode(format!("the database contains {what}").into()))
+    Error::Refused(sqlx::Error::Decode(format!("the database contains {what}").into()))
 }
