@@ -18,12 +18,15 @@ use crate::{
 /// Batches that are stored and wait to be published; beyond that the next batch waits, and so do its callers.
 const BATCHES_TO_PUBLISH: usize = 8;
 
+/// What waits to be stored may weigh so much, beside the bound on its number; one caller's tasks may be heavier when they are alone.
+const BUFFER_KIB: u32 = 64 << 10;
+
 /// One caller's tasks, on their way to SQL.
 struct Pending {
     rows: Vec<TaskRow>,
     answer: oneshot::Sender<Result<Vec<Inserted>, Error>>,
-    /// Its room in the buffer.
-    _room: OwnedSemaphorePermit,
+    /// Their room in the buffer, by number and by weight.
+    _room: [OwnedSemaphorePermit; 2],
 }
 
 /// How callers reach the insert side. Cheap to clone.
@@ -32,10 +35,11 @@ pub struct Handle {
     parts: Parts,
     sender: mpsc::UnboundedSender<Pending>,
     room: Arc<Semaphore>,
+    room_kib: Arc<Semaphore>,
 }
 
 pub(super) fn start(parts: &Parts, supervisor: &Supervisor) -> Handle {
-    // The semaphore bounds what stands in the channel.
+    // The semaphores bound what stands in the channel.
     let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(parts.settings.discovery.buffer));
     let (stored, to_publish) = mpsc::channel(BATCHES_TO_PUBLISH);
@@ -51,7 +55,7 @@ pub(super) fn start(parts: &Parts, supervisor: &Supervisor) -> Handle {
     supervisor.spawn("discovery/publish", move || {
         publish(publishing.clone(), Arc::clone(&to_publish), Arc::clone(&beat), stop.clone())
     });
-    Handle { parts: parts.clone(), sender, room }
+    Handle { parts: parts.clone(), sender, room, room_kib: Arc::new(Semaphore::new(BUFFER_KIB as usize)) }
 }
 
 impl Handle {
@@ -93,7 +97,7 @@ impl Handle {
                 Err(error) => answers[place] = rejected(error),
             }
         }
-        metrics::discovery_dropped(Dropped::Rejected, answers.len() - rows.len());
+        metrics::discovery_dropped(Source::Api, Dropped::Rejected, answers.len() - rows.len());
         if rows.is_empty() {
             return Ok(answers);
         }
@@ -107,15 +111,19 @@ impl Handle {
     async fn store(&self, rows: Vec<TaskRow>) -> Result<Vec<(TaskId, Inserted)>, Error> {
         self.admit(&rows)?;
         let count = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-        let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(count) else {
-            metrics::discovery_dropped(Dropped::Busy, rows.len());
-            return Err(Error::Busy(format!("{} tasks wait to be stored", self.parts.settings.discovery.buffer)));
+        let weight = rows.iter().map(TaskRow::weight).sum::<usize>() >> 10;
+        let kib = u32::try_from(weight).unwrap_or(u32::MAX).clamp(1, BUFFER_KIB);
+        let (room, room_kib) = (Arc::clone(&self.room), Arc::clone(&self.room_kib));
+        let (Ok(room), Ok(room_kib)) = (room.try_acquire_many_owned(count), room_kib.try_acquire_many_owned(kib))
+        else {
+            metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
+            return Err(Error::Busy("too many tasks wait to be stored".into()));
         };
         self.show_depth();
         let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
         let (answer, answered) = oneshot::channel();
         let stopping = || Error::Unavailable("the process is stopping".into());
-        self.sender.send(Pending { rows, answer, _room: room }).map_err(|_| stopping())?;
+        self.sender.send(Pending { rows, answer, _room: [room, room_kib] }).map_err(|_| stopping())?;
         let inserted = answered.await.unwrap_or_else(|_| Err(stopping()));
         self.show_depth();
         let inserted = inserted?;
@@ -132,7 +140,7 @@ impl Handle {
         rows.iter().for_each(|row| *by_queue.entry(&row.queue).or_insert(0) += 1);
         for (queue, count) in by_queue {
             if !self.parts.outbox.gates.admit(queue, count, &self.parts.settings.queues) {
-                metrics::discovery_dropped(Dropped::Busy, rows.len());
+                metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
                 let max = self.parts.settings.queues.get(queue).max_unfinished;
                 return Err(Error::Busy(format!("queue {queue} has {max} unfinished tasks, its max_unfinished")));
             }

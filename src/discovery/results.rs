@@ -165,7 +165,7 @@ fn row(parts: &Parts, task: pb::NewTask, id: TaskId) -> Option<TaskRow> {
         Ok(row) => Some(row),
         Err(error) => {
             tracing::warn!("dropped a discovered task: {error}");
-            metrics::discovery_dropped(Dropped::Rejected, 1);
+            metrics::discovery_dropped(Source::Results, Dropped::Rejected, 1);
             None
         }
     }

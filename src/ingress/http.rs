@@ -26,7 +26,7 @@ use crate::{
     discovery,
     model::TaskId,
     pb, reading, tasks,
-    telemetry::metrics::{self, Dropped},
+    telemetry::metrics::{self, Dropped, Source},
 };
 
 /// A body that is not NDJSON must be here after so long.
@@ -185,7 +185,7 @@ pub(super) async fn insert(
     let (tasks, known) = split(items.into_iter().map(|item| item.map_err(json::rejected)).collect());
     let unreadable = known.len() - tasks.len();
     let answers = if tasks.is_empty() { Vec::new() } else { discovery.insert(tasks).await? };
-    metrics::discovery_dropped(Dropped::Rejected, unreadable);
+    metrics::discovery_dropped(Source::Api, Dropped::Rejected, unreadable);
     Ok(merge(known, answers))
 }
 

@@ -198,17 +198,18 @@ fn describe() {
     describe_histogram!(SCRIPT_BATCH_SIZE, Unit::Count, "Items combined into one script call, by script");
 }
 
-/// A batch was stored. `taken` = created + duplicates + what was rejected before ([`discovery_dropped`]).
+/// A batch was stored: `taken` = created + duplicates.
 pub fn discovery_batch(source: Source, taken: usize, created: usize, duplicates: usize, elapsed: Duration) {
     counter!(DISCOVERY_IN, "source" => source.as_str()).increment(taken as u64);
     counter!(DISCOVERY_CREATED).increment(created as u64);
-    discovery_dropped(Dropped::Duplicate, duplicates);
+    counter!(DISCOVERY_DROPPED, "reason" => Dropped::Duplicate.as_str()).increment(duplicates as u64);
     histogram!(DISCOVERY_BATCH_SIZE).record(taken as f64);
     histogram!(DISCOVERY_BATCH_DURATION).record(elapsed);
 }
 
-/// Tasks were turned away.
-pub fn discovery_dropped(reason: Dropped, count: usize) {
+/// Tasks came in and were turned away before they reached a batch.
+pub fn discovery_dropped(source: Source, reason: Dropped, count: usize) {
+    counter!(DISCOVERY_IN, "source" => source.as_str()).increment(count as u64);
     counter!(DISCOVERY_DROPPED, "reason" => reason.as_str()).increment(count as u64);
 }
 

@@ -230,15 +230,15 @@ impl Daemon {
         tasks.iter().map(|task| task["key"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// How many tasks of the queue are neither completed nor dead, by SQL.
+    /// How many tasks of the queue are neither completed nor dead, by SQL; 1 when nobody answers that.
     pub(crate) async fn unfinished(&self, queue: &str) -> u64 {
         let queue = self.queue(queue).await;
-        ["pending", "queued", "assigned", "delayed"].iter().map(|state| queue[*state].as_u64().unwrap()).sum()
+        ["pending", "queued", "assigned", "delayed"].iter().map(|state| queue[*state].as_u64().unwrap_or(1)).sum()
     }
 
     /// Its entry in `/v1/queues`.
     pub(crate) async fn queue(&self, name: &str) -> Value {
-        let (_, answer) = self.get("/v1/queues").await;
+        let Some((200, answer)) = self.try_get("/v1/queues").await else { return Value::Null };
         answer["queues"].as_array().unwrap().iter().find(|queue| queue["queue"] == name).cloned().unwrap_or_default()
     }
 }
