@@ -42,18 +42,8 @@ impl Redis {
     pub async fn check(&self) -> Result<(), Error> {
         let mut conn = self.conn();
         let info: String = redis::cmd("INFO").arg("server").query_async(&mut conn).await?;
-        let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap_or("0").trim();
-        let major: u32 = version.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0);
-        if major < 7 {
-            return Err(Error::TooOld { version: version.to_owned() });
-        }
         let memory: String = redis::cmd("INFO").arg("memory").query_async(&mut conn).await?;
-        let policy =
-            memory.lines().find_map(|line| line.strip_prefix("maxmemory_policy:")).unwrap_or("noeviction").trim();
-        if policy != "noeviction" {
-            return Err(Error::Evicts { policy: policy.to_owned() });
-        }
-        Ok(())
+        check(&info, &memory)
     }
 
     /// The shared connection: reconnects by itself; never for commands that block.
@@ -79,6 +69,21 @@ impl Redis {
     }
 }
 
+/// Of the sections `server` and `memory` of INFO.
+fn check(server: &str, memory: &str) -> Result<(), Error> {
+    let value =
+        |section: &str, name| section.lines().find_map(|line| line.strip_prefix(name)).map(|v| v.trim().to_owned());
+    let version = value(server, "redis_version:").unwrap_or_else(|| "of an unknown version".into());
+    let major: u32 = version.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0);
+    if major < 7 {
+        return Err(Error::TooOld { version });
+    }
+    match value(memory, "maxmemory_policy:") {
+        Some(policy) if policy != "noeviction" => Err(Error::Evicts { policy }),
+        _ => Ok(()),
+    }
+}
+
 /// The URL as it may be shown.
 pub fn without_password(text: &str) -> String {
     match url::Url::parse(text) {
@@ -90,5 +95,22 @@ pub fn without_password(text: &str) -> String {
         }
         Ok(_) => text.to_owned(),
         Err(_) => "***".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_and_evicting_servers_are_refused() {
+        let server = |version| format!("# Server\r\nredis_version:{version}\r\nredis_mode:standalone\r\n");
+        let memory = |policy| format!("# Memory\r\nmaxmemory_policy:{policy}\r\n");
+        assert!(check(&server("7.0.0"), &memory("noeviction")).is_ok());
+        assert!(check(&server("10.1"), "").is_ok());
+        let old = check(&server("6.2.14"), &memory("noeviction")).unwrap_err().to_string();
+        assert_eq!(old, "redis 6.2.14 is too old; taskd needs 7.0 or newer");
+        assert!(check("", "").is_err());
+        assert!(matches!(check(&server("7.2.4"), &memory("allkeys-lru")), Err(Error::Evicts { .. })));
     }
 }

@@ -19,7 +19,7 @@ use taskd::{
     pb::{self, InsertStatus},
     queue::Queue,
     redis_pool::Redis,
-    store::{Settlement, Store},
+    store::{Settlement, Store, sqlite::SqliteStore},
     supervise::Supervisor,
     watchdog,
 };
@@ -52,6 +52,11 @@ impl Fixture {
     }
 
     async fn start_with(change: impl FnOnce(&mut Settings)) -> Self {
+        Self::start_on(change, None).await
+    }
+
+    /// The database has room for so many pages.
+    async fn start_on(change: impl FnOnce(&mut Settings), pages: Option<u32>) -> Self {
         let mut state = idle_state(|settings| {
             change(settings);
             settings.discovery.batch_max = 2;
@@ -61,7 +66,7 @@ impl Fixture {
         });
         let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
         let redis = Redis::connect(&server.url(), "t").await.unwrap();
-        let store = database.open().await;
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&database.path(), pages).await.unwrap());
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
         let outbox = Outbox { store: Arc::clone(&store), bus: bus.clone(), gates: Gates::default() };
         let is_lost = |error: &anyhow::Error| error.downcast_ref().is_some_and(outbox::Error::is_lost);
@@ -304,4 +309,25 @@ async fn every_loop_is_watched() {
 /// The loops that show progress.
 pub(crate) fn watched(supervisor: &Supervisor) -> Vec<String> {
     supervisor.progress().stalled(Duration::ZERO).into_iter().map(|(name, _)| name).collect()
+}
+
+#[tokio::test]
+async fn a_database_without_room_is_told_and_what_was_answered_is_kept() {
+    let fixture = Fixture::start_on(|_| {}, Some(100)).await;
+    let mut created = 0;
+    let refused = loop {
+        let task = serde_json::json!({"queue": "q", "key": created.to_string(), "payload": "x".repeat(10_000)});
+        let response = fixture.post("application/json", task.to_string()).await;
+        if response.status() != 200 {
+            break response;
+        }
+        created += 1;
+        assert!(created < 100, "more was stored than there is room for");
+    };
+    assert_eq!(refused.status(), 503);
+    assert!(refused.headers().contains_key(header::RETRY_AFTER));
+    let problem: Value = refused.json().await.unwrap();
+    assert!(problem["detail"].as_str().unwrap().contains("full"), "{problem}");
+    assert_eq!(fixture.unfinished().await["q"], created);
+    fixture.stop().await;
 }
