@@ -238,6 +238,7 @@ async fn insert_takes_host_and_port_and_asks_whether_it_is_that_for_grpc() {
     tokio::spawn(ingress::http::serve(listener, idle_state(|_| {})));
     let (code, _, stderr) = insert_at(address.clone(), &["--give-up-after", "300ms"]).await;
     assert_eq!(code, 2, "{stderr}");
-    let expected = format!("waiting for taskd at http://{address}: transport error; is that taskd's gRPC port?\n");
-    assert!(stderr.starts_with(&expected), "{stderr}");
+    assert!(stderr.starts_with(&format!("waiting for taskd at http://{address}: ")), "{stderr}");
+    // HTTP's answer to gRPC's first bytes is not the same each time.
+    assert!(stderr.contains("is that taskd's gRPC port?"), "{stderr}");
 }
