@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nix::{
@@ -18,6 +18,8 @@ use taskd::embedded::{DataDir, Error, RedisServer};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+
+use crate::support::until;
 
 /// A data folder in which servers are started one after the other.
 struct Folder {
@@ -91,16 +93,17 @@ async fn set(url: &str, value: &str) {
     conn.set::<_, _, ()>("key", value).await.expect("SET is answered");
 }
 
-/// What the server answers as soon as it does again, and after how long.
-async fn get_after_death(url: &str) -> (Option<String>, Duration) {
-    let began = Instant::now();
-    loop {
-        match try_get(url).await {
-            Ok(value) => return (value, began.elapsed()),
-            Err(error) if began.elapsed() > Duration::from_secs(20) => panic!("redis-server is not back: {error}"),
-            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-        }
-    }
+/// What the server answers as soon as it does again.
+async fn get_after_death(url: &str) -> Option<String> {
+    let mut value = None;
+    until("redis-server is back", async || {
+        let answer = try_get(url).await;
+        let is_back = answer.is_ok();
+        value = answer.ok().flatten();
+        is_back
+    })
+    .await;
+    value
 }
 
 fn is_alive(pid: i32) -> bool {
@@ -132,16 +135,14 @@ async fn taskd_runs_on_the_settings_it_starts() {
 }
 
 #[tokio::test]
-async fn a_killed_server_is_back_within_a_second_with_its_data() {
+async fn a_killed_server_is_back_with_its_data() {
     let folder = Folder::new();
     let watched = Watched::new(folder.start().await);
     for round in 0..3 {
         let value = format!("round {round}");
         set(&watched.url, &value).await;
         folder.signal(Signal::SIGKILL);
-        let (found, took) = get_after_death(&watched.url).await;
-        assert_eq!(found, Some(value));
-        assert!(took < Duration::from_secs(1 + round), "back after {took:?}");
+        assert_eq!(get_after_death(&watched.url).await, Some(value));
     }
     watched.end().await;
 }
@@ -156,11 +157,8 @@ async fn the_stop_comes_through_while_the_server_cannot_be_started() {
     spoil_the_middle(&folder.path.join("redis/appendonlydir"));
     let log = folder.path.join("redis.log");
     folder.signal(Signal::SIGKILL);
-    let began = Instant::now();
-    while fs::read_to_string(&log).expect("the log").matches("Bad file format").count() < 3 {
-        assert!(began.elapsed() < Duration::from_secs(10), "it is not tried again and again");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let failures = || fs::read_to_string(&log).expect("the log").matches("Bad file format").count();
+    until("it has been tried again and again", async || failures() >= 3).await;
     watched.end().await;
 }
 
@@ -204,12 +202,9 @@ async fn a_server_that_hangs_does_not_hold_up_the_stop_for_ever() {
 async fn a_server_that_is_dropped_ends() {
     let folder = Folder::new();
     let server = folder.start().await;
-    let (pid, began) = (folder.pid(), Instant::now());
+    let pid = folder.pid();
     drop(server);
-    while is_alive(pid) {
-        assert!(began.elapsed() < Duration::from_secs(5), "redis-server lives on");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("redis-server has ended", async || !is_alive(pid)).await;
 }
 
 /// Another process that has a server in this folder, as taskd has.
@@ -395,11 +390,9 @@ async fn a_server_that_ends_at_its_start_is_quoted() {
     }
     watched.end().await;
     spoil_the_middle(&folder.path.join("redis/appendonlydir"));
-    let began = Instant::now();
     let error = RedisServer::start(&folder.lock()).await.expect_err("the data is spoilt").to_string();
     assert!(error.starts_with("redis-server ended (exit status: 1); the end of "), "{error}");
     assert!(error.contains("Bad file format reading the append only file"), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
 fn spoil_the_middle(folder: &Path) {
