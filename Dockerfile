@@ -11,7 +11,7 @@ FROM debian:bookworm-slim
 # redis-server: so that the image runs with nothing else, as taskd does.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates redis-server \
+    && apt-get install -y --no-install-recommends ca-certificates libssl3 redis-server \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --home-dir /var/lib/taskd --create-home taskd \
     && chmod 700 /var/lib/taskd

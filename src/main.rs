@@ -14,6 +14,8 @@ use taskd::{
 };
 
 fn main() -> ExitCode {
+    // Redis and MySQL by TLS take the process's choice. It is refused only when there is one already.
+    drop(rustls::crypto::ring::default_provider().install_default());
     let command = match cli::parse(std::env::args_os()) {
         Ok(command) => command,
         Err(refusal) => return refusal.show(),
