@@ -1,12 +1,14 @@
 -- Puts tasks from `pipeline` into the shard and stores how far it has read, in one step: so each record is enqueued exactly once, whoever
 -- reads it again. A task whose record exists, live or final, is ignored: the bus may carry it twice, at different offsets.
+-- The owner of the partition comes with an epoch, higher than that of the owner before. Whoever comes with a lower one is no owner any more.
 --
 -- ARGV[2] wake channel   ARGV[3] queue   ARGV[4] topic generation
 -- ARGV[5] offset of the record of this queue that the caller enqueued last ('' unknown): refuses when the stored offset is behind it
--- ARGV[6] offset to store when every task was dealt with   ARGV[7] high water in tasks   ARGV[8] in bytes
+-- ARGV[6] offset to store when every task was dealt with   ARGV[7] high water in tasks   ARGV[8] in bytes   ARGV[9] epoch
 -- then per task, in the order of the partition, 6 values:
 --   offset, id, NUM, not_before (ms, 0 at once), body, credited workers as msgpack array ('' none)
--- Returns {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
+-- Returns {'fenced', epoch of the present owner}: nothing was changed
+--       | {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
 --       | {'ok', dealt with, added, known}: when fewer were dealt with than given, the queue is full at the next one
 --       | an error BADTASK for a body whose priority is none: nothing was changed
 local function parse(offset)
@@ -16,6 +18,10 @@ end
 local function at_or_before(a_major, a_minor, b_major, b_minor)
   return a_major < b_major or (a_major == b_major and a_minor <= b_minor)
 end
+
+local meta = redis.call('HMGET', META, 'bytes', 'big', 'epoch')
+local epoch, known_epoch = tonumber(ARGV[9]), tonumber(meta[3] or 0)
+if epoch < known_epoch then return {'fenced', known_epoch} end
 
 local topic = ARGV[4]
 local stored_major, stored_minor = -1, 0
@@ -41,19 +47,18 @@ for lane = 1, 6 do
     ahead = ahead + math.min(length, length + gone - front)
   end
 end
-local meta = redis.call('HMGET', META, 'bytes', 'big')
 local bytes, big = tonumber(meta[1] or 0), tonumber(meta[2] or 0)
 local high_tasks, high_bytes = tonumber(ARGV[7]), tonumber(ARGV[8])
 
 local ids = {}
-for a = 9, #ARGV, 6 do ids[#ids + 1] = ARGV[a + 1] end
+for a = 10, #ARGV, 6 do ids[#ids + 1] = ARGV[a + 1] end
 local records = hmget(REC, ids)
 
 local seen, record_args, body_args, delay_args, elements = {}, {}, {}, {}, {{}, {}, {}, {}, {}, {}}
 local done, added, known, opened, added_bytes, biggest = 0, 0, 0, 0, 0, big
 local last_major, last_minor = stored_major, stored_minor
 for i, id in ipairs(ids) do
-  local a = 9 + (i - 1) * 6
+  local a = 10 + (i - 1) * 6
   local major, minor = parse(ARGV[a])
   if at_or_before(major, minor, stored_major, stored_minor) then
     known = known + 1
@@ -99,6 +104,7 @@ for i, id in ipairs(ids) do
   done = done + 1
 end
 
+if epoch > known_epoch then redis.call('HSET', META, 'epoch', ARGV[9]) end
 call_all('HSET', BODY, body_args)
 call_all('HSET', REC, record_args)
 call_all('ZADD', DELAY, delay_args)

@@ -395,7 +395,11 @@ async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
 async fn open_bus(settings: &Settings, redis: &Redis) -> Result<Arc<dyn Bus>, Unreachable> {
     let (prefix, partitions) = (&settings.topic_prefix, settings.partitions);
     let opened: bus::Result<Arc<dyn Bus>> = match settings.bus_url.as_deref() {
-        None => RedisStreams::open(redis.clone(), prefix, partitions).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>),
+        None => RedisStreams::open(redis.clone(), prefix, partitions).await.map(|bus| match settings.redis_url {
+            // The lock on the data folder makes this the only process there.
+            None => Arc::new(bus.process("embedded")) as Arc<dyn Bus>,
+            Some(_) => Arc::new(bus),
+        }),
         Some(url) => {
             let brokers = url.strip_prefix("kafka://").unwrap_or(url);
             Kafka::open(brokers, prefix, partitions).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>)

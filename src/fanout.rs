@@ -1,6 +1,7 @@
 //! Fanout: topic `pipeline` into the queue, each partition in order, exactly once by the offset that the enqueue script stores.
 //!
 //! Crash windows: before the script, nothing happened; after it, before the commit, the records come again and their offsets are known.
+//! Whoever lost a partition and does not know it yet is refused by its epoch, and joins anew.
 //! A record whose queue is full is parked in SQL *before* the offset passes it: killed in between, it is parked and enqueued, and the
 //! parked copy finds its record.
 
@@ -39,6 +40,15 @@ pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor:
     supervisor.spawn("fanout", move || fanout.clone().consume(Arc::clone(&beat), stop.clone()));
 }
 
+/// What a reader knows of the partitions that it was given.
+#[derive(Default)]
+struct Owned {
+    /// By partition, the epoch that was taken for a tenure.
+    epochs: HashMap<u32, (u64, u64)>,
+    /// What was enqueued last per shard: where Redis has fallen back behind it, the reader seeks back.
+    last: HashMap<ShardId, Offset>,
+}
+
 /// The records of one shard in one batch.
 #[derive(Default)]
 struct Group {
@@ -49,14 +59,13 @@ struct Group {
 impl Fanout {
     async fn consume(self, beat: Arc<Beat>, stop: CancellationToken) -> anyhow::Result<()> {
         let mut subscription = self.outbox.bus.subscribe(Topic::Pipeline, Reading::Ordered).await?;
-        // What this reader enqueued last per shard: where Redis has fallen back behind it, it seeks back.
-        let mut last = HashMap::new();
+        let mut owned = Owned::default();
         loop {
             let messages = tokio::select! {
                 messages = beat.idle(subscription.next(self.settings.fanout.batch_max)) => messages?,
                 () = stop.cancelled() => return Ok(()),
             };
-            self.handle(messages, &mut *subscription, &mut last).await?;
+            self.handle(messages, &mut *subscription, &mut owned).await?;
             beat.beat();
         }
     }
@@ -65,7 +74,7 @@ impl Fanout {
         &self,
         messages: Vec<Message>,
         subscription: &mut dyn Subscription,
-        last: &mut HashMap<ShardId, Offset>,
+        owned: &mut Owned,
     ) -> anyhow::Result<()> {
         let started = Instant::now();
         let mut done = FanoutBatch { records: messages.len(), ..Default::default() };
@@ -75,14 +84,15 @@ impl Fanout {
             if behind.contains_key(&shard.number) {
                 continue;
             }
-            match self.enqueue(&shard, &group, last.get(&shard).copied(), &mut done).await? {
-                None => drop(last.insert(shard, group.upto)),
+            let epoch = self.epoch(shard.number, subscription.tenure(shard.number), owned).await?;
+            match self.enqueue(&shard, &group, epoch, owned.last.get(&shard).copied(), &mut done).await? {
+                None => drop(owned.last.insert(shard, group.upto)),
                 Some(stored) => drop(behind.insert(shard.number, stored)),
             }
         }
         for (partition, stored) in &behind {
             tracing::warn!(partition, "redis fell back: reading pipeline/{partition} again from {stored:?}");
-            last.retain(|shard, _| shard.number != *partition);
+            owned.last.retain(|shard, _| shard.number != *partition);
             subscription.seek(*partition, *stored).await?;
         }
         let dealt_with: Vec<_> = messages.into_iter().filter(|m| !behind.contains_key(&m.partition)).collect();
@@ -149,6 +159,7 @@ impl Fanout {
         &self,
         shard: &ShardId,
         group: &Group,
+        epoch: u64,
         predecessor: Option<Offset>,
         done: &mut FanoutBatch,
     ) -> anyhow::Result<Option<Option<Offset>>> {
@@ -158,6 +169,7 @@ impl Fanout {
         let settings = self.settings.queues.get(&shard.queue);
         let mut batch = Enqueue {
             topic_generation: self.outbox.bus.generation(),
+            epoch,
             predecessor,
             upto: group.upto,
             tasks: &group.tasks,
@@ -167,6 +179,7 @@ impl Fanout {
         let (dealt_with, added) = match self.queue.enqueue(shard, &batch).await {
             Ok(Enqueued::Done { dealt_with, added }) => (dealt_with, added),
             Ok(Enqueued::Behind(stored)) => return Ok(Some(stored)),
+            Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard, epoch, by).await),
             Err(queue::Error::NoGeneration) => {
                 anyhow::bail!("redis lost shard {shard}; waiting until the watchdog has brought it back")
             }
@@ -181,11 +194,36 @@ impl Fanout {
             self.outbox.store.unpublish(&ids, Unpublished::Parked).await?;
             done.parked += ids.len();
             batch.tasks = &[];
-            if let Enqueued::Behind(stored) = self.queue.enqueue(shard, &batch).await? {
-                return Ok(Some(stored));
+            match self.queue.enqueue(shard, &batch).await? {
+                Enqueued::Done { .. } => {}
+                Enqueued::Behind(stored) => return Ok(Some(stored)),
+                Enqueued::Fenced(by) => return Err(self.fenced(shard, epoch, by).await),
             }
         }
         Ok(None)
+    }
+
+    /// Of the present tenure. Taken at its first record: who had the partition before is refused from then on, wherever it was held up.
+    async fn epoch(&self, partition: u32, tenure: u64, owned: &mut Owned) -> anyhow::Result<u64> {
+        match owned.epochs.get(&partition) {
+            Some((of, epoch)) if *of == tenure => Ok(*epoch),
+            _ => {
+                let epoch = self.queue.take_epoch(partition).await?;
+                owned.epochs.insert(partition, (tenure, epoch));
+                Ok(epoch)
+            }
+        }
+    }
+
+    /// Ends this reader: it joins the group anew, and takes a higher epoch if the partition is given to it again.
+    async fn fenced(&self, shard: &ShardId, epoch: u64, by: u64) -> anyhow::Error {
+        let partition = shard.number;
+        match self.queue.epoch_is_at_least(partition, by).await {
+            Ok(()) => anyhow::anyhow!(
+                "pipeline/{partition} has another owner, with epoch {by} above our {epoch}: joining anew"
+            ),
+            Err(error) => error.into(),
+        }
     }
 
     /// A shard's first task. SQL remembers the shard before Redis does, so that one that Redis lost is not taken for a new one.

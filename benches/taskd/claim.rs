@@ -161,6 +161,7 @@ impl Bed {
             let upto = Offset { major: (filled + count) as u64, minor: 0 };
             let batch = Enqueue {
                 topic_generation: "bench",
+                epoch: 1,
                 predecessor,
                 upto,
                 tasks: &tasks,

@@ -130,6 +130,9 @@ pub trait Subscription: Send {
     /// Everything of these was dealt with. `Ordered`: also all before them in their partitions.
     async fn commit(&mut self, messages: &[Message]) -> Result<()>;
 
+    /// `Ordered` only: grows each time that the partition is given to this reader; until then others may have read it. 0: not given yet.
+    fn tenure(&self, partition: u32) -> u64;
+
     /// `Ordered` only: the next records of `partition` are those behind `after` (`None`: from its beginning).
     async fn seek(&mut self, partition: u32, after: Option<Offset>) -> Result<()>;
 }

@@ -3,26 +3,28 @@
 //! - `<prefix>:{bus:<topic>:<partition>}`: a stream per partition; an entry is one field `v`. The braces keep all keys of a
 //!   partition in one cluster slot.
 //! - `…:committed`: for ordered reading, the id up to which everything was dealt with. For shared reading a consumer group does it.
+//! - `<prefix>:{bus}:readers:<topic>`, `…:owners:<topic>`: for ordered reading, who lives, and who owns which partition (`lua/bus_own.lua`).
 //! - `<prefix>:{bus}:generation`: a random name, written once. When it is gone, Redis has lost everything.
 //! - `<prefix>:{bus}:partitions`: topic → how many partitions it was begun with.
 //!
 //! Ids are given by Redis from its clock, so a Redis that fell back to its last fsync goes on above the ids that it has forgotten.
 
 mod buffer;
+mod consumer;
 mod line;
 mod ordered;
 mod reply;
 mod shared;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     num::ParseIntError,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
-use redis::{RedisError, Value};
+use redis::{RedisError, RedisResult, Value};
 use uuid::Uuid;
 
 use super::{Bus, Error, Message, Reading, Record, Result, Subscription, Topic};
@@ -38,6 +40,8 @@ const TAKE_OVER_AFTER: Duration = Duration::from_secs(30);
 pub struct RedisStreams {
     streams: Arc<Streams>,
     take_over_after: Duration,
+    /// Names this process among the readers.
+    process: String,
 }
 
 struct Streams {
@@ -45,10 +49,10 @@ struct Streams {
     topic_prefix: String,
     generation: String,
     partitions: HashMap<Topic, u32>,
-    /// Names this process among the consumers.
-    process: Uuid,
     /// The consumer numbers in use.
     consumers: Mutex<HashSet<(Topic, u32)>>,
+    /// Which ordered readers have taken partitions.
+    owners: Mutex<HashSet<(Topic, String)>>,
 }
 
 impl RedisStreams {
@@ -60,16 +64,22 @@ impl RedisStreams {
             topic_prefix: topic_prefix.to_owned(),
             generation,
             partitions,
-            process: Uuid::new_v4(),
             consumers: Mutex::default(),
+            owners: Mutex::default(),
         });
-        Ok(Self { streams, take_over_after: TAKE_OVER_AFTER })
+        Ok(Self { streams, take_over_after: TAKE_OVER_AFTER, process: Uuid::new_v4().to_string() })
     }
 
     /// How long a shared record may stay unacknowledged with one reader before another gets it, 30 s unless set. Should be longer
     /// than any batch takes, else batches are done twice.
     pub fn take_over_after(self, take_over_after: Duration) -> Self {
         Self { take_over_after, ..self }
+    }
+
+    /// Under a name that no other living process has, a random one unless set. Who comes again under the name of a dead process has at once
+    /// what that one had, and need not wait until others see that it is dead.
+    pub fn process(self, name: &str) -> Self {
+        Self { process: name.to_owned(), ..self }
     }
 }
 
@@ -127,6 +137,19 @@ impl Streams {
 
     fn generation_key(&self) -> String {
         generation_key(&self.redis)
+    }
+
+    /// What the ordered reader of that name owns now, and will for another while: partition and tenure.
+    async fn own(&self, topic: Topic, reader: &str, lives: Duration) -> RedisResult<BTreeMap<u32, u64>> {
+        let name = |what| format!("{}:{{bus}}:{what}:{}{topic}", self.redis.prefix(), self.topic_prefix);
+        let mut call = redis::cmd("EVAL");
+        call.arg(include_str!("../../lua/bus_own.lua")).arg(2).arg(name("readers")).arg(name("owners"));
+        call.arg(reader).arg(lives.as_millis() as u64).arg(self.partitions[&topic]);
+        let this = (topic, reader.to_owned());
+        // Noted before it is done: a call that is given up may have been carried out.
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner).insert(this);
+        let owned: Vec<(u32, u64)> = call.query_async(&mut self.redis.conn()).await?;
+        Ok(owned.into_iter().collect())
     }
 
     fn check_generation(&self, found: Option<&str>) -> Result<()> {
@@ -252,8 +275,11 @@ impl Bus for RedisStreams {
 
     async fn subscribe(&self, topic: Topic, reading: Reading) -> Result<Box<dyn Subscription>> {
         Ok(match reading {
-            Reading::Ordered => Box::new(ordered::Ordered::open(self.streams.clone(), topic).await?),
-            Reading::Shared => Box::new(shared::Shared::open(self.streams.clone(), topic, self.take_over_after).await?),
+            Reading::Ordered => Box::new(ordered::Ordered::open(self.streams.clone(), topic, &self.process).await?),
+            Reading::Shared => {
+                let (streams, after) = (self.streams.clone(), self.take_over_after);
+                Box::new(shared::Shared::open(streams, topic, &self.process, after).await?)
+            }
         })
     }
 
@@ -280,7 +306,15 @@ impl Bus for RedisStreams {
         Ok(lengths.iter().sum())
     }
 
-    async fn close(&self) {}
+    /// Others need not wait until our readers are taken for dead.
+    async fn close(&self) {
+        let owners = self.streams.owners.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (topic, reader) in owners {
+            if let Err(error) = self.streams.own(topic, &reader, Duration::ZERO).await {
+                tracing::debug!("{reader} did not give back what it owns of {topic}: {error}");
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -43,3 +43,8 @@ pub fn wake_channel(prefix: &str) -> String {
 pub fn store_id(prefix: &str) -> String {
     format!("{prefix}:store-id")
 }
+
+/// How often each partition of `pipeline` has had a new owner.
+pub fn epochs(prefix: &str) -> String {
+    format!("{prefix}:epochs")
+}

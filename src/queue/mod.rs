@@ -76,6 +76,8 @@ pub struct EnqueueTask {
 #[derive(Clone, Debug)]
 pub struct Enqueue<'a> {
     pub topic_generation: &'a str,
+    /// Of [`Queue::take_epoch`].
+    pub epoch: u64,
     /// The record of this queue that was enqueued before these, if this reader knows it.
     pub predecessor: Option<Offset>,
     /// How far the partition was read for this queue when all of these are dealt with.
@@ -91,6 +93,8 @@ pub enum Enqueued {
     Done { dealt_with: usize, added: usize },
     /// Redis fell back behind the predecessor: read the partition again from behind this.
     Behind(Option<Offset>),
+    /// The partition has another owner, who came with this epoch. Nothing was changed.
+    Fenced(u64),
 }
 
 /// What a worker asks of one shard.
@@ -464,12 +468,32 @@ impl Queue {
         keys::wake_channel(self.0.redis.prefix())
     }
 
+    /// For a new owner of a partition of `pipeline`: higher than that of every owner before, who is refused from the next enqueue on.
+    pub async fn take_epoch(&self, partition: u32) -> Result<u64> {
+        self.raise_epoch(partition, 1).await
+    }
+
+    /// After a refusal: a Redis that fell back may have forgotten how high the epochs were. The next one taken is above `known`.
+    pub async fn epoch_is_at_least(&self, partition: u32, known: u64) -> Result<()> {
+        let now = self.raise_epoch(partition, 0).await?;
+        if now < known {
+            // Two at once raise it too far, which does no harm.
+            self.raise_epoch(partition, known - now).await?;
+        }
+        Ok(())
+    }
+
+    async fn raise_epoch(&self, partition: u32, by: u64) -> Result<u64> {
+        let key = keys::epochs(self.0.redis.prefix());
+        Ok(redis::cmd("HINCRBY").arg(key).arg(partition).arg(by).query_async(&mut self.0.redis.conn()).await?)
+    }
+
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
         let value = self
             .call(&scripts::ENQUEUE, shard, batch.tasks.len(), |call| {
                 call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(batch.topic_generation);
                 call.arg(batch.predecessor.map(|p| p.to_string()).unwrap_or_default()).arg(batch.upto.to_string());
-                call.arg(batch.high_water_tasks).arg(batch.high_water_bytes);
+                call.arg(batch.high_water_tasks).arg(batch.high_water_bytes).arg(batch.epoch);
                 for task in batch.tasks {
                     call.arg(task.offset.to_string()).arg(task.id.as_bytes()).arg(task.replicas);
                     call.arg(task.not_before_unix_ms).arg(&task.body[..]).arg(packed_strings(&task.credited));
@@ -479,6 +503,7 @@ impl Queue {
         let mut answer = items(value)?.into_iter();
         match text(answer.next())?.as_str() {
             "ok" => Ok(Enqueued::Done { dealt_with: number(answer.next())?, added: number(answer.next())? }),
+            "fenced" => Ok(Enqueued::Fenced(number(answer.next())?)),
             _ => Ok(Enqueued::Behind(text(answer.next())?.parse().ok())),
         }
     }

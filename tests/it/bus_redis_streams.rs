@@ -12,7 +12,9 @@ use taskd::{
 };
 
 use crate::support::{
-    bus_contract::{Backend, PARTITIONS, bus_contract, commit, publish, publish_many, read, subscribe, values, within},
+    bus_contract::{
+        self, Backend, PARTITIONS, bus_contract, commit, publish, publish_many, read, subscribe, values, within,
+    },
     redis::{Fsync, RedisServer},
 };
 
@@ -47,6 +49,55 @@ async fn server() -> Server {
 }
 
 bus_contract!(server);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ordered_partitions_move_when_a_reader_comes_or_dies() {
+    bus_contract::ordered_partitions_move_when_a_reader_comes_or_dies(&server().await).await;
+}
+
+/// Held up for longer than a reader lives: its partitions went to another, and came back when that one closed.
+#[tokio::test]
+async fn a_reader_learns_that_it_lost_a_partition_and_got_it_again() {
+    let server = server().await;
+    let (bus, other) = (server.open().await, server.open().await);
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let offsets = publish_many(&*bus, Topic::Pipeline, 0, "r", 3).await;
+    let first = read(&mut *reader, 3).await;
+    let tenure = reader.tenure(0);
+
+    let _: u32 = server.run("DEL test:{bus}:readers:my.pipeline").await;
+    let mut taker = subscribe(&*other, Topic::Pipeline, Reading::Ordered).await;
+    assert_eq!(values(&read(&mut *taker, 3).await), ["r0", "r1", "r2"]);
+    commit(&mut *taker, &first[..2]).await;
+    drop(taker);
+    other.close().await;
+
+    assert_eq!(reader.tenure(0), tenure, "it does not know yet");
+    // It begins behind what the other has committed, not behind what it had read itself.
+    let again = read(&mut *reader, 1).await;
+    assert_eq!((values(&again), again[0].offset), (vec!["r2"], offsets[2]));
+    assert!(reader.tenure(0) > tenure);
+}
+
+/// As after a kill of a process that is alone: nobody need wait until it is taken for dead.
+#[tokio::test]
+async fn who_comes_under_the_same_name_has_at_once_what_the_dead_one_had() {
+    let server = server().await;
+    let open = async || {
+        let bus = RedisStreams::open(server.redis().await, "my.", PARTITIONS).await.expect("open");
+        bus.process("alone").take_over_after(Duration::from_secs(3600))
+    };
+    let bus = open().await;
+    publish_many(&bus, Topic::Pipeline, 0, "p", 1).await;
+    publish_many(&bus, Topic::TaskResults, 1, "t", 1).await;
+    for (topic, reading) in [(Topic::Pipeline, Reading::Ordered), (Topic::TaskResults, Reading::Shared)] {
+        let first = read(&mut *subscribe(&bus, topic, reading).await, 1).await;
+        let bus = open().await;
+        let mut next = subscribe(&bus, topic, reading).await;
+        let messages = next.next(10).await.expect("next");
+        assert_eq!((messages[0].offset, messages.len()), (first[0].offset, 1));
+    }
+}
 
 #[tokio::test]
 async fn what_publish_answered_survives_sigkill() {

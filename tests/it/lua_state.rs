@@ -243,7 +243,11 @@ async fn open_leaves_a_shard_that_somebody_else_has_opened() {
 }
 
 fn enqueue(call: &mut Call, predecessor: &str, upto: &str, high_tasks: u64, tasks: &[(&str, char, u64, i64)]) {
-    call.arg("t:wake").arg("q").arg("topic").arg(predecessor).arg(upto).arg(high_tasks).arg(1 << 20);
+    enqueue_as(call, 0, predecessor, upto, high_tasks, tasks);
+}
+
+fn enqueue_as(call: &mut Call, epoch: u64, after: &str, upto: &str, high_tasks: u64, tasks: &[(&str, char, u64, i64)]) {
+    call.arg("t:wake").arg("q").arg("topic").arg(after).arg(upto).arg(high_tasks).arg(1 << 20).arg(epoch);
     for (offset, letter, num, not_before) in tasks {
         call.arg(*offset).arg(id(*letter)).arg(*num).arg(*not_before).arg(body(2)).arg("");
     }
@@ -283,6 +287,33 @@ async fn enqueue_refuses_when_redis_fell_back_behind_the_predecessor() {
     let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "5-0", "6-0", 100, &tasks)).await.expect("enqueue");
     assert_eq!(flat(answer), ["behind", "4-0"]);
     assert_eq!(f.state().await, before);
+}
+
+#[tokio::test]
+async fn enqueue_refuses_who_comes_with_the_epoch_of_an_owner_before() {
+    let f = Fixture::new().await;
+    f.seed("SET", "O", &[b"topic/4-0"]).await;
+    f.seed("HSET", "M", &[b"epoch", b"7"]).await;
+    let before = f.state().await;
+    let tasks = [("5-0", 'a', 1, 0)];
+    let run = async |epoch| {
+        f.run(&scripts::ENQUEUE, |call| enqueue_as(call, epoch, "", "5-0", 100, &tasks)).await.expect("enqueue")
+    };
+    assert_eq!(flat(run(6).await), ["fenced", "7"]);
+    assert_eq!(f.state().await, before);
+
+    assert_eq!(flat(run(8).await), ["ok", "1", "1", "0"]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("O", &["topic/5-0"]),
+            ("R", &["a=1"]),
+            ("B", &["a=body2"]),
+            ("m:T", &["1/0/a"]),
+            ("M", &["big=13", "bytes=13", "epoch=8", "live=1", "open=1"]),
+        ],
+    );
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod architecture;
 mod bus_redis_streams;
 mod discovery_insert;
 mod embedded;
+mod fanout;
 mod ingress_cli;
 mod ingress_grpc;
 mod ingress_http;

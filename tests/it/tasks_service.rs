@@ -39,6 +39,7 @@ async fn one_task(queue: &Queue, name: &str) {
     };
     let batch = Enqueue {
         topic_generation: "topic",
+        epoch: 1,
         predecessor: None,
         upto: offset,
         tasks: &[task],

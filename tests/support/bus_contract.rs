@@ -210,6 +210,73 @@ pub async fn seek_counts_from_the_first_read_on(backend: &dyn Backend) {
     assert_eq!(values(&read(&mut *reader, 2).await), ["r2", "r3"]);
 }
 
+/// Who read which record in which tenure.
+type Seen = (&'static str, u32, u64, String);
+
+pub async fn ordered_partitions_move_when_a_reader_comes_or_dies(backend: &dyn Backend) {
+    let (sender, mut seen) = tokio::sync::mpsc::unbounded_channel();
+    let publisher = backend.open().await;
+    let mut one = tokio::spawn(read_in_order("one", backend.open().await, sender.clone()));
+    let mut round = 0;
+    let mut owners = async |wanted: &[&str]| {
+        loop {
+            round += 1;
+            let owners = owners_of_a_round(&*publisher, round, &mut seen).await;
+            let names: BTreeSet<&str> = owners.values().map(|(name, _)| *name).collect();
+            if names == wanted.iter().copied().collect() {
+                return owners;
+            }
+        }
+    };
+    let alone = within("one reader has all", owners(&["one"])).await;
+    let other = tokio::spawn(read_in_order("other", backend.open().await, sender));
+    let shared = within("two readers share", owners(&["one", "other"])).await;
+    other.abort();
+    let again = within("the other's partitions come back", owners(&["one"])).await;
+    for (partition, (name, tenure)) in shared {
+        let (before, after) = (alone[&partition].1, again[&partition].1);
+        assert!(tenure > 0 && before > 0);
+        assert_eq!(
+            after > before,
+            name == "other",
+            "partition {partition}: tenure {before}, then {name}'s, then {after}"
+        );
+    }
+    assert!(!one.is_finished(), "{:?}", (&mut one).await);
+    one.abort();
+}
+
+async fn read_in_order(name: &'static str, bus: Arc<dyn Bus>, seen: tokio::sync::mpsc::UnboundedSender<Seen>) {
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    loop {
+        for message in reader.next(10).await.expect("next") {
+            let tenure = reader.tenure(message.partition);
+            let value = String::from_utf8(message.value.to_vec()).expect("text");
+            seen.send((name, message.partition, tenure, value)).expect("the test waits");
+            reader.commit(&[message]).await.expect("commit");
+        }
+    }
+}
+
+/// Publishes a record to each partition, and says who was the last to read it and in which tenure.
+async fn owners_of_a_round(
+    bus: &dyn Bus,
+    round: u32,
+    seen: &mut tokio::sync::mpsc::UnboundedReceiver<Seen>,
+) -> BTreeMap<u32, (&'static str, u64)> {
+    let value = round.to_string();
+    let records: Vec<_> = (0..PARTITIONS).map(|partition| (partition, value.as_str())).collect();
+    publish(bus, Topic::Pipeline, &records).await;
+    let mut owners = BTreeMap::new();
+    while owners.len() < PARTITIONS as usize {
+        let (name, partition, tenure, read) = seen.recv().await.expect("readers run");
+        if read == value {
+            owners.insert(partition, (name, tenure));
+        }
+    }
+    owners
+}
+
 pub async fn shared_readers_share(backend: &dyn Backend) {
     let (one, other) = (backend.open().await, backend.open().await);
     let published = Arc::new(std::sync::Mutex::new(BTreeSet::new()));

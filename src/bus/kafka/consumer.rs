@@ -132,6 +132,10 @@ impl Subscription for Member {
         Ok(())
     }
 
+    fn tenure(&self, partition: u32) -> u64 {
+        self.consumer().context().partitions().tenures.get(&partition).copied().unwrap_or(0)
+    }
+
     /// Of a partition that we are not given yet, the place is kept until we are.
     async fn seek(&mut self, partition: u32, after: Option<Offset>) -> Result<()> {
         let (topic, consumer, name) = (self.topic, self.consumer(), self.name.clone());
@@ -214,6 +218,8 @@ struct Group(Mutex<Partitions>);
 #[derive(Default)]
 struct Partitions {
     owned: BTreeSet<u32>,
+    /// How often each was given to us.
+    tenures: HashMap<u32, u64>,
     /// Taken away since the reader last looked.
     lost: BTreeSet<u32>,
     /// Where to begin with partitions that are not given to us yet, instead of at what is committed.
@@ -230,6 +236,7 @@ impl Partitions {
     fn given(&mut self, list: &mut TopicPartitionList) {
         for partition in numbers(list) {
             self.owned.insert(partition);
+            *self.tenures.entry(partition).or_default() += 1;
             let topic = list.elements().first().map(|element| element.topic().to_owned()).unwrap_or_default();
             let Some(place) = self.begin_at.remove(&partition) else { continue };
             if let Err(error) = list.set_partition_offset(&topic, index(partition), place) {

@@ -1,57 +1,119 @@
-//! Ordered reading: XREAD behind a position of our own.
+//! Ordered reading: XREAD behind a position of our own, of the partitions that are ours (`lua/bus_own.lua`).
 //!
 //! Not a consumer group: with one, an entry that a consumer holds falls below the position that another one has committed.
+//!
+//! Who was held up for longer than [`LIVES`] may have lost a partition without knowing it. What it does then is refused by the queue, to
+//! which the next owner comes with a higher epoch.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use redis::{RedisResult, Value};
 
-use super::{
-    Streams,
-    buffer::Buffer,
-    line::{BLOCK, Line},
-    reply,
-};
+use super::{Streams, buffer::Buffer, consumer::Consumer, line::Line, reply};
 use crate::{
     bus::{Error, Message, Result, Subscription, Topic},
     model::Offset,
 };
 
+/// A reader that has not looked for so long is taken for dead, and its partitions go to others.
+const LIVES: Duration = Duration::from_secs(3);
+/// How often it looks, and so how long a read waits in Redis for something to come.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
 pub(super) struct Ordered {
     streams: Arc<Streams>,
     topic: Topic,
     keys: Vec<String>,
-    /// By partition: the last record that is in `buffer` or was handed out.
-    positions: Vec<Offset>,
+    consumer: Consumer,
+    /// By partition of ours.
+    owned: BTreeMap<u32, Own>,
+    /// Where to begin with partitions that are not ours yet, instead of behind what is committed.
+    begin_at: HashMap<u32, Offset>,
+    next_look: Instant,
     line: Line<()>,
     buffer: Buffer,
 }
 
+#[derive(Clone, Copy)]
+struct Own {
+    tenure: u64,
+    /// The last record that is in the buffer or was handed out.
+    position: Offset,
+}
+
 impl Ordered {
-    /// Begins behind what was committed.
-    pub(super) async fn open(streams: Arc<Streams>, topic: Topic) -> Result<Self> {
+    pub(super) async fn open(streams: Arc<Streams>, topic: Topic, process: &str) -> Result<Self> {
         let keys = streams.keys(topic);
-        let mut pipe = redis::pipe();
-        for key in &keys {
-            pipe.cmd("GET").arg(super::committed_key(key));
-        }
-        // Read after the positions: if it is still the one we know, they belong to it.
-        pipe.cmd("GET").arg(streams.generation_key());
-        let mut answers: Vec<Option<String>> =
-            pipe.query_async(&mut streams.redis.conn()).await.map_err(|e| read(topic, &e))?;
-        streams.check_generation(answers.pop().flatten().as_deref())?;
-        let positions = answers.iter().map(|id| super::position(id.as_deref())).collect::<Result<_, _>>();
-        let positions = positions.map_err(|e| Error::Read { topic, reason: format!("committed position: {e}") })?;
-        let (line, buffer) = (Line::new(streams.redis.clone()), Buffer::new(keys.len()));
-        Ok(Self { streams, topic, keys, positions, line, buffer })
+        let mut this = Self {
+            consumer: Consumer::new(streams.clone(), topic, process),
+            owned: BTreeMap::new(),
+            begin_at: HashMap::new(),
+            next_look: Instant::now(),
+            line: Line::new(streams.redis.clone()),
+            buffer: Buffer::new(keys.len()),
+            streams,
+            topic,
+            keys,
+        };
+        this.look().await?;
+        Ok(this)
     }
 
-    /// Waits up to [`BLOCK`] for records.
+    /// Says that we live, and begins with what is ours since the last look behind what was committed. Cancel safe: nothing of ours changes
+    /// before the last answer is there.
+    async fn look(&mut self) -> Result<()> {
+        let ours = self.streams.own(self.topic, &self.consumer.name, LIVES).await.map_err(|e| read(self.topic, &e))?;
+        let had = |partition: &u32, tenure: u64| self.owned.get(partition).is_some_and(|own| own.tenure == tenure);
+        let new: Vec<_> = ours.iter().filter(|(partition, tenure)| !had(partition, **tenure)).collect();
+        let mut pipe = redis::pipe();
+        for (partition, _) in &new {
+            pipe.cmd("GET").arg(super::committed_key(&self.streams.key(self.topic, **partition)));
+        }
+        // Read after the positions: if it is still the one we know, they belong to it.
+        pipe.cmd("GET").arg(self.streams.generation_key());
+        let answered = pipe.query_async(&mut self.streams.redis.conn()).await;
+        let mut positions: Vec<Option<String>> = answered.map_err(|e| read(self.topic, &e))?;
+        self.streams.check_generation(positions.pop().flatten().as_deref())?;
+        let positions: Result<Vec<_>, _> = positions.iter().map(|id| super::position(id.as_deref())).collect();
+        let positions =
+            positions.map_err(|e| Error::Read { topic: self.topic, reason: format!("committed position: {e}") })?;
+
+        let new: BTreeMap<u32, Offset> = new.into_iter().map(|(partition, _)| *partition).zip(positions).collect();
+        if !new.is_empty() || ours.len() < self.owned.len() {
+            // A read that is under way asks for what was ours before.
+            self.line.reset();
+            self.buffer
+                .retain(|message| ours.contains_key(&message.partition) && !new.contains_key(&message.partition));
+        }
+        let own = |(partition, tenure)| {
+            let position = match (new.get(&partition), self.owned.get(&partition)) {
+                (Some(committed), _) => self.begin_at.remove(&partition).unwrap_or(*committed),
+                (None, had) => had.map(|own| own.position).unwrap_or_default(),
+            };
+            (partition, Own { tenure, position })
+        };
+        self.owned = ours.into_iter().map(own).collect();
+        self.next_look = Instant::now() + LOOK_EVERY;
+        Ok(())
+    }
+
+    /// Waits a moment for records.
     async fn fetch(&mut self, max: usize) -> Result<()> {
+        if self.next_look <= Instant::now() {
+            self.look().await?;
+        }
+        if self.owned.is_empty() {
+            tokio::time::sleep_until(self.next_look.into()).await;
+            return Ok(());
+        }
         let topic = self.topic;
         let count = self.buffer.count(max);
-        let ask = || ((), ask(&self.keys, &self.positions, count, &self.streams.generation_key()));
+        let ask = || ((), ask(&self.keys, &self.owned, count, &self.streams.generation_key()));
         let ((), answers) = self.line.exchange(ask).await.map_err(|e| read(topic, &e))?;
         self.absorb(answers)
     }
@@ -63,10 +125,11 @@ impl Ordered {
         self.streams.check_generation(generation.as_deref())?;
         for (key, entries) in reply::streams(answers.pop().unwrap_or(Value::Nil)).map_err(|e| read(topic, &e))? {
             let Some(index) = self.keys.iter().position(|k| k.as_bytes() == key) else { continue };
-            if let Some(last) = entries.last() {
-                self.positions[index] = last.offset;
+            let own = u32::try_from(index).ok().and_then(|partition| self.owned.get_mut(&partition));
+            if let (Some(own), Some(last)) = (own, entries.last()) {
+                own.position = last.offset;
+                self.buffer.add(super::messages(index, entries));
             }
-            self.buffer.add(super::messages(index, entries));
         }
         Ok(())
     }
@@ -74,11 +137,14 @@ impl Ordered {
 
 /// The generation is read behind the records: a Redis that lost everything while we waited has another one or none, and then the
 /// records are not those that stand behind our positions.
-fn ask(keys: &[String], positions: &[Offset], count: usize, generation_key: &str) -> redis::Pipeline {
+fn ask(keys: &[String], owned: &BTreeMap<u32, Own>, count: usize, generation_key: &str) -> redis::Pipeline {
     let mut pipe = redis::pipe();
-    pipe.cmd("XREAD").arg("COUNT").arg(count).arg("BLOCK").arg(BLOCK.as_millis() as u64).arg("STREAMS").arg(keys);
-    for position in positions {
-        pipe.arg(position.to_string());
+    pipe.cmd("XREAD").arg("COUNT").arg(count).arg("BLOCK").arg(LOOK_EVERY.as_millis() as u64).arg("STREAMS");
+    for partition in owned.keys() {
+        pipe.arg(&keys[*partition as usize]);
+    }
+    for own in owned.values() {
+        pipe.arg(own.position.to_string());
     }
     pipe.cmd("GET").arg(generation_key);
     pipe
@@ -112,12 +178,20 @@ impl Subscription for Ordered {
         done.map_err(|e| Error::Commit { topic, reason: e.to_string() })
     }
 
+    fn tenure(&self, partition: u32) -> u64 {
+        self.owned.get(&partition).map_or(0, |own| own.tenure)
+    }
+
     /// What was committed is no longer there to go back to.
     async fn seek(&mut self, partition: u32, after: Option<Offset>) -> Result<()> {
-        let position = self.positions.get_mut(partition as usize);
-        let topic = self.topic;
-        let position = position.ok_or_else(|| Error::Read { topic, reason: format!("no partition {partition}") })?;
-        *position = after.unwrap_or_default();
+        if partition as usize >= self.keys.len() {
+            return Err(Error::Read { topic: self.topic, reason: format!("no partition {partition}") });
+        }
+        let position = after.unwrap_or_default();
+        match self.owned.get_mut(&partition) {
+            Some(own) => own.position = position,
+            None => drop(self.begin_at.insert(partition, position)),
+        }
         self.buffer.retain(|message| message.partition != partition);
         // A read that is under way asks behind the old position.
         self.line.reset();

@@ -6,7 +6,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -16,6 +16,7 @@ use redis::{Pipeline, RedisError, RedisResult, Value};
 use super::{
     Streams,
     buffer::Buffer,
+    consumer::Consumer,
     line::{BLOCK, Line},
     reply::{self, Entry},
 };
@@ -60,11 +61,16 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) async fn open(streams: Arc<Streams>, topic: Topic, take_over_after: Duration) -> Result<Self> {
+    pub(super) async fn open(
+        streams: Arc<Streams>,
+        topic: Topic,
+        process: &str,
+        take_over_after: Duration,
+    ) -> Result<Self> {
         let keys = streams.keys(topic);
         let none = vec![Offset::default(); keys.len()];
         let this = Self {
-            consumer: Consumer::new(streams.clone(), topic),
+            consumer: Consumer::new(streams.clone(), topic, process),
             own: Some(none.clone()),
             scan: none,
             take_over_after,
@@ -283,6 +289,10 @@ impl Subscription for Shared {
         Ok(())
     }
 
+    fn tenure(&self, _partition: u32) -> u64 {
+        0
+    }
+
     async fn seek(&mut self, _partition: u32, _after: Option<Offset>) -> Result<()> {
         Err(Error::Read { topic: self.topic, reason: "a shared reader has no position to seek".into() })
     }
@@ -294,32 +304,4 @@ fn by_partition(messages: &[Message]) -> HashMap<u32, Vec<String>> {
         ids.entry(message.partition).or_default().push(message.offset.to_string());
     }
     ids
-}
-
-/// A name in the group, one per living reader of this process. A reader that follows another gets its name, and with it at once
-/// what that one had not acknowledged.
-struct Consumer {
-    streams: Arc<Streams>,
-    topic: Topic,
-    number: u32,
-    name: String,
-}
-
-impl Consumer {
-    fn new(streams: Arc<Streams>, topic: Topic) -> Self {
-        let number = {
-            let mut taken = streams.consumers.lock().unwrap_or_else(PoisonError::into_inner);
-            let free = (0..).find(|number| taken.insert((topic, *number)));
-            free.expect("a process has fewer than 2^32 readers")
-        };
-        let name = format!("{}-{number}", streams.process);
-        Self { streams, topic, number, name }
-    }
-}
-
-impl Drop for Consumer {
-    fn drop(&mut self) {
-        let mut taken = self.streams.consumers.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.remove(&(self.topic, self.number));
-    }
 }

@@ -122,6 +122,7 @@ impl Checked {
         let upto = records.last().expect("not empty").offset;
         let batch = Enqueue {
             topic_generation: "topic",
+            epoch: 1,
             predecessor: self.model.offset,
             upto,
             tasks: records,
@@ -157,6 +158,7 @@ impl Checked {
         let (tasks, high) = (&[][..], u64::MAX);
         let batch = Enqueue {
             topic_generation: "topic",
+            epoch: 1,
             predecessor: Some(upto),
             upto,
             tasks,

@@ -1,0 +1,56 @@
+-- One look of an ordered reader: it lives for another while, and is told which partitions are its own. A partition has one owner at most.
+-- The living readers share the partitions evenly: each gives back what is more than its share, and takes what no living reader has.
+--
+-- KEYS[1] -> <prefix>:{bus}:readers:<topic>   zset: reader -> until when it lives (ms)
+-- KEYS[2] -> <prefix>:{bus}:owners:<topic>    hash: partition -> "<tenure> <reader>"; field n: the last tenure that was given, to whomever
+-- ARGV[1] reader   ARGV[2] how long it lives from now on (ms), 0: it leaves   ARGV[3] how many partitions there are
+-- Returns {partition, tenure, …}: what is its own now. A partition that it had lost meanwhile comes with another tenure.
+local me, lives, partitions = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if lives > 0 then
+  redis.call('ZADD', KEYS[1], now + lives, me)
+else
+  redis.call('ZREM', KEYS[1], me)
+end
+
+-- By name, so that all see the same order: the first ones have one partition more when it does not come out even.
+local readers = redis.call('ZRANGE', KEYS[1], 0, -1)
+table.sort(readers)
+local living, share = {}, 0
+for rank, reader in ipairs(readers) do
+  living[reader] = true
+  if reader == me then
+    share = math.floor(partitions / #readers) + (rank <= partitions % #readers and 1 or 0)
+  end
+end
+
+local owners = {}
+local all = redis.call('HGETALL', KEYS[2])
+for i = 1, #all, 2 do owners[all[i]] = all[i + 1] end
+
+local mine, free = {}, {}
+for partition = 0, partitions - 1 do
+  local field = tostring(partition)
+  local tenure, reader = string.match(owners[field] or '', '^(%d+) (.*)$')
+  if reader == me then
+    if #mine / 2 < share then
+      mine[#mine + 1] = partition
+      mine[#mine + 1] = tonumber(tenure)
+    else
+      redis.call('HDEL', KEYS[2], field)
+    end
+  elseif not living[reader or ''] then
+    free[#free + 1] = partition
+  end
+end
+for _, partition in ipairs(free) do
+  if #mine / 2 >= share then break end
+  local tenure = redis.call('HINCRBY', KEYS[2], 'n', 1)
+  redis.call('HSET', KEYS[2], partition, string.format('%.0f %s', tenure, me))
+  mine[#mine + 1] = partition
+  mine[#mine + 1] = tenure
+end
+return mine
