@@ -16,6 +16,7 @@ use bytes::Bytes;
 use redis::{RedisError, Value, aio::ConnectionManager};
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use uuid::Uuid;
 
 pub use self::wakes::{Waiter, Wakes};
 use self::{combiner::Combiner, keys::ShardKeys, scripts::Script};
@@ -54,6 +55,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 const SCAN_BUDGET: usize = 2000;
 /// Tasks and requests in one script call, at most: far below what Lua's stack holds.
 const MAX_COMBINED: usize = 1000;
+
+/// Who has read entries of a shard's outbox and does not remove them within this time has died, or the bus is away.
+const FORWARDING: Duration = Duration::from_secs(3);
 
 /// Entries in a shard's outbox at which claims and expiries pause.
 pub const OUTBOX_FULL: usize = 10_000;
@@ -320,6 +324,8 @@ pub struct Queue(Arc<Inner>);
 
 struct Inner {
     redis: Redis,
+    /// Names this process to the others that forward.
+    forwarder: String,
     wakes: Arc<Wakes>,
     shards: RwLock<HashMap<QueueName, Vec<Arc<Shard>>>>,
     release: mpsc::UnboundedSender<Undelivered>,
@@ -333,6 +339,7 @@ impl Queue {
         let (release, released) = mpsc::unbounded_channel();
         Self(Arc::new(Inner {
             redis,
+            forwarder: Uuid::new_v4().to_string(),
             wakes: Arc::default(),
             shards: RwLock::default(),
             release,
@@ -671,12 +678,13 @@ impl Queue {
         number(Some(value))
     }
 
-    /// The first entries of the shard's outbox.
+    /// The first entries of the shard's outbox; none while another process forwards them.
     pub async fn outbox(&self, shard: &ShardId, most: usize) -> Result<Vec<OutboxEntry>> {
-        let keys = self.keys(shard);
-        let mut command = redis::cmd("XRANGE");
-        command.arg(keys.outbox()).arg("-").arg("+").arg("COUNT").arg(most);
-        let value: Value = command.query_async(&mut self.0.redis.conn()).await?;
+        let value = self
+            .call(&scripts::OUTBOX, shard, most, |call| {
+                call.arg(&self.0.forwarder).arg(FORWARDING.as_millis() as u64).arg(most);
+            })
+            .await?;
         items(value)?.into_iter().map(outbox_entry).collect()
     }
 
@@ -684,7 +692,11 @@ impl Queue {
     pub async fn forwarded(&self, shard: &ShardId, entries: &[String]) -> Result<usize> {
         let value = self
             .call(&scripts::FORWARDED, shard, entries.len(), |call| {
-                call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(OUTBOX_FULL).arg(entries);
+                call.arg(self.wake_channel())
+                    .arg(shard.queue.as_str())
+                    .arg(OUTBOX_FULL)
+                    .arg(&self.0.forwarder)
+                    .arg(entries);
             })
             .await?;
         number(Some(value))

@@ -46,6 +46,7 @@ script!(INSPECT, "inspect", lanes: false);
 script!(STATS, "stats", lanes: true);
 script!(FINALS, "finals", lanes: false);
 script!(FORGET, "forget", lanes: false);
+script!(OUTBOX, "outbox", lanes: false);
 script!(FORWARDED, "forwarded", lanes: false);
 
 impl Script {

@@ -195,6 +195,7 @@ async fn without_a_generation_every_script_is_refused() {
         &scripts::STATS,
         &scripts::FINALS,
         &scripts::FORGET,
+        &scripts::OUTBOX,
         &scripts::FORWARDED,
     ] {
         let error = f.run(script, |_| {}).await.expect_err(script.name);
@@ -675,14 +676,54 @@ async fn forget_drops_what_sql_has_and_keeps_the_rest_for_later() {
 }
 
 #[tokio::test]
+async fn one_forwarder_at_a_time_has_the_outbox() {
+    let f = Fixture::new().await;
+    let read = async |forwarder: &str| {
+        let outbox = |call: &mut Call| {
+            call.arg(forwarder).arg(3_000).arg(10);
+        };
+        flat(f.run(&scripts::OUTBOX, outbox).await.expect("outbox"))
+    };
+    let before = f.state().await;
+    assert!(read("one").await.is_empty());
+    changed(&before, &f.state().await, &[]);
+
+    f.seed("XADD", "S", &[b"1-1", b"c", b"report"]).await;
+    assert_eq!(read("one").await, ["1-1", "c", "report"]);
+    let taken = f.state().await;
+    changed(&before, &taken, &[("S", &["c=report"]), ("M", &["forwarder=1003000 one"])]);
+    assert!(read("other").await.is_empty());
+    assert_eq!(read("one").await, ["1-1", "c", "report"], "it may read again what it has not removed");
+    assert_eq!(f.state().await, taken);
+
+    f.seed("HSET", "M", &[b"forwarder", b"1000000 one"]).await;
+    assert_eq!(read("other").await, ["1-1", "c", "report"], "the time of the one is over");
+    changed(&before, &f.state().await, &[("S", &["c=report"]), ("M", &["forwarder=1003000 other"])]);
+}
+
+#[tokio::test]
 async fn forwarded_removes_the_entries_named() {
     let f = Fixture::new().await;
     f.seed("XADD", "S", &[b"1-1", b"c", b"one"]).await;
     f.seed("XADD", "S", &[b"2-1", b"c", b"two"]).await;
+    f.seed("HSET", "M", &[b"forwarder", b"1000000 me"]).await;
     let before = f.state().await;
-    let forwarded = |call: &mut Call| {
-        call.arg("t:wake").arg("q").arg(10).arg("1-1");
+    let forwarded = async |forwarder: &str, entry: &str| {
+        let forwarded = |call: &mut Call| {
+            call.arg("t:wake").arg("q").arg(10).arg(forwarder).arg(entry);
+        };
+        flat(f.run(&scripts::FORWARDED, forwarded).await.expect("forwarded"))
     };
-    assert_eq!(flat(f.run(&scripts::FORWARDED, forwarded).await.expect("forwarded")), ["1"]);
+    assert_eq!(forwarded("me", "1-1").await, ["1"]);
     changed(&before, &f.state().await, &[("S", &["c=two"])]);
+    // One that was too slow: the outbox is another's now.
+    assert_eq!(forwarded("slow", "1-1").await, ["1"]);
+    // A stream that is empty is still there.
+    let mut empty = before.clone();
+    empty.insert("S".to_owned(), vec![]);
+    assert_eq!(forwarded("slow", "2-1").await, ["0"]);
+    assert_eq!(f.state().await, empty);
+    assert_eq!(forwarded("me", "2-1").await, ["0"]);
+    empty.remove("M");
+    assert_eq!(f.state().await, empty);
 }
