@@ -64,6 +64,9 @@ pub async fn migrate(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The name of a process with a Redis of its own: the lock on the data folder makes it the only one there.
+const ALONE: &str = "alone";
+
 /// How long a round lasts at least: what is lost again and again must not keep a machine busy.
 const ROUND: Duration = Duration::from_secs(1);
 
@@ -174,7 +177,10 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let Foundation { settings, redis, store, metrics } = what;
     let Some(bus) = wait.until("the bus", || open_bus(settings, redis)).await? else { return Ok(Over::Stopped) };
 
-    let queue = Queue::new(redis.clone());
+    let queue = match settings.redis_url {
+        None => Queue::of_process(redis.clone(), ALONE.to_owned()),
+        Some(_) => Queue::new(redis.clone()),
+    };
     // They may go away again at any moment from now on, also at this one.
     let unreachable = |error: store::Error| Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"));
     let database =
@@ -197,9 +203,8 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     // Nothing fails from here on: what is started is also awaited.
     let supervisor = &Supervisor::giving_up_at(is_lost);
     watch_owner(queue.clone(), store_id, supervisor);
-    learn_shards(Arc::clone(store), queue.clone(), supervisor);
-
     let outbox = Outbox { store: Arc::clone(store), bus: Arc::clone(&bus), gates: Gates::default() };
+    learn(outbox.clone(), queue.clone(), supervisor);
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
     if runs(Pipeline::Watchdog) {
         watchdog::start(outbox.clone(), queue.clone(), settings, supervisor);
@@ -281,16 +286,18 @@ fn watch_owner(queue: Queue, store_id: String, supervisor: &Supervisor) {
     });
 }
 
-/// Shards that other processes have opened: without this, one that runs `tasks` alone would never look into a queue that is younger than it.
-fn learn_shards(store: Arc<dyn Store>, queue: Queue, supervisor: &Supervisor) {
-    let (beat, stop) = (Arc::new(supervisor.progress().register("shards")), supervisor.stop_token());
-    supervisor.spawn("shards", move || {
-        let (store, queue, beat, stop) = (Arc::clone(&store), queue.clone(), Arc::clone(&beat), stop.clone());
+/// What other processes did. Without this, one that runs `tasks` alone would never look into a queue that is younger than it, and one whose
+/// watchdog does not lead would park tasks for ever.
+fn learn(outbox: Outbox, queue: Queue, supervisor: &Supervisor) {
+    let (beat, stop) = (Arc::new(supervisor.progress().register("learn")), supervisor.stop_token());
+    supervisor.spawn("learn", move || {
+        let (outbox, queue, beat, stop) = (outbox.clone(), queue.clone(), Arc::clone(&beat), stop.clone());
         async move {
             loop {
-                for (shard, _life) in store.shards().await? {
+                for (shard, _life) in outbox.store.shards().await? {
                     queue.add_shard(&shard);
                 }
+                outbox.gates.follow(&outbox.store.parked_queues().await?);
                 beat.beat();
                 if stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await.is_none() {
                     return Ok(());
@@ -396,8 +403,7 @@ async fn open_bus(settings: &Settings, redis: &Redis) -> Result<Arc<dyn Bus>, Un
     let (prefix, partitions) = (&settings.topic_prefix, settings.partitions);
     let opened: bus::Result<Arc<dyn Bus>> = match settings.bus_url.as_deref() {
         None => RedisStreams::open(redis.clone(), prefix, partitions).await.map(|bus| match settings.redis_url {
-            // The lock on the data folder makes this the only process there.
-            None => Arc::new(bus.process("embedded")) as Arc<dyn Bus>,
+            None => Arc::new(bus.process(ALONE)) as Arc<dyn Bus>,
             Some(_) => Arc::new(bus),
         }),
         Some(url) => {

@@ -197,6 +197,12 @@ impl Gates {
         self.0.write().unwrap_or_else(PoisonError::into_inner).closed.remove(queue);
     }
 
+    /// Another process may have parked tasks, or released the last.
+    pub fn follow(&self, parked: &[QueueName]) {
+        parked.iter().for_each(|queue| self.close(queue));
+        self.0.write().unwrap_or_else(PoisonError::into_inner).closed.retain(|queue| parked.contains(queue));
+    }
+
     pub fn is_closed(&self, queue: &QueueName) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).closed.contains(queue)
     }

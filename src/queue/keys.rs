@@ -48,3 +48,8 @@ pub fn store_id(prefix: &str) -> String {
 pub fn epochs(prefix: &str) -> String {
     format!("{prefix}:epochs")
 }
+
+/// Who does what one process at a time does.
+pub fn lease(prefix: &str, what: &str) -> String {
+    format!("{prefix}:lease:{what}")
+}

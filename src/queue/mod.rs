@@ -324,8 +324,8 @@ pub struct Queue(Arc<Inner>);
 
 struct Inner {
     redis: Redis,
-    /// Names this process to the others that forward.
-    forwarder: String,
+    /// Names this process to the others.
+    process: String,
     wakes: Arc<Wakes>,
     shards: RwLock<HashMap<QueueName, Vec<Arc<Shard>>>>,
     release: mpsc::UnboundedSender<Undelivered>,
@@ -336,10 +336,15 @@ struct Inner {
 
 impl Queue {
     pub fn new(redis: Redis) -> Self {
+        Self::of_process(redis, Uuid::new_v4().to_string())
+    }
+
+    /// `process` is a name that no other living process has. Who comes again under the name of a dead one has its leases.
+    pub fn of_process(redis: Redis, process: String) -> Self {
         let (release, released) = mpsc::unbounded_channel();
         Self(Arc::new(Inner {
             redis,
-            forwarder: Uuid::new_v4().to_string(),
+            process,
             wakes: Arc::default(),
             shards: RwLock::default(),
             release,
@@ -682,7 +687,7 @@ impl Queue {
     pub async fn outbox(&self, shard: &ShardId, most: usize) -> Result<Vec<OutboxEntry>> {
         let value = self
             .call(&scripts::OUTBOX, shard, most, |call| {
-                call.arg(&self.0.forwarder).arg(FORWARDING.as_millis() as u64).arg(most);
+                call.arg(&self.0.process).arg(FORWARDING.as_millis() as u64).arg(most);
             })
             .await?;
         items(value)?.into_iter().map(outbox_entry).collect()
@@ -695,11 +700,19 @@ impl Queue {
                 call.arg(self.wake_channel())
                     .arg(shard.queue.as_str())
                     .arg(OUTBOX_FULL)
-                    .arg(&self.0.forwarder)
+                    .arg(&self.0.process)
                     .arg(entries);
             })
             .await?;
         number(Some(value))
+    }
+
+    /// Takes or keeps the lease on work that one process at a time does, or gives it back (zero); whether this process has it.
+    pub async fn lease(&self, what: &str, lease: Duration) -> Result<bool> {
+        let mut command = redis::cmd("EVAL");
+        command.arg(include_str!("../../lua/lease.lua")).arg(1).arg(keys::lease(self.0.redis.prefix(), what));
+        command.arg(&self.0.process).arg(lease.as_millis() as u64);
+        Ok(command.query_async(&mut self.0.redis.conn()).await?)
     }
 
     /// Remembers whose tasks this Redis holds; answers whose they are.

@@ -44,6 +44,7 @@ pub const QUEUE_DEPTH: &str = "taskd_queue_depth_tasks";
 pub const QUEUE_OLDEST: &str = "taskd_queue_oldest_waiting_seconds";
 
 pub const WATCHDOG_HANDLED: &str = "taskd_watchdog_handled_tasks_total";
+pub const WATCHDOG_LEADS: &str = "taskd_watchdog_leads";
 pub const WATCHDOG_STEP_DURATION: &str = "taskd_watchdog_step_duration_seconds";
 
 pub const RESULTS_FORWARDED: &str = "taskd_results_forwarded_reports_total";
@@ -185,6 +186,7 @@ fn describe() {
     );
     describe_gauge!(QUEUE_OLDEST, Unit::Seconds, "Age of the oldest waiting task, by queue");
     describe_counter!(WATCHDOG_HANDLED, Unit::Count, "Tasks the watchdog dealt with, by what it did");
+    describe_gauge!(WATCHDOG_LEADS, "1 in the one process that does the watchdog's work now");
     describe_histogram!(WATCHDOG_STEP_DURATION, Unit::Seconds, "One step of one of its loops, by loop");
     describe_counter!(RESULTS_FORWARDED, Unit::Count, "Reports moved from Redis to task-results");
     describe_histogram!(RESULTS_BATCH_SIZE, Unit::Count, "Reports moved at once");
@@ -282,6 +284,11 @@ pub fn results_forwarded(count: usize, elapsed: Duration) {
 /// Entries wait to be moved to the bus, in all shards.
 pub fn results_depth(entries: u64) {
     gauge!(RESULTS_DEPTH).set(entries as f64);
+}
+
+/// Whether this process does the watchdog's work now.
+pub fn watchdog_leads(leads: bool) {
+    gauge!(WATCHDOG_LEADS).set(if leads { 1.0 } else { 0.0 });
 }
 
 /// A loop of the watchdog went round once; its waits do not count.

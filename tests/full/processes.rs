@@ -35,6 +35,51 @@ async fn a_process_of_its_own_for_workers_finds_queues_that_are_younger_than_it(
     database.remove().await;
 }
 
+/// Leases run out and partitions are read, whichever of the two processes lives; and one at a time does it.
+#[tokio::test]
+async fn what_one_process_at_a_time_does_moves_when_it_dies_or_stops() {
+    let (redis, database) = (RedisServer::start(Fsync::Always), MysqlDatabase::create().await);
+    let (redis_url, database_url) = (redis.url(), database.url());
+    let config = "partitions = 2\n[queues.q]\nlease = \"100ms\"\nmax_attempts = 100\nbackoff = [\"10ms\"]";
+    let backends = ["--redis-url", &redis_url, "--database-url", &database_url];
+    let mut daemons = [Daemon::start(config, &backends).await, Daemon::start(config, &backends).await];
+    let leads = async |daemon: &Daemon| {
+        let metrics = daemon.try_get("/metrics").await.map(|(_, text)| text.as_str().unwrap_or_default().to_owned());
+        metrics.is_some_and(|text| text.lines().any(|line| line == "taskd_watchdog_leads 1"))
+    };
+    for round in 0..4 {
+        let mut leader = None;
+        until("one leads", async || {
+            leader = match (leads(&daemons[0]).await, leads(&daemons[1]).await) {
+                (true, false) => Some(0),
+                (false, true) => Some(1),
+                (false, false) => None,
+                (true, true) => panic!("both lead"),
+            };
+            leader.is_some()
+        })
+        .await;
+        let leader = leader.unwrap();
+        let [first, second] = &mut daemons;
+        let (leader, other) = if leader == 0 { (first, second) } else { (second, first) };
+        let tasks: Vec<_> = (0..10).map(|n| json!({"queue": "q", "key": format!("{round}/{n}")})).collect();
+        other.insert(&tasks).await;
+        other.lease_all("sleeps", "q", 10).await;
+        match round % 2 {
+            0 => leader.kill9(),
+            _ => assert!(leader.stop().await.success()),
+        }
+        assert_eq!(other.drain("works", "q").await.len(), 10);
+        until("the other leads", async || leads(other).await).await;
+        leader.start_again();
+        leader.ready().await;
+    }
+    for daemon in &mut daemons {
+        assert!(daemon.stop().await.success());
+    }
+    database.remove().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_are_killed_one_after_the_other_and_nothing_is_lost_on_redis_streams() {
     kill_processes(None).await;

@@ -5,6 +5,10 @@
 //! - finals: records that SQL shows final and that are older than `grace` are forgotten;
 //! - shards that Redis lost: a new generation, and all that SQL knows as unfinished goes out again;
 //! - tasks that SQL has and Redis does not: a page of SQL is compared with Redis every `reconcile_every`.
+//!
+//! Of many processes one at a time does this.
+
+mod lead;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -16,6 +20,7 @@ use anyhow::Context;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::lead::Lead;
 use crate::{
     bus::Topic,
     config::Settings,
@@ -32,11 +37,13 @@ struct Watchdog {
     outbox: Outbox,
     queue: Queue,
     settings: Arc<Settings>,
+    lead: Lead,
     stop: CancellationToken,
 }
 
 pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor: &Supervisor) {
-    let watchdog = Watchdog { outbox, queue, settings: Arc::clone(settings), stop: supervisor.stop_token() };
+    let (lead, stop) = (Lead::start(queue.clone(), supervisor), supervisor.stop_token());
+    let watchdog = Watchdog { outbox, queue, settings: Arc::clone(settings), lead, stop };
     let spawn = |name: &'static str| (watchdog.clone(), Arc::new(supervisor.progress().register(name)));
     let (dog, beat) = spawn("watchdog/leases");
     supervisor.spawn("watchdog/leases", move || dog.clone().leases(Arc::clone(&beat)));
@@ -70,7 +77,7 @@ impl Watchdog {
     async fn leases(self, beat: Arc<Beat>) -> anyhow::Result<()> {
         let interval = self.settings.watchdog.interval;
         let mut due: HashMap<ShardId, Instant> = HashMap::new();
-        loop {
+        while self.lead.wait(&beat, &self.stop).await {
             let (now, mut failed) = (Instant::now(), Ok(()));
             for shard in self.queue.shards() {
                 if due.get(&shard).is_none_or(|at| *at <= now) {
@@ -90,10 +97,9 @@ impl Watchdog {
             metrics::watchdog_step("leases", now.elapsed());
             beat.beat();
             let next = due.values().min().map_or(interval, |at| at.saturating_duration_since(Instant::now()));
-            if !self.pause(next.clamp(Duration::from_millis(5), interval)).await {
-                return Ok(());
-            }
+            self.pause(next.clamp(Duration::from_millis(5), interval)).await;
         }
+        Ok(())
     }
 
     /// Everything due in the shard; how long until the next is.
@@ -125,7 +131,7 @@ impl Watchdog {
         let (mut looked_for_parked, mut on_their_way) = (Instant::now(), OnTheirWay::new());
         // Left out until the next look, so that each is tried, and named in the log, every few seconds.
         let mut refused = HashSet::new();
-        loop {
+        while self.lead.wait(&beat, &self.stop).await {
             let started = Instant::now();
             let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
             let due = self.outbox.store.due(model::now_unix_ms(), limit).await?;
@@ -157,10 +163,9 @@ impl Watchdog {
                 (false, false) => Duration::from_millis(20),
                 (false, true) => Duration::from_millis(200),
             };
-            if !self.pause(wait).await {
-                return Ok(());
-            }
+            self.pause(wait).await;
         }
+        Ok(())
     }
 
     /// Publishes parked tasks of queues that have room again; opens the gate of one that has none parked.
@@ -216,7 +221,7 @@ impl Watchdog {
     // --- final records
 
     async fn finals(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        loop {
+        while self.lead.wait(&beat, &self.stop).await {
             let started = Instant::now();
             let (mut busy, mut failed) = (false, Ok(()));
             for shard in self.queue.shards() {
@@ -234,10 +239,9 @@ impl Watchdog {
             } else {
                 (self.settings.watchdog.grace / 10).min(Duration::from_secs(1))
             };
-            if !self.pause(wait).await {
-                return Ok(());
-            }
+            self.pause(wait).await;
         }
+        Ok(())
     }
 
     /// Forgets some final records; whether a full page was forgotten.
@@ -259,7 +263,7 @@ impl Watchdog {
 
     async fn reconcile(self, beat: Arc<Beat>) -> anyhow::Result<()> {
         let mut after = None;
-        loop {
+        while self.lead.wait(&beat, &self.stop).await {
             let started = Instant::now();
             for (shard, life) in self.outbox.store.shards().await? {
                 self.queue.add_shard(&shard);
@@ -270,10 +274,9 @@ impl Watchdog {
             after = self.compare_page(after).await?;
             metrics::watchdog_step("reconcile", started.elapsed());
             beat.beat();
-            if !self.pause(self.settings.watchdog.reconcile_every).await {
-                return Ok(());
-            }
+            self.pause(self.settings.watchdog.reconcile_every).await;
         }
+        Ok(())
     }
 
     /// Brings back a shard that Redis lost. Killed anywhere before the last step, it begins again.
