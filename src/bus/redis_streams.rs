@@ -1,10 +1,12 @@
 //! The bus on Redis Streams.
 //!
-//! - `<prefix>:{bus:<topic>:<partition>}`: a stream per partition; an entry is one field `v`. The braces keep all keys of a
-//!   partition in one cluster slot.
+//! - `<prefix>:{bus}:<topic>:<partition>`: a stream per partition; an entry is one field `v`.
 //! - `…:committed`: for ordered reading, the id up to which everything was dealt with. For shared reading a consumer group does it.
 //! - `<prefix>:{bus}:generation`: a random name, written once. When it is gone, Redis has lost everything.
 //! - `<prefix>:{bus}:partitions`: topic → how many partitions it was begun with.
+//!
+//! The braces keep all keys in one cluster slot: one exchange with one node publishes to or waits for many partitions, and compares the
+//! generation in the same step. So in a cluster, too, the bus is as fast as one node; who needs more uses Kafka.
 //!
 //! Ids are given by Redis from its clock, so a Redis that fell back to its last fsync goes on above the ids that it has forgotten.
 
@@ -117,7 +119,7 @@ fn messages(partition: usize, entries: Vec<reply::Entry>) -> Vec<Message> {
 
 impl Streams {
     fn key(&self, topic: Topic, partition: u32) -> String {
-        format!("{}:{{bus:{}{topic}:{partition}}}", self.redis.prefix(), self.topic_prefix)
+        format!("{}:{{bus}}:{}{topic}:{partition}", self.redis.prefix(), self.topic_prefix)
     }
 
     /// By partition.
