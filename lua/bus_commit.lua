@@ -1,7 +1,7 @@
 -- Moves the committed position of a partition forward, never back, and drops the entries up to it: everybody is past them.
 --
--- KEYS[1] -> taskd:{bus:<topic>:<partition>}             the stream
--- KEYS[2] -> taskd:{bus:<topic>:<partition>}:committed   a stream id, "ms-seq"
+-- KEYS[1] -> taskd:{bus}:<topic>:<partition>             the stream
+-- KEYS[2] -> taskd:{bus}:<topic>:<partition>:committed   a stream id, "ms-seq"
 -- ARGV[1] -> ms    ARGV[2] -> seq    (numbers compare exactly up to 2^53: ms until the year 287396, seq far beyond one ms)
 -- Returns 1 when it moved, 0 when it already stood there or further on.
 

@@ -1,7 +1,7 @@
 -- Where a partition begins and ends. XINFO STREAM alone would send its first and its last value along.
 --
--- KEYS[1] -> taskd:{bus:<topic>:<partition>}             the stream
--- KEYS[2] -> taskd:{bus:<topic>:<partition>}:committed   a stream id, "ms-seq"
+-- KEYS[1] -> taskd:{bus}:<topic>:<partition>             the stream
+-- KEYS[2] -> taskd:{bus}:<topic>:<partition>:committed   a stream id, "ms-seq"
 -- Returns {last id ever appended, first id that is still there or nil, last id that was ever acknowledged away, committed id or nil};
 -- an id that there never was is 0-0.
 

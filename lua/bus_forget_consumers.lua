@@ -1,7 +1,7 @@
 -- Removes the consumers of a group that have shown no sign of life for long and hold nothing.
 -- In one script, because removing a consumer drops what it holds: between a look and the removal it could be given an entry.
 --
--- KEYS[1] -> taskd:{bus:<topic>:<partition>}   the stream
+-- KEYS[1] -> taskd:{bus}:<topic>:<partition>   the stream
 -- ARGV[1] -> group    ARGV[2] -> how long without a sign of life, in ms
 -- Returns how many were removed.
 

@@ -92,7 +92,7 @@ async fn serve(
         (Some(url), _) => url.clone(),
         (None, None) => bail!("an embedded Redis needs a data folder"),
     };
-    let Some(redis) = wait.until("Redis", || connect_redis(&redis_url, &settings.redis_prefix)).await? else {
+    let Some(redis) = wait.until("Redis", || connect_redis(&redis_url, settings)).await? else {
         return Ok(());
     };
     let Some(store) = wait.until("the database", || open_store(settings)).await? else { return Ok(()) };
@@ -368,14 +368,13 @@ impl Wait<'_> {
     }
 }
 
-async fn connect_redis(url: &str, prefix: &str) -> Result<Redis, Unreachable> {
-    let sort = |error| match error {
-        redis_pool::Error::Redis(error) => {
-            Unreachable::Yet(anyhow::Error::new(error).context(format!("cannot reach {}", without_password(url))))
-        }
-        other => Unreachable::Ever(other.into()),
+async fn connect_redis(url: &str, settings: &Settings) -> Result<Redis, Unreachable> {
+    let sort = |error: redis_pool::Error| {
+        let is_transient = error.is_transient();
+        let error = anyhow::Error::new(error).context(format!("cannot use {}", without_password(url)));
+        if is_transient { Unreachable::Yet(error) } else { Unreachable::Ever(error) }
     };
-    let redis = Redis::connect(url, prefix).await.map_err(sort)?;
+    let redis = Redis::connect_as(url, &settings.redis_prefix, &settings.redis).await.map_err(sort)?;
     redis.check().await.map_err(sort)?;
     Ok(redis)
 }

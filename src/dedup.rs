@@ -1,4 +1,4 @@
-//! The filter of keys seen before: one hash per queue in Redis, key hash → task id. A hint: "seen" is said only of keys whose task is
+//! The filter of keys seen before: one hash per queue in Redis (in a cluster each on its own node), key hash → task id. A hint: "seen" is said only of keys whose task is
 //! stored, SQL decides about the rest. So an entry may be missing at any time, and a crash loses nothing.
 
 use std::collections::BTreeMap;
@@ -72,14 +72,15 @@ impl Filter {
 
     /// Forgets keys: of tasks that are dead or cancelled, so that SQL says so to who sends them again.
     pub async fn forget(&self, keys: &[(QueueName, KeyHash)]) -> Result<(), RedisError> {
-        if keys.is_empty() {
-            return Ok(());
+        for (queue, places) in by_queue(keys.iter().map(|(queue, _)| queue)) {
+            let mut command = redis::cmd("HDEL");
+            command.arg(self.key(queue));
+            places.iter().for_each(|place| {
+                command.arg(&keys[*place].1.0[..HASH_BYTES]);
+            });
+            let () = command.query_async(&mut self.redis.conn()).await?;
         }
-        let mut pipe = redis::pipe();
-        for (queue, hash) in keys {
-            pipe.hdel(self.key(queue), &hash.0[..HASH_BYTES]).ignore();
-        }
-        pipe.query_async(&mut self.redis.conn()).await
+        Ok(())
     }
 }
 

@@ -1,66 +1,186 @@
 //! The one way to Redis. No logic of ours: connections, and the checks at the start.
 
-use std::{sync::Arc, time::Duration};
+mod address;
+mod connection;
+mod durability;
 
-use redis::aio::{ConnectionManager, ConnectionManagerConfig, MultiplexedConnection, PubSub};
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use redis::{
+    ErrorKind, RedisError, ServerErrorKind,
+    aio::{ConnectionManager, ConnectionManagerConfig, MultiplexedConnection, PubSub},
+};
+
+use self::{address::Address, connection::Cluster};
+pub use self::{
+    connection::Connection,
+    durability::{Durability, Shortfall},
+};
+use crate::config::{RedisAccess, without_password};
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(5);
+/// A call that gets no answer for so long fails, so that no caller waits for ever; it may have been carried out.
+const RESPONSE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("redis url {url:?} is not usable: {reason}; use redis:// or unix://")]
+    #[error(
+        "redis url {url:?} is not usable: {reason}; use redis://, rediss://, redis+cluster://, rediss+cluster:// or unix://"
+    )]
     Url { url: String, reason: String },
+    #[error("cannot read {}: {reason}", path.display())]
+    File { path: PathBuf, reason: String },
     #[error("redis {version} is too old; taskd needs 7.0 or newer")]
     TooOld { version: String },
     #[error("redis evicts keys (maxmemory-policy {policy}), so it would lose tasks; set maxmemory-policy noeviction")]
     Evicts { policy: String },
+    #[error("redis {version} has no WAITAOF; set redis_wait_aof = false, or use Redis 7.2, Valkey or newer")]
+    NoWaitAof { version: String },
+    #[error("redis has no append-only file for WAITAOF to wait for; set appendonly yes, or redis_wait_aof = false")]
+    NoAof,
+    #[error("redis is a node of a cluster; write redis+cluster:// (or rediss+cluster://)")]
+    IsCluster,
+    #[error("redis is not a cluster; write redis:// (or rediss://)")]
+    NotCluster,
+    #[error("redis refuses taskd: {0}; check the user, its password and its rights in the redis url")]
+    Refused(RedisError),
+    #[error("no trust between redis and taskd: {0}; check redis_ca_file and the host in the redis url")]
+    Untrusted(RedisError),
+    /// Not yet.
+    #[error("the cluster is not ready: cluster_state:{0}")]
+    NotReady(String),
     #[error(transparent)]
-    Redis(#[from] redis::RedisError),
+    Redis(RedisError),
 }
 
-/// A server and the prefix of our keys on it. Clones share one pipelined connection.
+impl Error {
+    /// Whether it may work later without anybody changing anything here.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::NotReady(_) | Self::Redis(_))
+    }
+}
+
+impl From<RedisError> for Error {
+    fn from(error: RedisError) -> Self {
+        match error.kind() {
+            ErrorKind::AuthenticationFailed | ErrorKind::Server(ServerErrorKind::NoPerm) => Self::Refused(error),
+            _ if matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM")) => Self::Refused(error),
+            _ if is_tls(&error) => Self::Untrusted(error),
+            _ => Self::Redis(error),
+        }
+    }
+}
+
+/// A certificate that is not trusted, or no TLS at all where it should be.
+fn is_tls(error: &RedisError) -> bool {
+    let io = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    io.and_then(std::io::Error::get_ref).is_some_and(|inner| inner.is::<rustls::Error>())
+}
+
+fn timed_out() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
+}
+
+/// A server or a cluster, and the prefix of our keys on it. Clones share one pipelined connection.
 #[derive(Clone)]
 pub struct Redis {
-    client: redis::Client,
-    manager: ConnectionManager,
+    address: Address,
+    shared: Connection,
+    /// Where calls wait for replicas: on the shared one they would hold up all others.
+    waiting: Connection,
+    durability: Option<Durability>,
     prefix: Arc<str>,
 }
 
 impl Redis {
     /// Connects; fails when the server does not answer now.
     pub async fn connect(url: &str, prefix: &str) -> Result<Self, Error> {
-        let client =
-            redis::Client::open(url).map_err(|e| Error::Url { url: without_password(url), reason: e.to_string() })?;
-        // A call that gets no answer for so long fails, so that no caller waits for ever; it may have been carried out.
-        let config = ConnectionManagerConfig::new()
-            .set_connection_timeout(Some(Duration::from_secs(5)))
-            .set_response_timeout(Some(Duration::from_secs(10)))
-            .set_number_of_retries(1);
-        let manager = ConnectionManager::new_with_config(client.clone(), config).await?;
-        Ok(Self { client, manager, prefix: prefix.into() })
+        Self::connect_as(url, prefix, &RedisAccess::default()).await
     }
 
-    /// Refuses a server on which taskd's promises would not hold.
+    pub async fn connect_as(url: &str, prefix: &str, access: &RedisAccess) -> Result<Self, Error> {
+        let address = Address::new(url, access)?;
+        let shared = connect(&address).await?;
+        let durability = Durability::new(access);
+        let waiting = if durability.is_some() { connect(&address).await? } else { shared.clone() };
+        Ok(Self { address, shared, waiting, durability, prefix: prefix.into() })
+    }
+
+    /// Refuses servers on which taskd's promises would not hold: of a cluster, every master.
     pub async fn check(&self) -> Result<(), Error> {
-        let mut conn = self.conn();
-        let info: String = redis::cmd("INFO").arg("server").query_async(&mut conn).await?;
-        let memory: String = redis::cmd("INFO").arg("memory").query_async(&mut conn).await?;
-        check(&info, &memory)
+        let servers = match &self.shared {
+            Connection::One(_) => self.address.seeds().cloned().collect(),
+            Connection::Cluster(cluster) => {
+                let mut servers: Vec<_> = cluster.masters().await?.iter().map(|slots| cluster.info(slots)).collect();
+                servers.sort_by_key(|info| info.addr().to_string());
+                servers.dedup_by_key(|info| info.addr().to_string());
+                servers
+            }
+        };
+        for server in servers {
+            let mut conn = self.address.connect(&server, Some(RESPONSE)).await?;
+            let info: String = redis::cmd("INFO").query_async(&mut conn).await?;
+            check(&info, self.address.is_cluster)?;
+            if self.address.is_cluster {
+                let state: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut conn).await?;
+                let state = value(&state, "cluster_state:").unwrap_or_default();
+                if state != "ok" {
+                    return Err(Error::NotReady(state));
+                }
+            }
+            if let Some(durability) = &self.durability {
+                durability.check(&server.addr().to_string(), &info, &mut conn).await?;
+            }
+        }
+        Ok(())
     }
 
     /// The shared connection: reconnects by itself; never for commands that block.
-    pub fn conn(&self) -> ConnectionManager {
-        self.manager.clone()
+    pub fn conn(&self) -> Connection {
+        self.shared.clone()
     }
 
-    /// A connection of one's own, for commands that block.
-    pub async fn dedicated(&self) -> redis::RedisResult<MultiplexedConnection> {
-        let config = redis::AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(Duration::from_secs(5)))
-            .set_response_timeout(None);
-        self.client.get_multiplexed_async_connection_with_config(&config).await
+    /// Another shared one, for calls that end with what [`Self::durability`] asks for.
+    pub fn waiting_conn(&self) -> Connection {
+        self.waiting.clone()
     }
 
+    /// `None`: what the master has is enough.
+    pub fn durability(&self) -> Option<&Durability> {
+        self.durability.as_ref()
+    }
+
+    /// A connection of one's own, for commands that block; of a cluster, to the master that has `key` now. When it fails or the server says
+    /// that the key is elsewhere, another one is asked for.
+    pub async fn dedicated(&self, key: &str) -> redis::RedisResult<MultiplexedConnection> {
+        match &self.shared {
+            Connection::One(_) => self.address.connect(self.seed(), None).await,
+            Connection::Cluster(cluster) => cluster.dedicated(key, None).await,
+        }
+    }
+
+    /// In a cluster every node tells all others what is published: any that answers will do.
     pub async fn pubsub(&self) -> redis::RedisResult<PubSub> {
-        self.client.get_async_pubsub().await
+        let known = match &self.shared {
+            Connection::One(_) => Vec::new(),
+            Connection::Cluster(cluster) => {
+                let masters = cluster.masters().await.unwrap_or_default();
+                masters.iter().map(|slots| cluster.info(slots)).collect()
+            }
+        };
+        let mut last = None;
+        for info in known.iter().chain(self.address.seeds()) {
+            match self.address.pubsub(info).await {
+                Ok(pubsub) => return Ok(pubsub),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.expect("a URL names at least one server"))
+    }
+
+    fn seed(&self) -> &redis::ConnectionInfo {
+        self.address.seeds().next().expect("a URL names at least one server")
     }
 
     /// What stands before every key of ours.
@@ -69,33 +189,56 @@ impl Redis {
     }
 }
 
-/// Of the sections `server` and `memory` of INFO.
-fn check(server: &str, memory: &str) -> Result<(), Error> {
-    let value =
-        |section: &str, name| section.lines().find_map(|line| line.strip_prefix(name)).map(|v| v.trim().to_owned());
-    let version = value(server, "redis_version:").unwrap_or_else(|| "of an unknown version".into());
+async fn connect(address: &Address) -> Result<Connection, Error> {
+    let seeds: Vec<_> = address.seeds().collect();
+    if !address.is_cluster {
+        let config = ConnectionManagerConfig::new()
+            .set_connection_timeout(Some(CONNECT))
+            .set_response_timeout(Some(RESPONSE))
+            .set_number_of_retries(1);
+        return Ok(Connection::One(ConnectionManager::new_with_config(address.client(seeds[0])?, config).await?));
+    }
+    // The cluster's client does not say why it cannot connect.
+    let mut first = None;
+    for seed in seeds {
+        match is_cluster(address, seed).await {
+            Ok(true) => return Ok(Connection::Cluster(Cluster::connect(address).await?)),
+            Ok(false) => return Err(Error::NotCluster),
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    Err(first.expect("a URL names at least one server").into())
+}
+
+async fn is_cluster(address: &Address, seed: &redis::ConnectionInfo) -> redis::RedisResult<bool> {
+    let mut conn = address.connect(seed, Some(CONNECT)).await?;
+    let info: String = redis::cmd("INFO").arg("cluster").query_async(&mut conn).await?;
+    Ok(value(&info, "cluster_enabled:").as_deref() == Some("1"))
+}
+
+fn value(info: &str, name: &str) -> Option<String> {
+    info.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned())
+}
+
+/// Of the answer to INFO.
+fn check(info: &str, is_cluster: bool) -> Result<(), Error> {
+    let version = version(info);
     let major: u32 = version.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0);
     if major < 7 {
         return Err(Error::TooOld { version });
     }
-    match value(memory, "maxmemory_policy:") {
+    if !is_cluster && value(info, "cluster_enabled:").as_deref() == Some("1") {
+        return Err(Error::IsCluster);
+    }
+    match value(info, "maxmemory_policy:") {
         Some(policy) if policy != "noeviction" => Err(Error::Evicts { policy }),
         _ => Ok(()),
     }
 }
 
-/// The URL as it may be shown.
-pub fn without_password(text: &str) -> String {
-    match url::Url::parse(text) {
-        Ok(mut url) if url.password().is_some() => {
-            if url.set_password(Some("***")).is_err() {
-                return "***".into();
-            }
-            url.into()
-        }
-        Ok(_) => text.to_owned(),
-        Err(_) => "***".into(),
-    }
+/// Valkey also says which Redis it is like, and that is 7.2 for ever.
+fn version(info: &str) -> String {
+    value(info, "redis_version:").unwrap_or_else(|| "of an unknown version".into())
 }
 
 #[cfg(test)]
@@ -104,13 +247,19 @@ mod tests {
 
     #[test]
     fn old_and_evicting_servers_are_refused() {
-        let server = |version| format!("# Server\r\nredis_version:{version}\r\nredis_mode:standalone\r\n");
-        let memory = |policy| format!("# Memory\r\nmaxmemory_policy:{policy}\r\n");
-        assert!(check(&server("7.0.0"), &memory("noeviction")).is_ok());
-        assert!(check(&server("10.1"), "").is_ok());
-        let old = check(&server("6.2.14"), &memory("noeviction")).unwrap_err().to_string();
+        let info = |version, policy| {
+            format!(
+                "# Server\r\nredis_version:{version}\r\nredis_mode:standalone\r\n# Memory\r\nmaxmemory_policy:{policy}\r\n"
+            )
+        };
+        assert!(check(&info("7.0.0", "noeviction"), false).is_ok());
+        assert!(check("redis_version:10.1\r\n", false).is_ok());
+        let old = check(&info("6.2.14", "noeviction"), false).unwrap_err().to_string();
         assert_eq!(old, "redis 6.2.14 is too old; taskd needs 7.0 or newer");
-        assert!(check("", "").is_err());
-        assert!(matches!(check(&server("7.2.4"), &memory("allkeys-lru")), Err(Error::Evicts { .. })));
+        assert!(check("", false).is_err());
+        assert!(matches!(check(&info("7.2.4", "allkeys-lru"), false), Err(Error::Evicts { .. })));
+        let node = "redis_version:7.0.1\r\ncluster_enabled:1\r\n";
+        assert!(matches!(check(node, false), Err(Error::IsCluster)));
+        assert!(check(node, true).is_ok());
     }
 }

@@ -6,12 +6,12 @@ use anyhow::{Context, ensure};
 use bytes::Bytes;
 use futures::future;
 use prost::Message as _;
-use redis::aio::ConnectionManager;
+
 use taskd::{
     model::{self, Offset, QueueName, ShardId, TaskId, WorkerName},
     pb,
     queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Leased, Queue, Shard, keys::ShardKeys},
-    redis_pool::Redis,
+    redis_pool::{Connection, Redis},
 };
 
 use crate::{
@@ -300,7 +300,7 @@ impl Bed {
         Ok(get.query_async::<Option<usize>>(&mut self.conn()).await?)
     }
 
-    fn conn(&self) -> ConnectionManager {
+    fn conn(&self) -> Connection {
         self.redis.conn()
     }
 

@@ -1,11 +1,14 @@
 //! The bus on Redis Streams.
 //!
-//! - `<prefix>:{bus:<topic>:<partition>}`: a stream per partition; an entry is one field `v`. The braces keep all keys of a
-//!   partition in one cluster slot.
+//! - `<prefix>:{bus}:<topic>:<partition>`: a stream per partition; an entry is one field `v`.
 //! - `…:committed`: for ordered reading, the id up to which everything was dealt with. For shared reading a consumer group does it.
 //! - `<prefix>:{bus}:readers:<topic>`, `…:owners:<topic>`: for ordered reading, who lives, and who owns which partition (`lua/bus_own.lua`).
 //! - `<prefix>:{bus}:generation`: a random name, written once. When it is gone, Redis has lost everything.
 //! - `<prefix>:{bus}:partitions`: topic → how many partitions it was begun with.
+//! - `<prefix>:{bus}:waiting`: written by publishers that wait for replicas, and read by nobody.
+//!
+//! The braces keep all keys in one cluster slot: one exchange with one node publishes to or waits for many partitions, and compares the
+//! generation in the same step. So in a cluster, too, the bus is as fast as one node; who needs more uses Kafka.
 //!
 //! Ids are given by Redis from its clock, so a Redis that fell back to its last fsync goes on above the ids that it has forgotten.
 
@@ -127,7 +130,7 @@ fn messages(partition: usize, entries: Vec<reply::Entry>) -> Vec<Message> {
 
 impl Streams {
     fn key(&self, topic: Topic, partition: u32) -> String {
-        format!("{}:{{bus:{}{topic}:{partition}}}", self.redis.prefix(), self.topic_prefix)
+        format!("{}:{{bus}}:{}{topic}:{partition}", self.redis.prefix(), self.topic_prefix)
     }
 
     /// By partition.
@@ -170,10 +173,21 @@ impl Streams {
             pipe.arg("*").arg("v").arg(&record.value[..]);
         }
         pipe.cmd("GET").arg(self.generation_key());
-        let answered = pipe.query_async(&mut self.redis.conn()).await;
-        let mut answers: Vec<Option<String>> = answered.map_err(|e: RedisError| failed(e.to_string()))?;
-        self.check_generation(answers.pop().flatten().as_deref())?;
-        let offsets = answers.iter().map(|id| position(id.as_deref())).collect::<Result<_, _>>();
+        let mut conn = self.redis.conn();
+        if let Some(durability) = self.redis.durability() {
+            durability.ask(&mut pipe, &format!("{}:{{bus}}:waiting", self.redis.prefix()));
+            conn = self.redis.waiting_conn();
+        }
+        let answered = pipe.query_async(&mut conn).await;
+        let mut answers: Vec<Value> = answered.map_err(|e: RedisError| failed(e.to_string()))?;
+        if let Some(durability) = self.redis.durability() {
+            let waited = answers.pop().unwrap_or(Value::Nil);
+            durability.judge(&waited).map_err(|e| failed(e.to_string()))?;
+            answers.pop();
+        }
+        let text = |value: Value| redis::from_redis_value::<Option<String>>(value).ok().flatten();
+        self.check_generation(answers.pop().and_then(text).as_deref())?;
+        let offsets = answers.into_iter().map(|id| position(text(id).as_deref())).collect::<Result<_, _>>();
         offsets.map_err(|e| failed(format!("not a stream id: {e}")))
     }
 

@@ -54,13 +54,8 @@ impl Checker<'_> {
 
     fn urls(&self, settings: &Settings) -> Result<(), Error> {
         let redis = settings.redis_url.as_deref();
-        for (scheme, what) in [("redis+cluster://", "names a Redis Cluster"), ("rediss://", "asks for TLS")] {
-            if let Some(url) = redis.filter(|url| url.starts_with(scheme)) {
-                let why = format!("{what}, which is not supported yet; use redis://");
-                return self.fail("redis_url", quoted(&without_password(url)), &why);
-            }
-        }
-        self.scheme("redis_url", redis, &["redis", "unix", "redis+unix"])?;
+        self.scheme("redis_url", redis, &["redis", "rediss", "redis+cluster", "rediss+cluster", "unix", "redis+unix"])?;
+        self.redis(settings)?;
         self.scheme("database_url", settings.database_url.as_deref(), &["mysql", "mariadb", "sqlite"])?;
         self.names_a_database(settings.database_url.as_deref())?;
         self.scheme("bus_url", settings.bus_url.as_deref(), &["kafka"])?;
@@ -75,6 +70,40 @@ impl Checker<'_> {
                 quoted(&settings.topic_prefix),
                 "must be at most 200 of A-Z a-z 0-9 . _ -",
             );
+        }
+        Ok(())
+    }
+
+    /// What is asked of Redis, and can only be had with a URL.
+    fn redis(&self, settings: &Settings) -> Result<(), Error> {
+        let redis = &settings.redis;
+        let url = settings.redis_url.as_deref();
+        let files = [
+            ("redis_ca_file", &redis.ca_file),
+            ("redis_cert_file", &redis.cert_file),
+            ("redis_key_file", &redis.key_file),
+        ];
+        for (key, file) in files {
+            if let Some(file) = file.as_ref().filter(|_| !url.is_some_and(|url| url.starts_with("rediss"))) {
+                let why = "needs a redis_url of rediss:// or rediss+cluster://";
+                return self.fail(key, quoted(&file.display().to_string()), why);
+            }
+        }
+        if let (Some(file), None) = (&redis.cert_file, &redis.key_file) {
+            return self.fail("redis_cert_file", quoted(&file.display().to_string()), "needs redis_key_file");
+        }
+        if let (None, Some(file)) = (&redis.cert_file, &redis.key_file) {
+            return self.fail("redis_key_file", quoted(&file.display().to_string()), "needs redis_cert_file");
+        }
+        self.range("redis_wait_replicas", redis.wait_replicas, 0..=100)?;
+        // Below the time after which a call fails anyway.
+        self.time("redis_wait_timeout", redis.wait_timeout, Duration::from_millis(10)..=Duration::from_secs(5))?;
+        let why = "needs a redis_url: the embedded Redis has no replicas, and syncs its file before it answers";
+        if url.is_none() && redis.wait_replicas > 0 {
+            return self.fail("redis_wait_replicas", redis.wait_replicas, why);
+        }
+        if url.is_none() && redis.wait_aof {
+            return self.fail("redis_wait_aof", redis.wait_aof, why);
         }
         Ok(())
     }
@@ -257,14 +286,30 @@ mod tests {
             (|s| s.stall_after = Duration::from_secs(1), "stall_after = 1s (the default) must be 3s to "),
             (|s| s.grpc_listen = s.http_listen, "is taken by http_listen = 127.0.0.1:7600"),
             (|s| s.log = "taskd=loud".into(), "log = \"taskd=loud\" (the default) is not a log filter"),
-            (|s| s.redis_url = Some("redis+cluster://a,b".into()), "Redis Cluster, which is not supported yet"),
             (
-                |s| s.redis_url = Some("rediss://:p@h".into()),
-                "redis_url = \"rediss://:***@h\" (the default) asks for TLS, which is not supported yet; use redis://",
+                |s| s.redis.ca_file = Some("ca.pem".into()),
+                "redis_ca_file = \"ca.pem\" (the default) needs a redis_url of rediss:// or rediss+cluster://",
+            ),
+            (
+                |s| {
+                    s.redis_url = Some("rediss://h".into());
+                    s.redis.cert_file = Some("me.pem".into());
+                },
+                "redis_cert_file = \"me.pem\" (the default) needs redis_key_file",
+            ),
+            (
+                |s| s.redis.wait_replicas = 1,
+                "redis_wait_replicas = 1 (the default) needs a redis_url: the embedded Redis",
+            ),
+            (|s| s.redis.wait_aof = true, "redis_wait_aof = true (the default) needs a redis_url"),
+            (|s| s.redis.wait_timeout = DAY, "redis_wait_timeout = 1day (the default) must be 10ms to 5s"),
+            (
+                |s| s.redis_url = Some("redis+sentinel://:p@h".into()),
+                "redis_url = \"redis+sentinel://:***@h\" (the default) is not usable; expected redis://…, rediss://…, redis+cluster://…",
             ),
             (
                 |s| s.redis_url = Some("localhost:6379".into()),
-                "redis_url = \"localhost:6379\" (the default) is not usable; expected redis://…, unix://…",
+                "redis_url = \"localhost:6379\" (the default) is not usable; expected redis://…, rediss://…",
             ),
             (
                 |s| s.database_url = Some("postgres://u:p@h/d".into()),
@@ -328,6 +373,7 @@ mod tests {
     fn passwords_are_hidden_wherever_they_stand() {
         let cases = [
             ("redis://:secret@h:1/0", "redis://:***@h:1/0"),
+            ("redis+cluster://u:se,cr@et@a:1,b:2", "redis+cluster://u:***@a:1,b:2"),
             ("mysql://u:se/cr@t@h/db", "mysql://u:***@h/db"),
             ("mysql://h/db?ssl-mode=x&password=secret", "mysql://h/db?ssl-mode=x&password=***"),
             ("kafka://a:9092,b:9092", "kafka://a:9092,b:9092"),

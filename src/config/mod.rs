@@ -78,6 +78,7 @@ pub struct Settings {
     pub data_dir: PathBuf,
     /// `None`: a redis-server of our own in the data folder.
     pub redis_url: Option<String>,
+    pub redis: RedisAccess,
     /// `None`: SQLite in the data folder. `mysql://…` or `sqlite://…`
     pub database_url: Option<String>,
     /// `None`: Redis Streams in that Redis. `kafka://host:port,…`
@@ -117,6 +118,7 @@ impl Default for Settings {
             pipelines: Vec::new(),
             data_dir: "./taskd-data".into(),
             redis_url: None,
+            redis: RedisAccess::default(),
             database_url: None,
             bus_url: None,
             http_listen: SocketAddr::from(([127, 0, 0, 1], 7600)),
@@ -134,6 +136,34 @@ impl Default for Settings {
             fanout: Fanout::default(),
             watchdog: Watchdog::default(),
             queues: Queues::default(),
+        }
+    }
+}
+
+/// How taskd comes into Redis, and what a completion waits for there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RedisAccess {
+    /// PEM; `None`: the system's.
+    pub ca_file: Option<PathBuf>,
+    /// PEM, both or none.
+    pub cert_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
+    /// Replicas that have a completion before it is answered.
+    pub wait_replicas: u32,
+    /// The append-only files of the master and of those replicas have it, too.
+    pub wait_aof: bool,
+    pub wait_timeout: Duration,
+}
+
+impl Default for RedisAccess {
+    fn default() -> Self {
+        Self {
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+            wait_replicas: 0,
+            wait_aof: false,
+            wait_timeout: Duration::from_secs(1),
         }
     }
 }

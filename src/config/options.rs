@@ -8,7 +8,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Discovery, Fanout, Limits, LogFormat, QueueSettings, Settings, Watchdog,
+    Discovery, Fanout, Limits, LogFormat, QueueSettings, RedisAccess, Settings, Watchdog,
     units::{Address, ByteSize, Pipelines, Time},
 };
 use crate::model::Priority;
@@ -30,9 +30,33 @@ pub struct Options {
     #[arg(long, env = "TASKD_DATA_DIR", hide_env = true, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 
-    /// redis:// or unix://; empty: a redis-server of our own in the data folder
+    /// redis://, rediss://, redis+cluster://, rediss+cluster:// or unix://; empty: a redis-server of our own in the data folder
     #[arg(long, env = "TASKD_REDIS_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
     pub redis_url: Option<String>,
+
+    /// Who vouches for the Redis of rediss:// [default: empty, those that the system trusts]
+    #[arg(long, env = "TASKD_REDIS_CA_FILE", hide_env = true, value_name = "PEM", help_heading = "Backends")]
+    pub redis_ca_file: Option<PathBuf>,
+
+    /// taskd's certificate, where the Redis of rediss:// asks for one [default: empty]
+    #[arg(long, env = "TASKD_REDIS_CERT_FILE", hide_env = true, value_name = "PEM", help_heading = "Backends")]
+    pub redis_cert_file: Option<PathBuf>,
+
+    /// The key of that certificate [default: empty]
+    #[arg(long, env = "TASKD_REDIS_KEY_FILE", hide_env = true, value_name = "PEM", help_heading = "Backends")]
+    pub redis_key_file: Option<PathBuf>,
+
+    /// Redis replicas that must have a completion before it is answered (WAIT) [default: 0]
+    #[arg(long, env = "TASKD_REDIS_WAIT_REPLICAS", hide_env = true, value_name = "N", help_heading = "Backends")]
+    pub redis_wait_replicas: Option<u32>,
+
+    /// true: the append-only files of the master and of those replicas must have it, too (WAITAOF) [default: false]
+    #[arg(long, env = "TASKD_REDIS_WAIT_AOF", hide_env = true, value_name = "BOOL", help_heading = "Backends")]
+    pub redis_wait_aof: Option<bool>,
+
+    /// How long a completion waits for that; then the worker is told to try again [default: 1s]
+    #[arg(long, env = "TASKD_REDIS_WAIT_TIMEOUT", hide_env = true, value_name = "TIME", help_heading = "Backends")]
+    pub redis_wait_timeout: Option<Time>,
 
     /// mysql:// or sqlite://; empty: SQLite in the data folder
     #[arg(long, env = "TASKD_DATABASE_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
@@ -211,10 +235,16 @@ impl From<Priority> for PriorityName {
 impl Options {
     /// Puts what is set here over `settings`, except for the queues.
     pub(super) fn apply(self, settings: &mut Settings) {
-        let Settings { limits, discovery, fanout, watchdog, .. } = settings;
+        let Settings { redis, limits, discovery, fanout, watchdog, .. } = settings;
         set(&mut settings.pipelines, self.pipelines.map(|list| list.0));
         set(&mut settings.data_dir, self.data_dir);
         set(&mut settings.redis_url, self.redis_url.map(not_empty));
+        set(&mut redis.ca_file, self.redis_ca_file.map(not_empty_path));
+        set(&mut redis.cert_file, self.redis_cert_file.map(not_empty_path));
+        set(&mut redis.key_file, self.redis_key_file.map(not_empty_path));
+        set(&mut redis.wait_replicas, self.redis_wait_replicas);
+        set(&mut redis.wait_aof, self.redis_wait_aof);
+        set_time(&mut redis.wait_timeout, self.redis_wait_timeout);
         set(&mut settings.database_url, self.database_url.map(not_empty));
         set(&mut settings.bus_url, self.bus_url.map(not_empty));
         set(&mut settings.redis_prefix, self.redis_prefix);
@@ -249,7 +279,8 @@ impl Options {
     /// The options that give `settings`: every one set.
     pub(super) fn of(settings: &Settings) -> Self {
         // Taken apart without `..`, so that a new setting cannot be forgotten here.
-        let Settings { limits, discovery, fanout, watchdog, queues, .. } = settings;
+        let Settings { redis, limits, discovery, fanout, watchdog, queues, .. } = settings;
+        let RedisAccess { ca_file, cert_file, key_file, wait_replicas, wait_aof, wait_timeout } = redis;
         let Limits {
             max_payload_bytes,
             max_headers_bytes,
@@ -271,6 +302,12 @@ impl Options {
             config: None,
             data_dir: Some(settings.data_dir.clone()),
             redis_url: Some(settings.redis_url.clone().unwrap_or_default()),
+            redis_ca_file: Some(ca_file.clone().unwrap_or_default()),
+            redis_cert_file: Some(cert_file.clone().unwrap_or_default()),
+            redis_key_file: Some(key_file.clone().unwrap_or_default()),
+            redis_wait_replicas: Some(*wait_replicas),
+            redis_wait_aof: Some(*wait_aof),
+            redis_wait_timeout: Some(Time(*wait_timeout)),
             database_url: Some(settings.database_url.clone().unwrap_or_default()),
             bus_url: Some(settings.bus_url.clone().unwrap_or_default()),
             redis_prefix: Some(settings.redis_prefix.clone()),
@@ -354,4 +391,8 @@ fn size(bytes: usize) -> ByteSize {
 
 fn not_empty(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
+}
+
+fn not_empty_path(path: PathBuf) -> Option<PathBuf> {
+    Some(path).filter(|path| !path.as_os_str().is_empty())
 }

@@ -10,27 +10,35 @@ pub(super) const WITHOUT_LANES: usize = 9;
 
 /// The keys of one shard. They share a hash tag, and so a cluster slot.
 #[derive(Clone, Debug)]
-pub struct ShardKeys(Vec<String>);
+pub struct ShardKeys {
+    of_scripts: Vec<String>,
+    waiting: String,
+}
 
 impl ShardKeys {
     pub fn new(prefix: &str, shard: &ShardId) -> Self {
         let base = format!("{prefix}:{{{shard}}}");
         let single = ["g", "R", "B", "L", "D", "M", "S", "F", "O"].map(|name| format!("{base}:{name}"));
         let lanes = LANES.iter().flat_map(|lane| ["T", "C", "P"].map(|name| format!("{base}:{lane}:{name}")));
-        Self(single.into_iter().chain(lanes).collect())
+        Self { of_scripts: single.into_iter().chain(lanes).collect(), waiting: format!("{base}:W") }
     }
 
     /// In the order of the scripts.
     pub fn all(&self) -> &[String] {
-        &self.0
+        &self.of_scripts
     }
 
     pub fn generation(&self) -> &str {
-        &self.0[0]
+        &self.of_scripts[0]
+    }
+
+    /// Written by calls that wait for replicas, and read by nobody.
+    pub(super) fn waiting(&self) -> &str {
+        &self.waiting
     }
 
     pub fn outbox(&self) -> &str {
-        &self.0[6]
+        &self.of_scripts[6]
     }
 }
 

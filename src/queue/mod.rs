@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use redis::{RedisError, Value, aio::ConnectionManager};
+use redis::{RedisError, Value};
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
@@ -22,7 +22,7 @@ pub use self::wakes::{Waiter, Wakes};
 use self::{combiner::Combiner, keys::ShardKeys, scripts::Script};
 use crate::{
     model::{LeaseToken, Offset, QueueName, ShardId, TaskId, WorkerName},
-    redis_pool::Redis,
+    redis_pool::{Connection, Redis, Shortfall},
     supervise::Beat,
     telemetry::metrics,
 };
@@ -39,6 +39,9 @@ pub enum Error {
     /// A script answered something else than its contract says.
     #[error("unexpected answer of Redis: {0}")]
     Answer(String),
+    /// Done, and not yet where the settings say that it must be. The same call again waits again.
+    #[error(transparent)]
+    NotDurable(#[from] Shortfall),
     #[error(transparent)]
     Redis(RedisError),
 }
@@ -422,15 +425,14 @@ impl Queue {
 
     fn make_shard(&self, id: &ShardId) -> Arc<Shard> {
         let keys = ShardKeys::new(self.0.redis.prefix(), id);
-        let caller = || (self.0.redis.conn(), keys.clone(), id.clone());
-        let (conn, claim_keys, shard) = caller();
+        let (conn, claim_keys, shard) = (self.0.redis.conn(), keys.clone(), id.clone());
         let release = self.0.release.clone();
         let claims = Combiner::new(MAX_COMBINED, self.0.calls.clone(), move |requests: Vec<Claim>| {
             claim(conn.clone(), claim_keys.clone(), shard.clone(), release.clone(), requests)
         });
-        let (conn, complete_keys, _) = caller();
+        let redis = self.0.redis.clone();
         let completions = Combiner::new(MAX_COMBINED, self.0.calls.clone(), move |items: Vec<Completion>| {
-            complete(conn.clone(), complete_keys.clone(), items)
+            complete(redis.clone(), keys.clone(), items)
         });
         Arc::new(Shard { id: id.clone(), claims, completions })
     }
@@ -542,7 +544,7 @@ impl Queue {
                 shard.completions.call(completion, weight).await
             }
             // Another process may know the shard; a token that was made up finds nothing.
-            None => complete(self.0.redis.conn(), self.keys(&shard), vec![completion]).await.map(|codes| codes[0]),
+            None => complete(self.0.redis.clone(), self.keys(&shard), vec![completion]).await.map(|codes| codes[0]),
         };
         lost_without_generation(answer, || Code::LeaseLost)
     }
@@ -732,12 +734,7 @@ impl Queue {
 }
 
 /// `items` is how many go together.
-async fn run(
-    script: &'static Script,
-    items: usize,
-    call: &scripts::Call,
-    conn: &mut ConnectionManager,
-) -> Result<Value> {
+async fn run(script: &'static Script, items: usize, call: &scripts::Call, conn: &mut Connection) -> Result<Value> {
     let started = std::time::Instant::now();
     let answer = call.run(conn).await;
     metrics::redis_script(script.name, items, started.elapsed());
@@ -745,7 +742,7 @@ async fn run(
 }
 
 async fn claim(
-    mut conn: ConnectionManager,
+    mut conn: Connection,
     keys: ShardKeys,
     shard: ShardId,
     release: mpsc::UnboundedSender<Undelivered>,
@@ -780,13 +777,22 @@ async fn claim(
     Ok(granted)
 }
 
-async fn complete(mut conn: ConnectionManager, keys: ShardKeys, completions: Vec<Completion>) -> Result<Vec<Code>> {
+async fn complete(redis: Redis, keys: ShardKeys, completions: Vec<Completion>) -> Result<Vec<Code>> {
     let mut call = scripts::COMPLETE.on(&keys, None);
     for item in &completions {
         call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
         call.arg(item.worker.as_str()).arg(&item.report[..]);
     }
-    let answer = items(run(&scripts::COMPLETE, completions.len(), &call, &mut conn).await?)?;
+    let answer = match redis.durability() {
+        None => run(&scripts::COMPLETE, completions.len(), &call, &mut redis.conn()).await?,
+        Some(durability) => {
+            let started = std::time::Instant::now();
+            let answer = call.run_durably(&mut redis.waiting_conn(), durability, keys.waiting()).await;
+            metrics::redis_script(scripts::COMPLETE.name, completions.len(), started.elapsed());
+            answer?
+        }
+    };
+    let answer = items(answer)?;
     if answer.len() != completions.len() {
         return Err(Error::Answer(format!("{} codes for {} completions", answer.len(), completions.len())));
     }

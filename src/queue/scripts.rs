@@ -2,9 +2,13 @@
 
 use std::sync::LazyLock;
 
-use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, ToRedisArgs, Value, aio::ConnectionManager};
+use redis::{Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, ToRedisArgs, Value};
 
-use super::keys::{ShardKeys, WITHOUT_LANES};
+use super::{
+    Error,
+    keys::{ShardKeys, WITHOUT_LANES},
+};
+use crate::redis_pool::{Connection, Durability};
 
 /// One file of `lua/` behind the head that all share (but [`OPEN`]). What Redis runs is one text with one SHA.
 pub struct Script {
@@ -75,19 +79,51 @@ impl Call {
         self
     }
 
-    /// Runs it. A server that does not know the script (new, restarted, flushed) is taught it first.
-    pub async fn run(&self, conn: &mut ConnectionManager) -> Result<Value, RedisError> {
+    /// Runs it. A server that does not know the script (new, restarted, flushed, another node of the cluster) is taught it by the same call:
+    /// the keys lead it there.
+    pub async fn run(&self, conn: &mut Connection) -> Result<Value, RedisError> {
         match self.command.query_async(conn).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                let () = redis::cmd("SCRIPT")
-                    .arg("LOAD")
-                    .arg(self.script.code)
-                    .query_async(conn)
-                    .await
-                    .map(|_: String| ())?;
-                self.command.query_async(conn).await
-            }
+            Err(error) if is_unknown(&error) => self.in_full().query_async(conn).await,
             other => other,
         }
     }
+
+    /// Runs it and waits, in the same exchange, until what it wrote is as durable as asked. `key`: one of the shard that anybody may write.
+    pub(super) async fn run_durably(
+        &self,
+        conn: &mut Connection,
+        durability: &Durability,
+        key: &str,
+    ) -> Result<Value, Error> {
+        match durably(self.command.clone(), conn, durability, key).await {
+            Err(Error::Redis(error)) if is_unknown(&error) => durably(self.in_full(), conn, durability, key).await,
+            other => other,
+        }
+    }
+
+    fn in_full(&self) -> Cmd {
+        let mut command = Cmd::new();
+        command.arg("EVAL").arg(self.script.code);
+        for arg in self.command.args_iter().skip(2) {
+            if let Arg::Simple(bytes) = arg {
+                command.arg(bytes);
+            }
+        }
+        command
+    }
+}
+
+fn is_unknown(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+async fn durably(command: Cmd, conn: &mut Connection, durability: &Durability, key: &str) -> Result<Value, Error> {
+    let mut pipe = Pipeline::with_capacity(3);
+    pipe.add_command(command);
+    durability.ask(&mut pipe, key);
+    let answers: Vec<RedisResult<Value>> = pipe.ignore_errors().query_async(conn).await?;
+    let mut answers = answers.into_iter().collect::<RedisResult<Vec<_>>>()?;
+    let waited = answers.pop().unwrap_or(Value::Nil);
+    durability.judge(&waited)?;
+    Ok(answers.swap_remove(0))
 }

@@ -13,6 +13,10 @@ use tokio_util::sync::CancellationToken;
 use super::keys;
 use crate::{model::QueueName, redis_pool::Redis, supervise::Beat};
 
+/// How often the connection is asked whether it still is one, and how long it may take to say so: meanwhile wakes may be missed.
+const PING_EVERY: Duration = Duration::from_secs(5);
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
 /// Waiters by queue.
 #[derive(Default)]
 pub struct Wakes(Mutex<HashMap<QueueName, Arc<Notify>>>);
@@ -45,13 +49,18 @@ impl Wakes {
 
     /// Listens until the stop; an error when the connection ends, to be called again.
     pub async fn listen(&self, redis: &Redis, beat: &Beat, stop: &CancellationToken) -> redis::RedisResult<()> {
-        let mut pubsub = redis.pubsub().await?;
-        pubsub.subscribe(keys::wake_channel(redis.prefix())).await?;
+        let (mut sink, mut messages) = redis.pubsub().await?.split();
+        in_time(sink.subscribe(keys::wake_channel(redis.prefix()))).await?;
         self.wake_all();
-        let mut messages = pubsub.on_message();
+        let mut ping = tokio::time::interval(PING_EVERY);
         loop {
             let message = tokio::select! {
                 message = beat.idle(messages.next()) => message,
+                _ = ping.tick() => {
+                    // A connection whose other end is gone without a word looks like one on which nothing happens.
+                    let () = in_time(sink.ping::<redis::Value>()).await.map(drop)?;
+                    continue;
+                }
                 () = stop.cancelled() => return Ok(()),
             };
             let Some(message) = message else {
@@ -63,6 +72,11 @@ impl Wakes {
             }
         }
     }
+}
+
+async fn in_time<T>(answer: impl Future<Output = redis::RedisResult<T>>) -> redis::RedisResult<T> {
+    let silent = || (redis::ErrorKind::Io, "no answer on the wake channel").into();
+    tokio::time::timeout(ANSWER_WITHIN, answer).await.unwrap_or_else(|_| Err(silent()))
 }
 
 /// One caller's interest in some queues.

@@ -12,4 +12,7 @@ mod lifecycle;
 mod pressure;
 mod processes;
 mod recovery;
+
+mod redis_cluster;
+
 mod store_mysql;

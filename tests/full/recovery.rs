@@ -183,7 +183,7 @@ async fn a_worker_that_dies_again_and_again_makes_a_dead_letter() {
     let mut reports = async |topic: &str| {
         let mut count: usize = 0;
         until("the reports are there", async || {
-            count = redis.xlen(format!("taskd:{{bus:{topic}:0}}")).await.unwrap();
+            count = redis.xlen(format!("taskd:{{bus}}:{topic}:0")).await.unwrap();
             count > 0
         })
         .await;
@@ -217,12 +217,12 @@ async fn poison_goes_to_dead_letters_and_the_line_goes_on() {
     let garbage = b"\xffno record".to_vec();
     let poison = [("pipeline", garbage.clone()), ("pipeline", no_priority.encode_to_vec()), ("task-results", garbage)];
     for (topic, value) in &poison {
-        let stream = format!("taskd:{{bus:{topic}:0}}");
+        let stream = format!("taskd:{{bus}}:{topic}:0");
         let _: String = redis.xadd(stream, "*", &[("v", value)]).await.unwrap();
     }
     daemon.insert(&tasks("q", 0, 10)).await;
     assert_eq!(once(daemon.drain("w", "q").await), keys(0, 10));
-    let letters: redis::streams::StreamRangeReply = redis.xrange_all("taskd:{bus:dead-letters:0}").await.unwrap();
+    let letters: redis::streams::StreamRangeReply = redis.xrange_all("taskd:{bus}:dead-letters:0").await.unwrap();
     let letters = letters.ids.iter().map(|entry| {
         let value: Vec<u8> = entry.get("v").unwrap();
         let letter = pb::DeadLetter::decode(&value[..]).unwrap();

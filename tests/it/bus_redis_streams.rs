@@ -214,7 +214,7 @@ async fn a_commit_that_fails_brings_everything_again() {
     let again = read_through_errors(&mut *reader, 10).await;
     assert_eq!(values(&again), ["r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8", "r9"]);
     commit(&mut *reader, &again).await;
-    assert_eq!(server.run::<u64>("XLEN test:{bus:my.task-results:0}").await, 0);
+    assert_eq!(server.run::<u64>("XLEN test:{bus}:my.task-results:0").await, 0);
 }
 
 #[tokio::test]
@@ -245,7 +245,7 @@ async fn slow_work_does_not_come_to_its_own_reader_twice_and_the_gone_are_forgot
                 assert_eq!(message.value, "gone", "it is still being worked on");
                 commit(&mut *reader, &[message]).await;
             }
-            let consumers: Vec<redis::Value> = server.run("XINFO CONSUMERS test:{bus:my.task-results:0} taskd").await;
+            let consumers: Vec<redis::Value> = server.run("XINFO CONSUMERS test:{bus}:my.task-results:0 taskd").await;
             if consumers.len() == 1 {
                 return;
             }
@@ -253,7 +253,7 @@ async fn slow_work_does_not_come_to_its_own_reader_twice_and_the_gone_are_forgot
     };
     within("one consumer is left", forgotten).await;
     commit(&mut *reader, &slow).await;
-    assert_eq!(server.run::<u64>("XLEN test:{bus:my.task-results:0}").await, 0);
+    assert_eq!(server.run::<u64>("XLEN test:{bus}:my.task-results:0").await, 0);
 }
 
 /// The next `count` records, at least, from a reader whose server was away.
@@ -284,9 +284,9 @@ async fn what_is_committed_leaves_and_what_is_not_stays() {
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     let messages = read(&mut *reader, 250).await;
     commit(&mut *reader, &messages[..123]).await;
-    assert_eq!(server.run::<u64>("XLEN test:{bus:my.pipeline:0}").await, 127);
+    assert_eq!(server.run::<u64>("XLEN test:{bus}:my.pipeline:0").await, 127);
     commit(&mut *reader, &messages).await;
-    assert_eq!(server.run::<u64>("XLEN test:{bus:my.pipeline:0}").await, 0);
+    assert_eq!(server.run::<u64>("XLEN test:{bus}:my.pipeline:0").await, 0);
     assert_eq!(within("ends", bus.ends(Topic::Pipeline)).await.expect("ends")[0], Some(messages[249].offset));
 }
 
@@ -305,7 +305,7 @@ async fn topics_keep_their_partitions() {
 async fn an_entry_that_is_not_ours_reads_as_empty() {
     let server = server().await;
     let bus = server.open().await;
-    server.run::<String>("XADD test:{bus:my.pipeline:0} * who knows").await;
+    server.run::<String>("XADD test:{bus}:my.pipeline:0 * who knows").await;
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     assert_eq!(values(&read(&mut *reader, 1).await), [""]);
 }

@@ -207,7 +207,7 @@ async fn a_report_that_sql_refuses_is_buried_alone() {
     let is_done = async |id| fixture.store.task(id).await.unwrap().unwrap().status == StoredStatus::Completed;
     until("the reports around them are settled", async || is_done(ids[0]).await && is_done(ids[3]).await).await;
     let letters: redis::streams::StreamRangeReply =
-        fixture.redis.conn().xrange_all("t:{bus:dead-letters:0}").await.unwrap();
+        fixture.redis.conn().xrange_all("t:{bus}:dead-letters:0").await.unwrap();
     let letters = letters.ids.iter().map(|entry| {
         let letter = pb::DeadLetter::decode(&entry.get::<Vec<u8>>("v").unwrap()[..]).unwrap();
         (letter.value.to_vec(), letter.reason)

@@ -1,4 +1,5 @@
-//! A reader's own connection: its commands block, which on the shared one would hold up everybody.
+//! A reader's own connection: its commands block, which on the shared one would hold up everybody. In a cluster it leads to the master of
+//! the bus, and to the next one when that has changed.
 
 use std::{future::Future, pin::Pin, time::Duration};
 
@@ -11,7 +12,9 @@ pub(super) const BLOCK: Duration = Duration::from_secs(1);
 /// How long an exchange may take, connecting and blocking included. A Redis that hangs becomes an error, not a wait for ever.
 const DEADLINE: Duration = Duration::from_secs(9);
 
-type Exchange = Pin<Box<dyn Future<Output = RedisResult<(MultiplexedConnection, Vec<RedisResult<Value>>)>> + Send>>;
+/// The connection is kept when it leads to the right server.
+type Exchange =
+    Pin<Box<dyn Future<Output = RedisResult<(Option<MultiplexedConnection>, Vec<RedisResult<Value>>)>> + Send>>;
 
 /// One exchange at a time; connects when there is no connection. `T` says what an exchange was for.
 pub(super) struct Line<T> {
@@ -40,7 +43,7 @@ impl<T: Copy> Line<T> {
         let done = exchange.await;
         self.under_way = None;
         let (conn, answers) = done?;
-        self.conn = Some(conn);
+        self.conn = conn;
         Ok((purpose, answers))
     }
 
@@ -55,16 +58,22 @@ async fn exchange(
     redis: Redis,
     conn: Option<MultiplexedConnection>,
     mut pipe: Pipeline,
-) -> RedisResult<(MultiplexedConnection, Vec<RedisResult<Value>>)> {
+) -> RedisResult<(Option<MultiplexedConnection>, Vec<RedisResult<Value>>)> {
     let answered = async {
         let mut conn = match conn {
             Some(conn) => conn,
-            None => redis.dedicated().await?,
+            None => redis.dedicated(&super::generation_key(&redis)).await?,
         };
-        let answers = pipe.ignore_errors().query_async(&mut conn).await?;
-        Ok((conn, answers))
+        let answers: Vec<RedisResult<Value>> = pipe.ignore_errors().query_async(&mut conn).await?;
+        let is_elsewhere = answers.iter().filter_map(|answer| answer.as_ref().err()).any(is_elsewhere);
+        Ok(((!is_elsewhere).then_some(conn), answers))
     };
     tokio::time::timeout(DEADLINE, answered).await.unwrap_or_else(|_| Err(no_answer()))
+}
+
+/// The server is not the master of the bus any more, or on its way to become it.
+fn is_elsewhere(error: &RedisError) -> bool {
+    error.is_cluster_error() || matches!(error.code(), Some("READONLY" | "UNBLOCKED" | "MASTERDOWN" | "LOADING"))
 }
 
 fn no_answer() -> RedisError {

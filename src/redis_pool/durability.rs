@@ -1,0 +1,97 @@
+//! Where a write must stand before it is answered: WAIT, WAITAOF.
+
+use redis::{Pipeline, Value, aio::MultiplexedConnection};
+
+use super::{Error, value, version};
+use crate::config::RedisAccess;
+
+/// What a write waits for, in the exchange that makes it.
+#[derive(Clone, Debug)]
+pub struct Durability {
+    replicas: u32,
+    aof: bool,
+    timeout_ms: u64,
+}
+
+/// Fewer than asked for had it in time. It was made, and may yet be lost.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not yet durable ({0}): try again")]
+pub struct Shortfall(String);
+
+impl Durability {
+    pub(super) fn new(access: &RedisAccess) -> Option<Self> {
+        let timeout_ms = u64::try_from(access.wait_timeout.as_millis()).unwrap_or(u64::MAX);
+        let this = Self { replicas: access.wait_replicas, aof: access.wait_aof, timeout_ms };
+        (this.replicas > 0 || this.aof).then_some(this)
+    }
+
+    /// Puts the wait behind the writes of `pipe`, and before it a write to `key`: Redis waits for what the *same connection* wrote last, and a
+    /// call that repeats another connection's write changes nothing of its own.
+    pub fn ask(&self, pipe: &mut Pipeline, key: &str) {
+        pipe.cmd("SET").arg(key).arg("").arg("PX").arg(60_000);
+        if self.aof {
+            pipe.cmd("WAITAOF").arg(1).arg(self.replicas).arg(self.timeout_ms);
+        } else {
+            pipe.cmd("WAIT").arg(self.replicas).arg(self.timeout_ms);
+        }
+    }
+
+    /// Of the answer to the wait.
+    pub fn judge(&self, answer: &Value) -> Result<(), Shortfall> {
+        let (local, replicas) = match answer {
+            Value::Int(replicas) => (1, *replicas),
+            Value::Array(both) => match both[..] {
+                [Value::Int(local), Value::Int(replicas)] => (local, replicas),
+                _ => (0, 0),
+            },
+            _ => (0, 0),
+        };
+        if local < 1 {
+            return Err(Shortfall("not in the append-only file".into()));
+        }
+        if replicas < i64::from(self.replicas) {
+            return Err(Shortfall(format!("on {replicas} of {} replicas", self.replicas)));
+        }
+        Ok(())
+    }
+
+    /// Refuses a server that cannot do what is asked; warns where it cannot do so now.
+    pub(super) async fn check(&self, server: &str, info: &str, conn: &mut MultiplexedConnection) -> Result<(), Error> {
+        if self.aof {
+            let known: Vec<Value> = redis::cmd("COMMAND").arg("INFO").arg("WAITAOF").query_async(conn).await?;
+            if known.iter().all(|command| matches!(command, Value::Nil)) {
+                return Err(Error::NoWaitAof { version: version(info) });
+            }
+            if value(info, "aof_enabled:").as_deref() == Some("0") {
+                return Err(Error::NoAof);
+            }
+        }
+        let connected = value(info, "connected_slaves:").and_then(|count| count.parse().ok()).unwrap_or(0);
+        if connected < self.replicas {
+            tracing::warn!(
+                "redis {server} has {connected} replicas, and completions wait for {}: until there are more, workers are told to try again",
+                self.replicas
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_durable_enough_is_an_error() {
+        let durability = |replicas, aof| Durability { replicas, aof, timeout_ms: 1 };
+        let both = |local, replicas| Value::Array(vec![Value::Int(local), Value::Int(replicas)]);
+        assert_eq!(durability(1, false).judge(&Value::Int(1)), Ok(()));
+        assert_eq!(durability(0, true).judge(&both(1, 0)), Ok(()));
+        let short = durability(2, false).judge(&Value::Int(1)).unwrap_err().to_string();
+        assert_eq!(short, "not yet durable (on 1 of 2 replicas): try again");
+        assert!(durability(1, true).judge(&both(1, 0)).is_err());
+        let unsynced = durability(0, true).judge(&both(0, 5)).unwrap_err().to_string();
+        assert_eq!(unsynced, "not yet durable (not in the append-only file): try again");
+        assert!(durability(0, true).judge(&Value::Nil).is_err());
+    }
+}

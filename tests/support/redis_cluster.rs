@@ -1,0 +1,247 @@
+//! A real Redis Cluster: one for the whole run, or one of a test's own where nodes are killed and slots move.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+use tokio::sync::OnceCell;
+
+/// `redis+cluster://…` of the cluster that all tests share: `TASKD_TEST_REDIS_CLUSTER`, else one that `scripts/start-redis-cluster` starts and
+/// leaves running. Everybody there has a prefix of their own.
+pub async fn shared() -> &'static str {
+    static CLUSTER: OnceCell<String> = OnceCell::const_new();
+    let start = || async {
+        match std::env::var("TASKD_TEST_REDIS_CLUSTER") {
+            Ok(url) if !url.is_empty() => url,
+            _ => tokio::task::spawn_blocking(|| run_script(None)).await.expect("the script"),
+        }
+    };
+    CLUSTER.get_or_init(start).await
+}
+
+/// A prefix that no other test has.
+pub fn own_prefix() -> String {
+    format!("t{}", uuid::Uuid::now_v7().simple())
+}
+
+/// Three masters with a replica each, which takes over about two seconds after its master's death. They end with their folder when dropped.
+pub struct RedisCluster {
+    dir: TempDir,
+    url: String,
+}
+
+/// A line of CLUSTER NODES.
+struct Node {
+    /// Its place in the URL.
+    index: usize,
+    id: String,
+    is_master: bool,
+    slots: Vec<(u16, u16)>,
+}
+
+impl RedisCluster {
+    /// How many nodes it has.
+    pub const NODES: usize = 6;
+
+    pub async fn start() -> Self {
+        let start = || {
+            let dir = tempfile::Builder::new().prefix("taskd-cluster-").tempdir_in("/tmp").expect("a folder");
+            let url = run_script(Some(dir.path()));
+            Self { dir, url }
+        };
+        tokio::task::spawn_blocking(start).await.expect("a cluster")
+    }
+
+    /// `redis+cluster://` with all nodes.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The place in the URL of the master that has the key's slot, by what the living nodes say.
+    pub fn master_of(&self, key: &str) -> usize {
+        let slot = self.slot_of(key);
+        let master = self.masters().into_iter().find(|node| node.slots.iter().any(|(a, b)| (*a..=*b).contains(&slot)));
+        master.unwrap_or_else(|| panic!("nobody has slot {slot} of {key}")).index
+    }
+
+    pub fn slot_of(&self, key: &str) -> u16 {
+        self.ask_anybody(&["cluster", "keyslot", key]).trim().parse().expect("a slot")
+    }
+
+    /// SIGKILL for the master that has the key's slot; its place in the URL. It is gone when this returns.
+    pub fn kill9_master_of(&self, key: &str) -> usize {
+        let index = self.master_of(key);
+        self.kill9_node(index);
+        index
+    }
+
+    pub fn kill9_node(&self, index: usize) {
+        self.signal(index, Signal::SIGKILL);
+        wait("the node is gone", || !self.is_alive(index));
+    }
+
+    /// SIGSTOP: connections stay, answers do not come. SIGCONT ends that.
+    pub fn signal(&self, index: usize, signal: Signal) {
+        kill(Pid::from_raw(self.pid(index)), signal).expect("the node is ours");
+    }
+
+    /// After [`Self::kill9_node`], with the data of before: as a replica where another has taken over. It answers when this returns.
+    pub fn restart_node(&self, index: usize) {
+        // In a session of its own, and nobody's child: as the script started the others.
+        let config = self.folder(index).join("redis.conf");
+        let command = "setsid redis-server \"$0\" > /dev/null 2>&1 < /dev/null &";
+        let status = Command::new("sh").args(["-c", command]).arg(config).status().expect("a shell");
+        assert!(status.success(), "{status}");
+        wait("the node answers", || self.ask(index, &["ping"]).is_some_and(|answer| answer.trim() == "PONG"));
+    }
+
+    /// Until all living nodes agree that every slot is served.
+    pub fn wait_until_ok(&self) {
+        let is_ok = |index| self.ask(index, &["cluster", "info"]).is_some_and(|info| info.contains("cluster_state:ok"));
+        wait("the cluster is ok", || (0..Self::NODES).filter(|index| self.is_alive(*index)).all(is_ok));
+    }
+
+    /// Until another node than `index` is the master of the key's slot.
+    pub fn wait_for_failover(&self, key: &str, index: usize) {
+        let slot = self.slot_of(key);
+        wait("another master has the slot", || {
+            self.masters().iter().any(|node| {
+                node.index != index && node.slots.iter().any(|(first, last)| (*first..=*last).contains(&slot))
+            })
+        });
+    }
+
+    /// Moves the key's slot to another master as `redis-cli --cluster reshard` does, key by key; answers that one's place in the URL.
+    pub fn move_slot_of(&self, key: &str) -> usize {
+        let slot = self.slot_of(key).to_string();
+        let from = self.master_of(key);
+        let masters = self.masters();
+        let id = |index| masters.iter().find(|node| node.index == index).expect("a master").id.as_str();
+        let to = masters.iter().find(|node| node.index != from).expect("another master").index;
+        self.must(to, &["cluster", "setslot", &slot, "importing", id(from)]);
+        self.must(from, &["cluster", "setslot", &slot, "migrating", id(to)]);
+        let port = self.ports()[to].to_string();
+        loop {
+            let keys = self.must(from, &["cluster", "getkeysinslot", &slot, "1"]);
+            let Some(key) = keys.lines().next().filter(|key| !key.is_empty()) else { break };
+            let moved = self.must(from, &["migrate", "127.0.0.1", &port, key, "0", "5000"]);
+            assert!(moved.contains("OK") || moved.contains("NOKEY"), "{moved}");
+        }
+        for index in std::iter::once(to).chain(masters.iter().map(|node| node.index).filter(|index| *index != to)) {
+            self.must(index, &["cluster", "setslot", &slot, "node", id(to)]);
+        }
+        to
+    }
+
+    /// The place in the URL of the node where somebody listens to the channel.
+    pub fn subscribed_to(&self, channel: &str) -> usize {
+        let count = |index| self.ask(index, &["pubsub", "numsub", channel]).unwrap_or_default();
+        let listens = |index: &usize| count(*index).lines().last().is_some_and(|count| count != "0");
+        (0..Self::NODES).find(listens).expect("a listener")
+    }
+
+    /// Of the living nodes, by their places in the URL.
+    pub fn pids(&self) -> BTreeMap<usize, i32> {
+        (0..Self::NODES).filter(|index| self.is_alive(*index)).map(|index| (index, self.pid(index))).collect()
+    }
+
+    pub fn ports(&self) -> Vec<u16> {
+        self.url.split(',').map(|node| node.rsplit(':').next().unwrap_or_default().parse().expect("a port")).collect()
+    }
+
+    fn folder(&self, index: usize) -> PathBuf {
+        self.dir.path().join(index.to_string())
+    }
+
+    fn pid(&self, index: usize) -> i32 {
+        let pid = fs::read_to_string(self.folder(index).join("pid")).expect("a pid");
+        pid.trim().parse().expect("a pid")
+    }
+
+    /// A process that nobody has waited for yet is none any more.
+    fn is_alive(&self, index: usize) -> bool {
+        let Ok(pid) = fs::read_to_string(self.folder(index).join("pid")) else { return false };
+        fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).is_ok_and(|line| line.contains("redis-server"))
+    }
+
+    fn masters(&self) -> Vec<Node> {
+        let ports = self.ports();
+        let nodes = self.ask_anybody(&["cluster", "nodes"]);
+        let node = |line: &str| {
+            let words: Vec<_> = line.split(' ').collect();
+            let port: u16 = words[1].split('@').next()?.rsplit(':').next()?.parse().ok()?;
+            let index = ports.iter().position(|known| *known == port)?;
+            let range = |word: &&str| {
+                let (first, last) = word.split_once('-').unwrap_or((word, word));
+                Some((first.parse().ok()?, last.parse().ok()?))
+            };
+            let slots = words[8..].iter().filter_map(range).collect();
+            Some(Node { index, id: words[0].to_owned(), is_master: words[2].contains("master"), slots })
+        };
+        nodes.lines().filter_map(node).filter(|node| node.is_master && !node.slots.is_empty()).collect()
+    }
+
+    fn ask_anybody(&self, command: &[&str]) -> String {
+        let mut answers =
+            (0..Self::NODES).filter(|index| self.is_alive(*index)).filter_map(|index| self.ask(index, command));
+        answers.next().expect("a node that answers")
+    }
+
+    fn must(&self, index: usize, command: &[&str]) -> String {
+        let answer = self.ask(index, command).unwrap_or_else(|| panic!("node {index} does not answer"));
+        assert!(!answer.starts_with("ERR"), "{command:?}: {answer}");
+        answer
+    }
+
+    /// `None` when it does not answer within two seconds.
+    fn ask(&self, index: usize, command: &[&str]) -> Option<String> {
+        let port = self.ports()[index].to_string();
+        let output = Command::new("timeout")
+            .args(["2", "redis-cli", "-p", &port])
+            .args(command)
+            .stderr(Stdio::null())
+            .output()
+            .expect("redis-cli is installed");
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+impl Drop for RedisCluster {
+    fn drop(&mut self) {
+        for pid in self.pids().into_values() {
+            kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
+        }
+        if std::thread::panicking() {
+            self.dir.disable_cleanup(true);
+            eprintln!("the nodes' files are kept in {}", self.dir.path().display());
+        }
+    }
+}
+
+fn run_script(dir: Option<&Path>) -> String {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/start-redis-cluster");
+    let mut command = Command::new(script);
+    if let Some(dir) = dir {
+        command.arg(dir).env("TASKD_REDIS_NODE_TIMEOUT", "2000");
+    }
+    let output = command.output().expect(script);
+    assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("a URL").trim().to_owned()
+}
+
+fn wait(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(60), "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
