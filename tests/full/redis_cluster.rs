@@ -92,6 +92,7 @@ impl Bed {
         for tasks in tasks.chunks(100) {
             let batch = Enqueue {
                 topic_generation: "topic",
+                epoch: 1,
                 predecessor: None,
                 upto: tasks[tasks.len() - 1].offset,
                 tasks,
