@@ -80,6 +80,8 @@ pub struct Settings {
     pub redis_url: Option<String>,
     /// `None`: SQLite in the data folder. `mysql://…` or `sqlite://…`
     pub database_url: Option<String>,
+    /// Connections to a database server, at most.
+    pub database_pool: u32,
     /// `None`: Redis Streams in that Redis. `kafka://host:port,…`
     pub bus_url: Option<String>,
     pub http_listen: SocketAddr,
@@ -118,6 +120,7 @@ impl Default for Settings {
             data_dir: "./taskd-data".into(),
             redis_url: None,
             database_url: None,
+            database_pool: 16,
             bus_url: None,
             http_listen: SocketAddr::from(([127, 0, 0, 1], 7600)),
             grpc_listen: SocketAddr::from(([127, 0, 0, 1], 7601)),
@@ -208,6 +211,8 @@ pub struct Watchdog {
     pub horizon: Duration,
     /// How often a page of unfinished tasks is compared with Redis.
     pub reconcile_every: Duration,
+    /// How long a finished task can be looked up; then only its key is kept. 0: for ever.
+    pub retention: Duration,
     /// Expired leases, due delays or repairs handled in one step.
     pub batch_max: usize,
 }
@@ -220,6 +225,7 @@ impl Default for Watchdog {
             grace: Duration::from_secs(60),
             horizon: Duration::from_secs(600),
             reconcile_every: Duration::from_secs(1),
+            retention: Duration::from_secs(30 * 24 * 3600),
             batch_max: 1000,
         }
     }

@@ -102,6 +102,7 @@ label! {
         Promoted = "promoted",
         Republished = "republished",
         Settled = "settled",
+        Removed = "removed",
     }
 }
 
