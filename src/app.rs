@@ -384,7 +384,9 @@ async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>, Unreachable> 
         None => sqlite(&settings.data_dir.join("taskd.db")).await,
         Some(url) => match url.strip_prefix("sqlite://") {
             Some(path) => sqlite(Path::new(path)).await,
-            None => MysqlStore::connect(url).await.map(|store| Arc::new(store) as Arc<dyn Store>),
+            None => {
+                MysqlStore::connect(url, settings.database_pool).await.map(|store| Arc::new(store) as Arc<dyn Store>)
+            }
         },
     };
     opened.map_err(|error| {

@@ -135,7 +135,7 @@ impl Fanout {
             if asked.contains(&id) {
                 match states.remove(&id) {
                     Some(state) if !state.status.is_final() => credited = state.workers,
-                    // Final, or twice in this batch, or of a store that was replaced.
+                    // Final, or removed since, or twice in this batch, or of a store that was replaced.
                     _ => {
                         done.again_final += 1;
                         continue;

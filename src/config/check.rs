@@ -58,6 +58,8 @@ impl Checker<'_> {
         self.redis(settings)?;
         self.scheme("database_url", settings.database_url.as_deref(), &["mysql", "mariadb", "sqlite"])?;
         self.names_a_database(settings.database_url.as_deref())?;
+        self.database_parameters(settings.database_url.as_deref())?;
+        self.range("database_pool", settings.database_pool, 1..=1000)?;
         self.scheme("bus_url", settings.bus_url.as_deref(), &["kafka"])?;
         // Braces decide which part of a key Redis hashes: those of ours must be the first.
         if settings.redis_prefix.contains(['{', '}']) {
@@ -147,7 +149,20 @@ impl Checker<'_> {
         self.time("republish_after", watchdog.republish_after, Duration::from_millis(100)..=DAY)?;
         self.time("grace", watchdog.grace, Duration::from_secs(1)..=DAY)?;
         self.time("horizon", watchdog.horizon, Duration::from_secs(1)..=30 * DAY)?;
-        self.time("reconcile_every", watchdog.reconcile_every, Duration::from_millis(10)..=DAY)
+        self.time("reconcile_every", watchdog.reconcile_every, Duration::from_millis(10)..=DAY)?;
+        // Whoever is told of a removed task must ask SQL first: fanout asks about what is older than the grace time, and the final record
+        // stays in Redis as long. Twice, since clocks differ.
+        let least = 2 * (watchdog.grace + watchdog.republish_after);
+        if !watchdog.retention.is_zero() && watchdog.retention < least {
+            let [grace, republish_after] = [("grace", watchdog.grace), ("republish_after", watchdog.republish_after)]
+                .map(|(key, time)| self.shown(key, Time(time)));
+            let why = format!(
+                "must be 0s (for ever) or at least {}: twice {grace} and {republish_after}, until when the bus may repeat a task",
+                Time(least)
+            );
+            return self.fail("retention", Time(watchdog.retention), &why);
+        }
+        Ok(())
     }
 
     fn queue(&self, name: &str, queue: &QueueSettings, settings: &Settings) -> Result<(), Error> {
@@ -220,6 +235,21 @@ impl Checker<'_> {
         self.fail("database_url", shown, &format!("names no database; write {scheme}://user:password@host/taskd"))
     }
 
+    /// What sqlx does not know it leaves out, and somebody goes without TLS who wrote `ssl_mode`.
+    fn database_parameters(&self, url: Option<&str>) -> Result<(), Error> {
+        const KNOWN: [&str; 5] = ["ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "socket"];
+        let Some(url) = url.filter(|url| !url.starts_with("sqlite:")) else { return Ok(()) };
+        let query = url.split_once('?').map_or("", |(_, query)| query);
+        let names = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split('=').next().unwrap_or(pair));
+        match names.into_iter().find(|name| !KNOWN.contains(name)) {
+            None => Ok(()),
+            Some(name) => {
+                let why = format!("has an unknown parameter {name:?}; expected {}", KNOWN.join(", "));
+                self.fail("database_url", quoted(&without_password(url)), &why)
+            }
+        }
+    }
+
     fn fail(&self, key: &str, value: impl Display, why: &str) -> Result<(), Error> {
         Err(Error::Value(format!("{} {why}", self.shown(key, value))))
     }
@@ -277,6 +307,13 @@ mod tests {
     }
 
     #[test]
+    fn retention_may_be_for_ever() {
+        let mut settings = Settings::default();
+        settings.watchdog.retention = Duration::ZERO;
+        check(&settings, &Origins::default()).unwrap();
+    }
+
+    #[test]
     fn what_is_wrong_is_shown_with_what_would_be_right() {
         type Change = fn(&mut Settings);
         let cases: &[(Change, &str)] = &[
@@ -320,6 +357,16 @@ mod tests {
                 "database_url = \"mysql://u:***@h\" (the default) names no database; write mysql://user:password@host/taskd",
             ),
             (|s| s.database_url = Some("mariadb://u:p@h:3306/?ssl-mode=x/y".into()), "names no database"),
+            (
+                |s| s.database_url = Some("mysql://u:p@h/d?ssl-ca=/c&ssl_mode=REQUIRED".into()),
+                "has an unknown parameter \"ssl_mode\"; expected ssl-mode, ssl-ca, ",
+            ),
+            (|s| s.database_pool = 0, "database_pool = 0 (the default) must be 1 to 1000"),
+            (
+                |s| s.watchdog.retention = Duration::from_secs(60),
+                "retention = 1m (the default) must be 0s (for ever) or at least 2m 10s: twice grace = 1m (the default) and \
+                 republish_after = 5s (the default), until",
+            ),
             (|s| s.bus_url = Some("nats://h".into()), "expected kafka://…"),
             (|s| s.bus_url = Some("kafka://".into()), "expected kafka://…"),
             (|s| s.redis_prefix = "{a}".into(), "redis_prefix = \"{a}\" (the default) must not contain"),

@@ -81,6 +81,8 @@ pub struct Settings {
     pub redis: RedisAccess,
     /// `None`: SQLite in the data folder. `mysql://…` or `sqlite://…`
     pub database_url: Option<String>,
+    /// Connections to a database server, at most.
+    pub database_pool: u32,
     /// `None`: Redis Streams in that Redis. `kafka://host:port,…`
     pub bus_url: Option<String>,
     pub http_listen: SocketAddr,
@@ -120,6 +122,7 @@ impl Default for Settings {
             redis_url: None,
             redis: RedisAccess::default(),
             database_url: None,
+            database_pool: 16,
             bus_url: None,
             http_listen: SocketAddr::from(([127, 0, 0, 1], 7600)),
             grpc_listen: SocketAddr::from(([127, 0, 0, 1], 7601)),
@@ -238,6 +241,8 @@ pub struct Watchdog {
     pub horizon: Duration,
     /// How often a page of unfinished tasks is compared with Redis.
     pub reconcile_every: Duration,
+    /// How long a finished task can be looked up; then only its key is kept. 0: for ever.
+    pub retention: Duration,
     /// Expired leases, due delays or repairs handled in one step.
     pub batch_max: usize,
 }
@@ -250,6 +255,7 @@ impl Default for Watchdog {
             grace: Duration::from_secs(60),
             horizon: Duration::from_secs(600),
             reconcile_every: Duration::from_secs(1),
+            retention: Duration::from_secs(30 * 24 * 3600),
             batch_max: 1000,
         }
     }

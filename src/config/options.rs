@@ -62,6 +62,10 @@ pub struct Options {
     #[arg(long, env = "TASKD_DATABASE_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
     pub database_url: Option<String>,
 
+    /// Connections to a MySQL or MariaDB server, at most [default: 16]
+    #[arg(long, env = "TASKD_DATABASE_POOL", hide_env = true, value_name = "N", help_heading = "Backends")]
+    pub database_pool: Option<u32>,
+
     /// kafka://host:9092,…; empty: Redis Streams in that Redis
     #[arg(long, env = "TASKD_BUS_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
     pub bus_url: Option<String>,
@@ -182,6 +186,10 @@ pub struct Options {
     #[arg(long, env = "TASKD_RECONCILE_EVERY", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
     pub reconcile_every: Option<Time>,
 
+    /// How long a finished task can be looked up; its key stays a duplicate [default: 30days; 0s: for ever]
+    #[arg(long, env = "TASKD_RETENTION", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
+    pub retention: Option<Time>,
+
     /// Only in the file.
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -246,6 +254,7 @@ impl Options {
         set(&mut redis.wait_aof, self.redis_wait_aof);
         set_time(&mut redis.wait_timeout, self.redis_wait_timeout);
         set(&mut settings.database_url, self.database_url.map(not_empty));
+        set(&mut settings.database_pool, self.database_pool);
         set(&mut settings.bus_url, self.bus_url.map(not_empty));
         set(&mut settings.redis_prefix, self.redis_prefix);
         set(&mut settings.topic_prefix, self.topic_prefix);
@@ -274,6 +283,7 @@ impl Options {
         set_time(&mut watchdog.grace, self.grace);
         set_time(&mut watchdog.horizon, self.horizon);
         set_time(&mut watchdog.reconcile_every, self.reconcile_every);
+        set_time(&mut watchdog.retention, self.retention);
     }
 
     /// The options that give `settings`: every one set.
@@ -293,8 +303,15 @@ impl Options {
         } = limits;
         let Discovery { batch_max, batch_delay, buffer } = discovery;
         let Fanout { batch_max: fanout_batch_max } = fanout;
-        let Watchdog { interval, republish_after, grace, horizon, reconcile_every, batch_max: watchdog_batch_max } =
-            watchdog;
+        let Watchdog {
+            interval,
+            republish_after,
+            grace,
+            horizon,
+            reconcile_every,
+            retention,
+            batch_max: watchdog_batch_max,
+        } = watchdog;
         let default = ("default".to_owned(), QueueOptions::of(&queues.default));
         let named = queues.named.iter().map(|(name, queue)| (name.to_string(), QueueOptions::of(queue)));
         Self {
@@ -309,6 +326,7 @@ impl Options {
             redis_wait_aof: Some(*wait_aof),
             redis_wait_timeout: Some(Time(*wait_timeout)),
             database_url: Some(settings.database_url.clone().unwrap_or_default()),
+            database_pool: Some(settings.database_pool),
             bus_url: Some(settings.bus_url.clone().unwrap_or_default()),
             redis_prefix: Some(settings.redis_prefix.clone()),
             topic_prefix: Some(settings.topic_prefix.clone()),
@@ -337,6 +355,7 @@ impl Options {
             grace: Some(Time(*grace)),
             horizon: Some(Time(*horizon)),
             reconcile_every: Some(Time(*reconcile_every)),
+            retention: Some(Time(*retention)),
             queues: std::iter::once(default).chain(named).collect(),
         }
     }

@@ -109,7 +109,9 @@ impl Discovery for Service {
             return Err(Status::unavailable(not_run_here("discovery or tasks")));
         };
         let task = reading.task(id).await?;
-        task.map(Response::new).ok_or_else(|| Status::not_found(format!("there is no task {id}")))
+        task.map(Response::new).ok_or_else(|| {
+            Status::not_found(format!("there is no task {id}, or it finished so long ago that it was removed"))
+        })
     }
 }
 

@@ -238,7 +238,10 @@ fn task_id(text: &str) -> Result<TaskId, Problem> {
 }
 
 fn no_such_task(id: TaskId) -> Problem {
-    Problem::new(StatusCode::NOT_FOUND, format!("there is no task {id}"))
+    Problem::new(
+        StatusCode::NOT_FOUND,
+        format!("there is no task {id}, or it finished so long ago that it was removed"),
+    )
 }
 
 async fn json_body(state: &State, headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {

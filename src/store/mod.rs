@@ -7,6 +7,8 @@ pub mod mysql;
 pub mod sql;
 pub mod sqlite;
 
+use std::{collections::HashSet, io, time::Duration};
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use sqlx::{error::DatabaseError, mysql::MySqlDatabaseError};
@@ -19,12 +21,23 @@ pub enum Error {
     /// The server is away, busy, or chose us as a deadlock's victim: the same call may go through later.
     #[error("{0}")]
     Transient(#[source] sqlx::Error),
+    /// Tried again and again, in vain: the same call may go through later.
+    #[error("gave up after {} s: {cause}", after.as_secs())]
+    GaveUp { after: Duration, cause: String },
+    /// There was no connection to be had, although the server gives them.
+    #[error("all {connections} connections to the database have been in use for {} s; {hint}", waited.as_secs())]
+    Busy { connections: u32, waited: Duration, hint: &'static str },
     /// No room left on the device or in the database.
     #[error("the database is full: {0}")]
     Full(#[source] sqlx::Error),
     /// Because of what stands in a row: the same call fails again, and one without that row goes through.
     #[error("{0}")]
     Refused(#[source] sqlx::Error),
+    /// Its certificate, or ours, is not what it should be.
+    #[error("no TLS connection to the database: {0}; see ssl-mode and ssl-ca in its URL")]
+    Tls(#[source] sqlx::Error),
+    #[error("cannot read {name}, the {parameter} of the database's URL: {cause}")]
+    File { parameter: String, name: String, cause: std::io::Error },
     #[error("{0}")]
     Other(#[source] sqlx::Error),
     #[error("cannot migrate the database: {0}")]
@@ -43,20 +56,26 @@ mod sqlite_code {
 
 /// Errors of MySQL and MariaDB after which the same statement may go through on another try.
 const MYSQL_TRANSIENT: &[u16] = &[
+    1020, // the record has changed since it was read (MariaDB)
     1040, // too many connections
+    1047, // a node that is not ready yet (Galera)
     1053, // server shutdown in progress
     1077, // normal shutdown
     1079, // shutdown complete
     1158, // network errors
     1159, 1160, 1161, //
+    1184, // aborted connection
     1203, // the user has too many connections
     1205, // lock wait timeout
     1213, // deadlock
     1290, // read only: the primary has moved
     1317, // query interrupted
+    1412, // the table's definition has changed
+    1615, // a prepared statement is to be prepared again
     1836, // read only mode
     1927, // connection killed (MariaDB)
     1969, // statement took too long (MariaDB)
+    2006, 2013, // a proxy has lost the server
     3024, // statement took too long (MySQL)
     4031, // disconnected for being idle
 ];
@@ -80,6 +99,9 @@ const MYSQL_REFUSED: &[u16] = &[
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         match &error {
+            // So says rustls what it does not like about a certificate.
+            sqlx::Error::Io(cause) if cause.kind() == io::ErrorKind::InvalidData => Self::Tls(error),
+            sqlx::Error::Tls(_) => Self::Tls(error),
             sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolTimedOut | sqlx::Error::WorkerCrashed => {
                 Self::Transient(error)
             }
@@ -121,7 +143,7 @@ fn class(error: &dyn DatabaseError) -> Class {
 
 impl Error {
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Transient(_) | Self::Full(_))
+        matches!(self, Self::Transient(_) | Self::GaveUp { .. } | Self::Busy { .. } | Self::Full(_))
     }
 
     pub fn is_refusal(&self) -> bool {
@@ -165,6 +187,9 @@ pub struct NewRow {
     pub due_unix_ms: i64,
 }
 
+/// A page of the outbox ends with the row that takes it to so many bytes of tasks: a thousand rows may have a gigabyte.
+pub const PAGE_BYTES: usize = 16 << 20;
+
 /// A row of the outbox with its task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutboxRow {
@@ -203,7 +228,7 @@ pub enum Settlement {
 pub struct Settled {
     /// The report had been settled before: nothing was changed, its discoveries were not looked at.
     pub repeated: bool,
-    /// The report is of a task that SQL does not know; nothing was changed.
+    /// The report is of a task that SQL does not know, or not any more; nothing was changed.
     pub unknown: bool,
     /// The task had its NUM completions already: kept as surplus, its discoveries were taken.
     pub surplus: bool,
@@ -286,14 +311,15 @@ pub trait Store: Send + Sync {
     /// Puts published tasks back into the outbox (unless they are final), in a new turn also those that are in it.
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()>;
 
-    /// Outbox rows (not parked ones) whose time has come, the earliest first. Removes those it meets whose task is final.
-    async fn due(&self, now_unix_ms: i64, limit: u32) -> Result<Vec<OutboxRow>>;
+    /// Outbox rows (not parked ones) whose time has come, the earliest first, but for those of `without`. At most `limit`, and fewer when
+    /// they weigh [`PAGE_BYTES`]. Removes those it meets whose task is final.
+    async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>>;
 
     /// Queues with parked rows.
     async fn parked_queues(&self) -> Result<Vec<QueueName>>;
 
-    /// Parked rows of a queue: by priority, then the oldest first. Removes those it meets whose task is final.
-    async fn parked(&self, queue: &QueueName, limit: u32) -> Result<Vec<OutboxRow>>;
+    /// Parked rows of a queue: by priority, then the oldest first; otherwise like [`Self::due`].
+    async fn parked(&self, queue: &QueueName, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>>;
 
     /// The states of those of `ids` that are stored, in any order.
     async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>>;
@@ -304,6 +330,10 @@ pub trait Store: Send + Sync {
     /// Puts every unfinished, published task of the shard with an id beyond `after` into the outbox as `Missing`, at most `limit`;
     /// answers the last id, or `None` when there were no more.
     async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TaskId>>;
+
+    /// Removes tasks, the first to finish first, that have been finished for `age` or longer by the database's clock, with their results, at
+    /// most `limit`; answers how many. Their keys stay duplicates, with the status they had; `counts` stays.
+    async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64>;
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
 

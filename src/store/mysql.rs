@@ -8,15 +8,18 @@ use sqlx::{
 };
 
 use super::{
-    Result,
+    Error, Result,
     sql::{Dialect, SqlStore},
 };
 
 pub type MysqlStore = SqlStore<MySql>;
 
-/// How long a call may wait for a connection.
-const PATIENCE: Duration = Duration::from_secs(10);
-const CONNECTIONS: u32 = 16;
+/// How long a call may wait for a connection: less than for a lock, so that those behind a lock that is held for long are told.
+const PATIENCE: Duration = Duration::from_secs(8);
+/// Servers and what stands before them close what says nothing for long, mostly without a word.
+const IDLE: Duration = Duration::from_secs(300);
+/// Then another one is opened: it finds a new primary, and the server gets its memory back.
+const LIFETIME: Duration = Duration::from_secs(1800);
 /// More than the shapes of all statements.
 const PREPARED: usize = 256;
 
@@ -24,28 +27,42 @@ const PREPARED: usize = 256;
 ///
 /// READ COMMITTED: a row that was waited for is then seen, and no gaps are locked between other people's keys.
 /// Strict: what does not fit is an error, not cut off. A lock that is held for long is a reason to start again.
+/// Neither a server's setting nor a proxy's may change what our statements mean. Times are numbers; sqlx sets the zone to UTC all the same.
 const SESSION: &str = "\
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
+                autocommit = 1, \
                 innodb_lock_wait_timeout = 10";
 
 /// How long a process that starts waits while another one migrates.
 const MIGRATION_LOCK: &str = "SELECT GET_LOCK(CONCAT('taskd.', MD5(DATABASE())), 60) = 1";
 
+/// Parameters of the URL that name a file, each by both of its names.
+const FILES: &[&str] = &["ssl-ca", "sslca", "ssl-cert", "sslcert", "ssl-key", "sslkey"];
+
 impl MysqlStore {
-    /// Connects to `mysql://user:password@host:port/database` and migrates it.
-    pub async fn connect(url: &str) -> Result<Self> {
+    /// Connects to `mysql://user:password@host:port/database`, with at most so many connections, and migrates it. `?ssl-mode=` is DISABLED,
+    /// PREFERRED (the default: TLS where the server offers it, whoever it is), REQUIRED (TLS, whoever it is), VERIFY_CA or VERIFY_IDENTITY
+    /// (by the system's certificates and those of `ssl-ca`).
+    pub async fn connect(url: &str, connections: u32) -> Result<Self> {
+        check_files(url).await?;
         let options =
             MySqlConnectOptions::from_str(url)?.statement_cache_capacity(PREPARED).disable_statement_logging();
         // sqlx takes a lock of its own, but without a time limit, which MariaDB refuses and sqlx does not notice.
         let mut lock = options.connect().await?;
+        // Here an error is seen; the pool would try until it runs out of time.
+        lock.execute(SESSION).await?;
         let locked: Option<bool> = sqlx::query_scalar(MIGRATION_LOCK).fetch_one(&mut lock).await?;
         if locked != Some(true) {
             return Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into());
         }
         let pool = MySqlPoolOptions::new()
-            .max_connections(CONNECTIONS)
+            .max_connections(connections)
             .acquire_timeout(PATIENCE)
+            .idle_timeout(IDLE)
+            .max_lifetime(LIFETIME)
+            // A ping before each use: one that was cut is not handed out.
+            .test_before_acquire(true)
             .after_connect(|connection, _| {
                 Box::pin(async {
                     connection.execute(SESSION).await?;
@@ -60,9 +77,24 @@ impl MysqlStore {
     }
 }
 
+/// sqlx reads them at each connection, and says of one that is missing only that something is.
+async fn check_files(url: &str) -> Result<()> {
+    let Ok(url) = url::Url::parse(url) else { return Ok(()) };
+    for (parameter, name) in url.query_pairs().filter(|(parameter, _)| FILES.contains(&&**parameter)) {
+        if let Err(cause) = tokio::fs::metadata(&*name).await {
+            return Err(Error::File { parameter: parameter.into(), name: name.into(), cause });
+        }
+    }
+    Ok(())
+}
+
 impl Dialect for MySqlConnection {
     const BEGIN: &'static str = "START TRANSACTION";
     const FOR_UPDATE: &'static str = " FOR UPDATE";
+    // Both servers know this form; MariaDB has no other.
+    const FOR_SHARE: &'static str = " LOCK IN SHARE MODE";
+    const NOW_MS: &'static str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
+    const BUSY_HINT: &'static str = "raise database_pool, or ask for less at once";
     const ID: &'static str = "CAST(? AS BINARY(16))";
     // sqlx asks the server to count what was found as well.
     const COUNTS_INSERTED: bool = false;

@@ -67,6 +67,9 @@ impl Dialect for SqliteConnection {
     // A transaction that reads first and writes then could not become the writer when another one is.
     const BEGIN: &'static str = "BEGIN IMMEDIATE";
     const FOR_UPDATE: &'static str = "";
+    const FOR_SHARE: &'static str = "";
+    const NOW_MS: &'static str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
+    const BUSY_HINT: &'static str = "the disk is slow, or too much is asked for at once";
     const ID: &'static str = "?";
     const COUNTS_INSERTED: bool = true;
 

@@ -103,6 +103,7 @@ label! {
         Promoted = "promoted",
         Republished = "republished",
         Settled = "settled",
+        Removed = "removed",
     }
 }
 

@@ -4,6 +4,7 @@
 //! - the outbox: rows that were stored and not published (`republish_after`), what was scheduled, what was parked and has room now;
 //! - finals: records that SQL shows final and that are older than `grace` are forgotten;
 //! - shards that Redis lost: a new generation, and all that SQL knows as unfinished goes out again;
+//! - what finished longer ago than `retention` is removed from SQL;
 //! - tasks that SQL has and Redis does not: a page of SQL is compared with Redis every `reconcile_every`.
 //!
 //! Of many processes one at a time does this.
@@ -27,7 +28,7 @@ use crate::{
     model::{self, Offset, QueueName, ShardId, TaskId, TaskRow},
     outbox::{Last, Outbox},
     queue::{self, Queue},
-    store::{PublishedTask, Turn, Unpublished},
+    store::{PAGE_BYTES, PublishedTask, Turn, Unpublished},
     supervise::{Beat, Supervisor},
     telemetry::metrics::{self, QueueDepth, Republished, Watched},
 };
@@ -53,12 +54,19 @@ pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor:
     supervisor.spawn("watchdog/finals", move || dog.clone().finals(Arc::clone(&beat)));
     let (dog, beat) = spawn("watchdog/reconcile");
     supervisor.spawn("watchdog/reconcile", move || dog.clone().reconcile(Arc::clone(&beat)));
+    if !settings.watchdog.retention.is_zero() {
+        let (dog, beat) = spawn("watchdog/retention");
+        supervisor.spawn("watchdog/retention", move || dog.clone().remove_finished(Arc::clone(&beat)));
+    }
     let (dog, beat) = spawn("watchdog/depths");
     supervisor.spawn("watchdog/depths", move || dog.clone().depths(Arc::clone(&beat)));
 }
 
 /// Parked tasks that were released and that the fanout has not read yet, by queue.
 type OnTheirWay = HashMap<QueueName, Last>;
+
+/// Tasks removed in one transaction: so few that nobody waits long for it.
+const REMOVED_AT_ONCE: u32 = 256;
 
 /// Elements per lane that one sweep looks at.
 const SWEEP: usize = 512;
@@ -133,11 +141,11 @@ impl Watchdog {
         let mut refused = HashSet::new();
         while self.lead.wait(&beat, &self.stop).await {
             let started = Instant::now();
-            let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
-            let due = self.outbox.store.due(model::now_unix_ms(), limit).await?;
-            let full = due.len() == self.settings.watchdog.batch_max && refused.is_empty();
+            let limit = self.settings.watchdog.batch_max;
+            let due = self.outbox.store.due(model::now_unix_ms(), limit, &refused).await?;
+            let full = due.len() == limit || due.iter().map(|row| row.task.weight()).sum::<usize>() >= PAGE_BYTES;
             let mut by_reason: BTreeMap<u8, Vec<(&TaskRow, Turn)>> = BTreeMap::new();
-            for row in due.iter().filter(|row| !refused.contains(&row.task.id)) {
+            for row in &due {
                 by_reason.entry(row.unpublished as u8).or_default().push((&row.task, row.turn));
             }
             for (reason, rows) in by_reason {
@@ -171,7 +179,7 @@ impl Watchdog {
     /// Publishes parked tasks of queues that have room again; opens the gate of one that has none parked.
     async fn release_parked(
         &self,
-        limit: u32,
+        limit: usize,
         on_their_way: &mut OnTheirWay,
         refused: &mut HashSet<TaskId>,
     ) -> anyhow::Result<()> {
@@ -185,13 +193,12 @@ impl Watchdog {
             if on_their_way.contains_key(&queue) || !self.has_room(&queue).await? {
                 continue;
             }
-            let parked = self.outbox.store.parked(&queue, limit).await?;
+            let parked = self.outbox.store.parked(&queue, limit, refused).await?;
             if parked.is_empty() {
                 self.outbox.gates.open(&queue);
                 continue;
             }
-            let parked = parked.iter().filter(|row| !refused.contains(&row.task.id));
-            let rows: Vec<_> = parked.map(|row| (&row.task, row.turn)).collect();
+            let rows: Vec<_> = parked.iter().map(|row| (&row.task, row.turn)).collect();
             // A parked task was perhaps published before, and parked by the fanout.
             let (last, left) = self.outbox.publish_others(&rows, true).await?;
             metrics::outbox_republished(Republished::Unparked, rows.len() - left.len());
@@ -252,11 +259,31 @@ impl Watchdog {
             return Ok(false);
         }
         let states = self.outbox.store.states(&ids).await?;
-        let settled: HashSet<TaskId> = states.into_iter().filter(|s| s.status.is_final()).map(|s| s.id).collect();
-        let settled: Vec<_> = ids.iter().map(|id| (*id, settled.contains(id))).collect();
+        // What SQL does not have was final for so long that it was removed.
+        let open: HashSet<TaskId> = states.into_iter().filter(|s| !s.status.is_final()).map(|s| s.id).collect();
+        let settled: Vec<_> = ids.iter().map(|id| (*id, !open.contains(id))).collect();
         let forgotten = self.queue.forget(shard, &settled).await?;
         metrics::watchdog_handled(Watched::Settled, count(forgotten));
         Ok(count(forgotten) == most)
+    }
+
+    // --- what finished long ago
+
+    async fn remove_finished(self, beat: Arc<Beat>) -> anyhow::Result<()> {
+        let retention = self.settings.watchdog.retention;
+        while self.lead.wait(&beat, &self.stop).await {
+            let started = Instant::now();
+            let removed = self.outbox.store.remove_finished(retention, REMOVED_AT_ONCE).await?;
+            metrics::watchdog_step("retention", started.elapsed());
+            metrics::watchdog_handled(Watched::Removed, count(removed));
+            beat.beat();
+            // At most half of the time, so that others get at the database, however much is due.
+            let busy = removed == u64::from(REMOVED_AT_ONCE);
+            let wait = if busy { started.elapsed() } else { retention / 10 };
+            let most = if busy { Duration::from_secs(10) } else { Duration::from_secs(60) };
+            beat.idle(self.pause(wait.clamp(Duration::from_millis(10), most))).await;
+        }
+        Ok(())
     }
 
     // --- what Redis lost

@@ -9,7 +9,7 @@ use taskd::{
 
 use crate::support::{
     mariadb::MysqlDatabase,
-    store_contract::{Database, completed, count, counts, insert_new, rows},
+    store_contract::{Database, completed, count, counts, insert_new, migrations, rows},
 };
 
 store_contract!(MysqlDatabase);
@@ -58,9 +58,9 @@ async fn migrations_are_applied_once() {
     let database = MysqlDatabase::create().await;
     let url = database.url();
     // All at once, as when many processes start.
-    let stores = join_all((0..4).map(|_| MysqlStore::connect(&url))).await;
+    let stores = join_all((0..4).map(|_| MysqlStore::connect(&url, 4))).await;
     let migrated: Vec<usize> = stores.into_iter().map(|store| store.unwrap().migrated()).collect();
-    assert!(migrated.contains(&1), "{migrated:?}");
-    assert_eq!(MysqlStore::connect(&url).await.unwrap().migrated(), 0);
+    assert!(migrated.contains(&migrations("mysql")), "{migrated:?}");
+    assert_eq!(MysqlStore::connect(&url, 4).await.unwrap().migrated(), 0);
     database.remove().await;
 }

@@ -1,7 +1,11 @@
 //! The insert side of discovery over real backends. Of a request of which only a part can be stored now, the rest is told to come again,
 //! never that it is wrong.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use prost::Message;
@@ -278,7 +282,7 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     let queue = Queue::new(fixture.redis.clone());
     watchdog::start(outbox, queue, &fixture.state.settings, &fixture.supervisor);
     until("only the large one is left", async || {
-        let due = fixture.store.due(i64::MAX, 10).await.unwrap();
+        let due = fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap();
         due.iter().all(|row| row.task.key == TOO_LARGE)
     })
     .await;
@@ -294,7 +298,11 @@ async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
     let given_up = tokio::time::timeout(Duration::from_secs(60), fixture.supervisor.given_up());
     let error = given_up.await.expect("somebody notices").to_string();
     assert!(error.contains("the bus has lost its records"), "{error}");
-    assert_eq!(fixture.store.due(i64::MAX, 10).await.unwrap().len(), 1, "what was not published stays in the outbox");
+    assert_eq!(
+        fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().len(),
+        1,
+        "what was not published stays in the outbox"
+    );
     fixture.stop().await;
 }
 

@@ -7,7 +7,9 @@ use taskd::{
 
 use crate::support::{
     sqlite::SqliteFile,
-    store_contract::{Database, completed, count, counts, detail, detail_completed, detail_of, insert_new, rows},
+    store_contract::{
+        Database, completed, count, counts, detail, detail_completed, detail_of, insert_new, migrations, rows,
+    },
 };
 
 store_contract!(SqliteFile);
@@ -47,6 +49,6 @@ async fn a_full_database_says_so_and_goes_on_when_there_is_room() {
 #[tokio::test]
 async fn migrations_are_applied_once() {
     let file = SqliteFile::create().await;
-    assert_eq!(SqliteStore::open(&file.path(), None).await.unwrap().migrated(), 1);
+    assert_eq!(SqliteStore::open(&file.path(), None).await.unwrap().migrated(), migrations("sqlite"));
     assert_eq!(SqliteStore::open(&file.path(), None).await.unwrap().migrated(), 0);
 }

@@ -91,7 +91,7 @@ impl Database for MysqlDatabase {
     }
 
     async fn open(&self) -> Arc<dyn Store> {
-        Arc::new(MysqlStore::connect(&self.url()).await.unwrap())
+        Arc::new(MysqlStore::connect(&self.url(), 16).await.unwrap())
     }
 
     async fn execute(&self, sql: &str) {

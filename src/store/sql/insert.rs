@@ -1,12 +1,17 @@
-//! Tasks that may be new. The unique key decides, and the row that is there afterwards tells whose it is.
+//! Tasks that may be new. The unique key decides, and the row that is there afterwards tells whose it is; of a key that no row had, `seen`
+//! tells whether it once had one.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use uuid::Uuid;
 
 use super::{
     Counts,
     outbox::{self, Entry},
+    retention::{Removed, removed},
     rows::{headers_text, key_hash, status, task_id},
     statement::{Session, Statement, Value, lists, pieces},
 };
@@ -27,14 +32,36 @@ impl Owner {
     }
 }
 
+impl From<Removed> for Owner {
+    fn from(Removed { id, status }: Removed) -> Self {
+        Self { id, status, fresh: false }
+    }
+}
+
+/// Whether many of the keys that came last were those of removed tasks. Then it is cheaper to ask for them before the insert than to take rows
+/// back after it.
+#[derive(Default)]
+pub(super) struct OldKeys(AtomicBool);
+
+impl OldKeys {
+    fn are_many(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn came(&self, old: usize, of: usize) {
+        self.0.store(old * 8 > of, Ordering::Relaxed);
+    }
+}
+
 /// Stores what is new with its outbox rows, and answers per row.
 pub(super) async fn insert<S: Session>(
     session: &mut S,
     rows: &[&NewRow],
     counts: &mut Counts,
+    old_keys: &OldKeys,
 ) -> Result<Vec<Inserted>> {
     let candidates = first_of_each_key(rows);
-    let owners = insert_tasks(session, &candidates).await?;
+    let owners = insert_candidates(session, &candidates, old_keys).await?;
     let is_fresh = |row: &&&NewRow| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh);
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
     let mut entries: Vec<Entry> = new.iter().map(|row| Entry::of_new(row)).collect();
@@ -60,6 +87,39 @@ fn answer(row: &NewRow, owners: &HashMap<KeyHash, Owner>) -> Inserted {
     }
 }
 
+/// Inserts those whose keys nobody has or had.
+async fn insert_candidates<S: Session>(
+    session: &mut S,
+    candidates: &[&NewRow],
+    old_keys: &OldKeys,
+) -> Result<HashMap<KeyHash, Owner>> {
+    let mut old = HashMap::new();
+    if old_keys.are_many() {
+        old = removed(session, &key_hashes(candidates), "").await?;
+    }
+    let rest: Vec<&NewRow> = candidates.iter().filter(|row| !old.contains_key(&row.task.key_hash)).copied().collect();
+    let mut owners = insert_tasks(session, &rest).await?;
+    // Asked only now, and under lock: whoever frees a key has moved it by the time that its place can be taken.
+    let fresh: Vec<&NewRow> =
+        rest.into_iter().filter(|row| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh)).collect();
+    let taken = removed(session, &key_hashes(&fresh), S::FOR_SHARE).await?;
+    if !taken.is_empty() {
+        let back: Vec<TaskId> =
+            fresh.iter().filter(|row| taken.contains_key(&row.task.key_hash)).map(|row| row.task.id).collect();
+        for ids in lists(&back) {
+            session.execute(Statement::new("DELETE FROM tasks WHERE id IN ").list(ids)).await?;
+        }
+        old.extend(taken);
+    }
+    old_keys.came(old.len(), candidates.len());
+    owners.extend(old.into_iter().map(|(hash, removed)| (hash, removed.into())));
+    Ok(owners)
+}
+
+fn key_hashes(rows: &[&NewRow]) -> Vec<KeyHash> {
+    rows.iter().map(|row| row.task.key_hash).collect()
+}
+
 async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow]) -> Result<HashMap<KeyHash, Owner>> {
     let insertion = Uuid::new_v4().as_u64_pair().0.cast_signed();
     let mut inserted = 0;
@@ -75,8 +135,7 @@ async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow]) -> Re
     if S::COUNTS_INSERTED && inserted == candidates.len() as u64 {
         return Ok(candidates.iter().map(|row| (row.task.key_hash, Owner::fresh(row.task.id))).collect());
     }
-    let hashes: Vec<KeyHash> = candidates.iter().map(|row| row.task.key_hash).collect();
-    owners(session, &hashes, insertion).await
+    owners(session, &key_hashes(candidates), insertion).await
 }
 
 fn task_values(task: &TaskRow, insertion: i64) -> [Value<'_>; 16] {

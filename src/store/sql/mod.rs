@@ -4,6 +4,7 @@
 //!   published and not in the outbox: Redis should know of it.
 //! - `outbox`: narrow, one row for each unfinished task that is not on the bus.
 //! - `results`: what each worker reported, by (task, worker): nobody is credited twice.
+//! - `seen`: the keys of tasks that were removed.
 //! - `queue_counts`: kept up to date by the same transactions, which touch it last, so that they hold its few rows briefly.
 //!
 //! Whatever settles or moves a task locks its row first, in the order of ids; keys are inserted in the order of their hashes.
@@ -11,28 +12,35 @@
 
 mod insert;
 mod outbox;
+mod retention;
+mod retry;
 mod rows;
 mod settle;
 mod statement;
 
-use std::{collections::BTreeMap, future::Future, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
 
 use async_trait::async_trait;
-use backon::{ExponentialBuilder, Retryable};
-use sqlx::{Pool, Transaction, migrate::Migrate};
+use sqlx::{ConnectOptions, Connection, Pool, Transaction, migrate::Migrate};
 
 use self::{
+    insert::OldKeys,
+    outbox::Listed,
+    retry::repeating,
     rows::{TASK_COLUMNS, TaskColumns, number, queue_name, status, task_id, worker_name},
     statement::{Session, Statement, lists},
 };
 use super::{
-    Error, Inserted, NewRow, OutboxRow, Published, PublishedTask, QueueCount, Result, ResultRow, Settled, Settlement,
-    Store, TaskDetail, TaskState, Unpublished,
+    Error, Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, Result, ResultRow, Settled,
+    Settlement, Store, TaskDetail, TaskState, Unpublished,
 };
-use crate::model::{Offset, QueueName, ShardId, StoredStatus, TaskId};
+use crate::model::{Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
 
-/// No call waits longer for the database.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long one attempt to connect may take, where we ask why there is no connection.
+const ONE_CONNECT: Duration = Duration::from_secs(2);
 
 /// What the two databases write differently. Connections have it.
 pub trait Dialect {
@@ -41,6 +49,15 @@ pub trait Dialect {
 
     /// Behind a select: locks what it found. SQLite has one writer at a time.
     const FOR_UPDATE: &'static str;
+
+    /// Behind a select: reads what is there now, and nobody changes it until the end of the transaction.
+    const FOR_SHARE: &'static str;
+
+    /// The server's clock, in milliseconds.
+    const NOW_MS: &'static str;
+
+    /// What to do when all connections are in use.
+    const BUSY_HINT: &'static str;
 
     /// A task's id where nothing says which type the question mark has.
     const ID: &'static str;
@@ -69,6 +86,7 @@ pub struct SqlStore<DB: sqlx::Database> {
     writers: Pool<DB>,
     readers: Pool<DB>,
     migrated: usize,
+    old_keys: OldKeys,
 }
 
 /// A database that the store can live in.
@@ -85,7 +103,7 @@ impl<DB: Backend> SqlStore<DB> {
         let before = applied_migrations(&mut *writers.acquire().await?).await?;
         migrator.run(&writers).await?;
         let after = applied_migrations(&mut *writers.acquire().await?).await?;
-        Ok(Self { writers, readers, migrated: after - before })
+        Ok(Self { writers, readers, migrated: after - before, old_keys: OldKeys::default() })
     }
 
     /// How many migrations were applied when it was opened.
@@ -94,12 +112,37 @@ impl<DB: Backend> SqlStore<DB> {
     }
 
     async fn begin(&self) -> Result<Transaction<'static, DB>> {
-        Ok(self.writers.begin_with(DB::Connection::BEGIN).await?)
+        match self.writers.begin_with(DB::Connection::BEGIN).await {
+            Err(sqlx::Error::PoolTimedOut) => Err(why_none(&self.writers).await),
+            begun => Ok(begun?),
+        }
     }
 
     /// Runs one statement that changes nothing.
     async fn read<T: statement::Columns>(&self, statement: Statement<'_>) -> Result<Vec<T>> {
-        repeating(|| async { Ok(self.readers.acquire().await?.fetch(statement.clone()).await?) }).await
+        repeating(|| async {
+            let mut connection = match self.readers.acquire().await {
+                Err(sqlx::Error::PoolTimedOut) => return Err(why_none(&self.readers).await),
+                acquired => acquired?,
+            };
+            Ok(connection.fetch(statement.clone()).await?)
+        })
+        .await
+    }
+}
+
+/// Why the pool had no connection to give. It does not say, so one beside it is tried.
+async fn why_none<DB: Backend>(pool: &Pool<DB>) -> Error {
+    let options = pool.connect_options();
+    match tokio::time::timeout(ONE_CONNECT, options.connect()).await {
+        Ok(Ok(connection)) => {
+            // Half a second's guest: how it leaves does not matter.
+            drop(connection.close().await);
+            let (connections, waited) = (pool.options().get_max_connections(), pool.options().get_acquire_timeout());
+            Error::Busy { connections, waited, hint: DB::Connection::BUSY_HINT }
+        }
+        Ok(Err(error)) => error.into(),
+        Err(_) => Error::Transient(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
     }
 }
 
@@ -107,22 +150,6 @@ async fn applied_migrations(connection: &mut impl Migrate) -> Result<usize> {
     const TABLE: &str = "_sqlx_migrations";
     connection.ensure_migrations_table(TABLE).await?;
     Ok(connection.list_applied_migrations(TABLE).await?.len())
-}
-
-/// Repeats `attempt` a few times when all it takes is another try.
-async fn repeating<T, F>(attempt: impl FnMut() -> F) -> Result<T>
-where
-    F: Future<Output = Result<T>>,
-{
-    let backoff =
-        ExponentialBuilder::default().with_min_delay(Duration::from_millis(10)).with_max_times(4).with_jitter();
-    let timed_out = |_| Error::Transient(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
-    tokio::time::timeout(PATIENCE, attempt.retry(backoff).when(is_brief)).await.map_err(timed_out)?
-}
-
-/// Lost to another transaction, or the connection was a dead one. Whoever got no connection has waited enough.
-fn is_brief(error: &Error) -> bool {
-    matches!(error, Error::Transient(cause) if !matches!(cause, sqlx::Error::PoolTimedOut))
 }
 
 /// Where a page starts: no task has the id of zeros.
@@ -172,7 +199,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
         repeating(|| async {
             let mut tx = self.begin().await?;
             let mut counts = Counts::default();
-            let inserted = insert::insert(&mut *tx, &rows, &mut counts).await?;
+            let inserted = insert::insert(&mut *tx, &rows, &mut counts, &self.old_keys).await?;
             counts.store(&mut *tx).await?;
             tx.commit().await?;
             Ok(inserted)
@@ -183,7 +210,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
     async fn settle(&self, reports: Vec<Settlement>) -> Result<Vec<Settled>> {
         repeating(|| async {
             let mut tx = self.begin().await?;
-            let settled = settle::settle(&mut *tx, &reports).await?;
+            let settled = settle::settle(&mut *tx, &reports, &self.old_keys).await?;
             tx.commit().await?;
             Ok(settled)
         })
@@ -210,8 +237,9 @@ impl<DB: Backend> Store for SqlStore<DB> {
         .await
     }
 
-    async fn due(&self, now_unix_ms: i64, limit: u32) -> Result<Vec<OutboxRow>> {
-        self.outbox_page(outbox::due::<DB::Connection>(now_unix_ms, limit)).await
+    async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
+        let page = |listed| outbox::due::<DB::Connection>(now_unix_ms, listed);
+        self.outbox_page(page, limit, without).await
     }
 
     async fn parked_queues(&self) -> Result<Vec<QueueName>> {
@@ -225,8 +253,9 @@ impl<DB: Backend> Store for SqlStore<DB> {
         Ok(queues)
     }
 
-    async fn parked(&self, queue: &QueueName, limit: u32) -> Result<Vec<OutboxRow>> {
-        self.outbox_page(outbox::parked::<DB::Connection>(queue, limit)).await
+    async fn parked(&self, queue: &QueueName, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
+        let page = |listed| outbox::parked::<DB::Connection>(queue, listed);
+        self.outbox_page(page, limit, without).await
     }
 
     async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>> {
@@ -321,6 +350,21 @@ impl<DB: Backend> Store for SqlStore<DB> {
         self.read(shards).await?.into_iter().map(shard).collect()
     }
 
+    async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64> {
+        let page = self.read(retention::finished::<DB::Connection>(age, limit)).await?;
+        let ids = page.into_iter().map(|(id,): (Vec<u8>,)| task_id(&id)).collect::<Result<Vec<_>>>()?;
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            let removed = retention::remove(&mut *tx, &ids, age).await?;
+            tx.commit().await?;
+            Ok(removed)
+        })
+        .await
+    }
+
     async fn next_life(&self, shard: &ShardId, from: u64) -> Result<u64> {
         repeating(|| async {
             let mut tx = self.begin().await?;
@@ -338,22 +382,65 @@ impl<DB: Backend> Store for SqlStore<DB> {
 }
 
 impl<DB: Backend> SqlStore<DB> {
-    /// A page of the outbox without what is final, which is removed.
-    async fn outbox_page(&self, page: Statement<'_>) -> Result<Vec<OutboxRow>> {
+    /// A page of the outbox without what is final, or has no task any more, which is removed.
+    async fn outbox_page<'a>(
+        &self,
+        list: impl Fn(usize) -> Statement<'a> + Send + Sync,
+        limit: usize,
+        without: &HashSet<TaskId>,
+    ) -> Result<Vec<OutboxRow>> {
         loop {
-            let rows = self.read::<outbox::OutboxColumns>(page.clone()).await?;
-            let finals = outbox::finals(&rows)?;
-            if finals.is_empty() {
-                return rows.into_iter().map(TryInto::try_into).collect();
+            let listed: Vec<outbox::ListedColumns> = self.read(list(limit + without.len())).await?;
+            let listed = listed.into_iter().map(Listed::try_from).collect::<Result<Vec<_>>>()?;
+            let page = first_of(listed, limit, without);
+            let mut tasks = self.unfinished(&page).await?;
+            let (mut rows, mut over) = (Vec::with_capacity(page.len()), Vec::new());
+            for row in page {
+                match tasks.remove(&row.task) {
+                    Some(task) => rows.push(row.with(task)),
+                    None => over.push((row.task, row.turn)),
+                }
             }
-            repeating(|| async {
-                let mut tx = self.begin().await?;
-                outbox::remove(&mut *tx, &finals).await?;
-                Ok(tx.commit().await?)
-            })
-            .await?;
+            if !over.is_empty() {
+                repeating(|| async {
+                    let mut tx = self.begin().await?;
+                    outbox::remove_over(&mut *tx, &over).await?;
+                    Ok(tx.commit().await?)
+                })
+                .await?;
+            }
+            if !rows.is_empty() || over.is_empty() {
+                return Ok(rows);
+            }
         }
     }
+
+    /// Those tasks of a page that are unfinished.
+    async fn unfinished(&self, page: &[Listed]) -> Result<HashMap<TaskId, TaskRow>> {
+        let ids: Vec<TaskId> = page.iter().map(|row| row.task).collect();
+        let mut tasks = HashMap::with_capacity(ids.len());
+        for ids in lists(&ids) {
+            for columns in self.read::<outbox::UnfinishedColumns>(outbox::tasks(ids)).await? {
+                if !columns.is_final() {
+                    let task: TaskRow = columns.task.try_into()?;
+                    tasks.insert(task.id, task);
+                }
+            }
+        }
+        Ok(tasks)
+    }
+}
+
+/// The rows up to the one that makes it [`PAGE_BYTES`].
+fn first_of(listed: Vec<Listed>, limit: usize, without: &HashSet<TaskId>) -> Vec<Listed> {
+    let mut bytes = 0;
+    let wanted = listed.into_iter().filter(|row| !without.contains(&row.task)).take(limit);
+    let fits = |row: &Listed| {
+        let is_room = bytes < PAGE_BYTES;
+        bytes += row.bytes;
+        is_room
+    };
+    wanted.take_while(fits).collect()
 }
 
 async fn next_life<S: Session>(session: &mut S, shard: &ShardId, from: u64) -> Result<u64> {

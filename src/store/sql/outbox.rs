@@ -3,10 +3,10 @@
 use uuid::Uuid;
 
 use super::{
-    rows::{TASK_COLUMNS, TaskColumns, corrupt, queue_name, task_id},
+    rows::{TASK_COLUMNS, TaskColumns, corrupt, number, queue_name, task_id},
     statement::{Session, Statement, lists, pieces},
 };
-use crate::model::{Priority, QueueName, StoredStatus, TaskId};
+use crate::model::{Priority, QueueName, StoredStatus, TaskId, TaskRow};
 use crate::store::{Error, NewRow, OutboxRow, Published, Result, Turn, Unpublished};
 
 /// When a parked row is due: it waits for room, not for a time.
@@ -20,6 +20,7 @@ pub(super) struct Entry {
     priority: Priority,
     due_ms: i64,
     turn: Turn,
+    bytes: usize,
 }
 
 impl Entry {
@@ -27,7 +28,7 @@ impl Entry {
         let due_ms = if row.unpublished == Unpublished::Parked { NEVER } else { row.due_unix_ms };
         let NewRow { task, unpublished: state, .. } = row;
         let (queue, priority) = (task.queue.clone(), task.priority);
-        Self { task: task.id, state: *state, queue, priority, due_ms, turn: Turn::FIRST }
+        Self { task: task.id, state: *state, queue, priority, due_ms, turn: Turn::FIRST, bytes: task.weight() }
     }
 
     pub(super) fn task(&self) -> TaskId {
@@ -39,10 +40,19 @@ impl Entry {
 pub(super) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Result<()> {
     for piece in pieces(entries, |_| 0) {
         let rows = piece.iter().map(|entry| {
-            let Entry { task, state, queue, priority, due_ms, turn } = entry;
-            [task.into(), (*state).into(), queue.into(), (*priority).into(), (*due_ms).into(), turn.into()]
+            let Entry { task, state, queue, priority, due_ms, turn, bytes } = entry;
+            let bytes = *bytes as u64;
+            [
+                task.into(),
+                (*state).into(),
+                queue.into(),
+                (*priority).into(),
+                (*due_ms).into(),
+                turn.into(),
+                bytes.into(),
+            ]
         });
-        let statement = Statement::new("INSERT INTO outbox (task_id, state, queue, priority, due_ms, turn)")
+        let statement = Statement::new("INSERT INTO outbox (task_id, state, queue, priority, due_ms, turn, bytes)")
             .values(rows)
             .sql(&S::replace("task_id", &["state", "due_ms", "turn"]));
         session.execute(statement).await?;
@@ -61,25 +71,45 @@ pub(super) async fn mark_published<S: Session>(session: &mut S, generation: &str
     let mut tasks = published.tasks.clone();
     tasks.sort_unstable();
     for tasks in lists(&tasks) {
-        let (mut ids, mut turns): (Vec<TaskId>, Vec<Turn>) = tasks.iter().copied().unzip();
-        ids.dedup();
-        turns.sort_unstable();
-        turns.dedup();
+        let (ids, turns) = apart(tasks);
         let moved = move_forward(session, generation, published, &ids).await?;
         // What did not move is final, or was marked at a later place: a batch and a retry of it may overtake each other.
         if moved < ids.len() as u64 {
             let stay = Statement::new("UPDATE tasks SET on_bus = 1 WHERE status = 0 AND id IN ").list(&ids);
             session.execute(stay).await?;
         }
-        // A turn is random, so that of another row here is never that of a row which came back meanwhile.
-        let remove =
-            Statement::new("DELETE FROM outbox WHERE task_id IN ").list(&ids).sql(" AND turn IN ").list(&turns);
-        if session.execute(remove).await? < ids.len() as u64 {
+        if remove_turns(session, &ids, &turns).await? < ids.len() as u64 {
             let came_back = Statement::new("UPDATE tasks SET on_bus = 0 WHERE on_bus = 1 AND id IN ")
                 .list(&ids)
                 .sql(" AND EXISTS (SELECT 1 FROM outbox WHERE task_id = id)");
             session.execute(came_back).await?;
         }
+    }
+    Ok(())
+}
+
+/// Sorted pairs as two sets.
+fn apart(pairs: &[(TaskId, Turn)]) -> (Vec<TaskId>, Vec<Turn>) {
+    let (mut ids, mut turns): (Vec<TaskId>, Vec<Turn>) = pairs.iter().copied().unzip();
+    ids.dedup();
+    turns.sort_unstable();
+    turns.dedup();
+    (ids, turns)
+}
+
+/// A turn is random, so that of another row here is never that of a row which came back meanwhile.
+async fn remove_turns<S: Session>(session: &mut S, ids: &[TaskId], turns: &[Turn]) -> Result<u64> {
+    let remove = Statement::new("DELETE FROM outbox WHERE task_id IN ").list(ids).sql(" AND turn IN ").list(turns);
+    Ok(session.execute(remove).await?)
+}
+
+/// Removes rows that have no unfinished task, unless it has come back since.
+pub(super) async fn remove_over<S: Session>(session: &mut S, over: &[(TaskId, Turn)]) -> Result<()> {
+    let mut over = over.to_vec();
+    over.sort_unstable();
+    for over in lists(&over) {
+        let (ids, turns) = apart(over);
+        remove_turns(session, &ids, &turns).await?;
     }
     Ok(())
 }
@@ -112,20 +142,30 @@ pub(super) async fn unpublish<S: Session>(session: &mut S, ids: &[TaskId], why: 
     ids.sort_unstable();
     ids.dedup();
     for ids in lists(&ids) {
-        let unfinished =
-            Statement::new("SELECT id, queue, priority, not_before_ms FROM tasks WHERE status = 0 AND id IN ")
-                .list(ids)
-                .sql(" ORDER BY id")
-                .sql(S::FOR_UPDATE);
-        let unfinished: Vec<(Vec<u8>, String, i64, i64)> = session.fetch(unfinished).await?;
-        let entries = unfinished.into_iter().map(|(id, queue, priority, not_before_ms)| {
+        let unfinished = Statement::new(
+            "SELECT id, queue, priority, not_before_ms, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload)",
+        )
+        .sql(" FROM tasks WHERE status = 0 AND id IN ")
+        .list(ids)
+        .sql(" ORDER BY id")
+        .sql(S::FOR_UPDATE);
+        let unfinished: Vec<(Vec<u8>, String, i64, i64, i64)> = session.fetch(unfinished).await?;
+        let entries = unfinished.into_iter().map(|(id, queue, priority, not_before_ms, bytes)| {
             let due_ms = match why {
                 Unpublished::Parked => NEVER,
                 Unpublished::Scheduled => not_before_ms,
                 Unpublished::Fresh | Unpublished::Missing => 0,
             };
             let (queue, priority) = (queue_name(&queue)?, Priority::from_number(priority));
-            Ok(Entry { task: task_id(&id)?, state: why, queue, priority, due_ms, turn: new_turn() })
+            Ok(Entry {
+                task: task_id(&id)?,
+                state: why,
+                queue,
+                priority,
+                due_ms,
+                turn: new_turn(),
+                bytes: number(bytes)?,
+            })
         });
         let entries = entries.collect::<Result<Vec<_>>>()?;
         put(session, &entries).await?;
@@ -141,21 +181,29 @@ fn new_turn() -> Turn {
     Turn((random & (u64::MAX >> 2)).cast_signed())
 }
 
-#[derive(sqlx::FromRow)]
-pub(super) struct OutboxColumns {
-    #[sqlx(flatten)]
-    task: TaskColumns,
-    status: i64,
-    state: i64,
-    turn: i64,
+/// A row of a page, before its task is read.
+pub(super) struct Listed {
+    pub(super) task: TaskId,
+    pub(super) turn: Turn,
+    pub(super) bytes: usize,
+    unpublished: Unpublished,
 }
 
-impl TryFrom<OutboxColumns> for OutboxRow {
+impl Listed {
+    pub(super) fn with(&self, task: TaskRow) -> OutboxRow {
+        OutboxRow { task, unpublished: self.unpublished, turn: self.turn }
+    }
+}
+
+/// The columns of [`Listed`].
+pub(super) type ListedColumns = (Vec<u8>, i64, i64, i64);
+
+impl TryFrom<ListedColumns> for Listed {
     type Error = Error;
 
-    fn try_from(columns: OutboxColumns) -> Result<Self> {
-        let (unpublished, turn) = (unpublished(columns.state)?, Turn(columns.turn));
-        Ok(Self { task: columns.task.try_into()?, unpublished, turn })
+    fn try_from((task, state, turn, bytes): ListedColumns) -> Result<Self> {
+        let (task, unpublished) = (task_id(&task)?, unpublished(state)?);
+        Ok(Self { task, turn: Turn(turn), bytes: number(bytes)?, unpublished })
     }
 }
 
@@ -164,32 +212,40 @@ fn unpublished(state: i64) -> Result<Unpublished> {
     all.into_iter().find(|known| *known as i64 == state).ok_or_else(|| corrupt(format!("outbox state {state}")))
 }
 
-/// Those of a page whose task is final.
-pub(super) fn finals(rows: &[OutboxColumns]) -> Result<Vec<TaskId>> {
-    let is_final = |row: &&OutboxColumns| row.status != StoredStatus::Unfinished as i64;
-    rows.iter().filter(is_final).map(|row| row.task.id()).collect()
+fn page<'a, S: Session>(index: &str) -> Statement<'a> {
+    Statement::new("SELECT task_id, state, turn, bytes FROM outbox ").sql(&S::by_index(index))
 }
 
-/// The page first, its tasks then: so the index of the outbox gives the order.
-fn page<'a, S: Session>(index: &str, condition: Statement<'a>, limit: u32, order: &str) -> Statement<'a> {
-    Statement::new(format!("SELECT {TASK_COLUMNS}, status, state, turn FROM "))
-        .sql("(SELECT task_id, state, due_ms, turn FROM outbox ")
-        .sql(&S::by_index(index))
-        .append(condition)
-        .sql(" LIMIT ?")
-        .bind(limit)
-        .sql(") AS page JOIN tasks ON id = task_id ORDER BY ")
-        .sql(order)
+pub(super) fn due<'a, S: Session>(now_ms: i64, limit: usize) -> Statement<'a> {
+    page::<S>("outbox_due")
+        .sql(" WHERE due_ms <= ? ORDER BY due_ms, task_id LIMIT ?")
+        .bind(now_ms.min(NEVER - 1))
+        .bind(limit as u64)
 }
 
-pub(super) fn due<'a, S: Session>(now_ms: i64, limit: u32) -> Statement<'a> {
-    let condition = Statement::new(" WHERE due_ms <= ? ORDER BY due_ms, task_id").bind(now_ms.min(NEVER - 1));
-    page::<S>("outbox_due", condition, limit, "due_ms, id")
+pub(super) fn parked<S: Session>(queue: &QueueName, limit: usize) -> Statement<'_> {
+    page::<S>("outbox_parked")
+        .sql(" WHERE state = 1 AND queue = ? ORDER BY priority, task_id LIMIT ?")
+        .bind(queue)
+        .bind(limit as u64)
 }
 
-pub(super) fn parked<S: Session>(queue: &QueueName, limit: u32) -> Statement<'_> {
-    let condition = Statement::new(" WHERE state = 1 AND queue = ? ORDER BY priority, task_id").bind(queue);
-    page::<S>("outbox_parked", condition, limit, "tasks.priority, id")
+#[derive(sqlx::FromRow)]
+pub(super) struct UnfinishedColumns {
+    #[sqlx(flatten)]
+    pub(super) task: TaskColumns,
+    status: i64,
+}
+
+impl UnfinishedColumns {
+    pub(super) fn is_final(&self) -> bool {
+        self.status != StoredStatus::Unfinished as i64
+    }
+}
+
+/// Tasks with their statuses, in any order.
+pub(super) fn tasks(ids: &[TaskId]) -> Statement<'_> {
+    Statement::new(format!("SELECT {TASK_COLUMNS}, status FROM tasks WHERE id IN ")).list(ids)
 }
 
 /// The first queue with parked rows behind `last`.

@@ -27,12 +27,6 @@ pub struct TaskColumns {
     created_ms: i64,
 }
 
-impl TaskColumns {
-    pub fn id(&self) -> Result<TaskId> {
-        task_id(&self.id)
-    }
-}
-
 impl TryFrom<TaskColumns> for TaskRow {
     type Error = Error;
 

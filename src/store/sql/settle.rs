@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::{
-    Counts, insert, outbox,
+    Counts,
+    insert::{self, OldKeys},
+    outbox,
     rows::{key_hash, number, queue_name, status, task_id, worker_name},
     statement::{Session, Statement, Value, lists, pieces},
 };
@@ -51,7 +53,11 @@ impl Settlement {
     }
 }
 
-pub(super) async fn settle<S: Session>(session: &mut S, reports: &[Settlement]) -> Result<Vec<Settled>> {
+pub(super) async fn settle<S: Session>(
+    session: &mut S,
+    reports: &[Settlement],
+    old_keys: &OldKeys,
+) -> Result<Vec<Settled>> {
     let mut tasks = lock_tasks(session, reports).await?;
     let mut results = Vec::new();
     let mut settled: Vec<Settled> = reports.iter().map(|report| decide(report, &mut tasks, &mut results)).collect();
@@ -59,7 +65,7 @@ pub(super) async fn settle<S: Session>(session: &mut S, reports: &[Settlement]) 
     let mut counts = Counts::default();
     store_results(session, &results).await?;
     store_progress(session, &tasks, &mut counts).await?;
-    store_discovered(session, reports, &mut settled, &mut counts).await?;
+    store_discovered(session, reports, &mut settled, &mut counts, old_keys).await?;
     counts.store(session).await?;
     Ok(settled)
 }
@@ -242,12 +248,13 @@ async fn store_discovered<S: Session>(
     reports: &[Settlement],
     settled: &mut [Settled],
     counts: &mut Counts,
+    old_keys: &OldKeys,
 ) -> Result<()> {
     let taken = |settled: &Settled| !settled.repeated && !settled.unknown;
     let pairs = reports.iter().zip(settled.iter());
     let rows: Vec<&NewRow> =
         pairs.filter(|(_, settled)| taken(settled)).flat_map(|(report, _)| report.discovered()).collect();
-    let mut answers = insert::insert(session, &rows, counts).await?.into_iter();
+    let mut answers = insert::insert(session, &rows, counts, old_keys).await?.into_iter();
     for (report, settled) in reports.iter().zip(settled).filter(|(_, settled)| taken(settled)) {
         settled.discovered = answers.by_ref().take(report.discovered().len()).collect();
     }
