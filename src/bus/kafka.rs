@@ -16,8 +16,9 @@ use std::{
 use async_trait::async_trait;
 use client::{Names, Voice};
 use rdkafka::{
-    Offset as Position, TopicPartitionList,
+    ClientContext, Offset as Position, TopicPartitionList,
     admin::AdminClient,
+    client::Client,
     consumer::{BaseConsumer, Consumer},
     error::{KafkaError, RDKafkaErrorCode},
     producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer},
@@ -220,7 +221,7 @@ impl Bus for Kafka {
         let (producer, name, partitions) = (self.producer(), self.names.topic(topic), self.partitions(topic));
         let ends = blocking(move || {
             let end = |partition| {
-                let (low, high) = producer.client().fetch_watermarks(&name, index(partition), ANSWER_WITHIN)?;
+                let (low, high) = watermarks(producer.client(), &name, partition)?;
                 // Retention may have emptied it: nobody can read up to the last record then.
                 Ok(if low < high { offset(high - 1) } else { None })
             };
@@ -274,6 +275,24 @@ impl Bus for Kafka {
         let flushed = blocking(move || producer.flush(ANSWER_WITHIN)).await;
         if let Err(reason) = flushed.and_then(|flushed| flushed.map_err(|e| e.to_string())) {
             tracing::warn!("what was last published may not have reached kafka: {reason}");
+        }
+    }
+}
+
+/// The first place of a partition and the one behind its last. Blocks.
+fn watermarks<C: ClientContext>(client: &Client<C>, topic: &str, partition: u32) -> Result<(i64, i64), KafkaError> {
+    of_its_leader(|| client.fetch_watermarks(topic, index(partition), ANSWER_WITHIN))
+}
+
+/// Blocks. Asks again while a partition changes its leader, or has none because it was just made.
+fn of_its_leader<T>(mut ask: impl FnMut() -> Result<T, KafkaError>) -> Result<T, KafkaError> {
+    let deadline = Instant::now() + ANSWER_WITHIN;
+    loop {
+        match ask() {
+            Err(KafkaError::MetadataFetch(
+                RDKafkaErrorCode::NotLeaderForPartition | RDKafkaErrorCode::LeaderNotAvailable,
+            )) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
+            answer => return answer,
         }
     }
 }

@@ -19,17 +19,17 @@ use crate::support::{
     kafka::{KafkaServer, shared},
 };
 
-struct Broker {
+pub(crate) struct Broker {
     brokers: String,
     prefix: String,
 }
 
 impl Broker {
-    fn new(brokers: &str) -> Self {
+    pub(crate) fn new(brokers: &str) -> Self {
         Self { brokers: brokers.to_owned(), prefix: format!("{}.", uuid::Uuid::now_v7().simple()) }
     }
 
-    fn config(&self) -> Config {
+    pub(crate) fn config(&self) -> Config {
         Config {
             brokers: self.brokers.clone(),
             properties: BTreeMap::new(),
@@ -56,7 +56,7 @@ impl Backend for Broker {
     }
 }
 
-async fn broker() -> Broker {
+pub(crate) async fn broker() -> Broker {
     Broker::new(shared().await)
 }
 

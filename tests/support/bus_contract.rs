@@ -506,8 +506,8 @@ pub async fn reports_are_trimmed_by_number(backend: &dyn Backend) {
 
 pub async fn reports_are_trimmed_by_age(backend: &dyn Backend) {
     let bus = backend.open().await;
-    publish_many(&*bus, Topic::Expirations, 0, "old", 5).await;
     let published = Instant::now();
+    publish_many(&*bus, Topic::Expirations, 0, "old", 5).await;
     assert_eq!(trim(&*bus, Topic::Expirations, Keep { age: FOR_EVER, records: 100 }).await, 0);
     // The records become older than that in any case; those that come then are younger.
     let age = Duration::from_millis(1500);

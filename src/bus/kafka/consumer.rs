@@ -44,11 +44,12 @@ pub(super) struct Member {
     buffer: VecDeque<Message>,
     /// A commit under way. Lives here and not in the caller's future: it must not reach the broker after we have given a partition up.
     committing: Option<Committing>,
+    /// When a commit that met a change in the group is tried again, while no records come.
+    commit_again_at: tokio::time::Instant,
 }
 
 type Committing = Pin<Box<dyn Future<Output = Result<Result<(), KafkaError>, String>> + Send>>;
 
-/// So often a commit that met a change in the group is tried again while no records come.
 const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 impl Member {
@@ -58,7 +59,8 @@ impl Member {
             create(&names.member(topic), group).map_err(|reason| Error::Read { topic, reason })?;
         let name = names.topic(topic);
         consumer.subscribe(&[&name]).map_err(|e| read(topic, &e))?;
-        Ok(Self { topic, name, consumer: Some(Arc::new(consumer)), buffer: VecDeque::new(), committing: None })
+        let (consumer, commit_again_at) = (Some(Arc::new(consumer)), tokio::time::Instant::now());
+        Ok(Self { topic, name, consumer, buffer: VecDeque::new(), committing: None, commit_again_at })
     }
 
     fn consumer(&self) -> Arc<StreamConsumer<Group>> {
@@ -75,7 +77,7 @@ impl Member {
             let received = if consumer.context().partitions().done.is_empty() {
                 stream.next().await
             } else {
-                match tokio::time::timeout(COMMIT_AGAIN_AFTER, stream.next()).await {
+                match tokio::time::timeout_at(self.commit_again_at, stream.next()).await {
                     Ok(received) => received,
                     Err(_nothing_came) => {
                         self.commit_what_is_done().await?;
@@ -124,6 +126,7 @@ impl Member {
             Ok(()) => Ok(()),
             Err(KafkaError::ConsumerCommit(code) | KafkaError::OffsetFetch(code)) if is_rebalance(code) => {
                 tracing::debug!(%topic, "kafka: the commit waits for the group: {code}");
+                self.commit_again_at = tokio::time::Instant::now() + COMMIT_AGAIN_AFTER;
                 Ok(())
             }
             Err(error) => Err(Error::Commit { topic, reason: error.to_string() }),
@@ -314,7 +317,8 @@ impl Partitions {
     /// These places are behind what was dealt with.
     fn note(&mut self, next: BTreeMap<u32, i64>) {
         for (partition, next) in next {
-            if self.owned.contains(&partition) {
+            let is_news = self.committed.get(&partition).is_none_or(|committed| *committed < next);
+            if is_news && self.owned.contains(&partition) {
                 let noted = self.done.entry(partition).or_insert(next);
                 *noted = next.max(*noted);
             }

@@ -24,7 +24,7 @@ pub(super) fn cuts(
     let committed = super::committed(observer, name, 0..partitions)?;
     let mut cuts = Vec::new();
     for ((partition, committed), old) in committed.into_iter().zip(old) {
-        let (low, high) = observer.fetch_watermarks(name, index(partition), ANSWER_WITHIN)?;
+        let (low, high) = super::watermarks(observer.client(), name, partition)?;
         let too_many = high.saturating_sub(i64::try_from(keep.records).unwrap_or(i64::MAX));
         let cut = old.unwrap_or(high).max(too_many);
         // Asked before the end: what was committed stands before it.
@@ -50,7 +50,7 @@ fn places_of_age(
         // Here a place is a time.
         list.add_partition_offset(name, index(partition), Position::Offset(since))?;
     }
-    let answer = observer.offsets_for_times(list, ANSWER_WITHIN)?;
+    let answer = super::of_its_leader(|| observer.offsets_for_times(list.clone(), ANSWER_WITHIN))?;
     let place = |partition| match answer.find_partition(name, index(partition)) {
         Some(found) => found.error().map(|()| match found.offset() {
             Position::Offset(place) => Some(place),
