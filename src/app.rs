@@ -17,7 +17,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    bus::{self, Bus, kafka::Kafka, redis_streams::RedisStreams},
+    bus::{
+        self, Bus, Topic,
+        kafka::{self, Kafka},
+        redis_streams::RedisStreams,
+    },
     config::{Pipeline, Settings, without_password},
     dedup::Filter,
     discovery,
@@ -66,6 +70,53 @@ pub async fn migrate(settings: Settings) -> anyhow::Result<()> {
 
 /// The name of a process with a Redis of its own: the lock on the data folder makes it the only one there.
 const ALONE: &str = "alone";
+
+/// What only a backend knows to be wrong with the settings, as far as it can be told without a server.
+pub fn check(settings: &Settings) -> anyhow::Result<()> {
+    match kafka_config(settings)? {
+        Some(config) => Ok(Kafka::check(&config)?),
+        None => Ok(()),
+    }
+}
+
+/// More partitions for the topics that taskd reads. Processes that run notice it, and go on with them.
+pub async fn raise_partitions(settings: Settings, partitions: u32) -> anyhow::Result<()> {
+    check(&settings)?;
+    let (mut redis, mut server) = (None, None);
+    if settings.bus_url.is_none() {
+        let url = match &settings.redis_url {
+            Some(url) => url.clone(),
+            None => {
+                let started = RedisServer::start(&DataDir::lock(&settings.data_dir)?).await?;
+                server.insert(started).url().to_owned()
+            }
+        };
+        redis = Some(connect_redis(&url, &settings).await?);
+    }
+    let bus = open_bus(&settings, redis.as_ref()).await?;
+    let topics = [Topic::Pipeline, Topic::TaskResults].map(|topic| (topic, bus.partitions(topic)));
+    for (topic, found) in topics {
+        if found > partitions {
+            bail!("{topic} has {found} partitions, and there is no way back: unread tasks would go with them");
+        }
+    }
+    for (topic, found) in topics {
+        if found < partitions {
+            bus.raise_partitions(topic, partitions).await?;
+        }
+        println!("{topic}: {found} -> {partitions} partitions");
+    }
+    bus.close().await;
+    if let Some(server) = server {
+        let now = CancellationToken::new();
+        now.cancel();
+        server.supervise(now).await;
+    }
+    Ok(())
+}
+
+/// How often a process looks for partitions that were added.
+const LOOK_FOR_PARTITIONS_EVERY: Duration = Duration::from_secs(5);
 
 /// How long a round lasts at least: what is lost again and again must not keep a machine busy.
 const ROUND: Duration = Duration::from_secs(1);
@@ -165,7 +216,7 @@ struct Disowned;
 
 /// Errors after which only a new round helps.
 fn is_lost(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(bus::Error::Lost { .. }))
+    error.downcast_ref().is_some_and(bus::Error::is_lost)
         || error.downcast_ref().is_some_and(outbox::Error::is_lost)
         || error.is::<Disowned>()
 }
@@ -175,7 +226,7 @@ fn is_lost(error: &anyhow::Error) -> bool {
 /// noticed is not marked, or is found missing.
 async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first: bool) -> anyhow::Result<Over> {
     let Foundation { settings, redis, store, metrics } = what;
-    let Some(bus) = wait.until("the bus", || open_bus(settings, redis)).await? else { return Ok(Over::Stopped) };
+    let Some(bus) = wait.until("the bus", || open_bus(settings, Some(redis))).await? else { return Ok(Over::Stopped) };
 
     let queue = match settings.redis_url {
         None => Queue::of_process(redis.clone(), ALONE.to_owned()),
@@ -203,6 +254,7 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     // Nothing fails from here on: what is started is also awaited.
     let supervisor = &Supervisor::giving_up_at(is_lost);
     watch_owner(queue.clone(), store_id, supervisor);
+    watch_partitions(Arc::clone(&bus), supervisor);
     let outbox = Outbox { store: Arc::clone(store), bus: Arc::clone(&bus), gates: Gates::default() };
     learn(outbox.clone(), queue.clone(), supervisor);
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
@@ -282,6 +334,23 @@ fn watch_owner(queue: Queue, store_id: String, supervisor: &Supervisor) {
                 }
             }
             Err(Disowned.into())
+        }
+    });
+}
+
+/// Nobody reads, in this process, partitions that are younger than it.
+fn watch_partitions(bus: Arc<dyn Bus>, supervisor: &Supervisor) {
+    let (beat, stop) = (Arc::new(supervisor.progress().register("partitions")), supervisor.stop_token());
+    supervisor.spawn("partitions", move || {
+        let (bus, beat, stop) = (Arc::clone(&bus), Arc::clone(&beat), stop.clone());
+        async move {
+            loop {
+                bus.check_partitions().await?;
+                beat.beat();
+                if stop.run_until_cancelled(beat.idle(tokio::time::sleep(LOOK_FOR_PARTITIONS_EVERY))).await.is_none() {
+                    return Ok(());
+                }
+            }
         }
     });
 }
@@ -400,19 +469,39 @@ async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
     Ok(Arc::new(SqliteStore::open(path, None).await?))
 }
 
-async fn open_bus(settings: &Settings, redis: &Redis) -> Result<Arc<dyn Bus>, Unreachable> {
-    let (prefix, partitions) = (&settings.topic_prefix, settings.partitions);
-    let opened: bus::Result<Arc<dyn Bus>> = match settings.bus_url.as_deref() {
-        None => RedisStreams::open(redis.clone(), prefix, partitions).await.map(|bus| match settings.redis_url {
-            None => Arc::new(bus.process(ALONE)) as Arc<dyn Bus>,
-            Some(_) => Arc::new(bus),
-        }),
-        Some(url) => {
-            let brokers = url.strip_prefix("kafka://").unwrap_or(url);
-            Kafka::open(brokers, prefix, partitions).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>)
+/// `redis` where the bus is in it.
+async fn open_bus(settings: &Settings, redis: Option<&Redis>) -> Result<Arc<dyn Bus>, Unreachable> {
+    let opened: bus::Result<Arc<dyn Bus>> = match kafka_config(settings).map_err(Unreachable::Ever)? {
+        None => {
+            let redis = redis.context("Redis Streams need a Redis").map_err(Unreachable::Ever)?;
+            let opened = RedisStreams::open(redis.clone(), &settings.topic_prefix, settings.partitions).await;
+            opened.map(|bus| match settings.redis_url {
+                None => Arc::new(bus.process(ALONE)) as Arc<dyn Bus>,
+                Some(_) => Arc::new(bus),
+            })
         }
+        Some(config) => Kafka::open(config).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>),
     };
-    opened.map_err(|error| Unreachable::Yet(error.into()))
+    opened.map_err(unreachable_bus)
+}
+
+/// Who is refused for a password or a certificate will not be let in later.
+fn unreachable_bus(error: bus::Error) -> Unreachable {
+    match error {
+        bus::Error::Misconfigured(_) => Unreachable::Ever(error.into()),
+        _ => Unreachable::Yet(error.into()),
+    }
+}
+
+fn kafka_config(settings: &Settings) -> anyhow::Result<Option<kafka::Config>> {
+    let Some(url) = settings.bus_url.as_deref() else { return Ok(None) };
+    Ok(Some(kafka::Config {
+        brokers: url.strip_prefix("kafka://").unwrap_or(url).to_owned(),
+        properties: settings.kafka.resolved().map_err(anyhow::Error::msg)?,
+        topic_prefix: settings.topic_prefix.clone(),
+        partitions: settings.partitions,
+        retention: settings.topic_retention,
+    }))
 }
 
 impl From<Unreachable> for anyhow::Error {

@@ -51,12 +51,23 @@ struct Cli {
 enum Subcommands {
     Insert(insert::Insert),
     Migrate(Migrate),
+    Partitions(Partitions),
     CheckConfig(CheckConfig),
 }
 
 /// Bring the database's schema up to date, and exit
 #[derive(Args)]
 struct Migrate {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Give the bus more partitions, and each queue as many shards, and exit. Running processes notice it by themselves
+#[derive(Args)]
+struct Partitions {
+    /// How many there are to be, 1 to 1024; never fewer than now
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(config::MOST_PARTITIONS)))]
+    count: u32,
     #[command(flatten)]
     options: Options,
 }
@@ -72,6 +83,7 @@ struct CheckConfig {
 pub enum Command {
     Run(Settings),
     Migrate(Settings),
+    Partitions(Settings, u32),
     CheckConfig(Loaded),
     Insert(insert::Insert),
 }
@@ -122,14 +134,21 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     };
     let matches = Cli::command().try_get_matches_from(&args).map_err(refuse)?;
     let cli = Cli::from_arg_matches(&matches).map_err(refuse)?;
-    let load = |options| {
+    let load = |options: Options| {
         let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
         environment::check(&Cli::command(), names).map_err(Refusal::Usage)?;
-        Ok::<_, Refusal>(config::load(options, Origins::given(innermost(&matches)))?)
+        let vars =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let options = Options { kafka: environment::kafka(vars), ..options };
+        let origins = Origins::given(innermost(&matches)).with_environment(&options.kafka);
+        Ok::<_, Refusal>(config::load(options, origins)?)
     };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
         Some(Subcommands::Migrate(Migrate { options })) => Command::Migrate(load(options)?.settings),
+        Some(Subcommands::Partitions(Partitions { count, options })) => {
+            Command::Partitions(load(options)?.settings, count)
+        }
         Some(Subcommands::CheckConfig(CheckConfig { options })) => Command::CheckConfig(load(options)?),
         None => {
             let settings = load(cli.options)?.settings;

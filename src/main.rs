@@ -21,8 +21,14 @@ fn main() -> ExitCode {
         Err(refusal) => return refusal.show(),
     };
     match command {
-        Command::Run(settings) => exit(with_logging(&settings).and_then(|()| block_on(app::run(settings))?), 1),
+        Command::Run(settings) => match app::check(&settings) {
+            Ok(()) => exit(with_logging(&settings).and_then(|()| block_on(app::run(settings))?), 1),
+            mistake => exit(mistake, cli::USAGE),
+        },
         Command::Migrate(settings) => exit(with_logging(&settings).and_then(|()| block_on(app::migrate(settings))?), 1),
+        Command::Partitions(settings, count) => {
+            exit(with_logging(&settings).and_then(|()| block_on(app::raise_partitions(settings, count))?), 1)
+        }
         Command::Insert(args) => match block_on(insert::run(args)) {
             Ok(Ok(summary)) if summary.rejected > 0 => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), cli::USAGE),
@@ -30,7 +36,7 @@ fn main() -> ExitCode {
         },
         Command::CheckConfig(loaded) => {
             print!("{}", config::to_toml(&loaded.settings, &loaded.origins));
-            ExitCode::SUCCESS
+            exit(app::check(&loaded.settings), cli::USAGE)
         }
     }
 }

@@ -28,7 +28,7 @@ pub enum Error {
 impl Error {
     /// The bus has to be opened anew: see [`bus::Error::Lost`].
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Bus(bus::Error::Lost { .. }))
+        matches!(self, Self::Bus(error) if error.is_lost())
     }
 
     /// A row is at fault, not the bus or the database.
@@ -95,6 +95,11 @@ impl Outbox {
     async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
         let now = model::now_unix_ms();
         let partitions = self.bus.partitions(Topic::Pipeline).max(1);
+        if rows.iter().any(|(row, _)| row.partition >= partitions) {
+            // From a process that knows more partitions. A task that stood in two would be handed out twice. Where there really are
+            // fewer, on a bus that began anew, it goes to one of them.
+            self.bus.check_partitions().await?;
+        }
         let records: Vec<_> = rows
             .iter()
             .map(|(row, _)| {

@@ -10,6 +10,9 @@ use std::{
 use tokio::sync::SetOnce;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+/// A task that fails for the same reason as before is named in the log so often. A server that is away for an hour fills no disk.
+const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
 /// Starts tasks and waits for their end. Clones are the same supervisor.
 #[derive(Clone)]
 pub struct Supervisor {
@@ -68,6 +71,7 @@ impl Supervisor {
         self.tasks.spawn(async move {
             const FIRST: Duration = Duration::from_millis(100);
             let mut wait = FIRST;
+            let mut said: Option<(String, Instant)> = None;
             loop {
                 let started = Instant::now();
                 // In a task of its own, so that a panic ends this run and not the supervision.
@@ -89,7 +93,13 @@ impl Supervisor {
                 if started.elapsed() > Duration::from_secs(30) {
                     wait = FIRST;
                 }
-                tracing::warn!(task = %name, "{name} failed, starts again in {wait:?}: {}", in_short(&error));
+                let reason = in_short(&error);
+                if said.as_ref().is_some_and(|(said, at)| *said == reason && at.elapsed() < SAY_AGAIN_AFTER) {
+                    tracing::debug!(task = %name, "{name} failed again, starts again in {wait:?}: {reason}");
+                } else {
+                    tracing::warn!(task = %name, "{name} failed, starts again in {wait:?}: {reason}");
+                    said = Some((reason, Instant::now()));
+                }
                 tokio::select! {
                     () = tokio::time::sleep(wait) => {}
                     () = stop.cancelled() => break,

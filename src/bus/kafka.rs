@@ -2,26 +2,29 @@
 //!
 //! librdkafka answers some questions only by blocking; those run on threads for blocking work, each with a deadline.
 
+mod client;
 mod consumer;
+mod topics;
+mod trim;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
+use client::{Names, Voice};
 use rdkafka::{
-    ClientConfig, Offset as Position, TopicPartitionList,
-    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
-    client::DefaultClientContext,
+    ClientContext, Offset as Position, TopicPartitionList,
+    admin::AdminClient,
+    client::Client,
     consumer::{BaseConsumer, Consumer},
     error::{KafkaError, RDKafkaErrorCode},
-    metadata::Metadata,
     producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer},
 };
 
-use super::{Bus, Error, Reading, Record, Result, Subscription, Topic};
+use super::{Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
 use crate::model::Offset;
 
 /// How long a broker may take to answer a question.
@@ -31,74 +34,57 @@ const DELIVER_WITHIN: Duration = Duration::from_secs(30);
 /// A record is one task, or reports of half a MiB and one more: each of `model::MAX_RECORD_BYTES` at most, and protobuf around it.
 const MAX_RECORD_BYTES: &str = "16777216";
 
+/// How to come to a Kafka, and what to make there.
+#[derive(Clone)]
+pub struct Config {
+    /// `host:port,host:port`
+    pub brokers: String,
+    /// librdkafka's, for each client: TLS, SASL. What taskd's promises rest on is not taken from here.
+    pub properties: BTreeMap<String, String>,
+    pub topic_prefix: String,
+    /// For topics that do not exist yet; the others keep theirs.
+    pub partitions: u32,
+    /// How long reports stay, in topics that do not exist yet.
+    pub retention: Duration,
+}
+
 pub struct Kafka {
     names: Names,
-    producer: Mutex<FutureProducer>,
+    voice: Voice,
+    producer: Mutex<FutureProducer<Voice>>,
+    admin: AdminClient<Voice>,
     /// Never joins the groups; only asks what they have committed. By topic, made when first asked.
-    observers: Mutex<HashMap<Topic, Arc<BaseConsumer>>>,
+    observers: Mutex<HashMap<Topic, Arc<BaseConsumer<Voice>>>>,
     generation: String,
     partitions: HashMap<Topic, u32>,
 }
 
-/// Where the brokers are and what things are called there.
-#[derive(Clone)]
-struct Names {
-    brokers: String,
-    topic_prefix: String,
-}
-
-impl Names {
-    fn topic(&self, topic: Topic) -> String {
-        format!("{}{topic}", self.topic_prefix)
-    }
-
-    fn client(&self) -> ClientConfig {
-        let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", &self.brokers).set("client.id", "taskd");
-        config.set("socket.timeout.ms", ANSWER_WITHIN.as_millis().to_string());
-        config.set("message.max.bytes", MAX_RECORD_BYTES);
-        config
-    }
-
-    /// A member, or an observer, of the group that all taskd processes share for the topic.
-    fn group(&self, topic: Topic) -> ClientConfig {
-        let mut config = self.client();
-        config.set("group.id", format!("{}taskd-{topic}", self.topic_prefix));
-        config.set("enable.auto.commit", "false").set("enable.auto.offset.store", "false");
-        config
-    }
-
-    fn producer(&self) -> Result<FutureProducer> {
-        let mut config = self.client();
-        // Idempotent: what the client sends again after an error is neither written twice nor out of order.
-        config.set("enable.idempotence", "true").set("acks", "all");
-        config.set("compression.type", "zstd").set("linger.ms", "1");
-        config.set("message.timeout.ms", DELIVER_WITHIN.as_millis().to_string());
-        config.create().map_err(|e| self.setup(&e))
-    }
-
-    fn setup(&self, error: &KafkaError) -> Error {
-        Error::Setup(format!("kafka at {}: {error}", self.brokers))
-    }
-}
-
 impl Kafka {
-    /// `partitions` counts for topics that do not exist yet; the others keep theirs.
-    pub async fn open(brokers: &str, topic_prefix: &str, partitions: u32) -> Result<Self> {
-        let names = Names { brokers: brokers.to_owned(), topic_prefix: topic_prefix.to_owned() };
-        let producer = names.producer()?;
-        let (generation, found) = look(&names, &producer).await?;
+    /// Makes the topics that are missing. `Error::Misconfigured` when the brokers refuse us for what we are, not for when we come.
+    pub async fn open(config: Config) -> Result<Self> {
+        let Config { brokers, properties, topic_prefix, partitions, retention } = config;
+        let (names, voice) = (Names { brokers, topic_prefix, properties }, Voice::default());
+        let (producer, admin) = (names.producer(&voice)?, names.admin(&voice)?);
+        let (generation, found) = topics::look(&names, &producer, &voice).await?;
         let missing: Vec<Topic> = Topic::ALL.into_iter().filter(|topic| !found.contains_key(topic)).collect();
         let partitions = if missing.is_empty() {
             found
         } else {
-            create_topics(&names, &missing, partitions).await?;
-            wait_for_topics(&names, &producer).await?
+            topics::create(&names, &admin, &missing, partitions, retention).await?;
+            topics::wait_for_all(&names, &producer, &voice).await?
         };
-        Ok(Self { names, producer: Mutex::new(producer), observers: Mutex::default(), generation, partitions })
+        topics::warn_of_retention(&names, &admin).await;
+        let (producer, observers) = (Mutex::new(producer), Mutex::default());
+        Ok(Self { names, voice, producer, admin, observers, generation, partitions })
     }
 
-    fn producer(&self) -> FutureProducer {
+    /// Finds mistakes in the properties without a broker.
+    pub fn check(config: &Config) -> Result<()> {
+        let Config { brokers, properties, topic_prefix, .. } = config.clone();
+        Names { brokers, topic_prefix, properties }.check()
+    }
+
+    fn producer(&self) -> FutureProducer<Voice> {
         self.producer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -107,84 +93,21 @@ impl Kafka {
         let mut producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((code, reason)) = producer.client().fatal_error() {
             tracing::warn!("the kafka producer is replaced after {code}: {reason}");
-            match self.names.producer() {
+            match self.names.producer(&self.voice) {
                 Ok(new) => *producer = new,
                 Err(error) => tracing::error!("no new kafka producer: {error}"),
             }
         }
     }
 
-    fn observer(&self, topic: Topic) -> Result<Arc<BaseConsumer>> {
+    fn observer(&self, topic: Topic) -> Result<Arc<BaseConsumer<Voice>>> {
         let mut observers = self.observers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(observer) = observers.get(&topic) {
             return Ok(observer.clone());
         }
-        let observer: BaseConsumer = self.names.group(topic).create().map_err(|e| read(topic, &e))?;
+        let observer: BaseConsumer<Voice> = client::create(&self.names.observer(topic), self.voice.clone())
+            .map_err(|reason| Error::Read { topic, reason })?;
         Ok(observers.entry(topic).or_insert(Arc::new(observer)).clone())
-    }
-}
-
-/// The cluster's id, and our topics with their partitions.
-async fn look(names: &Names, producer: &FutureProducer) -> Result<(String, HashMap<Topic, u32>)> {
-    let (asked, producer) = (names.clone(), producer.clone());
-    let answer = blocking(move || {
-        let Some(id) = producer.client().fetch_cluster_id(ANSWER_WITHIN) else {
-            return Err(Error::Setup(format!("no answer from kafka at {} within {ANSWER_WITHIN:?}", asked.brokers)));
-        };
-        // All topics: a question about one that does not exist may create it, with the broker's number of partitions.
-        let metadata = producer.client().fetch_metadata(None, ANSWER_WITHIN).map_err(|e| asked.setup(&e))?;
-        Ok((id, existing(&asked, &metadata)))
-    });
-    answer.await.unwrap_or_else(|e| Err(Error::Setup(e)))
-}
-
-/// Our topics that are ready for use, with their partitions.
-fn existing(names: &Names, metadata: &Metadata) -> HashMap<Topic, u32> {
-    let partitions = |topic: Topic| {
-        let name = names.topic(topic);
-        let found = metadata.topics().iter().find(|found| found.name() == name && found.error().is_none())?;
-        let count = u32::try_from(found.partitions().len()).ok().filter(|count| *count > 0)?;
-        Some((topic, count))
-    };
-    Topic::ALL.into_iter().filter_map(partitions).collect()
-}
-
-async fn create_topics(names: &Names, missing: &[Topic], partitions: u32) -> Result<()> {
-    let admin: AdminClient<DefaultClientContext> = names.client().create().map_err(|e| names.setup(&e))?;
-    let topics: Vec<(String, i32)> =
-        missing.iter().map(|topic| (names.topic(*topic), index(topic.partitions(partitions)))).collect();
-    let new = topics.iter().map(|(name, partitions)| {
-        // -1: as many replicas as the cluster gives by default. A number of ours would be wrong on somebody's cluster, and one
-        // replica loses tasks with one disk.
-        let topic = NewTopic::new(name, *partitions, TopicReplication::Fixed(-1));
-        topic.set("max.message.bytes", MAX_RECORD_BYTES)
-    });
-    let new: Vec<_> = new.collect();
-    let options = AdminOptions::new().request_timeout(Some(ANSWER_WITHIN)).operation_timeout(Some(ANSWER_WITHIN));
-    for created in admin.create_topics(&new, &options).await.map_err(|e| names.setup(&e))? {
-        match created {
-            // Another process was quicker.
-            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
-            Err((topic, code)) => return Err(Error::Setup(format!("kafka does not create topic {topic}: {code}"))),
-        }
-    }
-    Ok(())
-}
-
-/// A topic that was just created takes a moment until the brokers agree on who leads it.
-async fn wait_for_topics(names: &Names, producer: &FutureProducer) -> Result<HashMap<Topic, u32>> {
-    let deadline = Instant::now() + ANSWER_WITHIN;
-    loop {
-        let (_, found) = look(names, producer).await?;
-        if found.len() == Topic::ALL.len() {
-            return Ok(found);
-        }
-        if Instant::now() > deadline {
-            let missing = Topic::ALL.into_iter().find(|topic| !found.contains_key(topic));
-            let missing = missing.map(|topic| names.topic(topic)).unwrap_or_default();
-            return Err(Error::Setup(format!("kafka's topic {missing} is not ready after {ANSWER_WITHIN:?}")));
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
@@ -212,7 +135,7 @@ fn offset(raw: i64) -> Option<Offset> {
 }
 
 /// Puts the record into the producer's queue, when it is full as soon as there is room.
-async fn enqueue(producer: &FutureProducer, topic: &str, record: &Record) -> Result<DeliveryFuture, KafkaError> {
+async fn enqueue(producer: &FutureProducer<Voice>, topic: &str, record: &Record) -> Result<DeliveryFuture, KafkaError> {
     let deadline = Instant::now() + DELIVER_WITHIN;
     loop {
         let sent = FutureRecord::<(), [u8]>::to(topic).partition(index(record.partition)).payload(&record.value);
@@ -247,7 +170,7 @@ async fn delivered(deliveries: Vec<DeliveryFuture>) -> Result<Vec<Offset>, Kafka
     offsets
 }
 
-async fn publish(producer: &FutureProducer, topic: &str, records: &[Record]) -> Result<Vec<Offset>, KafkaError> {
+async fn publish(producer: &FutureProducer<Voice>, topic: &str, records: &[Record]) -> Result<Vec<Offset>, KafkaError> {
     let mut deliveries = Vec::with_capacity(records.len());
     let mut refused = None;
     for record in records {
@@ -291,14 +214,14 @@ impl Bus for Kafka {
 
     /// On Kafka both readings are the same: a partition has one reader in the group, who reads it in order.
     async fn subscribe(&self, topic: Topic, _reading: Reading) -> Result<Box<dyn Subscription>> {
-        Ok(Box::new(consumer::Member::join(&self.names, topic)?))
+        Ok(Box::new(consumer::Member::join(&self.names, self.voice.clone(), topic)?))
     }
 
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
         let (producer, name, partitions) = (self.producer(), self.names.topic(topic), self.partitions(topic));
         let ends = blocking(move || {
             let end = |partition| {
-                let (low, high) = producer.client().fetch_watermarks(&name, index(partition), ANSWER_WITHIN)?;
+                let (low, high) = watermarks(producer.client(), &name, partition)?;
                 // Retention may have emptied it: nobody can read up to the last record then.
                 Ok(if low < high { offset(high - 1) } else { None })
             };
@@ -321,11 +244,55 @@ impl Bus for Kafka {
         Ok(ends.into_iter().zip(committed).map(|(end, done)| next(end).saturating_sub(next(done))).sum())
     }
 
+    async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64> {
+        let failed = |reason: String| Error::Trim { topic, reason };
+        let (observer, name, partitions) = (self.observer(topic)?, self.names.topic(topic), self.partitions(topic));
+        let asked = name.clone();
+        let cuts = blocking(move || trim::cuts(&observer, topic, &asked, partitions, keep)).await.map_err(failed)?;
+        let cuts = cuts.map_err(|e| failed(e.to_string()))?;
+        if !cuts.is_empty() {
+            trim::delete(&self.admin, &name, &cuts).await.map_err(|e| failed(e.to_string()))?;
+        }
+        Ok(cuts.iter().map(|(_, _, count)| count).sum())
+    }
+
+    async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()> {
+        topics::raise(&self.names, &self.admin, topic, count).await
+    }
+
+    async fn check_partitions(&self) -> Result<()> {
+        for topic in Topic::ALL.into_iter().filter(|topic| topic.is_read()) {
+            let (observer, name) = (self.observer(topic)?, self.names.topic(topic));
+            let metadata = blocking(move || observer.fetch_metadata(Some(&name), ANSWER_WITHIN)).await;
+            let metadata = metadata.map_err(|reason| Error::Read { topic, reason })?.map_err(|e| read(topic, &e))?;
+            super::check_grown(topic, self.partitions(topic), topics::count(&metadata, &self.names.topic(topic)))?;
+        }
+        Ok(())
+    }
+
     async fn close(&self) {
         let producer = self.producer();
         let flushed = blocking(move || producer.flush(ANSWER_WITHIN)).await;
         if let Err(reason) = flushed.and_then(|flushed| flushed.map_err(|e| e.to_string())) {
             tracing::warn!("what was last published may not have reached kafka: {reason}");
+        }
+    }
+}
+
+/// The first place of a partition and the one behind its last. Blocks.
+fn watermarks<C: ClientContext>(client: &Client<C>, topic: &str, partition: u32) -> Result<(i64, i64), KafkaError> {
+    of_its_leader(|| client.fetch_watermarks(topic, index(partition), ANSWER_WITHIN))
+}
+
+/// Blocks. Asks again while a partition changes its leader, or has none because it was just made.
+fn of_its_leader<T>(mut ask: impl FnMut() -> Result<T, KafkaError>) -> Result<T, KafkaError> {
+    let deadline = Instant::now() + ANSWER_WITHIN;
+    loop {
+        match ask() {
+            Err(KafkaError::MetadataFetch(
+                RDKafkaErrorCode::NotLeaderForPartition | RDKafkaErrorCode::LeaderNotAvailable,
+            )) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
+            answer => return answer,
         }
     }
 }

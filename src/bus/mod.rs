@@ -5,7 +5,7 @@
 pub mod kafka;
 pub mod redis_streams;
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -23,11 +23,26 @@ pub enum Error {
     Read { topic: Topic, reason: String },
     #[error("failed to acknowledge in {topic}: {reason}")]
     Commit { topic: Topic, reason: String },
+    #[error("failed to trim {topic}: {reason}")]
+    Trim { topic: Topic, reason: String },
     #[error("cannot set up the bus: {0}")]
     Setup(String),
+    /// Trying again does not help: the user has to change something.
+    #[error("{0}")]
+    Misconfigured(String),
     /// Trying again does not help: offsets mean nothing any more, the bus has to be opened anew.
     #[error("the bus has lost its records: generation {generation} is gone")]
     Lost { generation: String },
+    /// Somebody has given a topic more partitions: the bus has to be opened anew to reach them.
+    #[error("topic {topic} has {found} partitions now, no longer {known}")]
+    Grown { topic: Topic, known: u32, found: u32 },
+}
+
+impl Error {
+    /// Only opening the bus anew helps.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. } | Self::Grown { .. })
+    }
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -53,12 +68,14 @@ impl Topic {
         }
     }
 
+    /// Whether taskd reads it. The others are reports for people.
+    pub fn is_read(self) -> bool {
+        matches!(self, Self::Pipeline | Self::TaskResults)
+    }
+
     /// The reports for people have one partition, the others as many as configured.
     pub fn partitions(self, configured: u32) -> u32 {
-        match self {
-            Self::Pipeline | Self::TaskResults => configured,
-            Self::Expirations | Self::DeadLetters => 1,
-        }
+        if self.is_read() { configured } else { 1 }
     }
 }
 
@@ -81,6 +98,13 @@ pub struct Message {
     pub partition: u32,
     pub offset: Offset,
     pub value: Bytes,
+}
+
+/// What stays of a topic when it is trimmed: of each partition its last `records`, as far as they are not older than `age`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    pub age: Duration,
+    pub records: u64,
 }
 
 /// How a topic is read.
@@ -117,6 +141,15 @@ pub trait Bus: Send + Sync {
     /// How many records of a topic that taskd reads are not dealt with yet, about.
     async fn backlog(&self, topic: Topic) -> Result<u64>;
 
+    /// Deletes what `keep` does not ask for; of a topic that taskd reads, nothing that the group has not committed. How many went, about.
+    async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64>;
+
+    /// Gives a topic that taskd reads `count` partitions, more than it has. This opening does not reach them: open anew.
+    async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()>;
+
+    /// Asks anew how many partitions there are; [`Error::Grown`] when some topic has more than this opening knows.
+    async fn check_partitions(&self) -> Result<()>;
+
     /// Sends what is buffered, and closes.
     async fn close(&self);
 }
@@ -145,6 +178,13 @@ fn highest(messages: &[Message]) -> BTreeMap<u32, Offset> {
         *offset = message.offset.max(*offset);
     }
     highest
+}
+
+fn check_grown(topic: Topic, known: u32, found: Option<u32>) -> Result<()> {
+    match found.filter(|found| *found > known) {
+        Some(found) => Err(Error::Grown { topic, known, found }),
+        None => Ok(()),
+    }
 }
 
 fn check_partitions(topic: Topic, records: &[Record], partitions: u32) -> Result<()> {

@@ -30,7 +30,7 @@ use async_trait::async_trait;
 use redis::{RedisError, RedisResult, Value};
 use uuid::Uuid;
 
-use super::{Bus, Error, Message, Reading, Record, Result, Subscription, Topic};
+use super::{Bus, Error, Keep, Message, Reading, Record, Result, Subscription, Topic};
 use crate::{model::Offset, redis_pool::Redis};
 
 /// One pipeline holds at most so much, so that one big batch does not hold up everybody else on the connection.
@@ -92,7 +92,7 @@ async fn begin(redis: &Redis, topic_prefix: &str, partitions: u32) -> Result<(St
         return Err(Error::Setup("a topic needs at least one partition".into()));
     }
     let setup = |e: RedisError| Error::Setup(e.to_string());
-    let (generation_key, partitions_key) = (generation_key(redis), format!("{}:{{bus}}:partitions", redis.prefix()));
+    let (generation_key, partitions_key) = (generation_key(redis), partitions_key(redis));
     let mut pipe = redis::pipe();
     pipe.cmd("SET").arg(&generation_key).arg(Uuid::new_v4().simple().to_string()).arg("NX").ignore();
     pipe.cmd("GET").arg(&generation_key);
@@ -110,6 +110,10 @@ async fn begin(redis: &Redis, topic_prefix: &str, partitions: u32) -> Result<(St
 
 fn generation_key(redis: &Redis) -> String {
     format!("{}:{{bus}}:generation", redis.prefix())
+}
+
+fn partitions_key(redis: &Redis) -> String {
+    format!("{}:{{bus}}:partitions", redis.prefix())
 }
 
 fn committed_key(stream: &str) -> String {
@@ -131,6 +135,11 @@ fn messages(partition: usize, entries: Vec<reply::Entry>) -> Vec<Message> {
 impl Streams {
     fn key(&self, topic: Topic, partition: u32) -> String {
         format!("{}:{{bus}}:{}{topic}:{partition}", self.redis.prefix(), self.topic_prefix)
+    }
+
+    /// Of the hash of partitions.
+    fn field(&self, topic: Topic) -> String {
+        format!("{}{topic}", self.topic_prefix)
     }
 
     /// By partition.
@@ -318,6 +327,43 @@ impl Bus for RedisStreams {
             .await
             .map_err(|e: RedisError| Error::Read { topic, reason: e.to_string() })?;
         Ok(lengths.iter().sum())
+    }
+
+    /// Of what taskd reads, that is done with the commit.
+    async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64> {
+        if topic.is_read() {
+            return Ok(0);
+        }
+        let failed = |e: RedisError| Error::Trim { topic, reason: e.to_string() };
+        let mut conn = self.streams.redis.conn();
+        // Ids are made of Redis's clock.
+        let (secs, micros): (u64, u64) = redis::cmd("TIME").query_async(&mut conn).await.map_err(failed)?;
+        let oldest_ms = u128::from(secs * 1000 + micros / 1000).saturating_sub(keep.age.as_millis());
+        let mut pipe = redis::pipe();
+        for key in self.streams.keys(topic) {
+            pipe.cmd("XTRIM").arg(&key).arg("MAXLEN").arg("=").arg(keep.records);
+            pipe.cmd("XTRIM").arg(&key).arg("MINID").arg("=").arg(oldest_ms.to_string());
+        }
+        let trimmed: Vec<u64> = pipe.query_async(&mut conn).await.map_err(failed)?;
+        Ok(trimmed.iter().sum())
+    }
+
+    async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()> {
+        let mut raise = redis::cmd("HSET");
+        raise.arg(partitions_key(&self.streams.redis)).arg(self.streams.field(topic)).arg(count);
+        let raised: Result<(), RedisError> = raise.query_async(&mut self.streams.redis.conn()).await;
+        raised.map_err(|e| Error::Setup(e.to_string()))
+    }
+
+    async fn check_partitions(&self) -> Result<()> {
+        for topic in Topic::ALL.into_iter().filter(|topic| topic.is_read()) {
+            let mut ask = redis::cmd("HGET");
+            ask.arg(partitions_key(&self.streams.redis)).arg(self.streams.field(topic));
+            let found = ask.query_async(&mut self.streams.redis.conn()).await;
+            let found = found.map_err(|e: RedisError| Error::Read { topic, reason: e.to_string() })?;
+            super::check_grown(topic, self.partitions(topic), found)?;
+        }
+        Ok(())
     }
 
     /// Others need not wait until our readers are taken for dead.

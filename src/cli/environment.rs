@@ -2,14 +2,32 @@
 
 use clap::Command;
 
+use crate::config::Properties;
+
 /// `Err`: the first of `given` that no option of `command` reads, and the nearest one that an option does.
 pub(super) fn check(command: &Command, given: impl IntoIterator<Item = String>) -> Result<(), String> {
     let known = variables(command);
-    let strange = |name: &String| name.starts_with("TASKD_") && !known.contains(name) && !is_others(name);
+    let strange =
+        |name: &String| name.starts_with("TASKD_") && !known.contains(name) && !is_others(name) && !is_property(name);
     let Some(name) = given.into_iter().filter(strange).min() else { return Ok(()) };
     let nearest = known.iter().min_by_key(|known| strsim::damerau_levenshtein(known, &name));
     let nearest = nearest.map(String::as_str).unwrap_or_default();
     Err(format!("unknown variable {name} in the environment; the nearest that taskd knows is {nearest}"))
+}
+
+/// Properties of `[kafka]`: `TASKD_KAFKA_SASL_PASSWORD` is `sasl.password`.
+pub(super) fn kafka(given: impl IntoIterator<Item = (String, String)>) -> Properties {
+    let mut properties = Properties::default();
+    for (name, value) in given.into_iter().filter(|(name, _)| is_property(name)) {
+        properties.set(name[KAFKA.len()..].replace('_', ".").to_lowercase(), value);
+    }
+    properties
+}
+
+const KAFKA: &str = "TASKD_KAFKA_";
+
+fn is_property(name: &str) -> bool {
+    name.len() > KAFKA.len() && name.starts_with(KAFKA) && !is_others(name)
 }
 
 /// Of the command and those below it.
@@ -47,6 +65,15 @@ mod tests {
             "unknown variable TASKD_PARTITONS in the environment; the nearest that taskd knows is TASKD_PARTITIONS"
         );
         assert!(check(&["TASKD_HTTP_LISTN"]).unwrap_err().ends_with("is TASKD_HTTP_LISTEN"));
+    }
+
+    #[test]
+    fn properties_are_those_that_kubernetes_does_not_tell_of() {
+        let given = ["TASKD_KAFKA_SASL_PASSWORD", "TASKD_KAFKA_SERVICE_HOST", "TASKD_KAFKA_PORT_9092_TCP", "TASKD_LOG"];
+        let given = given.map(|name| (name.to_owned(), "x".to_owned()));
+        assert_eq!(super::kafka(given).names().collect::<Vec<_>>(), ["sasl.password"]);
+        check(&["TASKD_KAFKA_SSL_CA_LOCATION"]).unwrap();
+        assert!(check(&["TASKD_KAFKA"]).is_err());
     }
 
     #[test]

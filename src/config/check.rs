@@ -15,6 +15,7 @@ const BATCH: RangeInclusive<usize> = 1..=1000;
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// Leases travel as milliseconds in 32 bits.
 const LONGEST_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
+pub const MOST_PARTITIONS: u32 = 1024;
 /// Stored as JSON text, in which a byte may take six, in a column that ends at 16 MiB.
 const MOST_HEADERS: usize = 1 << 20;
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -24,6 +25,7 @@ pub(super) fn check(settings: &Settings, origins: &Origins) -> Result<(), Error>
     let checker = Checker { origins };
     checker.process(settings)?;
     checker.urls(settings)?;
+    checker.kafka(settings)?;
     checker.limits(settings)?;
     checker.pipelines(settings)?;
     checker.queue("default", &settings.queues.default, settings)?;
@@ -36,7 +38,10 @@ struct Checker<'a> {
 
 impl Checker<'_> {
     fn process(&self, settings: &Settings) -> Result<(), Error> {
-        self.range("partitions", settings.partitions, 1..=1024)?;
+        self.range("partitions", settings.partitions, 1..=MOST_PARTITIONS)?;
+        // A Redis that falls back is read for again from where it stands then.
+        self.time("topic_retention", settings.topic_retention, Duration::from_secs(60)..=3650 * DAY)?;
+        self.range("topic_retention_records", settings.topic_retention_records, 1000..=u64::MAX)?;
         self.time("grace_period", settings.grace_period, Duration::from_millis(1)..=DAY)?;
         // A loop that waits beats once a second.
         self.time("stall_after", settings.stall_after, Duration::from_secs(3)..=DAY)?;
@@ -108,6 +113,21 @@ impl Checker<'_> {
             return self.fail("redis_wait_aof", redis.wait_aof, why);
         }
         Ok(())
+    }
+
+    fn kafka(&self, settings: &Settings) -> Result<(), Error> {
+        let shown = |name: &str| (format!("kafka.{name}"), quoted(settings.kafka.shown(name)));
+        if let Some((name, why)) = settings.kafka.mistake() {
+            let (key, value) = shown(name);
+            return self.fail(&key, value, &why);
+        }
+        match settings.kafka.names().next() {
+            Some(name) if settings.bus_url.is_none() => {
+                let (key, value) = shown(name);
+                self.fail(&key, value, "is for a Kafka; name one with bus_url")
+            }
+            _ => Ok(()),
+        }
     }
 
     fn limits(&self, settings: &Settings) -> Result<(), Error> {
@@ -369,6 +389,16 @@ mod tests {
             ),
             (|s| s.bus_url = Some("nats://h".into()), "expected kafka://…"),
             (|s| s.bus_url = Some("kafka://".into()), "expected kafka://…"),
+            (
+                |s| s.kafka.set("acks".into(), "1".into()),
+                "kafka.acks = \"1\" (the default) cannot be set: taskd writes with acks=all",
+            ),
+            (
+                |s| s.kafka.set("sasl.password".into(), "p".into()),
+                "kafka.sasl.password = \"***\" (the default) is for a Kafka; name one with bus_url",
+            ),
+            (|s| s.topic_retention = Duration::ZERO, "topic_retention = 0s (the default) must be 1m to "),
+            (|s| s.topic_retention_records = 0, "topic_retention_records = 0 (the default) must be 1000 to "),
             (|s| s.redis_prefix = "{a}".into(), "redis_prefix = \"{a}\" (the default) must not contain"),
             (|s| s.topic_prefix = "a/".into(), "topic_prefix = \"a/\""),
             (|s| s.discovery.batch_max = 1001, "discovery_batch_max = 1001 (the default) must be 1 to 1000"),

@@ -9,7 +9,7 @@ use std::{
 use clap::{ArgMatches, parser::ValueSource};
 use toml::de::{DeTable, DeValue};
 
-use super::{Options, Settings, check::check, in_field, options::QueueOptions};
+use super::{Options, Properties, Settings, check::check, in_field, options::QueueOptions};
 use crate::model::QueueName;
 
 /// One line each: what, where, and what would be right.
@@ -101,11 +101,18 @@ impl Origins {
         )
     }
 
+    /// Notes properties of `[kafka]` that the environment gives.
+    pub fn with_environment(mut self, kafka: &Properties) -> Self {
+        let keys = kafka.names().map(|name| (format!("kafka.{name}"), Origin::Environment));
+        self.0.extend(keys);
+        self
+    }
+
     /// `--partitions`, `TASKD_PARTITIONS` or `taskd.toml:3`; `None` for a default.
     pub fn describe(&self, key: &str) -> Option<String> {
         Some(match self.0.get(key)? {
             Origin::Flag => format!("--{}", key.replace('_', "-")),
-            Origin::Environment => format!("TASKD_{}", key.to_uppercase()),
+            Origin::Environment => format!("TASKD_{}", key.replace('.', "_").to_uppercase()),
             Origin::File { path, line } => format!("{}:{line}", path.display()),
         })
     }

@@ -5,15 +5,17 @@
 mod check;
 mod load;
 mod options;
+mod properties;
 mod show;
 mod units;
 mod wording;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
-pub use check::without_password;
+pub use check::{MOST_PARTITIONS, without_password};
 pub use load::{Error, Loaded, Origin, Origins, load};
 pub use options::Options;
+pub use properties::Properties;
 pub use show::to_toml;
 pub use units::Time;
 pub use wording::in_field;
@@ -85,6 +87,8 @@ pub struct Settings {
     pub database_pool: u32,
     /// `None`: Redis Streams in that Redis. `kafka://host:port,…`
     pub bus_url: Option<String>,
+    /// What librdkafka is told beside what we tell it.
+    pub kafka: Properties,
     pub http_listen: SocketAddr,
     pub grpc_listen: SocketAddr,
     /// Stands before every Redis key.
@@ -93,6 +97,10 @@ pub struct Settings {
     pub topic_prefix: String,
     /// Partitions of `pipeline` and `task-results`, and so shards of each queue.
     pub partitions: u32,
+    /// Records of the bus that nobody needs any more stay so long …
+    pub topic_retention: Duration,
+    /// … as far as they are among the last so many of their partition.
+    pub topic_retention_records: u64,
     /// How long a stop may take.
     pub grace_period: Duration,
     /// A pipeline that has made no progress for so long is not ready.
@@ -124,11 +132,14 @@ impl Default for Settings {
             database_url: None,
             database_pool: 16,
             bus_url: None,
+            kafka: Properties::default(),
             http_listen: SocketAddr::from(([127, 0, 0, 1], 7600)),
             grpc_listen: SocketAddr::from(([127, 0, 0, 1], 7601)),
             redis_prefix: "taskd".into(),
             topic_prefix: String::new(),
             partitions: 1,
+            topic_retention: Duration::from_secs(7 * 24 * 3600),
+            topic_retention_records: 10_000_000,
             // Orchestrators usually kill after 30 s.
             grace_period: Duration::from_secs(25),
             stall_after: Duration::from_secs(30),

@@ -8,7 +8,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Discovery, Fanout, Limits, LogFormat, QueueSettings, RedisAccess, Settings, Watchdog,
+    Discovery, Fanout, Limits, LogFormat, Properties, QueueSettings, RedisAccess, Settings, Watchdog,
     units::{Address, ByteSize, Pipelines, Time},
 };
 use crate::model::Priority;
@@ -81,6 +81,14 @@ pub struct Options {
     /// Partitions of the bus and shards of each queue, when they are made [default: 1]
     #[arg(long, env = "TASKD_PARTITIONS", hide_env = true, value_name = "N", help_heading = "Backends")]
     pub partitions: Option<u32>,
+
+    /// Bus records that were read stay so long, reports too [default: 7days]
+    #[arg(long, env = "TASKD_TOPIC_RETENTION", hide_env = true, value_name = "TIME", help_heading = "Backends")]
+    pub topic_retention: Option<Time>,
+
+    /// The same by number: the last so many of each partition [default: 10000000]
+    #[arg(long, env = "TASKD_TOPIC_RETENTION_RECORDS", hide_env = true, value_name = "N", help_heading = "Backends")]
+    pub topic_retention_records: Option<u64>,
 
     /// [default: 127.0.0.1:7600]
     #[arg(long, env = "TASKD_HTTP_LISTEN", hide_env = true, value_name = "IP:PORT", help_heading = "Listeners")]
@@ -190,6 +198,11 @@ pub struct Options {
     #[arg(long, env = "TASKD_RETENTION", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
     pub retention: Option<Time>,
 
+    /// In the file; in the environment each as `TASKD_KAFKA_…`.
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "Properties::is_empty")]
+    pub kafka: Properties,
+
     /// Only in the file.
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -259,6 +272,9 @@ impl Options {
         set(&mut settings.redis_prefix, self.redis_prefix);
         set(&mut settings.topic_prefix, self.topic_prefix);
         set(&mut settings.partitions, self.partitions);
+        settings.kafka.extend(self.kafka);
+        set_time(&mut settings.topic_retention, self.topic_retention);
+        set(&mut settings.topic_retention_records, self.topic_retention_records);
         set(&mut settings.http_listen, self.http_listen.map(|address| address.0));
         set(&mut settings.grpc_listen, self.grpc_listen.map(|address| address.0));
         set_time(&mut settings.grace_period, self.grace_period);
@@ -331,6 +347,8 @@ impl Options {
             redis_prefix: Some(settings.redis_prefix.clone()),
             topic_prefix: Some(settings.topic_prefix.clone()),
             partitions: Some(settings.partitions),
+            topic_retention: Some(Time(settings.topic_retention)),
+            topic_retention_records: Some(settings.topic_retention_records),
             http_listen: Some(Address(settings.http_listen)),
             grpc_listen: Some(Address(settings.grpc_listen)),
             grace_period: Some(Time(settings.grace_period)),
@@ -356,6 +374,7 @@ impl Options {
             horizon: Some(Time(*horizon)),
             reconcile_every: Some(Time(*reconcile_every)),
             retention: Some(Time(*retention)),
+            kafka: settings.kafka.clone(),
             queues: std::iter::once(default).chain(named).collect(),
         }
     }

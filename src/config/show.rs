@@ -8,6 +8,7 @@ pub fn to_toml(settings: &Settings, origins: &Origins) -> String {
     for url in [&mut options.redis_url, &mut options.database_url, &mut options.bus_url].into_iter().flatten() {
         *url = without_password(url);
     }
+    options.kafka = options.kafka.hidden();
     let text = toml::to_string(&options).expect("options are strings, numbers and lists of them under string keys");
     with_origins(&text, origins)
 }
@@ -19,7 +20,7 @@ fn with_origins(text: &str, origins: &Origins) -> String {
         if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             section = format!("{}.", name.replace('"', ""));
         }
-        let key = line.split(" = ").next().unwrap_or_default();
+        let key = line.split(" = ").next().unwrap_or_default().trim_matches('"');
         shown.push_str(line);
         if let Some(origin) = origins.describe(&format!("{section}{key}")) {
             shown.push_str(" # ");

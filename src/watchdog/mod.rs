@@ -5,7 +5,8 @@
 //! - finals: records that SQL shows final and that are older than `grace` are forgotten;
 //! - shards that Redis lost: a new generation, and all that SQL knows as unfinished goes out again;
 //! - what finished longer ago than `retention` is removed from SQL;
-//! - tasks that SQL has and Redis does not: a page of SQL is compared with Redis every `reconcile_every`.
+//! - tasks that SQL has and Redis does not: a page of SQL is compared with Redis every `reconcile_every`;
+//! - the bus: what was read and is old is deleted, once a minute.
 //!
 //! Of many processes one at a time does this.
 
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::lead::Lead;
 use crate::{
-    bus::Topic,
+    bus::{Keep, Topic},
     config::Settings,
     model::{self, Offset, QueueName, ShardId, TaskId, TaskRow},
     outbox::{Last, Outbox},
@@ -60,6 +61,8 @@ pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor:
     }
     let (dog, beat) = spawn("watchdog/depths");
     supervisor.spawn("watchdog/depths", move || dog.clone().depths(Arc::clone(&beat)));
+    let (dog, beat) = spawn("watchdog/trim");
+    supervisor.spawn("watchdog/trim", move || dog.clone().trim(Arc::clone(&beat)));
 }
 
 /// Parked tasks that were released and that the fanout has not read yet, by queue.
@@ -67,6 +70,9 @@ type OnTheirWay = HashMap<QueueName, Last>;
 
 /// Tasks removed in one transaction: so few that nobody waits long for it.
 const REMOVED_AT_ONCE: u32 = 256;
+
+/// How often the topics are trimmed.
+const TRIM_EVERY: Duration = Duration::from_secs(60);
 
 /// Elements per lane that one sweep looks at.
 const SWEEP: usize = 512;
@@ -309,7 +315,7 @@ impl Watchdog {
     /// Brings back a shard that Redis lost. Killed anywhere before the last step, it begins again.
     async fn rebuild(&self, shard: &ShardId, life: u64, beat: &Beat) -> anyhow::Result<()> {
         tracing::warn!(%shard, "redis has lost shard {shard}: bringing its unfinished tasks back from SQL");
-        self.results_are_in_sql(shard, beat).await?;
+        self.results_are_in_sql(beat).await?;
         // Records up to here count as read: their tasks are in SQL, and go out again from there.
         let partitions = self.outbox.bus.ends(Topic::Pipeline).await?;
         let end = partitions.get(shard.number as usize).copied().flatten();
@@ -326,13 +332,15 @@ impl Watchdog {
     }
 
     /// Waits until what workers had reported before the loss is in SQL: else they would be asked to do it again.
-    async fn results_are_in_sql(&self, shard: &ShardId, beat: &Beat) -> anyhow::Result<()> {
+    /// In whichever partition they stand: there may have been fewer when they came.
+    async fn results_are_in_sql(&self, beat: &Beat) -> anyhow::Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
-        let at = (shard.number % self.outbox.bus.partitions(Topic::TaskResults).max(1)) as usize;
-        let Some(end) = self.outbox.bus.ends(Topic::TaskResults).await?.get(at).copied().flatten() else {
-            return Ok(());
-        };
-        while self.outbox.bus.committed(Topic::TaskResults).await?.get(at).copied().flatten() < Some(end) {
+        // One that this process does not know yet may hold some too.
+        self.outbox.bus.check_partitions().await?;
+        let ends = self.outbox.bus.ends(Topic::TaskResults).await?;
+        let unread =
+            |committed: Vec<Option<Offset>>| ends.iter().zip(committed).any(|(end, committed)| committed < *end);
+        while unread(self.outbox.bus.committed(Topic::TaskResults).await?) {
             anyhow::ensure!(Instant::now() < deadline, "task-results is not read to its end");
             beat.beat();
             if !self.pause(Duration::from_millis(100)).await {
@@ -357,6 +365,10 @@ impl Watchdog {
         }
         let mut missing = Vec::new();
         for (shard, tasks) in shards {
+            if shard.number as usize >= ends.len() {
+                // Younger than this opening of the bus: who knows the partition looks there.
+                continue;
+            }
             let at = |offsets: &[Option<Offset>]| offsets.get(shard.number as usize).copied().flatten();
             missing.extend(self.missing(&shard, &tasks, at(&committed), at(&ends)).await?);
         }
@@ -396,6 +408,24 @@ impl Watchdog {
             None => true,
         });
         Ok(missing.map(|task| task.id).collect())
+    }
+
+    // --- what was read
+
+    async fn trim(self, beat: Arc<Beat>) -> anyhow::Result<()> {
+        let keep = Keep { age: self.settings.topic_retention, records: self.settings.topic_retention_records };
+        while self.lead.wait(&beat, &self.stop).await {
+            let started = Instant::now();
+            for topic in Topic::ALL {
+                let trimmed = self.outbox.bus.trim(topic, keep).await?;
+                if trimmed > 0 {
+                    tracing::debug!(%topic, "deleted {trimmed} old records of {topic}");
+                }
+            }
+            metrics::watchdog_step("trim", started.elapsed());
+            beat.idle(self.pause(TRIM_EVERY)).await;
+        }
+        Ok(())
     }
 
     // --- gauges

@@ -1,6 +1,7 @@
 //! The bus on Kafka: the contract, and what only Kafka can do to it.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -11,28 +12,41 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions},
     client::DefaultClientContext,
 };
-use taskd::bus::{Bus, Error, Message, Reading, Record, Topic, kafka::Kafka};
+use taskd::bus::{
+    Bus, Error, Message, Reading, Record, Topic,
+    kafka::{Config, Kafka},
+};
 
 use crate::support::{
     bus_contract::{Backend, PARTITIONS, bus_contract, commit, publish_many, read, subscribe, values, within},
     kafka::{KafkaServer, shared},
 };
 
-struct Broker {
+pub(crate) struct Broker {
     brokers: String,
     prefix: String,
 }
 
 impl Broker {
-    fn new(brokers: &str) -> Self {
+    pub(crate) fn new(brokers: &str) -> Self {
         Self { brokers: brokers.to_owned(), prefix: format!("{}.", uuid::Uuid::now_v7().simple()) }
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        Config {
+            brokers: self.brokers.clone(),
+            properties: BTreeMap::new(),
+            topic_prefix: self.prefix.clone(),
+            partitions: PARTITIONS,
+            retention: Duration::from_secs(3600),
+        }
     }
 }
 
 #[async_trait]
 impl Backend for Broker {
     async fn open(&self) -> Arc<dyn Bus> {
-        Arc::new(within("open", Kafka::open(&self.brokers, &self.prefix, PARTITIONS)).await.expect("open"))
+        Arc::new(within("open", Kafka::open(self.config())).await.expect("open"))
     }
 
     /// The broker serves the next runs too.
@@ -45,7 +59,7 @@ impl Backend for Broker {
     }
 }
 
-async fn broker() -> Broker {
+pub(crate) async fn broker() -> Broker {
     Broker::new(shared().await)
 }
 
@@ -55,7 +69,7 @@ bus_contract!(broker);
 async fn topics_keep_their_partitions() {
     let broker = broker().await;
     broker.open().await;
-    let bus = Kafka::open(&broker.brokers, &broker.prefix, PARTITIONS + 4).await.expect("open");
+    let bus = Kafka::open(Config { partitions: PARTITIONS + 4, ..broker.config() }).await.expect("open");
     assert_eq!(bus.partitions(Topic::Pipeline), PARTITIONS);
     assert_eq!(bus.partitions(Topic::DeadLetters), 1);
     broker.remove().await;
@@ -75,7 +89,7 @@ async fn a_record_larger_than_the_topic_takes_is_told_from_other_errors() {
 #[tokio::test]
 async fn no_broker_is_an_error_that_says_where() {
     let started = Instant::now();
-    let Err(Error::Setup(reason)) = Kafka::open("127.0.0.1:1", "nobody.", PARTITIONS).await else {
+    let Err(Error::Setup(reason)) = Kafka::open(Broker::new("127.0.0.1:1").config()).await else {
         panic!("there is nobody")
     };
     assert!(reason.contains("127.0.0.1:1"), "{reason}");

@@ -160,7 +160,7 @@ async fn kill_processes(bus: Option<String>) {
 }
 
 /// Leases and completes until the stop, whatever is answered; how many completions were answered OK for the first time.
-async fn work(worker: String, url: String, stop: tokio_util::sync::CancellationToken) -> usize {
+pub(crate) async fn work(worker: String, url: String, stop: tokio_util::sync::CancellationToken) -> usize {
     let client = reqwest::Client::new();
     let mut ok = BTreeMap::new();
     let call = async |path: &str, body: serde_json::Value| -> Option<serde_json::Value> {

@@ -50,11 +50,6 @@ async fn server() -> Server {
 
 bus_contract!(server);
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ordered_partitions_move_when_a_reader_comes_or_dies() {
-    bus_contract::ordered_partitions_move_when_a_reader_comes_or_dies(&server().await).await;
-}
-
 /// Held up for longer than a reader lives: its partitions went to another, and came back when that one closed.
 #[tokio::test]
 async fn a_reader_learns_that_it_lost_a_partition_and_got_it_again() {

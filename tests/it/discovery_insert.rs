@@ -13,7 +13,7 @@ use redis::AsyncCommands;
 use reqwest::header;
 use serde_json::Value;
 use taskd::{
-    bus::{self, Bus, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
+    bus::{self, Bus, Keep, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
     config::Settings,
     dedup::Filter,
     discovery::{self, Error, Handle},
@@ -260,6 +260,18 @@ impl Bus for Picky {
 
     async fn backlog(&self, topic: Topic) -> bus::Result<u64> {
         self.0.backlog(topic).await
+    }
+
+    async fn trim(&self, topic: Topic, keep: Keep) -> bus::Result<u64> {
+        self.0.trim(topic, keep).await
+    }
+
+    async fn raise_partitions(&self, topic: Topic, count: u32) -> bus::Result<()> {
+        self.0.raise_partitions(topic, count).await
+    }
+
+    async fn check_partitions(&self) -> bus::Result<()> {
+        self.0.check_partitions().await
     }
 
     async fn close(&self) {

@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use taskd::{
-    bus::{Bus, Message, Reading, Record, Subscription, Topic},
+    bus::{Bus, Keep, Message, Reading, Record, Subscription, Topic},
     model::Offset,
 };
 
@@ -37,6 +37,7 @@ macro_rules! bus_contract {
             partitions_are_independent
             seek_goes_back_and_forward
             seek_counts_from_the_first_read_on
+            ordered_partitions_move_when_a_reader_comes_or_dies
             shared_readers_share
             what_a_dead_reader_had_not_committed_comes_again
             committed_shared_records_do_not_come_again
@@ -47,6 +48,10 @@ macro_rules! bus_contract {
             large_and_empty_values_pass
             what_cannot_be_published_is_refused
             an_idle_reader_waits_for_what_comes
+            trimming_leaves_what_was_not_committed
+            reports_are_trimmed_by_number
+            reports_are_trimmed_by_age
+            partitions_that_are_added_are_noticed_and_used
         }
     };
     ($backend:path: $($test:ident)*) => {
@@ -499,4 +504,120 @@ pub async fn an_idle_reader_waits_for_what_comes(backend: &dyn Backend) {
         publish(&*bus, topic, &[(1, "at last")]).await;
         assert_eq!(values(&within("the reader", waiting).await.expect("no panic")), ["at last"]);
     }
+}
+
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+const NOTHING: Keep = Keep { age: Duration::ZERO, records: 0 };
+
+async fn trim(bus: &dyn Bus, topic: Topic, keep: Keep) -> u64 {
+    within("trim", bus.trim(topic, keep)).await.expect("trim")
+}
+
+/// What is still there of partition 0, which ends in `last`.
+async fn remaining(bus: &dyn Bus, topic: Topic, last: &str) -> Vec<String> {
+    let mut reader = subscribe(bus, topic, Reading::Ordered).await;
+    let mut remaining: Vec<String> = Vec::new();
+    within("seek", reader.seek(0, None)).await.expect("seek");
+    while remaining.last().is_none_or(|value| value != last) {
+        remaining.extend(values(&read(&mut *reader, 1).await).into_iter().map(str::to_owned));
+    }
+    remaining
+}
+
+pub async fn trimming_leaves_what_was_not_committed(backend: &dyn Backend) {
+    for (topic, reading) in [(Topic::Pipeline, Reading::Ordered), (Topic::TaskResults, Reading::Shared)] {
+        let bus = backend.open().await;
+        publish_many(&*bus, topic, 0, "r", 10).await;
+        publish_many(&*bus, topic, 1, "other", 3).await;
+        assert_eq!(trim(&*bus, topic, NOTHING).await, 0, "nobody has committed anything in {topic}");
+
+        let mut reader = subscribe(&*bus, topic, reading).await;
+        let messages = read(&mut *reader, 13).await;
+        commit(&mut *reader, &of_partition(&messages, 0)[..6]).await;
+        // A record of this very millisecond is not older than nothing.
+        let left = async || bus.backlog(topic).await.expect("backlog");
+        within("the trimming of what was committed", async { while trim(&*bus, topic, NOTHING).await > 0 {} }).await;
+        assert_eq!(left().await, 7);
+        drop((reader, bus));
+
+        let bus = backend.open().await;
+        let mut reader = subscribe(&*bus, topic, reading).await;
+        let again = read(&mut *reader, 7).await;
+        assert_eq!(values(&of_partition(&again, 0)), ["r6", "r7", "r8", "r9"]);
+        assert_eq!(values(&of_partition(&again, 1)), ["other0", "other1", "other2"]);
+        let committed = within("committed", bus.committed(topic)).await.expect("committed");
+        assert_eq!(committed[0], Some(of_partition(&messages, 0)[5].offset));
+        commit(&mut *reader, &again).await;
+        everything_is_trimmed(&*bus, topic).await;
+    }
+}
+
+/// And an empty topic goes on.
+async fn everything_is_trimmed(bus: &dyn Bus, topic: Topic) {
+    within("all is trimmed", async { while trim(bus, topic, NOTHING).await > 0 {} }).await;
+    let backlog = within("backlog", bus.backlog(topic)).await.expect("backlog");
+    assert_eq!(backlog, 0);
+    publish(bus, topic, &[(0, "new")]).await;
+    assert_eq!(within("backlog", bus.backlog(topic)).await.expect("backlog"), 1);
+}
+
+pub async fn reports_are_trimmed_by_number(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    publish_many(&*bus, Topic::DeadLetters, 0, "r", 10).await;
+    assert_eq!(trim(&*bus, Topic::DeadLetters, Keep { age: FOR_EVER, records: 10 }).await, 0);
+    assert_eq!(trim(&*bus, Topic::DeadLetters, Keep { age: FOR_EVER, records: 3 }).await, 7);
+    assert_eq!(remaining(&*bus, Topic::DeadLetters, "r9").await, ["r7", "r8", "r9"]);
+}
+
+pub async fn reports_are_trimmed_by_age(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    let published = Instant::now();
+    publish_many(&*bus, Topic::Expirations, 0, "old", 5).await;
+    assert_eq!(trim(&*bus, Topic::Expirations, Keep { age: FOR_EVER, records: 100 }).await, 0);
+    // The records become older than that in any case; those that come then are younger.
+    let age = Duration::from_millis(1500);
+    let mut trimmed = 0;
+    within("the old ones grow old", async {
+        while trimmed < 5 {
+            trimmed += trim(&*bus, Topic::Expirations, Keep { age, records: 100 }).await;
+        }
+    })
+    .await;
+    assert!(published.elapsed() >= age, "they went before their time");
+    publish_many(&*bus, Topic::Expirations, 0, "new", 2).await;
+    assert_eq!(trim(&*bus, Topic::Expirations, Keep { age: FOR_EVER, records: 100 }).await, 0);
+    assert_eq!(remaining(&*bus, Topic::Expirations, "new1").await, ["new0", "new1"]);
+}
+
+pub async fn partitions_that_are_added_are_noticed_and_used(backend: &dyn Backend) {
+    let bus = backend.open().await;
+    within("check", bus.check_partitions()).await.expect("nothing has changed");
+    publish(&*bus, Topic::Pipeline, &[(0, "before")]).await;
+    for topic in [Topic::Pipeline, Topic::TaskResults] {
+        within("raise", bus.raise_partitions(topic, PARTITIONS + 2)).await.expect("raise");
+    }
+    within("the old opening notices", async {
+        loop {
+            match bus.check_partitions().await {
+                Err(error @ taskd::bus::Error::Grown { .. }) => {
+                    assert!(error.is_lost());
+                    return assert!(error.to_string().ends_with("has 5 partitions now, no longer 3"), "{error}");
+                }
+                other => other.expect("a check"),
+            }
+        }
+    })
+    .await;
+    // It goes on with what it knows.
+    publish(&*bus, Topic::Pipeline, &[(PARTITIONS - 1, "meanwhile")]).await;
+
+    let bus = backend.open().await;
+    assert_eq!([bus.partitions(Topic::Pipeline), bus.partitions(Topic::TaskResults)], [PARTITIONS + 2; 2]);
+    assert_eq!(bus.partitions(Topic::DeadLetters), 1);
+    publish(&*bus, Topic::Pipeline, &[(PARTITIONS + 1, "after")]).await;
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    let messages = read(&mut *reader, 3).await;
+    assert_eq!(values(&of_partition(&messages, PARTITIONS + 1)), ["after"]);
+    commit(&mut *reader, &messages).await;
+    assert_eq!(within("backlog", bus.backlog(Topic::Pipeline)).await.expect("backlog"), 0);
 }

@@ -20,7 +20,7 @@ pub async fn shared() -> &'static str {
     let start = || async {
         match std::env::var("TASKD_TEST_KAFKA") {
             Ok(brokers) if !brokers.is_empty() => brokers,
-            _ => run_script(None).await,
+            _ => run_script(&[]).await,
         }
     };
     BROKER.get_or_init(start).await
@@ -34,9 +34,42 @@ pub struct KafkaServer {
 
 impl KafkaServer {
     pub async fn start() -> Self {
+        let mut server = Self::reserve();
+        server.brokers = run_script(&[server.dir.path()]).await;
+        server
+    }
+
+    /// With a second listener, for TLS and passwords: see `scripts/start-kafka`.
+    pub async fn start_secured() -> Self {
+        let mut server = Self::reserve();
+        server.brokers = run_script(&[server.dir.path(), Path::new("sasl-ssl")]).await;
+        server
+    }
+
+    /// Not started, at an address where nobody listens until [`Self::restart`].
+    pub fn absent() -> Self {
+        let mut server = Self::reserve();
+        let port =
+            std::net::TcpListener::bind("127.0.0.1:0").and_then(|held| held.local_addr()).expect("a port").port();
+        std::fs::write(server.dir.path().join("port"), port.to_string()).expect("the folder is ours");
+        server.brokers = format!("127.0.0.1:{port}");
+        server
+    }
+
+    fn reserve() -> Self {
         let dir = tempfile::Builder::new().prefix("taskd-kafka-").tempdir().expect("a folder for kafka");
-        let brokers = run_script(Some(dir.path())).await;
-        Self { dir, brokers }
+        Self { dir, brokers: String::new() }
+    }
+
+    /// `host:port` of the listener with TLS and passwords.
+    pub fn secured_brokers(&self) -> String {
+        let port = std::fs::read_to_string(self.dir.path().join("tls-port")).expect("it was started with it");
+        format!("127.0.0.1:{}", port.trim())
+    }
+
+    /// The authority that its certificate is of.
+    pub fn ca(&self) -> std::path::PathBuf {
+        self.dir.path().join("ca.pem")
     }
 
     pub fn brokers(&self) -> &str {
@@ -53,9 +86,9 @@ impl KafkaServer {
         }
     }
 
-    /// After [`Self::kill9`], at its old place with its old records.
+    /// After [`Self::kill9`] or [`Self::absent`], at its old place with its old records.
     pub async fn restart(&self) {
-        let brokers = run_script(Some(self.dir.path())).await;
+        let brokers = run_script(&[self.dir.path()]).await;
         assert_eq!(brokers, self.brokers);
     }
 }
@@ -74,10 +107,10 @@ fn pid(dir: &Path) -> Option<Pid> {
 }
 
 /// In the script's own folder unless another is given.
-async fn run_script(dir: Option<&Path>) -> String {
+async fn run_script(args: &[&Path]) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/start-kafka");
-    let dir = dir.map(Path::to_owned);
-    let run = move || Command::new(script).args(dir).output().expect("scripts/start-kafka runs");
+    let args: Vec<_> = args.iter().map(|arg| arg.to_path_buf()).collect();
+    let run = move || Command::new(script).args(args).output().expect("scripts/start-kafka runs");
     let output = tokio::task::spawn_blocking(run).await.expect("it does not panic");
     assert!(output.status.success(), "no kafka: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("host:port").trim().to_owned()

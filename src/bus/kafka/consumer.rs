@@ -3,9 +3,13 @@
 //! The group gives and takes partitions, and tells so while we poll. Records of a partition that was taken away are neither handed
 //! out nor committed any more: its next reader begins at the committed place and would see it move back. What was already handed
 //! out may be worked on here and there at once; only the caller's own fencing sorts that out.
+//!
+//! A commit that meets a change in the group is not an error: what is done stays noted and is committed with the next commit, while we
+//! wait for records, when the partition is given up, or when we leave. A member that the group has forgotten joins again by itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -15,13 +19,18 @@ use bytes::Bytes;
 use futures::{FutureExt, StreamExt};
 use rdkafka::{
     ClientContext, Message as _, Offset as Position, TopicPartitionList,
+    config::RDKafkaLogLevel,
     consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol, StreamConsumer},
     error::{KafkaError, RDKafkaErrorCode},
     message::BorrowedMessage,
     types::RDKafkaRespErr,
 };
 
-use super::{ANSWER_WITHIN, Names, blocking, index, offset, read};
+use super::{
+    ANSWER_WITHIN, blocking,
+    client::{Names, Voice, create},
+    index, offset, read,
+};
 use crate::{
     bus::{Error, Message, Result, Subscription, Topic},
     model::Offset,
@@ -33,23 +42,25 @@ pub(super) struct Member {
     /// `None` only while it is dropped.
     consumer: Option<Arc<StreamConsumer<Group>>>,
     buffer: VecDeque<Message>,
-    /// By partition, the place behind which the group has committed, as far as we know since we were given it.
-    committed: HashMap<u32, i64>,
+    /// A commit under way. Lives here and not in the caller's future: it must not reach the broker after we have given a partition up.
+    committing: Option<Committing>,
+    /// When a commit that met a change in the group is tried again, while no records come.
+    commit_again_at: tokio::time::Instant,
 }
 
+type Committing = Pin<Box<dyn Future<Output = Result<Result<(), KafkaError>, String>> + Send>>;
+
+const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+
 impl Member {
-    pub(super) fn join(names: &Names, topic: Topic) -> Result<Self> {
-        let mut config = names.group(topic);
-        config.set("auto.offset.reset", "earliest").set("partition.assignment.strategy", "cooperative-sticky");
-        config.set("session.timeout.ms", "10000").set("heartbeat.interval.ms", "2000");
-        // What is fetched ahead is bounded; and when it was full, fetching goes on soon instead of after a second.
-        config.set("queued.max.messages.kbytes", "32768").set("fetch.queue.backoff.ms", "10");
+    pub(super) fn join(names: &Names, voice: Voice, topic: Topic) -> Result<Self> {
+        let group = Group { voice, partitions: Mutex::default() };
         let consumer: StreamConsumer<Group> =
-            config.create_with_context(Group::default()).map_err(|e| read(topic, &e))?;
+            create(&names.member(topic), group).map_err(|reason| Error::Read { topic, reason })?;
         let name = names.topic(topic);
         consumer.subscribe(&[&name]).map_err(|e| read(topic, &e))?;
-        let (buffer, committed) = (VecDeque::new(), HashMap::new());
-        Ok(Self { topic, name, consumer: Some(Arc::new(consumer)), buffer, committed })
+        let (consumer, commit_again_at) = (Some(Arc::new(consumer)), tokio::time::Instant::now());
+        Ok(Self { topic, name, consumer, buffer: VecDeque::new(), committing: None, commit_again_at })
     }
 
     fn consumer(&self) -> Arc<StreamConsumer<Group>> {
@@ -63,7 +74,18 @@ impl Member {
         let consumer = self.consumer();
         let mut stream = consumer.stream();
         while self.buffer.is_empty() {
-            let Some(received) = stream.next().await else { return Ok(()) };
+            let received = if consumer.context().partitions().done.is_empty() {
+                stream.next().await
+            } else {
+                match tokio::time::timeout_at(self.commit_again_at, stream.next()).await {
+                    Ok(received) => received,
+                    Err(_nothing_came) => {
+                        self.commit_what_is_done().await?;
+                        continue;
+                    }
+                }
+            };
+            let Some(received) = received else { return Ok(()) };
             self.take_in(&consumer, received)?;
         }
         while self.buffer.len() < max {
@@ -88,10 +110,32 @@ impl Member {
         Ok(())
     }
 
+    /// Commits what is noted as done, of partitions that are ours. That the group is changing is not an error: it stays noted.
+    ///
+    /// Cancel safe: what is under way is awaited by the next call. Nothing is polled meanwhile, so no partition is given up either.
+    async fn commit_what_is_done(&mut self) -> Result<()> {
+        let (topic, consumer, name) = (self.topic, self.consumer(), self.name.clone());
+        let committing = match &mut self.committing {
+            Some(committing) => committing,
+            None if consumer.context().partitions().done.is_empty() => return Ok(()),
+            None => self.committing.insert(Box::pin(blocking(move || commit(&consumer, &name)))),
+        };
+        let done = committing.await;
+        self.committing = None;
+        match done.map_err(|reason| Error::Commit { topic, reason })? {
+            Ok(()) => Ok(()),
+            Err(KafkaError::ConsumerCommit(code) | KafkaError::OffsetFetch(code)) if is_rebalance(code) => {
+                tracing::debug!(%topic, "kafka: the commit waits for the group: {code}");
+                self.commit_again_at = tokio::time::Instant::now() + COMMIT_AGAIN_AFTER;
+                Ok(())
+            }
+            Err(error) => Err(Error::Commit { topic, reason: error.to_string() }),
+        }
+    }
+
     fn forget_lost_partitions(&mut self, consumer: &StreamConsumer<Group>) {
         for partition in std::mem::take(&mut consumer.context().partitions().lost) {
             self.buffer.retain(|message| message.partition != partition);
-            self.committed.remove(&partition);
         }
     }
 }
@@ -102,16 +146,31 @@ fn message(record: &BorrowedMessage<'_>) -> Option<Message> {
     Some(Message { partition, offset: offset(record.offset())?, value })
 }
 
-/// One connection failed; librdkafka has others or makes a new one. When all have failed it says so in another way.
+/// One connection failed, and librdkafka has others or makes a new one (when all have failed it says so in another way); or the group
+/// has changed without us, and librdkafka joins it again.
 fn is_passing(error: &KafkaError) -> bool {
-    use RDKafkaErrorCode::{BrokerTransportFailure, OperationTimedOut, Resolve};
-    matches!(error, KafkaError::MessageConsumption(BrokerTransportFailure | OperationTimedOut | Resolve))
+    use RDKafkaErrorCode::{BrokerTransportFailure, OperationTimedOut, PollExceeded, Resolve};
+    match error {
+        KafkaError::MessageConsumption(code) => {
+            matches!(code, BrokerTransportFailure | OperationTimedOut | Resolve | PollExceeded) || is_rebalance(*code)
+        }
+        _ => false,
+    }
+}
+
+/// The group is being shared out anew, or has been, and we do not know yet what is ours.
+fn is_rebalance(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode::{IllegalGeneration, RebalanceInProgress, UnknownMemberId};
+    matches!(code, RebalanceInProgress | IllegalGeneration | UnknownMemberId)
 }
 
 #[async_trait]
 impl Subscription for Member {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
         let max = max.max(1);
+        if self.committing.is_some() {
+            self.commit_what_is_done().await?;
+        }
         // Again when the partitions of all that was received were taken away meanwhile.
         while self.buffer.is_empty() {
             self.receive(max).await?;
@@ -120,16 +179,13 @@ impl Subscription for Member {
     }
 
     async fn commit(&mut self, messages: &[Message]) -> Result<()> {
-        let (topic, consumer, name) = (self.topic, self.consumer(), self.name.clone());
+        let consumer = self.consumer();
+        if self.committing.is_some() {
+            self.commit_what_is_done().await?;
+        }
         self.forget_lost_partitions(&consumer);
-        let mut next = next_places(messages);
-        next.retain(|partition, _| consumer.context().partitions().owned.contains(partition));
-        let unknown = next.keys().copied().filter(|partition| !self.committed.contains_key(partition)).collect();
-        let known = self.committed.clone();
-        let done = blocking(move || commit(&consumer, &name, next, known, unknown));
-        let done = done.await.map_err(|reason| Error::Commit { topic, reason })?;
-        self.committed.extend(done.map_err(|e| Error::Commit { topic, reason: e.to_string() })?);
-        Ok(())
+        consumer.context().partitions().note(next_places(messages));
+        self.commit_what_is_done().await
     }
 
     fn tenure(&self, partition: u32) -> u64 {
@@ -172,28 +228,28 @@ fn next_places(messages: &[Message]) -> BTreeMap<u32, i64> {
     crate::bus::highest(messages).into_iter().map(|(partition, offset)| (partition, next(offset))).collect()
 }
 
-/// Commits what is further on than what was committed, and says what is committed now. Blocks.
-fn commit(
-    consumer: &StreamConsumer<Group>,
-    topic: &str,
-    mut next: BTreeMap<u32, i64>,
-    mut committed: HashMap<u32, i64>,
-    unknown: Vec<u32>,
-) -> Result<HashMap<u32, i64>, KafkaError> {
+/// Commits what is noted as done and further on than what is committed. Blocks.
+fn commit(consumer: &StreamConsumer<Group>, topic: &str) -> Result<(), KafkaError> {
+    let unknown = consumer.context().partitions().unknown();
     if !unknown.is_empty() {
-        committed.extend(super::committed(consumer, topic, unknown)?);
+        let committed = super::committed(consumer, topic, unknown)?;
+        consumer.context().partitions().committed_to(committed);
     }
-    next.retain(|partition, next| committed.get(partition).is_none_or(|committed| *next > *committed));
+    let next = consumer.context().partitions().done.clone();
     if next.is_empty() {
-        return Ok(committed);
+        return Ok(());
     }
+    consumer.commit(&places(topic, &next)?, CommitMode::Sync)?;
+    consumer.context().partitions().committed_to(next);
+    Ok(())
+}
+
+fn places(topic: &str, next: &BTreeMap<u32, i64>) -> Result<TopicPartitionList, KafkaError> {
     let mut list = TopicPartitionList::new();
-    for (partition, next) in &next {
+    for (partition, next) in next {
         list.add_partition_offset(topic, index(*partition), Position::Offset(*next))?;
     }
-    consumer.commit(&list, CommitMode::Sync)?;
-    committed.extend(next);
-    Ok(committed)
+    Ok(list)
 }
 
 /// Blocks. A partition that we were given a moment ago still looks up where it begins, and refuses meanwhile.
@@ -211,9 +267,12 @@ fn seek(consumer: &StreamConsumer<Group>, topic: &str, partition: u32, place: Po
     }
 }
 
-/// What the group tells us.
-#[derive(Default)]
-struct Group(Mutex<Partitions>);
+/// What the group tells us. All of it changes in [`Partitions::given`] and [`Partitions::taken`], which librdkafka calls from within our
+/// polling, and so never while the reader does something else.
+struct Group {
+    voice: Voice,
+    partitions: Mutex<Partitions>,
+}
 
 #[derive(Default)]
 struct Partitions {
@@ -224,11 +283,15 @@ struct Partitions {
     lost: BTreeSet<u32>,
     /// Where to begin with partitions that are not given to us yet, instead of at what is committed.
     begin_at: HashMap<u32, Position>,
+    /// Of partitions that are ours: the place behind what was dealt with, where it is not committed yet.
+    done: BTreeMap<u32, i64>,
+    /// Of partitions that are ours: the place behind which the group has committed, where we have asked or done it.
+    committed: HashMap<u32, i64>,
 }
 
 impl Group {
     fn partitions(&self) -> MutexGuard<'_, Partitions> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -245,11 +308,52 @@ impl Partitions {
         }
     }
 
-    fn taken(&mut self, list: &TopicPartitionList) {
+    /// What was dealt with there and is to be committed still.
+    fn taken(&mut self, list: &TopicPartitionList) -> BTreeMap<u32, i64> {
+        let mut done = BTreeMap::new();
         for partition in numbers(list) {
             self.owned.remove(&partition);
             self.lost.insert(partition);
+            let (noted, committed) = (self.done.remove_entry(&partition), self.committed.remove(&partition));
+            // What was handed out before we lost the partition once already may be far behind what others have committed since.
+            done.extend(noted.filter(|_| committed.is_some()));
         }
+        done
+    }
+
+    /// These places are behind what was dealt with.
+    fn note(&mut self, next: BTreeMap<u32, i64>) {
+        for (partition, next) in next {
+            let is_news = self.committed.get(&partition).is_none_or(|committed| *committed < next);
+            if is_news && self.owned.contains(&partition) {
+                let noted = self.done.entry(partition).or_insert(next);
+                *noted = next.max(*noted);
+            }
+        }
+    }
+
+    /// Where something is noted, and nobody knows from which place on it is news.
+    fn unknown(&self) -> Vec<u32> {
+        self.done.keys().copied().filter(|partition| !self.committed.contains_key(partition)).collect()
+    }
+
+    fn committed_to(&mut self, next: impl IntoIterator<Item = (u32, i64)>) {
+        self.committed.extend(next);
+        let committed = &self.committed;
+        self.done.retain(|partition, next| committed.get(partition).is_none_or(|committed| *committed < *next));
+    }
+}
+
+/// Commits what is done before the partitions are given up, so that their next reader does not do it again. Not waited for: librdkafka
+/// gives nothing up while a commit is under way. Where the group has given them to somebody else already, it is too late.
+fn hand_over(consumer: &BaseConsumer<Group>, list: &TopicPartitionList, done: &BTreeMap<u32, i64>) {
+    if done.is_empty() || consumer.assignment_lost() {
+        return;
+    }
+    let topic = list.elements().first().map(|element| element.topic().to_owned()).unwrap_or_default();
+    let sent = places(&topic, done).and_then(|list| consumer.commit(&list, CommitMode::Async));
+    if let Err(error) = sent {
+        tracing::debug!("kafka: what was done in {topic} is not committed, and will be done again: {error}");
     }
 }
 
@@ -257,7 +361,15 @@ fn numbers(list: &TopicPartitionList) -> Vec<u32> {
     list.elements().iter().filter_map(|element| u32::try_from(element.partition()).ok()).collect()
 }
 
-impl ClientContext for Group {}
+impl ClientContext for Group {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.voice.log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.voice.error(error, reason);
+    }
+}
 
 impl ConsumerContext for Group {
     fn rebalance(&self, consumer: &BaseConsumer<Self>, event: RDKafkaRespErr, list: &mut TopicPartitionList) {
@@ -268,7 +380,8 @@ impl ConsumerContext for Group {
                 if cooperative { consumer.incremental_assign(list) } else { consumer.assign(list) }
             }
             _ => {
-                self.partitions().taken(list);
+                let done = self.partitions().taken(list);
+                hand_over(consumer, list, &done);
                 if cooperative { consumer.incremental_unassign(list) } else { consumer.unassign() }
             }
         };

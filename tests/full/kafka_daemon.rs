@@ -1,0 +1,170 @@
+//! taskd on Kafka, seen from outside: the broker comes late, goes and comes back; somebody deletes records; poison.
+
+use std::collections::BTreeSet;
+
+use prost::Message as _;
+use rdkafka::{
+    ClientConfig, Offset as Position, TopicPartitionList,
+    admin::{AdminClient, AdminOptions},
+    client::DefaultClientContext,
+};
+use serde_json::{Value, json};
+use taskd::{
+    bus::{Bus, Reading, Record, Topic},
+    pb,
+};
+
+use crate::{
+    bus_kafka::{Broker, broker},
+    support::{
+        bus_contract::{Backend, commit, read, subscribe, within},
+        daemon::Daemon,
+        kafka::KafkaServer,
+        redis::{Fsync, RedisServer},
+        until,
+    },
+};
+
+fn tasks(from: usize, to: usize) -> Vec<Value> {
+    (from..to).map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect()
+}
+
+fn keys(from: usize, to: usize) -> BTreeSet<String> {
+    (from..to).map(|n| format!("key-{n}")).collect()
+}
+
+/// Without repetitions: a key that was done twice is seen.
+fn once(keys: Vec<String>) -> BTreeSet<String> {
+    let count = keys.len();
+    let set: BTreeSet<_> = keys.into_iter().collect();
+    assert_eq!(set.len(), count, "a task was done twice");
+    set
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_comes_late_and_is_killed_is_waited_for() {
+    let (kafka, redis) = (KafkaServer::absent(), RedisServer::start(Fsync::Always));
+    let bus = format!("kafka://{}", kafka.brokers());
+    let mut daemon =
+        Daemon::begin("stall_after = \"3s\"", &["--redis-url", &redis.url(), "--bus-url", &bus, "--partitions", "2"]);
+    let ready = async |daemon: &Daemon| daemon.try_get("/readyz").await.map_or(0, |(status, _)| status);
+    until("it waits for the bus", async || {
+        let Some((503, answer)) = daemon.try_get("/readyz").await else { return false };
+        answer.to_string().contains("the bus")
+    })
+    .await;
+    assert_eq!(daemon.get("/healthz").await.0, 200);
+    until("it has said so", async || daemon.log().contains("waiting for the bus")).await;
+    kafka.restart().await;
+    daemon.ready().await;
+    assert!(daemon.log().contains("the bus is there: going on"), "{}", daemon.log());
+
+    daemon.insert(&tasks(0, 30)).await;
+    let leased = daemon.lease_all("w", "q", 30).await;
+    assert!(daemon.complete("w", &leased[..10]).await.iter().all(|status| status == "OK"));
+    kafka.kill9();
+    // Meanwhile tasks are stored and completions taken: nothing of that needs the bus at once.
+    assert!(daemon.complete("w", &leased[10..20]).await.iter().all(|status| status == "OK"));
+    daemon.insert(&tasks(30, 60)).await;
+    until("it is not ready, and says which loops stand", async || {
+        let Some((503, answer)) = daemon.try_get("/readyz").await else { return false };
+        answer.to_string().contains("watchdog/")
+    })
+    .await;
+    assert_eq!(daemon.get("/healthz").await.0, 200, "a restart of taskd would not help");
+
+    kafka.restart().await;
+    until("it is ready again", async || ready(&daemon).await == 200).await;
+    assert!(daemon.complete("w", &leased[20..]).await.iter().all(|status| status == "OK"));
+    assert_eq!(once(daemon.drain("w", "q").await), keys(30, 60));
+    until("all is in SQL", async || daemon.queue("q").await["completed"] == 60).await;
+    // Each loop says once what it met, not with each try.
+    let log = daemon.log();
+    let down: Vec<_> =
+        log.lines().filter(|line| line.contains("fanout failed") && line.contains("AllBrokersDown")).collect();
+    assert_eq!(down.len(), 1, "{log}");
+    assert!(daemon.stop().await.success());
+}
+
+/// Somebody's own retention, or a hand that slipped.
+async fn delete_up_to(broker: &Broker, topic: Topic, partition: i32, place: i64) {
+    let config = broker.config();
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", &config.brokers).create().expect("a client");
+    let mut list = TopicPartitionList::new();
+    let name = format!("{}{topic}", config.topic_prefix);
+    list.add_partition_offset(&name, partition, Position::Offset(place)).expect("a place");
+    let deleted = within("delete", admin.delete_records(&list, &AdminOptions::new())).await.expect("deleted");
+    deleted.elements().iter().try_for_each(|element| element.error()).expect("deleted");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_whose_records_were_deleted_unread_come_back() {
+    let (broker, redis) = (broker().await, RedisServer::start(Fsync::Always));
+    let dir = tempfile::tempdir().expect("a folder");
+    let config = broker.config();
+    let config = format!(
+        "redis_url = {:?}\ndatabase_url = \"sqlite://{}/taskd.db\"\nbus_url = \"kafka://{}\"\ntopic_prefix = {:?}\n\
+         reconcile_every = \"100ms\"\nrepublish_after = \"1day\"\n",
+        redis.url(),
+        dir.path().display(),
+        config.brokers,
+        config.topic_prefix,
+    );
+    let bus = {
+        let mut config = broker.config();
+        config.partitions = 1;
+        taskd::bus::kafka::Kafka::open(config).await.expect("open")
+    };
+    for (round, deleted) in [(0, 20), (1, 10)] {
+        let (from, to) = (round * 20, round * 20 + 20);
+        let mut inserter = Daemon::start(&config, &["--pipelines", "discovery"]).await;
+        inserter.insert(&tasks(from, to)).await;
+        let backlog = async || bus.backlog(Topic::Pipeline).await.expect("backlog");
+        until("all are published", async || backlog().await >= 20).await;
+        assert!(inserter.stop().await.success());
+        let end = bus.ends(Topic::Pipeline).await.expect("ends")[0].expect("records").major + 1;
+        let place = end - 20 + deleted;
+        delete_up_to(&broker, Topic::Pipeline, 0, place.try_into().expect("small")).await;
+
+        let mut daemon = Daemon::start(&config, &[]).await;
+        assert_eq!(once(daemon.drain("w", "q").await), keys(from as usize, to as usize));
+        assert!(daemon.log().contains("are in SQL and not in Redis"), "{}", daemon.log());
+        assert!(daemon.stop().await.success());
+    }
+    bus.close().await;
+    broker.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn poison_goes_to_dead_letters_with_its_origin_and_the_line_goes_on() {
+    let (broker, redis) = (broker().await, RedisServer::start(Fsync::Always));
+    let bus = broker.open().await;
+    let bus_url = format!("kafka://{}", broker.config().brokers);
+    let prefix = broker.config().topic_prefix;
+    let args = ["--redis-url", &redis.url(), "--bus-url", &bus_url, "--topic-prefix", &prefix];
+    let mut daemon = Daemon::start("", &args).await;
+    let mut poison = BTreeSet::new();
+    for topic in [Topic::Pipeline, Topic::TaskResults] {
+        for partition in [0, 2] {
+            let value = format!("\u{fffd}no record of {topic}/{partition}");
+            let record = Record { partition, value: value.clone().into() };
+            let offset = within("publish", bus.publish(topic, &[record])).await.expect("publish")[0];
+            poison.insert((topic.as_str().to_owned(), partition, offset.to_string(), value.into_bytes()));
+        }
+    }
+    daemon.insert(&tasks(0, 10)).await;
+    assert_eq!(once(daemon.drain("w", "q").await), keys(0, 10));
+    let mut reader = subscribe(&*bus, Topic::DeadLetters, Reading::Ordered).await;
+    let letters = read(&mut *reader, poison.len()).await;
+    commit(&mut *reader, &letters).await;
+    let letters = letters.iter().map(|message| {
+        let letter = pb::DeadLetter::decode(message.value.clone()).expect("a letter");
+        assert!(!letter.reason.is_empty(), "{letter:?}");
+        (letter.topic, letter.partition, letter.offset, letter.value.to_vec())
+    });
+    assert_eq!(letters.collect::<BTreeSet<_>>(), poison);
+    assert!(daemon.stop().await.success());
+    bus.close().await;
+    broker.remove().await;
+}
