@@ -166,7 +166,8 @@ fn a_broker_that_is_gone_is_an_error_and_does_not_hold_up_the_end() {
         assert!(matches!(published, Err(Error::Publish { .. })), "{published:?}");
         assert!(matches!(ends, Err(Error::Read { .. })), "{ends:?}");
         assert!(matches!(committed, Err(Error::Commit { .. })), "{committed:?}");
-        assert!(matches!(next, Err(Error::Read { .. })), "{next:?}");
+        // The commit is tried again before anything else is read.
+        assert!(matches!(next, Err(Error::Commit { .. } | Error::Read { .. })), "{next:?}");
         within("close", bus.close()).await;
     });
     // Waits for what blocks: among others for the reader, who leaves its group.

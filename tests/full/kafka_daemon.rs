@@ -1,16 +1,17 @@
 //! taskd on Kafka, seen from outside: the broker comes late, goes and comes back; somebody deletes records; poison.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use prost::Message as _;
 use rdkafka::{
     ClientConfig, Offset as Position, TopicPartitionList,
-    admin::{AdminClient, AdminOptions},
+    admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication},
     client::DefaultClientContext,
+    consumer::{BaseConsumer, Consumer},
 };
 use serde_json::{Value, json};
 use taskd::{
-    bus::{Bus, Reading, Record, Topic},
+    bus::{Bus, Reading, Record, Topic, kafka::Kafka},
     pb,
 };
 
@@ -86,6 +87,57 @@ async fn a_broker_that_comes_late_and_is_killed_is_waited_for() {
     assert!(daemon.stop().await.success());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn taskd_deletes_what_was_read_and_warns_of_a_broker_that_deletes_by_itself() {
+    let (broker, redis) = (broker().await, RedisServer::start(Fsync::Always));
+    let config = broker.config();
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", &config.brokers).create().expect("a client");
+    let results = format!("{}{}", config.topic_prefix, Topic::TaskResults);
+    let by_age = NewTopic::new(&results, 1, TopicReplication::Fixed(1)).set("retention.ms", "3600000");
+    within("create", admin.create_topics([&by_age], &AdminOptions::new())).await.expect("created");
+
+    let (bus_url, dir) = (format!("kafka://{}", config.brokers), tempfile::tempdir().expect("a folder"));
+    let database = format!("sqlite://{}/taskd.db", dir.path().display());
+    let args = [
+        ["--redis-url", &redis.url()],
+        ["--bus-url", &bus_url],
+        ["--database-url", &database],
+        ["--topic-prefix", &config.topic_prefix],
+    ];
+    let args = args.concat();
+    let mut daemon = Daemon::start("", &args).await;
+    assert!(daemon.log().contains(&format!("kafka may delete records of {results} before they are read (retention.ms = 3600000)")));
+    assert!(!daemon.log().contains("pipeline before"), "taskd made that one: {}", daemon.log());
+    let retention = async |topic: Topic| {
+        let name = format!("{}{topic}", config.topic_prefix);
+        let asked = [ResourceSpecifier::Topic(&name)];
+        let found = within("describe", admin.describe_configs(&asked, &AdminOptions::new())).await.expect("configs");
+        found[0].as_ref().expect("a topic").get("retention.ms").and_then(|entry| entry.value.clone()).expect("a value")
+    };
+    assert_eq!(retention(Topic::Pipeline).await, "-1");
+    assert_eq!(retention(Topic::DeadLetters).await, (7 * 24 * 3600 * 1000).to_string());
+
+    for first in [0, 750] {
+        daemon.insert(&tasks(first, first + 750)).await;
+    }
+    assert_eq!(once(daemon.drain("w", "q").await), keys(0, 1500));
+    let bus = Kafka::open(broker.config()).await.expect("open");
+    until("all is committed", async || bus.backlog(Topic::Pipeline).await.expect("backlog") == 0).await;
+    assert!(daemon.stop().await.success());
+    let mut daemon = Daemon::start("topic_retention_records = 1000", &args).await;
+    let observer: BaseConsumer = ClientConfig::new().set("bootstrap.servers", &config.brokers).create().expect("a client");
+    let pipeline = format!("{}{}", config.topic_prefix, Topic::Pipeline);
+    until("the first 500 are gone", async || {
+        let ends = observer.fetch_watermarks(&pipeline, 0, Duration::from_secs(10)).expect("ends");
+        ends == (500, 1500)
+    })
+    .await;
+    assert!(daemon.stop().await.success());
+    bus.close().await;
+    broker.remove().await;
+}
+
 /// Somebody's own retention, or a hand that slipped.
 async fn delete_up_to(broker: &Broker, topic: Topic, partition: i32, place: i64) {
     let config = broker.config();
@@ -114,7 +166,7 @@ async fn tasks_whose_records_were_deleted_unread_come_back() {
     let bus = {
         let mut config = broker.config();
         config.partitions = 1;
-        taskd::bus::kafka::Kafka::open(config).await.expect("open")
+        Kafka::open(config).await.expect("open")
     };
     for (round, deleted) in [(0, 20), (1, 10)] {
         let (from, to) = (round * 20, round * 20 + 20);
@@ -128,7 +180,7 @@ async fn tasks_whose_records_were_deleted_unread_come_back() {
         delete_up_to(&broker, Topic::Pipeline, 0, place.try_into().expect("small")).await;
 
         let mut daemon = Daemon::start(&config, &[]).await;
-        assert_eq!(once(daemon.drain("w", "q").await), keys(from as usize, to as usize));
+        assert_eq!(once(daemon.drain("w", "q").await), keys(from, to));
         assert!(daemon.log().contains("are in SQL and not in Redis"), "{}", daemon.log());
         assert!(daemon.stop().await.success());
     }

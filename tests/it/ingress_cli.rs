@@ -114,6 +114,38 @@ fn check_config_shows_what_counts_and_where_it_came_from() {
 }
 
 #[test]
+fn properties_of_kafka_come_from_file_and_environment_and_hide_secrets() {
+    let (_dir, path) = file("bus_url = \"kafka://h:9092\"\n[kafka]\nsecurity.protocol = \"SASL_SSL\"\n\"sasl.password\" = \"in-file\"\n");
+    let check = |env: &[(&str, &str)]| run(&["check-config", "--config", &path], env);
+    let (code, stdout, stderr) = check(&[("TASKD_KAFKA_SASL_USERNAME", "taskd"), ("TASKD_KAFKA_SASL_PASSWORD", "secret")]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let wanted = [
+        "\"sasl.password\" = \"***\" # TASKD_KAFKA_SASL_PASSWORD\n".to_owned(),
+        "\"sasl.username\" = \"taskd\" # TASKD_KAFKA_SASL_USERNAME\n".to_owned(),
+        format!("\"security.protocol\" = \"SASL_SSL\" # {path}:3\n"),
+    ];
+    for line in wanted {
+        assert!(stdout.contains(&line), "{line} is not in\n{stdout}");
+    }
+    assert!(!stdout.contains("secret") && !stdout.contains("in-file"), "{stdout}");
+    toml::from_str::<toml::Table>(&stdout).unwrap();
+
+    let cases = [
+        (("TASKD_KAFKA_ACKS", "1"), "kafka.acks = \"1\" (TASKD_KAFKA_ACKS) cannot be set: taskd writes with acks=all"),
+        (("TASKD_KAFKA_SASL_PASWORD", "secret"), "kafka: sasl.pasword: No such configuration property"),
+        (("TASKD_KAFKA_SECURITY_PROTOCOL", "TLS"), "kafka: security.protocol: Invalid value"),
+        (("TASKD_KAFKA_SASL_PASSWORD_FILE", "/no/such"), "(TASKD_KAFKA_SASL_PASSWORD_FILE) cannot be read: No such file"),
+    ];
+    for (variable, want) in cases {
+        let (code, _, stderr) = check(&[variable]);
+        assert_eq!((code, stderr.lines().count()), (2, 1), "{stderr}");
+        assert!(stderr.contains(want) && !stderr.contains("secret"), "{stderr:?} should say {want:?}");
+        let (code, _, stderr) = run(&["--pipelines", "all", "--config", &path], &[variable]);
+        assert_eq!(code, 2, "nothing is started: {stderr}");
+    }
+}
+
+#[test]
 fn insert_without_a_server_says_so_with_exit_code_2() {
     let (_dir, path) = file("https://example.org/\n");
     // Port 1 is reserved and never served.

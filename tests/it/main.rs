@@ -13,6 +13,7 @@ mod ingress_cli;
 mod ingress_grpc;
 mod ingress_http;
 mod lua_state;
+mod partitions;
 mod queue_property;
 mod store_sqlite;
 mod tasks_service;

@@ -1,0 +1,120 @@
+//! What one process may not do while others know more partitions than it does.
+
+use std::{sync::Arc, time::Duration};
+
+use taskd::{
+    bus::{Reading, Record, Topic, redis_streams::RedisStreams},
+    config::Settings,
+    model::{self, QueueName, ShardId, TaskId, validate},
+    outbox::{Gates, Outbox},
+    pb,
+    queue::Queue,
+    redis_pool::Redis,
+    store::{Store, Turn, sqlite::SqliteStore},
+    supervise::Supervisor,
+    watchdog,
+};
+
+use crate::support::{
+    redis::{Fsync, RedisServer},
+    sqlite::SqliteFile,
+    store_contract::Database,
+    until,
+};
+
+struct Fixture {
+    redis: Redis,
+    store: Arc<dyn Store>,
+    _server: RedisServer,
+    _database: SqliteFile,
+}
+
+impl Fixture {
+    async fn start() -> Self {
+        let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
+        let redis = Redis::connect(&server.url(), "t").await.unwrap();
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&database.path(), None).await.unwrap());
+        Self { redis, store, _server: server, _database: database }
+    }
+
+    /// As one process opens it.
+    async fn outbox(&self, partitions: u32) -> Outbox {
+        let bus = Arc::new(RedisStreams::open(self.redis.clone(), "", partitions).await.unwrap());
+        Outbox { store: Arc::clone(&self.store), bus, gates: Gates::default() }
+    }
+}
+
+impl Fixture {
+    /// By the text of the script: by what asks where a topic stands.
+    async fn scripts_called(&self) -> u64 {
+        let stats: String = redis::cmd("INFO").arg("commandstats").query_async(&mut self.redis.conn()).await.unwrap();
+        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_eval:calls="));
+        calls.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
+    }
+}
+
+/// A task of the shard with this number.
+fn task(settings: &Settings, key: &str, partition: u32) -> model::TaskRow {
+    let new = pb::NewTask { queue: "q".into(), key: key.to_owned().into(), ..Default::default() };
+    let (queue, now) = (&settings.queues.default, model::now_unix_ms());
+    let row = validate::task_row(new, TaskId::new(), queue, &settings.limits, 1, now).unwrap();
+    model::TaskRow { partition, ..row }
+}
+
+#[tokio::test]
+async fn a_task_of_a_partition_that_a_process_does_not_know_is_left_to_others() {
+    let fixture = Fixture::start().await;
+    let (settings, old) = (Settings::default(), fixture.outbox(2).await);
+    old.bus.raise_partitions(Topic::Pipeline, 5).await.unwrap();
+    let rows = [task(&settings, "a", 0), task(&settings, "b", 4)];
+    let new_rows: Vec<_> = rows.iter().map(|row| old.new_row(row.clone(), &settings)).collect();
+    fixture.store.insert(&new_rows).await.unwrap();
+    let turns: Vec<_> = rows.iter().map(|row| (row, Turn::FIRST)).collect();
+
+    // In partition 0 it would be handed out a second time when it stands in 4 already.
+    let refused = old.publish(&turns, true).await.unwrap_err();
+    assert!(refused.is_lost(), "{refused}");
+    assert_eq!(old.bus.backlog(Topic::Pipeline).await.unwrap(), 0);
+    let new = fixture.outbox(2).await;
+    let last = new.publish(&turns, true).await.unwrap();
+    assert_eq!(last.into_keys().collect::<Vec<_>>(), [0, 4]);
+
+    // On a bus that began anew with fewer it goes to one of those.
+    redis::cmd("FLUSHALL").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
+    let anew = fixture.outbox(2).await;
+    let last = anew.publish(&turns, true).await.unwrap();
+    assert_eq!(last.into_keys().collect::<Vec<_>>(), [0]);
+}
+
+#[tokio::test]
+async fn a_lost_shard_waits_for_reports_in_every_partition() {
+    let fixture = Fixture::start().await;
+    let settings = Arc::new(Settings {
+        watchdog: taskd::config::Watchdog { reconcile_every: Duration::from_millis(10), ..Default::default() },
+        ..Default::default()
+    });
+    let outbox = fixture.outbox(3).await;
+    let bus = Arc::clone(&outbox.bus);
+    // The shard's reports went to partition 2 when there were other numbers of partitions, and nobody has read them.
+    let report = Record { partition: 2, value: "report".into() };
+    bus.publish(Topic::TaskResults, &[report]).await.unwrap();
+    let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+    assert_eq!(fixture.store.next_life(&shard, 0).await.unwrap(), 1);
+    let row = task(&settings, "a", 0);
+    fixture.store.insert(&[outbox.new_row(row.clone(), &settings)]).await.unwrap();
+    outbox.publish(&[(&row, Turn::FIRST)], false).await.unwrap();
+    assert!(fixture.store.due(i64::MAX, 10).await.unwrap().is_empty());
+
+    let (queue, supervisor) = (Queue::new(fixture.redis.clone()), Supervisor::new());
+    watchdog::start(outbox, queue.clone(), &settings, &supervisor);
+    // It asks and asks where the topic stands: by then, one that does not wait has brought the shard back.
+    until("it asks", async || fixture.scripts_called().await > 30).await;
+    assert_eq!(queue.generation(&shard).await.unwrap(), None, "it was brought back before its reports were read");
+
+    let mut reader = bus.subscribe(Topic::TaskResults, Reading::Shared).await.unwrap();
+    let reports = reader.next(10).await.unwrap();
+    reader.commit(&reports).await.unwrap();
+    until("it is brought back", async || queue.generation(&shard).await.unwrap() == Some(2)).await;
+    supervisor.stop();
+    supervisor.wait().await;
+}
