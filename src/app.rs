@@ -15,6 +15,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::{
     bus::{
@@ -93,7 +94,7 @@ pub async fn raise_partitions(settings: Settings, partitions: u32) -> anyhow::Re
         };
         redis = Some(connect_redis(&url, &settings).await?);
     }
-    let bus = open_bus(&settings, redis.as_ref()).await?;
+    let bus = open_bus(&settings, redis.as_ref(), "partitions").await?;
     let topics = [Topic::Pipeline, Topic::TaskResults].map(|topic| (topic, bus.partitions(topic)));
     for (topic, found) in topics {
         if found > partitions {
@@ -152,7 +153,11 @@ async fn serve(
     base.spawn_once(async move {
         upkeep_stop.run_until_cancelled(metrics::upkeep(upkeep)).await;
     });
-    let what = Foundation { settings: Arc::clone(settings), redis, store, metrics };
+    let process = match settings.redis_url {
+        None => ALONE.to_owned(),
+        Some(_) => Uuid::new_v4().to_string(),
+    };
+    let what = Foundation { settings: Arc::clone(settings), redis, store, metrics, process };
     let (mut listeners, mut wait, mut is_first) = (listeners, wait, true);
     loop {
         let began = Instant::now();
@@ -178,6 +183,8 @@ struct Foundation {
     redis: Redis,
     store: Arc<dyn Store>,
     metrics: PrometheusHandle,
+    /// Names this process to the others. Whoever comes again under its name has at once what it had.
+    process: String,
 }
 
 /// How a round ended.
@@ -225,13 +232,12 @@ fn is_lost(error: &anyhow::Error) -> bool {
 /// new generation, and shards without one, which the watchdog brings back from SQL. What was published into the emptied Redis before anybody
 /// noticed is not marked, or is found missing.
 async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first: bool) -> anyhow::Result<Over> {
-    let Foundation { settings, redis, store, metrics } = what;
-    let Some(bus) = wait.until("the bus", || open_bus(settings, Some(redis))).await? else { return Ok(Over::Stopped) };
-
-    let queue = match settings.redis_url {
-        None => Queue::of_process(redis.clone(), ALONE.to_owned()),
-        Some(_) => Queue::new(redis.clone()),
+    let Foundation { settings, redis, store, metrics, process } = what;
+    let Some(bus) = wait.until("the bus", || open_bus(settings, Some(redis), process)).await? else {
+        return Ok(Over::Stopped);
     };
+
+    let queue = Queue::of_process(redis.clone(), process.clone());
     // They may go away again at any moment from now on, also at this one.
     let unreachable = |error: store::Error| Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"));
     let database =
@@ -470,15 +476,12 @@ async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
 }
 
 /// `redis` where the bus is in it.
-async fn open_bus(settings: &Settings, redis: Option<&Redis>) -> Result<Arc<dyn Bus>, Unreachable> {
+async fn open_bus(settings: &Settings, redis: Option<&Redis>, process: &str) -> Result<Arc<dyn Bus>, Unreachable> {
     let opened: bus::Result<Arc<dyn Bus>> = match kafka_config(settings).map_err(Unreachable::Ever)? {
         None => {
             let redis = redis.context("Redis Streams need a Redis").map_err(Unreachable::Ever)?;
             let opened = RedisStreams::open(redis.clone(), &settings.topic_prefix, settings.partitions).await;
-            opened.map(|bus| match settings.redis_url {
-                None => Arc::new(bus.process(ALONE)) as Arc<dyn Bus>,
-                Some(_) => Arc::new(bus),
-            })
+            opened.map(|bus| Arc::new(bus.process(process)) as Arc<dyn Bus>)
         }
         Some(config) => Kafka::open(config).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>),
     };
