@@ -12,9 +12,7 @@ use taskd::{
 };
 
 use crate::support::{
-    bus_contract::{
-        self, Backend, PARTITIONS, bus_contract, commit, publish, publish_many, read, subscribe, values, within,
-    },
+    bus_contract::{Backend, PARTITIONS, bus_contract, commit, publish, publish_many, read, subscribe, values, within},
     redis::{Fsync, RedisServer},
 };
 

@@ -103,7 +103,7 @@ async fn a_lost_shard_waits_for_reports_in_every_partition() {
     let row = task(&settings, "a", 0);
     fixture.store.insert(&[outbox.new_row(row.clone(), &settings)]).await.unwrap();
     outbox.publish(&[(&row, Turn::FIRST)], false).await.unwrap();
-    assert!(fixture.store.due(i64::MAX, 10).await.unwrap().is_empty());
+    assert!(fixture.store.due(i64::MAX, 10, &std::collections::HashSet::new()).await.unwrap().is_empty());
 
     let (queue, supervisor) = (Queue::new(fixture.redis.clone()), Supervisor::new());
     watchdog::start(outbox, queue.clone(), &settings, &supervisor);
