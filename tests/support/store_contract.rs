@@ -935,7 +935,7 @@ pub(crate) async fn many_old_keys_among_new_ones_are_told_apart(db: &impl Databa
 
     // Few old keys, then many, then few: each way to ask for them.
     for (round, share) in [50, 2, 2, 50, 50].into_iter().enumerate() {
-        let key = |i: usize| if i % share == 0 { format!("key {i}") } else { format!("{round}: {i}") };
+        let key = |i: usize| if i.is_multiple_of(share) { format!("key {i}") } else { format!("{round}: {i}") };
         let batch: Vec<NewRow> = (0..600).map(|i| row("q", key(i))).collect();
         let expected = |i: usize| match i % share {
             0 => Duplicate { id: old[i].task.id, status: Completed },
