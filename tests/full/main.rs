@@ -12,4 +12,6 @@ mod lifecycle;
 mod pressure;
 mod processes;
 mod recovery;
+mod retention;
 mod store_mysql;
+mod store_server;

@@ -120,7 +120,7 @@ fn fresh(task: TaskRow) -> NewRow {
     NewRow { task, unpublished: Fresh, due_unix_ms: NOW + 5_000 }
 }
 
-fn row(queue: &str, key: impl AsRef<[u8]>) -> NewRow {
+pub(crate) fn row(queue: &str, key: impl AsRef<[u8]>) -> NewRow {
     fresh(task(queue, key))
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn completed(row: &NewRow, worker: &str) -> Settlement {
     discovering(row, worker, vec![])
 }
 
-fn discovering(row: &NewRow, worker: &str, discovered: Vec<NewRow>) -> Settlement {
+pub(crate) fn discovering(row: &NewRow, worker: &str, discovered: Vec<NewRow>) -> Settlement {
     Settlement::Completed {
         id: row.task.id,
         worker: worker.into(),
@@ -783,7 +783,7 @@ pub(crate) async fn a_page_leaves_out_what_it_is_told_to(db: &impl Database) {
 }
 
 /// What the database's clock calls long ago: [`NOW`] is.
-const AGE: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Removes all that finished long ago, page by page.
 async fn remove_finished(store: &dyn Store) -> u64 {
