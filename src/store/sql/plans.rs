@@ -62,7 +62,7 @@ async fn no_statement_scans_a_table() {
     assert_eq!(store.parked(queue, 5, &without).await.unwrap().len(), 2);
     assert_eq!(store.parked_queues().await.unwrap().len(), 1);
     store.states(&ids).await.unwrap();
-    assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap().len(), 3);
+    assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap().len(), 4);
     let shard = ShardId { queue: queue.clone(), number: 0 };
     assert!(store.unpublish_shard(&shard, Some(ids[5]), 2).await.unwrap().is_some());
     assert!(store.task(ids[3]).await.unwrap().is_some());
