@@ -187,6 +187,30 @@ async fn a_lock_that_is_held_for_long_is_waited_for_again() {
 }
 
 #[tokio::test]
+async fn an_insert_that_waits_for_a_removal_finds_the_key_moved() {
+    let database = MysqlDatabase::create().await;
+    let store = database.open().await;
+    let batch = rows("q", 2);
+    insert_new(&*store, &batch).await;
+    store.settle(vec![completed(&batch[0], "w")]).await.unwrap();
+    // A removal that has done all but its commit.
+    let mut removal = MySqlConnection::connect(&database.url()).await.unwrap();
+    let steps = "START TRANSACTION; \
+                 INSERT INTO seen SELECT key_hash, id, status FROM tasks WHERE status = 1; \
+                 DELETE FROM tasks WHERE status = 1";
+    sqlx::raw_sql(steps).execute(&mut removal).await.unwrap();
+    let again = [row("q", &batch[0].task.key), row("q", "new")];
+    let inserting = tokio::spawn(async move { (store.insert(&again).await.unwrap(), store) });
+    database.wait_for_lock_wait().await;
+    sqlx::raw_sql("COMMIT").execute(&mut removal).await.unwrap();
+
+    let (answers, store) = inserting.await.unwrap();
+    assert_eq!(answers, [Duplicate { id: batch[0].task.id, status: Completed }, New]);
+    assert_eq!(counts(&*store).await, [count("q", Unfinished, 2), count("q", Completed, 1)]);
+    database.remove().await;
+}
+
+#[tokio::test]
 async fn a_pool_whose_connections_are_all_in_use_says_so() {
     let database = MysqlDatabase::create().await;
     let store = Arc::new(MysqlStore::connect(&database.url(), 2).await.unwrap());
