@@ -1,4 +1,4 @@
--- What finished long ago is removed; its key stays here, so that it is never new again (docs/adr/0008).
+-- What finished long ago is removed; its key stays here, so that it is never new again.
 
 CREATE TABLE seen (
     key_hash BINARY(32) NOT NULL PRIMARY KEY,

@@ -96,6 +96,7 @@ impl Dialect for MySqlConnection {
     const NOW_MS: &'static str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
     const BUSY_HINT: &'static str = "raise database_pool, or ask for less at once";
     const ID: &'static str = "CAST(? AS BINARY(16))";
+    const BY_PRIMARY_KEY: &'static str = "FORCE INDEX (PRIMARY)";
     // sqlx asks the server to count what was found as well.
     const COUNTS_INSERTED: bool = false;
 

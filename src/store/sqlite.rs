@@ -71,6 +71,8 @@ impl Dialect for SqliteConnection {
     const NOW_MS: &'static str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
     const BUSY_HINT: &'static str = "the disk is slow, or too much is asked for at once";
     const ID: &'static str = "?";
+    // It scans nothing that has a key, and locks no rows.
+    const BY_PRIMARY_KEY: &'static str = "";
     const COUNTS_INSERTED: bool = true;
 
     fn keep_first(_column: &str) -> String {

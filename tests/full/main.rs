@@ -16,7 +16,7 @@ mod partitions;
 mod pressure;
 mod processes;
 mod recovery;
-
 mod redis_cluster;
-
+mod retention;
 mod store_mysql;
+mod store_server;

@@ -1,9 +1,15 @@
 //! A database of one test on a MySQL or MariaDB server: the one at `TASKD_TEST_MYSQL_URL`, or one of our own that stays running.
 
-use std::{env, process::Command, sync::Arc, time::Duration};
+use std::{env, fs, process::Command, sync::Arc, time::Duration};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use taskd::store::{Store, mysql::MysqlStore};
+use tempfile::TempDir;
 use tokio::sync::OnceCell;
 use uuid::Uuid;
 
@@ -25,13 +31,88 @@ async fn server() -> &'static str {
 }
 
 fn start_mariadb() -> String {
+    run_script(&[])
+}
+
+/// Answers the URL that it prints.
+fn run_script(args: &[&str]) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/start-mariadb");
-    let output = Command::new(script).output().unwrap();
+    let output = Command::new(script).args(args).output().unwrap();
     assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
+/// A server of one test, which it may kill and start again.
+pub(crate) struct MariadbServer {
+    dir: TempDir,
+    options: Vec<String>,
+    url: String,
+}
+
+impl MariadbServer {
+    pub(crate) fn start(options: &[&str]) -> Self {
+        let dir = tempfile::Builder::new().prefix("taskd-db-").tempdir_in("/tmp").unwrap();
+        let options: Vec<String> = options.iter().map(ToString::to_string).collect();
+        let mut server = Self { dir, options, url: String::new() };
+        server.url = server.run("0");
+        server
+    }
+
+    /// On the same port.
+    pub(crate) fn start_again(&self) {
+        let port = url::Url::parse(&self.url).unwrap().port().unwrap().to_string();
+        assert_eq!(self.run(&port), self.url);
+    }
+
+    fn run(&self, port: &str) -> String {
+        let mut args = vec![self.dir.path().to_str().unwrap(), port];
+        args.extend(self.options.iter().map(String::as_str));
+        run_script(&args)
+    }
+
+    /// Of its database `taskd`.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub(crate) fn file(&self, name: &str) -> String {
+        String::from_utf8_lossy(&fs::read(self.dir.path().join(name)).unwrap_or_default()).into_owned()
+    }
+
+    /// SIGKILL, until it is gone.
+    pub(crate) fn kill9(&self) {
+        let Ok(pid) = self.file("pid").trim().parse::<i32>() else { return };
+        // An old file may name a process that is now somebody else's.
+        let is_ours = || {
+            let command = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            command.contains(self.dir.path().to_str().unwrap())
+        };
+        while is_ours() {
+            kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for MariadbServer {
+    fn drop(&mut self) {
+        self.kill9();
+        if std::thread::panicking() {
+            self.dir.disable_cleanup(true);
+            eprintln!("{} is kept", self.dir.path().display());
+        }
+    }
+}
+
 impl MysqlDatabase {
+    /// On a server of the test's own.
+    pub(crate) async fn on(server: &str) -> Self {
+        let name = format!("taskd_{}", Uuid::now_v7().simple());
+        let database = Self { server: server.to_owned(), name };
+        database.on_server(format!("CREATE DATABASE {}", database.name)).await;
+        database
+    }
+
     pub(crate) fn url(&self) -> String {
         let mut url = url::Url::parse(&self.server).unwrap();
         url.set_path(&self.name);
@@ -44,20 +125,25 @@ impl MysqlDatabase {
         connection.close().await.unwrap();
     }
 
-    /// Until somebody waits for a lock in this database.
-    pub(crate) async fn wait_for_lock_wait(&self) {
+    /// Until somebody waits for a lock in this database, other than the transaction `but`; which that is.
+    pub(crate) async fn wait_for_lock_wait_but(&self, but: &str) -> String {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
-        let waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx JOIN information_schema.processlist \
-                       ON id = trx_mysql_thread_id WHERE trx_state = 'LOCK WAIT' AND db = ?";
-        for _ in 0..50 {
-            let waiting: i64 = sqlx::query_scalar(waiting).bind(&self.name).fetch_one(&mut connection).await.unwrap();
-            if waiting > 0 {
-                return;
+        let waiting = "SELECT CONCAT(trx_id, ' ', trx_started) FROM information_schema.innodb_trx \
+                       JOIN information_schema.processlist ON id = trx_mysql_thread_id WHERE trx_state = 'LOCK WAIT' AND db = ?";
+        for _ in 0..150 {
+            let waiting: Vec<String> =
+                sqlx::query_scalar(waiting).bind(&self.name).fetch_all(&mut connection).await.unwrap();
+            if let Some(waiting) = waiting.into_iter().find(|waiting| waiting != but) {
+                return waiting;
             }
             // The server shows a copy of its state, made only when nobody has looked for a tenth of a second.
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         panic!("nobody waits for a lock");
+    }
+
+    pub(crate) async fn wait_for_lock_wait(&self) {
+        self.wait_for_lock_wait_but("").await;
     }
 
     /// The one number that `sql` answers.
@@ -66,8 +152,8 @@ impl MysqlDatabase {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap()
     }
 
-    /// Cuts all connections to this database.
-    pub(crate) async fn kill_connections(&self) {
+    /// Cuts all connections to this database; how many.
+    pub(crate) async fn kill_connections(&self) -> usize {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
         let ids: Vec<i64> =
             sqlx::query_scalar("SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = ?")
@@ -75,19 +161,19 @@ impl MysqlDatabase {
                 .fetch_all(&mut connection)
                 .await
                 .unwrap();
-        assert!(!ids.is_empty());
+        let mut killed = 0;
         for id in ids {
-            sqlx::raw_sql(AssertSqlSafe(format!("KILL {id}"))).execute(&mut connection).await.unwrap();
+            // One that has ended by itself is no error of ours.
+            killed +=
+                usize::from(sqlx::raw_sql(AssertSqlSafe(format!("KILL {id}"))).execute(&mut connection).await.is_ok());
         }
+        killed
     }
 }
 
 impl Database for MysqlDatabase {
     async fn create() -> Self {
-        let name = format!("taskd_{}", Uuid::now_v7().simple());
-        let database = Self { server: server().await.to_owned(), name };
-        database.on_server(format!("CREATE DATABASE {}", database.name)).await;
-        database
+        Self::on(server().await).await
     }
 
     async fn open(&self) -> Arc<dyn Store> {

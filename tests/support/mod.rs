@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 pub(crate) mod bus_contract;
+pub(crate) mod commit_proxy;
 pub(crate) mod daemon;
 pub(crate) mod kafka;
 pub(crate) mod mariadb;

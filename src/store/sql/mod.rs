@@ -12,6 +12,8 @@
 
 mod insert;
 mod outbox;
+#[cfg(test)]
+mod plans;
 mod retention;
 mod retry;
 mod rows;
@@ -76,6 +78,9 @@ pub trait Dialect {
 
     /// Behind a table's name: this index or an error. No query here may scan a table, whatever the planner believes.
     fn by_index(index: &str) -> String;
+
+    /// The same for the primary key, where the planner may take a small table for a cheap scan and lock all of it.
+    const BY_PRIMARY_KEY: &'static str;
 
     /// Around a select that has a `task_id`: sets the columns of each such task from its row.
     fn update_tasks(set: &str) -> [String; 2];

@@ -28,8 +28,11 @@ pub(super) async fn removed<S: Session>(
 ) -> Result<HashMap<KeyHash, Removed>> {
     let mut found = HashMap::new();
     for hashes in lists(hashes) {
-        let statement =
-            Statement::new("SELECT key_hash, task_id, status FROM seen WHERE key_hash IN ").list(hashes).sql(lock);
+        let statement = Statement::new("SELECT key_hash, task_id, status FROM seen ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE key_hash IN ")
+            .list(hashes)
+            .sql(lock);
         for (hash, id, number) in session.fetch::<(Vec<u8>, Vec<u8>, i64)>(statement).await? {
             found.insert(key_hash(&hash)?, Removed { id: task_id(&id)?, status: status(number)? });
         }

@@ -179,22 +179,24 @@ where
 
 // AssertSqlSafe: the texts are ours, whatever came from outside is bound.
 macro_rules! session {
-    ($connection:ty, $db:ty) => {
+    ($connection:ty, $db:ty $(, $check:path)?) => {
         impl Session for $connection {
             async fn execute(&mut self, statement: Statement<'_>) -> sqlx::Result<u64> {
+                $(#[cfg(test)] $check(self, &statement.text).await?;)?
                 let arguments = arguments::<$db>(statement.values)?;
                 let done = sqlx::query_with::<$db, _>(AssertSqlSafe(statement.text), arguments).execute(self).await?;
                 Ok(done.rows_affected())
             }
 
             async fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> sqlx::Result<Vec<T>> {
+                $(#[cfg(test)] $check(self, &statement.text).await?;)?
                 let arguments = arguments::<$db>(statement.values)?;
                 sqlx::query_as_with::<$db, T, _>(AssertSqlSafe(statement.text), arguments).fetch_all(self).await
             }
         }
     };
 }
-session!(SqliteConnection, Sqlite);
+session!(SqliteConnection, Sqlite, super::plans::check);
 session!(MySqlConnection, MySql);
 
 #[cfg(test)]
