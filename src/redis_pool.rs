@@ -74,8 +74,12 @@ impl From<RedisError> for Error {
 
 /// A certificate that is not trusted, or no TLS at all where it should be.
 fn is_tls(error: &RedisError) -> bool {
-    let io = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    io.and_then(std::io::Error::get_ref).is_some_and(|inner| inner.is::<rustls::Error>())
+    // What is below stands in an Arc, which is an error of its own.
+    let shared = std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>());
+    let Some(cause) = shared else { return false };
+    let in_io = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    cause.is::<rustls::Error>() || in_io.is_some_and(|inner| inner.is::<rustls::Error>())
 }
 
 fn timed_out() -> RedisError {

@@ -12,7 +12,7 @@ mod lifecycle;
 mod pressure;
 mod processes;
 mod recovery;
-
+mod redis_access;
 mod redis_cluster;
-
+mod redis_wait;
 mod store_mysql;
