@@ -6,6 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use tempfile::TempDir;
 
 /// Ends with its folder when dropped.
@@ -55,6 +59,10 @@ impl PrivateRedis {
         let socket = self.dir.path().join("redis.sock");
         let output = Command::new("redis-cli").arg("-s").arg(socket).args(command).output().expect("redis-cli");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("the child is ours");
     }
 
     /// False when it has ended: somebody took its port.
