@@ -2,9 +2,11 @@
 //!
 //! - leases and delays: each shard, when its next one is due, at the latest every `interval`;
 //! - the outbox: rows that were stored and not published (`republish_after`), what was scheduled, what was parked and has room now;
-//! - finals: records that SQL shows final and that are older than `grace` are forgotten;
+//! - finals: records that SQL shows final and that are older than `grace` are forgotten; so are those whose report is lost (`unreported`);
 //! - shards that Redis lost: a new generation, and all that SQL knows as unfinished goes out again;
 //! - tasks that SQL has and Redis does not: a page of SQL is compared with Redis every `reconcile_every`.
+
+mod unreported;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -16,6 +18,7 @@ use anyhow::Context;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::unreported::Unreported;
 use crate::{
     bus::Topic,
     config::Settings,
@@ -216,11 +219,12 @@ impl Watchdog {
     // --- final records
 
     async fn finals(self, beat: Arc<Beat>) -> anyhow::Result<()> {
+        let mut unreported = Unreported::default();
         loop {
             let started = Instant::now();
             let (mut busy, mut failed) = (false, Ok(()));
             for shard in self.queue.shards() {
-                match self.settle_finals(&shard).await {
+                match self.settle_finals(&shard, &mut unreported).await {
                     Ok(forgotten) => busy |= forgotten,
                     Err(error) if is_lost(&error) => {}
                     Err(error) => failed = failed.and(Err(error).with_context(|| format!("cannot settle {shard}"))),
@@ -241,7 +245,7 @@ impl Watchdog {
     }
 
     /// Forgets some final records; whether a full page was forgotten.
-    async fn settle_finals(&self, shard: &ShardId) -> anyhow::Result<bool> {
+    async fn settle_finals(&self, shard: &ShardId, unreported: &mut Unreported) -> anyhow::Result<bool> {
         let most = self.settings.watchdog.batch_max;
         let ids = self.queue.finals(shard, self.settings.watchdog.grace, most).await?;
         if ids.is_empty() {
@@ -249,7 +253,13 @@ impl Watchdog {
         }
         let states = self.outbox.store.states(&ids).await?;
         let settled: HashSet<TaskId> = states.into_iter().filter(|s| s.status.is_final()).map(|s| s.id).collect();
-        let settled: Vec<_> = ids.iter().map(|id| (*id, settled.contains(id))).collect();
+        let unsettled: Vec<_> = ids.iter().filter(|id| !settled.contains(id)).copied().collect();
+        let lost = unreported.lost(shard, &unsettled, &self.outbox, &self.queue).await?;
+        if !lost.is_empty() {
+            // Without a record they are missing, and go out again.
+            tracing::warn!(%shard, "the reports of {} tasks of {shard} are lost: they are done again", lost.len());
+        }
+        let settled: Vec<_> = ids.iter().map(|id| (*id, settled.contains(id) || lost.contains(id))).collect();
         let forgotten = self.queue.forget(shard, &settled).await?;
         metrics::watchdog_handled(Watched::Settled, count(forgotten));
         Ok(count(forgotten) == most)

@@ -1,0 +1,67 @@
+//! Final records whose report is lost. A bus that falls back (a master of a Redis Cluster that fails over has told its replica nearly
+//! everything) may lose a report that its shard, on another master, has forwarded and deleted: the record says that all is done, and SQL will
+//! never hear of it. Such a task is done again, by whom SQL has not credited.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::{
+    bus::Topic,
+    model::{Offset, ShardId, TaskId},
+    outbox::Outbox,
+    queue::Queue,
+};
+
+/// What one process knows of it.
+#[derive(Default)]
+pub(super) struct Unreported {
+    looks: HashMap<ShardId, Look>,
+    /// Once is enough: a report that SQL refuses is not lost, and would be refused again.
+    redone: HashSet<TaskId>,
+}
+
+/// All reports of these stood on the bus, up to `end`, or were lost.
+struct Look {
+    ids: HashSet<TaskId>,
+    end: Option<Offset>,
+}
+
+impl Unreported {
+    /// Of final records that SQL does not show final: those that it never will. Takes two calls at least, with everything that was on the bus
+    /// at the first dealt with at the second.
+    pub(super) async fn lost(
+        &mut self,
+        shard: &ShardId,
+        unsettled: &[TaskId],
+        outbox: &Outbox,
+        queue: &Queue,
+    ) -> anyhow::Result<HashSet<TaskId>> {
+        let none = HashSet::new();
+        let unsettled: HashSet<_> = unsettled.iter().filter(|id| !self.redone.contains(*id)).copied().collect();
+        if unsettled.is_empty() {
+            self.looks.remove(shard);
+            return Ok(none);
+        }
+        let at = (shard.number % outbox.bus.partitions(Topic::TaskResults).max(1)) as usize;
+        let Some(look) = self.looks.get(shard) else {
+            // Asked in this order: what is not in the shard's outbox any more stands before the end.
+            if queue.outbox(shard, 1).await?.is_empty() {
+                let end = outbox.bus.ends(Topic::TaskResults).await?.get(at).copied().flatten();
+                self.looks.insert(shard.clone(), Look { ids: unsettled, end });
+            }
+            return Ok(none);
+        };
+        // A bus that has fallen back meanwhile does not come to that end any more.
+        let end = look.end.min(outbox.bus.ends(Topic::TaskResults).await?.get(at).copied().flatten());
+        if outbox.bus.committed(Topic::TaskResults).await?.get(at).copied().flatten() < end {
+            return Ok(none);
+        }
+        // Read behind that: what was on the bus is in SQL.
+        let mut lost: Vec<_> = unsettled.intersection(&look.ids).copied().collect();
+        self.looks.remove(shard);
+        let states = outbox.store.states(&lost).await?;
+        let settled: HashSet<_> = states.into_iter().filter(|s| s.status.is_final()).map(|s| s.id).collect();
+        lost.retain(|id| !settled.contains(id));
+        self.redone.extend(&lost);
+        Ok(lost.into_iter().collect())
+    }
+}
