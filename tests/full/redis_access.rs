@@ -12,6 +12,7 @@ use crate::support::{
     daemon::Daemon,
     redis_cluster::{own_prefix, shared},
     redis_private::{Certificates, PrivateRedis},
+    until,
 };
 
 /// What README.md gives to the user of taskd.
@@ -131,6 +132,19 @@ async fn the_scheme_says_whether_it_is_a_cluster() {
     // Some of the nodes are enough, also when the first of them is down.
     let url = shared().await.replace("redis+cluster://", "redis+cluster://127.0.0.1:1,");
     Redis::connect(&url, &own_prefix()).await.unwrap().check().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_is_not_ready_is_waited_for() {
+    let node = PrivateRedis::start(&["cluster-enabled yes", "cluster-node-timeout 2000"]);
+    let url = node.url().replace("redis", "redis+cluster");
+    let mut daemon = Daemon::begin("", &["--redis-url", &url]);
+    until("it says what it waits for", async || daemon.log().contains("the cluster is not ready: cluster_state:fail"))
+        .await;
+    assert_eq!(node.run(&["cluster", "addslotsrange", "0", "16383"]), "OK");
+    daemon.ready().await;
+    assert_eq!(daemon.log().matches("waiting for Redis").count(), 1, "{}", daemon.log());
+    assert!(daemon.stop().await.success());
 }
 
 /// What taskd says when it does not start; it must end by itself.
