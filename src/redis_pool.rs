@@ -74,8 +74,12 @@ impl From<RedisError> for Error {
 
 /// A certificate that is not trusted, or no TLS at all where it should be.
 fn is_tls(error: &RedisError) -> bool {
-    let io = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
-    io.and_then(std::io::Error::get_ref).is_some_and(|inner| inner.is::<rustls::Error>())
+    // What is below stands in an Arc, which is an error of its own.
+    let shared = std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>());
+    let Some(cause) = shared else { return false };
+    let in_io = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    cause.is::<rustls::Error>() || in_io.is_some_and(|inner| inner.is::<rustls::Error>())
 }
 
 fn timed_out() -> RedisError {
@@ -123,11 +127,7 @@ impl Redis {
             let info: String = redis::cmd("INFO").query_async(&mut conn).await?;
             check(&info, self.address.is_cluster)?;
             if self.address.is_cluster {
-                let state: String = redis::cmd("CLUSTER").arg("INFO").query_async(&mut conn).await?;
-                let state = value(&state, "cluster_state:").unwrap_or_default();
-                if state != "ok" {
-                    return Err(Error::NotReady(state));
-                }
+                check_state(&mut conn).await?;
             }
             if let Some(durability) = &self.durability {
                 durability.check(&server.addr().to_string(), &info, &mut conn).await?;
@@ -199,21 +199,34 @@ async fn connect(address: &Address) -> Result<Connection, Error> {
         return Ok(Connection::One(ConnectionManager::new_with_config(address.client(seeds[0])?, config).await?));
     }
     // The cluster's client does not say why it cannot connect.
-    let mut first = None;
+    let mut last = None;
     for seed in seeds {
-        match is_cluster(address, seed).await {
-            Ok(true) => return Ok(Connection::Cluster(Cluster::connect(address).await?)),
-            Ok(false) => return Err(Error::NotCluster),
-            Err(error) => first = first.or(Some(error)),
+        match check_node(address, seed).await {
+            Ok(()) => return Ok(Connection::Cluster(Cluster::connect(address).await?)),
+            // Another node may know better.
+            Err(error) if error.is_transient() => last = Some(error),
+            Err(error) => return Err(error),
         }
     }
-    Err(first.expect("a URL names at least one server").into())
+    Err(last.expect("a URL names at least one server"))
 }
 
-async fn is_cluster(address: &Address, seed: &redis::ConnectionInfo) -> redis::RedisResult<bool> {
-    let mut conn = address.connect(seed, Some(CONNECT)).await?;
+/// Whether it is a node of a cluster that works.
+async fn check_node(address: &Address, node: &redis::ConnectionInfo) -> Result<(), Error> {
+    let mut conn = address.connect(node, Some(CONNECT)).await?;
     let info: String = redis::cmd("INFO").arg("cluster").query_async(&mut conn).await?;
-    Ok(value(&info, "cluster_enabled:").as_deref() == Some("1"))
+    if value(&info, "cluster_enabled:").as_deref() != Some("1") {
+        return Err(Error::NotCluster);
+    }
+    check_state(&mut conn).await
+}
+
+async fn check_state(conn: &mut MultiplexedConnection) -> Result<(), Error> {
+    let state: String = redis::cmd("CLUSTER").arg("INFO").query_async(conn).await?;
+    match value(&state, "cluster_state:").unwrap_or_default() {
+        state if state == "ok" => Ok(()),
+        state => Err(Error::NotReady(state)),
+    }
 }
 
 fn value(info: &str, name: &str) -> Option<String> {

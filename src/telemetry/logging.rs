@@ -8,9 +8,11 @@ use crate::config::LogFormat;
 
 /// Starts logging, once per process. `filter` has been checked with the settings.
 pub fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
-    // Its every failed connection comes back as an error of ours, once.
-    let quiet = if filter.contains("librdkafka") { "" } else { ",librdkafka=off" };
-    let filter = EnvFilter::try_new(format!("{filter}{quiet}"))?;
+    // Their every failed connection comes back as an error of ours, once.
+    let named = |library: &str| filter.split(',').any(|directive| directive.trim().starts_with(library));
+    let quiet = ["librdkafka", "redis"].into_iter().filter(|library| !named(library));
+    let filter = quiet.fold(filter.to_owned(), |filter, library| format!("{filter},{library}=off"));
+    let filter = EnvFilter::try_new(filter)?;
     let terminal = stderr().is_terminal();
     let pretty = match format {
         LogFormat::Auto => terminal,

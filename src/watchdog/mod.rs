@@ -2,7 +2,7 @@
 //!
 //! - leases and delays: each shard, when its next one is due, at the latest every `interval`;
 //! - the outbox: rows that were stored and not published (`republish_after`), what was scheduled, what was parked and has room now;
-//! - finals: records that SQL shows final and that are older than `grace` are forgotten;
+//! - finals: records that SQL shows final and that are older than `grace` are forgotten; so are those whose report is lost (`unreported`);
 //! - shards that Redis lost: a new generation, and all that SQL knows as unfinished goes out again;
 //! - what finished longer ago than `retention` is removed from SQL;
 //! - tasks that SQL has and Redis does not: a page of SQL is compared with Redis every `reconcile_every`;
@@ -11,6 +11,7 @@
 //! Of many processes one at a time does this.
 
 mod lead;
+mod unreported;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -22,7 +23,7 @@ use anyhow::Context;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::lead::Lead;
+use self::{lead::Lead, unreported::Unreported};
 use crate::{
     bus::{Keep, Topic},
     config::Settings,
@@ -234,11 +235,12 @@ impl Watchdog {
     // --- final records
 
     async fn finals(self, beat: Arc<Beat>) -> anyhow::Result<()> {
+        let mut unreported = Unreported::default();
         while self.lead.wait(&beat, &self.stop).await {
             let started = Instant::now();
             let (mut busy, mut failed) = (false, Ok(()));
             for shard in self.queue.shards() {
-                match self.settle_finals(&shard).await {
+                match self.settle_finals(&shard, &mut unreported).await {
                     Ok(forgotten) => busy |= forgotten,
                     Err(error) if is_lost(&error) => {}
                     Err(error) => failed = failed.and(Err(error).with_context(|| format!("cannot settle {shard}"))),
@@ -258,7 +260,7 @@ impl Watchdog {
     }
 
     /// Forgets some final records; whether a full page was forgotten.
-    async fn settle_finals(&self, shard: &ShardId) -> anyhow::Result<bool> {
+    async fn settle_finals(&self, shard: &ShardId, unreported: &mut Unreported) -> anyhow::Result<bool> {
         let most = self.settings.watchdog.batch_max;
         let ids = self.queue.finals(shard, self.settings.watchdog.grace, most).await?;
         if ids.is_empty() {
@@ -267,7 +269,12 @@ impl Watchdog {
         let states = self.outbox.store.states(&ids).await?;
         // What SQL does not have was final for so long that it was removed.
         let open: HashSet<TaskId> = states.into_iter().filter(|s| !s.status.is_final()).map(|s| s.id).collect();
-        let settled: Vec<_> = ids.iter().map(|id| (*id, !open.contains(id))).collect();
+        let lost = unreported.lost(shard, &open, &self.outbox, &self.queue).await?;
+        if !lost.is_empty() {
+            // Without a record they are missing, and go out again.
+            tracing::warn!(%shard, "the reports of {} tasks of {shard} are lost: they are done again", lost.len());
+        }
+        let settled: Vec<_> = ids.iter().map(|id| (*id, !open.contains(id) || lost.contains(id))).collect();
         let forgotten = self.queue.forget(shard, &settled).await?;
         metrics::watchdog_handled(Watched::Settled, count(forgotten));
         Ok(count(forgotten) == most)

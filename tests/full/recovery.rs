@@ -233,3 +233,41 @@ async fn poison_goes_to_dead_letters_and_the_line_goes_on() {
     assert_eq!(letters.collect::<BTreeSet<_>>(), poison.into());
     assert!(daemon.stop().await.success());
 }
+
+/// As after a failover of the bus's master, which a report had reached and its replica had not.
+#[tokio::test]
+async fn a_task_whose_report_the_bus_has_lost_is_done_again() {
+    let server = RedisServer::start(Fsync::Always);
+    let database = tempfile::tempdir().unwrap();
+    let backends =
+        ["--redis-url", &server.url(), "--database-url", &format!("sqlite://{}/t.db", database.path().display())];
+    let with = |pipelines| [&["--pipelines", pipelines], &backends[..]].concat();
+    let mut settling = Daemon::start("grace = \"1s\"", &with("discovery")).await;
+    let mut others = Daemon::start("grace = \"1s\"", &with("fanout,watchdog,tasks")).await;
+    settling.insert(&tasks("q", 0, 2)).await;
+    assert_eq!(others.work("w", "q", 2).await.len(), 2);
+    until("SQL has them", async || others.queue("q").await["completed"] == 2).await;
+
+    settling.insert(&tasks("q", 2, 3)).await;
+    let leased = others.lease_all("w", "q", 1).await;
+    // Nobody reads the results.
+    assert!(settling.stop().await.success());
+    assert_eq!(others.complete("w", &leased).await, ["OK"]);
+    let mut redis = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    until("the report is on the bus", async || redis.xlen::<_, u64>("taskd:{bus}:task-results:0").await.unwrap() == 1)
+        .await;
+    let () = redis::cmd("XTRIM")
+        .arg("taskd:{bus}:task-results:0")
+        .arg("MAXLEN")
+        .arg(0)
+        .query_async(&mut redis)
+        .await
+        .unwrap();
+    settling.start_again();
+    settling.ready().await;
+    assert_eq!(others.work("w", "q", 1).await, ["key-2"]);
+    until("SQL has it", async || others.queue("q").await["completed"] == 3).await;
+    assert!(others.log().contains("the reports of 1 tasks of q:0 are lost"));
+    assert!(settling.stop().await.success());
+    assert!(others.stop().await.success());
+}

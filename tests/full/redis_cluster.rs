@@ -346,9 +346,9 @@ async fn wakes_come_from_any_node_and_again_when_that_is_gone() {
         }
     };
     let wake = async {
-        let name = QueueName::new("q").expect("a name");
-        for is_last in [false, true] {
-            let waiter = queue.wakes().waiter(std::slice::from_ref(&name));
+        // Each with a name of its own: the last messages of the first are still on their way.
+        for (name, is_last) in [("before", false), ("after", true)] {
+            let waiter = queue.wakes().waiter(&[QueueName::new(name).expect("a name")]);
             let is_woken = AtomicBool::new(false);
             let wait = async {
                 let forever = Duration::from_secs(3600);
@@ -358,7 +358,7 @@ async fn wakes_come_from_any_node_and_again_when_that_is_gone() {
             let channel = taskd::queue::keys::wake_channel(redis.prefix());
             let publish = async {
                 while !is_woken.load(Ordering::Relaxed) {
-                    let publish = redis::cmd("PUBLISH").arg(&channel).arg("q").to_owned();
+                    let publish = redis::cmd("PUBLISH").arg(&channel).arg(name).to_owned();
                     drop(publish.query_async::<u64>(&mut redis.conn()).await);
                 }
             };

@@ -10,6 +10,7 @@ pub(crate) mod kafka;
 pub(crate) mod mariadb;
 pub(crate) mod redis;
 pub(crate) mod redis_cluster;
+pub(crate) mod redis_private;
 pub(crate) mod sqlite;
 #[macro_use]
 pub(crate) mod store_contract;

@@ -1,0 +1,161 @@
+//! A completion that waits for replicas, and for append-only files where the server can.
+
+use std::{process::Command, time::Duration};
+
+use nix::sys::signal::Signal;
+use taskd::{
+    config::RedisAccess,
+    model::{Offset, QueueName, ShardId, TaskId, WorkerName},
+    queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Error, Leased, Queue},
+    redis_pool::{self, Redis},
+};
+
+use crate::support::{
+    redis_cluster::{own_prefix, shared},
+    redis_private::PrivateRedis,
+    until,
+};
+
+fn access(wait_replicas: u32, wait_aof: bool) -> RedisAccess {
+    RedisAccess { wait_replicas, wait_aof, wait_timeout: Duration::from_millis(200), ..Default::default() }
+}
+
+fn shard() -> ShardId {
+    ShardId { queue: QueueName::new("q").unwrap(), number: 0 }
+}
+
+/// Two tasks, leased.
+async fn leased(queue: &Queue) -> Vec<Leased> {
+    queue.open_shard(&shard(), 1, "topic", None).await.unwrap();
+    queue.add_shard(&shard());
+    let record = taskd::pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 600_000, ..Default::default() };
+    let task = |major| EnqueueTask {
+        offset: Offset { major, minor: 0 },
+        id: TaskId::new(),
+        replicas: 1,
+        not_before_unix_ms: 0,
+        body: taskd::model::body_blob(&record),
+        credited: vec![],
+    };
+    let batch = Enqueue {
+        topic_generation: "topic",
+        epoch: 1,
+        predecessor: None,
+        upto: Offset { major: 2, minor: 0 },
+        tasks: &[task(1), task(2)],
+        high_water_tasks: 100,
+        high_water_bytes: 1 << 20,
+    };
+    queue.enqueue(&shard(), &batch).await.unwrap();
+    let claim = Claim { worker: WorkerName::new("w").unwrap(), max_tasks: 2, max_bytes: 1 << 20, lease: None };
+    queue.claim(&queue.shards_of(&shard().queue)[0], claim).await.unwrap().deliver()
+}
+
+async fn complete(queue: &Queue, task: &Leased) -> Result<Code, Error> {
+    let worker = WorkerName::new("w").unwrap();
+    queue.complete(Completion { id: task.id, token: task.token.clone(), worker, report: "r".into() }).await
+}
+
+/// A replica of `master`, that has all of it.
+fn replica_of(master: &PrivateRedis) -> PrivateRedis {
+    let replica = PrivateRedis::start(&[&format!("replicaof 127.0.0.1 {}", master.port())]);
+    while !replica.run(&["info", "replication"]).contains("master_link_status:up") {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    replica
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_is_ok_only_when_a_replica_has_it() {
+    let master = PrivateRedis::start(&["repl-diskless-sync-delay 0"]);
+    let redis = Redis::connect_as(&master.url(), "t", &access(1, false)).await.unwrap();
+    // Fewer replicas than asked for is a warning.
+    redis.check().await.unwrap();
+    let queue = Queue::new(redis);
+    let tasks = leased(&queue).await;
+    for _ in 0..2 {
+        let alone = complete(&queue, &tasks[0]).await;
+        assert!(matches!(alone, Err(Error::NotDurable(_))), "{alone:?}");
+        assert_eq!(alone.unwrap_err().to_string(), "not yet durable (on 0 of 1 replicas): try again");
+    }
+    let replica = replica_of(&master);
+    until("the repeat is answered", async || complete(&queue, &tasks[0]).await.is_ok()).await;
+    assert_eq!(complete(&queue, &tasks[0]).await.unwrap(), Code::Repeat);
+    assert_eq!(complete(&queue, &tasks[1]).await.unwrap(), Code::Ok);
+    let entries = |server: &PrivateRedis| server.run(&["xlen", "t:{q:0}:S"]);
+    assert_eq!((entries(&replica), entries(&master)), ("2".into(), "2".into()));
+}
+
+/// Else a worker whose first call had no answer would take for safe what is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeat_waits_for_what_another_process_wrote() {
+    let master = PrivateRedis::start(&["repl-diskless-sync-delay 0"]);
+    let replica = replica_of(&master);
+    let process = async || Queue::new(Redis::connect_as(&master.url(), "t", &access(1, false)).await.unwrap());
+    let queue = process().await;
+    let tasks = leased(&queue).await;
+    assert_eq!(complete(&queue, &tasks[0]).await.unwrap(), Code::Ok);
+    // Connected, and deaf.
+    replica.signal(Signal::SIGSTOP);
+    for queue in [&queue, &process().await] {
+        let short = complete(queue, &tasks[1]).await;
+        assert!(matches!(short, Err(Error::NotDurable(_))), "{short:?}");
+    }
+    replica.signal(Signal::SIGCONT);
+    let queue = process().await;
+    until("the replica has caught up", async || matches!(complete(&queue, &tasks[1]).await, Ok(Code::Repeat))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_on_a_cluster_waits_for_the_replica_of_its_master() {
+    let redis = Redis::connect_as(shared().await, &own_prefix(), &access(1, false)).await.unwrap();
+    redis.check().await.unwrap();
+    let queue = Queue::new(redis.clone());
+    let tasks = leased(&queue).await;
+    until("the replica has it", async || complete(&queue, &tasks[0]).await.is_ok()).await;
+    // Each master has one.
+    let two = Queue::new(Redis::connect_as(shared().await, redis.prefix(), &access(2, false)).await.unwrap());
+    let short = complete(&two, &tasks[1]).await;
+    assert_eq!(short.unwrap_err().to_string(), "not yet durable (on 1 of 2 replicas): try again");
+}
+
+#[tokio::test]
+async fn a_server_without_waitaof_is_refused_where_it_is_asked_for() {
+    let server = PrivateRedis::start(&[]);
+    let redis = Redis::connect_as(&server.url(), "t", &access(0, true)).await.unwrap();
+    let checked = redis.check().await;
+    if server.run(&["command", "info", "waitaof"]).contains("waitaof") {
+        // A newer redis-server than most have.
+        checked.unwrap();
+        return;
+    }
+    let error = checked.unwrap_err();
+    assert!(matches!(error, redis_pool::Error::NoWaitAof { .. }), "{error}");
+    assert!(!error.is_transient());
+    let error = error.to_string();
+    assert!(
+        error.ends_with("has no WAITAOF; set redis_wait_aof = false, or use Redis 7.2, Valkey or newer"),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_waits_for_the_append_only_file_of_valkey() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/start-valkey");
+    let output = Command::new(script).arg("--program").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let program = String::from_utf8(output.stdout).unwrap();
+    let server = PrivateRedis::start_program(program.trim(), &[]);
+    let redis = Redis::connect_as(&server.url(), "t", &access(0, true)).await.unwrap();
+    redis.check().await.unwrap();
+    let queue = Queue::new(redis);
+    let tasks = leased(&queue).await;
+    until("it is in the file", async || complete(&queue, &tasks[0]).await.is_ok()).await;
+    let both = Queue::new(Redis::connect_as(&server.url(), "t", &access(1, true)).await.unwrap());
+    let short = complete(&both, &tasks[1]).await.unwrap_err().to_string();
+    assert_eq!(short, "not yet durable (on 0 of 1 replicas): try again");
+    // Not to be had without the file.
+    server.run(&["config", "set", "appendonly", "no"]);
+    let redis = Redis::connect_as(&server.url(), "t", &access(0, true)).await.unwrap();
+    assert!(matches!(redis.check().await, Err(redis_pool::Error::NoAof)));
+}
