@@ -19,6 +19,7 @@ use super::until;
 pub(crate) struct Daemon {
     dir: TempDir,
     args: Vec<String>,
+    env: Vec<(String, String)>,
     http: u16,
     grpc: u16,
     child: Child,
@@ -35,6 +36,11 @@ impl Daemon {
 
     /// The same without the wait.
     pub(crate) fn begin(config: &str, args: &[&str]) -> Self {
+        Self::begin_in(config, args, Vec::new())
+    }
+
+    /// The same in this environment.
+    pub(crate) fn begin_in(config: &str, args: &[&str], env: Vec<(String, String)>) -> Self {
         let dir = tempfile::Builder::new().prefix("taskd-it-").tempdir_in("/tmp").unwrap();
         let file = dir.path().join("taskd.toml");
         fs::write(&file, config).unwrap();
@@ -47,8 +53,8 @@ impl Daemon {
         let listen = ["--http-listen", &http_at, "--grpc-listen", &grpc_at];
         let args: Vec<String> =
             own.iter().chain(pipelines).chain(&listen).chain(args).map(ToString::to_string).collect();
-        let child = spawn(&dir, &args);
-        Self { dir, args, http, grpc, child, client: reqwest::Client::new() }
+        let child = spawn(&dir, &args, &env);
+        Self { dir, args, env, http, grpc, child, client: reqwest::Client::new() }
     }
 
     pub(crate) fn http(&self) -> String {
@@ -83,7 +89,7 @@ impl Daemon {
     }
 
     pub(crate) fn start_again(&mut self) {
-        self.child = spawn(&self.dir, &self.args);
+        self.child = spawn(&self.dir, &self.args, &self.env);
     }
 
     /// SIGKILL for its redis-server; false when there is none at the moment.
@@ -111,6 +117,11 @@ impl Daemon {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// `None` while it runs.
+    pub(crate) fn end(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
     }
 
     /// SIGTERM, and how it ended.
@@ -280,10 +291,10 @@ impl Drop for Daemon {
     }
 }
 
-fn spawn(dir: &TempDir, args: &[String]) -> Child {
+fn spawn(dir: &TempDir, args: &[String], env: &[(String, String)]) -> Child {
     let log = File::options().create(true).append(true).open(dir.path().join("log")).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-    command.args(args).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+    command.args(args).envs(env.iter().cloned()).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
     command.spawn().unwrap()
 }
 

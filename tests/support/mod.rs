@@ -7,6 +7,7 @@ pub(crate) mod bus_contract;
 pub(crate) mod daemon;
 pub(crate) mod kafka;
 pub(crate) mod mariadb;
+pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod sqlite;
 #[macro_use]

@@ -1,0 +1,208 @@
+//! The private servers of this target: each may be killed, stopped, cut off and started again at its place.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// What a server is, to those who hurt it.
+pub(crate) trait Server: Send {
+    fn name(&self) -> String;
+    fn pid(&self) -> Option<Pid>;
+    /// At its old place with its old data. Returns when it serves.
+    fn start(&mut self);
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = self.pid() {
+            kill(pid, signal).ok();
+        }
+    }
+
+    /// SIGKILL; it is gone when this returns.
+    fn kill9(&mut self) {
+        let pid = self.pid().expect("it runs");
+        kill(pid, Signal::SIGKILL).expect("it is ours");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while is_alive(pid) {
+            assert!(Instant::now() < deadline, "{} lives on", self.name());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Neither gone nor a zombie.
+fn is_alive(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// A redis-server or a valkey-server on a unix socket, with fsync always: what it has answered it keeps.
+pub(crate) struct Redis {
+    program: String,
+    dir: PathBuf,
+    child: Option<Child>,
+}
+
+impl Redis {
+    pub(crate) fn start(program: &str, dir: PathBuf) -> Self {
+        fs::create_dir_all(&dir).unwrap();
+        let mut redis = Self { program: program.to_owned(), dir, child: None };
+        Server::start(&mut redis);
+        redis
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.join("redis.sock")
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("unix://{}", self.socket().display())
+    }
+
+    pub(crate) async fn connect(&self) -> redis::aio::MultiplexedConnection {
+        redis::Client::open(self.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
+    }
+
+    pub(crate) async fn command(&self, command: &str) -> redis::RedisResult<redis::Value> {
+        let mut words = command.split(' ');
+        let mut cmd = redis::cmd(words.next().unwrap());
+        for word in words {
+            cmd.arg(word.trim_matches('"'));
+        }
+        cmd.query_async(&mut self.connect().await).await
+    }
+
+    fn answers(&self) -> bool {
+        let ping = || {
+            let mut stream = UnixStream::connect(self.socket())?;
+            stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+            stream.write_all(b"PING\r\n")?;
+            let mut answer = [0; 5];
+            stream.read_exact(&mut answer).map(|()| &answer == b"+PONG")
+        };
+        ping().unwrap_or(false)
+    }
+}
+
+impl Server for Redis {
+    fn name(&self) -> String {
+        "Redis".into()
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        self.child.as_ref().map(|child| Pid::from_raw(child.id().cast_signed()))
+    }
+
+    fn start(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().ok();
+            child.wait().unwrap();
+        }
+        let child = Command::new(&self.program)
+            .args(["--port", "0", "--unixsocket", "redis.sock", "--save", "", "--appendonly", "yes"])
+            .args(["--appendfsync", "always", "--logfile", "redis.log", "--maxmemory-policy", "noeviction"])
+            .arg("--dir")
+            .arg(&self.dir)
+            .current_dir(&self.dir)
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server is installed");
+        self.child = Some(child);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !self.answers() {
+            assert!(Instant::now() < deadline, "{} does not come up: see {}", self.program, self.dir.display());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}
+
+/// One that a script of `scripts/` starts: `start-NAME DIR` prints its address, and writes its pid.
+pub(crate) struct Scripted {
+    script: &'static str,
+    dir: PathBuf,
+    pid_file: PathBuf,
+    env: Vec<(String, String)>,
+    address: String,
+}
+
+impl Scripted {
+    pub(crate) fn start(script: &'static str, dir: PathBuf, env: Vec<(String, String)>) -> Self {
+        let pid_file = dir.join("pid");
+        let mut server = Self { script, dir, pid_file, env, address: String::new() };
+        server.address = server.run();
+        server
+    }
+
+    /// One of several that one script starts, with a pid file of its own.
+    pub(crate) fn member(&self, pid_file: PathBuf) -> Self {
+        let (dir, env, address) = (self.dir.clone(), self.env.clone(), self.address.clone());
+        Self { script: self.script, dir, pid_file, env, address }
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn pid_file(&self) -> &Path {
+        &self.pid_file
+    }
+
+    fn run(&self) -> String {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(self.script);
+        let output = Command::new(script).arg(&self.dir).envs(self.env.iter().cloned()).output().unwrap();
+        let text = String::from_utf8_lossy;
+        assert!(output.status.success(), "{} failed:\n{}", self.script, text(&output.stderr));
+        text(&output.stdout).lines().last().expect("it prints its address").trim().to_owned()
+    }
+}
+
+impl Server for Scripted {
+    fn name(&self) -> String {
+        let name = self.script.trim_start_matches("start-");
+        match self.pid_file.parent().filter(|parent| *parent != self.dir).and_then(Path::file_name) {
+            Some(member) => format!("{name} {}", member.display()),
+            None => name.to_owned(),
+        }
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        let pid = Pid::from_raw(fs::read_to_string(&self.pid_file).ok()?.trim().parse().ok()?);
+        is_alive(pid).then_some(pid)
+    }
+
+    fn start(&mut self) {
+        assert_eq!(self.run(), self.address, "it came back at another place");
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+    }
+}
