@@ -295,7 +295,7 @@ pub trait Store: Send + Sync {
     /// Parked rows of a queue: by priority, then the oldest first. Removes those it meets whose task is final.
     async fn parked(&self, queue: &QueueName, limit: u32) -> Result<Vec<OutboxRow>>;
 
-    /// The states of those of `ids` that are stored, in any order.
+    /// The states of those of `ids` that are stored, in any order; one of an id that is named twice.
     async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>>;
 
     /// Unfinished, published tasks with an id beyond `after`, by id.
