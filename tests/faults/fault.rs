@@ -72,16 +72,16 @@ impl Fault {
             Self::RebalanceStorm => storm(world).await,
             Self::Kill(which) => tokio::task::block_in_place(|| world.server(which).kill9()),
             Self::Stop(which) => world.server(which).signal(Signal::SIGSTOP),
-            Self::RedisIsFull => redis(world, "CONFIG SET maxmemory 1mb").await,
+            Self::RedisIsFull => redis(world, &["CONFIG", "SET", "maxmemory", "1mb"]).await,
             Self::RedisCannotSave => {
                 // Where the snapshot should go stands a folder.
                 fs::create_dir(world.servers.redis.dir().join("dump.rdb")).unwrap();
-                redis(world, "CONFIG SET save \"3600 1000000\"").await;
-                redis(world, "BGSAVE").await;
+                redis(world, &["CONFIG", "SET", "save", "3600 1000000"]).await;
+                redis(world, &["BGSAVE", "SCHEDULE"]).await;
             }
             Self::FlushAll => {
                 world.ledger.redis_loses();
-                redis(world, "FLUSHALL").await;
+                redis(world, &["FLUSHALL"]).await;
                 world.ledger.redis_loses();
             }
             Self::Cut(who, which, mode) => cut(world, who, which, mode),
@@ -98,11 +98,11 @@ impl Fault {
             Self::RebalanceStorm | Self::FlushAll => {}
             Self::Kill(which) => tokio::task::block_in_place(|| world.server(which).start()),
             Self::Stop(which) => world.server(which).signal(Signal::SIGCONT),
-            Self::RedisIsFull => redis(world, "CONFIG SET maxmemory 0").await,
+            Self::RedisIsFull => redis(world, &["CONFIG", "SET", "maxmemory", "0"]).await,
             Self::RedisCannotSave => {
-                redis(world, "CONFIG SET save ").await;
+                redis(world, &["CONFIG", "SET", "save", ""]).await;
                 fs::remove_dir(world.servers.redis.dir().join("dump.rdb")).unwrap();
-                redis(world, "BGSAVE").await;
+                redis(world, &["BGSAVE", "SCHEDULE"]).await;
             }
             Self::Cut(who, which, _) => cut(world, who, which, Mode::Pass),
             Self::DiskFull(which) => tokio::task::block_in_place(|| crate::disk::empty(world, which)),
@@ -127,8 +127,8 @@ impl Fault {
     }
 }
 
-async fn redis(world: &World<'_>, command: &str) {
-    world.servers.redis.command(command).await.unwrap_or_else(|error| panic!("{command}: {error}"));
+async fn redis(world: &World<'_>, command: &[&str]) {
+    world.servers.redis.command(command).await.unwrap_or_else(|error| panic!("{command:?}: {error}"));
 }
 
 async fn storm(world: &mut World<'_>) {

@@ -76,13 +76,8 @@ impl Redis {
         redis::Client::open(self.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
     }
 
-    pub(crate) async fn command(&self, command: &str) -> redis::RedisResult<redis::Value> {
-        let mut words = command.split(' ');
-        let mut cmd = redis::cmd(words.next().unwrap());
-        for word in words {
-            cmd.arg(word.trim_matches('"'));
-        }
-        cmd.query_async(&mut self.connect().await).await
+    pub(crate) async fn command(&self, words: &[&str]) -> redis::RedisResult<redis::Value> {
+        redis::cmd(words[0]).arg(&words[1..]).query_async(&mut self.connect().await).await
     }
 
     fn answers(&self) -> bool {

@@ -298,7 +298,12 @@ fn spawn(dir: &TempDir, args: &[String], env: &[(String, String)]) -> Child {
     command.spawn().unwrap()
 }
 
+/// Below those that the system gives to outgoing connections: it must be free again after a kill.
 fn free_ports<const N: usize>() -> [u16; N] {
-    let held: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    let mut free = (0..1000).filter_map(|_| {
+        let [high, low, ..] = *uuid::Uuid::new_v4().as_bytes();
+        TcpListener::bind(("127.0.0.1", 12_000 + u16::from_be_bytes([high, low]) % 8_000)).ok()
+    });
+    let held: [TcpListener; N] = std::array::from_fn(|_| free.next().expect("a free port"));
     held.map(|listener| listener.local_addr().unwrap().port())
 }
