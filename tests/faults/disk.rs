@@ -19,6 +19,10 @@ impl SmallDisk {
             Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(at).output();
         mounted.is_ok_and(|output| output.status.success()).then(|| Self(at.to_owned()))
     }
+
+    pub(crate) fn at(&self) -> &Path {
+        &self.0
+    }
 }
 
 impl Drop for SmallDisk {

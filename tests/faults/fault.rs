@@ -115,14 +115,32 @@ impl Fault {
         !matches!(self, Self::RebalanceStorm | Self::FlushAll)
     }
 
-    /// Two at once that would disturb each other's heal.
-    pub(crate) fn touches(&self) -> Option<Which> {
+    /// Whether both at once make sense: neither disturbs the heal of the other.
+    pub(crate) fn may_meet(&self, other: &Self) -> bool {
+        let apart = |a: Option<usize>, b: Option<usize>| a.is_none() || b.is_none() || a != b;
+        let whole = [Self::KillAllTaskd, Self::RebalanceStorm];
+        let either_whole = whole.contains(self) || whole.contains(other);
+        let processes = (self.process(), other.process());
+        let servers = (self.server(), other.server());
+        apart(processes.0, processes.1)
+            && !(either_whole && (processes.0.is_some() || processes.1.is_some()))
+            && !(whole.contains(self) && whole.contains(other))
+            && (servers.0.is_none() || servers.0 != servers.1)
+    }
+
+    /// Which server is not itself meanwhile.
+    fn server(&self) -> Option<Which> {
         match *self {
             Self::Kill(which) | Self::Stop(which) | Self::Cut(_, which, _) | Self::DiskFull(which) => Some(which),
             Self::RedisIsFull | Self::RedisCannotSave | Self::FlushAll => Some(Which::Redis),
-            Self::KillTaskd(_) | Self::KillAllTaskd | Self::StopTaskd(_) | Self::RebalanceStorm | Self::Clock(..) => {
-                None
-            }
+            _ => None,
+        }
+    }
+
+    fn process(&self) -> Option<usize> {
+        match *self {
+            Self::KillTaskd(n) | Self::StopTaskd(n) => Some(n),
+            _ => None,
         }
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! No test harness of cargo's: the scenarios share servers that they kill, so they run one after another, and print how long taskd took to
 //! recover. `cargo test --test faults redis` runs those with "redis" in their name, `TASKD_SEED=7` with that seed.
-//! With `TASKD_SOAK_MINUTES=60` it is `make soak`.
+//! With `TASKD_SOAK` it is `make soak`.
 
 #[macro_use]
 #[path = "../support/mod.rs"]
@@ -17,6 +17,7 @@ mod disk;
 mod fault;
 mod ledger;
 mod servers;
+mod soak;
 mod world;
 
 use std::{
@@ -59,6 +60,9 @@ const SCENARIOS: &[Scenario] = &[
 const SEED: u64 = 20_251_121;
 
 fn main() -> ExitCode {
+    if let Ok(args) = std::env::var("TASKD_SOAK") {
+        return soak::run(&args);
+    }
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let chosen = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
     let chosen: Vec<_> = SCENARIOS.iter().filter(|scenario| chosen(scenario.name)).collect();

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::{
     check,
     crowd::Running,
-    dice::Dice,
+    disk::SmallDisk,
     fault::Fault,
     ledger::Ledger,
     servers::{Redis, Scripted, Server},
@@ -31,6 +31,8 @@ pub(crate) struct Servers {
     pub(crate) kafka: Vec<Scripted>,
     /// Between the processes and the brokers, where they are to be cut off.
     pub(crate) kafka_proxies: Vec<Proxy>,
+    /// Small ones on which some keep their files.
+    pub(crate) disks: Vec<SmallDisk>,
     root: Option<TempDir>,
 }
 
@@ -45,6 +47,10 @@ pub(crate) struct Wanted {
 impl Servers {
     pub(crate) async fn start(wanted: &Wanted) -> Self {
         let root = tempfile::Builder::new().prefix("taskd-faults-").tempdir_in("/tmp").unwrap();
+        Self::start_in(root, wanted).await
+    }
+
+    pub(crate) async fn start_in(root: TempDir, wanted: &Wanted) -> Self {
         let path = root.path().to_owned();
         let mut kafka_proxies = Vec::new();
         if wanted.proxied {
@@ -71,7 +77,7 @@ impl Servers {
             proxy.lead_to(Upstream::Tcp(format!("127.0.0.1:{}", port.trim())));
         }
         let redis = Redis::start(&wanted.redis_program, path.join("redis"));
-        Self { redis, sql, kafka, kafka_proxies, root: Some(root) }
+        Self { redis, sql, kafka, kafka_proxies, disks: Vec::new(), root: Some(root) }
     }
 
     fn brokers(&self) -> String {
@@ -299,10 +305,6 @@ impl<'a> World<'a> {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-    }
-
-    pub(crate) fn dice(&self, who: &str) -> Dice {
-        Dice::new(self.plan.seed, who)
     }
 
     pub(crate) fn server(&mut self, which: crate::fault::Which) -> &mut dyn Server {

@@ -294,6 +294,8 @@ impl Drop for Daemon {
 fn spawn(dir: &TempDir, args: &[String], env: &[(String, String)]) -> Child {
     let log = File::options().create(true).append(true).open(dir.path().join("log")).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+    // Of the tests; taskd refuses what it does not know.
+    command.env_remove("TASKD_SEED").env_remove("TASKD_SOAK");
     command.args(args).envs(env.iter().cloned()).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
     command.spawn().unwrap()
 }
