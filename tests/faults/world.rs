@@ -60,8 +60,8 @@ impl Servers {
         }
         let advertised: Vec<_> = kafka_proxies.iter().map(|proxy| proxy.port().to_string()).collect();
         let env = vec![
-            ("KAFKA_BROKERS".to_owned(), wanted.brokers.to_string()),
-            ("KAFKA_ADVERTISED_PORTS".to_owned(), advertised.join(" ")),
+            ("TASKD_TEST_KAFKA_BROKERS".to_owned(), wanted.brokers.to_string()),
+            ("TASKD_TEST_KAFKA_ADVERTISED".to_owned(), advertised.join(" ")),
         ];
         let (kafka, sql) = {
             let (kafka_dir, sql_dir, script) = (path.join("kafka"), path.join("sql"), wanted.sql_script);

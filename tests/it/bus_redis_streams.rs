@@ -186,7 +186,7 @@ async fn a_process_that_opens_the_bus_again_gets_what_it_held_at_once() {
     let (server, process) = (server().await, uuid::Uuid::new_v4());
     let open = async || {
         let bus = RedisStreams::open(server.redis().await, "my.", PARTITIONS).await.expect("open");
-        bus.as_process(process)
+        bus.as_process(process).take_over_after(Duration::from_secs(3600))
     };
     let bus = open().await;
     let (reader, held) = read_one(&bus, "a").await;
