@@ -41,7 +41,7 @@ pub(crate) async fn is_done(database: &str) -> Result<(), String> {
 /// What should be gone some time after the work is done.
 pub(crate) struct Leftovers {
     bus: Arc<dyn bus::Bus>,
-    redis: redis::aio::MultiplexedConnection,
+    nodes: Vec<redis::aio::MultiplexedConnection>,
     prefix: String,
 }
 
@@ -51,14 +51,14 @@ impl Leftovers {
         let bus: Arc<dyn bus::Bus> = match world.plan.bus {
             Bus::Kafka => Arc::new(Kafka::open(world.servers.kafka[0].address(), &topics, PARTITIONS).await.unwrap()),
             Bus::Streams => {
-                let url = world.servers.redis.url();
-                let redis = taskd::redis_pool::Redis::connect(&url, &world.name).await.unwrap();
+                let redis = taskd::redis_pool::Redis::connect(&world.redis_url(), &world.name).await.unwrap();
                 Arc::new(RedisStreams::open(redis, &topics, PARTITIONS).await.unwrap())
             }
         };
-        Self { bus, redis: world.servers.redis.connect().await, prefix: world.name.clone() }
+        Self { bus, nodes: world.redis_nodes().await, prefix: world.name.clone() }
     }
 
+    /// An error that names what is there.
     pub(crate) async fn none(&mut self) -> Result<(), String> {
         for topic in [Topic::Pipeline, Topic::TaskResults] {
             match self.bus.backlog(topic).await {
@@ -66,65 +66,69 @@ impl Leftovers {
                 other => return Err(format!("{topic} has a backlog of {other:?}")),
             }
         }
-        let keys: Vec<String> = {
-            let mut scan = self.redis.scan_match::<_, String>(format!("{}:*", self.prefix)).await.unwrap();
-            let mut keys = Vec::new();
-            while let Some(key) = scan.next_item().await {
-                keys.push(key.unwrap());
-            }
-            keys
-        };
         let mut left = Vec::new();
-        for key in keys {
-            left.extend(self.leftover(&key).await.map(|what| format!("{key}: {what}")));
+        for node in &mut self.nodes {
+            for key in keys(node, &self.prefix).await {
+                left.extend(leftover(node, &key).await.map(|what| format!("{key}: {what}")));
+            }
         }
         if left.is_empty() { Ok(()) } else { Err(left.join("; ")) }
     }
+}
 
-    /// What of this key should not be there.
-    async fn leftover(&mut self, key: &str) -> Option<String> {
-        // Of a shard: `<p>:{<queue>:<number>}:<name>`.
-        let (tag, name) = key.split_once('{')?.1.split_once('}')?;
-        if tag.starts_with("bus") {
-            return self.pending(key).await;
-        }
-        match name.strip_prefix(':')? {
-            "g" | "O" | "seen" => None,
-            "M" => {
-                let counters: HashMap<String, i64> = self.redis.hgetall(key).await.unwrap();
-                let wrong =
-                    ["open", "live", "bytes"].into_iter().filter(|name| *counters.get(*name).unwrap_or(&0) != 0);
-                let wrong: Vec<_> = wrong.map(|name| format!("{name} = {}", counters[name])).collect();
-                (!wrong.is_empty()).then(|| wrong.join(", "))
-            }
-            "S" => self.length("XLEN", key).await,
-            "R" | "B" => self.length("HLEN", key).await,
-            "L" | "D" => self.length("ZCARD", key).await,
-            "F" => self.length("LLEN", key).await,
-            // No record is left: what still stands in a lane is spent, and is swept.
-            name if name.ends_with(":T") => self.length("LLEN", key).await,
-            name if name.ends_with(":C") || name.ends_with(":P") => None,
-            _ => Some("a key that nobody knows".into()),
-        }
-    }
+type Node = redis::aio::MultiplexedConnection;
 
-    async fn length(&mut self, command: &str, key: &str) -> Option<String> {
-        let length: u64 = redis::cmd(command).arg(key).query_async(&mut self.redis).await.unwrap();
-        (length > 0).then(|| format!("{command} {length}"))
+async fn keys(node: &mut Node, prefix: &str) -> Vec<String> {
+    let mut scan = node.scan_match::<_, String>(format!("{prefix}:*")).await.unwrap();
+    let mut keys = Vec::new();
+    while let Some(key) = scan.next_item().await {
+        keys.push(key.unwrap());
     }
+    keys
+}
 
-    /// Of a stream: what a group has handed out and nobody acknowledged.
-    async fn pending(&mut self, key: &str) -> Option<String> {
-        let kind: String = redis::cmd("TYPE").arg(key).query_async(&mut self.redis).await.unwrap();
-        if kind != "stream" {
-            return None;
-        }
-        let groups: Vec<HashMap<String, redis::Value>> =
-            redis::cmd("XINFO").arg("GROUPS").arg(key).query_async(&mut self.redis).await.unwrap();
-        let pending = groups.iter().filter(|group| !matches!(group.get("pending"), Some(redis::Value::Int(0)) | None));
-        let pending: Vec<_> = pending.map(|group| format!("{group:?}")).collect();
-        (!pending.is_empty()).then(|| pending.join(", "))
+/// What of this key should not be there.
+async fn leftover(node: &mut Node, key: &str) -> Option<String> {
+    // Of a shard: `<p>:{<queue>:<number>}:<name>`.
+    let (tag, name) = key.split_once('{')?.1.split_once('}')?;
+    if tag.starts_with("bus") {
+        return pending(node, key).await;
     }
+    match name.strip_prefix(':')? {
+        "g" | "O" | "seen" => None,
+        "M" => {
+            let counters: HashMap<String, i64> = node.hgetall(key).await.unwrap();
+            let wrong = ["open", "live", "bytes"].into_iter().filter(|name| *counters.get(*name).unwrap_or(&0) != 0);
+            let wrong: Vec<_> = wrong.map(|name| format!("{name} = {}", counters[name])).collect();
+            (!wrong.is_empty()).then(|| wrong.join(", "))
+        }
+        "S" => length(node, "XLEN", key).await,
+        "R" | "B" => length(node, "HLEN", key).await,
+        "L" | "D" => length(node, "ZCARD", key).await,
+        "F" => length(node, "LLEN", key).await,
+        // No record is left: what still stands in a lane is spent, and is swept.
+        name if name.ends_with(":T") => length(node, "LLEN", key).await,
+        name if name.ends_with(":C") || name.ends_with(":P") => None,
+        _ => Some("a key that nobody knows".into()),
+    }
+}
+
+async fn length(node: &mut Node, command: &str, key: &str) -> Option<String> {
+    let length: u64 = redis::cmd(command).arg(key).query_async(node).await.unwrap();
+    (length > 0).then(|| format!("{command} {length}"))
+}
+
+/// Of a stream: what a group has handed out and nobody acknowledged.
+async fn pending(node: &mut Node, key: &str) -> Option<String> {
+    let kind: String = redis::cmd("TYPE").arg(key).query_async(node).await.unwrap();
+    if kind != "stream" {
+        return None;
+    }
+    let groups: Vec<HashMap<String, redis::Value>> =
+        redis::cmd("XINFO").arg("GROUPS").arg(key).query_async(node).await.unwrap();
+    let pending = groups.iter().filter(|group| !matches!(group.get("pending"), Some(redis::Value::Int(0)) | None));
+    let pending: Vec<_> = pending.map(|group| format!("{group:?}")).collect();
+    (!pending.is_empty()).then(|| pending.join(", "))
 }
 
 #[derive(sqlx::FromRow)]

@@ -5,6 +5,7 @@ use std::{fmt, fs, time::Duration};
 use nix::sys::signal::Signal;
 
 use crate::{
+    servers::Server,
     support::proxy::Mode,
     world::{Bus, PROCESSES, World},
 };
@@ -31,6 +32,8 @@ pub(crate) enum Fault {
     /// Redis cannot save: refuses every write.
     RedisCannotSave,
     FlushAll,
+    /// SIGKILL of a master of the Redis Cluster; its replica takes over.
+    KillMaster,
     /// The way from one process, or from all, to a server. Ways to Kafka are shared.
     Cut(Option<usize>, Which, Mode),
     /// The files of this server stand on a disk that is full.
@@ -51,6 +54,7 @@ impl fmt::Display for Fault {
             Self::RedisIsFull => write!(f, "Redis has no memory left"),
             Self::RedisCannotSave => write!(f, "Redis cannot save and refuses writes"),
             Self::FlushAll => write!(f, "FLUSHALL"),
+            Self::KillMaster => write!(f, "SIGKILL of a cluster's master"),
             Self::Cut(Some(n), which, mode) => write!(f, "process {n} to {which:?}: {mode:?}"),
             Self::Cut(None, which, mode) => write!(f, "all processes to {which:?}: {mode:?}"),
             Self::DiskFull(which) => write!(f, "the disk of {which:?} is full"),
@@ -84,6 +88,13 @@ impl Fault {
                 redis(world, &["FLUSHALL"]).await;
                 world.ledger.redis_loses();
             }
+            Self::KillMaster => {
+                // What it had answered may not have reached its replica.
+                world.ledger.redis_loses();
+                let cluster = world.servers.cluster.as_ref().expect("there is one");
+                let (master, _) = cluster.masters().await.swap_remove(0);
+                tokio::task::block_in_place(|| cluster.node(master).kill9());
+            }
             Self::Cut(who, which, mode) => cut(world, who, which, mode),
             Self::DiskFull(which) => crate::disk::fill(world, which),
             Self::Clock(n, hours) => fs::write(world.clock_file(n), format!("{:+}", hours * 3600)).unwrap(),
@@ -103,6 +114,11 @@ impl Fault {
                 redis(world, &["CONFIG", "SET", "save", ""]).await;
                 fs::remove_dir(world.servers.redis.dir().join("dump.rdb")).unwrap();
                 redis(world, &["BGSAVE", "SCHEDULE"]).await;
+            }
+            Self::KillMaster => {
+                let cluster = world.servers.cluster.as_mut().expect("there is one");
+                tokio::task::block_in_place(|| cluster.start_again());
+                world.ledger.redis_loses();
             }
             Self::Cut(who, which, _) => cut(world, who, which, Mode::Pass),
             Self::DiskFull(which) => tokio::task::block_in_place(|| crate::disk::empty(world, which)),
@@ -132,7 +148,7 @@ impl Fault {
     fn server(&self) -> Option<Which> {
         match *self {
             Self::Kill(which) | Self::Stop(which) | Self::Cut(_, which, _) | Self::DiskFull(which) => Some(which),
-            Self::RedisIsFull | Self::RedisCannotSave | Self::FlushAll => Some(Which::Redis),
+            Self::RedisIsFull | Self::RedisCannotSave | Self::FlushAll | Self::KillMaster => Some(Which::Redis),
             _ => None,
         }
     }
@@ -172,11 +188,17 @@ fn cut(world: &World<'_>, who: Option<usize>, which: Which, mode: Mode) {
 /// All that can happen to this world, for a choice among them.
 pub(crate) fn all(world: &World<'_>) -> Vec<Fault> {
     use Fault::*;
-    let mut servers = vec![Which::Redis, Which::Sql];
+    let mut servers = vec![Which::Sql];
+    let mut all = vec![KillAllTaskd, RebalanceStorm];
+    if world.plan.cluster {
+        all.push(KillMaster);
+    } else {
+        servers.push(Which::Redis);
+        all.extend([RedisIsFull, RedisCannotSave, FlushAll]);
+    }
     if world.plan.bus == Bus::Kafka {
         servers.extend((0..world.servers.kafka.len()).map(Which::Kafka));
     }
-    let mut all = vec![KillAllTaskd, RebalanceStorm, RedisIsFull, RedisCannotSave, FlushAll];
     for n in 0..PROCESSES {
         all.extend([KillTaskd(n), StopTaskd(n)]);
         if world.plan.clocks {

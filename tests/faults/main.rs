@@ -27,6 +27,7 @@ use std::{
 };
 
 use fault::{Fault, Which};
+use servers::{Cluster, has_script};
 use world::{Bus, Plan, Servers, Wanted, World};
 
 struct Scenario {
@@ -34,6 +35,12 @@ struct Scenario {
     bus: Bus,
     fault: Fault,
     lasting: Duration,
+}
+
+impl Scenario {
+    fn on_cluster(&self) -> bool {
+        self.fault == Fault::KillMaster
+    }
 }
 
 const fn scenario(name: &'static str, bus: Bus, fault: Fault, seconds: u64) -> Scenario {
@@ -51,6 +58,7 @@ const SCENARIOS: &[Scenario] = &[
     scenario("redis_stands_still_on_redis_streams", Bus::Streams, Fault::Stop(Which::Redis), 5),
     scenario("redis_loses_everything_on_kafka", Bus::Kafka, Fault::FlushAll, 0),
     scenario("redis_loses_everything_on_redis_streams", Bus::Streams, Fault::FlushAll, 0),
+    scenario("a_cluster_master_is_killed", Bus::Streams, Fault::KillMaster, 2),
     scenario("kafka_is_killed", Bus::Kafka, Fault::Kill(Which::Kafka(0)), 2),
     scenario("mariadb_is_killed", Bus::Kafka, Fault::Kill(Which::Sql), 2),
 ];
@@ -64,7 +72,7 @@ fn main() -> ExitCode {
     }
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let chosen = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
-    let chosen: Vec<_> = SCENARIOS.iter().filter(|scenario| chosen(scenario.name)).collect();
+    let mut chosen: Vec<_> = SCENARIOS.iter().filter(|scenario| chosen(scenario.name)).collect();
     if std::env::args().any(|word| word == "--list") {
         chosen.iter().for_each(|scenario| println!("{}: test", scenario.name));
         return ExitCode::SUCCESS;
@@ -72,6 +80,10 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let seed = std::env::var("TASKD_SEED").map_or(SEED, |seed| seed.parse().expect("TASKD_SEED is a number"));
     println!("\nrunning {} scenarios with seed {seed} (TASKD_SEED={seed} repeats it)", chosen.len());
+    if !has_script(Cluster::SCRIPT) {
+        println!("left out: no scripts/{}", Cluster::SCRIPT);
+        chosen.retain(|scenario| !scenario.on_cluster());
+    }
     run(&runtime, &chosen, seed)
 }
 
@@ -85,6 +97,7 @@ fn run(runtime: &tokio::runtime::Runtime, chosen: &[&Scenario], seed: u64) -> Ex
         redis_program: "redis-server".into(),
         sql_script: "start-mariadb",
         brokers: usize::from(with_kafka),
+        cluster: chosen.iter().any(|scenario| scenario.on_cluster()),
         proxied: false,
     };
     let mut servers = runtime.block_on(Servers::start(&wanted));
@@ -113,7 +126,7 @@ fn run(runtime: &tokio::runtime::Runtime, chosen: &[&Scenario], seed: u64) -> Ex
 }
 
 async fn play(servers: &mut Servers, scenario: &Scenario, seed: u64) {
-    let plan = Plan { bus: scenario.bus, proxied: false, clocks: false, seed };
+    let plan = Plan { bus: scenario.bus, cluster: scenario.on_cluster(), proxied: false, clocks: false, seed };
     let mut world = World::start(servers, plan).await;
     world.work(300).await;
     world.suffer(&[scenario.fault], scenario.lasting).await;

@@ -196,6 +196,57 @@ impl Server for Scripted {
     }
 }
 
+/// Three masters with a replica each. A replica that takes over may not have what its master answered last.
+pub(crate) struct Cluster(Scripted);
+
+impl Cluster {
+    const NODES: usize = 6;
+    pub(crate) const SCRIPT: &str = "start-redis-cluster";
+
+    pub(crate) fn start(dir: PathBuf) -> Self {
+        Self(Scripted::start(Self::SCRIPT, dir, vec![("TASKD_REDIS_NODE_TIMEOUT".to_owned(), "2000".to_owned())]))
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.0.address().to_owned()
+    }
+
+    /// The numbers of the masters, with connections.
+    pub(crate) async fn masters(&self) -> Vec<(usize, redis::aio::MultiplexedConnection)> {
+        let mut masters = Vec::new();
+        for node in 0..Self::NODES {
+            let port = fs::read_to_string(self.0.dir().join(format!("{node}/port"))).unwrap();
+            let client = redis::Client::open(format!("redis://127.0.0.1:{}", port.trim())).unwrap();
+            let Ok(mut connection) = client.get_multiplexed_async_connection().await else { continue };
+            let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(&mut connection).await.unwrap();
+            if role[0] == redis::Value::BulkString(b"master".to_vec()) {
+                masters.push((node, connection));
+            }
+        }
+        masters
+    }
+
+    pub(crate) fn node(&self, node: usize) -> Scripted {
+        self.0.member(self.0.dir().join(format!("{node}/pid")))
+    }
+
+    /// Those that died, as replicas of who took over.
+    pub(crate) fn start_again(&mut self) {
+        self.0.start();
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        (0..Self::NODES).for_each(|node| self.node(node).signal(Signal::SIGKILL));
+    }
+}
+
+/// Whether this checkout can start it.
+pub(crate) fn has_script(name: &str) -> bool {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(name).exists()
+}
+
 impl Drop for Scripted {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);

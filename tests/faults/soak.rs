@@ -10,6 +10,7 @@ use crate::{
     dice::Dice,
     disk::SmallDisk,
     fault::{self, FAKETIME},
+    servers::{Cluster, has_script},
     world::{self, Bus, Plan, Servers, Wanted, World},
 };
 
@@ -18,6 +19,7 @@ use crate::{
 struct Ground {
     bus: Bus,
     brokers: usize,
+    cluster: bool,
     redis_program: String,
     sql_script: &'static str,
 }
@@ -61,29 +63,42 @@ pub(crate) fn run(args: &str) -> ExitCode {
 
 /// Those that this machine has.
 fn grounds() -> Vec<Ground> {
-    let ground = |bus, brokers, redis: &str, sql| Ground { bus, brokers, redis_program: redis.into(), sql_script: sql };
+    let ground = |bus, brokers, cluster, redis: &str, sql_script| {
+        let redis_program = redis.to_owned();
+        Ground { bus, brokers, cluster, redis_program, sql_script }
+    };
     let mut grounds = vec![
-        ground(Bus::Kafka, 3, "redis-server", "start-mariadb"),
-        ground(Bus::Streams, 0, "redis-server", "start-mariadb"),
+        ground(Bus::Kafka, 3, false, "redis-server", "start-mariadb"),
+        ground(Bus::Streams, 0, false, "redis-server", "start-mariadb"),
     ];
     let mysql8 = has_script("start-mysql8").then_some("start-mysql8");
-    let valkey = std::env::var("TASKD_TEST_VALKEY").ok().filter(|program| Path::new(program).exists());
+    let valkey = valkey();
     if mysql8.is_none() {
         println!("soak: no MySQL 8: there is no scripts/start-mysql8");
     }
     if valkey.is_none() {
-        println!("soak: no Valkey: name its valkey-server in TASKD_TEST_VALKEY");
+        println!("soak: no Valkey: there is no scripts/start-valkey, or it found none");
     }
     if mysql8.is_some() || valkey.is_some() {
         let redis = valkey.as_deref().unwrap_or("redis-server");
-        grounds.push(ground(Bus::Streams, 0, redis, mysql8.unwrap_or("start-mariadb")));
-        grounds.push(ground(Bus::Kafka, 1, redis, mysql8.unwrap_or("start-mariadb")));
+        grounds.push(ground(Bus::Streams, 0, false, redis, mysql8.unwrap_or("start-mariadb")));
+        grounds.push(ground(Bus::Kafka, 1, false, redis, mysql8.unwrap_or("start-mariadb")));
+    }
+    if has_script(Cluster::SCRIPT) {
+        grounds.push(ground(Bus::Streams, 0, true, "redis-server", "start-mariadb"));
+        grounds.push(ground(Bus::Kafka, 1, true, "redis-server", "start-mariadb"));
+    } else {
+        println!("soak: no Redis Cluster: there is no scripts/{}", Cluster::SCRIPT);
     }
     grounds
 }
 
-fn has_script(name: &str) -> bool {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(name).exists()
+/// The program of its server.
+fn valkey() -> Option<String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/start-valkey");
+    let found = Command::new(script).arg("--program").output().ok()?;
+    let program = String::from_utf8(found.stdout).ok()?.trim().to_owned();
+    (found.status.success() && Path::new(&program).exists()).then_some(program)
 }
 
 /// New servers and a new world: some faults, then the end of all work and the check.
@@ -98,12 +113,13 @@ async fn round(ground: &Ground, clocks: bool, seed: u64, dice: &mut Dice, deadli
         redis_program: ground.redis_program.clone(),
         sql_script: ground.sql_script,
         brokers: ground.brokers,
+        cluster: ground.cluster,
         proxied: true,
     };
     let mut servers = Servers::start_in(root, &wanted).await;
     servers.disks.extend(disks.into_iter().flatten());
     let mut kept = Kept(servers);
-    let plan = Plan { bus: ground.bus, proxied: true, clocks, seed };
+    let plan = Plan { bus: ground.bus, cluster: ground.cluster, proxied: true, clocks, seed };
     let mut world = World::start(&mut kept.0, plan).await;
     let possible = fault::all(&world);
     for n in 0..8 {

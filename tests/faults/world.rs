@@ -16,7 +16,7 @@ use crate::{
     disk::SmallDisk,
     fault::Fault,
     ledger::Ledger,
-    servers::{Redis, Scripted, Server},
+    servers::{Cluster, Redis, Scripted, Server},
     support::{
         daemon::Daemon,
         proxy::{Proxy, Upstream},
@@ -26,6 +26,7 @@ use crate::{
 /// The servers of a run. They outlive the worlds on them.
 pub(crate) struct Servers {
     pub(crate) redis: Redis,
+    pub(crate) cluster: Option<Cluster>,
     pub(crate) sql: Scripted,
     /// One or more brokers; none where no world wants them.
     pub(crate) kafka: Vec<Scripted>,
@@ -41,6 +42,7 @@ pub(crate) struct Wanted {
     pub(crate) redis_program: String,
     pub(crate) sql_script: &'static str,
     pub(crate) brokers: usize,
+    pub(crate) cluster: bool,
     pub(crate) proxied: bool,
 }
 
@@ -63,13 +65,19 @@ impl Servers {
             ("TASKD_TEST_KAFKA_BROKERS".to_owned(), wanted.brokers.to_string()),
             ("TASKD_TEST_KAFKA_ADVERTISED".to_owned(), advertised.join(" ")),
         ];
-        let (kafka, sql) = {
+        let (kafka, sql, cluster) = {
+            let (with_cluster, cluster_dir) = (wanted.cluster, path.join("cluster"));
+            let cluster = move || with_cluster.then(|| Cluster::start(cluster_dir));
             let (kafka_dir, sql_dir, script) = (path.join("kafka"), path.join("sql"), wanted.sql_script);
             let with_kafka = wanted.brokers > 0;
             let kafka = move || with_kafka.then(|| Scripted::start("start-kafka", kafka_dir, env));
             let sql = move || Scripted::start(script, sql_dir, Vec::new());
-            let (kafka, sql) = tokio::join!(tokio::task::spawn_blocking(kafka), tokio::task::spawn_blocking(sql));
-            (kafka.unwrap(), sql.unwrap())
+            let (kafka, sql, cluster) = tokio::join!(
+                tokio::task::spawn_blocking(kafka),
+                tokio::task::spawn_blocking(sql),
+                tokio::task::spawn_blocking(cluster)
+            );
+            (kafka.unwrap(), sql.unwrap(), cluster.unwrap())
         };
         let kafka = brokers(kafka, wanted.brokers);
         for (proxy, broker) in kafka_proxies.iter().zip(&kafka) {
@@ -77,7 +85,7 @@ impl Servers {
             proxy.lead_to(Upstream::Tcp(format!("127.0.0.1:{}", port.trim())));
         }
         let redis = Redis::start(&wanted.redis_program, path.join("redis"));
-        Self { redis, sql, kafka, kafka_proxies, disks: Vec::new(), root: Some(root) }
+        Self { redis, cluster, sql, kafka, kafka_proxies, disks: Vec::new(), root: Some(root) }
     }
 
     fn brokers(&self) -> String {
@@ -96,6 +104,9 @@ impl Servers {
             for server in all {
                 server.signal(Signal::SIGCONT);
                 server.start();
+            }
+            if let Some(cluster) = &mut self.cluster {
+                cluster.start_again();
             }
         });
     }
@@ -129,6 +140,8 @@ pub(crate) enum Bus {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) bus: Bus,
+    /// The queue is in the Redis Cluster.
+    pub(crate) cluster: bool,
     /// Each process has its own way to Redis and SQL, which can be cut.
     pub(crate) proxied: bool,
     /// Each process has a clock that can be set.
@@ -198,14 +211,17 @@ impl<'a> World<'a> {
     }
 
     async fn start_process(&mut self, n: usize) {
-        let (mut redis, mut database) = (self.servers.redis.url(), self.database.clone());
+        let (mut redis, mut database) = (self.redis_url(), self.database.clone());
         if self.plan.proxied {
             let [to_redis, to_sql] = [Proxy::start().await, Proxy::start().await];
             to_redis.lead_to(Upstream::Unix(self.servers.redis.socket()));
+            if !self.plan.cluster {
+                redis = format!("redis://127.0.0.1:{}", to_redis.port());
+            }
             let mut url = url::Url::parse(&database).unwrap();
             to_sql.lead_to(Upstream::Tcp(format!("127.0.0.1:{}", url.port().unwrap())));
             url.set_port(Some(to_sql.port())).unwrap();
-            (redis, database) = (format!("redis://127.0.0.1:{}", to_redis.port()), url.into());
+            database = url.into();
             self.proxies.push([to_redis, to_sql]);
         }
         let topic_prefix = format!("{}-", self.name);
@@ -220,6 +236,21 @@ impl<'a> World<'a> {
         }
         let env = if self.plan.clocks { self.clock_env(n) } else { Vec::new() };
         self.daemons.push(Daemon::begin_in(CONFIG, &args, env));
+    }
+
+    pub(crate) fn redis_url(&self) -> String {
+        match &self.servers.cluster {
+            Some(cluster) if self.plan.cluster => cluster.url(),
+            _ => self.servers.redis.url(),
+        }
+    }
+
+    /// All that hold keys.
+    pub(crate) async fn redis_nodes(&self) -> Vec<redis::aio::MultiplexedConnection> {
+        match &self.servers.cluster {
+            Some(cluster) if self.plan.cluster => cluster.masters().await.into_iter().map(|(_, node)| node).collect(),
+            _ => vec![self.servers.redis.connect().await],
+        }
     }
 
     /// What makes the clock of a process one that [`Fault::Clock`] sets.
