@@ -31,6 +31,11 @@ quick: ## Format, lints and the tests that need no more than redis-server: under
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo test --locked --lib --bins --test it
 
+.PHONY: soak
+soak: ## All faults in random order while the work goes on (ARGS="--minutes 10 --seed 42")
+	@scripts/install-deps test
+	@scripts/soak $(ARGS)
+
 .PHONY: demo
 demo: ## Crawl the Python documentation on this machine with four workers
 	@scripts/install-deps demo

@@ -321,7 +321,7 @@ pub trait Store: Send + Sync {
     /// Parked rows of a queue: by priority, then the oldest first; otherwise like [`Self::due`].
     async fn parked(&self, queue: &QueueName, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>>;
 
-    /// The states of those of `ids` that are stored, in any order.
+    /// The states of those of `ids` that are stored, in any order; one of an id that is named twice.
     async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>>;
 
     /// Unfinished, published tasks with an id beyond `after`, by id.

@@ -19,6 +19,7 @@ use super::until;
 pub(crate) struct Daemon {
     dir: TempDir,
     args: Vec<String>,
+    env: Vec<(String, String)>,
     http: u16,
     grpc: u16,
     child: Child,
@@ -35,6 +36,11 @@ impl Daemon {
 
     /// The same without the wait.
     pub(crate) fn begin(config: &str, args: &[&str]) -> Self {
+        Self::begin_in(config, args, Vec::new())
+    }
+
+    /// The same in this environment.
+    pub(crate) fn begin_in(config: &str, args: &[&str], env: Vec<(String, String)>) -> Self {
         let dir = tempfile::Builder::new().prefix("taskd-it-").tempdir_in("/tmp").unwrap();
         let file = dir.path().join("taskd.toml");
         fs::write(&file, config).unwrap();
@@ -47,8 +53,8 @@ impl Daemon {
         let listen = ["--http-listen", &http_at, "--grpc-listen", &grpc_at];
         let args: Vec<String> =
             own.iter().chain(pipelines).chain(&listen).chain(args).map(ToString::to_string).collect();
-        let child = spawn(&dir, &args);
-        Self { dir, args, http, grpc, child, client: reqwest::Client::new() }
+        let child = spawn(&dir, &args, &env);
+        Self { dir, args, env, http, grpc, child, client: reqwest::Client::new() }
     }
 
     pub(crate) fn http(&self) -> String {
@@ -83,7 +89,7 @@ impl Daemon {
     }
 
     pub(crate) fn start_again(&mut self) {
-        self.child = spawn(&self.dir, &self.args);
+        self.child = spawn(&self.dir, &self.args, &self.env);
     }
 
     /// SIGKILL for its redis-server; false when there is none at the moment.
@@ -111,6 +117,11 @@ impl Daemon {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// `None` while it runs.
+    pub(crate) fn end(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
     }
 
     /// SIGTERM, and how it ended.
@@ -280,14 +291,21 @@ impl Drop for Daemon {
     }
 }
 
-fn spawn(dir: &TempDir, args: &[String]) -> Child {
+fn spawn(dir: &TempDir, args: &[String], env: &[(String, String)]) -> Child {
     let log = File::options().create(true).append(true).open(dir.path().join("log")).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-    command.args(args).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+    // Of the tests; taskd refuses what it does not know.
+    command.env_remove("TASKD_SEED").env_remove("TASKD_SOAK");
+    command.args(args).envs(env.iter().cloned()).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
     command.spawn().unwrap()
 }
 
+/// Below those that the system gives to outgoing connections: it must be free again after a kill.
 fn free_ports<const N: usize>() -> [u16; N] {
-    let held: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    let mut free = (0..1000).filter_map(|_| {
+        let [high, low, ..] = *uuid::Uuid::new_v4().as_bytes();
+        TcpListener::bind(("127.0.0.1", 12_000 + u16::from_be_bytes([high, low]) % 8_000)).ok()
+    });
+    let held: [TcpListener; N] = std::array::from_fn(|_| free.next().expect("a free port"));
     held.map(|listener| listener.local_addr().unwrap().port())
 }

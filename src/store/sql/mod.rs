@@ -265,7 +265,11 @@ impl<DB: Backend> Store for SqlStore<DB> {
 
     async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>> {
         let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
-        for ids in lists(ids) {
+        // An id in two lists would bring its workers twice.
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        for ids in lists(&ids) {
             let credited = Statement::new(
                 "SELECT id, status, worker FROM tasks LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
             )

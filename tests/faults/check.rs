@@ -1,0 +1,274 @@
+//! What must hold when the work is done: in SQL, in Redis and on the bus.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use redis::AsyncCommands;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use taskd::{
+    bus::{self, Topic, kafka::Kafka, redis_streams::RedisStreams},
+    model::StoredStatus,
+};
+
+use crate::{
+    crowd::DOOMED,
+    ledger::{Book, Key, Seen},
+    world::{Bus, PARTITIONS, World},
+};
+
+pub(crate) async fn execute(url: &str, sql: &str) {
+    let mut connection = MySqlConnection::connect(url).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+}
+
+async fn number(connection: &mut MySqlConnection, sql: &str) -> Result<i64, String> {
+    sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await.map_err(|error| error.to_string())
+}
+
+/// No task is unfinished, none waits to be published.
+pub(crate) async fn is_done(database: &str) -> Result<(), String> {
+    let mut connection = MySqlConnection::connect(database).await.map_err(|error| error.to_string())?;
+    let unfinished = number(&mut connection, "SELECT COUNT(*) FROM tasks WHERE status = 0").await?;
+    let outbox = number(&mut connection, "SELECT COUNT(*) FROM outbox").await?;
+    match (unfinished, outbox) {
+        (0, 0) => Ok(()),
+        _ => Err(format!("{unfinished} tasks are unfinished, {outbox} rows in the outbox")),
+    }
+}
+
+/// What should be gone some time after the work is done.
+pub(crate) struct Leftovers {
+    bus: Arc<dyn bus::Bus>,
+    nodes: Vec<redis::aio::MultiplexedConnection>,
+    prefix: String,
+}
+
+impl Leftovers {
+    pub(crate) async fn open(world: &World<'_>) -> Self {
+        let topics = format!("{}-", world.name);
+        let bus: Arc<dyn bus::Bus> = match world.plan.bus {
+            Bus::Kafka => Arc::new(Kafka::open(world.servers.kafka[0].address(), &topics, PARTITIONS).await.unwrap()),
+            Bus::Streams => {
+                let redis = taskd::redis_pool::Redis::connect(&world.redis_url(), &world.name).await.unwrap();
+                Arc::new(RedisStreams::open(redis, &topics, PARTITIONS).await.unwrap())
+            }
+        };
+        Self { bus, nodes: world.redis_nodes().await, prefix: world.name.clone() }
+    }
+
+    /// An error that names what is there.
+    pub(crate) async fn none(&mut self) -> Result<(), String> {
+        for topic in [Topic::Pipeline, Topic::TaskResults] {
+            match self.bus.backlog(topic).await {
+                Ok(0) => {}
+                other => return Err(format!("{topic} has a backlog of {other:?}")),
+            }
+        }
+        let mut left = Vec::new();
+        for node in &mut self.nodes {
+            for key in keys(node, &self.prefix).await {
+                left.extend(leftover(node, &key).await.map(|what| format!("{key}: {what}")));
+            }
+        }
+        if left.is_empty() { Ok(()) } else { Err(left.join("; ")) }
+    }
+}
+
+type Node = redis::aio::MultiplexedConnection;
+
+async fn keys(node: &mut Node, prefix: &str) -> Vec<String> {
+    let mut scan = node.scan_match::<_, String>(format!("{prefix}:*")).await.unwrap();
+    let mut keys = Vec::new();
+    while let Some(key) = scan.next_item().await {
+        keys.push(key.unwrap());
+    }
+    keys
+}
+
+/// What of this key should not be there.
+async fn leftover(node: &mut Node, key: &str) -> Option<String> {
+    // Of a shard: `<p>:{<queue>:<number>}:<name>`.
+    let (tag, name) = key.split_once('{')?.1.split_once('}')?;
+    if tag.starts_with("bus") {
+        return pending(node, key).await;
+    }
+    match name.strip_prefix(':')? {
+        "g" | "O" | "seen" => None,
+        "M" => {
+            let counters: HashMap<String, i64> = node.hgetall(key).await.unwrap();
+            let wrong = ["open", "live", "bytes"].into_iter().filter(|name| *counters.get(*name).unwrap_or(&0) != 0);
+            let wrong: Vec<_> = wrong.map(|name| format!("{name} = {}", counters[name])).collect();
+            (!wrong.is_empty()).then(|| wrong.join(", "))
+        }
+        "S" => length(node, "XLEN", key).await,
+        "R" | "B" => length(node, "HLEN", key).await,
+        "L" | "D" => length(node, "ZCARD", key).await,
+        "F" => length(node, "LLEN", key).await,
+        // No record is left: what still stands in a lane is spent, and is swept.
+        name if name.ends_with(":T") => length(node, "LLEN", key).await,
+        name if name.ends_with(":C") || name.ends_with(":P") => None,
+        _ => Some("a key that nobody knows".into()),
+    }
+}
+
+async fn length(node: &mut Node, command: &str, key: &str) -> Option<String> {
+    let length: u64 = redis::cmd(command).arg(key).query_async(node).await.unwrap();
+    (length > 0).then(|| format!("{command} {length}"))
+}
+
+/// Of a stream: what a group has handed out and nobody acknowledged.
+async fn pending(node: &mut Node, key: &str) -> Option<String> {
+    let kind: String = redis::cmd("TYPE").arg(key).query_async(node).await.unwrap();
+    if kind != "stream" {
+        return None;
+    }
+    let groups: Vec<HashMap<String, redis::Value>> =
+        redis::cmd("XINFO").arg("GROUPS").arg(key).query_async(node).await.unwrap();
+    let pending = groups.iter().filter(|group| !matches!(group.get("pending"), Some(redis::Value::Int(0)) | None));
+    let pending: Vec<_> = pending.map(|group| format!("{group:?}")).collect();
+    (!pending.is_empty()).then(|| pending.join(", "))
+}
+
+#[derive(sqlx::FromRow)]
+struct Task {
+    id: Vec<u8>,
+    queue: String,
+    task_key: Vec<u8>,
+    replicas: i64,
+    status: i64,
+    completed: i64,
+    reason: String,
+}
+
+#[derive(sqlx::FromRow)]
+struct Outcome {
+    task_id: Vec<u8>,
+    worker: Vec<u8>,
+    surplus: i64,
+    result: Vec<u8>,
+}
+
+/// SQL against the ledger. All that is wrong is shown, then it panics.
+pub(crate) async fn everything(world: &World<'_>) {
+    let mut connection = MySqlConnection::connect(&world.database).await.unwrap();
+    let tasks: Vec<Task> = sqlx::query_as("SELECT id, queue, task_key, replicas, status, completed, reason FROM tasks")
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
+    let outcomes: Vec<Outcome> = sqlx::query_as("SELECT task_id, worker, surplus, result FROM results")
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
+    let counts: Vec<(String, i64, i64)> =
+        sqlx::query_as("SELECT queue, CAST(status AS SIGNED), count FROM queue_counts WHERE count <> 0")
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+
+    let book = world.ledger.book();
+    let mut wrong = book.violations.clone();
+    let mut results: HashMap<Vec<u8>, Vec<&Outcome>> = HashMap::new();
+    outcomes.iter().for_each(|outcome| results.entry(outcome.task_id.clone()).or_default().push(outcome));
+    let mut by_key: BTreeMap<Key, String> = BTreeMap::new();
+    let mut counted: BTreeMap<(String, i64), i64> = BTreeMap::new();
+    let none = Seen::default();
+    for task in &tasks {
+        let id = uuid::Uuid::from_slice(&task.id).unwrap().to_string();
+        let key = (task.queue.clone(), String::from_utf8(task.task_key.clone()).unwrap());
+        *counted.entry((task.queue.clone(), task.status)).or_default() += 1;
+        let outcomes = results.remove(&task.id).unwrap_or_default();
+        let seen = book.tasks.get(&id).unwrap_or(&none);
+        let what = of_task(task, &outcomes, seen, &book);
+        wrong.extend(what.into_iter().map(|what| format!("{id} {key:?}: {what}")));
+        if let Some(before) = by_key.insert(key, id.clone()) {
+            wrong.push(format!("{id} and {before} have the same key"));
+        }
+    }
+    wrong.extend(results.keys().map(|id| format!("results of {id:x?}, which is no task")));
+    let counts: BTreeMap<_, _> = counts.into_iter().map(|(queue, status, count)| ((queue, status), count)).collect();
+    if counts != counted {
+        wrong.push(format!("queue_counts says {counts:?}, there are {counted:?}"));
+    }
+    wrong.extend(of_inserts(&book, &by_key));
+    wrong.extend(of_children(&book, &by_key));
+    for (n, daemon) in world.daemons.iter().enumerate() {
+        let log = daemon.log();
+        wrong.extend(log.lines().filter(|line| line.contains("panicked")).map(|line| format!("process {n}: {line}")));
+    }
+    drop(book);
+    assert!(wrong.is_empty(), "{} things are wrong:\n{}", wrong.len(), wrong[..wrong.len().min(40)].join("\n"));
+}
+
+fn of_task(task: &Task, outcomes: &[&Outcome], seen: &Seen, book: &Book) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let credited = outcomes.iter().filter(|outcome| outcome.surplus == 0).count() as i64;
+    if credited != task.completed {
+        wrong.push(format!("completed says {}, {credited} results count", task.completed));
+    }
+    match StoredStatus::from_number(task.status).unwrap() {
+        StoredStatus::Completed => {
+            if credited != task.replicas {
+                wrong.push(format!("COMPLETED by {credited} of {}", task.replicas));
+            }
+            if book.losses == 0 && outcomes.len() as i64 != credited {
+                wrong
+                    .push(format!("{} surplus results, although Redis lost nothing", outcomes.len() as i64 - credited));
+            }
+        }
+        StoredStatus::Dead => {
+            if task.reason.is_empty() {
+                wrong.push("DEAD without a reason".into());
+            }
+            if task.queue != DOOMED {
+                wrong.push(format!("DEAD: {}", task.reason));
+            }
+        }
+        other => wrong.push(format!("is {other:?}")),
+    }
+    // What stands in SQL was sent, with a token that held: answered OK, or the answer was lost.
+    for outcome in outcomes {
+        let worker = String::from_utf8_lossy(&outcome.worker);
+        let result = String::from_utf8_lossy(&outcome.result);
+        let grant =
+            result.split_once(' ').filter(|(name, _)| *name == worker).and_then(|(_, token)| seen.grants.get(token));
+        match grant {
+            Some(grant) if grant.worker == worker && grant.sent > 0 && (grant.ok.is_some() || !grant.refused) => {}
+            _ => wrong.push(format!("the result {result:?} of {worker} is none that it was answered OK")),
+        }
+    }
+    // What was answered OK stands in SQL, unless Redis has lost it.
+    let workers: BTreeSet<_> = outcomes.iter().map(|outcome| String::from_utf8_lossy(&outcome.worker)).collect();
+    let promised = seen.grants.values().filter(|grant| grant.ok == Some(book.losses));
+    let missing = promised.filter(|grant| !workers.contains(grant.worker.as_str()));
+    wrong.extend(missing.map(|grant| format!("{} was answered OK and has no result", grant.worker)));
+    wrong
+}
+
+/// What was answered is there, under the id that was told.
+fn of_inserts(book: &Book, by_key: &BTreeMap<Key, String>) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (key, insert) in &book.inserts {
+        match (insert.ids.first(), by_key.get(key)) {
+            (Some(told), None) => wrong.push(format!("{key:?} was accepted as {told} and is lost")),
+            (Some(told), Some(id)) if told != id => wrong.push(format!("{key:?} was accepted as {told} and is {id}")),
+            _ => {}
+        }
+    }
+    wrong
+}
+
+/// What was discovered by completions that were answered OK is there, and nothing is that nobody sent.
+fn of_children(book: &Book, by_key: &BTreeMap<Key, String>) -> Vec<String> {
+    let grants = || book.tasks.iter().flat_map(|(id, seen)| seen.grants.values().map(move |grant| (id, grant)));
+    let promised = grants().filter(|(_, grant)| grant.ok == Some(book.losses));
+    let lost = promised.flat_map(|(id, grant)| {
+        let lost = grant.children.iter().filter(|child| !by_key.contains_key(child));
+        lost.map(move |child| format!("{child:?}, discovered by {} with {id}, is lost", grant.worker))
+    });
+    let sent: BTreeSet<&Key> =
+        grants().filter(|(_, grant)| grant.sent > 0).flat_map(|(_, grant)| &grant.children).collect();
+    let unknown = by_key.keys().filter(|key| !sent.contains(key) && !book.inserts.contains_key(*key));
+    lost.chain(unknown.map(|key| format!("{key:?} was sent by nobody"))).collect()
+}

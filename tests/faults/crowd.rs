@@ -1,0 +1,403 @@
+//! Twenty workers, of which some lie, crash, stall, reject and repeat themselves, and one who inserts.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    dice::Dice,
+    ledger::{Key, Lease, Ledger, now_ms},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Honest,
+    /// Takes tasks and is never heard of again.
+    Crashes,
+    /// Answers when its lease has run out.
+    Stalls,
+    /// Completes with tokens of others, with made-up ones, as somebody else.
+    Lies,
+    /// Sends each completion several times, at once and much later, to all processes.
+    Repeats,
+    Rejects,
+    Extends,
+}
+
+const KINDS: [Kind; 20] = {
+    use Kind::*;
+    [
+        Honest, Honest, Honest, Honest, Honest, Honest, Honest, Honest, Crashes, Crashes, Stalls, Stalls, Lies, Lies,
+        Repeats, Repeats, Repeats, Rejects, Rejects, Extends,
+    ]
+};
+
+/// With its NUM. Of `doomed` many are rejected for ever.
+pub(crate) const QUEUES: [(&str, usize); 4] = [("one", 1), ("two", 2), ("three", 3), ("doomed", 1)];
+pub(crate) const DOOMED: &str = "doomed";
+/// As a caller would: then it asks another process.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+pub(crate) struct Crowd {
+    client: reqwest::Client,
+    /// Of the processes.
+    urls: Vec<String>,
+    seed: u64,
+    pub(crate) ledger: Arc<Ledger>,
+    /// All are honest now, so that the work ends.
+    honest: AtomicBool,
+    inserting: CancellationToken,
+    stop: CancellationToken,
+}
+
+/// The running crowd. Ends when dropped.
+pub(crate) struct Running {
+    pub(crate) crowd: Arc<Crowd>,
+    workers: JoinSet<()>,
+    inserter: JoinHandle<()>,
+}
+
+impl Running {
+    pub(crate) fn start(urls: Vec<String>, seed: u64) -> Self {
+        let client = reqwest::Client::builder().timeout(PATIENCE).build().unwrap();
+        let crowd = Arc::new(Crowd {
+            client,
+            urls,
+            seed,
+            ledger: Arc::default(),
+            honest: AtomicBool::new(false),
+            inserting: CancellationToken::new(),
+            stop: CancellationToken::new(),
+        });
+        let mut workers = JoinSet::new();
+        for (n, kind) in KINDS.into_iter().enumerate() {
+            workers.spawn(Worker::new(Arc::clone(&crowd), n, kind).run());
+        }
+        let inserter = tokio::spawn(insert(Arc::clone(&crowd)));
+        Self { crowd, workers, inserter }
+    }
+
+    /// No more inserts, and no more than honest work.
+    pub(crate) async fn calm_down(&mut self) {
+        self.crowd.inserting.cancel();
+        self.crowd.honest.store(true, Ordering::Relaxed);
+        (&mut self.inserter).await.unwrap();
+    }
+
+    /// Once it has calmed down.
+    pub(crate) async fn stop(mut self) {
+        self.crowd.stop.cancel();
+        while let Some(ended) = self.workers.join_next().await {
+            ended.unwrap();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.crowd.inserting.cancel();
+    }
+}
+
+impl Crowd {
+    /// Through one process, or the next when that does not answer. `None` when none does.
+    async fn call(&self, dice: &mut Dice, path: &str, body: &Value) -> Option<Value> {
+        let first = dice.below(self.urls.len());
+        for n in 0..self.urls.len() {
+            let url = format!("{}{path}", self.urls[(first + n) % self.urls.len()]);
+            // What was sent and not answered may have been done: whoever repeats it does so on purpose.
+            match self.client.post(&url).json(body).send().await {
+                Err(error) if error.is_connect() => {}
+                Err(_) => break,
+                Ok(answer) if answer.status().is_success() => return answer.json().await.ok(),
+                Ok(_) => break,
+            }
+        }
+        // Nobody asks again at once.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        None
+    }
+}
+
+/// Batches of new and of known keys; some of those that are not answered are tried again.
+async fn insert(crowd: Arc<Crowd>) {
+    let mut dice = Dice::new(crowd.seed, "inserter");
+    let (mut count, mut unanswered) = (0, Vec::new());
+    while !crowd.inserting.is_cancelled() {
+        let mut keys: Vec<Key> = std::mem::take(&mut unanswered);
+        for _ in 0..1 + dice.below(12) {
+            let n = if dice.chance(15) { dice.below(count + 1) } else { count };
+            count = count.max(n + 1);
+            // The queue follows from the number: a known key is a duplicate.
+            keys.push((QUEUES[n * 7 / 3 % QUEUES.len()].0.to_owned(), format!("k{n}")));
+        }
+        let tasks: Vec<_> =
+            keys.iter().map(|(queue, key)| json!({"queue": queue, "key": key, "payload": key})).collect();
+        crowd.ledger.inserting(&keys);
+        match crowd.call(&mut dice, "/v1/tasks", &json!(tasks)).await {
+            Some(answer) => {
+                for (key, result) in keys.into_iter().zip(answer["results"].as_array().unwrap()) {
+                    let status = result["status"].as_str().unwrap();
+                    crowd.ledger.inserted(&key, status, result["id"].as_str().unwrap_or_default());
+                    if status == "TRY_LATER" {
+                        unanswered.push(key);
+                    }
+                }
+            }
+            None if dice.chance(70) => unanswered = keys,
+            None => {}
+        }
+        tokio::time::sleep(Duration::from_millis(40)).await;
+    }
+}
+
+struct Worker {
+    crowd: Arc<Crowd>,
+    name: String,
+    kind: Kind,
+    dice: Dice,
+    /// To be answered at this time.
+    late: VecDeque<(Instant, Vec<Lease>)>,
+    /// Completed long ago.
+    old: Vec<Lease>,
+    children: usize,
+}
+
+impl Worker {
+    fn new(crowd: Arc<Crowd>, n: usize, kind: Kind) -> Self {
+        let name = format!("w{n}-{kind:?}").to_lowercase();
+        let dice = Dice::new(crowd.seed, &name);
+        Self { crowd, name, kind, dice, late: VecDeque::new(), old: Vec::new(), children: 0 }
+    }
+
+    async fn run(mut self) {
+        while !self.crowd.stop.is_cancelled() {
+            let leases = self.get().await;
+            if !leases.is_empty() {
+                // The work.
+                let work = Duration::from_millis(self.dice.below(30) as u64);
+                tokio::time::sleep(work).await;
+                self.deal_with(leases).await;
+            }
+            while self.late.front().is_some_and(|(at, _)| *at <= Instant::now()) {
+                let (_, leases) = self.late.pop_front().unwrap();
+                self.complete(&leases).await;
+            }
+        }
+    }
+
+    async fn get(&mut self) -> Vec<Lease> {
+        let queues: Vec<_> = QUEUES.iter().map(|(queue, _)| queue).collect();
+        let most = 1 + self.dice.below(10);
+        let body = json!({"worker": self.name, "queues": queues, "max_tasks": most, "wait": "200ms"});
+        let sent = self.crowd.ledger.sending();
+        let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:get", &body).await else { return Vec::new() };
+        let leases = answer["tasks"].as_array().unwrap().iter().map(|task| self.lease(task)).collect::<Vec<_>>();
+        for lease in &leases {
+            self.crowd.ledger.leased(&self.name, lease, sent);
+        }
+        leases
+    }
+
+    fn lease(&mut self, task: &Value) -> Lease {
+        let text = |name: &str| task[name].as_str().unwrap().to_owned();
+        let (queue, key) = (text("queue"), text("key"));
+        assert_eq!(task["payload"], *task["key"].as_str().unwrap().split('/').next_back().unwrap(), "{task}");
+        let children = self.discover(&key);
+        Lease {
+            id: text("id"),
+            token: text("lease_token"),
+            key: (queue, key),
+            replicas: task["replicas"].as_u64().unwrap() as usize,
+            expires_ms: rfc3339_ms(&text("lease_expires_at")),
+            children,
+        }
+    }
+
+    /// None to two. Some are discovered by several, some are known already.
+    fn discover(&mut self, parent: &str) -> Vec<Key> {
+        if parent.matches('/').count() >= 2 || self.dice.chance(60) {
+            return Vec::new();
+        }
+        let mut child = || {
+            self.children += 1;
+            let queue = self.dice.pick(&QUEUES[..3]).0.to_owned();
+            match self.dice.below(4) {
+                0 => (queue, format!("{parent}/{}", self.dice.below(2))),
+                1 => (queue, format!("s/{}", self.dice.below(200))),
+                _ => (queue, format!("{parent}/{}-{}", self.name, self.children)),
+            }
+        };
+        if child().1.len() % 2 == 0 { vec![child()] } else { vec![child(), child()] }
+    }
+
+    async fn deal_with(&mut self, leases: Vec<Lease>) {
+        let (doomed, leases): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| lease.key.0 == DOOMED);
+        for lease in doomed {
+            match self.dice.below(3) {
+                0 => self.complete(&[lease]).await,
+                n => self.reject(&[lease], n == 1).await,
+            }
+        }
+        if leases.is_empty() {
+            return;
+        }
+        let kind = match self.crowd.honest.load(Ordering::Relaxed) {
+            true => Kind::Honest,
+            false => self.kind,
+        };
+        match kind {
+            Kind::Crashes if self.dice.chance(70) => {}
+            Kind::Stalls if self.dice.chance(70) => {
+                let longest = leases.iter().map(|lease| lease.expires_ms).max().unwrap();
+                let late = longest.saturating_sub(now_ms()) as u64 + self.dice.below(1000) as u64;
+                self.late.push_back((Instant::now() + Duration::from_millis(late), leases));
+            }
+            Kind::Lies => {
+                self.lie(&leases).await;
+                if self.dice.chance(50) {
+                    self.complete(&leases).await;
+                }
+            }
+            Kind::Repeats => self.repeat(leases).await,
+            Kind::Rejects if self.dice.chance(60) => self.reject(&leases, true).await,
+            Kind::Extends => {
+                self.extend(&leases).await;
+                self.complete(&leases).await;
+            }
+            _ => self.complete(&leases).await,
+        }
+    }
+
+    fn completion(&self, lease: &Lease) -> Value {
+        let discovered: Vec<_> = lease
+            .children
+            .iter()
+            .map(|(queue, key)| json!({"queue": queue, "key": key, "payload": key.split('/').next_back()}))
+            .collect();
+        json!({"id": lease.id, "lease_token": lease.token, "result": lease.result(&self.name), "discovered": discovered})
+    }
+
+    /// Until it is answered, but not for ever.
+    async fn complete(&mut self, leases: &[Lease]) {
+        for _ in 0..3 {
+            if self.complete_once(leases).await {
+                return;
+            }
+        }
+    }
+
+    async fn complete_once(&mut self, leases: &[Lease]) -> bool {
+        let completions: Vec<_> = leases.iter().map(|lease| self.completion(lease)).collect();
+        let body = json!({"worker": self.name, "completions": completions});
+        let ledger = Arc::clone(&self.crowd.ledger);
+        ledger.ending(leases, true);
+        let sent = ledger.sending();
+        let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:complete", &body).await else { return false };
+        for (lease, status) in leases.iter().zip(statuses(&answer)) {
+            ledger.answered(lease, status, sent);
+        }
+        true
+    }
+
+    async fn repeat(&mut self, leases: Vec<Lease>) {
+        for _ in 0..2 + self.dice.below(2) {
+            self.complete_once(&leases).await;
+        }
+        self.old.extend(leases);
+        if self.dice.chance(30) {
+            let old = self.dice.pick(&self.old).clone();
+            self.complete_once(&[old]).await;
+        }
+    }
+
+    async fn reject(&mut self, leases: &[Lease], retry: bool) {
+        let delay = *self.dice.pick(&[None, Some("0s"), Some("150ms")]);
+        let one = |lease: &Lease| {
+            let mut one = json!({"id": lease.id, "lease_token": lease.token, "reason": "no", "retry": retry});
+            if let Some(delay) = delay.filter(|_| retry) {
+                one["delay"] = json!(delay);
+            }
+            one
+        };
+        let body = json!({"worker": self.name, "rejections": leases.iter().map(one).collect::<Vec<_>>()});
+        let ledger = Arc::clone(&self.crowd.ledger);
+        ledger.ending(leases, false);
+        let sent = ledger.sending();
+        let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:reject", &body).await else { return };
+        for (lease, status) in leases.iter().zip(statuses(&answer)) {
+            ledger.rejected(lease, status, sent);
+        }
+        // It thinks better of it, too late.
+        if self.dice.chance(20) {
+            self.complete_once(leases).await;
+        }
+    }
+
+    async fn extend(&mut self, leases: &[Lease]) {
+        let one = |lease: &Lease| json!({"id": lease.id, "lease_token": lease.token, "by": "2s"});
+        let body = json!({"worker": self.name, "extensions": leases.iter().map(one).collect::<Vec<_>>()});
+        let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:extend", &body).await else { return };
+        for (lease, result) in leases.iter().zip(answer["results"].as_array().unwrap()) {
+            if let Some(until) = result["lease_expires_at"].as_str() {
+                self.crowd.ledger.extended(lease, rfc3339_ms(until));
+            }
+        }
+    }
+
+    /// None of it may count.
+    async fn lie(&mut self, leases: &[Lease]) {
+        let mine = self.dice.pick(leases).clone();
+        let foreign = {
+            let book = self.crowd.ledger.book();
+            let grants = book.tasks.iter().flat_map(|(id, seen)| seen.grants.iter().map(move |grant| (id, grant)));
+            let others = grants.filter(|(_, (_, grant))| grant.worker != self.name);
+            others.map(|(id, (token, _))| (id.clone(), token.clone())).next()
+        };
+        let mut lies = vec![
+            ("a made-up token", self.name.clone(), mine.id.clone(), "AAAA".to_owned()),
+            ("a changed token", self.name.clone(), mine.id.clone(), changed(&mine.token, &mut self.dice)),
+            ("as somebody else", "w0-honest".to_owned(), mine.id.clone(), mine.token.clone()),
+        ];
+        if let Some((id, token)) = foreign {
+            // A token names a place and a grant: with another task of the same grant it is not a lie.
+            lies.push(("another's token", self.name.clone(), id.clone(), token));
+            if !leases.iter().any(|lease| lease.id == id) {
+                lies.push(("a task never held", self.name.clone(), id, mine.token));
+            }
+        }
+        for (lie, worker, id, token) in lies {
+            let completion = json!({"id": id, "lease_token": token, "result": "a lie"});
+            let body = json!({"worker": worker, "completions": [completion]});
+            if let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:complete", &body).await {
+                self.crowd.ledger.lied(lie, &id, statuses(&answer)[0]);
+            }
+        }
+    }
+}
+
+/// Its shard, its generation or its grant is another one.
+fn changed(token: &str, dice: &mut Dice) -> String {
+    let mut parts: Vec<_> = token.split(':').map(str::to_owned).collect();
+    let at = 1 + dice.below(3);
+    parts[at] = (parts[at].parse::<u64>().unwrap() + 1).to_string();
+    parts.join(":")
+}
+
+fn statuses(answer: &Value) -> Vec<&str> {
+    answer["results"].as_array().unwrap().iter().map(|one| one["status"].as_str().unwrap()).collect()
+}
+
+fn rfc3339_ms(text: &str) -> u128 {
+    let time = humantime::parse_rfc3339_weak(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    time.duration_since(std::time::UNIX_EPOCH).unwrap().as_millis()
+}

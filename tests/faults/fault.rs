@@ -1,0 +1,221 @@
+//! What may happen to a world.
+
+use std::{fmt, fs, time::Duration};
+
+use nix::sys::signal::Signal;
+
+use crate::{
+    servers::Server,
+    support::proxy::Mode,
+    world::{Bus, PROCESSES, World},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Which {
+    Redis,
+    Sql,
+    Kafka(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Fault {
+    KillTaskd(usize),
+    KillAllTaskd,
+    StopTaskd(usize),
+    /// Processes leave and join, one a second.
+    RebalanceStorm,
+    Kill(Which),
+    /// SIGSTOP: connections stay, answers do not come.
+    Stop(Which),
+    /// Redis has no memory left: refuses what would need more.
+    RedisIsFull,
+    /// Redis cannot save: refuses every write.
+    RedisCannotSave,
+    FlushAll,
+    /// SIGKILL of a master of the Redis Cluster; its replica takes over.
+    KillMaster,
+    /// The way from one process, or from all, to a server. Ways to Kafka are shared.
+    Cut(Option<usize>, Which, Mode),
+    /// The files of this server stand on a disk that is full.
+    DiskFull(Which),
+    /// One process's clock goes wrong by so many hours.
+    Clock(usize, i32),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::KillTaskd(n) => write!(f, "SIGKILL of process {n}"),
+            Self::KillAllTaskd => write!(f, "SIGKILL of all processes"),
+            Self::StopTaskd(n) => write!(f, "SIGSTOP of process {n}"),
+            Self::RebalanceStorm => write!(f, "processes leave and join every second"),
+            Self::Kill(which) => write!(f, "SIGKILL of {which:?}"),
+            Self::Stop(which) => write!(f, "SIGSTOP of {which:?}"),
+            Self::RedisIsFull => write!(f, "Redis has no memory left"),
+            Self::RedisCannotSave => write!(f, "Redis cannot save and refuses writes"),
+            Self::FlushAll => write!(f, "FLUSHALL"),
+            Self::KillMaster => write!(f, "SIGKILL of a cluster's master"),
+            Self::Cut(Some(n), which, mode) => write!(f, "process {n} to {which:?}: {mode:?}"),
+            Self::Cut(None, which, mode) => write!(f, "all processes to {which:?}: {mode:?}"),
+            Self::DiskFull(which) => write!(f, "the disk of {which:?} is full"),
+            Self::Clock(n, hours) => write!(f, "the clock of process {n} goes wrong by {hours:+} h"),
+        }
+    }
+}
+
+/// Of Debian's package libfaketime.
+pub(crate) const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
+
+impl Fault {
+    /// The second half of a kill comes with [`Self::heal`].
+    pub(crate) async fn inject(&self, world: &mut World<'_>) {
+        match *self {
+            Self::KillTaskd(n) => world.daemons[n].kill9(),
+            Self::KillAllTaskd => world.daemons.iter_mut().for_each(|daemon| daemon.kill9()),
+            Self::StopTaskd(n) => world.signal(n, Signal::SIGSTOP),
+            Self::RebalanceStorm => storm(world).await,
+            Self::Kill(which) => tokio::task::block_in_place(|| world.server(which).kill9()),
+            Self::Stop(which) => world.server(which).signal(Signal::SIGSTOP),
+            Self::RedisIsFull => redis(world, &["CONFIG", "SET", "maxmemory", "1mb"]).await,
+            Self::RedisCannotSave => {
+                // Where the snapshot should go stands a folder.
+                fs::create_dir(world.servers.redis.dir().join("dump.rdb")).unwrap();
+                redis(world, &["CONFIG", "SET", "save", "3600 1000000"]).await;
+                redis(world, &["BGSAVE", "SCHEDULE"]).await;
+            }
+            Self::FlushAll => {
+                world.ledger.redis_loses();
+                redis(world, &["FLUSHALL"]).await;
+                world.ledger.redis_loses();
+            }
+            Self::KillMaster => {
+                // What it had answered may not have reached its replica.
+                world.ledger.redis_loses();
+                let cluster = world.servers.cluster.as_ref().expect("there is one");
+                let (master, _) = cluster.masters().await.swap_remove(0);
+                tokio::task::block_in_place(|| cluster.node(master).kill9());
+            }
+            Self::Cut(who, which, mode) => cut(world, who, which, mode),
+            Self::DiskFull(which) => crate::disk::fill(world, which),
+            Self::Clock(n, hours) => fs::write(world.clock_file(n), format!("{:+}", hours * 3600)).unwrap(),
+        }
+    }
+
+    pub(crate) async fn heal(&self, world: &mut World<'_>) {
+        match *self {
+            Self::KillTaskd(n) => world.daemons[n].start_again(),
+            Self::KillAllTaskd => world.daemons.iter_mut().for_each(|daemon| daemon.start_again()),
+            Self::StopTaskd(n) => world.signal(n, Signal::SIGCONT),
+            Self::RebalanceStorm | Self::FlushAll => {}
+            Self::Kill(which) => tokio::task::block_in_place(|| world.server(which).start()),
+            Self::Stop(which) => world.server(which).signal(Signal::SIGCONT),
+            Self::RedisIsFull => redis(world, &["CONFIG", "SET", "maxmemory", "0"]).await,
+            Self::RedisCannotSave => {
+                redis(world, &["CONFIG", "SET", "save", ""]).await;
+                fs::remove_dir(world.servers.redis.dir().join("dump.rdb")).unwrap();
+                redis(world, &["BGSAVE", "SCHEDULE"]).await;
+            }
+            Self::KillMaster => {
+                let cluster = world.servers.cluster.as_mut().expect("there is one");
+                tokio::task::block_in_place(|| cluster.start_again());
+                world.ledger.redis_loses();
+            }
+            Self::Cut(who, which, _) => cut(world, who, which, Mode::Pass),
+            Self::DiskFull(which) => tokio::task::block_in_place(|| crate::disk::empty(world, which)),
+            Self::Clock(n, _) => fs::write(world.clock_file(n), "+0").unwrap(),
+        }
+    }
+
+    /// What lasts as long as it is told. The others are over at once.
+    pub(crate) fn lasts(&self) -> bool {
+        !matches!(self, Self::RebalanceStorm | Self::FlushAll)
+    }
+
+    /// Whether both at once make sense: neither disturbs the heal of the other.
+    pub(crate) fn may_meet(&self, other: &Self) -> bool {
+        let apart = |a: Option<usize>, b: Option<usize>| a.is_none() || b.is_none() || a != b;
+        let whole = [Self::KillAllTaskd, Self::RebalanceStorm];
+        let either_whole = whole.contains(self) || whole.contains(other);
+        let processes = (self.process(), other.process());
+        let servers = (self.server(), other.server());
+        apart(processes.0, processes.1)
+            && !(either_whole && (processes.0.is_some() || processes.1.is_some()))
+            && !(whole.contains(self) && whole.contains(other))
+            && (servers.0.is_none() || servers.0 != servers.1)
+    }
+
+    /// Which server is not itself meanwhile.
+    fn server(&self) -> Option<Which> {
+        match *self {
+            Self::Kill(which) | Self::Stop(which) | Self::Cut(_, which, _) | Self::DiskFull(which) => Some(which),
+            Self::RedisIsFull | Self::RedisCannotSave | Self::FlushAll | Self::KillMaster => Some(Which::Redis),
+            _ => None,
+        }
+    }
+
+    fn process(&self) -> Option<usize> {
+        match *self {
+            Self::KillTaskd(n) | Self::StopTaskd(n) => Some(n),
+            _ => None,
+        }
+    }
+}
+
+async fn redis(world: &World<'_>, command: &[&str]) {
+    world.servers.redis.command(command).await.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+}
+
+async fn storm(world: &mut World<'_>) {
+    for round in 0..6 {
+        let daemon = &mut world.daemons[round % PROCESSES];
+        daemon.signal(Signal::SIGTERM);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // Stopping may take longer than the storm has time for.
+        daemon.ended().await;
+        daemon.start_again();
+    }
+}
+
+fn cut(world: &World<'_>, who: Option<usize>, which: Which, mode: Mode) {
+    let processes = who.map_or(0..PROCESSES, |n| n..n + 1);
+    match which {
+        Which::Redis => processes.for_each(|n| world.proxies[n][0].set(mode)),
+        Which::Sql => processes.for_each(|n| world.proxies[n][1].set(mode)),
+        Which::Kafka(n) => world.servers.kafka_proxies[n].set(mode),
+    }
+}
+
+/// All that can happen to this world, for a choice among them.
+pub(crate) fn all(world: &World<'_>) -> Vec<Fault> {
+    use Fault::*;
+    let mut servers = vec![Which::Sql];
+    let mut all = vec![KillAllTaskd, RebalanceStorm];
+    if world.plan.cluster {
+        all.push(KillMaster);
+    } else {
+        servers.push(Which::Redis);
+        all.extend([RedisIsFull, RedisCannotSave, FlushAll]);
+    }
+    if world.plan.bus == Bus::Kafka {
+        servers.extend((0..world.servers.kafka.len()).map(Which::Kafka));
+    }
+    for n in 0..PROCESSES {
+        all.extend([KillTaskd(n), StopTaskd(n)]);
+        if world.plan.clocks {
+            all.extend([Clock(n, 1), Clock(n, -1)]);
+        }
+    }
+    for which in servers {
+        all.extend([Kill(which), Stop(which)]);
+        if world.plan.proxied {
+            let who =
+                (0..PROCESSES).map(Some).chain([None]).filter(|who| who.is_none() || !matches!(which, Which::Kafka(_)));
+            let modes = [Mode::Stall, Mode::Drop, Mode::Refuse];
+            all.extend(who.flat_map(|who| modes.map(|mode| Cut(who, which, mode))));
+        }
+        if crate::disk::is_small(world, which) {
+            all.push(DiskFull(which));
+        }
+    }
+    all
+}

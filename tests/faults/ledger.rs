@@ -1,0 +1,261 @@
+//! What the inserter and the workers sent, what they were answered, and the promises that can be checked at once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Mutex, MutexGuard},
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// Queue and key.
+pub(crate) type Key = (String, String);
+
+/// A task that a worker was given.
+#[derive(Clone, Debug)]
+pub(crate) struct Lease {
+    pub(crate) id: String,
+    pub(crate) token: String,
+    pub(crate) key: Key,
+    pub(crate) replicas: usize,
+    pub(crate) expires_ms: u128,
+    /// What its completion says that it discovered: the same in each repeat.
+    pub(crate) children: Vec<Key>,
+}
+
+impl Lease {
+    pub(crate) fn result(&self, worker: &str) -> String {
+        format!("{worker} {}", self.token)
+    }
+}
+
+/// One grant of one task, as its worker knows it.
+pub(crate) struct Grant {
+    pub(crate) worker: String,
+    pub(crate) children: Vec<Key>,
+    expires_ms: u128,
+    /// Its worker has sent something that may have ended it.
+    ended: bool,
+    rejected: bool,
+    pub(crate) sent: usize,
+    /// In which life of Redis it was answered OK.
+    pub(crate) ok: Option<usize>,
+    pub(crate) refused: bool,
+}
+
+/// A task as the workers saw it.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// By token.
+    pub(crate) grants: HashMap<String, Grant>,
+    /// Who was answered OK in this life of Redis.
+    credited: BTreeSet<String>,
+}
+
+#[derive(Default)]
+pub(crate) struct Insert {
+    pub(crate) sent: usize,
+    pub(crate) created: usize,
+    /// Of all answers.
+    pub(crate) ids: BTreeSet<String>,
+}
+
+#[derive(Default)]
+pub(crate) struct Book {
+    pub(crate) inserts: BTreeMap<Key, Insert>,
+    /// By id.
+    pub(crate) tasks: HashMap<String, Seen>,
+    /// How often Redis has lost something that it had answered.
+    pub(crate) losses: usize,
+    pub(crate) completed: usize,
+    /// When the request was sent that was answered OK; the latest.
+    pub(crate) last_ok: Option<Instant>,
+    pub(crate) refused: BTreeMap<String, usize>,
+    pub(crate) lies: usize,
+    pub(crate) violations: Vec<String>,
+}
+
+/// Shared by all who write into it.
+#[derive(Default)]
+pub(crate) struct Ledger(Mutex<Book>);
+
+/// When a request was sent, and in which life of Redis.
+#[derive(Clone, Copy)]
+pub(crate) struct Sent {
+    at: Instant,
+    life: usize,
+}
+
+impl Ledger {
+    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap()
+    }
+
+    pub(crate) fn sending(&self) -> Sent {
+        Sent { at: Instant::now(), life: self.book().losses }
+    }
+
+    /// Redis loses, or has lost, what it had answered: what it knew of leases and credits counts no more.
+    pub(crate) fn redis_loses(&self) {
+        let mut book = self.book();
+        book.losses += 1;
+        for seen in book.tasks.values_mut() {
+            seen.credited.clear();
+            seen.grants.values_mut().for_each(|grant| grant.ended = true);
+        }
+    }
+
+    pub(crate) fn completed(&self) -> usize {
+        self.book().completed
+    }
+
+    // --- inserts
+
+    pub(crate) fn inserting(&self, keys: &[Key]) {
+        let mut book = self.book();
+        for key in keys {
+            book.inserts.entry(key.clone()).or_default().sent += 1;
+        }
+    }
+
+    pub(crate) fn inserted(&self, key: &Key, status: &str, id: &str) {
+        let mut book = self.book();
+        let insert = book.inserts.get_mut(key).unwrap();
+        match status {
+            "CREATED" => insert.created += 1,
+            "DUPLICATE" => {}
+            _ => return,
+        }
+        insert.ids.insert(id.to_owned());
+        let wrong = insert.created > 1 || insert.ids.len() > 1;
+        if wrong {
+            let what = format!("{key:?} was created {} times, with ids {:?}", insert.created, insert.ids);
+            book.violations.push(what);
+        }
+    }
+
+    // --- workers
+
+    /// A worker was given a task.
+    pub(crate) fn leased(&self, worker: &str, lease: &Lease, sent: Sent) {
+        let mut book = self.book();
+        let same_life = book.losses == sent.life;
+        let now = now_ms();
+        let seen = book.tasks.entry(lease.id.clone()).or_default();
+        let mut wrong = Vec::new();
+        // Of a lease that ran out on its way nothing can be said.
+        if same_life && lease.expires_ms > now {
+            let held: Vec<_> = seen.grants.values().filter(|grant| !grant.ended && grant.expires_ms > now).collect();
+            if seen.credited.contains(worker) {
+                wrong.push("although it has completed it");
+            }
+            if held.iter().any(|grant| grant.worker == worker) {
+                wrong.push("although it holds it");
+            }
+            if held.len() + seen.credited.len() + 1 > lease.replicas {
+                wrong.push("although NUM others hold or have completed it");
+            }
+        }
+        let (worker, children) = (worker.to_owned(), lease.children.clone());
+        let grant = Grant {
+            expires_ms: lease.expires_ms,
+            ended: !same_life,
+            rejected: false,
+            sent: 0,
+            ok: None,
+            refused: false,
+            worker,
+            children,
+        };
+        let what =
+            wrong.into_iter().map(|why| format!("{} was given {} {:?} {why}", grant.worker, lease.id, lease.key));
+        let what: Vec<_> = what.collect();
+        seen.grants.insert(lease.token.clone(), grant);
+        book.violations.extend(what);
+    }
+
+    pub(crate) fn extended(&self, lease: &Lease, until_ms: u128) {
+        let mut book = self.book();
+        let grant = book.tasks.get_mut(&lease.id).and_then(|seen| seen.grants.get_mut(&lease.token));
+        if let Some(grant) = grant {
+            grant.expires_ms = until_ms;
+        }
+    }
+
+    /// The holder is about to complete or reject.
+    pub(crate) fn ending(&self, leases: &[Lease], completes: bool) {
+        let mut book = self.book();
+        for lease in leases {
+            let grant = book.tasks.get_mut(&lease.id).and_then(|seen| seen.grants.get_mut(&lease.token)).unwrap();
+            grant.ended = true;
+            grant.sent += usize::from(completes);
+        }
+    }
+
+    pub(crate) fn rejected(&self, lease: &Lease, status: &str, sent: Sent) {
+        let mut book = self.book();
+        let same_life = book.losses == sent.life;
+        let grant = book.tasks.get_mut(&lease.id).and_then(|seen| seen.grants.get_mut(&lease.token)).unwrap();
+        grant.rejected |= status == "OK" && same_life;
+    }
+
+    /// The holder's own completion was answered.
+    pub(crate) fn answered(&self, lease: &Lease, status: &str, sent: Sent) {
+        let mut book = self.book();
+        let life = book.losses;
+        *book.refused.entry(status.to_owned()).or_default() += 1;
+        let seen = book.tasks.get_mut(&lease.id).unwrap();
+        let grant = seen.grants.get_mut(&lease.token).unwrap();
+        let worker = grant.worker.clone();
+        let (mut wrong, mut new) = (Vec::new(), false);
+        if status == "OK" {
+            if grant.refused {
+                wrong.push("OK after LEASE_LOST".to_owned());
+            }
+            if grant.rejected {
+                wrong.push("OK after it had rejected it".to_owned());
+            }
+            new = grant.ok.is_none();
+            if sent.life == life {
+                grant.ok = Some(life);
+                let credits_of_worker =
+                    seen.grants.values().filter(|g| g.worker == worker && g.ok == Some(life)).count();
+                seen.credited.insert(worker.clone());
+                if credits_of_worker > 1 {
+                    wrong.push("OK for two grants".to_owned());
+                }
+                if seen.credited.len() > lease.replicas {
+                    wrong.push(format!("OK as one of {:?}", seen.credited));
+                }
+            } else {
+                grant.ok.get_or_insert(sent.life);
+            }
+        } else if sent.life == life {
+            // What was forgotten after its grace time is unknown.
+            if grant.ok == Some(life) && status != "UNKNOWN_TASK" {
+                wrong.push(format!("{status} after OK"));
+            }
+            grant.refused |= status == "LEASE_LOST";
+        }
+        let what = wrong.into_iter().map(|why| format!("{worker} was answered {why}: {} {:?}", lease.id, lease.key));
+        let what: Vec<_> = what.collect();
+        if new {
+            book.completed += 1;
+        }
+        if status == "OK" {
+            book.last_ok = book.last_ok.max(Some(sent.at));
+        }
+        book.violations.extend(what);
+    }
+
+    /// A completion that must not count was answered.
+    pub(crate) fn lied(&self, lie: &str, id: &str, status: &str) {
+        let mut book = self.book();
+        book.lies += 1;
+        if status == "OK" {
+            book.violations.push(format!("a lie was answered OK: {lie}, {id}"));
+        }
+    }
+}
+
+pub(crate) fn now_ms() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()
+}

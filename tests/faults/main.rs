@@ -1,0 +1,137 @@
+//! What taskd promises while everything around it breaks: steady inserts, three processes, twenty workers of which some lie, crash, stall
+//! and repeat themselves, and one fault after another. At the end every accepted task is completed by exactly NUM workers or dead with a
+//! reason, what was answered is in SQL, and nothing is left over.
+//!
+//! No test harness of cargo's: the scenarios share servers that they kill, so they run one after another, and print how long taskd took to
+//! recover. `cargo test --test faults redis` runs those with "redis" in their name, `TASKD_SEED=7` with that seed.
+//! With `TASKD_SOAK` it is `make soak`.
+
+#[macro_use]
+#[path = "../support/mod.rs"]
+mod support;
+
+mod check;
+mod crowd;
+mod dice;
+mod disk;
+mod fault;
+mod ledger;
+mod servers;
+mod soak;
+mod world;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use fault::{Fault, Which};
+use servers::{Cluster, has_script};
+use world::{Bus, Plan, Servers, Wanted, World};
+
+struct Scenario {
+    name: &'static str,
+    bus: Bus,
+    fault: Fault,
+    lasting: Duration,
+}
+
+impl Scenario {
+    fn on_cluster(&self) -> bool {
+        self.fault == Fault::KillMaster
+    }
+}
+
+const fn scenario(name: &'static str, bus: Bus, fault: Fault, seconds: u64) -> Scenario {
+    Scenario { name, bus, fault, lasting: Duration::from_secs(seconds) }
+}
+
+const SCENARIOS: &[Scenario] = &[
+    scenario("one_taskd_is_killed_on_kafka", Bus::Kafka, Fault::KillTaskd(0), 1),
+    scenario("all_taskd_are_killed_on_kafka", Bus::Kafka, Fault::KillAllTaskd, 1),
+    scenario("processes_leave_and_join", Bus::Kafka, Fault::RebalanceStorm, 0),
+    scenario("redis_is_killed_on_kafka", Bus::Kafka, Fault::Kill(Which::Redis), 2),
+    scenario("redis_is_killed_on_redis_streams", Bus::Streams, Fault::Kill(Which::Redis), 2),
+    scenario("redis_is_full_on_redis_streams", Bus::Streams, Fault::RedisIsFull, 5),
+    scenario("redis_cannot_save_on_kafka", Bus::Kafka, Fault::RedisCannotSave, 5),
+    scenario("redis_stands_still_on_redis_streams", Bus::Streams, Fault::Stop(Which::Redis), 5),
+    scenario("redis_loses_everything_on_kafka", Bus::Kafka, Fault::FlushAll, 0),
+    scenario("redis_loses_everything_on_redis_streams", Bus::Streams, Fault::FlushAll, 0),
+    scenario("a_cluster_master_is_killed", Bus::Streams, Fault::KillMaster, 2),
+    scenario("kafka_is_killed", Bus::Kafka, Fault::Kill(Which::Kafka(0)), 2),
+    scenario("mariadb_is_killed", Bus::Kafka, Fault::Kill(Which::Sql), 2),
+];
+
+/// When none is given. Any other should pass as well.
+const SEED: u64 = 20_251_121;
+
+fn main() -> ExitCode {
+    if let Ok(args) = std::env::var("TASKD_SOAK") {
+        return soak::run(&args);
+    }
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    let chosen = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
+    let mut chosen: Vec<_> = SCENARIOS.iter().filter(|scenario| chosen(scenario.name)).collect();
+    if std::env::args().any(|word| word == "--list") {
+        chosen.iter().for_each(|scenario| println!("{}: test", scenario.name));
+        return ExitCode::SUCCESS;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let seed = std::env::var("TASKD_SEED").map_or(SEED, |seed| seed.parse().expect("TASKD_SEED is a number"));
+    println!("\nrunning {} scenarios with seed {seed} (TASKD_SEED={seed} repeats it)", chosen.len());
+    if !has_script(Cluster::SCRIPT) {
+        println!("left out: no scripts/{}", Cluster::SCRIPT);
+        chosen.retain(|scenario| !scenario.on_cluster());
+    }
+    run(&runtime, &chosen, seed)
+}
+
+fn run(runtime: &tokio::runtime::Runtime, chosen: &[&Scenario], seed: u64) -> ExitCode {
+    if chosen.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    let began = Instant::now();
+    let with_kafka = chosen.iter().any(|scenario| scenario.bus == Bus::Kafka);
+    let wanted = Wanted {
+        redis_program: "redis-server".into(),
+        sql_script: "start-mariadb",
+        brokers: usize::from(with_kafka),
+        cluster: chosen.iter().any(|scenario| scenario.on_cluster()),
+        proxied: false,
+    };
+    let mut servers = runtime.block_on(Servers::start(&wanted));
+    println!("servers are up after {:.1} s", began.elapsed().as_secs_f64());
+    let mut failed = Vec::new();
+    for scenario in chosen {
+        println!("scenario {}", scenario.name);
+        let began = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(play(&mut servers, scenario, seed))));
+        match outcome {
+            Ok(()) => println!("    ok, {:.1} s", began.elapsed().as_secs_f64()),
+            Err(_) => {
+                println!("    FAILED; again: TASKD_SEED={seed} cargo test --test faults {}", scenario.name);
+                failed.push(scenario.name);
+                // What it did to the servers must not fail the next one.
+                runtime.block_on(servers.recover());
+            }
+        }
+    }
+    println!("\n{} scenarios, {} failed, {:.0} s", chosen.len(), failed.len(), began.elapsed().as_secs_f64());
+    if failed.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    servers.keep();
+    ExitCode::FAILURE
+}
+
+async fn play(servers: &mut Servers, scenario: &Scenario, seed: u64) {
+    let plan = Plan { bus: scenario.bus, cluster: scenario.on_cluster(), proxied: false, clocks: false, seed };
+    let mut world = World::start(servers, plan).await;
+    world.work(300).await;
+    world.suffer(&[scenario.fault], scenario.lasting).await;
+    world.work(100).await;
+    let ledger = std::sync::Arc::clone(&world.ledger);
+    world.end().await;
+    println!("    {}", world::summary(&ledger));
+}
