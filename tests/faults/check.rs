@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use redis::AsyncCommands;
@@ -49,7 +50,16 @@ impl Leftovers {
     pub(crate) async fn open(world: &World<'_>) -> Self {
         let topics = format!("{}-", world.name);
         let bus: Arc<dyn bus::Bus> = match world.plan.bus {
-            Bus::Kafka => Arc::new(Kafka::open(world.servers.kafka[0].address(), &topics, PARTITIONS).await.unwrap()),
+            Bus::Kafka => {
+                let config = taskd::bus::kafka::Config {
+                    brokers: world.servers.kafka[0].address().to_owned(),
+                    properties: BTreeMap::new(),
+                    topic_prefix: topics,
+                    partitions: PARTITIONS,
+                    retention: Duration::from_secs(3600),
+                };
+                Arc::new(Kafka::open(config).await.unwrap())
+            }
             Bus::Streams => {
                 let redis = taskd::redis_pool::Redis::connect(&world.redis_url(), &world.name).await.unwrap();
                 Arc::new(RedisStreams::open(redis, &topics, PARTITIONS).await.unwrap())

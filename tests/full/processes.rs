@@ -40,7 +40,7 @@ async fn a_process_of_its_own_for_workers_finds_queues_that_are_younger_than_it(
 async fn what_one_process_at_a_time_does_moves_when_it_dies_or_stops() {
     let (redis, database) = (RedisServer::start(Fsync::Always), MysqlDatabase::create().await);
     let (redis_url, database_url) = (redis.url(), database.url());
-    let config = "partitions = 2\n[queues.q]\nlease = \"100ms\"\nmax_attempts = 100\nbackoff = [\"10ms\"]";
+    let config = "partitions = 2\n[queues.q]\nlease = \"2s\"\nmax_attempts = 100\nbackoff = [\"10ms\"]";
     let backends = ["--redis-url", &redis_url, "--database-url", &database_url];
     let mut daemons = [Daemon::start(config, &backends).await, Daemon::start(config, &backends).await];
     let leads = async |daemon: &Daemon| {
