@@ -15,7 +15,6 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use crate::{
     bus::{self, Bus, kafka::Kafka, redis_streams::RedisStreams},
@@ -99,7 +98,7 @@ async fn serve(
     base.spawn_once(async move {
         upkeep_stop.run_until_cancelled(metrics::upkeep(upkeep)).await;
     });
-    let what = Foundation { settings: Arc::clone(settings), redis, store, metrics, process: Uuid::new_v4() };
+    let what = Foundation { settings: Arc::clone(settings), redis, store, metrics };
     let (mut listeners, mut wait, mut is_first) = (listeners, wait, true);
     loop {
         let began = Instant::now();
@@ -125,8 +124,6 @@ struct Foundation {
     redis: Redis,
     store: Arc<dyn Store>,
     metrics: PrometheusHandle,
-    /// Names this process to the others, on the bus.
-    process: Uuid,
 }
 
 /// How a round ended.
@@ -174,10 +171,8 @@ fn is_lost(error: &anyhow::Error) -> bool {
 /// new generation, and shards without one, which the watchdog brings back from SQL. What was published into the emptied Redis before anybody
 /// noticed is not marked, or is found missing.
 async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first: bool) -> anyhow::Result<Over> {
-    let Foundation { settings, redis, store, metrics, process } = what;
-    let Some(bus) = wait.until("the bus", || open_bus(settings, redis, *process)).await? else {
-        return Ok(Over::Stopped);
-    };
+    let Foundation { settings, redis, store, metrics } = what;
+    let Some(bus) = wait.until("the bus", || open_bus(settings, redis)).await? else { return Ok(Over::Stopped) };
 
     let queue = Queue::new(redis.clone());
     // They may go away again at any moment from now on, also at this one.
@@ -397,12 +392,10 @@ async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
     Ok(Arc::new(SqliteStore::open(path, None).await?))
 }
 
-async fn open_bus(settings: &Settings, redis: &Redis, process: Uuid) -> Result<Arc<dyn Bus>, Unreachable> {
+async fn open_bus(settings: &Settings, redis: &Redis) -> Result<Arc<dyn Bus>, Unreachable> {
     let (prefix, partitions) = (&settings.topic_prefix, settings.partitions);
     let opened: bus::Result<Arc<dyn Bus>> = match settings.bus_url.as_deref() {
-        None => RedisStreams::open(redis.clone(), prefix, partitions)
-            .await
-            .map(|bus| Arc::new(bus.as_process(process)) as Arc<dyn Bus>),
+        None => RedisStreams::open(redis.clone(), prefix, partitions).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>),
         Some(url) => {
             let brokers = url.strip_prefix("kafka://").unwrap_or(url);
             Kafka::open(brokers, prefix, partitions).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>)

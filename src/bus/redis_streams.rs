@@ -66,13 +66,6 @@ impl RedisStreams {
         Ok(Self { streams, take_over_after: TAKE_OVER_AFTER })
     }
 
-    /// Under the name of this process among the consumers, a new one unless set: who opens the bus again gets at once what he had not
-    /// acknowledged before.
-    pub fn as_process(mut self, process: Uuid) -> Self {
-        Arc::get_mut(&mut self.streams).expect("nobody reads yet").process = process;
-        self
-    }
-
     /// How long a shared record may stay unacknowledged with one reader before another gets it, 30 s unless set. Should be longer
     /// than any batch takes, else batches are done twice.
     pub fn take_over_after(self, take_over_after: Duration) -> Self {

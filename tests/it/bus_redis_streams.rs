@@ -180,21 +180,6 @@ async fn a_reader_that_follows_another_gets_what_that_one_held_at_once() {
     assert_eq!(values(&again), values(&held));
 }
 
-/// Who starts over need not wait until its own entries have lain long enough.
-#[tokio::test]
-async fn a_process_that_opens_the_bus_again_gets_what_it_held_at_once() {
-    let (server, process) = (server().await, uuid::Uuid::new_v4());
-    let open = async || {
-        let bus = RedisStreams::open(server.redis().await, "my.", PARTITIONS).await.expect("open");
-        bus.as_process(process).take_over_after(Duration::from_secs(3600))
-    };
-    let bus = open().await;
-    let (reader, held) = read_one(&bus, "a").await;
-    drop((reader, bus));
-    let mut reader = subscribe(&open().await, Topic::TaskResults, Reading::Shared).await;
-    assert_eq!(values(&read(&mut *reader, 1).await), values(&held));
-}
-
 #[tokio::test]
 async fn slow_work_does_not_come_to_its_own_reader_twice_and_the_gone_are_forgotten() {
     let server = server().await;
