@@ -80,7 +80,7 @@ fn all_is_committed(brokers: &str, prefix: &str, topic: &str) -> Result<(), Stri
     let consumer: BaseConsumer = config.create().unwrap();
     let ask = || -> KafkaResult<Vec<String>> {
         let mut partitions = TopicPartitionList::new();
-        (0..PARTITIONS as i32).for_each(|partition| drop(partitions.add_partition(&name, partition)));
+        partitions.add_partition_range(&name, 0, PARTITIONS - 1);
         let mut behind = Vec::new();
         for committed in consumer.committed_offsets(partitions, within)?.elements() {
             let (_, end) = consumer.fetch_watermarks(&name, committed.partition(), within)?;
