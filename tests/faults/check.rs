@@ -2,16 +2,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
     time::Duration,
 };
 
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    consumer::{BaseConsumer, Consumer},
+    error::KafkaResult,
+};
 use redis::AsyncCommands;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
-use taskd::{
-    bus::{self, Topic, kafka::Kafka, redis_streams::RedisStreams},
-    model::StoredStatus,
-};
+use taskd::model::StoredStatus;
 
 use crate::{
     crowd::DOOMED,
@@ -41,39 +42,24 @@ pub(crate) async fn is_done(database: &str) -> Result<(), String> {
 
 /// What should be gone some time after the work is done.
 pub(crate) struct Leftovers {
-    bus: Arc<dyn bus::Bus>,
+    /// Brokers, and what stands before the topics; `None` where the bus is in Redis.
+    kafka: Option<(String, String)>,
     nodes: Vec<redis::aio::MultiplexedConnection>,
     prefix: String,
 }
 
 impl Leftovers {
     pub(crate) async fn open(world: &World<'_>) -> Self {
-        let topics = format!("{}-", world.name);
-        let bus: Arc<dyn bus::Bus> = match world.plan.bus {
-            Bus::Kafka => {
-                let config = taskd::bus::kafka::Config {
-                    brokers: world.servers.kafka[0].address().to_owned(),
-                    properties: BTreeMap::new(),
-                    topic_prefix: topics,
-                    partitions: PARTITIONS,
-                    retention: Duration::from_secs(3600),
-                };
-                Arc::new(Kafka::open(config).await.unwrap())
-            }
-            Bus::Streams => {
-                let redis = taskd::redis_pool::Redis::connect(&world.redis_url(), &world.name).await.unwrap();
-                Arc::new(RedisStreams::open(redis, &topics, PARTITIONS).await.unwrap())
-            }
-        };
-        Self { bus, nodes: world.redis_nodes().await, prefix: world.name.clone() }
+        let kafka = (world.plan.bus == Bus::Kafka)
+            .then(|| (world.servers.kafka[0].address().to_owned(), format!("{}-", world.name)));
+        Self { kafka, nodes: world.redis_nodes().await, prefix: world.name.clone() }
     }
 
     /// An error that names what is there.
     pub(crate) async fn none(&mut self) -> Result<(), String> {
-        for topic in [Topic::Pipeline, Topic::TaskResults] {
-            match self.bus.backlog(topic).await {
-                Ok(0) => {}
-                other => return Err(format!("{topic} has a backlog of {other:?}")),
+        if let Some((brokers, prefix)) = &self.kafka {
+            for topic in ["pipeline", "task-results"] {
+                tokio::task::block_in_place(|| all_is_committed(brokers, prefix, topic))?;
             }
         }
         let mut left = Vec::new();
@@ -83,6 +69,35 @@ impl Leftovers {
             }
         }
         if left.is_empty() { Ok(()) } else { Err(left.join("; ")) }
+    }
+}
+
+/// The group has committed each partition to its end.
+fn all_is_committed(brokers: &str, prefix: &str, topic: &str) -> Result<(), String> {
+    let (name, within) = (format!("{prefix}{topic}"), Duration::from_secs(10));
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("group.id", format!("{prefix}taskd-{topic}"));
+    let consumer: BaseConsumer = config.create().unwrap();
+    let ask = || -> KafkaResult<Vec<String>> {
+        let mut partitions = TopicPartitionList::new();
+        partitions.add_partition_range(&name, 0, PARTITIONS - 1);
+        let mut behind = Vec::new();
+        for committed in consumer.committed_offsets(partitions, within)?.elements() {
+            let (_, end) = consumer.fetch_watermarks(&name, committed.partition(), within)?;
+            if committed.offset() != Offset::Offset(end) && end > 0 {
+                behind.push(format!(
+                    "{name}/{} ends at {end}, {:?} is committed",
+                    committed.partition(),
+                    committed.offset()
+                ));
+            }
+        }
+        Ok(behind)
+    };
+    match ask() {
+        Ok(behind) if behind.is_empty() => Ok(()),
+        Ok(behind) => Err(behind.join("; ")),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -102,7 +117,7 @@ async fn leftover(node: &mut Node, key: &str) -> Option<String> {
     // Of a shard: `<p>:{<queue>:<number>}:<name>`.
     let (tag, name) = key.split_once('{')?.1.split_once('}')?;
     if tag.starts_with("bus") {
-        return pending(node, key).await;
+        return undone(node, key).await;
     }
     match name.strip_prefix(':')? {
         "g" | "O" | "seen" => None,
@@ -128,11 +143,15 @@ async fn length(node: &mut Node, command: &str, key: &str) -> Option<String> {
     (length > 0).then(|| format!("{command} {length}"))
 }
 
-/// Of a stream: what a group has handed out and nobody acknowledged.
-async fn pending(node: &mut Node, key: &str) -> Option<String> {
+/// Of a key of the bus: what nobody has dealt with, or was handed out and not acknowledged.
+async fn undone(node: &mut Node, key: &str) -> Option<String> {
     let kind: String = redis::cmd("TYPE").arg(key).query_async(node).await.unwrap();
-    if kind != "stream" {
+    // The other topics are reports, for people.
+    if kind != "stream" || !(key.contains("pipeline") || key.contains("task-results")) {
         return None;
+    }
+    if let Some(length) = length(node, "XLEN", key).await {
+        return Some(length);
     }
     let groups: Vec<HashMap<String, redis::Value>> =
         redis::cmd("XINFO").arg("GROUPS").arg(key).query_async(node).await.unwrap();

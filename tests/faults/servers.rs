@@ -140,20 +140,28 @@ pub(crate) struct Scripted {
     pid_file: PathBuf,
     env: Vec<(String, String)>,
     address: String,
+    /// How a database was started: its script would give it another port the next time.
+    command: Vec<String>,
+    again: Option<Child>,
 }
 
 impl Scripted {
     pub(crate) fn start(script: &'static str, dir: PathBuf, env: Vec<(String, String)>) -> Self {
         let pid_file = dir.join("pid");
-        let mut server = Self { script, dir, pid_file, env, address: String::new() };
+        let (address, command) = (String::new(), Vec::new());
+        let mut server = Self { script, dir, pid_file, env, address, command, again: None };
         server.address = server.run();
+        if let Some(pid) = server.pid().filter(|_| server.address.contains("mysql://")) {
+            let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+            server.command = words.split_terminator('\0').map(str::to_owned).collect();
+        }
         server
     }
 
     /// One of several that one script starts, with a pid file of its own.
     pub(crate) fn member(&self, pid_file: PathBuf) -> Self {
         let (dir, env, address) = (self.dir.clone(), self.env.clone(), self.address.clone());
-        Self { script: self.script, dir, pid_file, env, address }
+        Self { script: self.script, dir, pid_file, env, address, command: Vec::new(), again: None }
     }
 
     pub(crate) fn address(&self) -> &str {
@@ -187,12 +195,33 @@ impl Server for Scripted {
     }
 
     fn pid(&self) -> Option<Pid> {
+        if let Some(child) = &self.again {
+            return Some(Pid::from_raw(child.id().cast_signed())).filter(|pid| is_alive(*pid));
+        }
         let pid = Pid::from_raw(fs::read_to_string(&self.pid_file).ok()?.trim().parse().ok()?);
         is_alive(pid).then_some(pid)
     }
 
     fn start(&mut self) {
-        assert_eq!(self.run(), self.address, "it came back at another place");
+        if self.command.is_empty() {
+            assert_eq!(self.run(), self.address, "it came back at another place");
+            return;
+        }
+        if self.pid().is_none() {
+            if let Some(mut before) = self.again.take() {
+                before.wait().unwrap();
+            }
+            let log = fs::File::options().create(true).append(true).open(self.dir.join("again.log")).unwrap();
+            let mut command = Command::new(&self.command[0]);
+            command.args(&self.command[1..]).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+            self.again = Some(command.spawn().unwrap());
+        }
+        let url = url::Url::parse(&self.address).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while std::net::TcpStream::connect(("127.0.0.1", url.port().unwrap())).is_err() {
+            assert!(Instant::now() < deadline, "{} does not come up: see {}", self.name(), self.dir.display());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
@@ -250,5 +279,8 @@ pub(crate) fn has_script(name: &str) -> bool {
 impl Drop for Scripted {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
+        if let Some(mut child) = self.again.take() {
+            child.wait().ok();
+        }
     }
 }

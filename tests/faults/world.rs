@@ -150,7 +150,7 @@ pub(crate) struct Plan {
 }
 
 pub(crate) const PROCESSES: usize = 3;
-pub(crate) const PARTITIONS: u32 = 3;
+pub(crate) const PARTITIONS: i32 = 3;
 /// Short leases, so that what is lost comes back soon.
 const CONFIG: &str = r#"
 partitions = 3
