@@ -137,7 +137,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     let load = |options: Options| {
         let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
         environment::check(&Cli::command(), names).map_err(Refusal::Usage)?;
-        let vars = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let vars =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         let options = Options { kafka: environment::kafka(vars), ..options };
         let origins = Origins::given(innermost(&matches)).with_environment(&options.kafka);
         Ok::<_, Refusal>(config::load(options, origins)?)

@@ -308,7 +308,8 @@ impl Watchdog {
         // One that this process does not know yet may hold some too.
         self.outbox.bus.check_partitions().await?;
         let ends = self.outbox.bus.ends(Topic::TaskResults).await?;
-        let unread = |committed: Vec<Option<Offset>>| ends.iter().zip(committed).any(|(end, committed)| committed < *end);
+        let unread =
+            |committed: Vec<Option<Offset>>| ends.iter().zip(committed).any(|(end, committed)| committed < *end);
         while unread(self.outbox.bus.committed(Topic::TaskResults).await?) {
             anyhow::ensure!(Instant::now() < deadline, "task-results is not read to its end");
             beat.beat();
@@ -382,8 +383,7 @@ impl Watchdog {
     // --- what was read
 
     async fn trim(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        let keep =
-            Keep { age: self.settings.topic_retention, records: self.settings.topic_retention_records };
+        let keep = Keep { age: self.settings.topic_retention, records: self.settings.topic_retention_records };
         loop {
             let started = Instant::now();
             for topic in Topic::ALL {

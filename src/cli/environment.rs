@@ -7,7 +7,8 @@ use crate::config::Properties;
 /// `Err`: the first of `given` that no option of `command` reads, and the nearest one that an option does.
 pub(super) fn check(command: &Command, given: impl IntoIterator<Item = String>) -> Result<(), String> {
     let known = variables(command);
-    let strange = |name: &String| name.starts_with("TASKD_") && !known.contains(name) && !is_others(name) && !is_property(name);
+    let strange =
+        |name: &String| name.starts_with("TASKD_") && !known.contains(name) && !is_others(name) && !is_property(name);
     let Some(name) = given.into_iter().filter(strange).min() else { return Ok(()) };
     let nearest = known.iter().min_by_key(|known| strsim::damerau_levenshtein(known, &name));
     let nearest = nearest.map(String::as_str).unwrap_or_default();

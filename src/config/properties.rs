@@ -207,7 +207,10 @@ mod tests {
         let bare = parse("security.protocol = \"SASL_SSL\"\nsasl.username = \"taskd\"\nlinger.ms = 5");
         assert_eq!(quoted, bare);
         assert_eq!(quoted.resolved().unwrap()["linger.ms"], "5");
-        assert_eq!(parse("enable.ssl.certificate.verification = false").0["enable.ssl.certificate.verification"], "false");
+        assert_eq!(
+            parse("enable.ssl.certificate.verification = false").0["enable.ssl.certificate.verification"],
+            "false"
+        );
     }
 
     #[test]

@@ -12,7 +12,10 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions},
     client::DefaultClientContext,
 };
-use taskd::bus::{Bus, Error, Message, Reading, Record, Topic, kafka::{Config, Kafka}};
+use taskd::bus::{
+    Bus, Error, Message, Reading, Record, Topic,
+    kafka::{Config, Kafka},
+};
 
 use crate::support::{
     bus_contract::{Backend, PARTITIONS, bus_contract, commit, publish_many, read, subscribe, values, within},

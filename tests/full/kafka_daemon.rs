@@ -81,7 +81,8 @@ async fn a_broker_that_comes_late_and_is_killed_is_waited_for() {
     until("all is in SQL", async || daemon.queue("q").await["completed"] == 60).await;
     // Each loop says once what it met, not with each try.
     let log = daemon.log();
-    let down: Vec<_> = log.lines().filter(|line| line.contains("fanout failed") && line.contains("AllBrokersDown")).collect();
+    let down: Vec<_> =
+        log.lines().filter(|line| line.contains("fanout failed") && line.contains("AllBrokersDown")).collect();
     assert_eq!(down.len(), 1, "{log}");
     assert!(daemon.stop().await.success());
 }
@@ -106,7 +107,11 @@ async fn taskd_deletes_what_was_read_and_warns_of_a_broker_that_deletes_by_itsel
     ];
     let args = args.concat();
     let mut daemon = Daemon::start("", &args).await;
-    assert!(daemon.log().contains(&format!("kafka may delete records of {results} before they are read (retention.ms = 3600000)")));
+    assert!(
+        daemon
+            .log()
+            .contains(&format!("kafka may delete records of {results} before they are read (retention.ms = 3600000)"))
+    );
     assert!(!daemon.log().contains("pipeline before"), "taskd made that one: {}", daemon.log());
     let retention = async |topic: Topic| {
         let name = format!("{}{topic}", config.topic_prefix);
@@ -125,7 +130,8 @@ async fn taskd_deletes_what_was_read_and_warns_of_a_broker_that_deletes_by_itsel
     until("all is committed", async || bus.backlog(Topic::Pipeline).await.expect("backlog") == 0).await;
     assert!(daemon.stop().await.success());
     let mut daemon = Daemon::start("topic_retention_records = 1000", &args).await;
-    let observer: BaseConsumer = ClientConfig::new().set("bootstrap.servers", &config.brokers).create().expect("a client");
+    let observer: BaseConsumer =
+        ClientConfig::new().set("bootstrap.servers", &config.brokers).create().expect("a client");
     let pipeline = format!("{}{}", config.topic_prefix, Topic::Pipeline);
     until("the first 500 are gone", async || {
         let ends = observer.fetch_watermarks(&pipeline, 0, Duration::from_secs(10)).expect("ends");

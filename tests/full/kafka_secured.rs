@@ -51,7 +51,8 @@ async fn records_go_by_tls_and_password_and_who_is_refused_is_told_why() {
     assert!(reason.contains("Authentication failed"), "{reason}");
     let other = tempfile::tempdir().expect("a folder");
     let other_ca = other.path().join("ca.pem");
-    let args = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=another", "-keyout", "/dev/null", "-out"];
+    let args =
+        ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=another", "-keyout", "/dev/null", "-out"];
     let made = std::process::Command::new("openssl").args(args).arg(&other_ca).output().expect("openssl runs");
     assert!(made.status.success());
     let reason = refused(&other_ca, "let me in").await;

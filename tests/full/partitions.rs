@@ -98,7 +98,10 @@ async fn add_partitions(bus: Option<String>) {
 
     // What somebody held all the while is still theirs, or was given to another when the lease ran out.
     let answered = daemons[0].complete("holder", &held).await;
-    assert!(answered.iter().all(|status| status == "OK" || status == "LEASE_LOST" || status == "ALREADY_COMPLETED"), "{answered:?}");
+    assert!(
+        answered.iter().all(|status| status == "OK" || status == "LEASE_LOST" || status == "ALREADY_COMPLETED"),
+        "{answered:?}"
+    );
     until("all is done", async || daemons[0].queue("q").await["completed"] == 3 * TASKS).await;
     stop.cancel();
     let mut done = answered.iter().filter(|status| *status == "OK").count();

@@ -115,9 +115,12 @@ fn check_config_shows_what_counts_and_where_it_came_from() {
 
 #[test]
 fn properties_of_kafka_come_from_file_and_environment_and_hide_secrets() {
-    let (_dir, path) = file("bus_url = \"kafka://h:9092\"\n[kafka]\nsecurity.protocol = \"SASL_SSL\"\n\"sasl.password\" = \"in-file\"\n");
+    let (_dir, path) = file(
+        "bus_url = \"kafka://h:9092\"\n[kafka]\nsecurity.protocol = \"SASL_SSL\"\n\"sasl.password\" = \"in-file\"\n",
+    );
     let check = |env: &[(&str, &str)]| run(&["check-config", "--config", &path], env);
-    let (code, stdout, stderr) = check(&[("TASKD_KAFKA_SASL_USERNAME", "taskd"), ("TASKD_KAFKA_SASL_PASSWORD", "secret")]);
+    let (code, stdout, stderr) =
+        check(&[("TASKD_KAFKA_SASL_USERNAME", "taskd"), ("TASKD_KAFKA_SASL_PASSWORD", "secret")]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     let wanted = [
         "\"sasl.password\" = \"***\" # TASKD_KAFKA_SASL_PASSWORD\n".to_owned(),
@@ -134,7 +137,10 @@ fn properties_of_kafka_come_from_file_and_environment_and_hide_secrets() {
         (("TASKD_KAFKA_ACKS", "1"), "kafka.acks = \"1\" (TASKD_KAFKA_ACKS) cannot be set: taskd writes with acks=all"),
         (("TASKD_KAFKA_SASL_PASWORD", "secret"), "kafka: sasl.pasword: No such configuration property"),
         (("TASKD_KAFKA_SECURITY_PROTOCOL", "TLS"), "kafka: security.protocol: Invalid value"),
-        (("TASKD_KAFKA_SASL_PASSWORD_FILE", "/no/such"), "(TASKD_KAFKA_SASL_PASSWORD_FILE) cannot be read: No such file"),
+        (
+            ("TASKD_KAFKA_SASL_PASSWORD_FILE", "/no/such"),
+            "(TASKD_KAFKA_SASL_PASSWORD_FILE) cannot be read: No such file",
+        ),
     ];
     for (variable, want) in cases {
         let (code, _, stderr) = check(&[variable]);

@@ -468,10 +468,7 @@ pub async fn trimming_leaves_what_was_not_committed(backend: &dyn Backend) {
         commit(&mut *reader, &of_partition(&messages, 0)[..6]).await;
         // A record of this very millisecond is not older than nothing.
         let left = async || bus.backlog(topic).await.expect("backlog");
-        within("the trimming of what was committed", async {
-            while trim(&*bus, topic, NOTHING).await > 0 {}
-        })
-        .await;
+        within("the trimming of what was committed", async { while trim(&*bus, topic, NOTHING).await > 0 {} }).await;
         assert_eq!(left().await, 7);
         drop((reader, bus));
 

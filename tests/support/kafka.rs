@@ -49,7 +49,8 @@ impl KafkaServer {
     /// Not started, at an address where nobody listens until [`Self::restart`].
     pub fn absent() -> Self {
         let mut server = Self::reserve();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|held| held.local_addr()).expect("a port").port();
+        let port =
+            std::net::TcpListener::bind("127.0.0.1:0").and_then(|held| held.local_addr()).expect("a port").port();
         std::fs::write(server.dir.path().join("port"), port.to_string()).expect("the folder is ours");
         server.brokers = format!("127.0.0.1:{port}");
         server

@@ -73,7 +73,8 @@ impl Names {
     /// Only asks what the group has committed.
     pub(super) fn observer(&self, topic: Topic) -> ClientConfig {
         let group = self.group(topic);
-        let fixed = [("group.id", group.as_str()), ("enable.auto.commit", "false"), ("enable.auto.offset.store", "false")];
+        let fixed =
+            [("group.id", group.as_str()), ("enable.auto.commit", "false"), ("enable.auto.offset.store", "false")];
         self.config(&[], &fixed)
     }
 

@@ -132,7 +132,8 @@ pub(super) async fn warn_of_retention(names: &Names, admin: &AdminClient<Voice>)
     for (name, answer) in read.iter().zip(answers) {
         let Ok(config) = answer else { continue };
         let value = |key: &str| config.get(key).and_then(|entry| entry.value.as_deref()).unwrap_or_default();
-        let by_age_or_size = ["retention.ms", "retention.bytes"].into_iter().find(|key| !matches!(value(key), "-1" | ""));
+        let by_age_or_size =
+            ["retention.ms", "retention.bytes"].into_iter().find(|key| !matches!(value(key), "-1" | ""));
         let key = by_age_or_size.or_else(|| value("cleanup.policy").contains("compact").then_some("cleanup.policy"));
         if let Some(key) = key {
             tracing::warn!(

@@ -61,11 +61,7 @@ fn places_of_age(
     (0..partitions).map(place).collect()
 }
 
-pub(super) async fn delete(
-    admin: &AdminClient<Voice>,
-    name: &str,
-    cuts: &[(u32, i64, u64)],
-) -> Result<(), KafkaError> {
+pub(super) async fn delete(admin: &AdminClient<Voice>, name: &str, cuts: &[(u32, i64, u64)]) -> Result<(), KafkaError> {
     let mut list = TopicPartitionList::new();
     for (partition, cut, _count) in cuts {
         list.add_partition_offset(name, index(*partition), Position::Offset(*cut))?;
