@@ -1,5 +1,7 @@
 //! The composition root: the only file that knows which backends there are. It connects, starts the pipelines, and stops them in order.
 
+mod partitions;
+
 use std::{
     future::Future,
     io::{self, IsTerminal, Write},
@@ -10,6 +12,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use metrics_exporter_prometheus::PrometheusHandle;
+pub use partitions::raise as raise_partitions;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -19,7 +22,7 @@ use uuid::Uuid;
 
 use crate::{
     bus::{
-        self, Bus, Topic,
+        self, Bus,
         kafka::{self, Kafka},
         redis_streams::RedisStreams,
     },
@@ -79,45 +82,6 @@ pub fn check(settings: &Settings) -> anyhow::Result<()> {
         None => Ok(()),
     }
 }
-
-/// More partitions for the topics that taskd reads. Processes that run notice it, and go on with them.
-pub async fn raise_partitions(settings: Settings, partitions: u32) -> anyhow::Result<()> {
-    check(&settings)?;
-    let (mut redis, mut server) = (None, None);
-    if settings.bus_url.is_none() {
-        let url = match &settings.redis_url {
-            Some(url) => url.clone(),
-            None => {
-                let started = RedisServer::start(&DataDir::lock(&settings.data_dir)?).await?;
-                server.insert(started).url().to_owned()
-            }
-        };
-        redis = Some(connect_redis(&url, &settings).await?);
-    }
-    let bus = open_bus(&settings, redis.as_ref(), "partitions").await?;
-    let topics = [Topic::Pipeline, Topic::TaskResults].map(|topic| (topic, bus.partitions(topic)));
-    for (topic, found) in topics {
-        if found > partitions {
-            bail!("{topic} has {found} partitions, and there is no way back: unread tasks would go with them");
-        }
-    }
-    for (topic, found) in topics {
-        if found < partitions {
-            bus.raise_partitions(topic, partitions).await?;
-        }
-        println!("{topic}: {found} -> {partitions} partitions");
-    }
-    bus.close().await;
-    if let Some(server) = server {
-        let now = CancellationToken::new();
-        now.cancel();
-        server.supervise(now).await;
-    }
-    Ok(())
-}
-
-/// How often a process looks for partitions that were added.
-const LOOK_FOR_PARTITIONS_EVERY: Duration = Duration::from_secs(5);
 
 /// How long a round lasts at least: what is lost again and again must not keep a machine busy.
 const ROUND: Duration = Duration::from_secs(1);
@@ -260,7 +224,7 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     // Nothing fails from here on: what is started is also awaited.
     let supervisor = &Supervisor::giving_up_at(is_lost);
     watch_owner(queue.clone(), store_id, supervisor);
-    watch_partitions(Arc::clone(&bus), supervisor);
+    partitions::watch(Arc::clone(&bus), supervisor);
     let outbox = Outbox { store: Arc::clone(store), bus: Arc::clone(&bus), gates: Gates::default() };
     learn(outbox.clone(), queue.clone(), supervisor);
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
@@ -340,23 +304,6 @@ fn watch_owner(queue: Queue, store_id: String, supervisor: &Supervisor) {
                 }
             }
             Err(Disowned.into())
-        }
-    });
-}
-
-/// Nobody reads, in this process, partitions that are younger than it.
-fn watch_partitions(bus: Arc<dyn Bus>, supervisor: &Supervisor) {
-    let (beat, stop) = (Arc::new(supervisor.progress().register("partitions")), supervisor.stop_token());
-    supervisor.spawn("partitions", move || {
-        let (bus, beat, stop) = (Arc::clone(&bus), Arc::clone(&beat), stop.clone());
-        async move {
-            loop {
-                bus.check_partitions().await?;
-                beat.beat();
-                if stop.run_until_cancelled(beat.idle(tokio::time::sleep(LOOK_FOR_PARTITIONS_EVERY))).await.is_none() {
-                    return Ok(());
-                }
-            }
         }
     });
 }
