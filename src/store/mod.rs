@@ -290,6 +290,15 @@ pub struct QueueCount {
     pub count: u64,
 }
 
+/// A page of a shard's tasks that went back into the outbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenBack {
+    pub last: TaskId,
+    pub tasks: u64,
+    /// Replicas of theirs that are credited, and stay so.
+    pub credited: u64,
+}
+
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
 pub trait Store: Send + Sync {
@@ -328,8 +337,8 @@ pub trait Store: Send + Sync {
     async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>>;
 
     /// Puts every unfinished, published task of the shard with an id beyond `after` into the outbox as `Missing`, at most `limit`;
-    /// answers the last id, or `None` when there were no more.
-    async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TaskId>>;
+    /// `None` when there were no more.
+    async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TakenBack>>;
 
     /// Removes tasks, the first to finish first, that have been finished for `age` or longer by the database's clock, with their results, at
     /// most `limit`; answers how many. Their keys stay duplicates, with the status they had; `counts` stays.

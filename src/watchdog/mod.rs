@@ -326,15 +326,22 @@ impl Watchdog {
         // Records up to here count as read: their tasks are in SQL, and go out again from there.
         let partitions = self.outbox.bus.ends(Topic::Pipeline).await?;
         let end = partitions.get(shard.number as usize).copied().flatten();
-        let (mut after, mut pages) = (None, 0);
+        let (mut after, mut tasks, mut credited) = (None, 0, 0);
         let limit = u32::try_from(self.settings.watchdog.batch_max).unwrap_or(u32::MAX);
-        while let Some(last) = self.outbox.store.unpublish_shard(shard, after, limit).await? {
-            (after, pages) = (Some(last), pages + 1);
+        while let Some(back) = self.outbox.store.unpublish_shard(shard, after, limit).await? {
+            (after, tasks, credited) = (Some(back.last), tasks + back.tasks, credited + back.credited);
+            metrics::watchdog_handled(Watched::Republished, count(back.tasks));
             beat.beat();
         }
         let life = self.outbox.store.next_life(shard, life).await?;
         self.queue.open_shard(shard, life, self.outbox.bus.generation(), end).await?;
-        tracing::info!(%shard, pages, "shard {shard} lives again, as generation {life}");
+        tracing::info!(
+            %shard,
+            tasks,
+            credited,
+            "shard {shard} lives again, as generation {life}: {tasks} unfinished tasks go out again, {credited} replicas of theirs stay \
+             credited; what else was done on them is done again"
+        );
         Ok(())
     }
 

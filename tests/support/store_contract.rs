@@ -12,7 +12,7 @@ use taskd::{
     model::{KeyHash, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow},
     store::{
         Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, ResultRow, Settled, Settlement,
-        Store, TaskDetail, TaskState, Turn, Unpublished,
+        Store, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 
@@ -805,20 +805,24 @@ pub(crate) async fn published_tasks_are_paged_by_id(db: &impl Database) {
 
 pub(crate) async fn a_shard_is_unpublished_page_by_page(db: &impl Database) {
     let store = db.open().await;
-    let in_shard = |i: usize| fresh(TaskRow { partition: u32::from(i >= 5), ..task("q", format!("{i}")) });
+    let in_shard = |i: usize| {
+        let replicas = if i == 2 { 2 } else { 1 };
+        fresh(TaskRow { partition: u32::from(i >= 5), replicas, ..task("q", format!("{i}")) })
+    };
     let batch: Vec<NewRow> = (0..6).map(in_shard).collect();
     let elsewhere = fresh(TaskRow { partition: 0, ..task("other", "k") });
     insert_new(&*store, &batch).await;
     insert_new(&*store, std::slice::from_ref(&elsewhere)).await;
     publish(&*store, &batch, at(1, 0)).await;
     publish(&*store, std::slice::from_ref(&elsewhere), at(1, 0)).await;
-    store.settle(vec![completed(&batch[1], "w")]).await.unwrap();
+    store.settle(vec![completed(&batch[1], "w"), completed(&batch[2], "w")]).await.unwrap();
 
     let shard = ShardId { queue: queue("q"), number: 0 };
     let mut after = None;
-    for (last, so_far) in [(2, vec![0, 2]), (4, vec![0, 2, 3, 4])] {
-        after = store.unpublish_shard(&shard, after, 2).await.unwrap();
-        assert_eq!(after, Some(batch[last].task.id));
+    for (last, credited, so_far) in [(2, 1, vec![0, 2]), (4, 0, vec![0, 2, 3, 4])] {
+        let back = store.unpublish_shard(&shard, after, 2).await.unwrap();
+        assert_eq!(back, Some(TakenBack { last: batch[last].task.id, tasks: 2, credited }));
+        after = back.map(|back| back.last);
         let expected: Vec<_> = so_far.into_iter().map(|i| in_outbox(&batch[i], Missing)).collect();
         assert_eq!(due_rows(&*store, 0, 10).await, expected);
     }

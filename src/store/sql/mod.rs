@@ -37,7 +37,7 @@ use self::{
 };
 use super::{
     Error, Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, Result, ResultRow, Settled,
-    Settlement, Store, TaskDetail, TaskState, Unpublished,
+    Settlement, Store, TakenBack, TaskDetail, TaskState, Unpublished,
 };
 use crate::model::{Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
 
@@ -298,20 +298,21 @@ impl<DB: Backend> Store for SqlStore<DB> {
         self.read(page).await?.into_iter().map(published).collect()
     }
 
-    async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TaskId>> {
+    async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TakenBack>> {
         let after = beyond(after);
-        let page = Statement::new("SELECT id FROM tasks ")
+        let page = Statement::new("SELECT id, completed FROM tasks ")
             .sql(&DB::Connection::by_index("tasks_on_bus"))
             .sql(" WHERE on_bus = 1 AND id > ? AND queue = ? AND shard = ? ORDER BY id LIMIT ?")
             .bind(&after)
             .bind(&shard.queue)
             .bind(shard.number)
             .bind(limit);
-        let ids = self.read(page).await?.into_iter().map(|(id,): (Vec<u8>,)| task_id(&id));
-        let ids = ids.collect::<Result<Vec<_>>>()?;
+        let page: Vec<(Vec<u8>, i64)> = self.read(page).await?;
+        let ids = page.iter().map(|(id, _)| task_id(id)).collect::<Result<Vec<_>>>()?;
         // Whatever became of them since is seen again under the lock.
         self.unpublish(&ids, Unpublished::Missing).await?;
-        Ok(ids.last().copied())
+        let credited = page.iter().map(|(_, completed)| u64::try_from(*completed).unwrap_or(0)).sum();
+        Ok(ids.last().map(|last| TakenBack { last: *last, tasks: ids.len() as u64, credited }))
     }
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
