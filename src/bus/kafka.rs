@@ -74,6 +74,7 @@ impl Kafka {
             topics::wait_for_all(&names, &producer, &voice).await?
         };
         topics::warn_of_retention(&names, &admin).await;
+        voice.opened();
         let (producer, observers) = (Mutex::new(producer), Mutex::default());
         Ok(Self { names, voice, producer, admin, observers, generation, partitions })
     }

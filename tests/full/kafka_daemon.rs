@@ -1,6 +1,9 @@
 //! taskd on Kafka, seen from outside: the broker comes late, goes and comes back; somebody deletes records; poison.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use prost::Message as _;
 use rdkafka::{
@@ -67,6 +70,7 @@ async fn a_broker_that_comes_late_and_is_killed_is_waited_for() {
     // Meanwhile tasks are stored and completions taken: nothing of that needs the bus at once.
     assert!(daemon.complete("w", &leased[10..20]).await.iter().all(|status| status == "OK"));
     daemon.insert(&tasks(30, 60)).await;
+    until("it has said so", async || daemon.log().contains("kafka is away: no broker can be reached")).await;
     until("it is not ready, and says which loops stand", async || {
         let Some((503, answer)) = daemon.try_get("/readyz").await else { return false };
         answer.to_string().contains("watchdog/")
@@ -81,9 +85,15 @@ async fn a_broker_that_comes_late_and_is_killed_is_waited_for() {
     until("all is in SQL", async || daemon.queue("q").await["completed"] == 60).await;
     // Each loop says once what it met, not with each try.
     let log = daemon.log();
-    let down: Vec<_> =
-        log.lines().filter(|line| line.contains("fanout failed") && line.contains("AllBrokersDown")).collect();
-    assert_eq!(down.len(), 1, "{log}");
+    let mut reasons = BTreeMap::<_, usize>::new();
+    for line in log.lines().filter(|line| line.contains("failed, starts again in")) {
+        let line: Value = serde_json::from_str(line).expect("the log is JSON");
+        let message = line["message"].as_str().expect("a message");
+        let (loop_name, rest) = message.split_once(" failed, starts again in").expect("it has that");
+        *reasons.entry(format!("{loop_name}{}", &rest[rest.find(':').expect("a reason")..])).or_default() += 1;
+    }
+    assert!(reasons.values().all(|times| *times == 1), "{reasons:#?}");
+    assert_eq!(log.matches("kafka is away").count(), 1, "{log}");
     assert!(daemon.stop().await.success());
 }
 

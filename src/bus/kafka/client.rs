@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rdkafka::{
@@ -124,7 +124,7 @@ fn in_one_line(error: &KafkaError) -> String {
 }
 
 /// What librdkafka says by itself, of all clients of one opening. It names every connection that fails, again and again: that is for
-/// debugging. Why a broker refuses us is told, at most once a minute.
+/// debugging. That all brokers are away and why one refuses us is told, at most once a minute.
 #[derive(Clone, Default)]
 pub(super) struct Voice(Arc<Mutex<Said>>);
 
@@ -133,7 +133,20 @@ struct Said {
     refusals: u32,
     last_refusal: Option<String>,
     warned: Option<Instant>,
+    /// Before, whoever opens is told by the error.
+    is_open: bool,
 }
+
+impl Said {
+    fn warn(&mut self, text: &str) {
+        if self.is_open && self.warned.is_none_or(|at| at.elapsed() >= WARN_AGAIN_AFTER) {
+            self.warned = Some(Instant::now());
+            tracing::warn!("{text}");
+        }
+    }
+}
+
+const WARN_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// A broker that refuses us so often in a row means it; one that is just coming up may do it once.
 const REFUSALS: u32 = 3;
@@ -149,10 +162,18 @@ impl Voice {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         said.refusals = said.refusals.saturating_add(1);
         said.last_refusal = Some(reason.to_owned());
-        if said.refusals >= REFUSALS && said.warned.is_none_or(|at| at.elapsed().as_secs() >= 60) {
-            said.warned = Some(Instant::now());
-            tracing::warn!("kafka does not let us in: {reason}");
+        if said.refusals >= REFUSALS {
+            said.warn(&format!("kafka does not let us in: {reason}"));
         }
+    }
+
+    pub(super) fn opened(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_open = true;
+    }
+
+    fn away(&self) {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        said.warn("kafka is away: no broker can be reached; going on when one is there");
     }
 }
 
@@ -170,6 +191,9 @@ impl ClientContext for Voice {
         let code = error.rdkafka_error_code();
         if matches!(code, Some(RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SSL)) {
             self.refused(reason);
+        }
+        if code == Some(RDKafkaErrorCode::AllBrokersDown) {
+            self.away();
         }
         tracing::debug!("librdkafka: {error}: {reason}");
     }

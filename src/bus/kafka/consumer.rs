@@ -146,13 +146,14 @@ fn message(record: &BorrowedMessage<'_>) -> Option<Message> {
     Some(Message { partition, offset: offset(record.offset())?, value })
 }
 
-/// One connection failed, and librdkafka has others or makes a new one (when all have failed it says so in another way); or the group
-/// has changed without us, and librdkafka joins it again.
+/// Connections failed, and librdkafka makes new ones: a member that waits for its brokers keeps its place in the group, one that is made
+/// anew waits until the group has given up the old one. Or the group has changed without us, and librdkafka joins it again.
 fn is_passing(error: &KafkaError) -> bool {
-    use RDKafkaErrorCode::{BrokerTransportFailure, OperationTimedOut, PollExceeded, Resolve};
+    use RDKafkaErrorCode::{AllBrokersDown, BrokerTransportFailure, OperationTimedOut, PollExceeded, Resolve};
     match error {
         KafkaError::MessageConsumption(code) => {
-            matches!(code, BrokerTransportFailure | OperationTimedOut | Resolve | PollExceeded) || is_rebalance(*code)
+            let is_away = matches!(code, AllBrokersDown | BrokerTransportFailure | OperationTimedOut | Resolve);
+            is_away || *code == PollExceeded || is_rebalance(*code)
         }
         _ => false,
     }
