@@ -120,6 +120,8 @@ async fn round(ground: &Ground, clocks: bool, only: &str, seed: u64, dice: &mut 
     let mut servers = Servers::start_in(root, &wanted).await;
     servers.disks.extend(disks.into_iter().flatten());
     let mut kept = Kept(servers);
+    // librdkafka waits by the wall clock in a call that libfaketime does not know, so it would sleep for an hour where nothing has happened.
+    let clocks = clocks && ground.bus == Bus::Streams;
     let plan = Plan { bus: ground.bus, cluster: ground.cluster, proxied: true, clocks, seed };
     let mut world = World::start(&mut kept.0, plan).await;
     let mut possible = fault::all(&world);
