@@ -14,7 +14,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use client::{Names, Voice};
+use client::{Detached, Names, Voice};
 use rdkafka::{
     ClientContext, Offset as Position, TopicPartitionList,
     admin::AdminClient,
@@ -51,12 +51,16 @@ pub struct Config {
 pub struct Kafka {
     names: Names,
     voice: Voice,
+    clients: Detached<Clients>,
+    generation: String,
+    partitions: HashMap<Topic, u32>,
+}
+
+struct Clients {
     producer: Mutex<FutureProducer<Voice>>,
     admin: AdminClient<Voice>,
     /// Never joins the groups; only asks what they have committed. By topic, made when first asked.
     observers: Mutex<HashMap<Topic, Arc<BaseConsumer<Voice>>>>,
-    generation: String,
-    partitions: HashMap<Topic, u32>,
 }
 
 impl Kafka {
@@ -75,8 +79,8 @@ impl Kafka {
         };
         topics::warn_of_retention(&names, &admin).await;
         voice.opened();
-        let (producer, observers) = (Mutex::new(producer), Mutex::default());
-        Ok(Self { names, voice, producer, admin, observers, generation, partitions })
+        let clients = Clients { producer: Mutex::new(producer), admin, observers: Mutex::default() };
+        Ok(Self { names, voice, clients: Detached::new(clients), generation, partitions })
     }
 
     /// Finds mistakes in the properties without a broker.
@@ -86,12 +90,12 @@ impl Kafka {
     }
 
     fn producer(&self) -> FutureProducer<Voice> {
-        self.producer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.clients.producer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// After a fatal error a producer refuses everything for ever.
     fn replace_producer_if_broken(&self) {
-        let mut producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut producer = self.clients.producer.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((code, reason)) = producer.client().fatal_error() {
             tracing::warn!("the kafka producer is replaced after {code}: {reason}");
             match self.names.producer(&self.voice) {
@@ -102,7 +106,7 @@ impl Kafka {
     }
 
     fn observer(&self, topic: Topic) -> Result<Arc<BaseConsumer<Voice>>> {
-        let mut observers = self.observers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut observers = self.clients.observers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(observer) = observers.get(&topic) {
             return Ok(observer.clone());
         }
@@ -252,13 +256,13 @@ impl Bus for Kafka {
         let cuts = blocking(move || trim::cuts(&observer, topic, &asked, partitions, keep)).await.map_err(failed)?;
         let cuts = cuts.map_err(|e| failed(e.to_string()))?;
         if !cuts.is_empty() {
-            trim::delete(&self.admin, &name, &cuts).await.map_err(|e| failed(e.to_string()))?;
+            trim::delete(&self.clients.admin, &name, &cuts).await.map_err(|e| failed(e.to_string()))?;
         }
         Ok(cuts.iter().map(|(_, _, count)| count).sum())
     }
 
     async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()> {
-        topics::raise(&self.names, &self.admin, topic, count).await
+        topics::raise(&self.names, &self.clients.admin, topic, count).await
     }
 
     async fn check_partitions(&self) -> Result<()> {

@@ -8,6 +8,7 @@ use std::{
 
 use rdkafka::{
     mocking::MockCluster,
+    producer::DefaultProducerContext,
     types::{RDKafkaApiKey, RDKafkaRespErr},
 };
 use taskd::bus::{Bus, Message, Reading, Record, Topic, kafka::Kafka};
@@ -162,10 +163,15 @@ async fn a_reader_that_slept_too_long_moves_nothing_back_and_joins_again() {
     broker.remove().await;
 }
 
+/// Never ends: a reader leaves its group after the end of the test, and would wait for ever for a cluster that is gone.
+fn mock() -> &'static MockCluster<'static, DefaultProducerContext> {
+    Box::leak(Box::new(MockCluster::new(1).expect("a mock cluster")))
+}
+
 /// A broker says this only for an instant, so here one is made to say it. Everything else is tried on a real one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_meets_a_change_in_the_group_is_made_up_for() {
-    let cluster = MockCluster::new(1).expect("a mock cluster");
+    let cluster = mock();
     let broker = Broker::new(&cluster.bootstrap_servers());
     for topic in Topic::ALL {
         let name = format!("{}{topic}", broker.config().topic_prefix);
@@ -208,7 +214,7 @@ async fn a_commit_that_meets_a_change_in_the_group_is_made_up_for() {
 
 #[tokio::test]
 async fn an_answer_that_is_no_change_in_the_group_is_an_error() {
-    let cluster = MockCluster::new(1).expect("a mock cluster");
+    let cluster = mock();
     let broker = Broker::new(&cluster.bootstrap_servers());
     for topic in Topic::ALL {
         let name = format!("{}{topic}", broker.config().topic_prefix);

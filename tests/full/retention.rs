@@ -55,11 +55,11 @@ async fn finished_tasks_are_removed_and_their_keys_stay_seen() {
         let report = pb::Report { task_id, what: Some(what), at_unix_ms: 1 };
         let batch = pb::ReportBatch { queue: "q".into(), reports: vec![report], ..Default::default() };
         let entry = [("v", batch.encode_to_vec())];
-        let _: String = redis.xadd("taskd:{bus:task-results:0}", "*", &entry).await.unwrap();
+        let _: String = redis.xadd("taskd:{bus}:task-results:0", "*", &entry).await.unwrap();
     }
     daemon.insert(&[json!({"queue": "q", "key": "next"})]).await;
     assert_eq!(daemon.drain("w", "q").await, ["next"]);
-    let letters: usize = redis.xlen("taskd:{bus:dead-letters:0}").await.unwrap();
+    let letters: usize = redis.xlen("taskd:{bus}:dead-letters:0").await.unwrap();
     assert_eq!(letters, 1, "the one that told of the death");
     assert_eq!(daemon.unfinished("other").await, 2);
     let queue = daemon.queue("q").await;

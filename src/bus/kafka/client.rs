@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Deref,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -102,6 +103,31 @@ impl Names {
 
     pub(super) fn setup(&self, error: &KafkaError) -> Error {
         Error::Setup(format!("kafka at {}: {error}", self.brokers))
+    }
+}
+
+/// Ends on a thread of its own, for which nobody waits: librdkafka joins threads that sleep until a time of day, so that a clock which was set
+/// back could hold up a stop for as long.
+pub(super) struct Detached<T: Send + 'static>(Option<T>);
+
+impl<T: Send> Detached<T> {
+    pub(super) fn new(client: T) -> Self {
+        Self(Some(client))
+    }
+}
+
+impl<T: Send> Deref for Detached<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("is there until the drop")
+    }
+}
+
+impl<T: Send> Drop for Detached<T> {
+    fn drop(&mut self) {
+        let client = self.0.take();
+        std::thread::spawn(move || drop(client));
     }
 }
 
