@@ -54,8 +54,8 @@ impl Names {
     /// A member of the group that all taskd processes share for the topic.
     pub(super) fn member(&self, topic: Topic) -> ClientConfig {
         let ours = [
-            ("session.timeout.ms", "10000"),
-            ("heartbeat.interval.ms", "2000"),
+            ("session.timeout.ms", "6000"),
+            ("heartbeat.interval.ms", "500"),
             // What is fetched ahead is bounded; and when it was full, fetching goes on soon instead of after a second.
             ("queued.max.messages.kbytes", "32768"),
             ("fetch.queue.backoff.ms", "10"),
@@ -242,7 +242,7 @@ mod tests {
         let member = names.member(Topic::Pipeline);
         assert_eq!((member.get("linger.ms"), member.get("group.id")), (Some("7"), Some("p.taskd-pipeline")));
         assert_eq!(member.get("bootstrap.servers"), Some("h:1"));
-        assert_eq!(member.get("session.timeout.ms"), Some("10000"));
+        assert_eq!(member.get("session.timeout.ms"), Some("6000"));
     }
 
     #[test]
@@ -253,6 +253,6 @@ mod tests {
         let wrong = error(&[("security.protocol", "secret")]);
         assert!(wrong.starts_with("kafka: security.protocol: Invalid value"), "{wrong}");
         assert_eq!(wrong.lines().count(), 1);
-        names(&[("security.protocol", "SASL_SSL"), ("session.timeout.ms", "6000")]).check().unwrap();
+        names(&[("security.protocol", "SASL_SSL"), ("session.timeout.ms", "7000")]).check().unwrap();
     }
 }
