@@ -18,7 +18,10 @@ const TAKEN: &[(&str, &str)] = &[
     ("auto.commit.interval.ms", COMMITS),
     ("enable.auto.offset.store", COMMITS),
     ("auto.offset.reset", "a reader without an offset begins at the first record, else tasks would be passed over"),
-    ("isolation.level", "taskd decides what is read"),
+    ("isolation.level", READS),
+    ("enable.partition.eof", READS),
+    ("topic.blacklist", READS),
+    ("offset.store.method", COMMITS),
     ("enable.idempotence", WRITES),
     ("enable.gapless.guarantee", WRITES),
     ("acks", WRITES),
@@ -28,6 +31,7 @@ const TAKEN: &[(&str, &str)] = &[
     ("delivery.timeout.ms", WRITES),
     ("max.in.flight", WRITES),
     ("max.in.flight.requests.per.connection", WRITES),
+    ("delivery.report.only.error", WRITES),
     ("retries", WRITES),
     ("message.send.max.retries", WRITES),
     ("message.max.bytes", "max_payload_bytes and max_result_bytes say how large a record gets"),
@@ -35,6 +39,7 @@ const TAKEN: &[(&str, &str)] = &[
     ("plugin.library.paths", "taskd loads no code"),
 ];
 const GROUP: &str = "taskd decides how partitions are shared out";
+const READS: &str = "taskd decides what is read";
 const COMMITS: &str = "taskd commits what it has dealt with, and nothing else";
 const WRITES: &str = "taskd writes with acks=all and idempotence, so that what was answered is kept";
 

@@ -101,7 +101,9 @@ impl Cluster {
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        let mut number = self.0.connecting.lock().await;
+        // Where nobody answers, each of those before us tries for long: it is not for us to wait until it is our turn.
+        let turn = tokio::time::timeout(CONNECT, self.0.connecting.lock()).await;
+        let mut number = turn.map_err(|_| timed_out())?;
         // Whoever had the lock before may have connected.
         if let Some(current) = self.current() {
             return Ok(current);
@@ -169,5 +171,22 @@ impl Slots {
         let host: Option<String> = FromRedisValue::from_redis_value(field())?;
         let port = FromRedisValue::from_redis_value(field())?;
         Ok(Self { first, last, host: host.unwrap_or_default(), port })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RedisAccess;
+
+    #[tokio::test]
+    async fn nobody_waits_in_line_for_a_cluster_that_does_not_answer() {
+        let address = Address::new("redis+cluster://127.0.0.1:1", &RedisAccess::default()).unwrap();
+        let client = address.cluster().unwrap();
+        let inner = Inner { address, client, current: RwLock::default(), connecting: tokio::sync::Mutex::default() };
+        let cluster = Cluster(Arc::new(inner));
+        let _somebody_tries = cluster.0.connecting.lock().await;
+        let answer = tokio::time::timeout(CONNECT * 3, cluster.get()).await.expect("an answer");
+        assert!(answer.is_err_and(|error| error.is_timeout()));
     }
 }

@@ -45,7 +45,7 @@ struct Watchdog {
 }
 
 pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor: &Supervisor) {
-    let (lead, stop) = (Lead::start(queue.clone(), supervisor), supervisor.stop_token());
+    let (lead, stop) = (Lead::start(queue.clone(), settings.stall_after, supervisor), supervisor.stop_token());
     let watchdog = Watchdog { outbox, queue, settings: Arc::clone(settings), lead, stop };
     let spawn = |name: &'static str| (watchdog.clone(), Arc::new(supervisor.progress().register(name)));
     let (dog, beat) = spawn("watchdog/leases");

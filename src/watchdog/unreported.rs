@@ -46,8 +46,10 @@ impl Unreported {
             return Ok(none);
         }
         let Some(look) = self.looks.get(shard) else {
-            // Asked in this order: what is not in the shard's outbox any more stands before the end.
+            // Asked in this order: what is not in the shard's outbox any more stands before the end, or in a partition that is younger than
+            // this opening of the bus.
             if queue.stats(shard).await?.outbox == 0 {
+                outbox.bus.check_partitions().await?;
                 let ends = outbox.bus.ends(Topic::TaskResults).await?;
                 self.looks.insert(shard.clone(), Look { ids: unsettled, ends });
             }

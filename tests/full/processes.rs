@@ -8,6 +8,7 @@ use crate::support::{
     daemon::Daemon,
     kafka,
     mariadb::MysqlDatabase,
+    proxy::{Mode, Proxy, Upstream},
     redis::{Fsync, RedisServer},
     store_contract::Database,
     until,
@@ -35,6 +36,11 @@ async fn a_process_of_its_own_for_workers_finds_queues_that_are_younger_than_it(
     database.remove().await;
 }
 
+async fn leads(daemon: &Daemon) -> bool {
+    let metrics = daemon.try_get("/metrics").await.map(|(_, text)| text.as_str().unwrap_or_default().to_owned());
+    metrics.is_some_and(|text| text.lines().any(|line| line == "taskd_watchdog_leads 1"))
+}
+
 /// Leases run out and partitions are read, whichever of the two processes lives; and one at a time does it.
 #[tokio::test]
 async fn what_one_process_at_a_time_does_moves_when_it_dies_or_stops() {
@@ -43,10 +49,6 @@ async fn what_one_process_at_a_time_does_moves_when_it_dies_or_stops() {
     let config = "partitions = 2\n[queues.q]\nlease = \"2s\"\nmax_attempts = 100\nbackoff = [\"10ms\"]";
     let backends = ["--redis-url", &redis_url, "--database-url", &database_url];
     let mut daemons = [Daemon::start(config, &backends).await, Daemon::start(config, &backends).await];
-    let leads = async |daemon: &Daemon| {
-        let metrics = daemon.try_get("/metrics").await.map(|(_, text)| text.as_str().unwrap_or_default().to_owned());
-        metrics.is_some_and(|text| text.lines().any(|line| line == "taskd_watchdog_leads 1"))
-    };
     for round in 0..4 {
         let mut leader = None;
         until("one leads", async || {
@@ -75,6 +77,30 @@ async fn what_one_process_at_a_time_does_moves_when_it_dies_or_stops() {
         leader.ready().await;
     }
     for daemon in &mut daemons {
+        assert!(daemon.stop().await.success());
+    }
+    database.remove().await;
+}
+
+/// It still has Redis, and so the lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_reach_the_database_leaves_the_watchdogs_work_to_another() {
+    let (redis, database) = (RedisServer::start(Fsync::Always), MysqlDatabase::create().await);
+    let mut by_proxy = url::Url::parse(&database.url()).unwrap();
+    let proxy = Proxy::start().await;
+    proxy.lead_to(Upstream::Tcp(format!("{}:{}", by_proxy.host_str().unwrap(), by_proxy.port().unwrap_or(3306))));
+    by_proxy.set_host(Some("127.0.0.1")).unwrap();
+    by_proxy.set_port(Some(proxy.port())).unwrap();
+    let start = async |database_url: &str| {
+        Daemon::start("stall_after = \"3s\"", &["--redis-url", &redis.url(), "--database-url", database_url]).await
+    };
+    let mut cut_off = start(by_proxy.as_str()).await;
+    until("it leads", async || leads(&cut_off).await).await;
+    let mut other = start(&database.url()).await;
+    proxy.set(Mode::Refuse);
+    until("the other leads", async || leads(&other).await).await;
+    proxy.set(Mode::Pass);
+    for daemon in [&mut cut_off, &mut other] {
         assert!(daemon.stop().await.success());
     }
     database.remove().await;

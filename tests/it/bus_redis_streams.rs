@@ -72,6 +72,26 @@ async fn a_reader_learns_that_it_lost_a_partition_and_got_it_again() {
     assert!(reader.tenure(0) > tenure);
 }
 
+/// Records wait in its buffer for their turn, and another has dealt with them meanwhile.
+#[tokio::test]
+async fn what_a_reader_lost_is_not_handed_out_from_its_buffer() {
+    let server = server().await;
+    let (bus, other) = (server.open().await, server.open().await);
+    let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
+    publish(&*bus, Topic::Pipeline, &[(0, "old"), (1, "old"), (2, "old")]).await;
+    assert_eq!(within("a record", reader.next(1)).await.expect("next").len(), 1, "the others are in the buffer");
+
+    // Until it is taken for dead.
+    let mut taker = subscribe(&*other, Topic::Pipeline, Reading::Ordered).await;
+    let all = read(&mut *taker, 3).await;
+    commit(&mut *taker, &all).await;
+    drop(taker);
+    other.close().await;
+
+    publish(&*bus, Topic::Pipeline, &[(2, "new")]).await;
+    assert_eq!(values(&within("the next", reader.next(1)).await.expect("next")), ["new"]);
+}
+
 /// As after a kill of a process that is alone: nobody need wait until it is taken for dead.
 #[tokio::test]
 async fn who_comes_under_the_same_name_has_at_once_what_the_dead_one_had() {

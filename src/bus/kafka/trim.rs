@@ -20,14 +20,15 @@ pub(super) fn cuts(
     partitions: u32,
     keep: Keep,
 ) -> Result<Vec<(u32, i64, u64)>, KafkaError> {
+    // Asked in this order: where all records are too old, the cut is the end as it was before that was known. What came meanwhile stays.
+    let extents = (0..partitions).map(|partition| super::watermarks(observer.client(), name, partition));
+    let extents = extents.collect::<Result<Vec<_>, _>>()?;
     let old = places_of_age(observer, name, partitions, keep)?;
     let committed = super::committed(observer, name, 0..partitions)?;
     let mut cuts = Vec::new();
-    for ((partition, committed), old) in committed.into_iter().zip(old) {
-        let (low, high) = super::watermarks(observer.client(), name, partition)?;
+    for (((partition, committed), old), (low, high)) in committed.into_iter().zip(old).zip(extents) {
         let too_many = high.saturating_sub(i64::try_from(keep.records).unwrap_or(i64::MAX));
         let cut = old.unwrap_or(high).max(too_many);
-        // Asked before the end: what was committed stands before it.
         let cut = if topic.is_read() { cut.min(committed) } else { cut };
         if let Ok(count @ 1..) = u64::try_from(cut - low) {
             cuts.push((partition, cut, count));

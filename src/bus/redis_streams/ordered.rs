@@ -104,9 +104,6 @@ impl Ordered {
 
     /// Waits a moment for records.
     async fn fetch(&mut self, max: usize) -> Result<()> {
-        if self.next_look <= Instant::now() {
-            self.look().await?;
-        }
         if self.owned.is_empty() {
             tokio::time::sleep_until(self.next_look.into()).await;
             return Ok(());
@@ -157,10 +154,16 @@ fn read(topic: Topic, error: &redis::RedisError) -> Error {
 #[async_trait]
 impl Subscription for Ordered {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
-        while self.buffer.is_empty() {
+        loop {
+            // Also while there is something in the buffer: who works through many records slowly lives, and who lost them meanwhile must know.
+            if self.next_look <= Instant::now() {
+                self.look().await?;
+            }
+            if !self.buffer.is_empty() {
+                return Ok(self.buffer.take(max));
+            }
             self.fetch(max).await?;
         }
-        Ok(self.buffer.take(max))
     }
 
     async fn commit(&mut self, messages: &[Message]) -> Result<()> {
