@@ -2,7 +2,10 @@
 //! everything) may lose a report that its shard, on another master, has forwarded and deleted: the record says that all is done, and SQL will
 //! never hear of it. Such a task is done again, by whom SQL has not credited.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
 
 use crate::{
     bus::Topic,
@@ -15,10 +18,11 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Unreported {
     looks: HashMap<ShardId, Look>,
-    /// Once is enough: a report that SQL refuses is not lost, and would be refused again.
-    redone: HashSet<TaskId>,
+    /// When. A report that SQL refuses is not lost, and would be refused again at once; but one may also be lost twice.
+    redone: HashMap<TaskId, Instant>,
 }
 
+const AGAIN_AFTER: Duration = Duration::from_secs(3600);
 /// How many are remembered; then they are tried once more.
 const MOST_REDONE: usize = 100_000;
 
@@ -40,7 +44,8 @@ impl Unreported {
         queue: &Queue,
     ) -> anyhow::Result<HashSet<TaskId>> {
         let none = HashSet::new();
-        let unsettled: HashSet<_> = unsettled.difference(&self.redone).copied().collect();
+        self.redone.retain(|_, at| at.elapsed() < AGAIN_AFTER);
+        let unsettled: HashSet<_> = unsettled.iter().filter(|id| !self.redone.contains_key(id)).copied().collect();
         if unsettled.is_empty() {
             self.looks.remove(shard);
             return Ok(none);
@@ -72,7 +77,7 @@ impl Unreported {
         if self.redone.len() > MOST_REDONE {
             self.redone.clear();
         }
-        self.redone.extend(&lost);
+        self.redone.extend(lost.iter().map(|id| (*id, Instant::now())));
         Ok(lost.into_iter().collect())
     }
 }
