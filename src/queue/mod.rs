@@ -4,7 +4,9 @@
 mod combiner;
 pub mod keys;
 pub mod scripts;
+mod types;
 mod wakes;
+mod wire;
 
 use std::{
     collections::HashMap,
@@ -12,16 +14,30 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use redis::{RedisError, Value};
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
-pub use self::wakes::{Waiter, Wakes};
-use self::{combiner::Combiner, keys::ShardKeys, scripts::Script};
+use self::{
+    combiner::Combiner,
+    keys::ShardKeys,
+    scripts::Script,
+    types::Undelivered,
+    wire::{
+        bytes, inspected, items, number, numbers, outbox_entry, packed_ms, packed_strings, pairs, task_id, text,
+        unsigned,
+    },
+};
+pub use self::{
+    types::{
+        Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Granted, HandBack, How,
+        Inspected, Leased, OutboxEntry, Promoted, RecordStatus, Stats,
+    },
+    wakes::{Waiter, Wakes},
+};
 use crate::{
-    model::{LeaseToken, Offset, QueueName, ShardId, TaskId, WorkerName},
+    model::{LeaseToken, Offset, QueueName, ShardId, TaskId},
     redis_pool::{Connection, Redis, Shortfall},
     supervise::Beat,
     telemetry::metrics,
@@ -64,255 +80,6 @@ const FORWARDING: Duration = Duration::from_secs(3);
 
 /// Entries in a shard's outbox at which claims and expiries pause.
 pub const OUTBOX_FULL: usize = 10_000;
-
-/// A task to enqueue, as it stood on `pipeline`.
-#[derive(Clone, Debug)]
-pub struct EnqueueTask {
-    pub offset: Offset,
-    pub id: TaskId,
-    pub replicas: u32,
-    /// 0: at once.
-    pub not_before_unix_ms: i64,
-    /// Of `model::body_blob`.
-    pub body: Bytes,
-    /// Workers that SQL has credited already.
-    pub credited: Vec<String>,
-}
-
-/// Tasks of one shard, in the order of the partition.
-#[derive(Clone, Debug)]
-pub struct Enqueue<'a> {
-    pub topic_generation: &'a str,
-    /// Of [`Queue::take_epoch`].
-    pub epoch: u64,
-    /// The record of this queue that was enqueued before these, if this reader knows it.
-    pub predecessor: Option<Offset>,
-    /// How far the partition was read for this queue when all of these are dealt with.
-    pub upto: Offset,
-    pub tasks: &'a [EnqueueTask],
-    pub high_water_tasks: u64,
-    pub high_water_bytes: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Enqueued {
-    /// So many of the tasks were dealt with, in order; the queue is full for the next one, if there is one.
-    Done { dealt_with: usize, added: usize },
-    /// Redis fell back behind the predecessor: read the partition again from behind this.
-    Behind(Option<Offset>),
-    /// The partition has another owner, who came with this epoch. Nothing was changed.
-    Fenced(u64),
-}
-
-/// What a worker asks of one shard.
-#[derive(Clone, Debug)]
-pub struct Claim {
-    pub worker: WorkerName,
-    pub max_tasks: usize,
-    pub max_bytes: usize,
-    /// Instead of the tasks' own.
-    pub lease: Option<Duration>,
-}
-
-/// One lease.
-#[derive(Clone, Debug)]
-pub struct Leased {
-    pub id: TaskId,
-    pub token: LeaseToken,
-    /// Of `model::body_blob`.
-    pub body: Bytes,
-    pub expires_unix_ms: i64,
-}
-
-/// Leases of a shard that reached nobody.
-type Undelivered = (ShardId, Vec<HandBack>);
-
-/// What a claim got. Dropped before [`Granted::deliver`], it gives its leases back at no cost: nobody has seen them.
-#[derive(Debug)]
-pub struct Granted {
-    tasks: Vec<Leased>,
-    worker: WorkerName,
-    /// The scan ended at its bound: ask again before waiting.
-    pub more: bool,
-    release: mpsc::UnboundedSender<Undelivered>,
-}
-
-impl Granted {
-    pub fn len(&self) -> usize {
-        self.tasks.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.tasks.is_empty()
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.tasks.iter().map(|task| task.body.len()).sum()
-    }
-
-    /// From now on the worker is taken to have them.
-    pub fn deliver(mut self) -> Vec<Leased> {
-        std::mem::take(&mut self.tasks)
-    }
-}
-
-impl Drop for Granted {
-    fn drop(&mut self) {
-        let mut by_shard: HashMap<ShardId, Vec<HandBack>> = HashMap::new();
-        for task in self.tasks.drain(..) {
-            let shard = task.token.shard.clone();
-            let how = How::Release;
-            let back =
-                HandBack { id: task.id, token: task.token, worker: self.worker.clone(), how, reason: String::new() };
-            by_shard.entry(shard).or_default().push(back);
-        }
-        for back in by_shard {
-            // The receiver is gone only when the process ends; the leases run out then.
-            drop(self.release.send(back));
-        }
-    }
-}
-
-/// A completion of one task.
-#[derive(Clone, Debug)]
-pub struct Completion {
-    pub id: TaskId,
-    pub token: LeaseToken,
-    pub worker: WorkerName,
-    /// An encoded `pb::Report`; the time is added when it is forwarded.
-    pub report: Bytes,
-}
-
-/// How a lease is given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
-    /// One failure; again after the backoff, or after this.
-    Retry(Option<Duration>),
-    /// As many failures as one replica may have.
-    Never,
-    /// No failure: the worker never got it. Offered again at once.
-    Release,
-}
-
-/// A lease that is given back.
-#[derive(Clone, Debug)]
-pub struct HandBack {
-    pub id: TaskId,
-    pub token: LeaseToken,
-    pub worker: WorkerName,
-    pub how: How,
-    pub reason: String,
-}
-
-#[derive(Clone, Debug)]
-pub struct Extension {
-    pub id: TaskId,
-    pub token: LeaseToken,
-    pub worker: WorkerName,
-    pub by: Duration,
-}
-
-/// The scripts' answer to one item.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
-    Ok,
-    /// OK, and it had been before: nothing was changed.
-    Repeat,
-    LeaseLost,
-    AlreadyCompleted,
-    UnknownTask,
-    Cancelled,
-}
-
-impl Code {
-    fn from_number(number: i64) -> Result<Self> {
-        Ok(match number {
-            1 => Self::Ok,
-            2 => Self::Repeat,
-            3 => Self::LeaseLost,
-            4 => Self::AlreadyCompleted,
-            5 => Self::UnknownTask,
-            6 => Self::Cancelled,
-            other => return Err(Error::Answer(format!("code {other}"))),
-        })
-    }
-}
-
-/// What the watchdog's step did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Expired {
-    pub expired: u64,
-    pub dead: u64,
-    pub more: bool,
-    pub next_unix_ms: Option<i64>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Promoted {
-    pub promoted: u64,
-    pub more: bool,
-    pub next_unix_ms: Option<i64>,
-}
-
-/// How a shard stands; see `lua/stats.lua`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Tasks with something left to hand out.
-    pub open: u64,
-    pub leases: u64,
-    pub delayed: u64,
-    pub live: u64,
-    pub waiting_bytes: u64,
-    pub outbox: u64,
-    pub finals: u64,
-    pub oldest_created_unix_ms: Option<i64>,
-    pub ahead: u64,
-}
-
-/// A record as `lua/inspect.lua` shows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inspected {
-    pub status: RecordStatus,
-    pub replicas: u32,
-    pub credited: u32,
-    pub held: u32,
-    pub failures: u32,
-    pub waiting: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecordStatus {
-    Live,
-    Completed,
-    Dead,
-    Cancelled,
-}
-
-/// An entry of a shard's outbox.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OutboxEntry {
-    /// The stream's id.
-    pub id: String,
-    pub at_unix_ms: i64,
-    pub event: Event,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// Encoded `pb::Report`s without their time.
-    Completed(Vec<Bytes>),
-    Expired {
-        id: TaskId,
-        worker: String,
-        attempts: u32,
-        dead: bool,
-    },
-    Died {
-        id: TaskId,
-        attempts: u32,
-        reason: String,
-    },
-}
 
 /// One shard of a queue.
 pub struct Shard {
@@ -810,141 +577,4 @@ fn lost_without_generation<T>(answer: Result<T>, lost: impl FnOnce() -> T) -> Re
 /// A new seed for each call: Redis gives every script run the same one.
 fn seed() -> u32 {
     uuid::Uuid::new_v4().as_fields().0 >> 1
-}
-
-/// A msgpack array of texts, '' when there are none. As *str*: Redis's cmsgpack cannot read *bin*.
-fn packed_strings(texts: &[String]) -> Vec<u8> {
-    let mut packed = Vec::new();
-    if texts.is_empty() {
-        return packed;
-    }
-    // Writing to a Vec does not fail.
-    drop(rmp::encode::write_array_len(&mut packed, u32::try_from(texts.len()).unwrap_or(u32::MAX)));
-    texts.iter().for_each(|text| drop(rmp::encode::write_str(&mut packed, text)));
-    packed
-}
-
-fn packed_ms(durations: &[Duration]) -> Vec<u8> {
-    let mut packed = Vec::new();
-    drop(rmp::encode::write_array_len(&mut packed, u32::try_from(durations.len()).unwrap_or(u32::MAX)));
-    for duration in durations {
-        let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        drop(rmp::encode::write_uint(&mut packed, ms));
-    }
-    packed
-}
-
-// --- reading answers
-
-fn items(value: Value) -> Result<Vec<Value>> {
-    match value {
-        Value::Array(items) => Ok(items),
-        other => Err(Error::Answer(format!("{other:?} where a list should be"))),
-    }
-}
-
-fn bytes(value: Option<Value>) -> Result<Bytes> {
-    match value {
-        Some(Value::BulkString(bytes)) => Ok(bytes.into()),
-        other => Err(Error::Answer(format!("{other:?} where bytes should be"))),
-    }
-}
-
-fn text(value: Option<Value>) -> Result<String> {
-    match value {
-        Some(Value::SimpleString(text)) => Ok(text),
-        other => String::from_utf8(bytes(other)?.to_vec()).map_err(|e| Error::Answer(e.to_string())),
-    }
-}
-
-fn number<T: TryFrom<i64>>(value: Option<Value>) -> Result<T> {
-    let number = match value {
-        Some(Value::Int(number)) => number,
-        other => {
-            let text = text(other)?;
-            text.parse().map_err(|_| Error::Answer(format!("{text:?} where a number should be")))?
-        }
-    };
-    T::try_from(number).map_err(|_| Error::Answer(format!("number {number} is out of range")))
-}
-
-fn numbers(value: Value, count: usize) -> Result<Vec<i64>> {
-    let numbers = items(value)?.into_iter().map(|n| number(Some(n))).collect::<Result<Vec<i64>>>()?;
-    if numbers.len() != count {
-        return Err(Error::Answer(format!("{} numbers instead of {count}", numbers.len())));
-    }
-    Ok(numbers)
-}
-
-fn unsigned(number: i64) -> u64 {
-    u64::try_from(number).unwrap_or(0)
-}
-
-fn pairs(value: Value, count: usize) -> Result<Vec<(Code, i64)>> {
-    let answers = items(value)?;
-    if answers.len() != count {
-        return Err(Error::Answer(format!("{} answers to {count} items", answers.len())));
-    }
-    answers.into_iter().map(|pair| numbers(pair, 2).and_then(|n| Ok((Code::from_number(n[0])?, n[1])))).collect()
-}
-
-fn task_id(value: Option<Value>) -> Result<TaskId> {
-    TaskId::from_slice(&bytes(value)?).ok_or_else(|| Error::Answer("an id that has not 16 bytes".into()))
-}
-
-fn inspected(value: Value) -> Result<Option<Inspected>> {
-    if matches!(value, Value::Int(0)) {
-        return Ok(None);
-    }
-    let mut fields = items(value)?.into_iter();
-    let status = match text(fields.next())?.as_str() {
-        "L" => RecordStatus::Live,
-        "F" => RecordStatus::Completed,
-        "D" => RecordStatus::Dead,
-        "X" => RecordStatus::Cancelled,
-        other => return Err(Error::Answer(format!("record status {other:?}"))),
-    };
-    let mut next = || number(fields.next());
-    Ok(Some(Inspected {
-        status,
-        replicas: next()?,
-        credited: next()?,
-        held: next()?,
-        failures: next()?,
-        waiting: next()?,
-    }))
-}
-
-fn outbox_entry(value: Value) -> Result<OutboxEntry> {
-    let mut entry = items(value)?.into_iter();
-    let id = text(entry.next())?;
-    let at_unix_ms = id.split('-').next().and_then(|ms| ms.parse().ok()).unwrap_or(0);
-    let fields = items(entry.next().ok_or_else(|| Error::Answer("an entry without fields".into()))?)?;
-    let mut fields = fields.into_iter();
-    let (mut completed, mut by_name) = (Vec::new(), HashMap::new());
-    while let (Some(name), Some(value)) = (fields.next(), fields.next()) {
-        match text(Some(name))?.as_str() {
-            "c" => completed.push(bytes(Some(value))?),
-            name => drop(by_name.insert(name.to_owned(), value)),
-        }
-    }
-    let mut take = |name: &str| by_name.remove(name);
-    let event = if !completed.is_empty() {
-        Event::Completed(completed)
-    } else if let Some(id) = take("d") {
-        Event::Died { id: task_id(Some(id))?, attempts: number(take("a"))?, reason: lossy(take("r"))? }
-    } else {
-        let id = task_id(take("x"))?;
-        Event::Expired {
-            id,
-            worker: lossy(take("w"))?,
-            attempts: number(take("a"))?,
-            dead: number::<u8>(take("e"))? == 1,
-        }
-    };
-    Ok(OutboxEntry { id, at_unix_ms, event })
-}
-
-fn lossy(value: Option<Value>) -> Result<String> {
-    Ok(String::from_utf8_lossy(&bytes(value)?).into_owned())
 }

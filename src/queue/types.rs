@@ -1,0 +1,258 @@
+//! What is asked of the queue, and what it answers.
+
+use std::{collections::HashMap, time::Duration};
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use super::{Error, Result};
+use crate::model::{LeaseToken, Offset, ShardId, TaskId, WorkerName};
+
+/// A task to enqueue, as it stood on `pipeline`.
+#[derive(Clone, Debug)]
+pub struct EnqueueTask {
+    pub offset: Offset,
+    pub id: TaskId,
+    pub replicas: u32,
+    /// 0: at once.
+    pub not_before_unix_ms: i64,
+    /// Of `model::body_blob`.
+    pub body: Bytes,
+    /// Workers that SQL has credited already.
+    pub credited: Vec<String>,
+}
+
+/// Tasks of one shard, in the order of the partition.
+#[derive(Clone, Debug)]
+pub struct Enqueue<'a> {
+    pub topic_generation: &'a str,
+    /// Of [`Queue::take_epoch`].
+    pub epoch: u64,
+    /// The record of this queue that was enqueued before these, if this reader knows it.
+    pub predecessor: Option<Offset>,
+    /// How far the partition was read for this queue when all of these are dealt with.
+    pub upto: Offset,
+    pub tasks: &'a [EnqueueTask],
+    pub high_water_tasks: u64,
+    pub high_water_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Enqueued {
+    /// So many of the tasks were dealt with, in order; the queue is full for the next one, if there is one.
+    Done { dealt_with: usize, added: usize },
+    /// Redis fell back behind the predecessor: read the partition again from behind this.
+    Behind(Option<Offset>),
+    /// The partition has another owner, who came with this epoch. Nothing was changed.
+    Fenced(u64),
+}
+
+/// What a worker asks of one shard.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    pub worker: WorkerName,
+    pub max_tasks: usize,
+    pub max_bytes: usize,
+    /// Instead of the tasks' own.
+    pub lease: Option<Duration>,
+}
+
+/// One lease.
+#[derive(Clone, Debug)]
+pub struct Leased {
+    pub id: TaskId,
+    pub token: LeaseToken,
+    /// Of `model::body_blob`.
+    pub body: Bytes,
+    pub expires_unix_ms: i64,
+}
+
+/// Leases of a shard that reached nobody.
+pub(super) type Undelivered = (ShardId, Vec<HandBack>);
+
+/// What a claim got. Dropped before [`Granted::deliver`], it gives its leases back at no cost: nobody has seen them.
+#[derive(Debug)]
+pub struct Granted {
+    pub(super) tasks: Vec<Leased>,
+    pub(super) worker: WorkerName,
+    /// The scan ended at its bound: ask again before waiting.
+    pub more: bool,
+    pub(super) release: mpsc::UnboundedSender<Undelivered>,
+}
+
+impl Granted {
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.tasks.iter().map(|task| task.body.len()).sum()
+    }
+
+    /// From now on the worker is taken to have them.
+    pub fn deliver(mut self) -> Vec<Leased> {
+        std::mem::take(&mut self.tasks)
+    }
+}
+
+impl Drop for Granted {
+    fn drop(&mut self) {
+        let mut by_shard: HashMap<ShardId, Vec<HandBack>> = HashMap::new();
+        for task in self.tasks.drain(..) {
+            let shard = task.token.shard.clone();
+            let how = How::Release;
+            let back =
+                HandBack { id: task.id, token: task.token, worker: self.worker.clone(), how, reason: String::new() };
+            by_shard.entry(shard).or_default().push(back);
+        }
+        for back in by_shard {
+            // The receiver is gone only when the process ends; the leases run out then.
+            drop(self.release.send(back));
+        }
+    }
+}
+
+/// A completion of one task.
+#[derive(Clone, Debug)]
+pub struct Completion {
+    pub id: TaskId,
+    pub token: LeaseToken,
+    pub worker: WorkerName,
+    /// An encoded `pb::Report`; the time is added when it is forwarded.
+    pub report: Bytes,
+}
+
+/// How a lease is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// One failure; again after the backoff, or after this.
+    Retry(Option<Duration>),
+    /// As many failures as one replica may have.
+    Never,
+    /// No failure: the worker never got it. Offered again at once.
+    Release,
+}
+
+/// A lease that is given back.
+#[derive(Clone, Debug)]
+pub struct HandBack {
+    pub id: TaskId,
+    pub token: LeaseToken,
+    pub worker: WorkerName,
+    pub how: How,
+    pub reason: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct Extension {
+    pub id: TaskId,
+    pub token: LeaseToken,
+    pub worker: WorkerName,
+    pub by: Duration,
+}
+
+/// The scripts' answer to one item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    Ok,
+    /// OK, and it had been before: nothing was changed.
+    Repeat,
+    LeaseLost,
+    AlreadyCompleted,
+    UnknownTask,
+    Cancelled,
+}
+
+impl Code {
+    pub(super) fn from_number(number: i64) -> Result<Self> {
+        Ok(match number {
+            1 => Self::Ok,
+            2 => Self::Repeat,
+            3 => Self::LeaseLost,
+            4 => Self::AlreadyCompleted,
+            5 => Self::UnknownTask,
+            6 => Self::Cancelled,
+            other => return Err(Error::Answer(format!("code {other}"))),
+        })
+    }
+}
+
+/// What the watchdog's step did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expired {
+    pub expired: u64,
+    pub dead: u64,
+    pub more: bool,
+    pub next_unix_ms: Option<i64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Promoted {
+    pub promoted: u64,
+    pub more: bool,
+    pub next_unix_ms: Option<i64>,
+}
+
+/// How a shard stands; see `lua/stats.lua`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Tasks with something left to hand out.
+    pub open: u64,
+    pub leases: u64,
+    pub delayed: u64,
+    pub live: u64,
+    pub waiting_bytes: u64,
+    pub outbox: u64,
+    pub finals: u64,
+    pub oldest_created_unix_ms: Option<i64>,
+    pub ahead: u64,
+}
+
+/// A record as `lua/inspect.lua` shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inspected {
+    pub status: RecordStatus,
+    pub replicas: u32,
+    pub credited: u32,
+    pub held: u32,
+    pub failures: u32,
+    pub waiting: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordStatus {
+    Live,
+    Completed,
+    Dead,
+    Cancelled,
+}
+
+/// An entry of a shard's outbox.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutboxEntry {
+    /// The stream's id.
+    pub id: String,
+    pub at_unix_ms: i64,
+    pub event: Event,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Encoded `pb::Report`s without their time.
+    Completed(Vec<Bytes>),
+    Expired {
+        id: TaskId,
+        worker: String,
+        attempts: u32,
+        dead: bool,
+    },
+    Died {
+        id: TaskId,
+        attempts: u32,
+        reason: String,
+    },
+}
