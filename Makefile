@@ -43,7 +43,7 @@ demo: ## Crawl the Python documentation on this machine with four workers
 
 .PHONY: bench
 bench: ## Measure throughput and latency beside the machine's own limits: docs/benchmarks.md (ARGS="--quick flow")
-	@scripts/install-deps run
+	@scripts/install-deps bench
 	@scripts/bench $(ARGS)
 
 .PHONY: services

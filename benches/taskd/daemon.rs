@@ -1,20 +1,28 @@
-//! The real taskd as a child process, on embedded defaults in a folder of its own.
+//! The real taskd as a child process, in a folder of its own.
 
 use std::{
     fs::File,
     net::TcpListener,
+    path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail, ensure};
+use bytes::Bytes;
+use futures::{TryStreamExt, stream};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::io::AsyncBufReadExt;
+use tokio_util::io::StreamReader;
 use tonic::transport::{Channel, Endpoint};
+
+/// Bytes of a body that are sent at once.
+const PIECE: usize = 64 << 10;
 
 /// Killed with its folder when dropped.
 pub(crate) struct Daemon {
@@ -26,7 +34,13 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
+    /// On embedded defaults.
     pub(crate) async fn start() -> anyhow::Result<Self> {
+        Self::start_as("all", &[], "").await
+    }
+
+    /// `config`: what its file says.
+    pub(crate) async fn start_as(pipelines: &str, arguments: &[String], config: &str) -> anyhow::Result<Self> {
         let folder = crate::folder()?;
         let [http, grpc] = [free_address()?, free_address()?];
         let log = File::create(folder.path().join("taskd.log"))?;
@@ -35,8 +49,11 @@ impl Daemon {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
             command.env_remove(name);
         }
-        command.args(["--pipelines", "all", "--http-listen", &http, "--grpc-listen", &grpc, "--data-dir"]);
-        command.arg(folder.path().join("data")).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let file = folder.path().join("taskd.toml");
+        std::fs::write(&file, config)?;
+        command.args(["--pipelines", pipelines, "--http-listen", &http, "--grpc-listen", &grpc]).args(arguments);
+        command.arg("--config").arg(file).arg("--data-dir").arg(folder.path().join("data"));
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = command.spawn().context("cannot start taskd")?;
         let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build()?;
         let mut daemon = Self { child, folder, http: format!("http://{http}"), grpc: format!("http://{grpc}"), client };
@@ -69,6 +86,49 @@ impl Daemon {
             completed: field("completed"),
             others: ["pending", "assigned", "delayed", "dead", "cancelled"].map(field).iter().sum(),
         })
+    }
+
+    /// Of the database that it makes when it is told of no other.
+    pub(crate) fn database_file(&self) -> PathBuf {
+        self.folder.path().join("data/taskd.db")
+    }
+
+    /// Sends lines and reads their answers, as they come, to the last; `read` gets each.
+    pub(crate) async fn insert_lines(
+        &self,
+        lines: Bytes,
+        mut read: impl FnMut(&str) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let pieces = (0..lines.len()).step_by(PIECE).map(move |at| lines.slice(at..lines.len().min(at + PIECE)));
+        let body = reqwest::Body::wrap_stream(stream::iter(pieces.map(Ok::<_, std::convert::Infallible>)));
+        let post = self.client.post(format!("{}/v1/tasks", self.http)).header("content-type", "application/x-ndjson");
+        let answer = post.timeout(Duration::from_secs(300)).body(body).send().await?.error_for_status()?;
+        let mut answers = StreamReader::new(answer.bytes_stream().map_err(std::io::Error::other)).lines();
+        while let Some(line) = answers.next_line().await? {
+            read(&line)?;
+        }
+        Ok(())
+    }
+
+    /// A counter, all its labels together; 0 before it first counts.
+    pub(crate) async fn counter(&self, name: &str) -> anyhow::Result<u64> {
+        let text = self.client.get(format!("{}/metrics", self.http)).send().await?.error_for_status()?.text().await?;
+        let lines = text.lines().filter_map(|line| line.strip_prefix(name));
+        let values = lines.filter(|rest| rest.starts_with([' ', '{'])).filter_map(|rest| rest.rsplit(' ').next());
+        Ok(values.filter_map(|value| value.parse::<u64>().ok()).sum())
+    }
+
+    /// Also while it starts over and does not answer.
+    pub(crate) async fn wait_patiently_for(&self, queue: &str, wanted: Counts) -> anyhow::Result<Instant> {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            let counts = self.queue(queue).await;
+            if counts.as_ref().is_ok_and(|counts| *counts == wanted) {
+                return Ok(Instant::now());
+            }
+            ensure!(Instant::now() < deadline, "queue {queue} has {counts:?} instead of {wanted:?}:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     pub(crate) async fn wait_for(&self, queue: &str, wanted: Counts) -> anyhow::Result<Instant> {

@@ -1,16 +1,22 @@
-//! `make bench`: what taskd does, beside what the machine's Redis, SQLite and gRPC can do at most, in one run.
+//! `make bench`: what taskd does, beside what the machine's Redis, SQLite, gRPC, MariaDB and Kafka can do at most, in
+//! one run.
 //!
 //! Figures depend on the machine and its mood, ratios much less: each is taken run by run against limits measured a moment before. A run
 //! that lost or doubled a task, or in which anything was answered otherwise than it should be, ends with an error and without a figure.
 
 mod claim;
 mod daemon;
+mod database;
 mod flow;
+mod kafka;
 mod limits;
 mod machine;
+mod production;
 mod progress;
+mod rebuild;
 mod redis_server;
 mod report;
+mod servers;
 
 use anyhow::Context;
 use clap::Parser;
@@ -24,7 +30,7 @@ use tempfile::TempDir;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: flow, claim
+    /// Only the benchmarks whose name contains this: flow, claim, production
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
     #[arg(long)]
@@ -50,6 +56,10 @@ pub(crate) struct Scale {
     pub(crate) waiting: Vec<usize>,
     /// Claims of one kind in one run.
     pub(crate) claims: usize,
+    /// Lines inserted through HTTP.
+    pub(crate) lines: usize,
+    /// Tasks of a fanout that is behind, and of a Redis that is lost.
+    pub(crate) rebuilt: usize,
 }
 
 impl Scale {
@@ -62,6 +72,8 @@ impl Scale {
             latency_samples: 300,
             waiting: vec![10, 10_000, 1_000_000],
             claims: 200,
+            lines: 60_000,
+            rebuilt: 100_000,
         }
     }
 
@@ -73,6 +85,8 @@ impl Scale {
             latency_samples: 20,
             waiting: vec![10, 2_000],
             claims: 20,
+            lines: 4_000,
+            rebuilt: 4_000,
         }
     }
 }
@@ -109,6 +123,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     if wanted("claim") {
         show(form, &claim::run(&scale, &Progress::new()).await?);
+    }
+    if wanted("production") {
+        show(form, &production::run(&scale, &Progress::new()).await?);
     }
     let busy = machine::busy_cores().await?;
     if busy.max(machine.busy_cores) > 0.2 {

@@ -54,6 +54,8 @@ pub(crate) fn quantile(values: &[f64], q: f64) -> f64 {
 pub(crate) enum Unit {
     PerSecond,
     Micros,
+    /// For 100,000 tasks.
+    Seconds,
     Bytes,
 }
 
@@ -62,6 +64,7 @@ impl Unit {
         match self {
             Self::PerSecond => "/s",
             Self::Micros => "µs",
+            Self::Seconds => "s",
             Self::Bytes => "bytes",
         }
     }
@@ -69,6 +72,7 @@ impl Unit {
     fn number(self, value: f64) -> String {
         match self {
             Self::PerSecond | Self::Bytes => thousands(value),
+            Self::Seconds => format!("{value:.2}"),
             Self::Micros if value < 1000.0 => format!("{value:.1}"),
             Self::Micros => thousands(value),
         }
