@@ -59,7 +59,7 @@ const SCENARIOS: &[Scenario] = &[
     scenario("redis_loses_everything_on_kafka", Bus::Kafka, Fault::FlushAll, 0),
     scenario("redis_loses_everything_on_redis_streams", Bus::Streams, Fault::FlushAll, 0),
     scenario("a_cluster_master_is_killed", Bus::Streams, Fault::KillMaster, 2),
-    scenario("kafka_is_killed", Bus::Kafka, Fault::Kill(Which::Kafka(0)), 2),
+    scenario("kafka_is_killed", Bus::Kafka, Fault::Kill(Which::Kafka(0)), 0),
     scenario("mariadb_is_killed", Bus::Kafka, Fault::Kill(Which::Sql), 2),
 ];
 
