@@ -22,7 +22,7 @@ use crate::{
     bus_kafka::{Broker, broker},
     support::{
         bus_contract::{Backend, commit, read, subscribe, within},
-        daemon::Daemon,
+        daemon::{Daemon, keys, once},
         kafka::KafkaServer,
         redis::{Fsync, RedisServer},
         until,
@@ -31,18 +31,6 @@ use crate::{
 
 fn tasks(from: usize, to: usize) -> Vec<Value> {
     (from..to).map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect()
-}
-
-fn keys(from: usize, to: usize) -> BTreeSet<String> {
-    (from..to).map(|n| format!("key-{n}")).collect()
-}
-
-/// Without repetitions: a key that was done twice is seen.
-fn once(keys: Vec<String>) -> BTreeSet<String> {
-    let count = keys.len();
-    let set: BTreeSet<_> = keys.into_iter().collect();
-    assert_eq!(set.len(), count, "a task was done twice");
-    set
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -163,20 +163,21 @@ async fn a_reader_that_slept_too_long_moves_nothing_back_and_joins_again() {
     broker.remove().await;
 }
 
-/// Never ends: a reader leaves its group after the end of the test, and would wait for ever for a cluster that is gone.
-fn mock() -> &'static MockCluster<'static, DefaultProducerContext> {
-    Box::leak(Box::new(MockCluster::new(1).expect("a mock cluster")))
-}
-
-/// A broker says this only for an instant, so here one is made to say it. Everything else is tried on a real one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_that_meets_a_change_in_the_group_is_made_up_for() {
-    let cluster = mock();
+/// With our topics. Never ends: a reader leaves its group after the end of the test, and would wait for ever for a cluster that is gone.
+fn mock() -> (&'static MockCluster<'static, DefaultProducerContext>, Broker) {
+    let cluster = Box::leak(Box::new(MockCluster::new(1).expect("a mock cluster")));
     let broker = Broker::new(&cluster.bootstrap_servers());
     for topic in Topic::ALL {
         let name = format!("{}{topic}", broker.config().topic_prefix);
         cluster.create_topic(&name, topic.partitions(1).try_into().expect("one"), 1).expect("a topic");
     }
+    (cluster, broker)
+}
+
+/// A broker says this only for an instant, so here one is made to say it. Everything else is tried on a real one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_meets_a_change_in_the_group_is_made_up_for() {
+    let (cluster, broker) = mock();
     let bus = broker.open().await;
     publish(&*bus, Topic::Pipeline, &[(0, "a"), (0, "b"), (0, "c")]).await;
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
@@ -214,12 +215,7 @@ async fn a_commit_that_meets_a_change_in_the_group_is_made_up_for() {
 
 #[tokio::test]
 async fn an_answer_that_is_no_change_in_the_group_is_an_error() {
-    let cluster = mock();
-    let broker = Broker::new(&cluster.bootstrap_servers());
-    for topic in Topic::ALL {
-        let name = format!("{}{topic}", broker.config().topic_prefix);
-        cluster.create_topic(&name, topic.partitions(1).try_into().expect("one"), 1).expect("a topic");
-    }
+    let (cluster, broker) = mock();
     let bus = broker.open().await;
     let record = Record { partition: 0, value: "a".into() };
     within("publish", bus.publish(Topic::Pipeline, &[record])).await.expect("publish");

@@ -8,25 +8,13 @@ use serde_json::{Value, json};
 use taskd::pb;
 
 use crate::support::{
-    daemon::{Daemon, statuses},
+    daemon::{Daemon, keys, once, statuses},
     redis::{Fsync, RedisServer},
     until,
 };
 
 fn tasks(queue: &str, from: usize, to: usize) -> Vec<Value> {
     (from..to).map(|n| json!({"queue": queue, "key": format!("key-{n}")})).collect()
-}
-
-fn keys(from: usize, to: usize) -> BTreeSet<String> {
-    (from..to).map(|n| format!("key-{n}")).collect()
-}
-
-/// Without repetitions: a key that was done twice is seen.
-fn once(keys: Vec<String>) -> BTreeSet<String> {
-    let count = keys.len();
-    let set: BTreeSet<_> = keys.into_iter().collect();
-    assert_eq!(set.len(), count, "a task was done twice");
-    set
 }
 
 #[tokio::test]

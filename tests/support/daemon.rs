@@ -1,6 +1,7 @@
 //! The real binary in a folder of its own under /tmp, killed and started again as a test likes.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     net::TcpListener,
     path::PathBuf,
@@ -252,6 +253,18 @@ impl Daemon {
         let Some((200, answer)) = self.try_get("/v1/queues").await else { return Value::Null };
         answer["queues"].as_array().unwrap().iter().find(|queue| queue["queue"] == name).cloned().unwrap_or_default()
     }
+}
+
+pub(crate) fn keys(from: usize, to: usize) -> BTreeSet<String> {
+    (from..to).map(|n| format!("key-{n}")).collect()
+}
+
+/// Without repetitions: a key that was done twice is seen.
+pub(crate) fn once(keys: Vec<String>) -> BTreeSet<String> {
+    let count = keys.len();
+    let set: BTreeSet<_> = keys.into_iter().collect();
+    assert_eq!(set.len(), count, "a task was done twice");
+    set
 }
 
 /// The `status` of each result.
