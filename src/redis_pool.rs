@@ -11,6 +11,8 @@ use redis::{
     aio::{ConnectionManager, ConnectionManagerConfig, MultiplexedConnection, PubSub},
 };
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 use self::{address::Address, connection::Cluster};
 pub use self::{
     connection::Connection,
@@ -93,6 +95,8 @@ pub struct Redis {
     shared: Connection,
     /// Where calls wait for replicas: on the shared one they would hold up all others.
     waiting: Connection,
+    /// For who waits there: more would get no answer in time while a replica is missing, and what they gave up would still stand in line.
+    turns: Arc<Semaphore>,
     durability: Option<Durability>,
     prefix: Arc<str>,
 }
@@ -108,7 +112,8 @@ impl Redis {
         let shared = connect(&address).await?;
         let durability = Durability::new(access);
         let waiting = if durability.is_some() { connect(&address).await? } else { shared.clone() };
-        Ok(Self { address, shared, waiting, durability, prefix: prefix.into() })
+        let turns = durability.as_ref().map_or(1, |durability| durability.at_once(RESPONSE * 4 / 5));
+        Ok(Self { address, shared, waiting, turns: Arc::new(Semaphore::new(turns)), durability, prefix: prefix.into() })
     }
 
     /// Refuses servers on which taskd's promises would not hold: of a cluster, every master.
@@ -141,9 +146,13 @@ impl Redis {
         self.shared.clone()
     }
 
-    /// Another shared one, for calls that end with what [`Self::durability`] asks for.
-    pub fn waiting_conn(&self) -> Connection {
-        self.waiting.clone()
+    /// Another shared one, for a call that ends with what [`Self::durability`] asks for. The permit is held until it is answered.
+    pub async fn waiting_conn(&self) -> Result<(Connection, OwnedSemaphorePermit), Shortfall> {
+        let turn = tokio::time::timeout(RESPONSE / 2, Arc::clone(&self.turns).acquire_owned()).await;
+        match turn {
+            Ok(Ok(turn)) => Ok((self.waiting.clone(), turn)),
+            Ok(Err(_)) | Err(_) => Err(Shortfall::too_many()),
+        }
     }
 
     /// `None`: what the master has is enough.

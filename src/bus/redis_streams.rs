@@ -182,12 +182,14 @@ impl Streams {
             pipe.arg("*").arg("v").arg(&record.value[..]);
         }
         pipe.cmd("GET").arg(self.generation_key());
-        let mut conn = self.redis.conn();
+        let (mut conn, mut turn) = (self.redis.conn(), None);
         if let Some(durability) = self.redis.durability() {
             durability.ask(&mut pipe, &format!("{}:{{bus}}:waiting", self.redis.prefix()));
-            conn = self.redis.waiting_conn();
+            let (waiting, its_turn) = self.redis.waiting_conn().await.map_err(|e| failed(e.to_string()))?;
+            (conn, turn) = (waiting, Some(its_turn));
         }
         let answered = pipe.query_async(&mut conn).await;
+        drop(turn);
         let mut answers: Vec<Value> = answered.map_err(|e: RedisError| failed(e.to_string()))?;
         if let Some(durability) = self.redis.durability() {
             let waited = answers.pop().unwrap_or(Value::Nil);

@@ -553,8 +553,9 @@ async fn complete(redis: Redis, keys: ShardKeys, completions: Vec<Completion>) -
     let answer = match redis.durability() {
         None => run(&scripts::COMPLETE, completions.len(), &call, &mut redis.conn()).await?,
         Some(durability) => {
+            let (mut conn, _turn) = redis.waiting_conn().await?;
             let started = std::time::Instant::now();
-            let answer = call.run_durably(&mut redis.waiting_conn(), durability, keys.waiting()).await;
+            let answer = call.run_durably(&mut conn, durability, keys.waiting()).await;
             metrics::redis_script(scripts::COMPLETE.name, completions.len(), started.elapsed());
             answer?
         }

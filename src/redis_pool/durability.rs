@@ -1,5 +1,7 @@
 //! Where a write must stand before it is answered: WAIT, WAITAOF.
 
+use std::time::Duration;
+
 use redis::{Pipeline, Value, aio::MultiplexedConnection};
 
 use super::{Error, value, version};
@@ -18,7 +20,19 @@ pub struct Durability {
 #[error("not yet durable ({0}): try again")]
 pub struct Shortfall(String);
 
+impl Shortfall {
+    pub(super) fn too_many() -> Self {
+        Self("too many others wait for replicas".into())
+    }
+}
+
 impl Durability {
+    /// How many calls may wait on one connection: Redis deals with them one after the other, and the last must be answered in `time`.
+    pub(super) fn at_once(&self, time: Duration) -> usize {
+        let calls = u64::try_from(time.as_millis()).unwrap_or(u64::MAX) / self.timeout_ms.max(1);
+        usize::try_from(calls.clamp(1, 64)).unwrap_or(1)
+    }
+
     pub(super) fn new(access: &RedisAccess) -> Option<Self> {
         let timeout_ms = u64::try_from(access.wait_timeout.as_millis()).unwrap_or(u64::MAX);
         let this = Self { replicas: access.wait_replicas, aof: access.wait_aof, timeout_ms };

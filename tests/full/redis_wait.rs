@@ -5,7 +5,7 @@ use std::{process::Command, time::Duration};
 use nix::sys::signal::Signal;
 use taskd::{
     config::RedisAccess,
-    model::{Offset, QueueName, ShardId, TaskId, WorkerName},
+    model::{LeaseToken, Offset, QueueName, ShardId, TaskId, WorkerName},
     queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Error, Leased, Queue},
     redis_pool::{self, Redis},
 };
@@ -104,6 +104,28 @@ async fn a_repeat_waits_for_what_another_process_wrote() {
     replica.signal(Signal::SIGCONT);
     let queue = process().await;
     until("the replica has caught up", async || matches!(complete(&queue, &tasks[1]).await, Ok(Code::Repeat))).await;
+}
+
+/// While a replica is missing, Redis lets one call after the other wait. Whoever would come too late is told so, and does not stand in line.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_that_wait_for_a_missing_replica_are_all_told_to_try_again() {
+    let master = PrivateRedis::start(&[]);
+    let slow = RedisAccess { wait_timeout: Duration::from_secs(4), ..access(1, false) };
+    let queue = Queue::new(Redis::connect_as(&master.url(), "t", &slow).await.unwrap());
+    let completes = (0..5).map(|number| {
+        let queue = queue.clone();
+        async move {
+            let shard = ShardId { number, ..shard() };
+            queue.open_shard(&shard, 1, "topic", None).await.unwrap();
+            queue.add_shard(&shard);
+            let token = LeaseToken { shard, generation: 1, grant: 1, attempt: 1 };
+            let worker = WorkerName::new("w").unwrap();
+            queue.complete(Completion { id: TaskId::new(), token, worker, report: "r".into() }).await
+        }
+    });
+    for answer in futures::future::join_all(completes).await {
+        assert!(matches!(answer, Err(Error::NotDurable(_))), "{answer:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
