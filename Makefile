@@ -33,7 +33,7 @@ quick: ## Format, lints and the tests that need no more than redis-server: under
 
 .PHONY: soak
 soak: ## All faults in random order while the work goes on (ARGS="--minutes 10 --seed 42")
-	@scripts/install-deps test
+	@scripts/install-deps soak
 	@scripts/soak $(ARGS)
 
 .PHONY: demo
