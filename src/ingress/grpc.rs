@@ -120,7 +120,7 @@ impl Tasks for Service {
     async fn get_tasks(&self, request: Request<pb::GetTasksRequest>) -> Result<Response<pb::GetTasksResponse>, Status> {
         // A stop ends the wait: dropping the call gives back what it got.
         let leased = self.0.stop.run_until_cancelled(self.tasks()?.get(request.into_inner())).await;
-        Ok(Response::new(leased.unwrap_or_else(|| Ok(pb::GetTasksResponse::default()))?))
+        Ok(Response::new(leased.unwrap_or_else(|| Ok(tasks::Answer::default()))?.deliver()))
     }
 
     async fn complete_tasks(

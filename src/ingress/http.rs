@@ -101,7 +101,7 @@ async fn lease_tasks(Extract(state): Extract<State>, headers: HeaderMap, body: B
     let request = json::get_tasks(&json_body(&state, &headers, body).await?)?;
     // A stop ends the wait: dropping the call gives back what it got.
     let leased = state.stop.run_until_cancelled(tasks(&state)?.get(request)).await;
-    let response = leased.unwrap_or_else(|| Ok(pb::GetTasksResponse::default()))?;
+    let response = leased.unwrap_or_else(|| Ok(tasks::Answer::default()))?.deliver();
     list("tasks", response.tasks.iter().map(json::LeasedTask::from))
 }
 

@@ -31,8 +31,8 @@ use self::{
 };
 pub use self::{
     types::{
-        Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Granted, HandBack, How,
-        Inspected, Leased, OutboxEntry, Promoted, RecordStatus, Stats,
+        Claim, Code, Completion, Delivery, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Granted,
+        HandBack, How, Inspected, Leased, OutboxEntry, Promoted, RecordStatus, Stats,
     },
     wakes::{Waiter, Wakes},
 };
@@ -294,7 +294,8 @@ impl Queue {
         let (weight, worker) = (claim.max_tasks, claim.worker.clone());
         match shard.claims.call(claim, weight).await {
             Err(Error::NoGeneration) => {
-                Ok(Granted { tasks: Vec::new(), worker, more: false, release: self.0.release.clone() })
+                let delivery = Delivery { worker, leases: Vec::new(), release: self.0.release.clone() };
+                Ok(Granted { tasks: Vec::new(), more: false, delivery })
             }
             other => other,
         }
@@ -526,7 +527,8 @@ async fn claim(
     let paused = number::<u8>(answer.next())? == 1;
     let mut granted = Vec::with_capacity(requests.len());
     for request in requests {
-        let mut one = Granted { tasks: Vec::new(), worker: request.worker, more: false, release: release.clone() };
+        let delivery = Delivery { worker: request.worker, leases: Vec::new(), release: release.clone() };
+        let mut one = Granted { tasks: Vec::new(), more: false, delivery };
         if !paused {
             let mut parts =
                 items(answer.next().ok_or_else(|| Error::Answer("a claim is missing".into()))?)?.into_iter();
@@ -536,6 +538,7 @@ async fn claim(
                 let mut fields = items(task)?.into_iter();
                 let (id, body) = (task_id(fields.next())?, bytes(fields.next())?);
                 let token = LeaseToken { shard: shard.clone(), generation, grant, attempt: number(fields.next())? };
+                one.delivery.leases.push((id, token.clone()));
                 one.tasks.push(Leased { id, token, body, expires_unix_ms: number(fields.next())? });
             }
         }

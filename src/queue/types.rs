@@ -70,14 +70,13 @@ pub struct Leased {
 /// Leases of a shard that reached nobody.
 pub(super) type Undelivered = (ShardId, Vec<HandBack>);
 
-/// What a claim got. Dropped before [`Granted::deliver`], it gives its leases back at no cost: nobody has seen them.
+/// The answer to a claim.
 #[derive(Debug)]
 pub struct Granted {
-    pub(super) tasks: Vec<Leased>,
-    pub(super) worker: WorkerName,
+    pub tasks: Vec<Leased>,
     /// The scan ended at its bound: ask again before waiting.
     pub more: bool,
-    pub(super) release: mpsc::UnboundedSender<Undelivered>,
+    pub delivery: Delivery,
 }
 
 impl Granted {
@@ -93,20 +92,35 @@ impl Granted {
         self.tasks.iter().map(|task| task.body.len()).sum()
     }
 
-    /// From now on the worker is taken to have them.
-    pub fn deliver(mut self) -> Vec<Leased> {
-        std::mem::take(&mut self.tasks)
+    /// The tasks, taken as delivered.
+    pub fn deliver(self) -> Vec<Leased> {
+        self.delivery.delivered();
+        self.tasks
     }
 }
 
-impl Drop for Granted {
+/// Leases on their way to their worker. Dropped before [`Delivery::delivered`], it gives them back at no cost: nobody has seen them.
+#[derive(Debug)]
+pub struct Delivery {
+    pub(super) worker: WorkerName,
+    pub(super) leases: Vec<(TaskId, LeaseToken)>,
+    pub(super) release: mpsc::UnboundedSender<Undelivered>,
+}
+
+impl Delivery {
+    /// The worker has them: their failures count from now on.
+    pub fn delivered(mut self) {
+        self.leases.clear();
+    }
+}
+
+impl Drop for Delivery {
     fn drop(&mut self) {
         let mut by_shard: HashMap<ShardId, Vec<HandBack>> = HashMap::new();
-        for task in self.tasks.drain(..) {
-            let shard = task.token.shard.clone();
+        for (id, token) in self.leases.drain(..) {
+            let shard = token.shard.clone();
             let how = How::Release;
-            let back =
-                HandBack { id: task.id, token: task.token, worker: self.worker.clone(), how, reason: String::new() };
+            let back = HandBack { id, token, worker: self.worker.clone(), how, reason: String::new() };
             by_shard.entry(shard).or_default().push(back);
         }
         for back in by_shard {

@@ -23,7 +23,7 @@ use crate::{
     config::Settings,
     model::{self, LeaseToken, MAX_RECORD_BYTES, QueueName, ShardId, TaskId, WorkerName, validate},
     pb,
-    queue::{self, Claim, Code, Completion, Extension, Granted, HandBack, How, Leased, Queue},
+    queue::{self, Claim, Code, Completion, Delivery, Extension, Granted, HandBack, How, Leased, Queue},
     supervise::Supervisor,
     telemetry::metrics::{self, CallResult, Method},
 };
@@ -53,6 +53,22 @@ const MAX_DISCOVERED: usize = 10_000;
 
 /// Longer than anybody waits; a number that no clock holds would never come round.
 const MAX_REJECT_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The answer to a get call, and the leases in it. Whoever sends the answer calls [`Delivery::delivered`] on each when the worker has it,
+/// and drops them when it does not get it: then they go back at no cost.
+#[derive(Default)]
+pub struct Answer {
+    pub response: pb::GetTasksResponse,
+    pub deliveries: Vec<Delivery>,
+}
+
+impl Answer {
+    /// The response, taken as delivered.
+    pub fn deliver(self) -> pb::GetTasksResponse {
+        self.deliveries.into_iter().for_each(Delivery::delivered);
+        self.response
+    }
+}
 
 /// How callers reach the service. Cheap to clone.
 #[derive(Clone)]
@@ -96,8 +112,8 @@ struct Placed<T> {
 
 impl Handle {
     /// Leases tasks; waits only when there is nothing. Dropping the future gives back what was leased meanwhile.
-    pub async fn get(&self, request: pb::GetTasksRequest) -> Result<pb::GetTasksResponse, Error> {
-        counted(Method::Get, self.get_tasks(request), |response| response.tasks.is_empty()).await
+    pub async fn get(&self, request: pb::GetTasksRequest) -> Result<Answer, Error> {
+        counted(Method::Get, self.get_tasks(request), |answer| answer.response.tasks.is_empty()).await
     }
 
     pub async fn complete(&self, request: pb::CompleteTasksRequest) -> Result<pb::CompleteTasksResponse, Error> {
@@ -112,7 +128,7 @@ impl Handle {
         counted(Method::Extend, self.extend_tasks(request), |response| response.results.is_empty()).await
     }
 
-    async fn get_tasks(&self, request: pb::GetTasksRequest) -> Result<pb::GetTasksResponse, Error> {
+    async fn get_tasks(&self, request: pb::GetTasksRequest) -> Result<Answer, Error> {
         let worker = worker(&request.worker)?;
         if request.queues.is_empty() {
             return Err(Error::Invalid("queues is empty: name at least one".into()));
@@ -153,7 +169,7 @@ impl Handle {
                 () = self.stopped_while_waiting(left) => None,
             };
             if let Some(answer) = answer {
-                return Ok(pb::GetTasksResponse { tasks: leased_tasks(answer?) });
+                return Ok(leased_tasks(answer?));
             }
         }
     }
@@ -424,8 +440,13 @@ fn count(method: Method, results: &[pb::ItemResult]) {
     by_status.into_iter().for_each(|(status, count)| metrics::tasks_items(method, status, count));
 }
 
-fn leased_tasks(granted: Vec<Granted>) -> Vec<pb::LeasedTask> {
-    granted.into_iter().flat_map(Granted::deliver).filter_map(leased_task).collect()
+fn leased_tasks(granted: Vec<Granted>) -> Answer {
+    let mut answer = Answer::default();
+    for one in granted {
+        answer.response.tasks.extend(one.tasks.into_iter().filter_map(leased_task));
+        answer.deliveries.push(one.delivery);
+    }
+    answer
 }
 
 fn leased_task(leased: Leased) -> Option<pb::LeasedTask> {

@@ -65,8 +65,8 @@ async fn every_call_is_counted_with_how_it_ended() {
     assert_eq!(watched(&supervisor), ["tasks/forward", "tasks/release", "tasks/wakes"]);
 
     let get = || tasks.get(pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into()], ..Default::default() });
-    let leased = get().await.unwrap().tasks.remove(0);
-    assert!(get().await.unwrap().tasks.is_empty());
+    let leased = get().await.unwrap().deliver().tasks.remove(0);
+    assert!(get().await.unwrap().response.tasks.is_empty());
     let (id, lease_token) = (leased.id, leased.lease_token);
     let by = Some(prost_types::Duration { seconds: 30, nanos: 0 });
     let extension = pb::Extension { id: id.clone(), lease_token: lease_token.clone(), by };
@@ -82,7 +82,7 @@ async fn every_call_is_counted_with_how_it_ended() {
     assert!(matches!(nobody, Err(Error::Invalid(_))), "{nobody:?}");
     server.kill9();
     let away = get().await;
-    assert!(matches!(away, Err(Error::Unavailable(_))), "{away:?}");
+    assert!(matches!(away, Err(Error::Unavailable(_))));
 
     let text = metrics.render();
     for (method, result) in [
@@ -128,7 +128,7 @@ impl Service {
 
     async fn lease(&self, queue: &str) -> pb::LeasedTask {
         let get = pb::GetTasksRequest { worker: "w".into(), queues: vec![queue.into()], ..Default::default() };
-        self.tasks.get(get).await.unwrap().tasks.remove(0)
+        self.tasks.get(get).await.unwrap().deliver().tasks.remove(0)
     }
 
     async fn complete(&self, leased: &pb::LeasedTask, discovered: Vec<pb::NewTask>) -> pb::ItemResult {
