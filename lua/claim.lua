@@ -2,22 +2,34 @@
 -- Passes (moves the pointer beyond) what is spent and what the worker has completed or holds; stops at what is only for now not allowed.
 -- Spent elements at the tail leave the lane and raise C.
 --
--- ARGV[2] elements to look at in this call, at most   ARGV[3] outbox entries at which claims pause
--- then per request 4 values: worker, tasks at most, bytes at most, lease (ms, 0 = the task's own)
+-- ARGV[2] elements to look at in this call, at most   ARGV[3] outbox entries, ARGV[4] outbox bytes at which claims pause
+-- ARGV[5] bytes of the whole answer, about   ARGV[6] leases of the shard at which claims pause, '' none   ARGV[7] how many grants follow that
+-- their workers have; they are no longer undelivered; then the grants
+-- then per request 5 values: worker, tasks at most, bytes at most, lease (ms, 0 = the task's own), priority (1 to 3, 0 = all)
 -- Returns {generation, paused 0|1, request, …}; request = {grant, more 0|1, {id, body, attempt, deadline (ms)}, …}: `more` when the scan
--- ended at its bound: ask again.
-local budget = tonumber(ARGV[2])
-if redis.call('XLEN', OUT) >= tonumber(ARGV[3]) then return {generation, 1} end
+-- ended at a bound of the call: ask again.
+local budget, call_bytes = tonumber(ARGV[2]), tonumber(ARGV[5])
+local first_request = 8 + tonumber(ARGV[7])
+local seen = {}
+for a = 8, first_request - 1 do seen[#seen + 1] = ARGV[a] end
+local meta = redis.call('HMGET', META, 'n', 'big', 'out', 'lease')
+if redis.call('XLEN', OUT) >= tonumber(ARGV[3]) or tonumber(meta[3] or 0) >= tonumber(ARGV[4])
+  or ARGV[6] ~= '' and redis.call('ZCARD', LEASE) >= tonumber(ARGV[6]) then
+  call_all('ZREM', UNSEEN, seen)
+  return {generation, 1}
+end
 
 local wanted = 0
-for a = 4, #ARGV, 4 do wanted = wanted + tonumber(ARGV[a + 1]) end
-local meta = redis.call('HMGET', META, 'n', 'big')
-local grants, big = tonumber(meta[1] or 0), tonumber(meta[2] or 0)
+for a = first_request, #ARGV, 5 do wanted = wanted + tonumber(ARGV[a + 1]) end
+local grants, big, longest = tonumber(meta[1] or 0), tonumber(meta[2] or 0), tonumber(meta[4] or 0)
 local first_grant = grants
+local weigh_all = wanted * big > call_bytes
 
 -- Strict priorities, but one claim in ten is offered to the lower ones first, in turn, so that none starves.
+-- A caller with several shards chooses the priority itself.
 local STRICT, MEDIUM_FIRST, LOW_FIRST = {1, 2, 3, 4, 5, 6}, {3, 4, 5, 6, 1, 2}, {5, 6, 3, 4, 1, 2}
-local function order_of(turn)
+local function order_of(turn, priority)
+  if priority > 0 then return {priority * 2 - 1, priority * 2} end
   if turn % 20 == 9 then return MEDIUM_FIRST end
   if turn % 20 == 19 then return LOW_FIRST end
   return STRICT
@@ -52,51 +64,62 @@ local function remember(ids)
   end
 end
 
--- Ids of elements from..to, counted from the tail (0 = the tail as the call found it), oldest first.
+-- Elements from..to, counted from the tail (0 = the tail as the call found it), oldest first.
 local function read(i, from, to)
-  local elements = redis.call('LRANGE', T(i), -to - 1, -from - 1)
-  local ids, n = {}, #elements
-  for k = 1, n do ids[k] = string.sub(elements[n + 1 - k], -16) end
+  local found = redis.call('LRANGE', T(i), -to - 1, -from - 1)
+  local elements, ids, n = {}, {}, #found
+  for k = 1, n do
+    elements[k] = found[n + 1 - k]
+    ids[k] = id_of(elements[k])
+  end
   remember(ids)
-  return ids
+  return elements
 end
 
-local function ids_at(i, lane, at, need)
+local function elements_at(i, lane, at, need)
   local to = math.min(at + math.max(need, 8), lane.length) - 1
   if at > #lane.window then return read(i, at, to) end
   if at == #lane.window then
     to = math.min(at + math.max(math.min(wanted, 256), 8), lane.length) - 1
-    for _, id in ipairs(read(i, at, to)) do table.insert(lane.window, id) end
+    for _, element in ipairs(read(i, at, to)) do table.insert(lane.window, element) end
   end
-  local ids = {}
-  for k = at + 1, math.min(at + math.max(need, 8), #lane.window) do ids[#ids + 1] = lane.window[k] end
-  return ids
+  local elements = {}
+  for k = at + 1, math.min(at + math.max(need, 8), #lane.window) do elements[#elements + 1] = lane.window[k] end
+  return elements
 end
 
 -- 'spent', 'pass' or 'take' (then with the record to be), for this worker.
-local function judge(id, worker, grant)
+local damaged = {}
+local function judge(element, id, worker, grant)
   local record = records[id]
   if not record then return 'spent' end
   local form = string.byte(record)
   if form == 104 or form == 102 then return 'spent' end
   if record == '1' then return 'take', 'h' .. grant .. ':' .. worker, 1, true end
   local t = load(record)
+  if not t then
+    -- Damage from outside. Without its record the task counts as missing, and the reconciler brings it back from SQL.
+    damaged[#damaged + 1] = id
+    return 'spent'
+  end
   local rest = left(t)
-  if rest <= 0 then return 'spent' end
+  if rest <= 0 or not is_offer(t, element) then return 'spent' end
   if find_worker(t[CREDITED], worker) or find_worker(t[HELD], worker) then return 'pass' end
+  local failed = t[FAILED] and find_worker(t[FAILED], worker)
+  if failed and t[FAILED][failed + 1] == REFUSED then return 'pass' end
   table.insert(t[HELD], worker)
   table.insert(t[HELD], grant)
   return 'take', save(t), t[FAILS] + 1, rest == 1
 end
 
 local taken, answers = {}, {}
-for a = 4, #ARGV, 4 do
+for a = first_request, #ARGV, 5 do
   local worker, most, most_bytes, lease = ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
   local grant = tostring(grants + 1)
-  local weigh = most * big > most_bytes
+  local weigh = weigh_all or most * big > most_bytes
   local got, weight, more, full = 0, 0, 0, false
   local answer = {grant, 0}
-  for _, i in ipairs(order_of(grants)) do
+  for _, i in ipairs(order_of(grants, tonumber(ARGV[a + 4]))) do
     local lane = lanes[i]
     if got < most and not full and lane.length > lane.gone then
       open_lane(i)
@@ -105,18 +128,25 @@ for a = 4, #ARGV, 4 do
         pointer = tonumber(redis.call('HGET', P(i), worker) or 0)
         lane.known[worker] = pointer > 0
       end
-      local started = math.max(pointer - lane.base, lane.gone)
-      local at, at_tail = started, started == lane.gone
+      local at = math.max(pointer - lane.base, lane.gone)
+      -- A pointer beyond the head: somebody lost C. It is only a cursor.
+      if at > lane.length then at = lane.gone end
+      local at_tail = at == lane.gone
       while got < most and not full and at < lane.length do
         if budget <= 0 then more = 1 break end
-        for _, id in ipairs(ids_at(i, lane, at, most - got)) do
+        for _, element in ipairs(elements_at(i, lane, at, most - got)) do
           if got >= most or budget <= 0 then break end
-          local verdict, record, attempt, last = judge(id, worker, grant)
+          local id = id_of(element)
+          local verdict, record, attempt, last = judge(element, id, worker, grant)
           if verdict == 'take' and weigh then
             local size = redis.call('HSTRLEN', BODY, id)
-            -- One task is handed out whatever it weighs.
+            -- One task is handed out whatever it weighs: the first of a request, and the first of the call.
             if got > 0 and weight + size > most_bytes then full = true break end
-            weight = weight + size
+            if #taken > 0 and size > call_bytes then
+              full, more = true, 1
+              break
+            end
+            weight, call_bytes = weight + size, call_bytes - size
           end
           budget = budget - 1
           at = at + 1
@@ -142,10 +172,10 @@ end
 local ids = {}
 for k, t in ipairs(taken) do ids[k] = t.id end
 local bodies = hmget(BODY, ids)
-local lease_args, closed, closed_bytes = {}, 0, 0
+local lease_args, closed, closed_bytes, last_deadline = {}, 0, 0, {}
 for k, t in ipairs(taken) do
   local body = bodies[k]
-  if body then
+  if body and #body >= 9 then
     local lease = t.lease
     if lease == 0 then
       local _, _, own = struct.unpack('>BI4I4', body)
@@ -153,18 +183,19 @@ for k, t in ipairs(taken) do
     end
     lease_args[#lease_args + 1] = now + lease
     lease_args[#lease_args + 1] = t.id .. t.grant
+    last_deadline[t.grant] = math.max(last_deadline[t.grant] or 0, now + lease)
     if t.last then
       closed = closed + 1
-      closed_bytes = closed_bytes + #body
+      closed_bytes = closed_bytes + #body + OVERHEAD
     end
     table.insert(t.answer, {t.id, body, t.attempt, now + lease})
   else
-    -- A live record without a body is damage from outside. Without its record the task counts as missing, and the reconciler
-    -- brings it back from SQL; an error here would stop the whole lane.
+    -- A live record without a body is damage, too; an error here would stop the whole lane.
     changed[t.id] = nil
-    redis.call('HDEL', REC, t.id)
+    damaged[#damaged + 1] = t.id
   end
 end
+call_all('HDEL', REC, damaged)
 local record_args = {}
 for id in pairs(changed) do
   record_args[#record_args + 1] = id
@@ -172,6 +203,16 @@ for id in pairs(changed) do
 end
 call_all('HSET', REC, record_args)
 call_all('ZADD', LEASE, lease_args)
+-- Until the process reports that the worker has them: if the lease of such a grant runs out, it costs nothing.
+local unseen = {}
+for grant, deadline in pairs(last_deadline) do
+  unseen[#unseen + 1], unseen[#unseen + 2] = deadline, grant
+  if deadline - now > longest then longest = deadline - now end
+end
+call_all('ZADD', UNSEEN, unseen)
+-- Not before the other writes: Redis refuses a script without room for its first write, and only then.
+call_all('ZREM', UNSEEN, seen)
+if longest > tonumber(meta[4] or 0) then redis.call('HSET', META, 'lease', longest) end
 count('n', grants - first_grant)
 count('open', -closed)
 count('bytes', -closed_bytes)

@@ -1,10 +1,12 @@
 -- Puts tasks from `pipeline` into the shard and stores how far it has read, in one step: so each record is enqueued exactly once, whoever
--- reads it again. A task whose record exists, live or final, is ignored: the bus may carry it twice, at different offsets.
+-- reads it again. A task whose record exists, live or final, is ignored: the bus may carry it twice, at different offsets. (A record that
+-- cannot be read is none.)
 -- The owner of the partition comes with an epoch, higher than that of the owner before. Whoever comes with a lower one is no owner any more.
 --
 -- ARGV[2] wake channel   ARGV[3] queue   ARGV[4] topic generation
 -- ARGV[5] offset of the record of this queue that the caller enqueued last ('' unknown): refuses when the stored offset is behind it
 -- ARGV[6] offset to store when every task was dealt with   ARGV[7] high water in tasks   ARGV[8] in bytes   ARGV[9] epoch
+-- ARGV[10] live tasks at most, whatever they wait for
 -- then per task, in the order of the partition, 6 values:
 --   offset, id, NUM, not_before (ms, 0 at once), body, credited workers as msgpack array ('' none)
 -- Returns {'fenced', epoch of the present owner}: nothing was changed
@@ -19,7 +21,7 @@ local function at_or_before(a_major, a_minor, b_major, b_minor)
   return a_major < b_major or (a_major == b_major and a_minor <= b_minor)
 end
 
-local meta = redis.call('HMGET', META, 'bytes', 'big', 'epoch')
+local meta = redis.call('HMGET', META, 'bytes', 'big', 'epoch', 'live')
 local epoch, known_epoch = tonumber(ARGV[9]), tonumber(meta[3] or 0)
 if epoch < known_epoch then return {'fenced', known_epoch} end
 
@@ -37,8 +39,9 @@ if ARGV[5] ~= '' then
   if not at_or_before(major, minor, stored_major, stored_minor) then return {'behind', stored} end
 end
 
--- Full is what the foremost worker still has ahead: a slow one must not starve the others.
-local ahead = redis.call('ZCARD', DELAY)
+-- Full is what the foremost worker still has ahead: a slow one must not starve the others. Tasks that wait for their time or their backoff
+-- are not ahead of anybody; they and what slow workers have left count against a bound of their own.
+local ahead = 0
 for lane = 1, 6 do
   local length = redis.call('LLEN', T(lane))
   if length > 0 then
@@ -47,26 +50,26 @@ for lane = 1, 6 do
     ahead = ahead + math.min(length, length + gone - front)
   end
 end
-local bytes, big = tonumber(meta[1] or 0), tonumber(meta[2] or 0)
-local high_tasks, high_bytes = tonumber(ARGV[7]), tonumber(ARGV[8])
+local bytes, big, live = tonumber(meta[1] or 0), tonumber(meta[2] or 0), tonumber(meta[4] or 0)
+local high_tasks, high_bytes, most_live = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
 
 local ids = {}
-for a = 10, #ARGV, 6 do ids[#ids + 1] = ARGV[a + 1] end
+for a = 11, #ARGV, 6 do ids[#ids + 1] = ARGV[a + 1] end
 local records = hmget(REC, ids)
 
 local seen, record_args, body_args, delay_args, elements = {}, {}, {}, {}, {{}, {}, {}, {}, {}, {}}
 local done, added, known, opened, added_bytes, biggest = 0, 0, 0, 0, 0, big
 local last_major, last_minor = stored_major, stored_minor
 for i, id in ipairs(ids) do
-  local a = 10 + (i - 1) * 6
+  local a = 11 + (i - 1) * 6
   local major, minor = parse(ARGV[a])
   if at_or_before(major, minor, stored_major, stored_minor) then
     known = known + 1
-  elseif records[i] or seen[id] then
+  elseif seen[id] or records[i] and load(records[i]) then
     known = known + 1
     last_major, last_minor = major, minor
   else
-    if ahead >= high_tasks or bytes >= high_bytes then break end
+    if ahead >= high_tasks or bytes >= high_bytes or live >= most_live then break end
     local num, not_before, body = tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), ARGV[a + 4]
     local credited = {}
     if ARGV[a + 5] ~= '' then
@@ -75,7 +78,7 @@ for i, id in ipairs(ids) do
         credited[#credited + 1] = '0'
       end
     end
-    local t = {'L', num, 0, 0, credited, {}, 0}
+    local t = {'L', num, 0, {}, credited, {}, 0}
     if left(t) > 0 then
       seen[id] = true
       local priority = string.byte(body) or 0
@@ -83,18 +86,23 @@ for i, id in ipairs(ids) do
       if not is_priority(priority) then return redis.error_reply('BADTASK priority ' .. priority) end
       local lane = lane_of(priority, false)
       if not_before > now then
-        t[WAIT] = left(t)
+        t[WAIT] = {''}
         delay_args[#delay_args + 1] = not_before
         delay_args[#delay_args + 1] = id
       else
-        table.insert(elements[lane], element(num, #credited / 2, id))
-        opened = opened + 1
+        table.insert(elements[lane], element(num, 0, id))
+        opened, ahead = opened + 1, ahead + 1
+        bytes, added_bytes = bytes + #body + OVERHEAD, added_bytes + #body + OVERHEAD
       end
       table.insert(record_args, id)
       table.insert(record_args, save(t))
       table.insert(body_args, id)
       table.insert(body_args, body)
-      added, ahead, bytes, added_bytes = added + 1, ahead + 1, bytes + #body, added_bytes + #body
+      if #body > LARGE then
+        table.insert(body_args, id .. 'h')
+        table.insert(body_args, string.sub(body, 1, HEAD))
+      end
+      added, live = added + 1, live + 1
       biggest = math.max(biggest, #body)
     else
       known = known + 1
@@ -120,5 +128,6 @@ end
 if not at_or_before(last_major, last_minor, stored_major, stored_minor) then
   redis.call('SET', OFFSET, string.format('%s/%.0f-%.0f', topic, last_major, last_minor))
 end
-if opened > 0 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
+-- Also for what waits for its time: the watchdog looks when it is due.
+if added > 0 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 return {'ok', done, added, known}

@@ -1,11 +1,20 @@
--- Reads the final records that are older than the grace time, the earliest first. Changes nothing.
+-- Reads the final records that are older than the grace time, the earliest first.
+-- A time in the future comes from a clock that was set back: it becomes now.
 --
 -- ARGV[2] grace time (ms)   ARGV[3] at most
 -- Returns their ids
-local before, due = now - tonumber(ARGV[2]), {}
+local before, due, restamped = now - tonumber(ARGV[2]), {}, {}
 local ids = redis.call('LRANGE', FINAL, 0, tonumber(ARGV[3]) - 1)
+local waits = false
 for i, record in ipairs(hmget(REC, ids)) do
-  if record and load(record)[AT] > before then break end
-  due[i] = ids[i]
+  local t = record and load(record)
+  if t and t[AT] > now then
+    t[AT] = now
+    restamped[#restamped + 1] = ids[i]
+    restamped[#restamped + 1] = save(t)
+  end
+  waits = waits or t and t[AT] > before
+  if not waits then due[i] = ids[i] end
 end
+call_all('HSET', REC, restamped)
 return due

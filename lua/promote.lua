@@ -1,25 +1,38 @@
 -- Offers what is due: replicas whose backoff is over in the retry lane, tasks whose time has come in their lane. Never before its time.
 --
--- ARGV[2] wake channel   ARGV[3] queue   ARGV[4] at most
+-- ARGV[2] wake channel   ARGV[3] queue   ARGV[4] at most   ARGV[5] horizon (ms): no task comes here longer than that before its time
 -- Returns {promoted, more 0|1, when the next is due (ms) or -1}
 local most, promoted = tonumber(ARGV[4]), 0
+local longest = math.max(tonumber(ARGV[5]), tonumber(redis.call('HGET', META, 'delay') or 0))
+clamp(DELAY, longest, most)
+
+-- Where the record says that this grant waits.
+local function waits_at(t, grant)
+  for i, waiting in ipairs(t[WAIT]) do
+    if waiting == grant then return i end
+  end
+  -- Of a version that named no grants.
+  if t[WAIT][1] == '?' then return 1 end
+end
+
 local due = redis.call('ZRANGE', DELAY, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
 for _, member in ipairs(due) do
-  local id, first = string.sub(member, 1, 16), #member == 16
+  local id, grant = string.sub(member, 1, 16), string.sub(member, 17)
   local record = redis.call('HGET', REC, id)
   local t = record and load(record)
+  local at = t and t[ST] == 'L' and waits_at(t, grant)
   redis.call('ZREM', DELAY, member)
-  -- A final task may leave backoff entries behind.
-  if t and t[ST] == 'L' and t[WAIT] > 0 then
-    local priority = string.byte(redis.call('HGET', BODY, id) or '\2')
-    if first then
-      t[WAIT] = 0
-      redis.call('LPUSH', T(lane_of(priority, false)), element(t[NUM], #t[CREDITED] / 2, id))
-      -- Its bytes were counted when it was enqueued.
+  if record and not t then drop_damaged(id) end
+  if at then
+    local priority = head_of(id)
+    if grant == '' then
+      t[WAIT] = {}
+      redis.call('LPUSH', T(lane_of(priority, false)), element(t[NUM], t[OFFER] or 0, id))
       count('open', 1)
+      count('bytes', weight_of(id))
     else
       offer(id, t, lane_of(priority, true))
-      t[WAIT] = t[WAIT] - 1
+      table.remove(t[WAIT], at)
     end
     redis.call('HSET', REC, id, save(t))
     promoted = promoted + 1

@@ -10,11 +10,14 @@ local answers, offered = {}, false
 for a = 6, #ARGV, 7 do
   local id, life, grant, worker, mode = ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
   local record = redis.call('HGET', REC, id)
+  local t = record and load(record)
   local answer
   if not record then
     answer = {5, 0}
+  elseif not t then
+    drop_damaged(id)
+    answer = {3, 0}
   else
-    local t = load(record)
     local held = find_grant(t[HELD], grant)
     if t[ST] == 'X' then
       answer = {6, 0}
@@ -25,7 +28,10 @@ for a = 6, #ARGV, 7 do
     else
       local cost, delay = 1, tonumber(ARGV[a + 5])
       if mode == 'never' then cost = -1 end
-      if mode == 'release' then cost, delay = 0, 0 end
+      if mode == 'release' then
+        cost, delay = 0, 0
+        redis.call('ZREM', UNSEEN, grant)
+      end
       local outcome = give_back(id, t, held, cost, delay, policy, ARGV[a + 6])
       redis.call('HSET', REC, id, save(t))
       offered = offered or outcome == now
@@ -34,5 +40,6 @@ for a = 6, #ARGV, 7 do
   end
   answers[#answers + 1] = answer
 end
+write_reports()
 if offered then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
 return answers

@@ -17,12 +17,12 @@ for lane = 1, 6 do
   if lengths[lane] > 0 then
     local elements = redis.call('LRANGE', T(lane), -math.min(most, lengths[lane]), -1)
     local ids = {}
-    for k = 1, #elements do ids[k] = string.sub(elements[k], -16) end
+    for k = 1, #elements do ids[k] = id_of(elements[k]) end
     local records = hmget(REC, ids)
     local gone, again, seen = 0, {}, {}
     for k = #elements, 1, -1 do
-      local record = records[k]
-      if record and left(load(record)) > 0 then
+      local t = records[k] and load(records[k])
+      if t and left(t) > 0 and is_offer(t, elements[k]) then
         if not rotate then break end
         if not seen[ids[k]] then again[#again + 1] = elements[k] end
         seen[ids[k]] = true

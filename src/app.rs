@@ -227,6 +227,7 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     partitions::watch(Arc::clone(&bus), supervisor);
     let outbox = Outbox { store: Arc::clone(store), bus: Arc::clone(&bus), gates: Gates::default() };
     learn(outbox.clone(), queue.clone(), supervisor);
+    queue.start_listening(supervisor);
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
     if runs(Pipeline::Watchdog) {
         watchdog::start(outbox.clone(), queue.clone(), settings, supervisor);
@@ -236,7 +237,8 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     }
     let filter = Filter::new(redis.clone());
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
-    let tasks = runs(Pipeline::Tasks).then(|| tasks::start(queue.clone(), Arc::clone(&bus), settings, supervisor));
+    let tasks = runs(Pipeline::Tasks)
+        .then(|| tasks::start(queue.clone(), Arc::clone(store), Arc::clone(&bus), settings, supervisor));
     let reading = reading::Handle::new(Arc::clone(store), queue.clone());
     let end = wait.stop.child_token();
     let state = ingress::State {

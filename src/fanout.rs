@@ -175,6 +175,7 @@ impl Fanout {
             tasks: &group.tasks,
             high_water_tasks: settings.high_water_tasks,
             high_water_bytes: settings.high_water_bytes,
+            live_tasks_max: settings.live_tasks_max(),
         };
         let (dealt_with, added) = match self.queue.enqueue(shard, &batch).await {
             Ok(Enqueued::Done { dealt_with, added }) => (dealt_with, added),

@@ -167,6 +167,7 @@ impl Bed {
                 tasks: &tasks,
                 high_water_tasks: u64::MAX >> 16,
                 high_water_bytes: u64::MAX >> 16,
+                live_tasks_max: u64::MAX,
             };
             let began = Instant::now();
             let answer = self.queue.enqueue(&shard, &batch).await?;
@@ -261,7 +262,8 @@ impl Bed {
     }
 
     async fn claim(&self, shard: &Shard, worker: &WorkerName, most: usize) -> anyhow::Result<Vec<Leased>> {
-        let claim = Claim { worker: worker.clone(), max_tasks: most, max_bytes: MAX_BYTES, lease: None };
+        let claim =
+            Claim { worker: worker.clone(), max_tasks: most, max_bytes: MAX_BYTES, lease: None, priority: None };
         let tasks = self.queue.claim(shard, claim).await?.deliver();
         ensure!(tasks.len() == most, "a claim got {} tasks instead of {most}", tasks.len());
         Ok(tasks)

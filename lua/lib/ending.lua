@@ -1,44 +1,101 @@
+
 -- For scripts that end leases or tasks.
 
--- The task `id` with the record `t` is over: closes its leases, forgets its body, keeps the record until SQL has it.
+-- Priority and max_attempts of a task.
+local function head_of(id)
+  local head = redis.call('HSTRLEN', BODY, id) > LARGE and redis.call('HGET', BODY, id .. 'h')
+    or redis.call('HGET', BODY, id)
+  if not head or #head < 5 then return 2, 1 end
+  return struct.unpack('>BI4', head)
+end
+
+local function weight_of(id) return redis.call('HSTRLEN', BODY, id) + OVERHEAD end
+
+-- What the call reports: each event begins with the field d or x. Written at the end, in one entry (or few).
+local events, event_bytes = {}, 0
+local function report(...)
+  for _, value in ipairs({...}) do
+    events[#events + 1] = value
+    event_bytes = event_bytes + #tostring(value)
+  end
+end
+local function write_reports()
+  for from = 1, #events, 6000 do
+    redis.call('XADD', OUT, '*', unpack(events, from, math.min(from + 5999, #events)))
+  end
+  count('out', event_bytes)
+end
+
+-- A record that cannot be read is damage from outside. Without it the task counts as missing, and the reconciler brings it back from SQL.
+local function drop_damaged(id) redis.call('HDEL', REC, id) end
+
+-- The task `id` with the record `t` is over: closes its leases and backoffs, forgets its body, keeps the record until SQL has it.
 local function finish(id, t, status)
   if left(t) > 0 then
     count('open', -1)
-    count('bytes', -redis.call('HSTRLEN', BODY, id))
+    count('bytes', -weight_of(id))
   end
   for i = 2, #t[HELD], 2 do redis.call('ZREM', LEASE, id .. t[HELD][i]) end
-  t[ST], t[WAIT], t[HELD], t[AT] = status, 0, {}, now
-  redis.call('HDEL', BODY, id)
+  for _, grant in ipairs(t[WAIT]) do redis.call('ZREM', DELAY, id .. grant) end
+  t[ST], t[WAIT], t[HELD], t[AT], t[FAILED], t[LOG] = status, {}, {}, now, nil, nil
+  redis.call('HDEL', BODY, id, id .. 'h')
   redis.call('RPUSH', FINAL, id)
   count('live', -1)
 end
 
 -- Offers one more replica of the task in a new element, which nobody has passed: its older elements may stand where every worker has
--- been. `t` is the record before; the caller makes room in it afterwards.
+-- been, and count no more. `t` is the record before; the caller makes room in it afterwards.
 local function offer(id, t, lane)
   if left(t) <= 0 then
     count('open', 1)
-    count('bytes', redis.call('HSTRLEN', BODY, id))
+    count('bytes', weight_of(id))
   end
-  redis.call('LPUSH', T(lane), element(t[NUM], t[NUM] - 1, id))
+  t[OFFER] = (t[OFFER] or 0) + 1
+  redis.call('LPUSH', T(lane), element(t[NUM], t[OFFER], id))
 end
 
--- The holder at `i` of t[HELD] gives its replica back after `cost` failures. `policy` = {backoff in ms, …}; the wait is the one for this
--- failure, jittered by up to a fifth, or `delay` (ms) when given. Answers 'dead', or when the replica is due (ms).
+-- How many of the failures count: a worker's for one replica at most, where there are several.
+local function blame(t, worker, failures, max_attempts)
+  if t[NUM] == 1 then return failures end
+  t[OFFER], t[FAILED] = t[OFFER] or 0, t[FAILED] or {}
+  local at = find_worker(t[FAILED], worker)
+  if not at then
+    at = #t[FAILED] + 1
+    t[FAILED][at], t[FAILED][at + 1] = worker, 0
+  end
+  local before = t[FAILED][at + 1]
+  if before == REFUSED then return 0 end
+  local after = math.min(before + failures, max_attempts)
+  t[FAILED][at + 1] = after == max_attempts and REFUSED or after
+  return after - before
+end
+
+-- The last failures travel with the dead letter.
+local LOG_ENTRIES, LOG_REASON = 10, 256
+local function log_failure(t, worker, reason)
+  t[OFFER], t[FAILED], t[LOG] = t[OFFER] or 0, t[FAILED] or {}, t[LOG] or {}
+  local log = t[LOG]
+  log[#log + 1], log[#log + 2], log[#log + 3] = now, worker, string.sub(reason, 1, LOG_REASON)
+  while #log > 3 * LOG_ENTRIES do table.remove(log, 1) end
+end
+
+-- The holder at `i` of t[HELD] gives its replica back after `cost` failures (-1: max_attempts). `policy` = {backoff in ms, …}; the wait is the
+-- one for this failure, jittered by up to a fifth, or `delay` (ms) when given. Answers 'dead', or when the replica is due (ms).
 local function give_back(id, t, i, cost, delay, policy, reason)
   local worker, grant = t[HELD][i], t[HELD][i + 1]
   redis.call('ZREM', LEASE, id .. grant)
-  local priority, max_attempts = 2, 1
-  local head = redis.call('HGET', BODY, id)
-  if head then priority, max_attempts = struct.unpack('>BI4', head) end
-  if cost < 0 then cost = max_attempts end
-  t[FAILS] = t[FAILS] + cost
-  if t[FAILS] >= max_attempts * t[NUM] then
+  local priority, max_attempts = head_of(id)
+  if cost ~= 0 then
+    t[FAILS] = t[FAILS] + blame(t, worker, cost < 0 and max_attempts or cost, max_attempts)
+    log_failure(t, worker, reason)
+  end
+  if cost ~= 0 and t[FAILS] >= max_attempts * t[NUM] then
+    local log = cmsgpack.pack(t[LOG])
     remove_pair(t[HELD], i)
     -- What finish() subtracts for an open task must not count the replica that was just given back.
-    t[WAIT] = t[WAIT] + 1
+    table.insert(t[WAIT], grant)
     finish(id, t, 'D')
-    redis.call('XADD', OUT, '*', 'd', id, 'a', t[FAILS], 'r', reason, 'w', worker)
+    report('d', id, 'a', t[FAILS], 'r', reason, 'w', worker, 'h', log)
     return 'dead'
   end
   if not delay then
@@ -51,7 +108,17 @@ local function give_back(id, t, i, cost, delay, policy, reason)
     return now
   end
   remove_pair(t[HELD], i)
-  t[WAIT] = t[WAIT] + 1
+  table.insert(t[WAIT], grant)
   redis.call('ZADD', DELAY, now + delay, id .. grant)
+  if delay > tonumber(redis.call('HGET', META, 'delay') or 0) then redis.call('HSET', META, 'delay', delay) end
   return now + delay
+end
+
+-- A clock that was set back leaves deadlines in a future that nobody meant: they move to the farthest that was ever given from now.
+local function clamp(zset, longest, most)
+  local limit = now + longest
+  local last = redis.call('ZRANGE', zset, -1, -1, 'WITHSCORES')
+  if not last[2] or tonumber(last[2]) <= limit then return end
+  local beyond = redis.call('ZRANGE', zset, string.format('(%.0f', limit), '+inf', 'BYSCORE', 'LIMIT', 0, most)
+  for _, member in ipairs(beyond) do redis.call('ZADD', zset, limit, member) end
 end

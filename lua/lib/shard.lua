@@ -7,17 +7,19 @@
 --                                            the worker gets
 -- KEYS[4]  …:L                       zset    id .. grant, by the deadline of the lease (ms)
 -- KEYS[5]  …:D                       zset    id .. grant of a replica in backoff, or the id alone of a task before its time, by when it is due (ms)
--- KEYS[6]  …:M                       hash    counters: n grants so far; open tasks with something left; live tasks not final; bytes of
---                                            bodies that wait; big the largest body so far; f<lane> the foremost pointer
+-- KEYS[6]  …:M                       hash    counters: n grants so far; open tasks with something left; live tasks not final; bytes that
+--                                            open tasks weigh; big the largest body so far; out bytes in the outbox; lease and delay the
+--                                            longest that were given (ms); f<lane> the foremost pointer
 -- KEYS[7]  …:S                       stream  the outbox: what happened, until it stands on the bus
 -- KEYS[8]  …:F                       list    ids of final records, the earliest first, until they are forgotten
 -- KEYS[9]  …:O                       string  '<topic generation>/<major>-<minor>': the last record of `pipeline` that was enqueued
--- KEYS[10+3i] …:<lane>:T  KEYS[11+3i] …:<lane>:C  KEYS[12+3i] …:<lane>:P   for the lanes i = 0…5: hr h mr m lr l
---          T list of elements msgpack [NUM, taken, id], newest at the head; C how many have ever left the tail; P hash worker -> how many
+-- KEYS[10] …:U                       zset    grants that no process has reported as delivered, by the last deadline of their leases (ms)
+-- KEYS[11+3i] …:<lane>:T  KEYS[12+3i] …:<lane>:C  KEYS[13+3i] …:<lane>:P   for the lanes i = 0…5: hr h mr m lr l
+--          T list of elements msgpack [NUM, offer, id], newest at the head; C how many have ever left the tail; P hash worker -> how many
 --          it has passed since the beginning of time
 -- ARGV[1]  now (ms), or '' for Redis's own clock; tests set it
-local GEN, REC, BODY, LEASE, DELAY, META, OUT, FINAL, OFFSET =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local GEN, REC, BODY, LEASE, DELAY, META, OUT, FINAL, OFFSET, UNSEEN =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 
 local generation = redis.call('GET', GEN)
 if not generation then
@@ -37,51 +39,85 @@ local function lane_of(priority, retry)
   if not is_priority(priority) then priority = 2 end
   return priority * 2 - (retry and 1 or 0)
 end
-local function T(lane) return KEYS[7 + 3 * lane] end
-local function C(lane) return KEYS[8 + 3 * lane] end
-local function P(lane) return KEYS[9 + 3 * lane] end
+local function T(lane) return KEYS[8 + 3 * lane] end
+local function C(lane) return KEYS[9 + 3 * lane] end
+local function P(lane) return KEYS[10 + 3 * lane] end
 
--- An element is msgpack [NUM, taken, id]; the id is its last 16 bytes.
-local function element(num, taken, id)
-  return cmsgpack.pack({num, taken, id})
+-- An element is msgpack; the id is its last 16 bytes. Offer 0 is a task's first element. Each replica that comes back is a new offer in a
+-- new element; only the newest counts, because nobody has passed it.
+local function element(num, offer, id)
+  return cmsgpack.pack({num, offer, id})
 end
+local function id_of(element) return string.sub(element, -16) end
 
 -- A record says who completed a task, who holds it, what is in backoff, and how it ended. Forms, the common ones short:
 --   '3'                       live, NUM = 3, nothing has happened yet
---   'h<grant>:<worker>'       NUM = 1, held, never failed
+--   'h<grant>:<worker>'       NUM = 1, held, never given back
 --   'f<ms>:<grant>:<worker>'  NUM = 1, completed at ms
---   msgpack                   [status, num, fails, wait, {worker, grant, …} credited, {worker, grant, …} held, final at ms]
--- status: L live, F completed, D dead, X cancelled.
-local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT = 1, 2, 3, 4, 5, 6, 7
+--   msgpack                   [status, num, fails, {grant, …} in backoff or {''} before its time, {worker, grant, …} credited,
+--                              {worker, grant, …} held, final at ms, newest offer, {worker, failures, …}, {ms, worker, reason, …}]
+-- status: L live, F completed, D dead, X cancelled. The last three are left out at their end. FAILED is kept where NUM > 1: a worker with
+-- max_attempts failures (then -1) is not offered the task again, so that one worker alone cannot kill it. LOG holds the last failures.
+local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local REFUSED = -1
 
+local function is_record(t)
+  return type(t) == 'table' and type(t[ST]) == 'string' and type(t[NUM]) == 'number' and type(t[FAILS]) == 'number'
+    and type(t[CREDITED]) == 'table' and type(t[HELD]) == 'table' and type(t[AT]) == 'number'
+end
+
+-- nil for a record that is damaged.
 local function load(r)
-  local form = string.byte(r)
-  if form >= 48 and form <= 57 then return {'L', tonumber(r), 0, 0, {}, {}, 0} end
+  local form = string.byte(r) or 0
+  if form >= 48 and form <= 57 then
+    local num = tonumber(r)
+    return num and {'L', num, 0, {}, {}, {}, 0}
+  end
   if form == 104 then
     local grant, worker = string.match(r, '^h(%d+):(.*)$')
-    return {'L', 1, 0, 0, {}, {worker, grant}, 0}
+    return grant and {'L', 1, 0, {}, {}, {worker, grant}, 0}
   end
   if form == 102 then
     local at, grant, worker = string.match(r, '^f(%d+):(%d+):(.*)$')
-    return {'F', 1, 0, 0, {worker, grant}, {}, tonumber(at)}
+    return at and {'F', 1, 0, {}, {worker, grant}, {}, tonumber(at)}
   end
-  return cmsgpack.unpack(r)
+  local ok, t = pcall(cmsgpack.unpack, r)
+  if not ok or not is_record(t) then return nil end
+  if type(t[WAIT]) ~= 'table' then
+    -- A version before this one counted what waits, and named no grants.
+    local waits = {}
+    for i = 1, tonumber(t[WAIT]) or 0 do waits[i] = '?' end
+    t[WAIT] = waits
+  end
+  return t
 end
 
 local function save(t)
   if t[ST] == 'F' and t[NUM] == 1 then return 'f' .. t[AT] .. ':' .. t[CREDITED][2] .. ':' .. t[CREDITED][1] end
-  if t[ST] == 'L' and t[FAILS] == 0 and t[WAIT] == 0 and #t[CREDITED] == 0 then
+  if t[ST] == 'L' and t[FAILS] == 0 and #t[WAIT] == 0 and #t[CREDITED] == 0 and (t[OFFER] or 0) == 0 then
     if #t[HELD] == 0 then return tostring(t[NUM]) end
     if t[NUM] == 1 then return 'h' .. t[HELD][2] .. ':' .. t[HELD][1] end
   end
   return cmsgpack.pack(t)
 end
 
--- How many replicas may still be handed out. Every element of the task that stands in a lane offers them.
+-- How many replicas may still be handed out.
 local function left(t)
-  if t[ST] ~= 'L' then return 0 end
-  return t[NUM] - #t[CREDITED] / 2 - #t[HELD] / 2 - t[WAIT]
+  if t[ST] ~= 'L' or t[WAIT][1] == '' then return 0 end
+  return t[NUM] - #t[CREDITED] / 2 - #t[HELD] / 2 - #t[WAIT]
 end
+
+-- Whether this element is the one that offers what is left.
+local function is_offer(t, element)
+  local offer = t[OFFER] or 0
+  return offer == 0 or cmsgpack.unpack(element)[2] == offer
+end
+
+-- What an open task weighs: its body, and about what its record, element and lease take.
+local OVERHEAD = 400
+
+-- A body above this has its head (priority, max_attempts, lease) in the field id .. 'h' too, so that nine bytes do not cost a megabyte.
+local LARGE, HEAD = 1024, 9
 
 -- Where in a flat {worker, grant, …} list the worker (or, of HELD, the grant) stands.
 local function find_worker(list, worker)

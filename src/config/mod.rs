@@ -291,6 +291,13 @@ pub struct QueueSettings {
     pub filter_keys: u64,
 }
 
+impl QueueSettings {
+    /// Live tasks in a shard at which it is full, whatever they wait for: their turn, their time, a backoff, slow workers.
+    pub fn live_tasks_max(&self) -> u64 {
+        self.high_water_tasks.saturating_mul(10)
+    }
+}
+
 impl Default for QueueSettings {
     fn default() -> Self {
         Self {

@@ -1,8 +1,9 @@
 //! Combines concurrent callers into one call: while one is under way, the next callers gather, and then go together. An idle queue costs
 //! no wait, a busy one costs one Redis call for many workers that ask for one task each.
 
-use std::{collections::VecDeque, future::Future, pin::Pin, sync::Arc};
+use std::{collections::VecDeque, future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
+use futures::FutureExt;
 use parking::Mutex;
 use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
@@ -78,7 +79,9 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         while let Some(batch) = self.next_batch() {
             let (questions, senders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             let expected = senders.len();
-            match (self.run)(questions).await {
+            // Else nobody would run the next batch, and its callers would wait for ever.
+            let answers = AssertUnwindSafe(async { (self.run)(questions).await }).catch_unwind().await;
+            match answers.unwrap_or_else(|_| Err(Error::Answer("the call panicked".into()))) {
                 Ok(answers) if answers.len() == expected => {
                     for (sender, answer) in senders.into_iter().zip(answers) {
                         drop(sender.send(Ok(answer)));
@@ -112,5 +115,20 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
             return None;
         }
         Some(batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_call_that_panics_fails_its_callers_and_nobody_after_them() {
+        let combiner = Combiner::new(10, TaskTracker::new(), |numbers: Vec<i32>| async move {
+            assert!(numbers.iter().all(|number| *number > 0), "as it is meant to");
+            Ok(numbers)
+        });
+        assert!(matches!(combiner.call(0, 1).await, Err(Error::Answer(_))));
+        assert_eq!(combiner.call(7, 1).await.unwrap(), 7);
     }
 }

@@ -6,7 +6,7 @@ use crate::model::ShardId;
 pub const LANES: [&str; 6] = ["hr", "h", "mr", "m", "lr", "l"];
 
 /// How many of a shard's keys every script gets; those that touch lanes get all.
-pub(super) const WITHOUT_LANES: usize = 9;
+pub(super) const WITHOUT_LANES: usize = 10;
 
 /// The keys of one shard. They share a hash tag, and so a cluster slot.
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub struct ShardKeys {
 impl ShardKeys {
     pub fn new(prefix: &str, shard: &ShardId) -> Self {
         let base = format!("{prefix}:{{{shard}}}");
-        let single = ["g", "R", "B", "L", "D", "M", "S", "F", "O"].map(|name| format!("{base}:{name}"));
+        let single = ["g", "R", "B", "L", "D", "M", "S", "F", "O", "U"].map(|name| format!("{base}:{name}"));
         let lanes = LANES.iter().flat_map(|lane| ["T", "C", "P"].map(|name| format!("{base}:{lane}:{name}")));
         Self { of_scripts: single.into_iter().chain(lanes).collect(), waiting: format!("{base}:W") }
     }

@@ -10,48 +10,68 @@ use super::{
 };
 use crate::redis_pool::{Connection, Durability};
 
-/// One file of `lua/` behind the head that all share (but [`OPEN`]). What Redis runs is one text with one SHA.
+/// One file of `lua/` behind its head. What Redis runs is one text with one SHA.
 pub struct Script {
     pub name: &'static str,
     code: &'static str,
+    /// Whether it gets the keys of the lanes.
     lanes: bool,
     sha: LazyLock<String>,
 }
 
-macro_rules! script {
-    ($constant:ident, $name:literal, lanes: $lanes:literal) => {
-        script!(
-            $constant,
-            $name,
-            lanes: $lanes,
-            head: concat!(include_str!("../../lua/lib/shard.lua"), include_str!("../../lua/lib/ending.lua"))
-        );
+/// Redis runs such a script also at `maxmemory`: it frees memory, or is on the way of what does.
+macro_rules! shebang {
+    (frees) => {
+        "#!lua flags=allow-oom\n"
     };
-    ($constant:ident, $name:literal, lanes: $lanes:literal, head: $head:expr) => {
+    (fills) => {
+        ""
+    };
+}
+
+macro_rules! head {
+    (none) => {
+        ""
+    };
+    (shard) => {
+        include_str!("../../lua/lib/shard.lua")
+    };
+    (ending) => {
+        concat!(include_str!("../../lua/lib/shard.lua"), include_str!("../../lua/lib/ending.lua"))
+    };
+}
+
+macro_rules! script {
+    ($constant:ident, $name:literal, $head:ident, $memory:ident, lanes: $lanes:literal) => {
         pub static $constant: Script = Script {
             name: $name,
-            code: concat!($head, include_str!(concat!("../../lua/", $name, ".lua"))),
+            code: concat!(shebang!($memory), head!($head), include_str!(concat!("../../lua/", $name, ".lua"))),
             lanes: $lanes,
             sha: LazyLock::new(|| redis::Script::new($constant.code).get_hash().to_owned()),
         };
     };
 }
 
-script!(OPEN, "open", lanes: true, head: "");
-script!(ENQUEUE, "enqueue", lanes: true);
-script!(CLAIM, "claim", lanes: true);
-script!(COMPLETE, "complete", lanes: false);
-script!(REJECT, "reject", lanes: true);
-script!(EXTEND, "extend", lanes: false);
-script!(EXPIRE, "expire", lanes: true);
-script!(PROMOTE, "promote", lanes: true);
-script!(SWEEP, "sweep", lanes: true);
-script!(INSPECT, "inspect", lanes: false);
-script!(STATS, "stats", lanes: true);
-script!(FINALS, "finals", lanes: false);
-script!(FORGET, "forget", lanes: false);
-script!(OUTBOX, "outbox", lanes: false);
-script!(FORWARDED, "forwarded", lanes: false);
+script!(OPEN, "open", none, fills, lanes: true);
+script!(ENQUEUE, "enqueue", shard, fills, lanes: true);
+script!(CLAIM, "claim", shard, fills, lanes: true);
+script!(CLAIM_AT_FULL_MEMORY, "claim", shard, frees, lanes: true);
+script!(DELIVERED, "delivered", shard, frees, lanes: false);
+script!(COMPLETE, "complete", shard, frees, lanes: false);
+script!(REJECT, "reject", ending, frees, lanes: true);
+script!(EXTEND, "extend", shard, frees, lanes: false);
+script!(EXPIRE, "expire", ending, frees, lanes: true);
+script!(PROMOTE, "promote", ending, frees, lanes: true);
+script!(SWEEP, "sweep", shard, frees, lanes: true);
+script!(LOOK, "look", shard, frees, lanes: true);
+script!(PEEK, "peek", shard, frees, lanes: true);
+script!(INSPECT, "inspect", shard, frees, lanes: false);
+script!(STATS, "stats", shard, frees, lanes: true);
+script!(FINALS, "finals", shard, frees, lanes: false);
+script!(FORGET, "forget", shard, frees, lanes: false);
+script!(OUTBOX, "outbox", shard, frees, lanes: false);
+script!(FORWARDED, "forwarded", shard, frees, lanes: false);
+script!(LEASE, "lease", none, frees, lanes: false);
 
 impl Script {
     /// A call on a shard. `now_ms` only in tests: Redis's own clock counts, so that a process with a wrong one does no harm.
@@ -63,6 +83,13 @@ impl Script {
             Some(now) => command.arg(now),
             None => command.arg(""),
         };
+        Call { script: self, command }
+    }
+
+    /// A call on one key that belongs to no shard. The script takes no clock.
+    pub(super) fn on_key(&'static self, key: &str) -> Call {
+        let mut command = Cmd::new();
+        command.arg("EVALSHA").arg(self.sha.as_str()).arg(1).arg(key);
         Call { script: self, command }
     }
 }

@@ -1,12 +1,13 @@
 //! What is asked of the queue, and what it answers.
 
-use std::{collections::HashMap, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
+use super::shard::Notes;
 use super::{Error, Result};
-use crate::model::{LeaseToken, Offset, ShardId, TaskId, WorkerName};
+use crate::model::{LeaseToken, Offset, Priority, ShardId, TaskId, WorkerName};
 
 /// A task to enqueue, as it stood on `pipeline`.
 #[derive(Clone, Debug)]
@@ -35,6 +36,8 @@ pub struct Enqueue<'a> {
     pub tasks: &'a [EnqueueTask],
     pub high_water_tasks: u64,
     pub high_water_bytes: u64,
+    /// Live tasks of the shard at which it is full, whatever they wait for.
+    pub live_tasks_max: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +58,8 @@ pub struct Claim {
     pub max_bytes: usize,
     /// Instead of the tasks' own.
     pub lease: Option<Duration>,
+    /// Only tasks of this priority; `None`: by the shard's own turn.
+    pub priority: Option<Priority>,
 }
 
 /// One lease.
@@ -100,33 +105,38 @@ impl Granted {
 }
 
 /// Leases on their way to their worker. Dropped before [`Delivery::delivered`], it gives them back at no cost: nobody has seen them.
+/// A process that dies in between costs nothing either: the lease runs out, and its grant is known as undelivered.
 #[derive(Debug)]
 pub struct Delivery {
     pub(super) worker: WorkerName,
     pub(super) leases: Vec<(TaskId, LeaseToken)>,
+    pub(super) shard: ShardId,
+    pub(super) notes: Arc<Notes>,
     pub(super) release: mpsc::UnboundedSender<Undelivered>,
 }
 
 impl Delivery {
     /// The worker has them: their failures count from now on.
     pub fn delivered(mut self) {
+        if let Some((_, token)) = self.leases.first() {
+            self.notes.note_delivered(token.grant);
+        }
         self.leases.clear();
     }
 }
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        let mut by_shard: HashMap<ShardId, Vec<HandBack>> = HashMap::new();
-        for (id, token) in self.leases.drain(..) {
-            let shard = token.shard.clone();
+        if self.leases.is_empty() {
+            return;
+        }
+        let worker = &self.worker;
+        let back = self.leases.drain(..).map(|(id, token)| {
             let how = How::Release;
-            let back = HandBack { id, token, worker: self.worker.clone(), how, reason: String::new() };
-            by_shard.entry(shard).or_default().push(back);
-        }
-        for back in by_shard {
-            // The receiver is gone only when the process ends; the leases run out then.
-            drop(self.release.send(back));
-        }
+            HandBack { id, token, worker: worker.clone(), how, reason: String::new() }
+        });
+        // The receiver is gone only when the process ends; the leases run out then.
+        drop(self.release.send((self.shard.clone(), back.collect())));
     }
 }
 
@@ -200,6 +210,8 @@ impl Code {
 pub struct Expired {
     pub expired: u64,
     pub dead: u64,
+    /// Leases whose grant never reached its worker: given back at no cost.
+    pub undelivered: u64,
     pub more: bool,
     pub next_unix_ms: Option<i64>,
 }
@@ -226,6 +238,24 @@ pub struct Stats {
     pub ahead: u64,
 }
 
+/// What there is to do in a shard; see `lua/look.lua`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// Nothing stands here at all.
+    pub is_idle: bool,
+    pub expires: bool,
+    pub promotes: bool,
+    /// Until the next lease or delay ends.
+    pub next: Option<Duration>,
+    /// Elements beyond the tasks that have something left.
+    pub spent: u64,
+    /// Workers whose pointers are kept.
+    pub pointers: u64,
+    pub outbox: u64,
+    pub settles: bool,
+    pub live: u64,
+}
+
 /// A record as `lua/inspect.lua` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inspected {
@@ -245,19 +275,21 @@ pub enum RecordStatus {
     Cancelled,
 }
 
-/// An entry of a shard's outbox.
+/// An entry of a shard's outbox: what one call of a script reported.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutboxEntry {
     /// The stream's id.
     pub id: String,
     pub at_unix_ms: i64,
-    pub event: Event,
+    pub events: Vec<Event>,
+    /// As the scripts count them.
+    pub bytes: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Encoded `pb::Report`s without their time.
-    Completed(Vec<Bytes>),
+    /// An encoded `pb::Report` without its time.
+    Completed(Bytes),
     Expired {
         id: TaskId,
         worker: String,
@@ -268,5 +300,15 @@ pub enum Event {
         id: TaskId,
         attempts: u32,
         reason: String,
+        /// The last failures, the earliest first.
+        history: Vec<Failure>,
     },
+}
+
+/// One failed attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub at_unix_ms: i64,
+    pub worker: String,
+    pub reason: String,
 }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -40,6 +40,11 @@ impl Wakes {
         all.iter().for_each(|notify| notify.notify_waiters());
     }
 
+    /// Whether somebody waits for the queue.
+    pub fn is_awaited(&self, queue: &QueueName) -> bool {
+        self.lock().contains_key(queue)
+    }
+
     /// What to wait on for these queues. Take it, *then* look for work, then wait: a wake in between is not missed.
     pub fn waiter(self: &Arc<Self>, queues: &[QueueName]) -> Waiter {
         let mut map = self.lock();
@@ -47,10 +52,18 @@ impl Wakes {
         Waiter { wakes: Arc::clone(self), queues: queues.to_vec(), notifies }
     }
 
-    /// Listens until the stop; an error when the connection ends, to be called again.
-    pub async fn listen(&self, redis: &Redis, beat: &Beat, stop: &CancellationToken) -> redis::RedisResult<()> {
+    /// Listens until the stop; an error when the connection ends, to be called again. Tells `woken` each queue, or `None` for all of them,
+    /// before those who wait.
+    pub async fn listen(
+        &self,
+        redis: &Redis,
+        beat: &Beat,
+        stop: &CancellationToken,
+        woken: impl Fn(Option<&QueueName>),
+    ) -> redis::RedisResult<()> {
         let (mut sink, mut messages) = redis.pubsub().await?.split();
         in_time(sink.subscribe(keys::wake_channel(redis.prefix()))).await?;
+        woken(None);
         self.wake_all();
         let mut ping = tokio::time::interval(PING_EVERY);
         loop {
@@ -67,7 +80,10 @@ impl Wakes {
                 return Err((redis::ErrorKind::Io, "the wake channel was closed").into());
             };
             match message.get_payload::<String>().map(|name| QueueName::new(&name)) {
-                Ok(Ok(queue)) => self.wake(&queue),
+                Ok(Ok(queue)) => {
+                    woken(Some(&queue));
+                    self.wake(&queue);
+                }
                 other => tracing::warn!("ignored a wake that names no queue: {other:?}"),
             }
         }
@@ -87,17 +103,26 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// Runs `look` and, when it found nothing, waits for a wake that came after the look began; at most `limit`.
-    pub async fn look_then_wait<T>(&self, look: impl Future<Output = Option<T>>, limit: Duration) -> Option<T> {
+    /// Runs `look` and, when it found nothing, waits for a wake that came after the look began; at most `limit`. Answers the queues that were
+    /// woken, none when the time is over.
+    pub async fn look_then_wait<T>(
+        &self,
+        look: impl Future<Output = Option<T>>,
+        limit: Duration,
+    ) -> Result<T, Vec<QueueName>> {
         let mut notified: Vec<_> = self.notifies.iter().map(|notify| Box::pin(notify.notified())).collect();
         for notified in &mut notified {
             notified.as_mut().enable();
         }
         if let Some(found) = look.await {
-            return Some(found);
+            return Ok(found);
         }
-        drop(tokio::time::timeout(limit, futures::future::select_all(notified)).await);
-        None
+        let numbered = notified.into_iter().enumerate().map(|(number, notified)| notified.map(move |()| number));
+        let Ok((first, _, rest)) = tokio::time::timeout(limit, futures::future::select_all(numbered)).await else {
+            return Err(Vec::new());
+        };
+        let others = rest.into_iter().filter_map(FutureExt::now_or_never);
+        Err(std::iter::once(first).chain(others).map(|number| self.queues[number].clone()).collect())
     }
 }
 

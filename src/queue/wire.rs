@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use bytes::Bytes;
 use redis::Value;
 
-use super::{Code, Error, Event, Inspected, OutboxEntry, RecordStatus, Result};
+use super::{Code, Error, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus, Result};
 use crate::model::TaskId;
 
 /// A msgpack array of texts, '' when there are none. As *str*: Redis's cmsgpack cannot read *bin*.
@@ -109,36 +109,87 @@ pub(super) fn inspected(value: Value) -> Result<Option<Inspected>> {
     }))
 }
 
+pub(super) fn look(value: Value) -> Result<Look> {
+    if matches!(value, Value::Int(_)) {
+        return Ok(Look { is_idle: true, ..Look::default() });
+    }
+    let n = numbers(value, 8)?;
+    let next = u64::try_from(n[2]).ok().map(Duration::from_millis);
+    Ok(Look {
+        is_idle: false,
+        expires: n[0] != 0,
+        promotes: n[1] != 0,
+        next,
+        spent: unsigned(n[3]),
+        pointers: unsigned(n[4]),
+        outbox: unsigned(n[5]),
+        settles: n[6] != 0,
+        live: unsigned(n[7]),
+    })
+}
+
 pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
     let mut entry = items(value)?.into_iter();
     let id = text(entry.next())?;
     let at_unix_ms = id.split('-').next().and_then(|ms| ms.parse().ok()).unwrap_or(0);
     let fields = items(entry.next().ok_or_else(|| Error::Answer("an entry without fields".into()))?)?;
-    let mut fields = fields.into_iter();
-    let (mut completed, mut by_name) = (Vec::new(), HashMap::new());
-    while let (Some(name), Some(value)) = (fields.next(), fields.next()) {
-        match text(Some(name))?.as_str() {
-            "c" => completed.push(bytes(Some(value))?),
-            name => drop(by_name.insert(name.to_owned(), value)),
+    let mut fields = fields.into_iter().peekable();
+    let (mut events, mut size) = (Vec::new(), 0);
+    while let Some(name) = fields.next() {
+        let (name, first) = (text(Some(name))?, bytes(fields.next())?);
+        if name == "c" {
+            size += first.len();
+            events.push(Event::Completed(first));
+            continue;
         }
+        // Up to the field with which the next event begins.
+        let mut rest = HashMap::new();
+        size += name.len() + first.len();
+        while let Some(Value::BulkString(next)) = fields.peek() {
+            if matches!(&next[..], b"c" | b"d" | b"x") {
+                break;
+            }
+            let (name, value) = (text(fields.next())?, bytes(fields.next())?);
+            size += name.len() + value.len();
+            rest.insert(name, value);
+        }
+        events.push(event(&name, &first, &rest)?);
     }
-    let mut take = |name: &str| by_name.remove(name);
-    let event = if !completed.is_empty() {
-        Event::Completed(completed)
-    } else if let Some(id) = take("d") {
-        Event::Died { id: task_id(Some(id))?, attempts: number(take("a"))?, reason: lossy(take("r"))? }
-    } else {
-        let id = task_id(take("x"))?;
-        Event::Expired {
-            id,
-            worker: lossy(take("w"))?,
-            attempts: number(take("a"))?,
-            dead: number::<u8>(take("e"))? == 1,
-        }
-    };
-    Ok(OutboxEntry { id, at_unix_ms, event })
+    Ok(OutboxEntry { id, at_unix_ms, events, bytes: size })
 }
 
-pub(super) fn lossy(value: Option<Value>) -> Result<String> {
-    Ok(String::from_utf8_lossy(&bytes(value)?).into_owned())
+fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> {
+    let id = TaskId::from_slice(id).ok_or_else(|| Error::Answer("an id that has not 16 bytes".into()))?;
+    let field = |name: &str| rest.get(name).ok_or_else(|| Error::Answer(format!("an event without its field {name}")));
+    let lossy = |name: &str| Ok::<_, Error>(String::from_utf8_lossy(field(name)?).into_owned());
+    let attempts = lossy("a")?.parse().map_err(|_| Error::Answer("attempts that are no number".into()))?;
+    match name {
+        "d" => {
+            // Reports of a version that kept no history have none.
+            let history = rest.get("h").map(|packed| history(packed)).transpose()?.unwrap_or_default();
+            Ok(Event::Died { id, attempts, reason: lossy("r")?, history })
+        }
+        "x" => Ok(Event::Expired { id, worker: lossy("w")?, attempts, dead: lossy("e")? == "1" }),
+        other => Err(Error::Answer(format!("an event {other:?}"))),
+    }
+}
+
+/// A flat msgpack array {ms, worker, reason, …}. Texts may have been cut inside a character.
+fn history(packed: &[u8]) -> Result<Vec<Failure>> {
+    let broken = |error: rmp::decode::ValueReadError| Error::Answer(format!("a history that cannot be read: {error}"));
+    let mut read = packed;
+    let count = rmp::decode::read_array_len(&mut read).map_err(broken)? / 3;
+    let mut failures = Vec::new();
+    for _ in 0..count {
+        let at_unix_ms = rmp::decode::read_int(&mut read).map_err(|error| Error::Answer(error.to_string()))?;
+        let mut text = || {
+            let length = rmp::decode::read_str_len(&mut read).map_err(broken)? as usize;
+            let (text, rest) =
+                read.split_at_checked(length).ok_or_else(|| Error::Answer("a history cut off".into()))?;
+            read = rest;
+            Ok::<_, Error>(String::from_utf8_lossy(text).into_owned())
+        };
+        failures.push(Failure { at_unix_ms, worker: text()?, reason: text()? });
+    }
+    Ok(failures)
 }

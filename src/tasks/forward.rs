@@ -1,115 +1,166 @@
 //! The forwarder: from the shards' outboxes to the bus, then removed. Killed in between, the bus has a report twice: SQL credits once.
 
 use std::{
-    collections::BTreeMap,
-    sync::Arc,
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use anyhow::Context;
 use bytes::{BufMut, Bytes, BytesMut};
+use futures::StreamExt;
 use prost::Message as _;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     bus::{self, Bus, Record, Topic},
+    config::Settings,
     model::ShardId,
     pb,
-    queue::{self, Event, OutboxEntry, Queue},
+    queue::{self, Event, LookFor, Queue},
     supervise::{Beat, Supervisor},
     telemetry::metrics,
 };
 
-/// Entries read at once, at most. Each may hold some 16 MiB of reports: the first read is small, the next goes by what it found.
-const ENTRIES: usize = 64;
-const FIRST_ENTRIES: usize = 8;
-/// Bytes of reports read at once, about.
-const READ_BYTES: usize = 16 << 20;
+/// Entries and bytes of reports read from a shard in one turn, about.
+const ENTRIES: usize = 1000;
+const READ_BYTES: usize = 4 << 20;
+/// Shards that have their turn at once.
+const AT_ONCE: usize = 8;
 /// A record on the bus has so many bytes of reports, about.
 const RECORD_BYTES: usize = 512 << 10;
-/// What a process that died left behind is looked for so often.
+/// How often a forwarder looks for what a process that died left behind.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often it says that it is still at a shard, while it publishes.
+const KEEP_EVERY: Duration = Duration::from_secs(1);
 
-pub(super) fn start(queue: &Queue, bus: Arc<dyn Bus>, reported: Arc<Notify>, supervisor: &Supervisor) {
-    let (queue, stop) = (queue.clone(), supervisor.stop_token());
-    let beat = Arc::new(supervisor.progress().register("tasks/forward"));
-    supervisor.spawn("tasks/forward", move || {
-        forward(queue.clone(), Arc::clone(&bus), Arc::clone(&reported), Arc::clone(&beat), stop.clone())
-    });
+/// Shards in whose outboxes this process has put something.
+#[derive(Default)]
+pub(super) struct Reported {
+    shards: Mutex<BTreeSet<ShardId>>,
+    notify: Notify,
 }
 
-async fn forward(
-    queue: Queue,
-    bus: Arc<dyn Bus>,
-    reported: Arc<Notify>,
-    beat: Arc<Beat>,
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
-    loop {
-        let stopping = stop.is_cancelled();
-        let mut failed = Ok(());
-        for shard in queue.shards() {
-            match forward_shard(&queue, &*bus, &shard).await {
-                Ok(()) => {}
-                // Redis lost the shard: the watchdog brings it back.
-                Err(error) if matches!(error.downcast_ref(), Some(queue::Error::NoGeneration)) => {}
-                // Nothing will be forwarded any more, to nobody.
-                Err(error) if matches!(error.downcast_ref(), Some(bus::Error::Lost { .. })) => return Err(error),
-                // One damaged shard does not hold up those behind it.
-                Err(error) => failed = failed.and(Err(error.context(format!("cannot forward reports of {shard}")))),
-            }
-        }
-        failed?;
-        beat.beat();
-        if stopping {
-            return Ok(());
-        }
-        tokio::select! {
-            () = reported.notified() => {}
-            () = tokio::time::sleep(LOOK_EVERY) => {}
-            // Once more, for what was reported meanwhile.
-            () = stop.cancelled() => {}
-        }
+impl Reported {
+    pub(super) fn add(&self, shards: BTreeSet<ShardId>) {
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner).extend(shards);
+        self.notify.notify_one();
+    }
+
+    fn take(&self) -> BTreeSet<ShardId> {
+        std::mem::take(&mut *self.shards.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-async fn forward_shard(queue: &Queue, bus: &dyn Bus, shard: &ShardId) -> anyhow::Result<()> {
-    let mut most = FIRST_ENTRIES;
-    loop {
-        let started = Instant::now();
-        let entries = queue.outbox(shard, most).await?;
-        if entries.is_empty() {
-            return Ok(());
+pub(super) fn start(
+    queue: &Queue,
+    bus: Arc<dyn Bus>,
+    reported: Arc<Reported>,
+    settings: &Settings,
+    supervisor: &Supervisor,
+) {
+    let look_for = LookFor { max_age: LOOK_EVERY, grace: settings.watchdog.grace, horizon: settings.watchdog.horizon };
+    let forwarder = Forwarder { queue: queue.clone(), bus, reported, look_for };
+    let (beat, stop) = (Arc::new(supervisor.progress().register("tasks/forward")), supervisor.stop_token());
+    supervisor.spawn("tasks/forward", move || forwarder.clone().run(Arc::clone(&beat), stop.clone()));
+}
+
+#[derive(Clone)]
+struct Forwarder {
+    queue: Queue,
+    bus: Arc<dyn Bus>,
+    reported: Arc<Reported>,
+    look_for: LookFor,
+}
+
+impl Forwarder {
+    /// Each round gives every shard that has something one turn: a busy one does not hold up the others.
+    async fn run(self, beat: Arc<Beat>, stop: CancellationToken) -> anyhow::Result<()> {
+        let (mut again, mut looked) = (BTreeSet::new(), None::<Instant>);
+        loop {
+            let stopping = stop.is_cancelled();
+            again.append(&mut self.reported.take());
+            if stopping || looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+                looked = Some(Instant::now());
+                let looks = self.queue.look(self.look_for).await;
+                // A shard that cannot be asked may have something.
+                let left = looks.into_iter().filter(|(_, look)| look.as_ref().map_or(true, |look| look.outbox > 0));
+                again.extend(left.map(|(shard, _)| shard));
+            }
+            let turns = std::mem::take(&mut again).into_iter().map(|shard| async {
+                let left = self.turn(&shard).await;
+                (shard, left)
+            });
+            let mut turns = futures::stream::iter(turns).buffer_unordered(AT_ONCE);
+            let mut failed = Ok(());
+            while let Some((shard, left)) = turns.next().await {
+                beat.beat();
+                match left {
+                    Ok(false) => {}
+                    Ok(true) => drop(again.insert(shard)),
+                    // Redis lost the shard: the watchdog brings it back.
+                    Err(error) if matches!(error.downcast_ref(), Some(queue::Error::NoGeneration)) => {}
+                    // Nothing will be forwarded any more, to nobody.
+                    Err(error) if matches!(error.downcast_ref(), Some(bus::Error::Lost { .. })) => return Err(error),
+                    // One damaged shard does not hold up the others.
+                    Err(error) => failed = failed.and(Err(error.context(format!("cannot forward reports of {shard}")))),
+                }
+            }
+            drop(turns);
+            failed?;
+            beat.beat();
+            if !again.is_empty() {
+                continue;
+            }
+            if stopping {
+                return Ok(());
+            }
+            tokio::select! {
+                () = self.reported.notify.notified() => {}
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                // Once more, for what was reported meanwhile.
+                () = stop.cancelled() => {}
+            }
         }
-        most = next_read(entries.len(), entries.iter().map(weight).sum());
-        let partition = shard.number % bus.partitions(Topic::TaskResults).max(1);
+    }
+
+    /// Forwards some reports; whether there are more.
+    async fn turn(&self, shard: &ShardId) -> anyhow::Result<bool> {
+        let started = Instant::now();
+        let entries = self.queue.outbox(shard, ENTRIES, READ_BYTES).await?;
+        if entries.is_empty() {
+            return Ok(false);
+        }
+        let partition = shard.number % self.bus.partitions(Topic::TaskResults).max(1);
         let mut records = Records { shard, reports: Vec::new(), bytes: 0, by_topic: BTreeMap::new(), partition };
         let mut count = 0;
         for entry in &entries {
-            count += records.add(entry);
+            count += entry.events.iter().map(|event| records.add(event, entry.at_unix_ms)).sum::<usize>();
         }
-        for (topic, records) in records.finish() {
-            bus.publish(topic, &records).await?;
-        }
-        let ids: Vec<_> = entries.into_iter().map(|entry| entry.id).collect();
-        let left = queue.forwarded(shard, &ids).await?;
+        self.publish(shard, records).await?;
+        let left = self.queue.forwarded(shard, &entries).await?;
         metrics::results_forwarded(count, started.elapsed());
-        if left == 0 {
-            return Ok(());
-        }
+        Ok(left > 0)
     }
-}
 
-/// How many entries to read after some that had so many bytes: as many as would have had `READ_BYTES`.
-fn next_read(entries: usize, bytes: usize) -> usize {
-    (entries * READ_BYTES / bytes.max(1)).clamp(1, ENTRIES)
-}
-
-/// Of the reports; the rest is small.
-fn weight(entry: &OutboxEntry) -> usize {
-    match &entry.event {
-        Event::Completed(reports) => reports.iter().map(Bytes::len).sum(),
-        Event::Died { .. } | Event::Expired { .. } => 0,
+    /// Publishes, however long the bus takes; the outbox stays this process's meanwhile, so that no other publishes the same.
+    async fn publish(&self, shard: &ShardId, records: Records<'_>) -> anyhow::Result<()> {
+        let publish = async {
+            for (topic, records) in records.finish() {
+                self.bus.publish(topic, &records).await?;
+            }
+            anyhow::Ok(())
+        };
+        let mut publish = std::pin::pin!(publish);
+        loop {
+            tokio::select! {
+                published = &mut publish => return published,
+                () = tokio::time::sleep(KEEP_EVERY) => {
+                    self.queue.keep_outbox(shard).await.context("cannot keep the outbox")?;
+                }
+            }
+        }
     }
 }
 
@@ -123,22 +174,23 @@ struct Records<'a> {
 }
 
 impl Records<'_> {
-    /// How many reports the entry had.
-    fn add(&mut self, entry: &OutboxEntry) -> usize {
-        match &entry.event {
-            Event::Completed(reports) => {
-                reports.iter().for_each(|report| self.report(with_time(report, entry.at_unix_ms)));
-                reports.len()
+    /// How many reports it makes.
+    fn add(&mut self, event: &Event, at_unix_ms: i64) -> usize {
+        let id_bytes = |id: &crate::model::TaskId| Bytes::copy_from_slice(id.as_bytes());
+        match event {
+            Event::Completed(report) => {
+                self.report(with_time(report, at_unix_ms));
+                1
             }
-            Event::Died { id, attempts, reason } => {
-                let task_id = Bytes::copy_from_slice(id.as_bytes());
+            Event::Died { id, attempts, reason, history: _ } => {
+                let task_id = id_bytes(id);
                 let died = pb::Died { reason: reason.clone(), attempts: *attempts };
                 let what = Some(pb::report::What::Died(died));
-                let report = pb::Report { task_id: task_id.clone(), what, at_unix_ms: entry.at_unix_ms };
+                let report = pb::Report { task_id: task_id.clone(), what, at_unix_ms };
                 self.report(report.encode_to_vec().into());
                 let letter = pb::DeadLetter {
                     reason: reason.clone(),
-                    at_unix_ms: entry.at_unix_ms,
+                    at_unix_ms,
                     task_id,
                     queue: self.shard.queue.as_str().to_owned(),
                     attempts: *attempts,
@@ -149,12 +201,12 @@ impl Records<'_> {
             }
             Event::Expired { id, worker, attempts, dead } => {
                 let expiration = pb::Expiration {
-                    task_id: Bytes::copy_from_slice(id.as_bytes()),
+                    task_id: id_bytes(id),
                     queue: self.shard.queue.as_str().to_owned(),
                     worker: worker.clone(),
                     attempts: *attempts,
                     dead: *dead,
-                    at_unix_ms: entry.at_unix_ms,
+                    at_unix_ms,
                 };
                 self.record(Topic::Expirations, 0, expiration.encode_to_vec().into());
                 0
@@ -204,15 +256,6 @@ fn with_time(report: &Bytes, at_unix_ms: i64) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn large_entries_are_read_in_smaller_numbers() {
-        assert_eq!(next_read(8, 8 << 10), 64);
-        assert_eq!(next_read(64, 64 << 20), 16);
-        assert_eq!(next_read(8, 128 << 20), 1);
-        assert_eq!(next_read(1, 24 << 20), 1);
-        assert_eq!(next_read(3, 0), 64);
-    }
 
     #[test]
     fn the_time_is_added_without_decoding() {

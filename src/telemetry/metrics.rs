@@ -38,6 +38,8 @@ pub const BUS_BACKLOG: &str = "taskd_bus_backlog_records";
 pub const TASKS_CALLS: &str = "taskd_tasks_calls_total";
 pub const TASKS_CALL_DURATION: &str = "taskd_tasks_call_duration_seconds";
 pub const TASKS_ITEMS: &str = "taskd_tasks_items_total";
+pub const TASKS_LARGE_ANSWERS: &str = "taskd_tasks_large_answers_total";
+pub const TASKS_REJECTED: &str = "taskd_tasks_rejected_total";
 pub const TASKS_CLAIMED: &str = "taskd_tasks_claimed_tasks_total";
 
 pub const QUEUE_DEPTH: &str = "taskd_queue_depth_tasks";
@@ -95,7 +97,11 @@ label! {
     CallResult { Ok = "ok", Empty = "empty", Invalid = "invalid", Unavailable = "unavailable" }
 }
 label! {
-    /// What the watchdog did with a task.
+    /// What a rejection made of a task.
+    Rejected { Retried = "retried", Dead = "dead" }
+}
+label! {
+    /// What the watchdog did with a task. Undelivered: its lease ran out before its worker had it.
     Watched {
         Expired = "expired",
         Retried = "retried",
@@ -104,6 +110,7 @@ label! {
         Republished = "republished",
         Settled = "settled",
         Removed = "removed",
+        Undelivered = "undelivered",
     }
 }
 
@@ -179,6 +186,12 @@ fn describe() {
     describe_counter!(TASKS_CALLS, Unit::Count, "Workers' calls, by method and result");
     describe_histogram!(TASKS_CALL_DURATION, Unit::Seconds, "Workers' calls, by method; get includes its wait");
     describe_counter!(TASKS_ITEMS, Unit::Count, "Answers to single items, by method and status");
+    describe_counter!(
+        TASKS_LARGE_ANSWERS,
+        Unit::Count,
+        "Answers above 4 MiB: a single large task, or a worker that asked for so much"
+    );
+    describe_counter!(TASKS_REJECTED, Unit::Count, "Tasks that workers gave back, by what became of them");
     describe_counter!(TASKS_CLAIMED, Unit::Count, "Tasks handed out, by queue");
     describe_gauge!(
         QUEUE_DEPTH,
@@ -258,6 +271,16 @@ pub fn tasks_items(method: Method, status: &'static str, count: usize) {
 /// Tasks of `queue` were handed out.
 pub fn tasks_claimed(queue: &str, count: usize) {
     counter!(TASKS_CLAIMED, "queue" => queue.to_owned()).increment(count as u64);
+}
+
+/// An answer was larger than a gRPC client with default limits takes.
+pub fn tasks_large_answer() {
+    counter!(TASKS_LARGE_ANSWERS).increment(1);
+}
+
+/// Workers gave tasks back.
+pub fn tasks_rejected(outcome: Rejected, count: usize) {
+    counter!(TASKS_REJECTED, "outcome" => outcome.as_str()).increment(count as u64);
 }
 
 /// How `queue` stands.

@@ -10,7 +10,10 @@
 //!
 //! Of many processes one at a time does this.
 
+mod depths;
+mod finals;
 mod lead;
+mod leases;
 mod unreported;
 
 use std::{
@@ -23,7 +26,7 @@ use anyhow::Context;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::{lead::Lead, unreported::Unreported};
+use self::lead::Lead;
 use crate::{
     bus::{Keep, Topic},
     config::Settings,
@@ -32,7 +35,7 @@ use crate::{
     queue::{self, Queue},
     store::{PAGE_BYTES, PublishedTask, Turn, Unpublished},
     supervise::{Beat, Supervisor},
-    telemetry::metrics::{self, QueueDepth, Republished, Watched},
+    telemetry::metrics::{self, Republished, Watched},
 };
 
 #[derive(Clone)]
@@ -75,9 +78,6 @@ const REMOVED_AT_ONCE: u32 = 256;
 /// How often the topics are trimmed.
 const TRIM_EVERY: Duration = Duration::from_secs(60);
 
-/// Elements per lane that one sweep looks at.
-const SWEEP: usize = 512;
-
 impl Watchdog {
     /// Waits; false at the stop.
     async fn pause(&self, duration: Duration) -> bool {
@@ -85,56 +85,6 @@ impl Watchdog {
             () = tokio::time::sleep(duration) => true,
             () = self.stop.cancelled() => false,
         }
-    }
-
-    // --- leases and delays
-
-    async fn leases(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        let interval = self.settings.watchdog.interval;
-        let mut due: HashMap<ShardId, Instant> = HashMap::new();
-        while self.lead.wait(&beat, &self.stop).await {
-            let (now, mut failed) = (Instant::now(), Ok(()));
-            for shard in self.queue.shards() {
-                if due.get(&shard).is_none_or(|at| *at <= now) {
-                    let wait = match self.tend(&shard).await {
-                        Ok(wait) => wait.min(interval),
-                        Err(queue::Error::NoGeneration) => interval,
-                        // A shard that is damaged must not hold up those behind it.
-                        Err(error) => {
-                            failed = failed.and(Err(error).with_context(|| format!("cannot tend {shard}")));
-                            interval
-                        }
-                    };
-                    due.insert(shard, now + wait);
-                }
-            }
-            failed?;
-            metrics::watchdog_step("leases", now.elapsed());
-            beat.beat();
-            let next = due.values().min().map_or(interval, |at| at.saturating_duration_since(Instant::now()));
-            self.pause(next.clamp(Duration::from_millis(5), interval)).await;
-        }
-        Ok(())
-    }
-
-    /// Everything due in the shard; how long until the next is.
-    async fn tend(&self, shard: &ShardId) -> queue::Result<Duration> {
-        let most = self.settings.watchdog.batch_max;
-        let backoff = &self.settings.queues.get(&shard.queue).backoff;
-        let expired = self.queue.expire(shard, most, backoff).await?;
-        metrics::watchdog_handled(Watched::Expired, count(expired.expired));
-        metrics::watchdog_handled(Watched::Dead, count(expired.dead));
-        metrics::watchdog_handled(Watched::Retried, count(expired.expired - expired.dead));
-        let promoted = self.queue.promote(shard, most).await?;
-        metrics::watchdog_handled(Watched::Promoted, count(promoted.promoted));
-        self.queue.sweep(shard, SWEEP).await?;
-        if expired.more || promoted.more {
-            return Ok(Duration::ZERO);
-        }
-        let next = expired.next_unix_ms.into_iter().chain(promoted.next_unix_ms).min();
-        // By this machine's clock only how long we sleep; Redis decides what is due.
-        let until = next.map(|at| u64::try_from(at - model::now_unix_ms()).unwrap_or(0));
-        Ok(until.map_or(Duration::MAX, Duration::from_millis))
     }
 
     // --- the outbox
@@ -225,59 +175,12 @@ impl Watchdog {
             };
             if stats.ahead >= settings.high_water_tasks / 10 * 9
                 || stats.waiting_bytes >= settings.high_water_bytes / 10 * 9
+                || stats.live >= settings.live_tasks_max() / 10 * 9
             {
                 return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    // --- final records
-
-    async fn finals(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        let mut unreported = Unreported::default();
-        while self.lead.wait(&beat, &self.stop).await {
-            let started = Instant::now();
-            let (mut busy, mut failed) = (false, Ok(()));
-            for shard in self.queue.shards() {
-                match self.settle_finals(&shard, &mut unreported).await {
-                    Ok(forgotten) => busy |= forgotten,
-                    Err(error) if is_lost(&error) => {}
-                    Err(error) => failed = failed.and(Err(error).with_context(|| format!("cannot settle {shard}"))),
-                }
-            }
-            failed?;
-            metrics::watchdog_step("finals", started.elapsed());
-            beat.beat();
-            let wait = if busy {
-                Duration::from_millis(1)
-            } else {
-                (self.settings.watchdog.grace / 10).min(Duration::from_secs(1))
-            };
-            self.pause(wait).await;
-        }
-        Ok(())
-    }
-
-    /// Forgets some final records; whether a full page was forgotten.
-    async fn settle_finals(&self, shard: &ShardId, unreported: &mut Unreported) -> anyhow::Result<bool> {
-        let most = self.settings.watchdog.batch_max;
-        let ids = self.queue.finals(shard, self.settings.watchdog.grace, most).await?;
-        if ids.is_empty() {
-            return Ok(false);
-        }
-        let states = self.outbox.store.states(&ids).await?;
-        // What SQL does not have was final for so long that it was removed.
-        let open: HashSet<TaskId> = states.into_iter().filter(|s| !s.status.is_final()).map(|s| s.id).collect();
-        let lost = unreported.lost(shard, &open, &self.outbox, &self.queue).await?;
-        if !lost.is_empty() {
-            // Without a record they are missing, and go out again.
-            tracing::warn!(%shard, "the reports of {} tasks of {shard} are lost: they are done again", lost.len());
-        }
-        let settled: Vec<_> = ids.iter().map(|id| (*id, !open.contains(id) || lost.contains(id))).collect();
-        let forgotten = self.queue.forget(shard, &settled).await?;
-        metrics::watchdog_handled(Watched::Settled, count(forgotten));
-        Ok(count(forgotten) == most)
     }
 
     // --- what finished long ago
@@ -440,46 +343,6 @@ impl Watchdog {
             beat.idle(self.pause(TRIM_EVERY)).await;
         }
         Ok(())
-    }
-
-    // --- gauges
-
-    async fn depths(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        loop {
-            let mut depths: BTreeMap<QueueName, QueueDepth> = BTreeMap::new();
-            let mut to_forward = 0;
-            for count in self.outbox.store.counts().await? {
-                let depth = depths.entry(count.queue).or_default();
-                // Less what Redis has, below.
-                depth.pending += if count.status.is_final() { 0 } else { count.count };
-            }
-            for shard in self.queue.shards() {
-                let stats = match self.queue.stats(&shard).await {
-                    Err(queue::Error::NoGeneration) => continue,
-                    other => other?,
-                };
-                let depth = depths.entry(shard.queue).or_default();
-                to_forward += stats.outbox;
-                depth.pending = depth.pending.saturating_sub(stats.live);
-                depth.waiting += stats.open;
-                depth.leased += stats.leases;
-                depth.delayed += stats.delayed;
-                let age = stats.oldest_created_unix_ms.map(|at| model::now_unix_ms().saturating_sub(at));
-                let age = Duration::from_millis(age.and_then(|age| u64::try_from(age).ok()).unwrap_or(0));
-                depth.oldest = depth.oldest.max(age);
-            }
-            for (queue, depth) in depths {
-                metrics::queue_depth(queue.as_str(), depth);
-            }
-            metrics::results_depth(to_forward);
-            for topic in [Topic::Pipeline, Topic::TaskResults] {
-                metrics::bus_backlog(topic.as_str(), self.outbox.bus.backlog(topic).await?);
-            }
-            beat.beat();
-            if !self.pause(Duration::from_secs(2)).await {
-                return Ok(());
-            }
-        }
     }
 }
 

@@ -160,7 +160,8 @@ async fn a_client_that_stops_reading_holds_up_nobody_and_its_tasks_come_back() {
         body.len()
     );
     deaf.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).await.unwrap();
-    until("it has leases", async || daemon.queue("q").await["assigned"] == 6).await;
+    // As many as fit into an answer, whatever it asked for.
+    until("it has leases", async || daemon.queue("q").await["assigned"] == 3).await;
 
     assert_eq!(daemon.drain("w", "q").await.len(), 12);
     drop(deaf);

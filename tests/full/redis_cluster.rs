@@ -21,7 +21,6 @@ use taskd::{
     redis_pool::Redis,
     supervise::Supervisor,
 };
-use tokio_util::sync::CancellationToken;
 
 use crate::support::{
     bus_contract::{Backend, PARTITIONS, bus_contract, subscribe, within},
@@ -98,6 +97,7 @@ impl Bed {
                 tasks,
                 high_water_tasks: 1_000_000,
                 high_water_bytes: 1 << 30,
+                live_tasks_max: u64::MAX,
             };
             until("the batch is enqueued", async || {
                 matches!(self.queue.enqueue(&shard(number), &batch).await, Ok(Enqueued::Done { .. }))
@@ -113,7 +113,8 @@ impl Bed {
         let (mut failed, mut completed) = (0, Vec::new());
         while !done.load(Ordering::Relaxed) {
             for shard in self.queue.shards_of(&queue_name()) {
-                let claim = Claim { worker: worker.clone(), max_tasks: 10, max_bytes: 1 << 20, lease: None };
+                let claim =
+                    Claim { worker: worker.clone(), max_tasks: 10, max_bytes: 1 << 20, lease: None, priority: None };
                 let Ok(granted) = self.queue.claim(&shard, claim).await else {
                     failed += 1;
                     continue;
@@ -139,7 +140,7 @@ impl Bed {
             }
             for number in 0..SHARDS {
                 drop(self.queue.expire(&shard(number), 100, &[Duration::ZERO]).await);
-                drop(self.queue.promote(&shard(number), 100).await);
+                drop(self.queue.promote(&shard(number), 100, Duration::from_secs(600)).await);
             }
         }
         (failed, completed)
@@ -338,40 +339,33 @@ async fn wakes_come_from_any_node_and_again_when_that_is_gone() {
     let redis = Redis::connect(cluster.url(), &own_prefix()).await.expect("connect");
     let queue = Queue::new(redis.clone());
     let supervisor = Supervisor::new();
-    let beat = supervisor.progress().register("wakes");
-    let stop = CancellationToken::new();
-    let listen = async {
-        while !stop.is_cancelled() {
-            drop(queue.listen(&beat, &stop).await);
-        }
-    };
-    let wake = async {
-        // Each with a name of its own: the last messages of the first are still on their way.
-        for (name, is_last) in [("before", false), ("after", true)] {
-            let waiter = queue.wakes().waiter(&[QueueName::new(name).expect("a name")]);
-            let is_woken = AtomicBool::new(false);
-            let wait = async {
-                let forever = Duration::from_secs(3600);
-                within("a wake", waiter.look_then_wait::<()>(async { None }, forever)).await;
-                is_woken.store(true, Ordering::Relaxed);
-            };
-            let channel = taskd::queue::keys::wake_channel(redis.prefix());
-            let publish = async {
-                while !is_woken.load(Ordering::Relaxed) {
-                    let publish = redis::cmd("PUBLISH").arg(&channel).arg(name).to_owned();
-                    drop(publish.query_async::<u64>(&mut redis.conn()).await);
-                }
-            };
-            tokio::join!(wait, publish);
-            if !is_last {
-                // It keeps its connections, and says nothing more.
-                let listened_to = tokio::task::block_in_place(|| cluster.subscribed_to(&channel));
-                cluster.signal(listened_to, Signal::SIGSTOP);
+    queue.start_listening(&supervisor);
+    // Each with a name of its own: the last messages of the first are still on their way.
+    for (name, is_last) in [("before", false), ("after", true)] {
+        let waiter = queue.wakes().waiter(&[QueueName::new(name).expect("a name")]);
+        let is_woken = AtomicBool::new(false);
+        let wait = async {
+            let forever = Duration::from_secs(3600);
+            let woken = within("a wake", waiter.look_then_wait::<()>(async { None }, forever)).await;
+            assert_eq!(woken, Err(vec![QueueName::new(name).expect("a name")]));
+            is_woken.store(true, Ordering::Relaxed);
+        };
+        let channel = taskd::queue::keys::wake_channel(redis.prefix());
+        let publish = async {
+            while !is_woken.load(Ordering::Relaxed) {
+                let publish = redis::cmd("PUBLISH").arg(&channel).arg(name).to_owned();
+                drop(publish.query_async::<u64>(&mut redis.conn()).await);
             }
+        };
+        tokio::join!(wait, publish);
+        if !is_last {
+            // It keeps its connections, and says nothing more.
+            let listened_to = tokio::task::block_in_place(|| cluster.subscribed_to(&channel));
+            cluster.signal(listened_to, Signal::SIGSTOP);
         }
-        stop.cancel();
-    };
-    tokio::join!(listen, wake);
+    }
+    supervisor.stop();
+    supervisor.wait().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -45,9 +45,11 @@ async fn leased(queue: &Queue) -> Vec<Leased> {
         tasks: &[task(1), task(2)],
         high_water_tasks: 100,
         high_water_bytes: 1 << 20,
+        live_tasks_max: u64::MAX,
     };
     queue.enqueue(&shard(), &batch).await.unwrap();
-    let claim = Claim { worker: WorkerName::new("w").unwrap(), max_tasks: 2, max_bytes: 1 << 20, lease: None };
+    let claim =
+        Claim { worker: WorkerName::new("w").unwrap(), max_tasks: 2, max_bytes: 1 << 20, lease: None, priority: None };
     queue.claim(&queue.shards_of(&shard().queue)[0], claim).await.unwrap().deliver()
 }
 

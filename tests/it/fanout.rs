@@ -50,6 +50,7 @@ async fn enqueue(queue: &Queue, bus: &dyn Bus, shard: &ShardId, epoch: u64, offs
         tasks: &[task],
         high_water_tasks: 100,
         high_water_bytes: 1 << 20,
+        live_tasks_max: u64::MAX,
     };
     queue.enqueue(shard, &batch).await.unwrap()
 }

@@ -175,9 +175,7 @@ async fn take(c: &mut Checked, step: &Step) {
         }
         Step::EnqueueAgain { which, same_offset } if !c.records.is_empty() => {
             let mut record = c.records[which % c.records.len()].clone();
-            // What a dead task left in D would end the waits of its next life: it comes again when that is gone.
-            let waits = c.model.waits.keys().any(|member| member.starts_with(record.id.as_bytes()));
-            if !same_offset && !waits {
+            if !same_offset {
                 record.offset = c.next_offset();
             }
             c.enqueue(&[record], u64::MAX).await;
@@ -422,11 +420,11 @@ async fn a_full_outbox_pauses_claims_and_expiries() {
     let () = eval.query_async(&mut c.redis.conn()).await.expect("eval");
     let shard = c.queue.shards_of(&c.shard.queue).remove(0);
     let worker = WorkerName::new("b").expect("a name");
-    let claim = Claim { worker, max_tasks: 9, max_bytes: ANY_WEIGHT, lease: None };
+    let claim = Claim { worker, max_tasks: 9, max_bytes: ANY_WEIGHT, lease: None, priority: None };
     assert!(c.queue.claim(&shard, claim).await.expect("claim").is_empty());
     assert_eq!(c.queue.expire(&c.shard, 9, &[]).await.expect("expire").expired, 0);
-    let first = c.queue.outbox(&c.shard, 1).await.expect("outbox").remove(0);
-    let left = c.queue.forwarded(&c.shard, &[first.id]).await.expect("forwarded");
+    let first = c.queue.outbox(&c.shard, 1, ANY_WEIGHT).await.expect("outbox").remove(0);
+    let left = c.queue.forwarded(&c.shard, &[first]).await.expect("forwarded");
     assert_eq!(left, OUTBOX_FULL - 1);
     let () = redis::cmd("DEL").arg("t:{q:0}:S").query_async(&mut c.redis.conn()).await.expect("del");
     c.finish().await;
@@ -456,7 +454,8 @@ async fn work(queue: Queue, shard: Arc<Shard>, name: WorkerName, mut dice: Dice)
     let (mut credits, mut late) = (Vec::new(), Vec::<Leased>::new());
     loop {
         let most = 1 + usize::try_from(dice.roll(5)).expect("few");
-        let claim = Claim { worker: name.clone(), max_tasks: most, max_bytes: ANY_WEIGHT, lease: Some(HOUR) };
+        let claim =
+            Claim { worker: name.clone(), max_tasks: most, max_bytes: ANY_WEIGHT, lease: Some(HOUR), priority: None };
         let granted = queue.claim(&shard, claim).await.expect("claim");
         if granted.is_empty() && !granted.more && live(&queue, &shard.id).await == 0 {
             return credits;
@@ -506,15 +505,14 @@ async fn watch(redis: Redis, queue: Queue, shard: ShardId, mut dice: Dice) -> Ve
         }
         queue.expire(&shard, 100, &[Duration::ZERO]).await.expect("expire");
         queue.sweep(&shard, 64).await.expect("sweep");
-        let entries = queue.outbox(&shard, 50).await.expect("outbox");
+        let entries = queue.outbox(&shard, 50, ANY_WEIGHT).await.expect("outbox");
         if entries.is_empty() && done {
             return forwarded;
         }
-        let ids: Vec<_> = entries.iter().map(|entry| entry.id.clone()).collect();
-        queue.forwarded(&shard, &ids).await.expect("forwarded");
-        for event in entries.into_iter().map(|entry| entry.event) {
-            if let Event::Completed(reports) = event {
-                forwarded.extend(reports.iter().map(|report| String::from_utf8_lossy(report).into_owned()));
+        queue.forwarded(&shard, &entries).await.expect("forwarded");
+        for event in entries.into_iter().flat_map(|entry| entry.events) {
+            if let Event::Completed(report) = event {
+                forwarded.push(String::from_utf8_lossy(&report).into_owned());
             }
         }
     }
@@ -528,7 +526,7 @@ async fn run_at_once(redis: &Redis, seed: u64) {
     let (stop, process) = (CancellationToken::new(), queue.clone());
     let stopped = stop.clone();
     let releases = tokio::spawn(async move {
-        process.give_back_undelivered(&Progress::default().register("release"), &stopped).await;
+        process.settle_deliveries(&Progress::default().register("release"), &stopped).await;
     });
     let watch = tokio::spawn(watch(redis.clone(), queue.clone(), c.shard.clone(), Dice(!seed)));
     let start = |n: u64| {

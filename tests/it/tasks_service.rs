@@ -5,11 +5,12 @@ use std::sync::Arc;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use taskd::{
     bus::{Bus, Topic, redis_streams::RedisStreams},
-    config::Settings,
-    model::{self, Offset, QueueName, ShardId, TaskId},
+    config::{Limits, QueueSettings, Settings},
+    model::{self, Offset, QueueName, ShardId, TaskId, validate},
     pb,
     queue::{Enqueue, EnqueueTask, Queue},
     redis_pool::Redis,
+    store::{NewRow, Settlement, Store, Unpublished},
     supervise::Supervisor,
     tasks::{self, Error},
 };
@@ -18,20 +19,31 @@ use crate::{
     discovery_insert::watched,
     support::{
         redis::{Fsync, RedisServer},
+        sqlite::SqliteFile,
+        store_contract::Database,
         until,
     },
 };
 
+fn shard(name: &str) -> ShardId {
+    ShardId { queue: QueueName::new(name).unwrap(), number: 0 }
+}
+
 /// A queue with one task.
 async fn one_task(queue: &Queue, name: &str) {
-    let shard = ShardId { queue: QueueName::new(name).unwrap(), number: 0 };
+    put(queue, name, TaskId::new(), 2, 1).await;
+}
+
+/// Puts a task in, at this offset of its own partition.
+async fn put(queue: &Queue, name: &str, id: TaskId, priority: i32, offset: u64) {
+    let shard = shard(name);
     queue.open_shard(&shard, 1, "topic", None).await.unwrap();
     queue.add_shard(&shard);
-    let offset = Offset { major: 1, minor: 0 };
-    let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
+    let offset = Offset { major: offset, minor: 0 };
+    let record = pb::PipelineRecord { priority, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
     let task = EnqueueTask {
         offset,
-        id: TaskId::new(),
+        id,
         replicas: 1,
         not_before_unix_ms: 0,
         body: model::body_blob(&record),
@@ -45,6 +57,7 @@ async fn one_task(queue: &Queue, name: &str) {
         tasks: &[task],
         high_water_tasks: 100,
         high_water_bytes: 1 << 20,
+        live_tasks_max: u64::MAX,
     };
     queue.enqueue(&shard, &batch).await.unwrap();
 }
@@ -61,8 +74,9 @@ async fn every_call_is_counted_with_how_it_ended() {
     one_task(&queue, "q").await;
     let bus = Arc::new(RedisStreams::open(redis, "", 1).await.unwrap());
     let supervisor = Supervisor::new();
-    let tasks = tasks::start(queue, bus, &Arc::new(Settings::default()), &supervisor);
-    assert_eq!(watched(&supervisor), ["tasks/forward", "tasks/release", "tasks/wakes"]);
+    let file = SqliteFile::create().await;
+    let tasks = tasks::start(queue, file.open().await, bus, &Arc::new(Settings::default()), &supervisor);
+    assert_eq!(watched(&supervisor), ["tasks/deliveries", "tasks/forward"]);
 
     let get = || tasks.get(pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into()], ..Default::default() });
     let leased = get().await.unwrap().deliver().tasks.remove(0);
@@ -105,11 +119,14 @@ async fn every_call_is_counted_with_how_it_ended() {
 
 /// The service over queues with one task each.
 struct Service {
+    queue: Queue,
     tasks: tasks::Handle,
     bus: Arc<RedisStreams>,
+    store: Arc<dyn Store>,
     redis: Redis,
     supervisor: Supervisor,
     _server: RedisServer,
+    _file: SqliteFile,
 }
 
 impl Service {
@@ -122,13 +139,37 @@ impl Service {
         }
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
         let supervisor = Supervisor::new();
-        let tasks = tasks::start(queue, bus.clone(), &Arc::new(Settings::default()), &supervisor);
-        Self { tasks, bus, redis, supervisor, _server: server }
+        queue.start_listening(&supervisor);
+        let file = SqliteFile::create().await;
+        let store = file.open().await;
+        let tasks =
+            tasks::start(queue.clone(), Arc::clone(&store), bus.clone(), &Arc::new(Settings::default()), &supervisor);
+        Self { queue, tasks, bus, store, redis, supervisor, _server: server, _file: file }
+    }
+
+    async fn get(&self, queues: &[&str], max_tasks: u32, wait_s: i64) -> Result<Vec<pb::LeasedTask>, Error> {
+        let get = pb::GetTasksRequest {
+            worker: "w".into(),
+            queues: queues.iter().map(ToString::to_string).collect(),
+            max_tasks,
+            wait: Some(prost_types::Duration { seconds: wait_s, nanos: 0 }),
+            ..Default::default()
+        };
+        Ok(self.tasks.get(get).await?.deliver().tasks)
     }
 
     async fn lease(&self, queue: &str) -> pb::LeasedTask {
-        let get = pb::GetTasksRequest { worker: "w".into(), queues: vec![queue.into()], ..Default::default() };
-        self.tasks.get(get).await.unwrap().deliver().tasks.remove(0)
+        self.get(&[queue], 1, 0).await.unwrap().remove(0)
+    }
+
+    async fn complete_all(&self, worker: &str, leased: &[&pb::LeasedTask]) -> Result<Vec<pb::ItemStatus>, Error> {
+        let completion = |leased: &&pb::LeasedTask| {
+            let (id, lease_token) = (leased.id.clone(), leased.lease_token.clone());
+            pb::Completion { id, lease_token, ..Default::default() }
+        };
+        let completions = leased.iter().map(completion).collect();
+        let complete = pb::CompleteTasksRequest { worker: worker.into(), completions };
+        Ok(self.tasks.complete(complete).await?.results.iter().map(pb::ItemResult::status).collect())
     }
 
     async fn complete(&self, leased: &pb::LeasedTask, discovered: Vec<pb::NewTask>) -> pb::ItemResult {
@@ -136,6 +177,20 @@ impl Service {
         let completion = pb::Completion { id, lease_token, discovered, ..Default::default() };
         let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion] };
         self.tasks.complete(complete).await.unwrap().results.remove(0)
+    }
+
+    async fn redis(&self, command: &str, args: &[&str]) {
+        redis::cmd(command).arg(args).query_async::<redis::Value>(&mut self.redis.conn()).await.unwrap();
+    }
+
+    /// Every call on the queue's shard fails until [`Self::mend`].
+    async fn damage(&self, queue: &str) {
+        self.redis("RENAME", &[&format!("t:{{{queue}:0}}:g"), "t:aside"]).await;
+        self.redis("RPUSH", &[&format!("t:{{{queue}:0}}:g"), "not a string"]).await;
+    }
+
+    async fn mend(&self, queue: &str) {
+        self.redis("RENAME", &["t:aside", &format!("t:{{{queue}:0}}:g")]).await;
     }
 
     async fn reject(&self, leased: &pb::LeasedTask, delay_s: i64) -> pb::ItemResult {
@@ -184,5 +239,144 @@ async fn a_damaged_outbox_holds_up_no_other_shard() {
     assert_eq!(service.complete(&leased, vec![]).await.status(), pb::ItemStatus::Ok);
     until("the report of q is on the bus", async || service.bus.ends(Topic::TaskResults).await.unwrap()[0].is_some())
         .await;
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn one_shard_that_fails_fails_its_own_items_only() {
+    let service = Service::start(&["a", "q"]).await;
+    let of_a = service.lease("a").await;
+    service.damage("a").await;
+    let of_q = service.get(&["a", "q"], 10, 0).await.unwrap().remove(0);
+    assert_eq!(of_q.queue, "q");
+    let by = Some(prost_types::Duration { seconds: 60, nanos: 0 });
+    let extension = |of: &pb::LeasedTask| pb::Extension { id: of.id.clone(), lease_token: of.lease_token.clone(), by };
+    let extend = pb::ExtendTasksRequest { worker: "w".into(), extensions: vec![extension(&of_a), extension(&of_q)] };
+    let extended = service.tasks.extend(extend).await.unwrap().results;
+    let statuses = [extended[0].status(), extended[1].status()];
+    assert_eq!(statuses, [pb::ItemStatus::TryLater, pb::ItemStatus::Ok]);
+    let statuses = service.complete_all("w", &[&of_a, &of_q]).await.unwrap();
+    assert_eq!(statuses, [pb::ItemStatus::TryLater, pb::ItemStatus::Ok]);
+
+    // Where nothing else is named there is no answer at all.
+    assert!(matches!(service.get(&["a"], 1, 30).await, Err(Error::Unavailable(_))));
+    assert!(matches!(service.complete_all("w", &[&of_a]).await, Err(Error::Unavailable(_))));
+    assert!(matches!(service.get(&["a", "q"], 1, 0).await, Err(Error::Unavailable(_))), "nothing else was there");
+    service.mend("a").await;
+    assert_eq!(service.complete_all("w", &[&of_a]).await.unwrap(), [pb::ItemStatus::Ok]);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_waits_for_the_shards_that_answer() {
+    let service = Service::start(&["a", "q"]).await;
+    service.lease("q").await;
+    service.damage("a").await;
+    let later = async {
+        until("the worker waits", async || service.queue.wakes().is_awaited(&shard("q").queue)).await;
+        put(&service.queue, "q", TaskId::new(), 2, 2).await;
+    };
+    let (got, ()) = tokio::join!(service.get(&["a", "q"], 1, 60), later);
+    assert_eq!(got.unwrap()[0].queue, "q");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn the_most_urgent_of_all_queues_named_goes_first() {
+    let names = ["a", "b", "c"];
+    let service = Service::start(&names).await;
+    for (n, name) in names.iter().enumerate() {
+        put(&service.queue, name, TaskId::new(), 3, 2).await;
+        put(&service.queue, name, TaskId::new(), 1, 3 + n as u64).await;
+    }
+    let mut order = Vec::new();
+    for _ in 0..9 {
+        let id: TaskId = service.get(&names, 1, 0).await.unwrap()[0].id.parse().unwrap();
+        order.push(id);
+    }
+    let of_priority = async |priority: i32| {
+        let bodies: Vec<_> = names.iter().map(|name| format!("t:{{{name}:0}}:B")).collect();
+        let mut ids = Vec::new();
+        for key in bodies {
+            let all: Vec<(Vec<u8>, Vec<u8>)> =
+                redis::cmd("HGETALL").arg(key).query_async(&mut service.redis.conn()).await.unwrap();
+            let of = all.into_iter().filter(|(_, body)| i32::from(body[0]) == priority);
+            ids.extend(of.filter_map(|(id, _)| TaskId::from_slice(&id)));
+        }
+        ids
+    };
+    for (n, priority) in [1, 2, 3].into_iter().enumerate() {
+        let of_priority = of_priority(priority).await;
+        assert!(order[n * 3..n * 3 + 3].iter().all(|id| of_priority.contains(id)), "priority {priority}");
+    }
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
+    let service = Service::start(&[]).await;
+    let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
+    let task = validate::task_row(task, TaskId::new(), &QueueSettings::default(), &Limits::default(), 1, 1).unwrap();
+    let id = task.id;
+    let row = NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 };
+    service.store.insert(&[row]).await.unwrap();
+    put(&service.queue, "q", id, 2, 1).await;
+    let leased = service.lease("q").await;
+    assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [pb::ItemStatus::Ok]);
+    let (worker, result, discovered) = ("w".to_owned(), "".into(), vec![]);
+    let done = Settlement::Completed { id, worker, result, attempt: 1, at_unix_ms: 1, discovered };
+    service.store.settle(vec![done]).await.unwrap();
+
+    let other = pb::LeasedTask { id: TaskId::new().to_string(), ..leased.clone() };
+    for lost in ["t:{q:0}:R", "t:{q:0}:g"] {
+        service.redis("DEL", &[lost]).await;
+        assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [pb::ItemStatus::Ok], "without {lost}");
+        assert_eq!(service.complete_all("v", &[&leased]).await.unwrap(), [pb::ItemStatus::AlreadyCompleted]);
+        let unknown = service.complete_all("w", &[&other]).await.unwrap()[0];
+        assert!(matches!(unknown, pb::ItemStatus::UnknownTask | pb::ItemStatus::LeaseLost), "{unknown:?}");
+    }
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn made_up_queues_cost_a_bounded_number_of_calls() {
+    let service = Service::start(&[]).await;
+    let made_up = |n: usize| {
+        let lease_token = format!("made-up-{n}:0:1:1:1");
+        pb::LeasedTask { id: TaskId::new().to_string(), lease_token, ..Default::default() }
+    };
+    let all: Vec<_> = (0..300).map(made_up).collect();
+    let statuses = service.complete_all("w", &all.iter().collect::<Vec<_>>()).await.unwrap();
+    let of = |status| statuses.iter().filter(|other| **other == status).count();
+    assert_eq!((of(pb::ItemStatus::LeaseLost), of(pb::ItemStatus::Invalid)), (100, 200));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_busy_shard_does_not_hold_up_the_reports_of_others() {
+    let service = Service::start(&["a", "q"]).await;
+    let leased = service.lease("q").await;
+    // Faster than anybody forwards, so that the outbox of a is never empty.
+    let add = "for i = 1, 3000 do redis.call('XADD', KEYS[1], '*', 'x', ARGV[1], 'w', 'w', 'a', '1', 'e', '0') end";
+    let busy = async {
+        loop {
+            let mut eval = redis::cmd("EVAL");
+            eval.arg(add).arg(1).arg("t:{a:0}:S").arg(TaskId::new().as_bytes());
+            let () = eval.query_async(&mut service.redis.conn()).await.unwrap();
+        }
+    };
+    let forwarded = async {
+        until("the forwarder is at a", async || service.bus.ends(Topic::Expirations).await.unwrap()[0].is_some()).await;
+        assert_eq!(service.complete(&leased, vec![]).await.status(), pb::ItemStatus::Ok);
+        until("the report of q is on the bus", async || {
+            service.bus.ends(Topic::TaskResults).await.unwrap()[0].is_some()
+        })
+        .await;
+    };
+    tokio::select! {
+        () = busy => {}
+        () = forwarded => {}
+    }
+    service.redis("DEL", &["t:{a:0}:S"]).await;
     service.stop().await;
 }

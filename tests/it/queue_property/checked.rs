@@ -9,7 +9,7 @@ use taskd::{
     model::{Offset, QueueName, ShardId, TaskId, WorkerName},
     queue::{
         Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, HandBack, How, Inspected,
-        OUTBOX_FULL, Promoted, Queue, RecordStatus, Stats,
+        OUTBOX_FULL, OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, Stats,
         keys::{LANES, ShardKeys},
         scripts,
     },
@@ -23,6 +23,10 @@ use crate::support::redis::{Fsync, RedisServer};
 
 pub(super) const WORKERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 pub(super) const ANY_WEIGHT: usize = 1 << 20;
+/// More than there is of anything.
+const ALL: usize = 1 << 40;
+/// Nothing is scheduled so far away.
+const FAR: Duration = Duration::from_secs(1 << 40);
 
 /// A task to put in; `credited` has a bit per worker of [`WORKERS`].
 #[derive(Clone, Debug)]
@@ -128,6 +132,7 @@ impl Checked {
             tasks: records,
             high_water_tasks,
             high_water_bytes: u64::MAX,
+            live_tasks_max: u64::MAX,
         };
         let mut ahead = self.queue.stats(&self.shard).await.expect("stats").ahead;
         let (mut dealt_with, mut added) = (0, 0);
@@ -140,7 +145,8 @@ impl Checked {
                     if new.credited.len() < new.replicas as usize {
                         self.model.enqueue(new);
                         self.records.push(new.clone());
-                        (ahead, added) = (ahead + 1, added + 1);
+                        added += 1;
+                        ahead += u64::from(new.not_before_unix_ms == 0);
                     }
                 }
                 self.model.offset = Some(new.offset);
@@ -164,6 +170,7 @@ impl Checked {
             tasks,
             high_water_tasks: high,
             high_water_bytes: high,
+            live_tasks_max: high,
         };
         let answer = self.queue.enqueue(&self.shard, &batch).await.expect("enqueue");
         assert_eq!(answer, Enqueued::Behind(self.model.offset));
@@ -212,7 +219,13 @@ impl Checked {
     }
 
     fn claim_of(ask: &Ask) -> Claim {
-        Claim { worker: worker(&ask.worker), max_tasks: ask.most, max_bytes: ask.most_bytes, lease: None }
+        Claim {
+            worker: worker(&ask.worker),
+            max_tasks: ask.most,
+            max_bytes: ask.most_bytes,
+            lease: None,
+            priority: None,
+        }
     }
 
     /// Concurrent requests: one call of the script.
@@ -228,6 +241,7 @@ impl Checked {
             let got = tasks.into_iter().map(|task| (task.id, task.body, task.token.attempt)).collect();
             leases.extend(self.granted(ask, (grant, more, got)));
         }
+        self.queue.report_deliveries().await;
         self.known.extend(leases.clone());
         self.compare(false).await;
         leases
@@ -244,7 +258,8 @@ impl Checked {
     /// With a scan bound that the queue would not use; answers whether to ask again.
     pub(super) async fn claim_looking_at(&mut self, elements: usize, ask: &Ask) -> (Vec<Lease>, bool) {
         let mut call = scripts::CLAIM.on(&self.keys, None);
-        call.arg(elements).arg(OUTBOX_FULL).arg(&ask.worker).arg(ask.most).arg(ask.most_bytes).arg(0);
+        call.arg(elements).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES).arg(ANY_WEIGHT).arg("").arg(0);
+        call.arg(&ask.worker).arg(ask.most).arg(ask.most_bytes).arg(0).arg(0);
         let value = call.run(&mut self.redis.conn()).await.expect("claim");
         let (_, _, mut answer): (u64, u8, Vec<Value>) = redis::from_redis_value(value).expect("an answer");
         let tasks = answer.split_off(2);
@@ -254,6 +269,8 @@ impl Checked {
             (id_of(&id), body.into(), attempt)
         };
         let leases = self.granted(ask, (grant, more == 1, tasks.into_iter().map(task).collect()));
+        // Nobody says that they were delivered: if they run out, it costs nothing.
+        self.model.unseen.extend(leases.iter().map(|lease| lease.grant));
         self.known.extend(leases.clone());
         self.compare(false).await;
         (leases, more == 1)
@@ -276,7 +293,7 @@ impl Checked {
         drop(granted);
         let stop = CancellationToken::new();
         stop.cancel();
-        process.give_back_undelivered(&Progress::default().register("release"), &stop).await;
+        process.settle_deliveries(&Progress::default().register("release"), &stop).await;
         for lease in leases {
             self.model.give_back(lease.id, lease.grant, How::Release, "");
         }
@@ -340,6 +357,7 @@ impl Checked {
             assert_eq!(deadline > 0, code == Code::Ok);
             if code == Code::Ok {
                 self.model.leases.insert(member(lease.id, lease.grant), None);
+                self.model.unseen.remove(&lease.grant);
             }
         }
         self.compare(false).await;
@@ -365,6 +383,12 @@ impl Checked {
             let holder = self.model.tasks[&id].held.iter().find(|(_, other)| *other == grant);
             // A task that died a moment ago has closed its other leases.
             let Some((worker, _)) = holder.cloned() else { continue };
+            if self.model.unseen.contains(&grant) {
+                self.model.give_back(id, grant, How::Release, "");
+                self.model.unseen.insert(grant);
+                expected.undelivered += 1;
+                continue;
+            }
             let dead = self.model.give_back(id, grant, How::Retry(None), "lease expired");
             let attempts = self.model.tasks[&id].failures;
             self.model.outbox.push_back(Event::Expired { id, worker, attempts, dead });
@@ -387,7 +411,7 @@ impl Checked {
     pub(super) async fn promote(&mut self, most: usize) -> Promoted {
         let due = due(&self.model.waits, most);
         let promoted = due.iter().filter(|wait| self.model.promote(wait)).count() as u64;
-        let answer = self.queue.promote(&self.shard, most).await.expect("promote");
+        let answer = self.queue.promote(&self.shard, most, FAR).await.expect("promote");
         assert_eq!(answer, Promoted { promoted, more: due.len() == most, next_unix_ms: answer.next_unix_ms });
         assert_eq!(answer.next_unix_ms.is_none(), self.model.waits.is_empty());
         self.compare(false).await;
@@ -419,7 +443,7 @@ impl Checked {
 
     pub(super) async fn lose_pointer(&mut self, lane: usize, name: &str) {
         let mut command = redis::cmd("HDEL");
-        command.arg(&self.keys.all()[9 + 3 * lane + 2]).arg(name);
+        command.arg(format!("t:{{q:0}}:{}:P", LANES[lane])).arg(name);
         let () = command.query_async(&mut self.redis.conn()).await.expect("hdel");
     }
 
@@ -429,17 +453,16 @@ impl Checked {
         let mut command = redis::cmd("LPUSH");
         command.arg(format!("t:{{q:0}}:{}:T", LANES[lane])).arg(vec![element; count]);
         let () = command.query_async(&mut self.redis.conn()).await.expect("lpush");
-        self.model.offers[lane].extend(vec![forgotten; count]);
+        self.model.offers[lane].extend(vec![(forgotten, 0); count]);
         self.compare(false).await;
     }
 
     pub(super) async fn forward(&mut self, most: usize) {
-        let entries = self.queue.outbox(&self.shard, most).await.expect("outbox");
-        let ids: Vec<_> = entries.iter().map(|entry| entry.id.clone()).collect();
-        if !ids.is_empty() {
-            self.queue.forwarded(&self.shard, &ids).await.expect("forwarded");
+        let entries = self.queue.outbox(&self.shard, most, ANY_WEIGHT).await.expect("outbox");
+        if !entries.is_empty() {
+            self.queue.forwarded(&self.shard, &entries).await.expect("forwarded");
         }
-        let events = entries.into_iter().flat_map(|entry| one_by_one(entry.event)).count();
+        let events = entries.into_iter().flat_map(|entry| entry.events).count();
         self.model.outbox.drain(..events);
         self.compare(false).await;
     }
@@ -511,18 +534,22 @@ impl Checked {
             assert_eq!(record, expected, "the record of {id}");
         }
 
-        let outbox = self.queue.outbox(&self.shard, usize::MAX >> 8).await.expect("outbox");
+        let outbox = self.queue.outbox(&self.shard, ALL, ALL).await.expect("outbox");
         let entries = outbox.len() as u64;
-        let events: Vec<_> = outbox.into_iter().flat_map(|entry| one_by_one(entry.event)).collect();
+        let bytes: usize = outbox.iter().map(|entry| entry.bytes).sum();
+        let events: Vec<_> = outbox.into_iter().flat_map(|entry| entry.events).map(without_times).collect();
         assert_eq!(model.outbox, events, "the outbox");
-        let waiting = |task: &&Task| task.left() > 0 || task.scheduled;
+        let counted: Option<usize> =
+            redis::cmd("HGET").arg(key("M")).arg("out").query_async(&mut conn).await.expect("out");
+        assert_eq!(counted.unwrap_or(0), bytes, "bytes of the outbox");
+        let waiting = |task: &&Task| task.left() > 0;
         let stats = self.queue.stats(&self.shard).await.expect("stats");
         let expected = Stats {
             open: live().filter(|(_, task)| task.left() > 0).count() as u64,
             leases: model.leases.len() as u64,
             delayed: model.waits.len() as u64,
             live: live().count() as u64,
-            waiting_bytes: live().map(|(_, task)| task).filter(waiting).map(|task| task.body.len() as u64).sum(),
+            waiting_bytes: live().map(|(_, task)| task).filter(waiting).map(|task| task.body.len() as u64 + 400).sum(),
             outbox: entries,
             finals: model.finals.len() as u64,
             oldest_created_unix_ms: self.oldest_near_a_tail(),
@@ -533,30 +560,32 @@ impl Checked {
 
     /// The time in the id of what is open within 32 elements of a tail.
     fn oldest_near_a_tail(&self) -> Option<i64> {
-        let open = |id: &&TaskId| self.model.tasks.get(id).is_some_and(|task| task.left() > 0);
+        let open =
+            |(id, offer): &&(TaskId, u32)| self.model.tasks.get(id).is_some_and(|task| task.is_offered_by(*offer));
         let first = (0..6).filter_map(|lane| self.model.standing(lane).iter().take(32).find(open));
-        first.map(|id| i64::try_from(id.0.as_u128() >> 80).expect("48 bits")).min()
+        first.map(|(id, _)| i64::try_from(id.0.as_u128() >> 80).expect("48 bits")).min()
     }
 
     /// An element leaves the tail when it is spent; a sweep may also put it in front again. Who has something left is offered.
     fn compare_lanes(&mut self, lanes: &[Vec<Vec<u8>>], gone: &[Option<usize>], swept: bool) {
         let model = &mut self.model;
-        let left = |id: &TaskId| model.tasks.get(id).map_or(0, Task::left);
+        let live = |(id, offer): &(TaskId, u32)| model.tasks.get(id).is_some_and(|task| task.is_offered_by(*offer));
         let mut offered = BTreeSet::<TaskId>::new();
         for lane in 0..6 {
             let (offers, now) = (&mut model.offers[lane], gone[lane].unwrap_or(0));
             let mut moved = Vec::new();
-            for id in &offers[model.gone[lane]..now] {
-                if left(id) > 0 && !moved.contains(id) {
-                    assert!(swept, "{id} left the tail of {} with something left", LANES[lane]);
-                    moved.push(*id);
+            for element in &offers[model.gone[lane]..now] {
+                if live(element) {
+                    assert!(swept, "{element:?} left the tail of {} with something left", LANES[lane]);
+                    moved.push(*element);
                 }
             }
             offers.append(&mut moved);
             model.gone[lane] = now;
-            let standing = lanes[lane].iter().rev().map(|element| id_of(&element[element.len() - 16..]));
+            let standing =
+                lanes[lane].iter().rev().map(|element| (id_of(&element[element.len() - 16..]), offer(element)));
             assert!(standing.eq(offers[now..].iter().copied()), "{}: {:?}", LANES[lane], &offers[now..]);
-            offered.extend(&offers[now..]);
+            offered.extend(offers[now..].iter().filter(|element| live(element)).map(|(id, _)| *id));
         }
         let open = model.tasks.iter().filter(|(_, task)| task.left() > 0).map(|(id, _)| *id);
         assert!(open.into_iter().all(|id| offered.contains(&id)), "open, but in no lane");
@@ -576,7 +605,14 @@ impl Checked {
             let leases = self.claim_by(&name, 1000).await;
             self.complete(&leases).await;
         }
-        self.forward(usize::MAX >> 8).await;
+        self.forward(ALL).await;
+        // The time of what was never delivered is over.
+        for grant in &self.model.unseen {
+            let mut past = redis::cmd("ZADD");
+            past.arg("t:{q:0}:U").arg("XX").arg(1).arg(*grant);
+            let () = past.query_async(&mut self.redis.conn()).await.expect("zadd");
+        }
+        self.expire(7).await;
         self.forget(1000, 0xff).await;
         self.sweep_to_the_end().await;
         assert_eq!(self.model.forgotten.len(), self.added, "each task ended once");
@@ -596,9 +632,21 @@ impl Checked {
     }
 }
 
-fn one_by_one(event: Event) -> Vec<Event> {
+/// Times are not compared.
+fn without_times(event: Event) -> Event {
     match event {
-        Event::Completed(reports) => reports.into_iter().map(|report| Event::Completed(vec![report])).collect(),
-        other => vec![other],
+        Event::Died { id, attempts, reason, mut history } => {
+            history.iter_mut().for_each(|failure| failure.at_unix_ms = 0);
+            Event::Died { id, attempts, reason, history }
+        }
+        other => other,
     }
+}
+
+/// The second value of an element.
+fn offer(element: &[u8]) -> u32 {
+    let mut read = element;
+    assert_eq!(rmp::decode::read_array_len(&mut read).expect("an array"), 3);
+    let _num: u32 = rmp::decode::read_int(&mut read).expect("NUM");
+    rmp::decode::read_int(&mut read).expect("an offer")
 }

@@ -1,14 +1,14 @@
 //! The model: records and offers, but no pointers and no counters.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 
 use bytes::Bytes;
 use taskd::{
     model::{LeaseToken, Offset, ShardId, TaskId},
-    queue::{Code, EnqueueTask, Event, How, RecordStatus},
+    queue::{Code, EnqueueTask, Event, Failure, How, RecordStatus},
 };
 
 pub(super) const LIFE: u64 = 7;
@@ -31,6 +31,12 @@ pub(super) struct Task {
     /// Its time has not come; all that is left of it waits.
     pub(super) scheduled: bool,
     pub(super) failures: u32,
+    /// Failures that count, by worker; only of tasks for several.
+    pub(super) failed: BTreeMap<String, u32>,
+    /// The last ones; times are not compared.
+    pub(super) history: Vec<Failure>,
+    /// The newest offer: elements of others are spent. 0: its first element.
+    pub(super) offer: u32,
 }
 
 impl Task {
@@ -40,7 +46,31 @@ impl Task {
     }
 
     pub(super) fn open_to(&self, worker: &str) -> bool {
-        self.left() > 0 && self.credited.iter().chain(&self.held).all(|(other, _)| other != worker)
+        let refused = self.failed.get(worker).is_some_and(|failed| *failed >= self.max_attempts);
+        self.left() > 0 && !refused && self.credited.iter().chain(&self.held).all(|(other, _)| other != worker)
+    }
+
+    pub(super) fn is_offered_by(&self, offer: u32) -> bool {
+        self.left() > 0 && (self.offer == 0 || self.offer == offer)
+    }
+
+    /// Of a task for several, one worker's failures count for one replica at most.
+    fn blame(&mut self, worker: &str, failures: u32, reason: &str) {
+        if failures == 0 {
+            return;
+        }
+        let mut counted = failures;
+        if self.replicas > 1 {
+            let failed = self.failed.entry(worker.into()).or_default();
+            let after = (*failed + failures).min(self.max_attempts);
+            counted = after - *failed;
+            *failed = after;
+        }
+        self.failures += counted;
+        self.history.push(Failure { at_unix_ms: 0, worker: worker.into(), reason: reason.into() });
+        if self.history.len() > 10 {
+            self.history.remove(0);
+        }
     }
 
     pub(super) fn lane(&self, retry: bool) -> usize {
@@ -88,13 +118,15 @@ pub(super) fn due(timers: &Timers, most: usize) -> Vec<Vec<u8>> {
 pub(super) struct Model {
     pub(super) tasks: BTreeMap<TaskId, Task>,
     /// By lane, every element that was ever offered, oldest first, and how many of them have left the tail.
-    pub(super) offers: [Vec<TaskId>; 6],
+    pub(super) offers: [Vec<(TaskId, u32)>; 6],
     pub(super) gone: [usize; 6],
     pub(super) leases: Timers,
     pub(super) waits: Timers,
     pub(super) outbox: VecDeque<Event>,
     pub(super) finals: VecDeque<TaskId>,
     pub(super) grants: u64,
+    /// Grants that were never delivered.
+    pub(super) unseen: BTreeSet<u64>,
     pub(super) offset: Option<Offset>,
     pub(super) forgotten: Vec<Task>,
 }
@@ -110,15 +142,16 @@ impl Model {
     }
 
     /// The elements of a lane, oldest first.
-    pub(super) fn standing(&self, lane: usize) -> &[TaskId] {
+    pub(super) fn standing(&self, lane: usize) -> &[(TaskId, u32)] {
         &self.offers[lane][self.gone[lane]..]
     }
 
     /// What this worker may have, as one that has passed nothing sees it.
     pub(super) fn open_to(&self, worker: &str) -> Vec<TaskId> {
         let mut open = Vec::new();
-        for id in self.lanes().into_iter().flat_map(|lane| self.standing(lane)) {
-            if self.tasks.get(id).is_some_and(|task| task.open_to(worker)) && !open.contains(id) {
+        for (id, offer) in self.lanes().into_iter().flat_map(|lane| self.standing(lane)) {
+            let may = |task: &Task| task.open_to(worker) && task.is_offered_by(*offer);
+            if self.tasks.get(id).is_some_and(may) && !open.contains(id) {
                 open.push(*id);
             }
         }
@@ -151,11 +184,14 @@ impl Model {
             gave_back: Vec::new(),
             scheduled: waits,
             failures: 0,
+            failed: BTreeMap::new(),
+            history: Vec::new(),
+            offer: 0,
         };
         if waits {
             self.waits.insert(new.id.as_bytes().to_vec(), None);
         } else {
-            self.offers[task.lane(false)].push(new.id);
+            self.offers[task.lane(false)].push((new.id, 0));
         }
         self.tasks.insert(new.id, task);
     }
@@ -176,7 +212,7 @@ impl Model {
             task.status = RecordStatus::Completed;
             self.finals.push_back(lease.id);
         }
-        self.outbox.push_back(Event::Completed(vec![lease.report()]));
+        self.outbox.push_back(Event::Completed(lease.report()));
     }
 
     /// Answers whether the task is dead.
@@ -185,19 +221,26 @@ impl Model {
         let at = task.held.iter().position(|(_, other)| *other == grant).expect("a holder");
         let holder = task.held.remove(at);
         self.leases.remove(&member(id, grant));
-        task.failures += match how {
+        let failures = match how {
             How::Release => 0,
             How::Retry(_) => 1,
             How::Never => task.max_attempts,
         };
+        task.blame(&holder.0, failures, reason);
+        if how == How::Release {
+            // taskd gives back all of a grant.
+            self.unseen.remove(&grant);
+        }
         let num = u32::try_from(task.replicas).expect("few");
-        if task.failures >= task.max_attempts * num {
+        if failures > 0 && task.failures >= task.max_attempts * num {
             for (_, other) in task.held.drain(..) {
                 self.leases.remove(&member(id, other));
             }
             (task.status, task.waiting) = (RecordStatus::Dead, 0);
             self.finals.push_back(id);
-            self.outbox.push_back(Event::Died { id, attempts: task.failures, reason: reason.into() });
+            self.waits.retain(|member, _| id_of(member) != id);
+            let (attempts, reason, history) = (task.failures, reason.into(), task.history.clone());
+            self.outbox.push_back(Event::Died { id, attempts, reason, history });
             return true;
         }
         let at_once = match how {
@@ -206,7 +249,8 @@ impl Model {
             How::Retry(None) | How::Never => BACKOFF[task.failures.div_ceil(num).min(3) as usize - 1].is_zero(),
         };
         if at_once {
-            self.offers[task.lane(true)].push(id);
+            task.offer += 1;
+            self.offers[task.lane(true)].push((id, task.offer));
         } else {
             task.waiting += 1;
             task.gave_back.push(holder);
@@ -224,7 +268,8 @@ impl Model {
         task.waiting = if first { 0 } else { task.waiting - 1 };
         task.scheduled &= !first;
         task.gave_back.retain(|(_, grant)| member(id, *grant) != wait);
-        self.offers[task.lane(!first)].push(id);
+        task.offer += u32::from(!first);
+        self.offers[task.lane(!first)].push((id, task.offer));
         true
     }
 }

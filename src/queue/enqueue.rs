@@ -1,0 +1,74 @@
+//! For the fanout: shards are opened, partitions have owners, tasks go in.
+
+use super::{
+    Enqueue, Enqueued, Queue, Result, keys, scripts,
+    wire::{items, number, packed_strings, text},
+};
+use crate::model::{Offset, ShardId};
+
+impl Queue {
+    /// The number of the shard's life in Redis; `None`: never opened, or lost.
+    pub async fn generation(&self, shard: &ShardId) -> Result<Option<u64>> {
+        let keys = self.keys(shard);
+        Ok(redis::cmd("GET").arg(keys.generation()).query_async(&mut self.0.redis.conn()).await?)
+    }
+
+    /// Gives a shard that has no generation one, in one step with an empty state: records of `pipeline` up to `offset` count as enqueued.
+    /// What stands in its outbox stays. Does nothing when the shard has a generation.
+    pub async fn open_shard(
+        &self,
+        shard: &ShardId,
+        life: u64,
+        topic_generation: &str,
+        offset: Option<Offset>,
+    ) -> Result<()> {
+        let stored = offset.map(|offset| format!("{topic_generation}/{offset}")).unwrap_or_default();
+        self.call(&scripts::OPEN, shard, 1, |call| {
+            call.arg(life).arg(stored);
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// For a new owner of a partition of `pipeline`: higher than that of every owner before, who is refused from the next enqueue on.
+    pub async fn take_epoch(&self, partition: u32) -> Result<u64> {
+        self.raise_epoch(partition, 1).await
+    }
+
+    /// After a refusal: a Redis that fell back may have forgotten how high the epochs were. The next one taken is above `known`.
+    pub async fn epoch_is_at_least(&self, partition: u32, known: u64) -> Result<()> {
+        let now = self.raise_epoch(partition, 0).await?;
+        if now < known {
+            // Two at once raise it too far, which does no harm.
+            self.raise_epoch(partition, known - now).await?;
+        }
+        Ok(())
+    }
+
+    async fn raise_epoch(&self, partition: u32, by: u64) -> Result<u64> {
+        let key = keys::epochs(self.0.redis.prefix());
+        Ok(redis::cmd("HINCRBY").arg(key).arg(partition).arg(by).query_async(&mut self.0.redis.conn()).await?)
+    }
+
+    pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
+        let value = self
+            .call(&scripts::ENQUEUE, shard, batch.tasks.len(), |call| {
+                call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(batch.topic_generation);
+                call.arg(batch.predecessor.map(|p| p.to_string()).unwrap_or_default()).arg(batch.upto.to_string());
+                call.arg(batch.high_water_tasks).arg(batch.high_water_bytes).arg(batch.epoch);
+                call.arg(batch.live_tasks_max);
+                for task in batch.tasks {
+                    call.arg(task.offset.to_string()).arg(task.id.as_bytes()).arg(task.replicas);
+                    call.arg(task.not_before_unix_ms).arg(&task.body[..]).arg(packed_strings(&task.credited));
+                }
+            })
+            .await?;
+        self.touch(shard);
+        let mut answer = items(value)?.into_iter();
+        match text(answer.next())?.as_str() {
+            "ok" => Ok(Enqueued::Done { dealt_with: number(answer.next())?, added: number(answer.next())? }),
+            "fenced" => Ok(Enqueued::Fenced(number(answer.next())?)),
+            _ => Ok(Enqueued::Behind(text(answer.next())?.parse().ok())),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! One shard as this process knows it: its callers combined, what it last saw there, and deliveries to report.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::sync::Notify;
+
+use super::{
+    Claim, Code, Completion, Granted, Look, Queue,
+    combiner::Combiner,
+    worker::{MAX_COMBINED, claim, complete, peek},
+};
+use crate::model::ShardId;
+
+/// Grants whose delivery is reported in one call, at most.
+pub(super) const DELIVERIES_AT_ONCE: usize = 1000;
+/// Deliveries remembered while Redis does not answer. If the leases of those beyond run out, they cost nothing.
+const DELIVERIES_MAX: usize = 100_000;
+
+/// How long a shard in which nothing stands is taken to stay so, unless a wake says otherwise: wakes may get lost.
+const IDLE_FOR: Duration = Duration::from_secs(30);
+
+/// One shard of a queue.
+pub struct Shard {
+    pub id: ShardId,
+    pub(super) claims: Arc<Combiner<Claim, Granted>>,
+    pub(super) completions: Arc<Combiner<Completion, Code>>,
+    pub(super) peeks: Arc<Combiner<(), u8>>,
+    /// What the callers' answers keep of it.
+    pub(super) notes: Arc<Notes>,
+}
+
+/// What this process has noted of a shard.
+#[derive(Debug)]
+pub(super) struct Notes {
+    delivered: Mutex<Vec<u64>>,
+    notify: Arc<Notify>,
+    /// Counts what happened there, as far as this process knows.
+    touched: AtomicU64,
+    seen: Mutex<Option<Seen>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    look: Look,
+    at: Instant,
+    touched: u64,
+}
+
+impl Shard {
+    pub(super) fn new(queue: &Queue, id: &ShardId) -> Self {
+        let (keys, redis, calls) = (queue.keys(id), queue.0.redis.clone(), &queue.0.calls);
+        let notes = Arc::new(Notes {
+            delivered: Mutex::default(),
+            notify: Arc::clone(&queue.0.delivered),
+            touched: AtomicU64::new(0),
+            seen: Mutex::default(),
+        });
+        let claims = {
+            let (redis, keys, id, notes) = (redis.clone(), keys.clone(), id.clone(), Arc::clone(&notes));
+            let release = queue.0.release.clone();
+            Combiner::new(MAX_COMBINED, calls.clone(), move |requests| {
+                claim(redis.conn(), keys.clone(), id.clone(), Arc::clone(&notes), release.clone(), requests)
+            })
+        };
+        let completions = {
+            let (redis, keys, notes) = (redis.clone(), keys.clone(), Arc::clone(&notes));
+            Combiner::new(MAX_COMBINED, calls.clone(), move |items: Vec<Completion>| {
+                notes.touch();
+                complete(redis.clone(), keys.clone(), items)
+            })
+        };
+        let peeks = Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<()>| {
+            peek(redis.conn(), keys.clone(), callers.len())
+        });
+        Self { id: id.clone(), claims, completions, peeks, notes }
+    }
+
+    /// Something happened there that the next look must see.
+    pub(super) fn touch(&self) {
+        self.notes.touch();
+    }
+
+    /// The last look, if it is good enough: taken within `max_age` and nothing has happened since. Where nothing stood, it is good for long.
+    pub(super) fn seen(&self, max_age: Duration) -> Option<(Look, Duration)> {
+        let seen = (*self.notes.seen.lock().unwrap_or_else(PoisonError::into_inner))?;
+        let max_age = if seen.look.is_idle { IDLE_FOR } else { max_age };
+        let age = seen.at.elapsed();
+        (age < max_age && seen.touched == self.notes.touched.load(Ordering::Acquire)).then_some((seen.look, age))
+    }
+
+    /// How often it was touched before a look; goes with that look into [`Self::saw`].
+    pub(super) fn touched(&self) -> u64 {
+        self.notes.touched.load(Ordering::Acquire)
+    }
+
+    pub(super) fn saw(&self, look: Look, touched: u64) {
+        let seen = Seen { look, at: Instant::now(), touched };
+        *self.notes.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(seen);
+    }
+}
+
+impl Notes {
+    pub(super) fn touch(&self) {
+        self.touched.fetch_add(1, Ordering::Release);
+    }
+
+    /// The tasks of the grant have reached their worker.
+    pub(super) fn note_delivered(&self, grant: u64) {
+        let mut delivered = self.delivered.lock().unwrap_or_else(PoisonError::into_inner);
+        if delivered.len() < DELIVERIES_MAX {
+            delivered.push(grant);
+            self.notify.notify_one();
+        }
+    }
+
+    /// Grants to report now.
+    pub(super) fn take_delivered(&self) -> Vec<u64> {
+        let mut delivered = self.delivered.lock().unwrap_or_else(PoisonError::into_inner);
+        let keep = delivered.len().saturating_sub(DELIVERIES_AT_ONCE);
+        delivered.split_off(keep)
+    }
+
+    /// Those could not be reported.
+    pub(super) fn put_back_delivered(&self, grants: Vec<u64>) {
+        self.delivered.lock().unwrap_or_else(PoisonError::into_inner).extend(grants);
+    }
+}

@@ -1,0 +1,245 @@
+//! What workers ask for work with: claim, delivered, peek.
+
+use taskd::queue::scripts::{self, Call};
+
+use super::{Fixture, NOW, WEIGHT, body, changed, element, flat, id};
+
+pub(super) fn claim(call: &mut Call, requests: &[(&str, u64)]) {
+    claim_saying(call, &[], requests);
+}
+
+/// With grants that have reached their workers.
+fn claim_saying(call: &mut Call, delivered: &[u64], requests: &[(&str, u64)]) {
+    call.arg(100).arg(10).arg(1000).arg(1 << 20).arg("").arg(delivered.len()).arg(delivered);
+    for (worker, most) in requests {
+        call.arg(*worker).arg(*most).arg(1 << 20).arg(0).arg(0);
+    }
+}
+
+#[tokio::test]
+async fn claim_takes_the_oldest_and_what_is_spent_leaves_the_tail() {
+    let f = Fixture::new().await;
+    for letter in ['a', 'b', 'c'] {
+        f.waiting(letter, 1, b"1").await;
+    }
+    let before = f.state().await;
+    let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 1)])).await.expect("claim");
+    let until = (NOW + 30_000).to_string();
+    assert_eq!(flat(answer), ["7", "0", "1", "0", "a", "body2", "1", &until, "2", "0", "b", "body2", "1", &until]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("R", &["a=h1:w", "b=h2:v", "c=1"]),
+            ("L", &[&format!("a1={until}"), &format!("b2={until}")]),
+            ("m:T", &["1/0/c"]),
+            ("m:C", &["2"]),
+            ("U", &[&format!("1={until}"), &format!("2={until}")]),
+            ("M", &["bytes=413", "lease=30000", "live=3", "n=2", "open=1"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn claim_passes_what_the_worker_holds_and_keeps_its_pointer() {
+    let f = Fixture::new().await;
+    f.waiting('a', 2, b"2").await;
+    f.waiting('b', 2, b"2").await;
+    let first = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+    assert_eq!(flat(first)[4], "a");
+    let before = f.state().await;
+    assert_eq!(before["m:P"], ["w=1"]);
+    // From the beginning, as if the pointer had been dropped: its record refuses what w holds.
+    f.seed("DEL", "m:P", &[]).await;
+    let again = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 2)])).await.expect("claim");
+    assert_eq!(flat(again)[4..], ["b", "body2", "1", &(NOW + 30_000).to_string()]);
+    let until = (NOW + 30_000).to_string();
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("R", &[r#"a=["L",2,0,[],[],["w","1"],0]"#, r#"b=["L",2,0,[],[],["w","2"],0]"#]),
+            ("L", &[&format!("a1={until}"), &format!("b2={until}")]),
+            ("m:P", &["w=2"]),
+            ("U", &[&format!("1={until}"), &format!("2={until}")]),
+            ("M", &["bytes=826", "f4=2", "lease=30000", "live=2", "n=2", "open=2"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn claim_pauses_while_the_outbox_is_full() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    for _ in 0..10 {
+        f.seed("XADD", "S", &[b"*", b"c", b"report"]).await;
+    }
+    let before = f.state().await;
+    let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+    assert_eq!(flat(answer), ["7", "1"]);
+    assert_eq!(f.state().await, before);
+
+    f.seed("DEL", "S", &[]).await;
+    f.seed("HSET", "M", &[b"out", b"1000"]).await;
+    let before = f.state().await;
+    let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+    assert_eq!(flat(answer), ["7", "1"], "or has so many bytes");
+    assert_eq!(f.state().await, before);
+}
+
+#[tokio::test]
+async fn claim_notes_what_was_delivered_before() {
+    let f = Fixture::new().await;
+    for (grant, deadline) in [("1", "5"), ("2", "6")] {
+        f.seed("ZADD", "U", &[deadline.as_bytes(), grant.as_bytes()]).await;
+    }
+    let before = f.state().await;
+    f.run(&scripts::CLAIM, |call| claim_saying(call, &[2, 9], &[("w", 1)])).await.expect("claim");
+    changed(&before, &f.state().await, &[("U", &["1=5"])]);
+}
+
+#[tokio::test]
+async fn delivered_names_grants_that_count_from_now_on() {
+    let f = Fixture::new().await;
+    for (grant, deadline) in [("1", "5"), ("2", "6")] {
+        f.seed("ZADD", "U", &[deadline.as_bytes(), grant.as_bytes()]).await;
+    }
+    let before = f.state().await;
+    let delivered = |call: &mut Call| {
+        call.arg(&[1, 9]);
+    };
+    assert_eq!(flat(f.run(&scripts::DELIVERED, delivered).await.expect("delivered")), ["1"]);
+    changed(&before, &f.state().await, &[("U", &["2=6"])]);
+}
+
+#[tokio::test]
+async fn claim_bounds_the_bytes_of_all_requests_together() {
+    let f = Fixture::new().await;
+    for letter in ['a', 'b', 'c', 'd'] {
+        f.waiting(letter, 1, b"1").await;
+    }
+    f.seed("HSET", "M", &[b"big", b"13"]).await;
+    // Two bodies of 13 bytes fit into 30; each request would get one.
+    let narrow = |call: &mut Call| {
+        call.arg(100).arg(10).arg(1000).arg(30).arg("").arg(0);
+        for worker in ["u", "v", "w"] {
+            call.arg(worker).arg(1).arg(1 << 20).arg(0).arg(0);
+        }
+    };
+    let answer = flat(f.run(&scripts::CLAIM, narrow).await.expect("claim"));
+    let until = (NOW + 30_000).to_string();
+    let expected = ["7", "0", "1", "0", "a", "body2", "1", &until, "2", "0", "b", "body2", "1", &until, "3", "1"];
+    assert_eq!(answer, expected, "the third is told to ask again");
+    assert_eq!(f.state().await["m:T"], ["1/0/d", "1/0/c"]);
+
+    // A body that is larger than the whole bound goes, alone.
+    let alone = |call: &mut Call| {
+        call.arg(100).arg(10).arg(1000).arg(5).arg("").arg(0);
+        for worker in ["u", "v"] {
+            call.arg(worker).arg(2).arg(1 << 20).arg(0).arg(0);
+        }
+    };
+    let answer = flat(f.run(&scripts::CLAIM, alone).await.expect("claim"));
+    assert_eq!(answer, ["7", "0", "3", "1", "c", "body2", "1", &until, "4", "1"]);
+}
+
+#[tokio::test]
+async fn claim_takes_the_priority_that_the_caller_names() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    f.seed("HSET", "R", &[&id('h'), b"1"]).await;
+    f.seed("HSET", "B", &[&id('h'), &body(1)]).await;
+    f.seed("LPUSH", "h:T", &[&element(1, 0, 'h')]).await;
+    let only = |priority: u8| {
+        move |call: &mut Call| {
+            call.arg(100)
+                .arg(10)
+                .arg(1000)
+                .arg(1 << 20)
+                .arg("")
+                .arg(0)
+                .arg("w")
+                .arg(9)
+                .arg(1 << 20)
+                .arg(0)
+                .arg(priority);
+        }
+    };
+    let low = flat(f.run(&scripts::CLAIM, only(3)).await.expect("claim"));
+    assert_eq!(low, ["7", "0", "1", "0"]);
+    let medium = flat(f.run(&scripts::CLAIM, only(2)).await.expect("claim"));
+    assert_eq!(medium[4..6], ["a", "body2"]);
+    assert_eq!(medium.len(), 8, "and nothing else");
+}
+
+#[tokio::test]
+async fn claim_at_full_memory_keeps_to_so_many_leases() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.waiting('b', 1, b"1").await;
+    let before = f.state().await;
+    let with = |leases: u64| {
+        move |call: &mut Call| {
+            call.arg(100).arg(10).arg(1000).arg(1 << 20).arg(leases).arg(0).arg("v").arg(1).arg(1 << 20).arg(0).arg(0);
+        }
+    };
+    let paused = f.run(&scripts::CLAIM_AT_FULL_MEMORY, with(1)).await.expect("claim");
+    assert_eq!(flat(paused), ["7", "1"]);
+    assert_eq!(f.state().await, before);
+    let one_more = f.run(&scripts::CLAIM_AT_FULL_MEMORY, with(2)).await.expect("claim");
+    assert_eq!(flat(one_more)[4], "b");
+}
+
+#[tokio::test]
+async fn claim_passes_a_task_that_the_worker_failed_for_good() {
+    let f = Fixture::new().await;
+    // ["L", 2, 2, [], [], [], 0, 1, ["w", -1], []]: w has had its two failures, element 1 is the newest.
+    let record = b"\x9a\xa1L\x02\x02\x90\x90\x90\x00\x01\x92\xa1w\xff\x90";
+    f.seed("HSET", "R", &[&id('a'), record]).await;
+    f.seed("HSET", "B", &[&id('a'), &body(2)]).await;
+    f.seed("LPUSH", "mr:T", &[&element(2, 1, 'a')]).await;
+    let before = f.state().await;
+    let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+    assert_eq!(flat(answer), ["7", "0", "1", "0"]);
+    changed(&before, &f.state().await, &[("mr:P", &["w=1"]), ("M", &["f3=1"])]);
+    let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)])).await.expect("claim");
+    assert_eq!(flat(answer)[4], "a", "others get it");
+}
+
+#[tokio::test]
+async fn claim_takes_a_task_by_its_newest_element_only() {
+    let f = Fixture::new().await;
+    // ["L", 2, 1, [], [], [], 0, 2, ["w", 1], []]
+    let record = b"\x9a\xa1L\x02\x01\x90\x90\x90\x00\x02\x92\xa1w\x01\x90";
+    f.seed("HSET", "R", &[&id('a'), record]).await;
+    f.seed("HSET", "B", &[&id('a'), &body(2)]).await;
+    f.seed("LPUSH", "mr:T", &[&element(2, 1, 'a'), &element(2, 2, 'a')]).await;
+    f.seed("LPUSH", "m:T", &[&element(2, 0, 'a')]).await;
+    let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 9)])).await.expect("claim");
+    assert_eq!(flat(answer)[4..], ["a", "body2", "2", &(NOW + 30_000).to_string()]);
+    let after = f.state().await;
+    // Elements 1 and 0 were spent at the tails of their lanes; 2 still offers the other replica.
+    assert_eq!((&after["mr:T"][..], after.get("m:T")), (&["2/2/a".to_owned()][..], None));
+}
+
+#[tokio::test]
+async fn claim_begins_at_the_tail_where_a_pointer_lies_beyond_the_head() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    f.seed("HSET", "m:P", &[b"w", b"1000"]).await;
+    let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+    assert_eq!(flat(answer)[4], "a");
+}
+
+#[tokio::test]
+async fn peek_says_of_which_priorities_there_are_elements() {
+    let f = Fixture::new().await;
+    let peek = async || flat(f.run(&scripts::PEEK, |_| {}).await.expect("peek"));
+    assert_eq!(peek().await, ["0"]);
+    f.waiting('a', 1, b"1").await;
+    f.seed("LPUSH", "lr:T", &[&element(1, 0, 'b')]).await;
+    let before = f.state().await;
+    assert_eq!(peek().await, ["6"]);
+    assert_eq!(f.state().await, before);
+    assert_eq!(before["M"], [&format!("bytes={WEIGHT}"), "live=1", "open=1"]);
+}

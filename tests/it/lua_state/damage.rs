@@ -1,0 +1,121 @@
+//! What no script wrote: a record or a body that cannot be read. It holds up nobody, and goes, so that the reconciler brings the task back.
+
+use taskd::queue::scripts::{self, Call};
+
+use super::{Fixture, NOW, body, changed, claim::claim, element, enqueue::enqueue, flat, id, lease};
+
+/// Cut off, of another kind, or nonsense.
+const DAMAGED: [&[u8]; 6] = [b"\x97\xa1L\x01", b"\x81\xa1a\x01", b"\xc1", b"h5", b"3x", b""];
+
+#[tokio::test]
+async fn a_damaged_record_holds_up_no_expiry_behind_it() {
+    for damage in DAMAGED {
+        let f = Fixture::new().await;
+        f.held('a', "w", 1).await;
+        f.held('b', "w", 1).await;
+        f.seed("HSET", "R", &[&id('a'), damage]).await;
+        let before = f.state().await;
+        let expire = |call: &mut Call| {
+            call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]).arg(10).arg(100).arg(1000);
+        };
+        assert_eq!(flat(f.run(&scripts::EXPIRE, expire).await.expect("expire")), ["1", "0", "0", "0", "-1"]);
+        let record = r#"b=["L",1,1,[],[],[],0,1,[],[1000000,"w","lease expired"]]"#;
+        changed(
+            &before,
+            &f.state().await,
+            &[
+                ("R", &[record]),
+                ("L", &[]),
+                ("mr:T", &["1/1/b"]),
+                ("S", &["x=b w=w a=1 e=0"]),
+                ("M", &["bytes=413", "live=2", "open=1", "out=23"]),
+            ],
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_record_is_passed_by_claims_and_promotions() {
+    for damage in DAMAGED {
+        let f = Fixture::new().await;
+        f.waiting('a', 2, damage).await;
+        f.waiting('b', 1, b"1").await;
+        let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 9)])).await.expect("claim");
+        assert_eq!(flat(answer)[4..], ["b", "body2", "1", &(NOW + 30_000).to_string()]);
+        // What begins as if it were held is passed as held: whoever looks closer finds it.
+        let passed = String::from_utf8_lossy(damage).starts_with('h').then_some("a=h5");
+        assert!(f.state().await["R"].iter().eq(passed.iter().chain(&["b=h1:w"])));
+
+        f.seed("HSET", "R", &[&id('a'), damage]).await;
+        f.seed("ZADD", "D", &[b"5", &lease('a', 1)]).await;
+        let promote = |call: &mut Call| {
+            call.arg("t:wake").arg("q").arg(10).arg(600_000);
+        };
+        assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["0", "0", "-1"]);
+        let after = f.state().await;
+        assert_eq!((&after["R"][..], after.get("D")), (&["b=h1:w".to_owned()][..], None));
+    }
+}
+
+#[tokio::test]
+async fn a_task_with_a_damaged_record_is_enqueued_anew() {
+    for damage in DAMAGED {
+        let f = Fixture::new().await;
+        f.seed("HSET", "R", &[&id('a'), damage]).await;
+        let tasks = [("1-0", 'a', 1, 0)];
+        let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "", "1-0", 100, &tasks)).await.expect("enqueue");
+        assert_eq!(flat(answer), ["ok", "1", "1", "0"]);
+        assert_eq!(f.state().await["R"], ["a=1"]);
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_record_takes_no_report() {
+    for damage in DAMAGED {
+        let f = Fixture::new().await;
+        f.held('a', "w", 1).await;
+        f.seed("HSET", "R", &[&id('a'), damage]).await;
+        let before = f.state().await;
+        let complete = |call: &mut Call| {
+            call.arg(1000).arg(id('a')).arg("7").arg(1).arg("w").arg(1).arg("report");
+        };
+        assert_eq!(flat(f.run(&scripts::COMPLETE, complete).await.expect("complete")), ["3"]);
+        let extend = |call: &mut Call| {
+            call.arg(id('a')).arg("7").arg(1).arg("w").arg(5000);
+        };
+        assert_eq!(flat(f.run(&scripts::EXTEND, extend).await.expect("extend")), ["3", "0"]);
+        assert_eq!(f.state().await, before);
+        let reject = |call: &mut Call| {
+            call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]);
+            call.arg(id('a')).arg("7").arg(1).arg("w").arg("retry").arg("").arg("no reason");
+        };
+        assert_eq!(flat(f.run(&scripts::REJECT, reject).await.expect("reject")), ["3", "0"]);
+        changed(&before, &f.state().await, &[("R", &[])]);
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_body_is_passed_by_claims() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    f.waiting('b', 1, b"1").await;
+    f.seed("HSET", "B", &[&id('a'), b"short"]).await;
+    let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 9)])).await.expect("claim");
+    assert_eq!(flat(answer)[4], "b");
+    assert_eq!(f.state().await["R"], ["b=h1:w"]);
+}
+
+#[tokio::test]
+async fn a_damaged_record_holds_up_no_sweep_and_no_stats() {
+    for damage in DAMAGED {
+        let f = Fixture::new().await;
+        f.seed("HSET", "R", &[&id('a'), damage]).await;
+        f.seed("HSET", "B", &[&id('a'), &body(2)]).await;
+        f.seed("LPUSH", "m:T", &[&element(1, 0, 'a')]).await;
+        f.run(&scripts::STATS, |_| {}).await.expect("stats");
+        let sweep = |call: &mut Call| {
+            call.arg(512);
+        };
+        assert_eq!(flat(f.run(&scripts::SWEEP, sweep).await.expect("sweep")), ["1"]);
+    }
+}

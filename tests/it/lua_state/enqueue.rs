@@ -1,0 +1,204 @@
+//! What the fanout calls: open, enqueue.
+
+use taskd::queue::scripts::{self, Call};
+
+use super::{Fixture, NOW, State, WEIGHT, body, changed, flat, id};
+
+#[tokio::test]
+async fn open_empties_what_is_left_of_an_old_life_but_the_outbox() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    f.held('b', "w", 1).await;
+    for (command, key, args) in [
+        ("ZADD", "D", &[&b"5"[..], b"c"][..]),
+        ("RPUSH", "F", &[b"d"]),
+        ("SET", "O", &[b"topic/4-0"]),
+        ("SET", "m:C", &[b"3"]),
+        ("HSET", "m:P", &[b"w", b"4"]),
+        ("XADD", "S", &[b"*", b"c", b"report"]),
+        ("DEL", "g", &[]),
+    ] {
+        f.seed(command, key, args).await;
+    }
+    let open = |call: &mut Call| {
+        call.arg(8).arg("another/9-1");
+    };
+    assert_eq!(flat(f.run(&scripts::OPEN, open).await.expect("open")), ["1"]);
+    let opened: State = [("g", "8"), ("O", "another/9-1"), ("S", "c=report")]
+        .map(|(key, value)| (key.to_owned(), vec![value.to_owned()]))
+        .into();
+    assert_eq!(f.state().await, opened);
+}
+
+#[tokio::test]
+async fn open_leaves_a_shard_that_somebody_else_has_opened() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    f.seed("SET", "O", &[b"topic/4-0"]).await;
+    let before = f.state().await;
+    let open = |call: &mut Call| {
+        call.arg(8).arg("");
+    };
+    assert_eq!(flat(f.run(&scripts::OPEN, open).await.expect("open")), ["0"]);
+    assert_eq!(f.state().await, before);
+}
+
+pub(super) fn enqueue(
+    call: &mut Call,
+    predecessor: &str,
+    upto: &str,
+    high_tasks: u64,
+    tasks: &[(&str, char, u64, i64)],
+) {
+    enqueue_as(call, 0, predecessor, upto, high_tasks, tasks);
+}
+
+fn enqueue_as(call: &mut Call, epoch: u64, after: &str, upto: &str, high_tasks: u64, tasks: &[(&str, char, u64, i64)]) {
+    call.arg("t:wake").arg("q").arg("topic").arg(after).arg(upto).arg(high_tasks).arg(1 << 20).arg(epoch).arg(1000);
+    for (offset, letter, num, not_before) in tasks {
+        call.arg(*offset).arg(id(*letter)).arg(*num).arg(*not_before).arg(body(2)).arg("");
+    }
+}
+
+#[tokio::test]
+async fn enqueue_puts_what_is_new_and_stores_the_offset() {
+    let f = Fixture::new().await;
+    f.seed("SET", "O", &[b"topic/4-0"]).await;
+    f.seed("HSET", "R", &[&id('f'), b"f5:1:w"]).await;
+    let before = f.state().await;
+    let tasks =
+        [("4-0", 'x', 1, 0), ("5-0", 'a', 1, 0), ("6-0", 'f', 1, 0), ("7-0", 'b', 3, 0), ("8-0", 'd', 2, NOW + 5)];
+    let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "4-0", "9-0", 100, &tasks)).await.expect("enqueue");
+    assert_eq!(flat(answer), ["ok", "5", "3", "2"]);
+    let delayed = r#"["L",2,0,[""],[],[],0]"#;
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("O", &["topic/9-0"]),
+            ("R", &["a=1", "b=3", &format!("d={delayed}"), "f=f5:1:w"]),
+            ("B", &["a=body2", "b=body2", "d=body2"]),
+            ("m:T", &["3/0/b", "1/0/a"]),
+            ("D", &[&format!("d={}", NOW + 5)]),
+            ("M", &["big=13", &format!("bytes={}", 2 * WEIGHT), "live=3", "open=2"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn enqueue_refuses_when_redis_fell_back_behind_the_predecessor() {
+    let f = Fixture::new().await;
+    f.seed("SET", "O", &[b"topic/4-0"]).await;
+    let before = f.state().await;
+    let tasks = [("6-0", 'a', 1, 0)];
+    let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "5-0", "6-0", 100, &tasks)).await.expect("enqueue");
+    assert_eq!(flat(answer), ["behind", "4-0"]);
+    assert_eq!(f.state().await, before);
+}
+
+#[tokio::test]
+async fn enqueue_refuses_who_comes_with_the_epoch_of_an_owner_before() {
+    let f = Fixture::new().await;
+    f.seed("SET", "O", &[b"topic/4-0"]).await;
+    f.seed("HSET", "M", &[b"epoch", b"7"]).await;
+    let before = f.state().await;
+    let tasks = [("5-0", 'a', 1, 0)];
+    let run = async |epoch| {
+        f.run(&scripts::ENQUEUE, |call| enqueue_as(call, epoch, "", "5-0", 100, &tasks)).await.expect("enqueue")
+    };
+    assert_eq!(flat(run(6).await), ["fenced", "7"]);
+    assert_eq!(f.state().await, before);
+
+    assert_eq!(flat(run(8).await), ["ok", "1", "1", "0"]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("O", &["topic/5-0"]),
+            ("R", &["a=1"]),
+            ("B", &["a=body2"]),
+            ("m:T", &["1/0/a"]),
+            ("M", &["big=13", "bytes=413", "epoch=8", "live=1", "open=1"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn enqueue_stops_at_the_high_water_and_stores_how_far_it_came() {
+    let f = Fixture::new().await;
+    let before = f.state().await;
+    let tasks = [("1-0", 'a', 1, 0), ("2-0", 'b', 1, 0)];
+    let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "", "2-0", 1, &tasks)).await.expect("enqueue");
+    assert_eq!(flat(answer), ["ok", "1", "1", "0"]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("O", &["topic/1-0"]),
+            ("R", &["a=1"]),
+            ("B", &["a=body2"]),
+            ("m:T", &["1/0/a"]),
+            ("M", &["big=13", "bytes=413", "live=1", "open=1"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn enqueue_refuses_a_batch_with_a_task_of_no_priority() {
+    let f = Fixture::new().await;
+    let before = f.state().await;
+    for (priority, not_before) in [(0, 0), (0, NOW + 5), (4, NOW + 5)] {
+        let enqueue = |call: &mut Call| {
+            enqueue(call, "", "2-0", 100, &[("1-0", 'a', 1, 0)]);
+            call.arg("2-0").arg(id('b')).arg(1).arg(not_before).arg(body(priority)).arg("");
+        };
+        let error = f.run(&scripts::ENQUEUE, enqueue).await.expect_err("no lane");
+        assert!(error.contains("BADTASK"), "{error}");
+        assert_eq!(f.state().await, before);
+    }
+}
+
+#[tokio::test]
+async fn enqueue_counts_what_waits_for_its_time_against_the_bound_on_live_tasks_only() {
+    let f = Fixture::new().await;
+    let later = NOW + 600_000;
+    let tasks = [("1-0", 'a', 1, later), ("2-0", 'b', 1, later), ("3-0", 'c', 1, 0), ("4-0", 'd', 1, 0)];
+    // High water 1: two that wait are not ahead of anybody, the third is the first in a lane, the fourth is one too many.
+    let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "", "4-0", 1, &tasks)).await.expect("enqueue");
+    assert_eq!(flat(answer), ["ok", "3", "3", "0"]);
+    let before = f.state().await;
+    assert_eq!(before["M"], ["big=13", "bytes=413", "live=3", "open=1"]);
+
+    let bounded = |call: &mut Call| {
+        call.arg("t:wake").arg("q").arg("topic").arg("").arg("5-0").arg(100).arg(1 << 20).arg(0).arg(3);
+        call.arg("5-0").arg(id('e')).arg(1).arg(later).arg(body(2)).arg("");
+    };
+    assert_eq!(flat(f.run(&scripts::ENQUEUE, bounded).await.expect("enqueue")), ["ok", "0", "0", "0"]);
+    changed(&before, &f.state().await, &[]);
+}
+
+#[tokio::test]
+async fn enqueue_keeps_the_head_of_a_large_body_apart() {
+    let f = Fixture::new().await;
+    let before = f.state().await;
+    let large = [body(2), vec![b'.'; 1200]].concat();
+    let enqueue = |call: &mut Call| {
+        enqueue(call, "", "1-0", 100, &[]);
+        call.arg("1-0").arg(id('a')).arg(1).arg(0).arg(&large).arg("");
+    };
+    f.run(&scripts::ENQUEUE, enqueue).await.expect("enqueue");
+    let head = String::from_utf8_lossy(&large[..9]).into_owned();
+    let whole = String::from_utf8_lossy(&large).into_owned();
+    let bytes = large.len();
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("O", &["topic/1-0"]),
+            ("R", &["a=1"]),
+            ("B", &[&format!("a={whole}"), &format!("ah={head}")]),
+            ("m:T", &["1/0/a"]),
+            ("M", &[&format!("big={bytes}"), &format!("bytes={}", bytes + 400), "live=1", "open=1"]),
+        ],
+    );
+}

@@ -1,0 +1,284 @@
+//! What workers report with: complete, reject, extend.
+
+use taskd::queue::scripts::{self, Call};
+
+use super::{Fixture, NOW, body, changed, claim::claim, flat, id, lease};
+
+fn complete(call: &mut Call, items: &[(char, &str, u64, &str)]) {
+    call.arg(1000);
+    for (letter, life, grant, worker) in items {
+        call.arg(id(*letter)).arg(*life).arg(*grant).arg(*worker).arg(1).arg("report");
+    }
+}
+
+#[tokio::test]
+async fn complete_answers_each_item_and_only_the_right_token_counts() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.held('b', "w", 2).await;
+    let before = f.state().await;
+    let items = [
+        ('a', "7", 1, "w"),
+        ('a', "7", 1, "w"),
+        ('a', "7", 9, "v"),
+        ('b', "7", 2, "v"),
+        ('b', "6", 2, "w"),
+        ('z', "7", 1, "w"),
+    ];
+    let answer = f.run(&scripts::COMPLETE, |call| complete(call, &items)).await.expect("complete");
+    assert_eq!(flat(answer), ["1", "2", "4", "3", "3", "5"]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("R", &[&format!("a=f{NOW}:1:w"), "b=h2:w"]),
+            ("B", &["b=body2"]),
+            ("L", &[&format!("b2={NOW}")]),
+            ("F", &["a"]),
+            ("S", &["c=report"]),
+            ("M", &["live=1", "out=6"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn complete_credits_distinct_workers_until_there_are_num() {
+    let f = Fixture::new().await;
+    f.waiting('a', 2, b"2").await;
+    f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 1)])).await.expect("claim");
+    let items = [('a', "7", 1, "w"), ('a', "7", 1, "w"), ('a', "7", 2, "v")];
+    let before = f.state().await;
+    let answer = f.run(&scripts::COMPLETE, |call| complete(call, &items)).await.expect("complete");
+    assert_eq!(flat(answer), ["1", "2", "1"]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("R", &[&format!(r#"a=["F",2,0,[],["w","1","v","2"],[],{NOW}]"#)]),
+            ("B", &[]),
+            ("L", &[]),
+            ("F", &["a"]),
+            ("S", &["c=report c=report"]),
+            ("M", &["bytes=0", "lease=30000", "live=0", "n=2", "open=0", "out=12"]),
+        ],
+    );
+}
+
+fn reject(call: &mut Call, letter: char, grant: u64, worker: &str, mode: &str, delay: &str) {
+    // msgpack [1000]
+    call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\xcd\x03\xe8"[..]);
+    call.arg(id(letter)).arg("7").arg(grant).arg(worker).arg(mode).arg(delay).arg("no reason");
+}
+
+#[tokio::test]
+async fn reject_waits_then_promote_offers_a_new_element_in_the_retry_lane() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    let before = f.state().await;
+    let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', 1, "w", "retry", "50")).await.expect("reject");
+    assert_eq!(flat(answer), ["1", "0"]);
+    let waiting = f.state().await;
+    changed(
+        &before,
+        &waiting,
+        &[
+            ("R", &[r#"a=["L",1,1,["1"],[],[],0,0,[],[1000000,"w","no reason"]]"#]),
+            ("L", &[]),
+            ("D", &[&format!("a1={}", NOW + 50)]),
+            ("M", &["delay=50", "live=1"]),
+        ],
+    );
+    let promote = |call: &mut Call| {
+        call.arg("t:wake").arg("q").arg(10).arg(600_000);
+    };
+    let early = f.run(&scripts::PROMOTE, promote).await.expect("promote");
+    assert_eq!(flat(early), ["0", "0", &(NOW + 50).to_string()]);
+    assert_eq!(f.state().await, waiting, "nothing before its time");
+    f.seed("ZADD", "D", &[NOW.to_string().as_bytes(), &lease('a', 1)]).await;
+    let due = f.run(&scripts::PROMOTE, promote).await.expect("promote");
+    assert_eq!(flat(due), ["1", "0", "-1"]);
+    changed(
+        &waiting,
+        &f.state().await,
+        &[
+            ("R", &[r#"a=["L",1,1,[],[],[],0,1,[],[1000000,"w","no reason"]]"#]),
+            ("D", &[]),
+            ("mr:T", &["1/1/a"]),
+            ("M", &["bytes=413", "delay=50", "live=1", "open=1"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn reject_for_good_kills_a_task_of_one_and_not_of_two() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    let before = f.state().await;
+    let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', 1, "w", "never", "")).await.expect("reject");
+    assert_eq!(flat(answer), ["1", "1"]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("R", &[&format!(r#"a=["D",1,2,[],[],[],{NOW},0]"#)]),
+            ("B", &[]),
+            ("L", &[]),
+            ("F", &["a"]),
+            ("S", &[r#"d=a a=2 r=no reason w=w h=[1000000,"w","no reason"]"#]),
+            // What the entry has in bytes: names and values.
+            ("M", &["live=0", "out=50"]),
+        ],
+    );
+
+    f.waiting('b', 2, b"2").await;
+    f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+    let answer = f.run(&scripts::REJECT, |call| reject(call, 'b', 1, "w", "never", "0")).await.expect("reject");
+    assert_eq!(flat(answer), ["1", "0"], "one worker alone does not kill what two are asked to do");
+    let record = &f.state().await["R"][1];
+    assert_eq!(record, r#"b=["L",2,2,[],[],[],0,1,["w",-1],[1000000,"w","no reason"]]"#, "and is asked no more");
+}
+
+#[tokio::test]
+async fn release_costs_nothing_and_offers_at_once() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    let before = f.state().await;
+    let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', 1, "w", "release", "")).await.expect("reject");
+    assert_eq!(flat(answer), ["1", "0"]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("R", &[r#"a=["L",1,0,[],[],[],0,1]"#]),
+            ("L", &[]),
+            ("mr:T", &["1/1/a"]),
+            ("M", &["bytes=413", "live=1", "open=1"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn extend_moves_the_deadline_of_the_holder_only() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    let before = f.state().await;
+    let extend = |worker: &'static str| {
+        move |call: &mut Call| {
+            call.arg(id('a')).arg("7").arg(1).arg(worker).arg(5000);
+        }
+    };
+    assert_eq!(flat(f.run(&scripts::EXTEND, extend("v")).await.expect("extend")), ["3", "0"]);
+    assert_eq!(f.state().await, before);
+    let until = (NOW + 5000).to_string();
+    assert_eq!(flat(f.run(&scripts::EXTEND, extend("w")).await.expect("extend")), ["1", &until]);
+    changed(&before, &f.state().await, &[("L", &[&format!("a1={until}")]), ("M", &["lease=5000", "live=1"])]);
+
+    // Whoever extends has it.
+    f.seed("ZADD", "U", &[b"5", b"1"]).await;
+    f.run(&scripts::EXTEND, extend("w")).await.expect("extend");
+    assert_eq!(f.state().await.get("U"), None);
+}
+
+#[tokio::test]
+async fn complete_takes_no_attempt_that_there_was_not() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    let before = f.state().await;
+    let complete = |call: &mut Call| {
+        call.arg(1000).arg(id('a')).arg("7").arg(1).arg("w").arg(u32::MAX).arg("report");
+    };
+    assert_eq!(flat(f.run(&scripts::COMPLETE, complete).await.expect("complete")), ["3"]);
+    assert_eq!(f.state().await, before);
+}
+
+#[tokio::test]
+async fn complete_is_refused_when_the_outbox_has_all_the_bytes_it_may_have() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.seed("HSET", "M", &[b"out", b"1000"]).await;
+    let before = f.state().await;
+    let error = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 1, "w")])).await.expect_err("full");
+    assert!(error.contains("FULL"), "{error}");
+    assert_eq!(f.state().await, before);
+}
+
+#[tokio::test]
+async fn complete_drops_the_head_of_a_large_body_too() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.seed("HSET", "B", &[&[id('a'), b"h".to_vec()].concat(), b"head"]).await;
+    f.seed("HSET", "M", &[b"big", b"1025"]).await;
+    f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 1, "w")])).await.expect("complete");
+    assert_eq!(f.state().await.get("B"), None);
+}
+
+#[tokio::test]
+async fn reject_reads_the_head_of_a_large_body_and_not_all_of_it() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    // The head says high and ten attempts, the body itself is another's.
+    let head = [&[1][..], &10_u32.to_be_bytes(), &30_000_u32.to_be_bytes()].concat();
+    f.seed("HSET", "B", &[&id('a'), &[body(2), vec![b'.'; 1200]].concat()]).await;
+    f.seed("HSET", "B", &[&[id('a'), b"h".to_vec()].concat(), &head]).await;
+    let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', 1, "w", "retry", "0")).await.expect("reject");
+    assert_eq!(flat(answer), ["1", "0"]);
+    assert_eq!(f.state().await["hr:T"], ["1/1/a"]);
+}
+
+#[tokio::test]
+async fn a_task_that_dies_takes_its_backoffs_with_it() {
+    let f = Fixture::new().await;
+    f.waiting('a', 2, b"2").await;
+    f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 1)])).await.expect("claim");
+    f.run(&scripts::REJECT, |call| reject(call, 'a', 1, "w", "never", "3600000")).await.expect("reject");
+    assert_eq!(f.state().await["D"], [format!("a1={}", NOW + 3_600_000)]);
+    let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', 2, "v", "never", "")).await.expect("reject");
+    assert_eq!(flat(answer), ["1", "1"], "each has had its failures");
+    let dead = f.state().await;
+    assert_eq!((dead.get("D"), dead.get("L"), dead.get("B")), (None, None, None));
+    assert_eq!(dead["R"], [format!(r#"a=["D",2,4,[],[],[],{NOW},0]"#)]);
+}
+
+#[tokio::test]
+async fn one_worker_alone_does_not_kill_a_task_for_several() {
+    let f = Fixture::new().await;
+    f.waiting('a', 2, b"2").await;
+    // Two attempts a replica: four failures would be death, and w may have two.
+    for _ in 0..2 {
+        f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+        let grant = f.state().await["L"][0][1..].split('=').next().expect("a grant").parse().expect("a number");
+        let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', grant, "w", "retry", "0")).await.expect("reject");
+        assert_eq!(flat(answer), ["1", "0"]);
+    }
+    let none = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+    assert_eq!(flat(none)[2..], ["3", "0"], "it is asked no more");
+    let other = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)])).await.expect("claim");
+    assert_eq!(flat(other)[4], "a");
+}
+
+#[tokio::test]
+async fn the_history_of_a_task_ends_with_its_last_failures() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.seed("HSET", "B", &[&id('a'), &[&[2][..], &99_u32.to_be_bytes(), &30_000_u32.to_be_bytes()].concat()]).await;
+    let back = |call: &mut Call, reason: &str| {
+        call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]);
+        let grant = if reason == "0" { "1".to_owned() } else { reason.to_owned() };
+        call.arg(id('a'))
+            .arg("7")
+            .arg(grant)
+            .arg("w")
+            .arg("retry")
+            .arg("0")
+            .arg(format!("{reason}{}", "!".repeat(300)));
+    };
+    for n in 0..12 {
+        f.run(&scripts::REJECT, |call| back(call, &n.to_string())).await.expect("reject");
+        f.seed("HSET", "M", &[b"n", n.to_string().as_bytes()]).await;
+        f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+    }
+    let record = f.state().await["R"][0].clone();
+    let reasons: Vec<_> = record.matches("!\"").collect();
+    assert_eq!(reasons.len(), 10, "{record}");
+    assert!(record.len() < 10 * 300, "each cut at 256 bytes");
+}
