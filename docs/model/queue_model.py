@@ -1,0 +1,477 @@
+#!/usr/bin/env python3
+"""Exhaustive small models of taskd's queue and flow. See README.md. No dependencies.
+
+  python3 queue_model.py            all scenarios (about a minute or two)
+  python3 queue_model.py NAME ...   only those whose name contains NAME
+Each scenario says what is expected (holds / breaks); exit 1 when one does not come out as expected.
+"""
+import sys, time
+from collections import deque
+
+LIMIT = 3_000_000
+bits = lambda m: bin(m).count("1")
+
+
+# ------------------------------------------------------------------ search
+def explore(init, actions, invariant, limit=LIMIT):
+    """BFS. actions(s) yields (label, next, helpful worker set mask or None for faults)."""
+    parent = {init: None}
+    todo = deque([init])
+    edges = {}
+    while todo:
+        s = todo.popleft()
+        bad = invariant(s)
+        if bad:
+            return parent, edges, (bad, s)
+        out = []
+        for label, n, who in actions(s):
+            if n == s:
+                continue
+            out.append((n, who))
+            if n not in parent:
+                parent[n] = (s, label)
+                todo.append(n)
+        edges[s] = out
+        if len(parent) > limit:
+            return parent, edges, ("STATE LIMIT", s)
+    return parent, edges, None
+
+
+def trace(parent, s):
+    path = []
+    while parent[s]:
+        s, label = parent[s]
+        path.append(label)
+    return path[::-1]
+
+
+def stuck(parent, edges, goal, sets):
+    """Strong liveness: with only the workers of S (and the system itself) acting, no faults, every order of
+    steps ends in a goal state. Helpful steps never undo each other, so it is enough that no state outside
+    the goal lacks a helpful step, and that helpful steps have no cycle."""
+    for S in sets:
+        done = {}
+        for root in parent:
+            if root in done:
+                continue
+            stack = [(root, iter([n for n, who in edges[root] if who is not None and who & ~S == 0]))]
+            done[root] = 1
+            while stack:
+                s, it = stack[-1]
+                n = next(it, None)
+                if n is None:
+                    done[s] = 2
+                    stack.pop()
+                elif n not in done:
+                    done[n] = 1
+                    stack.append((n, iter([m for m, who in edges[n] if who is not None and who & ~S == 0])))
+                elif done[n] == 1:
+                    return ("CYCLE of helpful steps, workers %s" % bin(S), n)
+        for s in parent:
+            if not goal(s) and not any(who is not None and who & ~S == 0 for _, who in edges[s]):
+                return ("STUCK with workers {%s} willing" % ",".join("abcd"[i] for i in range(4) if S >> i & 1), s)
+    return None
+
+
+# ------------------------------------------------------------------ model 1: the queue (design 4)
+# state: (lanes, recs, delayed, limbo, faults, extra)
+#  lanes  ((elements, pointers), ...) retry first; element (task, cap, taken), oldest first, pointers relative to C
+#  recs   per task (status, credited mask, holder mask); status L live, F finished, X cancelled or dead
+#  delayed, limbo  per task: replicas in backoff; expiry records between lease and retry
+def queue(W=3, nums=(1, 2), fails=2, bound=2, dup_exp=0, dup_enq=0, drops=0, cancels=0, rebuilds=0,
+          expiry="one_step", advance="always", clamp=True, ask_record=True, enqueue_check=True, room="record", rotate=False, reset_c=False, newest=None):
+    T = len(nums)
+    init_lane = tuple((t, nums[t], 0) for t in range(T))
+    zero = (0,) * W
+    init = (((), zero), (init_lane, zero)), tuple(("L", 0, 0) for _ in nums), (0,) * T, (0,) * T, \
+        (fails, dup_exp, dup_enq, drops, cancels, rebuilds, 0), ""
+
+    # newest: only the newest element of a task offers what is left; None: every element does. The newest offer is pushed by each replica that
+    # comes back ("always"), or, to show what that rule is for, only where no element of the task stands in a lane ("seldom").
+    # room="element": an element offers cap - taken (the letter). room="record": what is left is counted in the task's
+    # record, and every element of the task still in a lane offers it.
+    def live(el, recs, wait):
+        t = el[0]
+        st, cr, ho = recs[t]
+        left = el[1] - el[2] if room == "element" else nums[t] - bits(cr) - bits(ho) - wait[t]
+        return left > 0 and st == "L" and el[1] > 0
+
+    def trim(lane, recs, wait):
+        els, p = lane
+        k = 0
+        while k < len(els) and not live(els[k], recs, wait):
+            k += 1
+        if rotate and k < len(els):      # stuck tail in front of markers: move it to the head
+            rest = els[k:]
+            dead = sum(not live(e, recs, wait) for e in rest)
+            if dead > 1:
+                e = rest[0]
+                els, k = els + ((e[0], e[1] - e[2], 0),), k + 1
+        if reset_c and k == len(els):
+            return (), p                  # C forgotten with the empty list, P kept: the pointers are now too far
+        els = els[k:]
+        return els, tuple((max(x - k, 0) if clamp else x - k) for x in p)
+
+    def put(t, tup, v):
+        return tup[:t] + (v,) + tup[t + 1:]
+
+    def fault(f, i):
+        return put(i, f, f[i] - 1)
+
+    def push(lanes, i, el):
+        if newest == "seldom" and any(e[0] == el[0] for els, _ in lanes for e in els):
+            return lanes
+        if newest:
+            lanes = tuple((tuple((t, 0 if t == el[0] else cap, taken) for t, cap, taken in els), p) for els, p in lanes)
+        els, p = lanes[i]
+        return put(i, lanes, (els + (el,), p))
+
+    def actions(s):
+        lanes, recs, delayed, limbo, f, _ = s
+        wait = tuple(x + y for x, y in zip(delayed, limbo))
+        for w in range(W):
+            b = 1 << w
+            if f[6] & b:                  # gone for good: its leases run out
+                for t in range(T):
+                    st, cr, ho = recs[t]
+                    if ho & b and st == "L":
+                        nr = put(t, recs, (st, cr, ho & ~b))
+                        yield "lease of %s on t%d runs out" % ("abcd"[w], t), (lanes, nr, put(t, delayed, delayed[t] + 1), limbo, f, ""), 0
+                continue
+            if bits(f[6]) < W - max(nums):
+                yield "abcd"[w] + " gone for good", (lanes, recs, delayed, limbo, f[:6] + (f[6] | b,), ""), None
+            nl, nr, budget, got = lanes, recs, bound, False
+            for i in range(len(lanes)):
+                els, p = nl[i]
+                pos, start = p[w], p[w]
+                while pos < len(els) and budget and not got:
+                    t, cap, taken = el = els[pos] if pos >= 0 else els[0]
+                    budget -= 1
+                    pos += 1
+                    st, cr, ho = nr[t]
+                    if live(el, nr, wait) and (not ask_record or not (cr | ho) & b):
+                        els = put(pos - 1, els, (t, cap, taken + (room == "element")))
+                        nr = put(t, nr, (st, cr, ho | b))
+                        got = True
+                if advance == "always" or got:
+                    p = put(w, p, pos)
+                nl = put(i, nl, trim((els, p), nr, wait))
+                if got or not budget:
+                    break
+            yield "claim " + "abcd"[w], (nl, nr, delayed, limbo, f, ""), b
+            for t in range(T):
+                st, cr, ho = recs[t]
+                if not ho & b or st != "L":
+                    continue
+                who = "%s t%d" % ("abcd"[w], t)
+                twice = "G2: %s credited twice" % who if cr & b else ""
+                n = ("F" if bits(cr | b) >= nums[t] and enqueue_check else "L", cr | b, ho & ~b)
+                nr = put(t, recs, n)
+                yield "complete " + who, (tuple(trim(l, nr, wait) for l in lanes), nr, delayed, limbo, f, twice), b
+                if f[0]:
+                    nr = put(t, recs, (st, cr, ho & ~b))
+                    if expiry == "one_step":
+                        yield "give up/expire " + who, (lanes, nr, put(t, delayed, delayed[t] + 1), limbo, fault(f, 0), ""), None
+                    else:
+                        yield "expire " + who, (lanes, nr, delayed, put(t, limbo, limbo[t] + 1), fault(f, 0), ""), None
+        for t in range(T):
+            if limbo[t]:
+                yield "expiration record of t%d handled, acknowledged" % t, \
+                    (lanes, recs, put(t, delayed, delayed[t] + 1), put(t, limbo, limbo[t] - 1), f, ""), 0
+                if f[1]:
+                    yield "expiration record of t%d handled, killed before ack" % t, \
+                        (lanes, recs, put(t, delayed, delayed[t] + 1), limbo, fault(f, 1), ""), None
+            if delayed[t]:
+                nl = push(lanes, 0, (t, 1, 0)) if recs[t][0] == "L" else lanes
+                yield "backoff of t%d over" % t, (nl, recs, put(t, delayed, delayed[t] - 1), limbo, f, ""), 0
+            if f[2]:
+                nl = lanes if enqueue_check else push(lanes, 1, (t, nums[t], 0))
+                yield "pipeline delivers t%d again (new offset)" % t, (nl, recs, delayed, limbo, fault(f, 2), ""), None
+            if f[4] and recs[t][0] == "L":
+                nr = put(t, recs, ("X", recs[t][1], 0))
+                yield "cancel t%d" % t, (tuple(trim(l, nr, wait) for l in lanes), nr, delayed, limbo, fault(f, 4), ""), None
+        if f[3]:
+            for i in range(len(lanes)):
+                for w in range(W):
+                    yield "forget P[%s]" % "abcd"[w], \
+                        (put(i, lanes, (lanes[i][0], put(w, lanes[i][1], 0))), recs, delayed, limbo, fault(f, 3), ""), None
+        if f[5]:
+            nr = tuple((st, cr, 0) for st, cr, _ in recs)
+            els = tuple((t, nums[t] - bits(cr), 0) for t, (st, cr, _) in enumerate(nr) if st == "L")
+            yield "FLUSHALL and rebuild from SQL", ((((), zero), (els, zero)), nr, (0,) * T, (0,) * T, fault(f, 5), ""), None
+
+    def invariant(s):
+        lanes, recs, delayed, limbo, f, note = s
+        if note:
+            return note
+        for t, (st, cr, ho) in enumerate(recs):
+            if bits(cr) > nums[t]:
+                return "G3: t%d has %d completions, NUM=%d" % (t, bits(cr), nums[t])
+            if st == "L":
+                if room == "record":      # kept by construction; the liveness check says whether somebody can still reach it
+                    if bits(cr) + bits(ho) + delayed[t] + limbo[t] > nums[t]:
+                        return "G3: t%d has more replicas out than NUM" % t
+                    continue
+                out = sum(e[1] - e[2] for els, _ in lanes for e in els if e[0] == t) + bits(ho) + delayed[t] + limbo[t]
+                if out + bits(cr) < nums[t]:
+                    return "G1: t%d lost a replica (%d of %d left)" % (t, out + bits(cr), nums[t])
+                if out + bits(cr) > nums[t]:
+                    return "G3: t%d has %d replicas out for %d" % (t, out + bits(cr), nums[t])
+        for els, p in lanes:
+            if clamp and not reset_c and any(x > len(els) for x in p):
+                return "pointer beyond the head"
+        return None
+
+    goal = lambda s: all(r[0] != "L" for r in s[1])
+    sets = [(1 << W) - 1]
+    return init, actions, invariant, goal, sets
+
+
+# ------------------------------------------------------------------ model 2: SQL, filter, bus, Redis, results (design 2)
+# One key, found by two discovery processes; two workers; the queue is a number of open replicas.
+# state: (disc, sql, filt, log, fan, Kafka commit, redis, last fsync, task-results, OK answers per worker, faults, note)
+# Not modelled: a forwarder frozen across a FLUSHALL, two shards, the time between an SQL read and the script that follows.
+def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=True, tombstone=True, sql_check=True, cas=True,
+         by_offset=True, barrier=True, settle_cap=True, durable_first=True, maxlog=3):
+    """sql  (row state 0 none 1 unpublished 2 published, offset of last publish or -1, credited mask)
+    log     tuple of 0/1: 1 = record flagged `again`
+    fan     tuple of consumer positions (second one is the zombie)
+    redis   (stored offset, record 0 none 1 live 2 final, open, holders, credited, results outbox)"""
+    R0 = (-1, 0, 0, 0, 0, 0)
+    init = ((0, 0), (0, -1, 0), 0, (), (0, 0), 0, R0, None, 0, (0,) * W, (crash, zombie, flush, rollback, resend), "")
+
+    def fault(f, i):
+        return f[:i] + (f[i] - 1,) + f[i + 1:]
+
+    def actions(s):
+        disc, sql, filt, log, fan, comm, red, snap, bus, oks, f, note = s
+        S = lambda **k: tuple(k.get(n, v) for n, v in zip(
+            ("disc", "sql", "filt", "log", "fan", "comm", "red", "snap", "bus", "oks", "f", "note"), s))
+        row, off, cred = sql
+        final = bits(cred) >= num
+        # discovery processes: 0 read filter, 1 insert, 2 publish, 3 mark published, 4 mark filter, 5 commit, 9 done
+        for d in (0, 1):
+            pc = disc[d]
+            go = lambda v: tuple(v if i == d else x for i, x in enumerate(disc))
+            n = "D%d " % d
+            if pc == 0:
+                yield n + "reads the filter", S(disc=go(5 if filt else 1)), 0
+            elif pc == 1:
+                yield n + "INSERT IGNORE", (S(disc=go(2), sql=(1, -1, 0)) if not row else S(disc=go(4))), 0
+            elif pc == 2 and len(log) < maxlog:
+                yield n + "publishes", S(disc=go(3), log=log + (0,)), 0
+            elif pc == 3:
+                o = len(log) - 1 if by_offset else 0
+                yield n + "marks published", S(disc=go(4), sql=(2, max(off, o), cred)), 0
+            elif pc == 4:
+                yield n + "marks the filter", S(disc=go(5), filt=1), 0
+            elif pc == 5:
+                yield n + "commits its input", S(disc=go(9)), 0
+            if f[0] and 0 < pc < 9:
+                yield n + "is killed, input comes again", S(disc=go(0), f=fault(f, 0)), None
+        if row == 1 and not any(x in (2, 3) for x in disc) and len(log) < maxlog:
+            if not (sql_check and final):
+                yield "watchdog republishes the unpublished row and marks it", S(sql=(2, len(log), cred), log=log + (1,)), 0
+                if f[0]:
+                    yield "watchdog republishes, is killed before the mark", S(log=log + (1,), f=fault(f, 0)), None
+            else:
+                yield "watchdog marks the finished row published", S(sql=(2, off, cred)), 0
+        if row == 1 and 2 in disc and f[4] and len(log) < maxlog:
+            yield "watchdog republishes while the publisher is still at it", S(log=log + (1,), sql=(2, len(log), cred), f=fault(f, 4)), None
+        stored, rec, opn, hold, rc, outb = red
+        # reconciler
+        if row == 2 and not final and rec == 0 and len(log) < maxlog:
+            if by_offset:
+                missing = stored >= off and off >= 0
+            else:
+                missing = True
+            if missing:
+                yield "reconciler republishes the task missing in Redis", S(log=log + (1,), sql=(2, len(log), cred)), 0
+        # fanout
+        for c in range(2):
+            if c == 1 and not f[1] and fan[1] == 0:
+                continue
+            if fan[c] < len(log):
+                o = fan[c]
+                nf = tuple(o + 1 if i == c else x for i, x in enumerate(fan))
+                who = "fanout " if c == 0 else "zombie fanout "
+                if cas and stored < o - 1:
+                    yield who + "refused (gap), seeks back", S(fan=tuple(stored + 1 if i == c else x for i, x in enumerate(fan))), 0
+                elif o <= stored:
+                    yield who + "offset %d ignored" % o, S(fan=nf), (0 if c == 0 else None)
+                else:
+                    if (record and rec) or (sql_check and log[o] and final):
+                        nr = (o, rec, opn, hold, rc, outb)
+                    else:
+                        nr = (o, 1, opn + num - (bits(cred) if sql_check else 0), hold, rc | (cred if sql_check else 0), outb)
+                    yield who + "enqueues offset %d" % o, S(fan=nf, red=nr), (0 if c == 0 else None)
+        if cas and stored < fan[0] - 1 and fan[0] == len(log):
+            yield "owner compares its place with the stored offset, seeks back", S(fan=(stored + 1, fan[1])), 0
+        if comm < fan[0]:
+            yield "Kafka commit %d" % fan[0], S(comm=fan[0]), (None)
+        if f[0] and fan[0] > comm:
+            yield "fanout killed, restarts at commit", S(fan=(comm, fan[1]), f=fault(f, 0)), None
+        if f[1]:
+            yield "a zombie consumer wakes at the commit", S(fan=(fan[0], comm), f=fault(f, 1)), None
+        # workers
+        for w in range(W):
+            b = 1 << w
+            if opn and rec == 1 and not (hold | rc) & b:
+                yield "claim " + "ab"[w], S(red=(stored, rec, opn - 1, hold | b, rc, outb)), 0
+            if hold & b:
+                if rec == 1 and bits(rc) < num:
+                    fin = bits(rc | b) >= num
+                    nr = (stored, (2 if tombstone else 0) if fin else 1, opn, hold & ~b, (rc | b) if (tombstone or not fin) else 0, outb | b)
+                    if not tombstone and fin:
+                        nr = (stored, 0, opn, hold & ~b, 0, outb | b)
+                    no = tuple(x + 1 if i == w else x for i, x in enumerate(oks))
+                    yield "complete " + "ab"[w] + " OK", S(red=nr, oks=no), 0
+                else:
+                    yield "complete " + "ab"[w] + " refused", S(red=(stored, rec, opn, hold & ~b, rc, outb)), 0
+            if outb & b:
+                if not durable_first or snap is None:
+                    yield "forwarder publishes result of " + "ab"[w], S(bus=bus | b, red=(stored, rec, opn, hold, rc, outb & ~b)), 0
+                    yield "forwarder publishes result of %s, killed before XDEL" % "ab"[w], S(bus=bus | b), None
+            if bus & b:
+                nc = cred | b
+                if settle_cap and bits(nc) > num:
+                    nc = cred
+                nr = red
+                if bits(nc) >= num and rec == 2 and tombstone and not outb:
+                    nr = (stored, 0, 0, 0, 0, 0)
+                elif rec == 1:
+                    nr = (stored, 1, opn, hold, rc, outb)
+                yield "result of %s stored in SQL" % "ab"[w], S(sql=(row, off, nc), bus=bus & ~b, red=nr), 0
+        # Redis faults
+        if f[3] and snap is None:
+            yield "(last fsync)", S(snap=red), None
+        if snap is not None:
+            yield "(fsync)", S(snap=None), 0
+            yield "Redis crashes, comes back at the last fsync", \
+                S(red=snap, snap=None, f=fault(f, 3), oks=tuple((snap[4] | cred) >> i & 1 for i in range(W))), None   # answers not on disk are void
+        if f[2] and red != R0:
+            ok = not barrier or not (bus)
+            if ok:
+                left = num - bits(cred)
+                # rebuild from SQL: unfinished rows, offsets as of the log's end where they are rebuilt
+                nr = (len(log) - 1, 1, left, 0, cred, 0) if row == 2 and left else (len(log) - 1 if barrier else -1, 0, 0, 0, 0, 0)
+                yield "FLUSHALL, rebuild from SQL", S(red=nr, snap=None, f=fault(f, 2), oks=tuple(cred >> i & 1 for i in range(W))), None
+
+    def invariant(s):
+        disc, sql, filt, log, fan, comm, red, snap, bus, oks, f, note = s
+        if filt and not sql[0]:
+            return "G4: key marked as seen, task not stored"
+        if any(x > 1 for x in oks):
+            return "G2: a worker was answered OK twice"
+        if sum(oks) > num:
+            return "G3: %d completions answered OK, NUM=%d" % (sum(oks), num)
+        if bits(sql[2]) > num:
+            return "G3: %d credited in SQL, NUM=%d" % (bits(sql[2]), num)
+        return None
+
+    goal = lambda s: bits(s[1][2]) >= num
+    return init, actions, invariant, goal, [0]
+
+
+# ------------------------------------------------------------------ model 3: `pipeline` on a Redis Streams consumer group
+def streams(n=2, owner=False):
+    """n entries; two consumers of one group; the script ignores offsets at or below the stored one, then the entry is acknowledged."""
+    init = (0, ((), ()), -1, 0, 0, 1)   # last delivered, pending per consumer, stored, enqueued mask, acked mask, kills
+
+    def actions(s):
+        last, pend, stored, enq, ack, kills = s
+        for c in (0, 1):
+            if owner:
+                if c == 0 and stored + 1 < n:
+                    yield "owner enqueues entry %d (XRANGE after the stored one)" % (stored + 1), \
+                        (last, pend, stored + 1, enq | 1 << stored + 1, ack | 1 << stored + 1, kills), 0
+                continue
+            if last < n:
+                yield "consumer %d reads entry %d" % (c, last), (last + 1, tuple(p + (last,) if i == c else p for i, p in enumerate(pend)), stored, enq, ack, kills), 0
+            if pend[c]:
+                e = pend[c][0]
+                rest = tuple(p[1:] if i == c else p for i, p in enumerate(pend))
+                if e > stored:
+                    yield "consumer %d enqueues entry %d, acks" % (c, e), (last, rest, e, enq | 1 << e, ack | 1 << e, kills), 0
+                else:
+                    yield "consumer %d: entry %d is below the stored offset, ignored, acked" % (c, e), (last, rest, stored, enq, ack | 1 << e, kills), 0
+            if kills and pend[c]:
+                yield "consumer %d dies, XAUTOCLAIM gives its entries to %d" % (c, 1 - c), \
+                    (last, tuple(pend[1 - c] + pend[c] if i == 1 - c else () for i in (0, 1)), stored, enq, ack, kills - 1), None
+
+    inv = lambda s: "G1: an entry acknowledged and never enqueued" if s[4] & ~s[3] else None
+    return init, actions, inv, lambda s: s[3] == (1 << n) - 1, [0]
+
+
+# ------------------------------------------------------------------ scenarios
+HOLDS, BREAKS = "holds", "breaks"
+SCENARIOS = [
+    # the queue, as fixed
+    ("queue NUM=1,2: claim complete fail expire", HOLDS, lambda: queue(nums=(1, 2), fails=2)),
+    ("queue NUM=2,2: ", HOLDS, lambda: queue(nums=(2, 2), fails=1)),
+    ("queue NUM=3: deep retries", HOLDS, lambda: queue(nums=(3,), fails=5, bound=1)),
+    ("queue NUM=2: deep retries, exactly NUM workers", HOLDS, lambda: queue(W=2, nums=(2,), fails=7, bound=1)),
+    ("queue NUM=1,3: ", HOLDS, lambda: queue(nums=(1, 3), fails=2)),
+    ("queue NUM=1,2: P entries dropped at any time", HOLDS, lambda: queue(nums=(1, 2), fails=1, drops=2)),
+    ("queue NUM=2,1: cancel, rebuild", HOLDS, lambda: queue(nums=(2, 1), fails=1, cancels=1, rebuilds=1)),
+    ("queue NUM=1,2: stuck tail rotated to the head", HOLDS, lambda: queue(nums=(1, 2), fails=3, rotate=True)),
+    ("queue NUM=2: pipeline delivers twice, enqueue asks the record", HOLDS, lambda: queue(nums=(2, 1), fails=1, dup_enq=1)),
+    # only the newest element of a task offers
+    ("newest NUM=1,2: claim complete fail expire", HOLDS, lambda: queue(nums=(1, 2), fails=2, newest="always")),
+    ("newest NUM=3: deep retries", HOLDS, lambda: queue(nums=(3,), fails=5, bound=1, newest="always")),
+    ("newest NUM=2: deep retries, exactly NUM workers", HOLDS, lambda: queue(W=2, nums=(2,), fails=7, bound=1, newest="always")),
+    ("newest NUM=1,3: ", HOLDS, lambda: queue(nums=(1, 3), fails=2, newest="always")),
+    ("newest NUM=1,2: P entries dropped at any time", HOLDS, lambda: queue(nums=(1, 2), fails=1, drops=2, newest="always")),
+    ("newest NUM=2,1: cancel, rebuild", HOLDS, lambda: queue(nums=(2, 1), fails=1, cancels=1, rebuilds=1, newest="always")),
+    ("newest NUM=1,2: stuck tail rotated to the head", HOLDS, lambda: queue(nums=(1, 2), fails=3, rotate=True, newest="always")),
+    ("newest ablation: no new element where an older one stands", BREAKS, lambda: queue(W=2, nums=(2,), fails=2, newest="seldom")),
+    # the queue, by the letter or with one rule taken away
+    ("letter: retry element [1,0,task] beside the older one's room", BREAKS, lambda: queue(W=2, nums=(2,), fails=1, room="element")),
+    ("letter, NUM=1 only", HOLDS, lambda: queue(nums=(1, 1), fails=3, room="element")),
+    ("letter: expiry record in a topic, handled twice", BREAKS, lambda: queue(nums=(1,), fails=1, expiry="topic", dup_exp=1, room="element")),
+    ("letter: task in `pipeline` twice, only the offset is checked", BREAKS, lambda: queue(nums=(1,), fails=0, dup_enq=1, enqueue_check=False, room="element")),
+    ("ablation: pointer moves only when something was taken", BREAKS, lambda: queue(nums=(1, 2), fails=2, bound=1, advance="taken")),
+    ("ablation: the task's record is not asked (pointer alone)", BREAKS, lambda: queue(nums=(2,), fails=1, ask_record=False, room="element")),
+    ("ablation: C forgotten when the list is empty, P kept", BREAKS, lambda: queue(W=2, nums=(2,), fails=2, reset_c=True)),
+    # the flow, as fixed
+    ("flow NUM=1: kills between any two effects, zombie", HOLDS, lambda: flow(1, crash=1, zombie=1)),
+    ("flow NUM=2: kills between any two effects, zombie", HOLDS, lambda: flow(2, crash=1, zombie=1, resend=0)),
+    # the flow, by the letter
+    ("letter flow: outbox republished, only the offset is checked", BREAKS, lambda: flow(1, crash=1, record=False, tombstone=False, sql_check=False, by_offset=False, cas=False)),
+    ("letter flow: record asked, but forgotten when the task is done", BREAKS, lambda: flow(1, crash=1, tombstone=False, sql_check=False, by_offset=False, cas=False, resend=0)),
+    ("letter flow: record kept until SQL has it, no SQL check", BREAKS, lambda: flow(1, crash=1, sql_check=False, cas=False)),
+    ("letter flow: FLUSHALL while results are on their way", BREAKS, lambda: flow(1, crash=0, flush=1, barrier=False, settle_cap=False, cas=False, resend=0)),
+    ("flow: FLUSHALL with barrier and cap", HOLDS, lambda: flow(1, crash=0, flush=1, resend=0)),
+    ("letter flow: everysec, result forwarded before it is on disk", BREAKS, lambda: flow(1, crash=0, rollback=1, durable_first=False, settle_cap=False, resend=0)),
+    ("letter flow: everysec, Kafka committed ahead of Redis, no gap check", BREAKS, lambda: flow(1, crash=0, rollback=1, cas=False, resend=0)),
+    ("flow: everysec, gap check and durable before forwarding", HOLDS, lambda: flow(1, crash=0, rollback=1, resend=0)),
+    # the bus on Redis Streams
+    ("letter streams: consumer group + stored offset", BREAKS, lambda: streams()),
+    ("streams: one owner reads in order after the stored offset", HOLDS, lambda: streams(owner=True)),
+]
+
+
+def main():
+    wrong = 0
+    for name, expect, make in SCENARIOS:
+        if len(sys.argv) > 1 and not any(a in name for a in sys.argv[1:]):
+            continue
+        t0 = time.time()
+        init, actions, inv, goal, sets = make()
+        parent, edges, bad = explore(init, actions, inv)
+        if not bad:
+            bad = stuck(parent, edges, goal, sets)
+        got = BREAKS if bad else HOLDS
+        ok = got == expect and not (bad and bad[0] == "STATE LIMIT")
+        wrong += not ok
+        print("%-8s %-62s %-7s %8d states %5.1fs" % ("ok" if ok else "NOT SO", name, got, len(parent), time.time() - t0), flush=True)
+        if bad:
+            print("    ", bad[0])
+            print("     ", " > ".join(trace(parent, bad[1])))
+            if not ok:
+                print("      state", bad[1])
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
