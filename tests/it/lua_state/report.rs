@@ -257,6 +257,20 @@ async fn one_worker_alone_does_not_kill_a_task_for_several() {
 }
 
 #[tokio::test]
+async fn the_failures_of_a_worker_count_for_one_replica_at_most() {
+    let f = Fixture::new().await;
+    f.waiting('a', 2, b"2").await;
+    // Two attempts a replica: one failure, then two more, of which one counts.
+    for (grant, mode) in [(1, "retry"), (2, "never")] {
+        f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+        let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', grant, "w", mode, "0")).await.expect("reject");
+        assert_eq!(flat(answer), ["1", "0"]);
+    }
+    let record = &f.state().await["R"][0];
+    assert!(record.starts_with(r#"a=["L",2,2,[],[],[],0,2,["w",-1],"#), "{record}");
+}
+
+#[tokio::test]
 async fn the_history_of_a_task_ends_with_its_last_failures() {
     let f = Fixture::new().await;
     f.held('a', "w", 1).await;
