@@ -40,6 +40,11 @@ pub enum Error {
     File { parameter: String, name: String, cause: std::io::Error },
     #[error("{0}")]
     Other(#[source] sqlx::Error),
+    /// A newer taskd has migrated it, and an older one would not understand what stands there now.
+    #[error(
+        "the database has schema {schema}, which needs a taskd that knows schema {needs} or later; this one knows {knows}"
+    )]
+    TooNew { schema: i64, needs: i64, knows: i64 },
     #[error("cannot migrate the database: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
 }

@@ -92,6 +92,11 @@ impl Dialect for SqliteConnection {
         format!("INDEXED BY {index}")
     }
 
+    // A migration is one transaction.
+    fn is_there_already(_error: &sqlx::Error) -> bool {
+        false
+    }
+
     fn update_tasks(set: &str) -> [String; 2] {
         [format!("UPDATE tasks SET {set} FROM ("), ") AS changes WHERE id = task_id".into()]
     }

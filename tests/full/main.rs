@@ -12,6 +12,7 @@ mod kafka_daemon;
 mod kafka_groups;
 mod kafka_secured;
 mod lifecycle;
+mod migrations;
 mod partitions;
 mod pressure;
 mod processes;

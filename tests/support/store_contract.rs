@@ -11,8 +11,8 @@ use futures::future::join_all;
 use taskd::{
     model::{KeyHash, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow},
     store::{
-        Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, ResultRow, Settled, Settlement,
-        Store, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
+        self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, ResultRow, Settled,
+        Settlement, Store, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 
@@ -28,7 +28,10 @@ use Unpublished::{Fresh, Missing, Parked, Scheduled};
 pub(crate) trait Database: Sized {
     fn create() -> impl Future<Output = Self>;
     /// A new process's view of it.
-    fn open(&self) -> impl Future<Output = Arc<dyn Store>>;
+    fn try_open(&self) -> impl Future<Output = store::Result<Arc<dyn Store>>>;
+    async fn open(&self) -> Arc<dyn Store> {
+        self.try_open().await.unwrap()
+    }
     /// Changes it behind the store's back.
     fn execute(&self, sql: &str) -> impl Future<Output = ()>;
     /// Only when the test has passed: otherwise it is left to be looked at.
@@ -75,6 +78,7 @@ macro_rules! store_contract {
             what_is_not_there_is_not_found,
             a_life_is_raised_once,
             everything_is_there_after_a_restart,
+            a_newer_schema_is_used_where_it_allows_it,
             of_concurrent_inserts_one_wins_each_key,
             of_concurrent_settlements_one_credits_each_worker,
         );
@@ -906,6 +910,25 @@ pub(crate) async fn everything_is_there_after_a_restart(db: &impl Database) {
     assert_eq!(after.shards().await.unwrap(), [(ShardId { queue: queue("q"), number: 3 }, 1)]);
 }
 
+pub(crate) async fn a_newer_schema_is_used_where_it_allows_it(db: &impl Database) {
+    db.open().await.close().await;
+    let known = migration_files().into_iter().max().unwrap();
+    let newer = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+                 VALUES (9000, 'of a newer taskd', TRUE, X'00', 0)";
+    db.execute(newer).await;
+    insert_new(&*db.open().await, &rows("q", 3)).await;
+
+    db.execute("UPDATE meta SET value = '8000' WHERE name = 'lowest_schema'").await;
+    let error = db.try_open().await.err().unwrap();
+    assert!(!error.is_transient());
+    let expected = format!("schema 9000, which needs a taskd that knows schema 8000 or later; this one knows {known}");
+    assert!(error.to_string().ends_with(&expected), "{error}");
+    // Nobody has said that an older one may use it.
+    db.execute("DELETE FROM meta WHERE name = 'lowest_schema'").await;
+    let error = db.try_open().await.err().unwrap();
+    assert!(error.to_string().contains("needs a taskd that knows schema 9000"), "{error}");
+}
+
 pub(crate) async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) {
     const KEYS: usize = 60;
     let stores = [db.open().await, db.open().await];
@@ -970,4 +993,10 @@ pub(crate) async fn of_concurrent_settlements_one_credits_each_worker(db: &impl 
 /// How many migrations there are.
 pub(crate) fn migrations(backend: &str) -> usize {
     std::fs::read_dir(format!("{}/migrations/{backend}", env!("CARGO_MANIFEST_DIR"))).unwrap().count()
+}
+
+/// The numbers of the migrations, which are the same for all backends.
+fn migration_files() -> Vec<i64> {
+    let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/mysql")).unwrap();
+    files.map(|file| file.unwrap().file_name().to_str().unwrap()[..4].parse().unwrap()).collect()
 }

@@ -11,6 +11,7 @@
 //! Two transactions that run into each other nevertheless end as a deadlock, and the loser is repeated.
 
 mod insert;
+mod migrate;
 mod outbox;
 #[cfg(test)]
 mod plans;
@@ -82,6 +83,9 @@ pub trait Dialect {
     /// The same for the primary key, where the planner may take a small table for a cheap scan and lock all of it.
     const BY_PRIMARY_KEY: &'static str;
 
+    /// Whether a statement of a migration failed only because it was run before.
+    fn is_there_already(error: &sqlx::Error) -> bool;
+
     /// Around a select that has a `task_id`: sets the columns of each such task from its row.
     fn update_tasks(set: &str) -> [String; 2];
 }
@@ -105,10 +109,8 @@ impl<DB: Backend> SqlStore<DB> {
         writers: Pool<DB>,
         readers: Pool<DB>,
     ) -> Result<Self> {
-        let before = applied_migrations(&mut *writers.acquire().await?).await?;
-        migrator.run(&writers).await?;
-        let after = applied_migrations(&mut *writers.acquire().await?).await?;
-        Ok(Self { writers, readers, migrated: after - before, old_keys: OldKeys::default() })
+        let migrated = migrate::run(migrator, &writers).await?;
+        Ok(Self { writers, readers, migrated, old_keys: OldKeys::default() })
     }
 
     /// How many migrations were applied when it was opened.
@@ -149,12 +151,6 @@ async fn why_none<DB: Backend>(pool: &Pool<DB>) -> Error {
         Ok(Err(error)) => error.into(),
         Err(_) => Error::Transient(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
     }
-}
-
-async fn applied_migrations(connection: &mut impl Migrate) -> Result<usize> {
-    const TABLE: &str = "_sqlx_migrations";
-    connection.ensure_migrations_table(TABLE).await?;
-    Ok(connection.list_applied_migrations(TABLE).await?.len())
 }
 
 /// Where a page starts: no task has the id of zeros.
