@@ -32,8 +32,9 @@ use crate::{
     embedded::{DataDir, RedisServer},
     fanout,
     ingress::{self, Waiting},
-    outbox::{self, Gates, Outbox},
-    queue::Queue,
+    model::Clock,
+    outbox::{self, Outbox},
+    queue::{self, Queue},
     reading,
     redis_pool::{self, Redis},
     store::{self, Store, mysql::MysqlStore, sqlite::SqliteStore},
@@ -121,7 +122,8 @@ async fn serve(
         None => ALONE.to_owned(),
         Some(_) => Uuid::new_v4().to_string(),
     };
-    let what = Foundation { settings: Arc::clone(settings), redis, store, metrics, process };
+    let clock = Clock::of_this_machine();
+    let what = Foundation { settings: Arc::clone(settings), redis, store, metrics, process, clock };
     let (mut listeners, mut wait, mut is_first) = (listeners, wait, true);
     loop {
         let began = Instant::now();
@@ -149,6 +151,7 @@ struct Foundation {
     metrics: PrometheusHandle,
     /// Names this process to the others. Whoever comes again under its name has at once what it had.
     process: String,
+    clock: Clock,
 }
 
 /// How a round ended.
@@ -196,7 +199,7 @@ fn is_lost(error: &anyhow::Error) -> bool {
 /// new generation, and shards without one, which the watchdog brings back from SQL. What was published into the emptied Redis before anybody
 /// noticed is not marked, or is found missing.
 async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first: bool) -> anyhow::Result<Over> {
-    let Foundation { settings, redis, store, metrics, process } = what;
+    let Foundation { settings, redis, store, metrics, process, clock } = what;
     let Some(bus) = wait.until("the bus", || open_bus(settings, Some(redis), process)).await? else {
         return Ok(Over::Stopped);
     };
@@ -207,7 +210,10 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let database =
         || async { Ok((store.store_id().await.map_err(unreachable)?, store.shards().await.map_err(unreachable)?)) };
     let Some((store_id, shards)) = wait.until("the database", database).await? else { return Ok(Over::Stopped) };
-    let owner = || async { queue.belongs_to(&store_id).await.map_err(|error| Unreachable::Yet(error.into())) };
+    let owner = || async {
+        follow(&queue, clock).await.map_err(|error| Unreachable::Yet(error.into()))?;
+        queue.belongs_to(&store_id).await.map_err(|error| Unreachable::Yet(error.into()))
+    };
     let Some(owner) = wait.until("Redis", owner).await? else { return Ok(Over::Stopped) };
     if owner != store_id {
         bail!(
@@ -225,7 +231,8 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let supervisor = &Supervisor::giving_up_at(is_lost);
     watch_owner(queue.clone(), store_id, supervisor);
     partitions::watch(Arc::clone(&bus), supervisor);
-    let outbox = Outbox { store: Arc::clone(store), bus: Arc::clone(&bus), gates: Gates::default() };
+    watch_clock(queue.clone(), clock.clone(), supervisor);
+    let outbox = Outbox::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
     learn(outbox.clone(), queue.clone(), supervisor);
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
     if runs(Pipeline::Watchdog) {
@@ -237,7 +244,7 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let filter = Filter::new(redis.clone());
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
     let tasks = runs(Pipeline::Tasks).then(|| tasks::start(queue.clone(), Arc::clone(&bus), settings, supervisor));
-    let reading = reading::Handle::new(Arc::clone(store), queue.clone());
+    let reading = reading::Handle::new(Arc::clone(store), queue.clone(), clock.clone());
     let end = wait.stop.child_token();
     let state = ingress::State {
         discovery,
@@ -306,6 +313,31 @@ fn watch_owner(queue: Queue, store_id: String, supervisor: &Supervisor) {
             Err(Disowned.into())
         }
     });
+}
+
+/// How often Redis is asked what time it is.
+const ASK_TIME_EVERY: Duration = Duration::from_secs(1);
+
+fn watch_clock(queue: Queue, clock: Clock, supervisor: &Supervisor) {
+    let (beat, stop) = (Arc::new(supervisor.progress().register("clock")), supervisor.stop_token());
+    supervisor.spawn("clock", move || {
+        let (queue, clock, beat, stop) = (queue.clone(), clock.clone(), Arc::clone(&beat), stop.clone());
+        async move {
+            while stop.run_until_cancelled(tokio::time::sleep(ASK_TIME_EVERY)).await.is_some() {
+                follow(&queue, &clock).await?;
+                beat.beat();
+            }
+            Ok(())
+        }
+    });
+}
+
+async fn follow(queue: &Queue, clock: &Clock) -> queue::Result<()> {
+    let asked = Instant::now();
+    if let Some(by) = clock.follow(queue.time().await?, asked) {
+        tracing::warn!("redis's clock stands {by} ms beside what this process took the time for: Redis's counts");
+    }
+    Ok(())
 }
 
 /// What other processes did. Without this, one that runs `tasks` alone would never look into a queue that is younger than it, and one whose

@@ -104,12 +104,14 @@ impl Fanout {
     /// The batch by shard, without what SQL knows to be final.
     async fn groups(&self, messages: &[Message], done: &mut FanoutBatch) -> anyhow::Result<BTreeMap<ShardId, Group>> {
         let grace_ms = i64::try_from(self.settings.watchdog.grace.as_millis()).unwrap_or(i64::MAX);
-        let recent = model::now_unix_ms().saturating_sub(grace_ms);
+        let now = self.outbox.clock.now_unix_ms();
+        // What was published later than now was so before the clock stepped back.
+        let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);
         let (mut records, mut poison, mut ask) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
         for message in messages {
             match decode(message) {
                 Ok((id, queue, record)) => {
-                    if record.again || record.published_unix_ms < recent {
+                    if record.again || !recent.contains(&record.published_unix_ms) {
                         ask.push(id);
                     }
                     records.push((message, id, queue, record));
@@ -118,7 +120,7 @@ impl Fanout {
             }
         }
         if let Some(oldest) = records.iter().map(|(.., record)| record.published_unix_ms).min() {
-            let age_ms = u64::try_from(model::now_unix_ms().saturating_sub(oldest)).unwrap_or(0);
+            let age_ms = u64::try_from(now.saturating_sub(oldest)).unwrap_or(0);
             metrics::fanout_oldest(Duration::from_millis(age_ms));
         }
         done.poison = poison.len();

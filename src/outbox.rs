@@ -12,7 +12,7 @@ use prost::Message;
 use crate::{
     bus::{self, Bus, Record, Topic},
     config::{Queues, Settings},
-    model::{self, MAX_RECORD_BYTES, Offset, QueueName, TaskId, TaskRow},
+    model::{self, Clock, MAX_RECORD_BYTES, Offset, QueueName, TaskId, TaskRow},
     pb,
     store::{self, NewRow, Published, Store, Turn, Unpublished},
 };
@@ -51,9 +51,14 @@ pub struct Outbox {
     pub store: Arc<dyn Store>,
     pub bus: Arc<dyn Bus>,
     pub gates: Gates,
+    pub clock: Clock,
 }
 
 impl Outbox {
+    pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
+        Self { store, bus, gates: Gates::default(), clock }
+    }
+
     /// Publishes rows of the outbox to `pipeline`, then marks them. Killed in between, they are published again: the queue ignores what it knows,
     /// and `again` makes the fanout ask SQL about the rest. Answers the last offset per partition.
     pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
@@ -93,7 +98,7 @@ impl Outbox {
     }
 
     async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
-        let now = model::now_unix_ms();
+        let now = self.clock.now_unix_ms();
         let partitions = self.bus.partitions(Topic::Pipeline).max(1);
         if rows.iter().any(|(row, _)| row.partition >= partitions) {
             // From a process that knows more partitions. A task that stood in two would be handed out twice. Where there really are
@@ -155,7 +160,7 @@ impl Outbox {
                 tracing::warn!(%topic, partition = message.partition, offset = %message.offset, "poison: {reason}");
                 let letter = pb::DeadLetter {
                     reason: reason.clone(),
-                    at_unix_ms: model::now_unix_ms(),
+                    at_unix_ms: self.clock.now_unix_ms(),
                     topic: topic.as_str().to_owned(),
                     partition: message.partition,
                     offset: message.offset.to_string(),

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    model::{self, QueueName, ShardId, StoredStatus, TaskId},
+    model::{self, Clock, QueueName, ShardId, StoredStatus, TaskId},
     pb,
     queue::{self, Inspected, Queue, RecordStatus},
     store::{ResultRow, Store, TaskDetail},
@@ -51,17 +51,18 @@ pub struct QueueOverview {
 pub struct Handle {
     store: Arc<dyn Store>,
     queue: Queue,
+    clock: Clock,
 }
 
 impl Handle {
-    pub fn new(store: Arc<dyn Store>, queue: Queue) -> Self {
-        Self { store, queue }
+    pub fn new(store: Arc<dyn Store>, queue: Queue, clock: Clock) -> Self {
+        Self { store, queue, clock }
     }
 
     pub async fn task(&self, id: TaskId) -> Result<Option<pb::Task>, Unavailable> {
         let Some(detail) = self.store.task(id).await? else { return Ok(None) };
         let record = if detail.status.is_final() { None } else { self.record(&detail).await? };
-        Ok(Some(task(detail, record)))
+        Ok(Some(task(detail, record, self.clock.now_unix_ms())))
     }
 
     async fn record(&self, detail: &TaskDetail) -> Result<Option<Inspected>, Unavailable> {
@@ -110,7 +111,7 @@ impl Handle {
             entry.assigned += nothing_left - delayed;
             // A task whose end is still on its way to SQL is counted as pending for that moment.
             entry.pending = entry.pending.saturating_sub(stats.live);
-            let age = stats.oldest_created_unix_ms.map(|at| model::now_unix_ms().saturating_sub(at));
+            let age = stats.oldest_created_unix_ms.map(|at| self.clock.now_unix_ms().saturating_sub(at));
             entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(age.and_then(|age| u64::try_from(age).ok()));
         }
         Ok(queues.into_values().collect())
@@ -132,13 +133,13 @@ fn overview<'a>(queues: &'a mut BTreeMap<QueueName, QueueOverview>, queue: &Queu
     })
 }
 
-fn task(detail: TaskDetail, record: Option<Inspected>) -> pb::Task {
+fn task(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> pb::Task {
     let row = detail.task;
     let status = match (detail.status, record) {
         (StoredStatus::Completed, _) => pb::TaskStatus::Completed,
         (StoredStatus::Dead, _) => pb::TaskStatus::Dead,
         (StoredStatus::Cancelled, _) => pb::TaskStatus::Cancelled,
-        (StoredStatus::Unfinished, None) if row.not_before_unix_ms > model::now_unix_ms() => pb::TaskStatus::Delayed,
+        (StoredStatus::Unfinished, None) if row.not_before_unix_ms > now_unix_ms => pb::TaskStatus::Delayed,
         (StoredStatus::Unfinished, None) => pb::TaskStatus::Pending,
         (StoredStatus::Unfinished, Some(record)) => match record.status {
             // On its way to SQL.

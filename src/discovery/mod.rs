@@ -47,10 +47,10 @@ impl Parts {
     /// Publishes stored tasks. What fails stays in the outbox; an error only when everything will fail from now on.
     async fn publish(&self, rows: &[model::TaskRow]) -> Result<(), outbox::Error> {
         let stored: Vec<_> = rows.iter().map(|row| (row, Turn::FIRST)).collect();
-        // So late that the watchdog may have published them before: perhaps they are done and forgotten by now.
+        // So late, or since the clock stepped, that the watchdog may have published them before: perhaps they are done and forgotten by now.
         let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
-        let oldest = rows.iter().map(|row| row.created_unix_ms).min().unwrap_or(i64::MAX);
-        let again = oldest.saturating_add(late) < model::now_unix_ms();
+        let now = self.outbox.clock.now_unix_ms();
+        let again = rows.iter().any(|row| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)));
         match self.outbox.publish(&stored, again).await {
             Ok(_) => crate::telemetry::metrics::outbox_published(rows.len()),
             Err(error) if error.is_lost() => return Err(error),

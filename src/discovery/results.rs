@@ -161,7 +161,7 @@ fn row(parts: &Parts, task: pb::NewTask, id: TaskId) -> Option<TaskRow> {
     let queue = QueueName::new(&task.queue);
     let of_queue = queue.as_ref().map_or(&settings.queues.default, |queue| settings.queues.get(queue));
     let partitions = parts.outbox.bus.partitions(Topic::Pipeline);
-    match validate::task_row(task, id, of_queue, &settings.limits, partitions, model::now_unix_ms()) {
+    match validate::task_row(task, id, of_queue, &settings.limits, partitions, parts.outbox.clock.now_unix_ms()) {
         Ok(row) => Some(row),
         Err(error) => {
             tracing::warn!("dropped a discovered task: {error}");

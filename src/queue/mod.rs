@@ -494,6 +494,14 @@ impl Queue {
         Ok(owner)
     }
 
+    /// The time by Redis's clock, in unix ms; in a cluster by that of one node, the same each time.
+    pub async fn time(&self) -> Result<i64> {
+        let mut command = redis::cmd("EVAL");
+        command.arg("return redis.call('TIME')").arg(1).arg(keys::store_id(self.0.redis.prefix()));
+        let (seconds, micros): (i64, i64) = command.query_async(&mut self.0.redis.conn()).await?;
+        Ok(seconds * 1000 + micros / 1000)
+    }
+
     /// Whose tasks this Redis says that it holds; `None` when it has lost that.
     pub async fn owner(&self) -> Result<Option<String>> {
         let key = keys::store_id(self.0.redis.prefix());

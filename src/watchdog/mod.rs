@@ -27,7 +27,7 @@ use self::{lead::Lead, unreported::Unreported};
 use crate::{
     bus::{Keep, Topic},
     config::Settings,
-    model::{self, Offset, QueueName, ShardId, TaskId, TaskRow},
+    model::{Offset, QueueName, ShardId, TaskId, TaskRow},
     outbox::{Last, Outbox},
     queue::{self, Queue},
     store::{PAGE_BYTES, PublishedTask, Turn, Unpublished},
@@ -132,8 +132,8 @@ impl Watchdog {
             return Ok(Duration::ZERO);
         }
         let next = expired.next_unix_ms.into_iter().chain(promoted.next_unix_ms).min();
-        // By this machine's clock only how long we sleep; Redis decides what is due.
-        let until = next.map(|at| u64::try_from(at - model::now_unix_ms()).unwrap_or(0));
+        // Only how long we sleep; Redis decides what is due.
+        let until = next.map(|at| u64::try_from(at - self.outbox.clock.now_unix_ms()).unwrap_or(0));
         Ok(until.map_or(Duration::MAX, Duration::from_millis))
     }
 
@@ -149,7 +149,7 @@ impl Watchdog {
         while self.lead.wait(&beat, &self.stop).await {
             let started = Instant::now();
             let limit = self.settings.watchdog.batch_max;
-            let due = self.outbox.store.due(model::now_unix_ms(), limit, &refused).await?;
+            let due = self.outbox.store.due(self.outbox.clock.now_unix_ms(), limit, &refused).await?;
             let full = due.len() == limit || due.iter().map(|row| row.task.weight()).sum::<usize>() >= PAGE_BYTES;
             let mut by_reason: BTreeMap<u8, Vec<(&TaskRow, Turn)>> = BTreeMap::new();
             for row in &due {
@@ -464,7 +464,7 @@ impl Watchdog {
                 depth.waiting += stats.open;
                 depth.leased += stats.leases;
                 depth.delayed += stats.delayed;
-                let age = stats.oldest_created_unix_ms.map(|at| model::now_unix_ms().saturating_sub(at));
+                let age = stats.oldest_created_unix_ms.map(|at| self.outbox.clock.now_unix_ms().saturating_sub(at));
                 let age = Duration::from_millis(age.and_then(|age| u64::try_from(age).ok()).unwrap_or(0));
                 depth.oldest = depth.oldest.max(age);
             }

@@ -18,8 +18,8 @@ use taskd::{
     dedup::Filter,
     discovery::{self, Error, Handle},
     ingress::{self, State},
-    model::{Offset, QueueName, StoredStatus, TaskId},
-    outbox::{self, Gates, Outbox},
+    model::{Clock, Offset, QueueName, StoredStatus, TaskId},
+    outbox::{self, Outbox},
     pb::{self, InsertStatus},
     queue::Queue,
     redis_pool::Redis,
@@ -72,7 +72,7 @@ impl Fixture {
         let redis = Redis::connect(&server.url(), "t").await.unwrap();
         let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&database.path(), pages).await.unwrap());
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
-        let outbox = Outbox { store: Arc::clone(&store), bus: bus.clone(), gates: Gates::default() };
+        let outbox = Outbox::new(Arc::clone(&store), bus.clone(), Clock::of_this_machine());
         let is_lost = |error: &anyhow::Error| error.downcast_ref().is_some_and(outbox::Error::is_lost);
         let supervisor = Supervisor::giving_up_at(is_lost);
         let discovery = discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
@@ -290,7 +290,7 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     fixture.database.execute("UPDATE outbox SET due_ms = 0").await;
 
     let bus = Arc::new(Picky(fixture.bus.clone()));
-    let outbox = Outbox { store: Arc::clone(&fixture.store), bus, gates: Gates::default() };
+    let outbox = Outbox::new(Arc::clone(&fixture.store), bus, Clock::of_this_machine());
     let queue = Queue::new(fixture.redis.clone());
     watchdog::start(outbox, queue, &fixture.state.settings, &fixture.supervisor);
     until("only the large one is left", async || {

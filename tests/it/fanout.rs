@@ -7,8 +7,8 @@ use taskd::{
     bus::{Bus, Record, Topic, redis_streams::RedisStreams},
     config::Settings,
     fanout,
-    model::{self, Offset, Priority, QueueName, ShardId, TaskId},
-    outbox::{Gates, Outbox},
+    model::{self, Clock, Offset, Priority, QueueName, ShardId, TaskId},
+    outbox::Outbox,
     pb,
     queue::{Enqueue, EnqueueTask, Enqueued, Queue},
     redis_pool::Redis,
@@ -61,7 +61,7 @@ async fn an_owner_of_before_is_refused_and_the_present_one_joins_anew() {
     let store = Arc::new(SqliteStore::open(&database.path(), None).await.unwrap());
     let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
     let (queue, supervisor) = (Queue::new(redis.clone()), Supervisor::new());
-    let outbox = Outbox { store, bus: bus.clone(), gates: Gates::default() };
+    let outbox = Outbox::new(store, bus.clone(), Clock::of_this_machine());
     let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
     let zombie = queue.take_epoch(0).await.unwrap();
 

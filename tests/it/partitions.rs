@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use taskd::{
     bus::{Reading, Record, Topic, redis_streams::RedisStreams},
     config::Settings,
-    model::{self, QueueName, ShardId, TaskId, validate},
-    outbox::{Gates, Outbox},
+    model::{self, Clock, QueueName, ShardId, TaskId, validate},
+    outbox::Outbox,
     pb,
     queue::Queue,
     redis_pool::Redis,
@@ -40,7 +40,7 @@ impl Fixture {
     /// As one process opens it.
     async fn outbox(&self, partitions: u32) -> Outbox {
         let bus = Arc::new(RedisStreams::open(self.redis.clone(), "", partitions).await.unwrap());
-        Outbox { store: Arc::clone(&self.store), bus, gates: Gates::default() }
+        Outbox::new(Arc::clone(&self.store), bus, Clock::of_this_machine())
     }
 }
 
