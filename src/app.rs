@@ -33,7 +33,7 @@ use crate::{
     fanout,
     ingress::{self, Waiting},
     model::Clock,
-    outbox::{self, Outbox},
+    outbox::{self, Outbox, QueueSync},
     queue::{self, Queue},
     reading,
     redis_pool::{self, Redis},
@@ -207,9 +207,8 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let queue = Queue::of_process(redis.clone(), process.clone());
     // They may go away again at any moment from now on, also at this one.
     let unreachable = |error: store::Error| Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"));
-    let database =
-        || async { Ok((store.store_id().await.map_err(unreachable)?, store.shards().await.map_err(unreachable)?)) };
-    let Some((store_id, shards)) = wait.until("the database", database).await? else { return Ok(Over::Stopped) };
+    let database = || async { store.store_id().await.map_err(unreachable) };
+    let Some(store_id) = wait.until("the database", database).await? else { return Ok(Over::Stopped) };
     let owner = || async {
         follow(&queue, clock).await.map_err(|error| Unreachable::Yet(error.into()))?;
         queue.belongs_to(&store_id).await.map_err(|error| Unreachable::Yet(error.into()))
@@ -221,9 +220,9 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
              or another --redis-prefix, or an empty Redis"
         );
     }
-    for (shard, _life) in shards {
-        queue.add_shard(&shard);
-    }
+    let outbox = Outbox::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
+    let queues = || async { QueueSync::start(outbox.clone(), queue.clone()).await.map_err(unreachable) };
+    let Some(queues) = wait.until("the database", queues).await? else { return Ok(Over::Stopped) };
     let (http, grpc) = (listeners.http()?, listeners.grpc()?);
     let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
 
@@ -232,16 +231,15 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     watch_owner(queue.clone(), store_id, supervisor);
     partitions::watch(Arc::clone(&bus), supervisor);
     watch_clock(queue.clone(), clock.clone(), supervisor);
-    let outbox = Outbox::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
-    learn(outbox.clone(), queue.clone(), supervisor);
+    queues.keep_on(supervisor);
+    let filter = Filter::new(redis.clone());
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
     if runs(Pipeline::Watchdog) {
-        watchdog::start(outbox.clone(), queue.clone(), settings, supervisor);
+        watchdog::start(outbox.clone(), filter.clone(), queue.clone(), settings, supervisor);
     }
     if runs(Pipeline::Fanout) {
         fanout::start(outbox.clone(), queue.clone(), settings, supervisor);
     }
-    let filter = Filter::new(redis.clone());
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
     let tasks = runs(Pipeline::Tasks).then(|| tasks::start(queue.clone(), Arc::clone(&bus), settings, supervisor));
     let reading = reading::Handle::new(Arc::clone(store), queue.clone(), clock.clone());
@@ -338,27 +336,6 @@ async fn follow(queue: &Queue, clock: &Clock) -> queue::Result<()> {
         tracing::warn!("redis's clock stands {by} ms beside what this process took the time for: Redis's counts");
     }
     Ok(())
-}
-
-/// What other processes did. Without this, one that runs `tasks` alone would never look into a queue that is younger than it, and one whose
-/// watchdog does not lead would park tasks for ever.
-fn learn(outbox: Outbox, queue: Queue, supervisor: &Supervisor) {
-    let (beat, stop) = (Arc::new(supervisor.progress().register("learn")), supervisor.stop_token());
-    supervisor.spawn("learn", move || {
-        let (outbox, queue, beat, stop) = (outbox.clone(), queue.clone(), Arc::clone(&beat), stop.clone());
-        async move {
-            loop {
-                for (shard, _life) in outbox.store.shards().await? {
-                    queue.add_shard(&shard);
-                }
-                outbox.gates.follow(&outbox.store.parked_queues().await?);
-                beat.beat();
-                if stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await.is_none() {
-                    return Ok(());
-                }
-            }
-        }
-    });
 }
 
 /// Starts it again whenever it dies; answers its URL.

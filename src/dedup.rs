@@ -70,6 +70,11 @@ impl Filter {
         Ok(())
     }
 
+    /// Forgets all keys of a queue: SQL knows them.
+    pub async fn forget_queue(&self, queue: &QueueName) -> Result<(), RedisError> {
+        redis::cmd("UNLINK").arg(self.key(queue)).query_async(&mut self.redis.conn()).await
+    }
+
     /// Forgets keys: of tasks that are dead or cancelled, so that SQL says so to who sends them again.
     pub async fn forget(&self, keys: &[(QueueName, KeyHash)]) -> Result<(), RedisError> {
         for (queue, places) in by_queue(keys.iter().map(|(queue, _)| queue)) {

@@ -1,18 +1,18 @@
 //! From SQL to the bus: the step that discovery (right after the insert) and the watchdog (for what stayed) share, and what both know
 //! about queues that are full.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
-};
+mod gates;
+mod sync;
 
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+pub use self::{gates::Gates, sync::QueueSync};
 use prost::Message;
 
 use crate::{
     bus::{self, Bus, Record, Topic},
-    config::{Queues, Settings},
-    model::{self, Clock, MAX_RECORD_BYTES, Offset, QueueName, TaskId, TaskRow},
+    config::Settings,
+    model::{self, Clock, MAX_RECORD_BYTES, Offset, TaskId, TaskRow},
     pb,
     store::{self, NewRow, Published, Store, Turn, Unpublished},
 };
@@ -182,58 +182,4 @@ fn publish_at(task: &TaskRow, settings: &Settings) -> i64 {
 
 fn ms(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// Which queues are full. A closed gate parks new tasks in SQL; the watchdog opens it when none is parked any more, so that parked ones
-/// are not overtaken for ever. Only a hint: what passes an open gate and finds its queue full is parked by the fanout.
-#[derive(Clone, Default)]
-pub struct Gates(Arc<RwLock<Known>>);
-
-#[derive(Default)]
-struct Known {
-    closed: HashSet<QueueName>,
-    unfinished: HashMap<QueueName, u64>,
-}
-
-impl Gates {
-    pub fn close(&self, queue: &QueueName) {
-        if !self.is_closed(queue) {
-            tracing::info!(%queue, "queue {queue} is full: new tasks stay in SQL until there is room");
-            self.0.write().unwrap_or_else(PoisonError::into_inner).closed.insert(queue.clone());
-        }
-    }
-
-    pub fn open(&self, queue: &QueueName) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).closed.remove(queue);
-    }
-
-    /// Another process may have parked tasks, or released the last.
-    pub fn follow(&self, parked: &[QueueName]) {
-        parked.iter().for_each(|queue| self.close(queue));
-        self.0.write().unwrap_or_else(PoisonError::into_inner).closed.retain(|queue| parked.contains(queue));
-    }
-
-    pub fn is_closed(&self, queue: &QueueName) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).closed.contains(queue)
-    }
-
-    pub fn closed(&self) -> Vec<QueueName> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).closed.iter().cloned().collect()
-    }
-
-    /// What SQL counted last.
-    pub fn set_unfinished(&self, counts: HashMap<QueueName, u64>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).unfinished = counts;
-    }
-
-    /// Takes room for `count` new tasks; false when the queue has its `max_unfinished`.
-    pub fn admit(&self, queue: &QueueName, count: u64, queues: &Queues) -> bool {
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let unfinished = known.unfinished.entry(queue.clone()).or_default();
-        if *unfinished >= queues.get(queue).max_unfinished {
-            return false;
-        }
-        *unfinished += count;
-        true
-    }
 }

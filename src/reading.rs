@@ -42,7 +42,7 @@ pub struct QueueOverview {
     pub completed: u64,
     pub dead: u64,
     pub cancelled: u64,
-    /// How long the oldest task that nobody holds has waited; `None` when none waits.
+    /// How long the oldest task that nobody holds has waited, in Redis or in SQL; `None` when none waits.
     pub oldest_waiting_ms: Option<u64>,
 }
 
@@ -86,7 +86,15 @@ impl Handle {
 
     pub async fn queues(&self) -> Result<Vec<QueueOverview>, Unavailable> {
         let mut queues: BTreeMap<QueueName, QueueOverview> = BTreeMap::new();
-        for count in self.store.counts().await? {
+        let now = self.clock.now_unix_ms();
+        let age_ms = |created_unix_ms: i64| u64::try_from(now.saturating_sub(created_unix_ms)).unwrap_or(0);
+        let shards = self.queue.shards();
+        // One that has been closed has nothing to show, until somebody puts a task in again.
+        let mut open: Vec<QueueName> = shards.iter().map(|shard| shard.queue.clone()).collect();
+        open.extend(self.store.unfinished().await?.into_iter().map(|(queue, _)| queue));
+        open.sort_unstable();
+        open.dedup();
+        for count in self.store.counts(Some(&open)).await? {
             let entry = overview(&mut queues, &count.queue);
             match count.status {
                 // Less what Redis has, below.
@@ -96,7 +104,7 @@ impl Handle {
                 StoredStatus::Cancelled => entry.cancelled = count.count,
             }
         }
-        for shard in self.queue.shards() {
+        for shard in shards {
             let stats = match self.queue.stats(&shard).await {
                 Err(queue::Error::NoGeneration) => continue,
                 other => other?,
@@ -111,8 +119,11 @@ impl Handle {
             entry.assigned += nothing_left - delayed;
             // A task whose end is still on its way to SQL is counted as pending for that moment.
             entry.pending = entry.pending.saturating_sub(stats.live);
-            let age = stats.oldest_created_unix_ms.map(|at| self.clock.now_unix_ms().saturating_sub(at));
-            entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(age.and_then(|age| u64::try_from(age).ok()));
+            entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(stats.oldest_created_unix_ms.map(age_ms));
+        }
+        for (queue, created_unix_ms) in self.store.oldest_waiting(now).await? {
+            let entry = overview(&mut queues, &queue);
+            entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(Some(age_ms(created_unix_ms)));
         }
         Ok(queues.into_values().collect())
     }

@@ -11,7 +11,7 @@
 mod insert;
 mod results;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 pub use insert::Handle;
 
@@ -21,7 +21,7 @@ use crate::{
     model,
     outbox::{self, Outbox},
     store::Turn,
-    supervise::{Beat, Supervisor},
+    supervise::Supervisor,
 };
 
 /// Why an insert was not answered per task. Nothing of it is promised.
@@ -71,26 +71,5 @@ impl Parts {
 pub fn start(outbox: Outbox, filter: Filter, settings: &Arc<Settings>, supervisor: &Supervisor) -> Handle {
     let parts = Parts { outbox, filter, settings: Arc::clone(settings) };
     results::start(&parts, supervisor);
-    let handle = insert::start(&parts, supervisor);
-    let (beat, stop) = (Arc::new(supervisor.progress().register("discovery/counts")), supervisor.stop_token());
-    supervisor.spawn("discovery/counts", move || count_unfinished(parts.clone(), Arc::clone(&beat), stop.clone()));
-    handle
-}
-
-/// Keeps in mind how many unfinished tasks each queue has, for [`Error::Busy`].
-async fn count_unfinished(
-    parts: Parts,
-    beat: Arc<Beat>,
-    stop: tokio_util::sync::CancellationToken,
-) -> anyhow::Result<()> {
-    loop {
-        let counts = parts.outbox.store.counts().await?;
-        let unfinished = counts.into_iter().filter(|count| !count.status.is_final());
-        parts.outbox.gates.set_unfinished(unfinished.map(|count| (count.queue, count.count)).collect());
-        beat.beat();
-        tokio::select! {
-            () = tokio::time::sleep(Duration::from_millis(500)) => {}
-            () = stop.cancelled() => return Ok(()),
-        }
-    }
+    insert::start(&parts, supervisor)
 }

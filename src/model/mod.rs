@@ -62,6 +62,12 @@ impl TaskId {
         Self(uuid::Builder::from_unix_timestamp_millis(at_unix_ms.max(0).unsigned_abs(), &random).into_uuid())
     }
 
+    /// The time in it: when the task came.
+    pub fn created_unix_ms(&self) -> i64 {
+        let [a, b, c, d, e, f, ..] = *self.as_bytes();
+        i64::from_be_bytes([0, 0, a, b, c, d, e, f])
+    }
+
     /// From the 16 bytes that Redis, SQL and the bus keep.
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
         Uuid::from_slice(bytes).ok().map(Self)
@@ -259,7 +265,7 @@ mod tests {
         let ids: Vec<TaskId> = (0..1000).map(|place| TaskId::at(at, place)).collect();
         assert!(ids.is_sorted() && TaskId::at(at, 0) != ids[0]);
         assert!(ids[999] < TaskId::at(at + 1, 0));
-        let (seconds, nanos) = ids[0].0.get_timestamp().unwrap().to_unix();
-        assert_eq!((seconds, nanos), (1_700_000_000, 123_000_000));
+        assert_eq!(ids[0].created_unix_ms(), at);
+        assert_eq!(ids[0].0.get_timestamp().unwrap().to_unix(), (1_700_000_000, 123_000_000));
     }
 }

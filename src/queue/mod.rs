@@ -31,7 +31,7 @@ use self::{
 };
 pub use self::{
     types::{
-        Claim, Code, Completion, Delivery, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Granted,
+        Claim, Closing, Code, Completion, Delivery, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Granted,
         HandBack, How, Inspected, Leased, OutboxEntry, Promoted, RecordStatus, Stats,
     },
     wakes::{Waiter, Wakes},
@@ -185,6 +185,17 @@ impl Queue {
         self.0.wakes.wake(&id.queue);
     }
 
+    /// Forgets a shard that was closed. Callers that are under way find nothing there.
+    pub fn remove_shard(&self, id: &ShardId) {
+        let mut shards = self.0.shards.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(of_queue) = shards.get_mut(&id.queue) {
+            of_queue.retain(|shard| shard.id != *id);
+            if of_queue.is_empty() {
+                shards.remove(&id.queue);
+            }
+        }
+    }
+
     pub fn knows(&self, id: &ShardId) -> bool {
         let shards = self.0.shards.read().unwrap_or_else(PoisonError::into_inner);
         shards.get(&id.queue).is_some_and(|shards| shards.iter().any(|shard| shard.id == *id))
@@ -229,6 +240,42 @@ impl Queue {
         })
         .await?;
         Ok(())
+    }
+
+    /// The numbers of the shards' lives in Redis, in order, at once.
+    pub async fn generations(&self, shards: &[ShardId]) -> Result<Vec<Option<u64>>> {
+        let mut generations = Vec::with_capacity(shards.len());
+        for shards in shards.chunks(MAX_COMBINED) {
+            let keys: Vec<_> = shards.iter().map(|shard| self.keys(shard).generation().to_owned()).collect();
+            let some: Vec<Option<u64>> = redis::cmd("MGET").arg(keys).query_async(&mut self.0.redis.conn()).await?;
+            generations.extend(some);
+        }
+        Ok(generations)
+    }
+
+    /// Opens shards, each in its life, all at once.
+    pub async fn open_shards(&self, shards: &[(ShardId, u64)], topic_generation: &str) -> Result<()> {
+        for shards in shards.chunks(MAX_COMBINED) {
+            let opening = shards.iter().map(|(shard, life)| self.open_shard(shard, *life, topic_generation, None));
+            futures::future::try_join_all(opening).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes all keys of a shard in which nothing has happened for `idle`.
+    pub async fn close_shard(&self, shard: &ShardId, idle: Duration) -> Result<Closing> {
+        let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+        let value = self
+            .call(&scripts::CLOSE, shard, 1, |call| {
+                call.arg(idle_ms);
+            })
+            .await?;
+        Ok(match numbers(value, 2)?[..] {
+            [-1, life] => Closing::Closed(unsigned(life)),
+            [-2, _] => Closing::InUse,
+            [left, _] => Closing::In(Duration::from_millis(unsigned(left))),
+            _ => return Err(Error::Answer("not two numbers".into())),
+        })
     }
 
     // --- the scripts

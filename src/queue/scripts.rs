@@ -52,6 +52,7 @@ script!(FINALS, "finals", lanes: false);
 script!(FORGET, "forget", lanes: false);
 script!(OUTBOX, "outbox", lanes: false);
 script!(FORWARDED, "forwarded", lanes: false);
+script!(CLOSE, "close", lanes: true);
 
 impl Script {
     /// A call on a shard. `now_ms` only in tests: Redis's own clock counts, so that a process with a wrong one does no harm.

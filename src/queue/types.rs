@@ -270,3 +270,14 @@ pub enum Event {
         reason: String,
     },
 }
+
+/// What became of an attempt to close a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// It has no keys any more; it was in this life.
+    Closed(u64),
+    /// Something is there.
+    InUse,
+    /// Nothing is there. It may be closed after this time, if nothing happens.
+    In(Duration),
+}

@@ -99,6 +99,7 @@ impl Dialect for MySqlConnection {
     const BY_PRIMARY_KEY: &'static str = "FORCE INDEX (PRIMARY)";
     // sqlx asks the server to count what was found as well.
     const COUNTS_INSERTED: bool = false;
+    const IS_UNFINISHED: &'static str = "unfinished = 1";
 
     // Not INSERT IGNORE, which would also swallow data that does not fit.
     fn keep_first(column: &str) -> String {

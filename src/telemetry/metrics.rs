@@ -84,7 +84,7 @@ label! {
 }
 label! {
     /// Why the fanout did not enqueue a record.
-    FanoutDropped { Repeated = "repeated", Final = "final", AgainFinal = "again_final" }
+    FanoutDropped { Repeated = "repeated", AgainFinal = "again_final" }
 }
 label! {
     /// A call of the tasks service.
@@ -113,7 +113,6 @@ pub struct FanoutBatch {
     pub records: usize,
     pub enqueued: usize,
     pub repeated: usize,
-    pub already_final: usize,
     pub again_final: usize,
     pub parked: usize,
     pub poison: usize,
@@ -232,11 +231,7 @@ pub fn fanout_batch(batch: FanoutBatch, elapsed: Duration) {
     counter!(FANOUT_ENQUEUED).increment(batch.enqueued as u64);
     counter!(FANOUT_PARKED).increment(batch.parked as u64);
     counter!(FANOUT_POISON).increment(batch.poison as u64);
-    let dropped = [
-        (FanoutDropped::Repeated, batch.repeated),
-        (FanoutDropped::Final, batch.already_final),
-        (FanoutDropped::AgainFinal, batch.again_final),
-    ];
+    let dropped = [(FanoutDropped::Repeated, batch.repeated), (FanoutDropped::AgainFinal, batch.again_final)];
     for (reason, count) in dropped {
         counter!(FANOUT_DROPPED, "reason" => reason.as_str()).increment(count as u64);
     }

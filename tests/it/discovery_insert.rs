@@ -19,7 +19,7 @@ use taskd::{
     discovery::{self, Error, Handle},
     ingress::{self, State},
     model::{Clock, Offset, QueueName, StoredStatus, TaskId},
-    outbox::{self, Outbox},
+    outbox::{self, Outbox, QueueSync},
     pb::{self, InsertStatus},
     queue::Queue,
     redis_pool::Redis,
@@ -75,6 +75,8 @@ impl Fixture {
         let outbox = Outbox::new(Arc::clone(&store), bus.clone(), Clock::of_this_machine());
         let is_lost = |error: &anyhow::Error| error.downcast_ref().is_some_and(outbox::Error::is_lost);
         let supervisor = Supervisor::giving_up_at(is_lost);
+        let queues = QueueSync::start(outbox.clone(), Queue::new(redis.clone())).await.unwrap();
+        queues.keep_on(&supervisor);
         let discovery = discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
         state.discovery = Some(discovery.clone());
         Self { discovery, state, store, supervisor, redis, bus, database, _server: server }
@@ -88,7 +90,7 @@ impl Fixture {
     }
 
     async fn unfinished(&self) -> BTreeMap<String, u64> {
-        let counts = self.store.counts().await.unwrap();
+        let counts = self.store.counts(None).await.unwrap();
         let unfinished = counts.into_iter().filter(|count| count.status == StoredStatus::Unfinished);
         unfinished.map(|count| (count.queue.as_str().to_owned(), count.count)).collect()
     }
@@ -292,7 +294,8 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     let bus = Arc::new(Picky(fixture.bus.clone()));
     let outbox = Outbox::new(Arc::clone(&fixture.store), bus, Clock::of_this_machine());
     let queue = Queue::new(fixture.redis.clone());
-    watchdog::start(outbox, queue, &fixture.state.settings, &fixture.supervisor);
+    let filter = Filter::new(fixture.redis.clone());
+    watchdog::start(outbox, filter, queue, &fixture.state.settings, &fixture.supervisor);
     until("only the large one is left", async || {
         let due = fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap();
         due.iter().all(|row| row.task.key == TOO_LARGE)
@@ -321,7 +324,7 @@ async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
 #[tokio::test]
 async fn every_loop_is_watched() {
     let fixture = Fixture::start().await;
-    let expected = ["counts", "insert", "publish", "results"].map(|name| format!("discovery/{name}"));
+    let expected = ["discovery/insert", "discovery/publish", "discovery/results", "queues"];
     assert_eq!(watched(&fixture.supervisor), expected);
     fixture.stop().await;
 }

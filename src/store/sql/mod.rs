@@ -5,11 +5,13 @@
 //! - `outbox`: narrow, one row for each unfinished task that is not on the bus.
 //! - `results`: what each worker reported, by (task, worker): nobody is credited twice.
 //! - `seen`: the keys of tasks that were removed.
+//! - `shards`: which there are, in which life, and which are closed.
 //! - `queue_counts`: kept up to date by the same transactions, which touch it last, so that they hold its few rows briefly.
 //!
 //! Whatever settles or moves a task locks its row first, in the order of ids; keys are inserted in the order of their hashes.
 //! Two transactions that run into each other nevertheless end as a deadlock, and the loser is repeated.
 
+mod counts;
 mod insert;
 mod migrate;
 mod outbox;
@@ -19,6 +21,7 @@ mod retention;
 mod retry;
 mod rows;
 mod settle;
+mod shards;
 mod statement;
 
 use std::{
@@ -30,17 +33,19 @@ use async_trait::async_trait;
 use sqlx::{ConnectOptions, Connection, Pool, Transaction, migrate::Migrate};
 
 use self::{
+    counts::{CountColumns, Counts},
     insert::OldKeys,
     outbox::Listed,
     retry::repeating,
     rows::{TASK_COLUMNS, TaskColumns, number, queue_name, status, task_id, worker_name},
+    shards::ShardColumns,
     statement::{Session, Statement, lists},
 };
 use super::{
-    Error, Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, Result, ResultRow, Settled,
-    Settlement, Store, TakenBack, TaskDetail, TaskState, Unpublished,
+    BroughtForward, Error, Inserted, NewRow, Opening, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount,
+    Result, ResultRow, Settled, Settlement, Store, StoredShard, TakenBack, TaskDetail, TaskState, Unpublished,
 };
-use crate::model::{Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
+use crate::model::{Offset, QueueName, ShardId, TaskId, TaskRow};
 
 /// How long one attempt to connect may take, where we ask why there is no connection.
 const ONE_CONNECT: Duration = Duration::from_secs(2);
@@ -82,6 +87,9 @@ pub trait Dialect {
 
     /// The same for the primary key, where the planner may take a small table for a cheap scan and lock all of it.
     const BY_PRIMARY_KEY: &'static str;
+
+    /// What the index `queue_counts_unfinished` has: the unfinished tasks of a queue that has any.
+    const IS_UNFINISHED: &'static str;
 
     /// Whether a statement of a migration failed only because it was run before.
     fn is_there_already(error: &sqlx::Error) -> bool;
@@ -153,38 +161,12 @@ async fn why_none<DB: Backend>(pool: &Pool<DB>) -> Error {
     }
 }
 
+/// No task has it.
+const LAST_ID: TaskId = TaskId(uuid::Uuid::max());
+
 /// Where a page starts: no task has the id of zeros.
 fn beyond(after: Option<TaskId>) -> TaskId {
     after.unwrap_or(TaskId(uuid::Uuid::nil()))
-}
-
-/// What a transaction changes in `queue_counts`.
-#[derive(Default)]
-struct Counts(BTreeMap<(QueueName, StoredStatus), i64>);
-
-impl Counts {
-    fn added(&mut self, queue: &QueueName) {
-        *self.0.entry((queue.clone(), StoredStatus::Unfinished)).or_default() += 1;
-    }
-
-    fn moved(&mut self, queue: &QueueName, from: StoredStatus, to: StoredStatus) {
-        *self.0.entry((queue.clone(), from)).or_default() -= 1;
-        *self.0.entry((queue.clone(), to)).or_default() += 1;
-    }
-
-    /// The last step of a transaction.
-    async fn store<S: Session>(self, session: &mut S) -> Result<()> {
-        let changed: Vec<_> = self.0.into_iter().filter(|(_, change)| *change != 0).collect();
-        for changed in statement::pieces(&changed, |_| 0) {
-            let rows =
-                changed.iter().map(|((queue, status), change)| [queue.into(), (*status).into(), (*change).into()]);
-            let statement = Statement::new("INSERT INTO queue_counts (queue, status, count)")
-                .values(rows)
-                .sql(&S::add("queue, status", "count"));
-            session.execute(statement).await?;
-        }
-        Ok(())
-    }
 }
 
 #[async_trait]
@@ -241,6 +223,49 @@ impl<DB: Backend> Store for SqlStore<DB> {
     async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
         let page = |listed| outbox::due::<DB::Connection>(now_unix_ms, listed);
         self.outbox_page(page, limit, without).await
+    }
+
+    async fn bring_forward(
+        &self,
+        later_than_unix_ms: i64,
+        to_unix_ms: i64,
+        after: Option<(i64, TaskId)>,
+        limit: usize,
+    ) -> Result<BroughtForward> {
+        let (due, task) = after.unwrap_or((later_than_unix_ms, LAST_ID));
+        let page = self.read(outbox::later::<DB::Connection>(due, &task, limit)).await?;
+        let page = page.into_iter().map(outbox::later_row).collect::<Result<Vec<_>>>()?;
+        let next = (page.len() == limit).then(|| page.last().map(|row| (row.due_unix_ms, row.task))).flatten();
+        let fresh = page.iter().filter(|row| row.unpublished == Unpublished::Fresh).map(|row| row.task);
+        let fresh: Vec<TaskId> = fresh.collect();
+        if fresh.is_empty() {
+            return Ok(BroughtForward { rows: 0, next });
+        }
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            let rows = outbox::bring_forward(&mut *tx, &fresh, later_than_unix_ms, to_unix_ms).await?;
+            tx.commit().await?;
+            Ok(BroughtForward { rows, next })
+        })
+        .await
+    }
+
+    async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>> {
+        let mut oldest: BTreeMap<QueueName, TaskId> = BTreeMap::new();
+        let mut waits = |queue: QueueName, id: TaskId| {
+            oldest.entry(queue).and_modify(|oldest| *oldest = id.min(*oldest)).or_insert(id);
+        };
+        for (queue, id) in self.read::<(String, Vec<u8>)>(outbox::oldest_due::<DB::Connection>(now_unix_ms)).await? {
+            waits(queue_name(&queue)?, task_id(&id)?);
+        }
+        for queue in self.parked_queues().await? {
+            for (id,) in self.read::<(Option<Vec<u8>>,)>(outbox::oldest_parked::<DB::Connection>(&queue)).await? {
+                if let Some(id) = id {
+                    waits(queue.clone(), task_id(&id)?);
+                }
+            }
+        }
+        Ok(oldest.into_iter().map(|(queue, id)| (queue, id.created_unix_ms())).collect())
     }
 
     async fn parked_queues(&self) -> Result<Vec<QueueName>> {
@@ -339,21 +364,45 @@ impl<DB: Backend> Store for SqlStore<DB> {
         self.read(results).await?.into_iter().map(result).collect()
     }
 
-    async fn counts(&self) -> Result<Vec<QueueCount>> {
-        let counts =
-            Statement::new("SELECT queue, status, count FROM queue_counts WHERE count <> 0 ORDER BY queue, status");
-        let count = |(queue, n, count): (String, i64, i64)| {
-            Ok(QueueCount { queue: queue_name(&queue)?, status: status(n)?, count: number(count)? })
-        };
-        self.read(counts).await?.into_iter().map(count).collect()
+    async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>> {
+        let mut counts = Vec::new();
+        // None is one list, and no queue is none.
+        let parts: Vec<Option<&[QueueName]>> = queues.map_or(vec![None], |queues| lists(queues).map(Some).collect());
+        for part in parts {
+            counts.extend(self.read::<CountColumns>(counts::of(part)).await?);
+        }
+        counts.into_iter().map(QueueCount::try_from).collect()
     }
 
-    async fn shards(&self) -> Result<Vec<(ShardId, u64)>> {
-        let shards = Statement::new("SELECT queue, shard, life FROM shards ORDER BY queue, shard");
-        let shard = |(queue, shard, life): (String, i64, i64)| {
-            Ok((ShardId { queue: queue_name(&queue)?, number: number(shard)? }, number(life)?))
-        };
-        self.read(shards).await?.into_iter().map(shard).collect()
+    async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>> {
+        let unfinished: Vec<CountColumns> = self.read(counts::unfinished::<DB::Connection>()).await?;
+        let count = |columns| QueueCount::try_from(columns).map(|count| (count.queue, count.count));
+        unfinished.into_iter().map(count).collect()
+    }
+
+    async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>> {
+        let statement = changed_after.map_or_else(shards::all_open, shards::changed::<DB::Connection>);
+        self.read::<ShardColumns>(statement).await?.into_iter().map(StoredShard::try_from).collect()
+    }
+
+    async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>> {
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            let opened = shards::open(&mut *tx, shards).await?;
+            tx.commit().await?;
+            Ok(opened)
+        })
+        .await
+    }
+
+    async fn close_shard(&self, shard: &ShardId, life: u64) -> Result<bool> {
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            let closed = shards::close(&mut *tx, shard, life).await?;
+            tx.commit().await?;
+            Ok(closed)
+        })
+        .await
     }
 
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64> {
@@ -374,7 +423,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
     async fn next_life(&self, shard: &ShardId, from: u64) -> Result<u64> {
         repeating(|| async {
             let mut tx = self.begin().await?;
-            let life = next_life(&mut *tx, shard, from).await?;
+            let life = shards::next_life(&mut *tx, shard, from).await?;
             tx.commit().await?;
             Ok(life)
         })
@@ -447,27 +496,6 @@ fn first_of(listed: Vec<Listed>, limit: usize, without: &HashSet<TaskId>) -> Vec
         is_room
     };
     wanted.take_while(fits).collect()
-}
-
-async fn next_life<S: Session>(session: &mut S, shard: &ShardId, from: u64) -> Result<u64> {
-    let next = from + 1;
-    let add = Statement::new("INSERT INTO shards (queue, shard, life) VALUES (?, ?, ?)")
-        .bind(&shard.queue)
-        .bind(shard.number)
-        .bind(next)
-        .sql(&S::keep_first("life"));
-    session.execute(add).await?;
-    let raise = Statement::new("UPDATE shards SET life = ? WHERE queue = ? AND shard = ? AND life = ?")
-        .bind(next)
-        .bind(&shard.queue)
-        .bind(shard.number)
-        .bind(from);
-    session.execute(raise).await?;
-    let now =
-        Statement::new("SELECT life FROM shards WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
-    let lives: Vec<(i64,)> = session.fetch(now).await?;
-    let (life,) = lives.into_iter().next().ok_or(sqlx::Error::RowNotFound)?;
-    number(life)
 }
 
 #[derive(sqlx::FromRow)]
