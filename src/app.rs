@@ -11,7 +11,6 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use metrics_exporter_prometheus::PrometheusHandle;
 pub use partitions::raise as raise_partitions;
 use tokio::{
     net::TcpListener,
@@ -94,7 +93,7 @@ async fn serve(
     base: &Supervisor,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
-    let metrics = metrics::install()?;
+    let metrics = metrics::install(settings.watchdog.forget_queues_after)?;
     // Ports and the folder first: a mistake there shows before anything is started.
     let listeners = Listeners::bind(settings).await?;
     let embedded = settings.redis_url.is_none() || settings.database_url.is_none();
@@ -148,7 +147,7 @@ struct Foundation {
     settings: Arc<Settings>,
     redis: Redis,
     store: Arc<dyn Store>,
-    metrics: PrometheusHandle,
+    metrics: metrics::Handle,
     /// Names this process to the others. Whoever comes again under its name has at once what it had.
     process: String,
     clock: Clock,

@@ -90,14 +90,22 @@ impl Handle {
             let queue = model::QueueName::new(&task.queue);
             let of_queue = queue.as_ref().map_or(&settings.queues.default, |queue| settings.queues.get(queue));
             match validate::task_row(task, TaskId::at(now, place), of_queue, &settings.limits, partitions, now) {
-                Ok(row) => {
-                    rows.push(row);
-                    places.push(place);
+                Ok(row) => match self.parts.let_in(&row.queue) {
+                    Ok(()) => {
+                        rows.push(row);
+                        places.push(place);
+                    }
+                    Err(error) => {
+                        metrics::discovery_dropped(Source::Api, Dropped::MaxQueues, 1);
+                        answers[place] = rejected(error);
+                    }
+                },
+                Err(error) => {
+                    metrics::discovery_dropped(Source::Api, Dropped::Rejected, 1);
+                    answers[place] = rejected(error);
                 }
-                Err(error) => answers[place] = rejected(error),
             }
         }
-        metrics::discovery_dropped(Source::Api, Dropped::Rejected, answers.len() - rows.len());
         if rows.is_empty() {
             return Ok(answers);
         }

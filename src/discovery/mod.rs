@@ -18,7 +18,7 @@ pub use insert::Handle;
 use crate::{
     config::Settings,
     dedup::Filter,
-    model,
+    model::{self, QueueName},
     outbox::{self, Outbox},
     store::Turn,
     supervise::Supervisor,
@@ -44,6 +44,17 @@ struct Parts {
 }
 
 impl Parts {
+    /// A task of a queue that nobody knows needs room among the names.
+    fn let_in(&self, queue: &QueueName) -> Result<(), String> {
+        let max = self.settings.discovery.max_queues;
+        match self.outbox.gates.lets_in(queue, max, &self.settings.queues) {
+            true => Ok(()),
+            false => {
+                Err(format!("queue {queue} is new, and there are {max} queues already (max_queues); use one of those"))
+            }
+        }
+    }
+
     /// Publishes stored tasks. What fails stays in the outbox; an error only when everything will fail from now on.
     async fn publish(&self, rows: &[model::TaskRow]) -> Result<(), outbox::Error> {
         let stored: Vec<_> = rows.iter().map(|row| (row, Turn::FIRST)).collect();

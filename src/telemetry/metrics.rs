@@ -7,10 +7,15 @@ use std::time::Duration;
 
 use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use anyhow::Context;
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 
-/// How often [`PrometheusHandle::run_upkeep`] is due: see [`upkeep`].
+pub use super::series::Handle;
+use super::series::Recorders;
+
+/// How often [`upkeep`] is due.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+/// Old series leave when they are rendered: at every so manyth upkeep.
+const RENDER_AT: u64 = 12;
 
 pub const DISCOVERY_IN: &str = "taskd_discovery_in_tasks_total";
 pub const DISCOVERY_CREATED: &str = "taskd_discovery_created_tasks_total";
@@ -76,7 +81,7 @@ label! {
 }
 label! {
     /// Why discovery did not make a task of it. Duplicates are counted with their batch.
-    Dropped { Duplicate = "duplicate", Rejected = "rejected", Busy = "busy" }
+    Dropped { Duplicate = "duplicate", Rejected = "rejected", MaxQueues = "max_queues", Busy = "busy" }
 }
 label! {
     /// Why a stored task was published by the watchdog.
@@ -129,19 +134,26 @@ pub struct QueueDepth {
     pub oldest: Duration,
 }
 
-/// Installs the process's recorder; once per process. What is recorded before is lost.
-pub fn install() -> anyhow::Result<PrometheusHandle> {
-    let handle = builder()?.install_recorder().context("cannot install the metrics recorder")?;
+/// Installs the process's recorder; once per process. What is recorded before is lost. Series of a queue go when nothing was recorded for it
+/// for so long (zero: never).
+pub fn install(forget_queues_after: Duration) -> anyhow::Result<Handle> {
+    let recorders = Recorders::new(builder()?, forget_queues_after);
+    let handle = recorders.handle();
+    recorders.install()?;
     describe();
     Ok(handle)
 }
 
-/// Moves what histograms have gathered to where it is rendered from, for ever. Without it they grow until somebody scrapes.
-pub async fn upkeep(handle: PrometheusHandle) {
+/// Moves what histograms have gathered to where it is rendered from, for ever. Without it they grow until somebody scrapes; so does the number
+/// of series that are not needed any more.
+pub async fn upkeep(handle: Handle) {
     let mut ticks = tokio::time::interval(UPKEEP_EVERY);
-    loop {
+    for tick in 0_u64.. {
         ticks.tick().await;
         handle.run_upkeep();
+        if tick % RENDER_AT == 0 {
+            drop(handle.render());
+        }
     }
 }
 

@@ -16,8 +16,10 @@ use taskd::{
     },
 };
 
+mod queues;
 mod retention;
 
+pub(crate) use queues::*;
 pub(crate) use retention::*;
 
 use Inserted::{Duplicate, New};
@@ -77,6 +79,11 @@ macro_rules! store_contract {
             states_name_the_credited_workers,
             what_is_not_there_is_not_found,
             a_life_is_raised_once,
+            shards_open_all_at_once_and_close_one_by_one,
+            changes_of_shards_are_read_once_and_none_is_missed,
+            only_queues_with_unfinished_tasks_are_counted,
+            the_oldest_that_waits_in_sql_is_told,
+            rows_of_a_time_that_the_clock_left_again_are_due,
             everything_is_there_after_a_restart,
             a_newer_schema_is_used_where_it_allows_it,
             of_concurrent_inserts_one_wins_each_key,

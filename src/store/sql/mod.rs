@@ -448,7 +448,7 @@ impl<DB: Backend> SqlStore<DB> {
             let listed: Vec<outbox::ListedColumns> = self.read(list(limit + without.len())).await?;
             let listed = listed.into_iter().map(Listed::try_from).collect::<Result<Vec<_>>>()?;
             let page = first_of(listed, limit, without);
-            let mut tasks = self.unfinished(&page).await?;
+            let mut tasks = self.unfinished_of(&page).await?;
             let (mut rows, mut over) = (Vec::with_capacity(page.len()), Vec::new());
             for row in page {
                 match tasks.remove(&row.task) {
@@ -471,7 +471,7 @@ impl<DB: Backend> SqlStore<DB> {
     }
 
     /// Those tasks of a page that are unfinished.
-    async fn unfinished(&self, page: &[Listed]) -> Result<HashMap<TaskId, TaskRow>> {
+    async fn unfinished_of(&self, page: &[Listed]) -> Result<HashMap<TaskId, TaskRow>> {
         let ids: Vec<TaskId> = page.iter().map(|row| row.task).collect();
         let mut tasks = HashMap::with_capacity(ids.len());
         for ids in lists(&ids) {
