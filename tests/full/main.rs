@@ -16,6 +16,7 @@ mod migrations;
 mod partitions;
 mod pressure;
 mod processes;
+mod queues;
 mod recovery;
 mod redis_access;
 mod redis_cluster;

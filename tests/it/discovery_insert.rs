@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
@@ -18,7 +18,7 @@ use taskd::{
     dedup::Filter,
     discovery::{self, Error, Handle},
     ingress::{self, State},
-    model::{Clock, Offset, QueueName, StoredStatus, TaskId},
+    model::{Clock, Offset, QueueName, StoredStatus, TaskId, validate},
     outbox::{self, Outbox, QueueSync},
     pb::{self, InsertStatus},
     queue::Queue,
@@ -46,6 +46,7 @@ struct Fixture {
     supervisor: Supervisor,
     redis: Redis,
     bus: Arc<RedisStreams>,
+    clock: Clock,
     database: SqliteFile,
     _server: RedisServer,
 }
@@ -72,14 +73,15 @@ impl Fixture {
         let redis = Redis::connect(&server.url(), "t").await.unwrap();
         let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&database.path(), pages).await.unwrap());
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
-        let outbox = Outbox::new(Arc::clone(&store), bus.clone(), Clock::of_this_machine());
+        let clock = Clock::of_this_machine();
+        let outbox = Outbox::new(Arc::clone(&store), bus.clone(), clock.clone());
         let is_lost = |error: &anyhow::Error| error.downcast_ref().is_some_and(outbox::Error::is_lost);
         let supervisor = Supervisor::giving_up_at(is_lost);
         let queues = QueueSync::start(outbox.clone(), Queue::new(redis.clone())).await.unwrap();
         queues.keep_on(&supervisor);
         let discovery = discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
         state.discovery = Some(discovery.clone());
-        Self { discovery, state, store, supervisor, redis, bus, database, _server: server }
+        Self { discovery, state, store, supervisor, redis, bus, clock, database, _server: server }
     }
 
     /// Puts a task into `full` and waits until that is known; answers its id.
@@ -301,6 +303,34 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
         due.iter().all(|row| row.task.key == TOO_LARGE)
     })
     .await;
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
+    let fixture = Fixture::start().await;
+    let hour = 3_600_000;
+    fixture.clock.follow(fixture.clock.now_unix_ms() + hour, Instant::now()).unwrap();
+    // Stored, and killed before it was published.
+    let outbox = Outbox::new(Arc::clone(&fixture.store), fixture.bus.clone(), fixture.clock.clone());
+    let rows: Vec<_> = tasks(&["q"; 5])
+        .into_iter()
+        .map(|task| {
+            let (settings, now) = (&fixture.state.settings, fixture.clock.now_unix_ms());
+            let row = validate::task_row(task, TaskId::at(now, 0), &settings.queues.default, &settings.limits, 1, now)
+                .unwrap();
+            outbox.new_row(row, settings)
+        })
+        .collect();
+    fixture.store.insert(&rows).await.unwrap();
+
+    let filter = Filter::new(fixture.redis.clone());
+    watchdog::start(outbox, filter, Queue::new(fixture.redis.clone()), &fixture.state.settings, &fixture.supervisor);
+    let leads = async || watched(&fixture.supervisor).contains(&"watchdog/outbox".to_owned());
+    until("the watchdog looks", leads).await;
+    fixture.clock.follow(fixture.clock.now_unix_ms() - hour, Instant::now()).unwrap();
+    let waiting = async || fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().len();
+    until("all are published", async || waiting().await == 0).await;
     fixture.stop().await;
 }
 
