@@ -2,6 +2,7 @@
 //! about queues that are full.
 
 mod gates;
+mod letters;
 mod sync;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -12,8 +13,7 @@ use prost::Message;
 use crate::{
     bus::{self, Bus, Record, Topic},
     config::Settings,
-    model::{self, Clock, MAX_RECORD_BYTES, Offset, TaskId, TaskRow},
-    pb,
+    model::{self, Clock, Offset, TaskId, TaskRow},
     store::{self, NewRow, Published, Store, Turn, Unpublished},
 };
 
@@ -46,6 +46,17 @@ const PUBLISH_BYTES: usize = 8 << 20;
 /// The last offset that was published, per partition.
 pub type Last = BTreeMap<u32, Offset>;
 
+/// What [`Outbox::publish_others`] did.
+#[derive(Debug, Default)]
+pub struct Others {
+    /// The last offset per partition.
+    pub last: Last,
+    /// Rows that the bus will never take, and why.
+    pub too_large: Vec<(TaskId, String)>,
+    /// Rows that SQL refuses to mark: they stay where they are.
+    pub stay: Vec<TaskId>,
+}
+
 #[derive(Clone)]
 pub struct Outbox {
     pub store: Arc<dyn Store>,
@@ -76,25 +87,26 @@ impl Outbox {
         Ok(last)
     }
 
-    /// The same, but a row that is refused does not hold up the others. Answers which are, too.
-    pub async fn publish_others(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<(Last, Vec<TaskId>), Error> {
+    /// The same, but a row that is refused does not hold up the others.
+    pub async fn publish_others(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Others, Error> {
         match self.publish(rows, again).await {
             Err(error) if error.is_refusal() => {}
-            other => return other.map(|last| (last, Vec::new())),
+            other => return other.map(|last| Others { last, ..Others::default() }),
         }
-        let (mut last, mut refused) = (Last::new(), Vec::new());
+        let mut others = Others::default();
         for row in rows {
+            let id = row.0.id;
             // Some of the batch may stand on the bus: again.
             match self.publish_some(std::slice::from_ref(row), true).await {
+                Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => others.too_large.push((id, error.to_string())),
                 Err(error) if error.is_refusal() => {
-                    let id = row.0.id;
-                    tracing::error!(%id, "task {id} cannot be published, and stays in the outbox: {error}");
-                    refused.push(id);
+                    tracing::error!(%id, "task {id} cannot be marked as published, and stays in the outbox: {error}");
+                    others.stay.push(id);
                 }
-                other => last.extend(other?),
+                other => others.last.extend(other?),
             }
         }
-        Ok((last, refused))
+        Ok(others)
     }
 
     async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
@@ -145,33 +157,6 @@ impl Outbox {
     /// Whether who stored the row publishes it too. What is left out here, or differs from what was stored, the watchdog finds.
     pub fn goes_out_now(&self, task: &TaskRow, settings: &Settings) -> bool {
         publish_at(task, settings) <= task.created_unix_ms && !self.gates.is_closed(&task.queue)
-    }
-
-    /// Sends what could not be decoded to `dead-letters`, so that the ones behind it flow on.
-    pub async fn bury(&self, topic: Topic, poison: &[(bus::Message, String)]) -> Result<(), Error> {
-        if poison.is_empty() {
-            return Ok(());
-        }
-        let records: Vec<_> = poison
-            .iter()
-            .map(|(message, reason)| {
-                // A letter that is larger than the bus takes would be one more piece of poison.
-                let value = message.value.slice(..message.value.len().min(MAX_RECORD_BYTES));
-                tracing::warn!(%topic, partition = message.partition, offset = %message.offset, "poison: {reason}");
-                let letter = pb::DeadLetter {
-                    reason: reason.clone(),
-                    at_unix_ms: self.clock.now_unix_ms(),
-                    topic: topic.as_str().to_owned(),
-                    partition: message.partition,
-                    offset: message.offset.to_string(),
-                    value,
-                    ..Default::default()
-                };
-                Record { partition: 0, value: letter.encode_to_vec().into() }
-            })
-            .collect();
-        self.bus.publish(Topic::DeadLetters, &records).await?;
-        Ok(())
     }
 }
 

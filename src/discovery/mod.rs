@@ -6,10 +6,11 @@
 //! - before the commit: nothing happened; the caller was told nothing, or the report comes again.
 //! - after the commit, before the publish or its mark: the outbox row stays, the watchdog publishes it (again).
 //! - before the filter's mark: SQL says "duplicate" instead of the filter.
-//! - before the input's commit: the report comes again and is known (`Settled::repeated`).
+//! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its letters to `dead-letters` are sent again.
 
 mod insert;
 mod results;
+mod room;
 
 use std::sync::Arc;
 

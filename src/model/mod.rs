@@ -7,7 +7,7 @@ mod token;
 pub mod validate;
 
 pub use clock::Clock;
-pub use codec::{body, body_blob, decode_body_blob, pipeline_record};
+pub use codec::{body, body_blob, decode_body_blob, new_task, pipeline_record};
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use token::{InvalidToken, LeaseToken};
 

@@ -111,13 +111,15 @@ impl Gates {
         true
     }
 
-    /// Takes room for as many of `count` new tasks as there is room for; how many.
-    pub fn admit_some(&self, queue: &QueueName, count: u64, queues: &Queues) -> u64 {
+    /// Takes room for `count` tasks that may be new; false when there is not so much, and then none is taken.
+    pub fn admit_all(&self, queue: &QueueName, count: u64, queues: &Queues) -> bool {
         let mut known = self.write();
         let unfinished = known.unfinished.entry(queue.clone()).or_default();
-        let room = queues.get(queue).max_unfinished.saturating_sub(*unfinished).min(count);
-        *unfinished += room;
-        room
+        if unfinished.saturating_add(count) > queues.get(queue).max_unfinished {
+            return false;
+        }
+        *unfinished += count;
+        true
     }
 }
 
@@ -151,9 +153,9 @@ mod tests {
         let (gates, mut queues) = (Gates::default(), Queues::default());
         queues.default.max_unfinished = 10;
         gates.set_names([(queue("q"), 7)].into(), std::iter::empty());
-        assert_eq!(gates.admit_some(&queue("q"), 2, &queues), 2);
-        assert_eq!(gates.admit_some(&queue("q"), 5, &queues), 1);
-        assert_eq!(gates.admit_some(&queue("q"), 5, &queues), 0);
+        assert!(gates.admit_all(&queue("q"), 2, &queues));
+        assert!(!gates.admit_all(&queue("q"), 2, &queues));
+        assert!(gates.admit_all(&queue("q"), 1, &queues));
         assert!(!gates.admit(&queue("q"), 1, &queues));
     }
 }

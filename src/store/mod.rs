@@ -393,6 +393,12 @@ pub trait Store: Send + Sync {
     /// most `limit`; answers how many. Their keys stay duplicates, with the status they had; `counts` stays.
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64>;
 
+    /// Those of these tasks that are stored, in any order.
+    async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>>;
+
+    /// Whose these keys are: of tasks that are stored, or were. In any order, without those that nobody has.
+    async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>>;
+
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
 
     /// Results of a task, the earliest first.

@@ -132,19 +132,10 @@ impl Records<'_> {
             }
             Event::Died { id, attempts, reason } => {
                 let task_id = Bytes::copy_from_slice(id.as_bytes());
-                let died = pb::Died { reason: reason.clone(), attempts: *attempts };
+                let died = pb::Died { reason: reason.clone(), attempts: *attempts, history: Vec::new() };
                 let what = Some(pb::report::What::Died(died));
-                let report = pb::Report { task_id: task_id.clone(), what, at_unix_ms: entry.at_unix_ms };
+                let report = pb::Report { task_id, what, at_unix_ms: entry.at_unix_ms };
                 self.report(report.encode_to_vec().into());
-                let letter = pb::DeadLetter {
-                    reason: reason.clone(),
-                    at_unix_ms: entry.at_unix_ms,
-                    task_id,
-                    queue: self.shard.queue.as_str().to_owned(),
-                    attempts: *attempts,
-                    ..Default::default()
-                };
-                self.record(Topic::DeadLetters, 0, letter.encode_to_vec().into());
                 1
             }
             Event::Expired { id, worker, attempts, dead } => {

@@ -20,6 +20,7 @@ const RENDER_AT: u64 = 12;
 pub const DISCOVERY_IN: &str = "taskd_discovery_in_tasks_total";
 pub const DISCOVERY_CREATED: &str = "taskd_discovery_created_tasks_total";
 pub const DISCOVERY_DROPPED: &str = "taskd_discovery_dropped_tasks_total";
+pub const DISCOVERY_LETTERED: &str = "taskd_discovery_lettered_tasks_total";
 pub const DISCOVERY_BATCH_SIZE: &str = "taskd_discovery_batch_size_tasks";
 pub const DISCOVERY_BATCH_DURATION: &str = "taskd_discovery_batch_duration_seconds";
 
@@ -82,6 +83,10 @@ label! {
 label! {
     /// Why discovery did not make a task of it. Duplicates are counted with their batch.
     Dropped { Duplicate = "duplicate", Rejected = "rejected", MaxQueues = "max_queues", Busy = "busy" }
+}
+label! {
+    /// Why a discovered task went to dead-letters.
+    Lettered { MaxUnfinished = "max_unfinished", MaxQueues = "max_queues", Invalid = "invalid" }
 }
 label! {
     /// Why a stored task was published by the watchdog.
@@ -173,6 +178,11 @@ fn describe() {
     describe_counter!(DISCOVERY_IN, Unit::Count, "Tasks that came in, by source: the insert API or workers' results");
     describe_counter!(DISCOVERY_CREATED, Unit::Count, "Tasks stored as new");
     describe_counter!(DISCOVERY_DROPPED, Unit::Count, "Tasks not stored, by reason");
+    describe_counter!(
+        DISCOVERY_LETTERED,
+        Unit::Count,
+        "Discovered tasks sent to dead-letters instead of being stored, by reason"
+    );
     describe_histogram!(DISCOVERY_BATCH_SIZE, Unit::Count, "Tasks per batch");
     describe_histogram!(DISCOVERY_BATCH_DURATION, Unit::Seconds, "From taking a batch to its SQL commit");
     describe_gauge!(DISCOVERY_DEPTH, Unit::Count, "Tasks of callers that wait to be stored");
@@ -225,6 +235,11 @@ pub fn discovery_batch(source: Source, taken: usize, created: usize, duplicates:
 pub fn discovery_dropped(source: Source, reason: Dropped, count: usize) {
     counter!(DISCOVERY_IN, "source" => source.as_str()).increment(count as u64);
     counter!(DISCOVERY_DROPPED, "reason" => reason.as_str()).increment(count as u64);
+}
+
+/// Discovered tasks went to dead-letters.
+pub fn discovery_lettered(reason: Lettered, count: usize) {
+    counter!(DISCOVERY_LETTERED, "reason" => reason.as_str()).increment(count as u64);
 }
 
 /// Fresh tasks stand on the bus.

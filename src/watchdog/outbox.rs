@@ -6,17 +6,18 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::Watchdog;
 use crate::{
     bus::Topic,
-    model::{QueueName, TaskId, TaskRow},
+    model::{self, QueueName, TaskId, TaskRow},
     outbox::Last,
-    queue,
-    store::{PAGE_BYTES, Turn, Unpublished},
+    pb, queue,
+    store::{PAGE_BYTES, Settlement, Turn, Unpublished},
     supervise::Beat,
-    telemetry::metrics::{self, Republished},
+    telemetry::metrics::{self, Republished, Watched},
 };
 
 /// Parked tasks that were released and that the fanout has not read yet, by queue.
@@ -49,9 +50,11 @@ impl Watchdog {
             for (reason, rows) in by_reason {
                 // What was never published needs no second look; a fresh row may have been, just before its mark.
                 let again = reason != Unpublished::Scheduled as u8;
-                let (_, left) = self.outbox.publish_others(&rows, again).await?;
-                metrics::outbox_republished(republished(reason), rows.len() - left.len());
-                refused.extend(left);
+                let others = self.outbox.publish_others(&rows, again).await?;
+                let published = rows.len() - others.stay.len() - others.too_large.len();
+                metrics::outbox_republished(republished(reason), published);
+                refused.extend(others.stay);
+                self.give_up(&rows, &others.too_large).await?;
             }
             self.release_parked(limit, &mut on_their_way, &mut refused).await?;
             // Another process may have parked tasks.
@@ -94,6 +97,36 @@ impl Watchdog {
         Ok(())
     }
 
+    /// Tasks that the bus does not take are dead. Killed behind the letters, they are sent again.
+    async fn give_up(&self, rows: &[(&TaskRow, Turn)], too_large: &[(TaskId, String)]) -> anyhow::Result<()> {
+        if too_large.is_empty() {
+            return Ok(());
+        }
+        let at_unix_ms = self.outbox.clock.now_unix_ms();
+        let (mut letters, mut deaths, mut keys) = (Vec::new(), Vec::new(), Vec::new());
+        for (id, reason) in too_large {
+            let Some((task, _)) = rows.iter().find(|(task, _)| task.id == *id) else { continue };
+            tracing::error!(%id, "task {id} cannot be published, and is dead: {reason}");
+            letters.push(pb::DeadLetter {
+                reason: reason.clone(),
+                at_unix_ms,
+                task_id: Bytes::copy_from_slice(id.as_bytes()),
+                queue: task.queue.as_str().to_owned(),
+                task: Some(model::new_task(task)),
+                ..Default::default()
+            });
+            deaths.push(Settlement::Died { id: *id, reason: reason.clone(), attempts: 0, at_unix_ms });
+            keys.push((task.queue.clone(), task.key_hash));
+        }
+        self.outbox.send_letters(letters).await?;
+        self.outbox.store.settle(deaths).await?;
+        metrics::watchdog_handled(Watched::Dead, too_large.len());
+        if let Err(error) = self.filter.forget(&keys).await {
+            tracing::debug!("could not take {} keys out of the filter: {error}", keys.len());
+        }
+        Ok(())
+    }
+
     /// Publishes parked tasks of queues that have room again; opens the gate of one that has none parked.
     async fn release_parked(
         &self,
@@ -118,10 +151,12 @@ impl Watchdog {
             }
             let rows: Vec<_> = parked.iter().map(|row| (&row.task, row.turn)).collect();
             // A parked task was perhaps published before, and parked by the fanout.
-            let (last, left) = self.outbox.publish_others(&rows, true).await?;
-            metrics::outbox_republished(Republished::Unparked, rows.len() - left.len());
-            refused.extend(left);
-            on_their_way.insert(queue, last);
+            let others = self.outbox.publish_others(&rows, true).await?;
+            let published = rows.len() - others.stay.len() - others.too_large.len();
+            metrics::outbox_republished(Republished::Unparked, published);
+            refused.extend(others.stay);
+            self.give_up(&rows, &others.too_large).await?;
+            on_their_way.insert(queue, others.last);
         }
         Ok(())
     }

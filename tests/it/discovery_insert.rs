@@ -20,7 +20,7 @@ use taskd::{
     ingress::{self, State},
     model::{Clock, Offset, QueueName, StoredStatus, TaskId, validate},
     outbox::{self, Outbox, QueueSync},
-    pb::{self, InsertStatus},
+    pb::{self, InsertStatus, report::What},
     queue::Queue,
     redis_pool::Redis,
     store::{Settlement, Store, sqlite::SqliteStore},
@@ -95,6 +95,30 @@ impl Fixture {
         let counts = self.store.counts(None).await.unwrap();
         let unfinished = counts.into_iter().filter(|count| count.status == StoredStatus::Unfinished);
         unfinished.map(|count| (count.queue.as_str().to_owned(), count.count)).collect()
+    }
+
+    async fn letters(&self) -> Vec<pb::DeadLetter> {
+        let letters: redis::streams::StreamRangeReply =
+            self.redis.conn().xrange_all("t:{bus}:dead-letters:0").await.unwrap();
+        let letter =
+            |entry: &redis::streams::StreamId| pb::DeadLetter::decode(&entry.get::<Vec<u8>>("v").unwrap()[..]).unwrap();
+        letters.ids.iter().map(letter).collect()
+    }
+
+    /// Reports as the forwarder publishes them.
+    async fn report(&self, reports: Vec<(TaskId, What)>) {
+        let report = |(id, what): (TaskId, What)| pb::Report {
+            task_id: id.as_bytes().to_vec().into(),
+            what: Some(what),
+            at_unix_ms: 1,
+        };
+        let batch = pb::ReportBatch { queue: "q".into(), shard: 0, reports: reports.into_iter().map(report).collect() };
+        let record = Record { partition: 0, value: batch.encode_to_vec().into() };
+        self.bus.publish(Topic::TaskResults, &[record]).await.unwrap();
+    }
+
+    async fn status(&self, id: TaskId) -> StoredStatus {
+        self.store.task(id).await.unwrap().unwrap().status
     }
 
     async fn stop(self) {
@@ -214,12 +238,7 @@ async fn a_report_that_sql_refuses_is_buried_alone() {
 
     let is_done = async |id| fixture.store.task(id).await.unwrap().unwrap().status == StoredStatus::Completed;
     until("the reports around them are settled", async || is_done(ids[0]).await && is_done(ids[3]).await).await;
-    let letters: redis::streams::StreamRangeReply =
-        fixture.redis.conn().xrange_all("t:{bus}:dead-letters:0").await.unwrap();
-    let letters = letters.ids.iter().map(|entry| {
-        let letter = pb::DeadLetter::decode(&entry.get::<Vec<u8>>("v").unwrap()[..]).unwrap();
-        (letter.value.to_vec(), letter.reason)
-    });
+    let letters = fixture.letters().await.into_iter().map(|letter| (letter.value.to_vec(), letter.reason));
     let letters: BTreeMap<_, _> = letters.collect();
     assert_eq!(letters.len(), 2, "{letters:?}");
     assert!(letters[&batch(&reports[1..2])].contains("no such worker"), "{letters:?}");
@@ -227,10 +246,151 @@ async fn a_report_that_sql_refuses_is_buried_alone() {
     fixture.stop().await;
 }
 
+fn discovered(queue: &str, key: &str) -> pb::NewTask {
+    let headers = [("h".to_owned(), "v".to_owned())].into();
+    pb::NewTask { queue: queue.into(), key: key.to_owned().into(), payload: "p".into(), headers, ..Default::default() }
+}
+
+fn completed(worker: &str, discovered: Vec<pb::NewTask>) -> What {
+    What::Completed(pb::Completed { worker: worker.into(), discovered, ..Default::default() })
+}
+
+#[tokio::test]
+async fn discovered_tasks_that_find_no_room_go_to_dead_letters_and_the_crawl_goes_on() {
+    let fixture = Fixture::start_with(|settings| settings.discovery.max_queues = 3).await;
+    fixture.fill().await;
+    let stored = fixture.discovery.insert(tasks(&["q", "q"])).await.unwrap();
+    let parents: Vec<TaskId> = stored.iter().map(|one| one.id.parse().unwrap()).collect();
+    let invalid = pb::NewTask { replicas: Some(0), ..discovered("q", "invalid") };
+    let known = pb::NewTask { replicas: Some(0), ..discovered("q", "0") };
+    let found = vec![
+        discovered("full", "a"),
+        discovered("full", "0"),
+        discovered("q", "child"),
+        discovered("third", "child"),
+        discovered("fourth", "child"),
+        invalid.clone(),
+        known,
+    ];
+    let again = vec![discovered("full", "a"), discovered("full", "b"), discovered("q", "another")];
+    fixture.report(vec![(parents[0], completed("w", found)), (parents[1], completed("w", again))]).await;
+    for parent in &parents {
+        until("their reports are settled", async || fixture.status(*parent).await == StoredStatus::Completed).await;
+    }
+    let unfinished = [("full", 1), ("q", 2), ("third", 1)].map(|(queue, count)| (queue.to_owned(), count));
+    assert_eq!(fixture.unfinished().await, unfinished.into());
+
+    let mut letters = fixture.letters().await;
+    letters.sort_by_key(|letter| (letter.queue.clone(), letter.task.as_ref().unwrap().key.clone()));
+    let letter = |queue: &str, key: &str, reason: &str, parent: TaskId| {
+        (queue.to_owned(), key.to_owned(), reason.to_owned(), parent.as_bytes().to_vec())
+    };
+    let full = "queue full has 1 unfinished tasks, its max_unfinished";
+    let expected = [
+        letter(
+            "fourth",
+            "child",
+            "queue fourth is new, and there are 3 queues already (max_queues); use one of those",
+            parents[0],
+        ),
+        letter("full", "a", full, parents[0]),
+        letter("full", "b", full, parents[1]),
+        letter("q", "invalid", "replicas is 0; must be 1 to 100", parents[0]),
+    ];
+    let told = |letter: &pb::DeadLetter| {
+        let key = String::from_utf8(letter.task.as_ref().unwrap().key.to_vec()).unwrap();
+        (letter.queue.clone(), key, letter.reason.clone(), letter.parent_id.to_vec())
+    };
+    assert_eq!(letters.iter().map(told).collect::<Vec<_>>(), expected);
+    for letter in &letters {
+        let task = letter.task.as_ref().unwrap();
+        assert_eq!((&task.payload[..], &task.headers["h"][..]), (&b"p"[..], "v"));
+    }
+    // A queue of its own has room again: what the letter carries is inserted as it was meant.
+    let again = pb::NewTask { queue: "q".into(), key: "sent again".into(), ..letters[1].task.clone().unwrap() };
+    assert_eq!(fixture.discovery.insert(vec![again]).await.unwrap()[0].status(), InsertStatus::Created);
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_disk_holds_reports_up_and_drops_nothing() {
+    let fixture = Fixture::start_on(|_| {}, Some(100)).await;
+    let stored = fixture.discovery.insert(tasks(&["q"])).await.unwrap();
+    let parent: TaskId = stored[0].id.parse().unwrap();
+    fixture.fill().await;
+    let large = |n: usize| pb::NewTask { payload: vec![1; 10_000].into(), ..discovered("q", &n.to_string()) };
+    let mut found: Vec<_> = (10..110).map(large).collect();
+    found.push(discovered("full", "beyond"));
+    fixture.report(vec![(parent, completed("w", found))]).await;
+    until("the letter is sent", async || fixture.letters().await.len() == 1).await;
+    let failed = async || {
+        let pending: redis::Value = redis::cmd("XPENDING")
+            .arg("t:{bus}:task-results:0")
+            .arg("taskd")
+            .query_async(&mut fixture.redis.conn())
+            .await
+            .unwrap();
+        matches!(pending, redis::Value::Array(parts) if parts[0] == redis::Value::Int(1))
+    };
+    until("the report is held", failed).await;
+    assert_eq!(fixture.status(parent).await, StoredStatus::Unfinished);
+    assert_eq!(fixture.unfinished().await["q"], 1);
+
+    // With more room all of it is stored, by whoever reads the report next.
+    let Fixture { state, redis, bus, database, supervisor, _server, .. } = fixture;
+    supervisor.stop();
+    supervisor.wait().await;
+    let (store, supervisor) = (database.open().await, Supervisor::new());
+    let outbox = Outbox::new(Arc::clone(&store), bus.clone(), Clock::of_this_machine());
+    let sync = QueueSync::start(outbox.clone(), Queue::new(redis.clone())).await.unwrap();
+    sync.keep_on(&supervisor);
+    discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
+    until("it is settled", async || store.task(parent).await.unwrap().unwrap().status == StoredStatus::Completed).await;
+    let unfinished: BTreeMap<_, _> = store.unfinished().await.unwrap().into_iter().collect();
+    assert_eq!(unfinished[&QueueName::new("q").unwrap()], 100);
+    supervisor.stop();
+    supervisor.wait().await;
+}
+
+#[tokio::test]
+async fn a_dead_letter_carries_what_sends_the_task_again() {
+    let fixture = Fixture::start().await;
+    let task = pb::NewTask {
+        replicas: Some(3),
+        priority: pb::Priority::Low.into(),
+        lease_duration: Some(prost_types::Duration { seconds: 7, nanos: 0 }),
+        max_attempts: Some(2),
+        traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into(),
+        ..discovered("q", "dies")
+    };
+    let stored = fixture.discovery.insert(vec![task.clone(), discovered("q", "lives")]).await.unwrap();
+    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.parse().unwrap()).collect();
+    let failure = pb::Failure { at_unix_ms: 5, worker: "w".into(), reason: "once".into() };
+    let died =
+        |reason: &str| What::Died(pb::Died { reason: reason.into(), attempts: 6, history: vec![failure.clone()] });
+    // One that others have completed is not dead, whatever Redis says.
+    fixture.report(vec![(ids[1], completed("w", vec![]))]).await;
+    until("it is completed", async || fixture.status(ids[1]).await == StoredStatus::Completed).await;
+    fixture.report(vec![(ids[1], died("late")), (ids[0], died("no luck"))]).await;
+    until("a letter is sent", async || !fixture.letters().await.is_empty()).await;
+
+    let letter = fixture.letters().await.remove(0);
+    assert_eq!(letter.task, Some(task));
+    assert_eq!((&letter.reason[..], letter.attempts, letter.at_unix_ms), ("no luck", 6, 1));
+    assert_eq!((&letter.task_id[..], &letter.queue[..]), (&ids[0].as_bytes()[..], "q"));
+    assert_eq!(letter.history, [failure.clone()]);
+    assert_eq!(fixture.status(ids[0]).await, StoredStatus::Dead);
+    // Read again, as after a crash between the commit and the letter.
+    fixture.report(vec![(ids[0], died("no luck"))]).await;
+    until("it is sent again", async || fixture.letters().await.len() == 2).await;
+    assert_eq!(fixture.letters().await[1], letter);
+    fixture.stop().await;
+}
+
 /// A bus that takes no record with a mark in it, as Kafka does with one that is too large.
 struct Picky(Arc<RedisStreams>);
 
-const TOO_LARGE: &[u8] = b"too large";
+const TOO_LARGE: &[u8] = b"<a large one>";
 
 #[async_trait]
 impl Bus for Picky {
@@ -286,11 +446,21 @@ impl Bus for Picky {
 #[tokio::test]
 async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     let fixture = Fixture::start().await;
-    let later = |key: &'static [u8]| {
+    let later = |key: &'static [u8], payload: &'static [u8]| {
         let delay = Some(prost_types::Duration { seconds: 24 * 3600, nanos: 0 });
-        pb::NewTask { queue: "q".into(), key: key.into(), delay, ..Default::default() }
+        let headers = [("h".to_owned(), "v".to_owned())].into();
+        pb::NewTask {
+            queue: "q".into(),
+            key: key.into(),
+            payload: payload.into(),
+            headers,
+            delay,
+            ..Default::default()
+        }
     };
-    fixture.discovery.insert(vec![later(b"1"), later(TOO_LARGE), later(b"3")]).await.unwrap();
+    let tasks = vec![later(b"1", b""), later(b"2", TOO_LARGE), later(b"3", b"")];
+    let stored = fixture.discovery.insert(tasks).await.unwrap();
+    let id: TaskId = stored[1].id.parse().unwrap();
     fixture.database.execute("UPDATE outbox SET due_ms = 0").await;
 
     let bus = Arc::new(Picky(fixture.bus.clone()));
@@ -298,11 +468,18 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     let queue = Queue::new(fixture.redis.clone());
     let filter = Filter::new(fixture.redis.clone());
     watchdog::start(outbox, filter, queue, &fixture.state.settings, &fixture.supervisor);
-    until("only the large one is left", async || {
-        let due = fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap();
-        due.iter().all(|row| row.task.key == TOO_LARGE)
-    })
-    .await;
+    until("nothing is left", async || fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().is_empty()).await;
+    let dead = fixture.store.task(id).await.unwrap().unwrap();
+    assert_eq!((dead.status, dead.unpublished), (StoredStatus::Dead, false));
+    assert!(dead.reason.contains("too large"), "{}", dead.reason);
+    // The letter names what it cannot carry.
+    let letters = fixture.letters().await;
+    assert_eq!(letters.len(), 1);
+    let (letter, task) = (&letters[0], letters[0].task.as_ref().unwrap());
+    assert_eq!((&letter.task_id[..], &task.key[..], &task.payload[..]), (&id.as_bytes()[..], &b"2"[..], &b""[..]));
+    assert_eq!(task.headers["h"], "v");
+    assert!(letter.reason.ends_with("(without its payload: too large for this topic)"), "{}", letter.reason);
+    assert_eq!(fixture.store.unfinished().await.unwrap(), [(QueueName::new("q").unwrap(), 2)]);
     fixture.stop().await;
 }
 

@@ -37,7 +37,7 @@ use self::{
     insert::OldKeys,
     outbox::Listed,
     retry::repeating,
-    rows::{TASK_COLUMNS, TaskColumns, number, queue_name, status, task_id, worker_name},
+    rows::{TASK_COLUMNS, TaskColumns, key_hash, number, queue_name, status, task_id, worker_name},
     shards::ShardColumns,
     statement::{Session, Statement, lists},
 };
@@ -45,7 +45,7 @@ use super::{
     BroughtForward, Error, Inserted, NewRow, Opening, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount,
     Result, ResultRow, Settled, Settlement, Store, StoredShard, TakenBack, TaskDetail, TaskState, Unpublished,
 };
-use crate::model::{Offset, QueueName, ShardId, TaskId, TaskRow};
+use crate::model::{KeyHash, Offset, QueueName, ShardId, TaskId, TaskRow};
 
 /// How long one attempt to connect may take, where we ask why there is no connection.
 const ONE_CONNECT: Duration = Duration::from_secs(2);
@@ -334,6 +334,32 @@ impl<DB: Backend> Store for SqlStore<DB> {
         self.unpublish(&ids, Unpublished::Missing).await?;
         let credited = page.iter().map(|(_, completed)| u64::try_from(*completed).unwrap_or(0)).sum();
         Ok(ids.last().map(|last| TakenBack { last: *last, tasks: ids.len() as u64, credited }))
+    }
+
+    async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
+        let mut rows = Vec::with_capacity(ids.len());
+        for ids in lists(ids) {
+            let statement = Statement::new(format!("SELECT {TASK_COLUMNS} FROM tasks WHERE id IN ")).list(ids);
+            for columns in self.read::<TaskColumns>(statement).await? {
+                rows.push(columns.try_into()?);
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>> {
+        let mut owners = Vec::new();
+        for keys in lists(keys) {
+            for text in [
+                "SELECT key_hash, id FROM tasks WHERE key_hash IN ",
+                "SELECT key_hash, task_id FROM seen WHERE key_hash IN ",
+            ] {
+                for (hash, id) in self.read::<(Vec<u8>, Vec<u8>)>(Statement::new(text).list(keys)).await? {
+                    owners.push((key_hash(&hash)?, task_id(&id)?));
+                }
+            }
+        }
+        Ok(owners)
     }
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
