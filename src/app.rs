@@ -222,6 +222,12 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let outbox = Outbox::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
     let queues = || async { QueueSync::start(outbox.clone(), queue.clone()).await.map_err(unreachable) };
     let Some(queues) = wait.until("the database", queues).await? else { return Ok(Over::Stopped) };
+    let runs = |pipeline| settings.pipelines.contains(&pipeline);
+    let filter = Filter::new(redis.clone());
+    if runs(Pipeline::Discovery) {
+        let check = || async { discovery::check_filter(&**store, &filter).await.map_err(Unreachable::Yet) };
+        let Some(()) = wait.until("the database", check).await? else { return Ok(Over::Stopped) };
+    }
     let (http, grpc) = (listeners.http()?, listeners.grpc()?);
     let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
 
@@ -231,8 +237,6 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     partitions::watch(Arc::clone(&bus), supervisor);
     watch_clock(queue.clone(), clock.clone(), supervisor);
     queues.keep_on(supervisor);
-    let filter = Filter::new(redis.clone());
-    let runs = |pipeline| settings.pipelines.contains(&pipeline);
     if runs(Pipeline::Watchdog) {
         watchdog::start(outbox.clone(), filter.clone(), queue.clone(), settings, supervisor);
     }

@@ -8,12 +8,14 @@
 //! - before the filter's mark: SQL says "duplicate" instead of the filter.
 //! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its letters to `dead-letters` are sent again.
 
+mod fallback;
 mod insert;
 mod results;
 mod room;
 
 use std::sync::Arc;
 
+pub use fallback::check as check_filter;
 pub use insert::Handle;
 
 use crate::{
@@ -82,6 +84,7 @@ impl Parts {
 /// Starts the pipeline; the handle is its insert side.
 pub fn start(outbox: Outbox, filter: Filter, settings: &Arc<Settings>, supervisor: &Supervisor) -> Handle {
     let parts = Parts { outbox, filter, settings: Arc::clone(settings) };
+    fallback::start(&parts, supervisor);
     results::start(&parts, supervisor);
     insert::start(&parts, supervisor)
 }

@@ -512,6 +512,26 @@ async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
 }
 
 #[tokio::test]
+async fn keys_that_a_database_set_back_does_not_have_are_new_again() {
+    let fixture = Fixture::start().await;
+    let insert = async |key: &'static str| {
+        let task = pb::NewTask { queue: "q".into(), key: key.into(), ..Default::default() };
+        fixture.discovery.insert(vec![task]).await.unwrap().remove(0)
+    };
+    assert_eq!(insert("before").await.status(), InsertStatus::Created);
+    let lost = insert("lost").await;
+    let marked = async || fixture.redis.conn().hlen::<_, usize>("t:{q}:seen").await.unwrap() == 3;
+    until("the filter knows both", marked).await;
+    assert_eq!(insert("lost").await.id, lost.id);
+    fixture.database.execute("DELETE FROM tasks WHERE task_key = CAST('lost' AS BLOB)").await;
+    until("the key is new again", async || insert("lost").await.status() == InsertStatus::Created).await;
+    let again = insert("lost").await;
+    assert_ne!(again.id, lost.id);
+    assert_eq!((again.status(), insert("before").await.status()), (InsertStatus::Duplicate, InsertStatus::Duplicate));
+    fixture.stop().await;
+}
+
+#[tokio::test]
 async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
     let fixture = Fixture::start().await;
     redis::cmd("FLUSHALL").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
@@ -531,7 +551,7 @@ async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
 #[tokio::test]
 async fn every_loop_is_watched() {
     let fixture = Fixture::start().await;
-    let expected = ["discovery/insert", "discovery/publish", "discovery/results", "queues"];
+    let expected = ["discovery/filter", "discovery/insert", "discovery/publish", "discovery/results", "queues"];
     assert_eq!(watched(&fixture.supervisor), expected);
     fixture.stop().await;
 }
