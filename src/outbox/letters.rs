@@ -9,8 +9,11 @@ use crate::{
     pb,
 };
 
+/// What is left out, and how.
+type Shorten = (&'static str, fn(&mut pb::DeadLetter));
+
 /// What a letter leaves out, one after the other, until the bus takes it.
-const SHORTER: [(&str, fn(&mut pb::DeadLetter)); 3] = [
+const SHORTER: [Shorten; 3] = [
     ("without its payload", |letter| {
         letter.value.clear();
         if let Some(task) = &mut letter.task {
@@ -64,7 +67,10 @@ impl Outbox {
                     shorten(&mut letter);
                     letter.reason = format!("{reason} ({without}: too large for this topic)");
                 }
-                sent => return Ok(drop(sent?)),
+                sent => {
+                    sent?;
+                    return Ok(());
+                }
             }
         }
     }

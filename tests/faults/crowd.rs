@@ -141,7 +141,10 @@ async fn insert(crowd: Arc<Crowd>) {
             keys.push((QUEUES[n * 7 / 3 % QUEUES.len()].0.to_owned(), format!("k{n}")));
         }
         let delays: Vec<u64> = keys.iter().map(|_| delay(&mut dice)).collect();
-        let task = |((queue, key), delay): (&Key, &u64)| json!({"queue": queue, "key": key, "payload": key, "delay": format!("{delay}ms")});
+        let task = |((queue, key), delay): (&Key, &u64)| {
+            let delay = (*delay > 0).then(|| format!("{delay}ms"));
+            json!({"queue": queue, "key": key, "payload": key, "delay": delay})
+        };
         let tasks: Vec<_> = keys.iter().zip(&delays).map(task).collect();
         crowd.ledger.inserting(&keys);
         let sent_ms = now_ms();
@@ -151,7 +154,7 @@ async fn insert(crowd: Arc<Crowd>) {
                 for ((key, delay), result) in keys.into_iter().zip(delays).zip(results) {
                     let (status, id) = (result["status"].as_str().unwrap(), result["id"].as_str().unwrap_or_default());
                     crowd.ledger.inserted(&key, status, id);
-                    if status == "CREATED" {
+                    if status == "CREATED" && delay > 0 {
                         crowd.ledger.waits(id, sent_ms + u128::from(delay));
                     }
                     if status == "TRY_LATER" {

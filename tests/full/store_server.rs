@@ -394,10 +394,13 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     assert!(store.task(ids[900]).await.unwrap().is_some());
     assert_eq!(store.results(ids[900]).await.unwrap().len(), 1);
     assert_eq!(store.remove_finished(AGE, 5).await.unwrap(), 5);
+    assert_eq!(store.rows(&ids[1500..1503]).await.unwrap().len(), 3);
+    let keys: Vec<_> = batch[1500..1503].iter().chain(&batch[..1]).map(|row| row.task.key_hash).collect();
+    assert_eq!(store.owners(&keys).await.unwrap().len(), 4);
     assert!(store.bring_forward(0, 1, None, 10).await.unwrap().rows > 0);
     assert_eq!(store.oldest_waiting(i64::MAX).await.unwrap().len(), 3);
     assert_eq!(store.unfinished().await.unwrap().len(), 3);
-    assert!(!store.counts(Some(&[queue.clone()])).await.unwrap().is_empty());
+    assert!(!store.counts(Some(std::slice::from_ref(queue))).await.unwrap().is_empty());
     store.open_shards(&[shard.clone(), ShardId { number: 3, ..shard.clone() }]).await.unwrap();
     assert!(store.close_shard(&shard, 1).await.unwrap());
     assert_eq!(store.shards(Some(1)).await.unwrap().len(), 2);

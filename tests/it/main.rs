@@ -7,6 +7,7 @@ mod support;
 mod architecture;
 mod bus_redis_streams;
 mod discovery_insert;
+mod discovery_results;
 mod embedded;
 mod fanout;
 mod filter;

@@ -82,6 +82,7 @@ macro_rules! store_contract {
             shards_open_all_at_once_and_close_one_by_one,
             changes_of_shards_are_read_once_and_none_is_missed,
             only_queues_with_unfinished_tasks_are_counted,
+            rows_and_owners_are_found_by_ids_and_keys,
             the_oldest_that_waits_in_sql_is_told,
             rows_of_a_time_that_the_clock_left_again_are_due,
             everything_is_there_after_a_restart,

@@ -12,9 +12,11 @@
 //! Two transactions that run into each other nevertheless end as a deadlock, and the loser is repeated.
 
 mod counts;
+mod dialect;
 mod insert;
 mod migrate;
 mod outbox;
+mod pages;
 #[cfg(test)]
 mod plans;
 mod retention;
@@ -25,78 +27,30 @@ mod shards;
 mod statement;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use sqlx::{ConnectOptions, Connection, Pool, Transaction, migrate::Migrate};
 
+pub use self::dialect::Dialect;
 use self::{
     counts::{CountColumns, Counts},
     insert::OldKeys,
-    outbox::Listed,
     retry::repeating,
-    rows::{TASK_COLUMNS, TaskColumns, key_hash, number, queue_name, status, task_id, worker_name},
+    rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, key_hash, number, queue_name, status, task_id, worker_name},
     shards::ShardColumns,
     statement::{Session, Statement, lists},
 };
 use super::{
-    BroughtForward, Error, Inserted, NewRow, Opening, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount,
-    Result, ResultRow, Settled, Settlement, Store, StoredShard, TakenBack, TaskDetail, TaskState, Unpublished,
+    BroughtForward, Error, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result,
+    ResultRow, Settled, Settlement, Store, StoredShard, TakenBack, TaskDetail, TaskState, Unpublished,
 };
 use crate::model::{KeyHash, Offset, QueueName, ShardId, TaskId, TaskRow};
 
 /// How long one attempt to connect may take, where we ask why there is no connection.
 const ONE_CONNECT: Duration = Duration::from_secs(2);
-
-/// What the two databases write differently. Connections have it.
-pub trait Dialect {
-    /// Opens a transaction that may write.
-    const BEGIN: &'static str;
-
-    /// Behind a select: locks what it found. SQLite has one writer at a time.
-    const FOR_UPDATE: &'static str;
-
-    /// Behind a select: reads what is there now, and nobody changes it until the end of the transaction.
-    const FOR_SHARE: &'static str;
-
-    /// The server's clock, in milliseconds.
-    const NOW_MS: &'static str;
-
-    /// What to do when all connections are in use.
-    const BUSY_HINT: &'static str;
-
-    /// A task's id where nothing says which type the question mark has.
-    const ID: &'static str;
-
-    /// Behind an insert: rows whose unique keys are taken are left out. `column` is any one of the table.
-    fn keep_first(column: &str) -> String;
-
-    /// Such an insert says how many rows it inserted: when all were, nothing needs to be read back.
-    const COUNTS_INSERTED: bool;
-
-    /// Behind an insert: where `key` is taken, `column = new value` for each of `columns`.
-    fn replace(key: &str, columns: &[&str]) -> String;
-
-    /// Behind an insert: where `key` is taken, the number in `column` is added.
-    fn add(key: &str, column: &str) -> String;
-
-    /// Behind a table's name: this index or an error. No query here may scan a table, whatever the planner believes.
-    fn by_index(index: &str) -> String;
-
-    /// The same for the primary key, where the planner may take a small table for a cheap scan and lock all of it.
-    const BY_PRIMARY_KEY: &'static str;
-
-    /// What the index `queue_counts_unfinished` has: the unfinished tasks of a queue that has any.
-    const IS_UNFINISHED: &'static str;
-
-    /// Whether a statement of a migration failed only because it was run before.
-    fn is_there_already(error: &sqlx::Error) -> bool;
-
-    /// Around a select that has a `task_id`: sets the columns of each such task from its row.
-    fn update_tasks(set: &str) -> [String; 2];
-}
 
 /// A store in SQL.
 pub struct SqlStore<DB: sqlx::Database> {
@@ -459,95 +413,5 @@ impl<DB: Backend> Store for SqlStore<DB> {
     async fn close(&self) {
         self.readers.close().await;
         self.writers.close().await;
-    }
-}
-
-impl<DB: Backend> SqlStore<DB> {
-    /// A page of the outbox without what is final, or has no task any more, which is removed.
-    async fn outbox_page<'a>(
-        &self,
-        list: impl Fn(usize) -> Statement<'a> + Send + Sync,
-        limit: usize,
-        without: &HashSet<TaskId>,
-    ) -> Result<Vec<OutboxRow>> {
-        loop {
-            let listed: Vec<outbox::ListedColumns> = self.read(list(limit + without.len())).await?;
-            let listed = listed.into_iter().map(Listed::try_from).collect::<Result<Vec<_>>>()?;
-            let page = first_of(listed, limit, without);
-            let mut tasks = self.unfinished_of(&page).await?;
-            let (mut rows, mut over) = (Vec::with_capacity(page.len()), Vec::new());
-            for row in page {
-                match tasks.remove(&row.task) {
-                    Some(task) => rows.push(row.with(task)),
-                    None => over.push((row.task, row.turn)),
-                }
-            }
-            if !over.is_empty() {
-                repeating(|| async {
-                    let mut tx = self.begin().await?;
-                    outbox::remove_over(&mut *tx, &over).await?;
-                    Ok(tx.commit().await?)
-                })
-                .await?;
-            }
-            if !rows.is_empty() || over.is_empty() {
-                return Ok(rows);
-            }
-        }
-    }
-
-    /// Those tasks of a page that are unfinished.
-    async fn unfinished_of(&self, page: &[Listed]) -> Result<HashMap<TaskId, TaskRow>> {
-        let ids: Vec<TaskId> = page.iter().map(|row| row.task).collect();
-        let mut tasks = HashMap::with_capacity(ids.len());
-        for ids in lists(&ids) {
-            for columns in self.read::<outbox::UnfinishedColumns>(outbox::tasks(ids)).await? {
-                if !columns.is_final() {
-                    let task: TaskRow = columns.task.try_into()?;
-                    tasks.insert(task.id, task);
-                }
-            }
-        }
-        Ok(tasks)
-    }
-}
-
-/// The rows up to the one that makes it [`PAGE_BYTES`].
-fn first_of(listed: Vec<Listed>, limit: usize, without: &HashSet<TaskId>) -> Vec<Listed> {
-    let mut bytes = 0;
-    let wanted = listed.into_iter().filter(|row| !without.contains(&row.task)).take(limit);
-    let fits = |row: &Listed| {
-        let is_room = bytes < PAGE_BYTES;
-        bytes += row.bytes;
-        is_room
-    };
-    wanted.take_while(fits).collect()
-}
-
-#[derive(sqlx::FromRow)]
-struct TaskDetailColumns {
-    #[sqlx(flatten)]
-    task: TaskColumns,
-    status: i64,
-    completed: i64,
-    attempts: i64,
-    reason: String,
-    updated_ms: i64,
-    unpublished: i64,
-}
-
-impl TryFrom<TaskDetailColumns> for TaskDetail {
-    type Error = Error;
-
-    fn try_from(columns: TaskDetailColumns) -> Result<Self> {
-        Ok(Self {
-            task: columns.task.try_into()?,
-            status: status(columns.status)?,
-            completed: number(columns.completed)?,
-            attempts: number(columns.attempts)?,
-            reason: columns.reason,
-            updated_unix_ms: columns.updated_ms,
-            unpublished: columns.unpublished != 0,
-        })
     }
 }

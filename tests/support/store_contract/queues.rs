@@ -145,3 +145,25 @@ pub(crate) async fn rows_of_a_time_that_the_clock_left_again_are_due(db: &impl D
     let nothing = BroughtForward { rows: 0, next: None };
     assert_eq!(store.bring_forward(NOW + 5000, NOW, None, 100).await.unwrap(), nothing);
 }
+
+pub(crate) async fn rows_and_owners_are_found_by_ids_and_keys(db: &impl Database) {
+    let store = db.open().await;
+    let stored = rows("q", 300);
+    insert_new(&*store, &stored).await;
+    let mut ids: Vec<TaskId> = stored.iter().map(|row| row.task.id).collect();
+    ids.push(TaskId::new());
+    let mut found = store.rows(&ids).await.unwrap();
+    found.sort_by_key(|row| row.id);
+    let mut expected: Vec<TaskRow> = stored.iter().map(|row| row.task.clone()).collect();
+    expected.sort_by_key(|row| row.id);
+    assert_eq!(found, expected);
+    assert_eq!(store.rows(&[]).await.unwrap(), []);
+
+    // Also of a task that was removed.
+    store.settle(vec![completed(&stored[0], "w")]).await.unwrap();
+    assert_eq!(store.remove_finished(std::time::Duration::from_secs(1), 10).await.unwrap(), 1);
+    let mut keys: Vec<_> = stored.iter().map(|row| row.task.key_hash).collect();
+    keys.push(row("q", "nobody's").task.key_hash);
+    let owners: HashSet<_> = store.owners(&keys).await.unwrap().into_iter().collect();
+    assert_eq!(owners, stored.iter().map(|row| (row.task.key_hash, row.task.id)).collect());
+}
