@@ -23,6 +23,9 @@ use crate::{
 /// Parked tasks that were released and that the fanout has not read yet, by queue.
 type OnTheirWay = HashMap<QueueName, Last>;
 
+/// Rows that are looked at together after the clock has stepped: most are scheduled, and stay as they are.
+const LOOKED_AT_ONCE: usize = 10_000;
+
 impl Watchdog {
     pub(super) async fn publish_outbox(self, beat: Arc<Beat>) -> anyhow::Result<()> {
         for queue in self.outbox.store.parked_queues().await? {
@@ -84,7 +87,7 @@ impl Watchdog {
             now.saturating_add(i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX));
         let (mut after, mut rows) = (None, 0);
         loop {
-            let page = self.outbox.store.bring_forward(soon, now, after, self.settings.watchdog.batch_max).await?;
+            let page = self.outbox.store.bring_forward(soon, now, after, LOOKED_AT_ONCE).await?;
             (after, rows) = (page.next, rows + page.rows);
             beat.beat();
             if after.is_none() || self.stop.is_cancelled() {
