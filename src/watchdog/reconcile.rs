@@ -21,21 +21,26 @@ use crate::{
 
 /// Tasks of SQL that are compared with Redis at a time.
 const PAGE: u32 = 10_000;
+/// The wait after a page is so many times as long as the page took: a twentieth of the time goes into it, however slow SQL is.
+const SHARE: u32 = 19;
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// So many of one shard in one call, or in one transaction.
 const AT_ONCE: usize = 1000;
 
 impl Watchdog {
     pub(super) async fn reconcile(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        let mut after = None;
+        let (mut after, mut next_page) = (None, Instant::now());
         while self.lead.wait(&beat, &self.stop).await {
             let started = Instant::now();
             self.bring_back_lost(&beat).await?;
-            after = self.compare_page(after).await?;
-            let took = started.elapsed();
-            metrics::watchdog_step("reconcile", took);
+            let compares = Instant::now();
+            if next_page <= compares {
+                after = self.compare_page(after).await?;
+                next_page = Instant::now() + (compares.elapsed() * SHARE).min(LONGEST_WAIT);
+            }
+            metrics::watchdog_step("reconcile", started.elapsed());
             beat.beat();
-            // At most a quarter of the time, so that others get at SQL and Redis, however slow they are.
-            beat.idle(self.pause(self.settings.watchdog.reconcile_every.max(3 * took))).await;
+            beat.idle(self.pause(self.settings.watchdog.reconcile_every)).await;
         }
         Ok(())
     }
