@@ -21,8 +21,8 @@ use crate::{
 
 /// Tasks of SQL that are compared with Redis at a time.
 const PAGE: u32 = 10_000;
-/// The wait after a page is so many times as long as the page took: a twentieth of the time goes into it, however slow SQL is.
-const SHARE: u32 = 19;
+/// The wait after a page is so many times as long as the page took: a tenth of the time goes into it, however slow SQL is.
+const SHARE: u32 = 9;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// So many of one shard in one call, or in one transaction.
 const AT_ONCE: usize = 1000;

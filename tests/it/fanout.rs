@@ -8,14 +8,16 @@ use sqlx::{Connection, SqliteConnection};
 use taskd::{
     bus::{Bus, Record, Topic, redis_streams::RedisStreams},
     config::Settings,
+    dedup::Filter,
     fanout,
     model::{self, Clock, Offset, Priority, QueueName, ShardId, TaskId, WorkerName},
-    outbox::Outbox,
+    outbox::{Outbox, QueueSync},
     pb,
     queue::{Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue},
     redis_pool::Redis,
     store::sqlite::SqliteStore,
     supervise::Supervisor,
+    watchdog,
 };
 
 use crate::support::{
@@ -273,6 +275,24 @@ async fn a_queue_that_was_closed_is_opened_in_its_next_life() {
     fixture.publish(&["q"]).await;
     fixture.has("q", 1).await;
     assert_eq!(fixture.queue.generation(&shard("q")).await.unwrap(), Some(3));
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_closing_that_was_killed_between_its_steps_is_brought_back_empty() {
+    let mut fixture = Fixture::start().await;
+    fixture.publish(&["q"]).await;
+    fixture.has("q", 1).await;
+    fixture.work_off("q").await;
+    fixture.close_in_redis("q").await;
+    let Fixture { outbox, queue, supervisor, .. } = &fixture;
+    QueueSync::start(outbox.clone(), queue.clone()).await.unwrap().keep_on(supervisor);
+    let filter = Filter::new(fixture.redis.clone());
+    watchdog::start(outbox.clone(), filter, queue.clone(), &Arc::new(Settings::default()), supervisor);
+    until("it lives again", async || queue.generation(&shard("q")).await.unwrap() == Some(2)).await;
+    fixture.has("q", 0).await;
+    fixture.publish(&["q"]).await;
+    fixture.has("q", 1).await;
     fixture.stop().await;
 }
 
