@@ -11,7 +11,6 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use metrics_exporter_prometheus::PrometheusHandle;
 pub use partitions::raise as raise_partitions;
 use tokio::{
     net::TcpListener,
@@ -32,8 +31,9 @@ use crate::{
     embedded::{DataDir, RedisServer},
     fanout,
     ingress::{self, Waiting},
-    outbox::{self, Gates, Outbox},
-    queue::Queue,
+    model::Clock,
+    outbox::{self, Outbox, QueueSync},
+    queue::{self, Queue},
     reading,
     redis_pool::{self, Redis},
     store::{self, Store, mysql::MysqlStore, sqlite::SqliteStore},
@@ -93,7 +93,7 @@ async fn serve(
     base: &Supervisor,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
-    let metrics = metrics::install()?;
+    let metrics = metrics::install(settings.watchdog.forget_queues_after)?;
     // Ports and the folder first: a mistake there shows before anything is started.
     let listeners = Listeners::bind(settings).await?;
     let embedded = settings.redis_url.is_none() || settings.database_url.is_none();
@@ -121,7 +121,8 @@ async fn serve(
         None => ALONE.to_owned(),
         Some(_) => Uuid::new_v4().to_string(),
     };
-    let what = Foundation { settings: Arc::clone(settings), redis, store, metrics, process };
+    let clock = Clock::of_this_machine();
+    let what = Foundation { settings: Arc::clone(settings), redis, store, metrics, process, clock };
     let (mut listeners, mut wait, mut is_first) = (listeners, wait, true);
     loop {
         let began = Instant::now();
@@ -146,9 +147,10 @@ struct Foundation {
     settings: Arc<Settings>,
     redis: Redis,
     store: Arc<dyn Store>,
-    metrics: PrometheusHandle,
+    metrics: metrics::Handle,
     /// Names this process to the others. Whoever comes again under its name has at once what it had.
     process: String,
+    clock: Clock,
 }
 
 /// How a round ended.
@@ -196,7 +198,7 @@ fn is_lost(error: &anyhow::Error) -> bool {
 /// new generation, and shards without one, which the watchdog brings back from SQL. What was published into the emptied Redis before anybody
 /// noticed is not marked, or is found missing.
 async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first: bool) -> anyhow::Result<Over> {
-    let Foundation { settings, redis, store, metrics, process } = what;
+    let Foundation { settings, redis, store, metrics, process, clock } = what;
     let Some(bus) = wait.until("the bus", || open_bus(settings, Some(redis), process)).await? else {
         return Ok(Over::Stopped);
     };
@@ -204,10 +206,12 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let queue = Queue::of_process(redis.clone(), process.clone());
     // They may go away again at any moment from now on, also at this one.
     let unreachable = |error: store::Error| Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"));
-    let database =
-        || async { Ok((store.store_id().await.map_err(unreachable)?, store.shards().await.map_err(unreachable)?)) };
-    let Some((store_id, shards)) = wait.until("the database", database).await? else { return Ok(Over::Stopped) };
-    let owner = || async { queue.belongs_to(&store_id).await.map_err(|error| Unreachable::Yet(error.into())) };
+    let database = || async { store.store_id().await.map_err(unreachable) };
+    let Some(store_id) = wait.until("the database", database).await? else { return Ok(Over::Stopped) };
+    let owner = || async {
+        follow(&queue, clock).await.map_err(|error| Unreachable::Yet(error.into()))?;
+        queue.belongs_to(&store_id).await.map_err(|error| Unreachable::Yet(error.into()))
+    };
     let Some(owner) = wait.until("Redis", owner).await? else { return Ok(Over::Stopped) };
     if owner != store_id {
         bail!(
@@ -215,8 +219,14 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
              or another --redis-prefix, or an empty Redis"
         );
     }
-    for (shard, _life) in shards {
-        queue.add_shard(&shard);
+    let outbox = Outbox::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
+    let queues = || async { QueueSync::start(outbox.clone(), queue.clone()).await.map_err(unreachable) };
+    let Some(queues) = wait.until("the database", queues).await? else { return Ok(Over::Stopped) };
+    let runs = |pipeline| settings.pipelines.contains(&pipeline);
+    let filter = Filter::new(redis.clone());
+    if runs(Pipeline::Discovery) {
+        let check = || async { discovery::check_filter(&**store, &filter).await.map_err(Unreachable::Yet) };
+        let Some(()) = wait.until("the database", check).await? else { return Ok(Over::Stopped) };
     }
     let (http, grpc) = (listeners.http()?, listeners.grpc()?);
     let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
@@ -225,21 +235,19 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let supervisor = &Supervisor::giving_up_at(is_lost);
     watch_owner(queue.clone(), store_id, supervisor);
     partitions::watch(Arc::clone(&bus), supervisor);
-    let outbox = Outbox { store: Arc::clone(store), bus: Arc::clone(&bus), gates: Gates::default() };
-    learn(outbox.clone(), queue.clone(), supervisor);
+    watch_clock(queue.clone(), clock.clone(), supervisor);
+    queues.keep_on(supervisor);
     queue.start_listening(supervisor);
-    let runs = |pipeline| settings.pipelines.contains(&pipeline);
     if runs(Pipeline::Watchdog) {
-        watchdog::start(outbox.clone(), queue.clone(), settings, supervisor);
+        watchdog::start(outbox.clone(), filter.clone(), queue.clone(), settings, supervisor);
     }
     if runs(Pipeline::Fanout) {
         fanout::start(outbox.clone(), queue.clone(), settings, supervisor);
     }
-    let filter = Filter::new(redis.clone());
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
     let tasks = runs(Pipeline::Tasks)
         .then(|| tasks::start(queue.clone(), Arc::clone(store), Arc::clone(&bus), settings, supervisor));
-    let reading = reading::Handle::new(Arc::clone(store), queue.clone());
+    let reading = reading::Handle::new(Arc::clone(store), queue.clone(), clock.clone());
     let end = wait.stop.child_token();
     let state = ingress::State {
         discovery,
@@ -310,25 +318,29 @@ fn watch_owner(queue: Queue, store_id: String, supervisor: &Supervisor) {
     });
 }
 
-/// What other processes did. Without this, one that runs `tasks` alone would never look into a queue that is younger than it, and one whose
-/// watchdog does not lead would park tasks for ever.
-fn learn(outbox: Outbox, queue: Queue, supervisor: &Supervisor) {
-    let (beat, stop) = (Arc::new(supervisor.progress().register("learn")), supervisor.stop_token());
-    supervisor.spawn("learn", move || {
-        let (outbox, queue, beat, stop) = (outbox.clone(), queue.clone(), Arc::clone(&beat), stop.clone());
+/// How often Redis is asked what time it is.
+const ASK_TIME_EVERY: Duration = Duration::from_secs(1);
+
+fn watch_clock(queue: Queue, clock: Clock, supervisor: &Supervisor) {
+    let (beat, stop) = (Arc::new(supervisor.progress().register("clock")), supervisor.stop_token());
+    supervisor.spawn("clock", move || {
+        let (queue, clock, beat, stop) = (queue.clone(), clock.clone(), Arc::clone(&beat), stop.clone());
         async move {
-            loop {
-                for (shard, _life) in outbox.store.shards().await? {
-                    queue.add_shard(&shard);
-                }
-                outbox.gates.follow(&outbox.store.parked_queues().await?);
+            while stop.run_until_cancelled(tokio::time::sleep(ASK_TIME_EVERY)).await.is_some() {
+                follow(&queue, &clock).await?;
                 beat.beat();
-                if stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await.is_none() {
-                    return Ok(());
-                }
             }
+            Ok(())
         }
     });
+}
+
+async fn follow(queue: &Queue, clock: &Clock) -> queue::Result<()> {
+    let asked = Instant::now();
+    if let Some(by) = clock.follow(queue.time().await?, asked) {
+        tracing::warn!("redis's clock stands {by} ms beside what this process took the time for: Redis's counts");
+    }
+    Ok(())
 }
 
 /// Starts it again whenever it dies; answers its URL.

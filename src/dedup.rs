@@ -1,7 +1,17 @@
-//! The filter of keys seen before: one hash per queue in Redis (in a cluster each on its own node), key hash → task id. A hint: "seen" is said only of keys whose task is
-//! stored, SQL decides about the rest. So an entry may be missing at any time, and a crash loses nothing.
+//! The filter of keys seen before: one hash per queue in Redis (in a cluster each on its own node), key hash → task id. A hint: "seen" is said
+//! only of keys whose task is stored, SQL decides about the rest. So an entry may be missing at any time, and a crash loses nothing.
+//!
+//! A database that is set back (a backup that is restored, a replica that takes over and had not everything) takes stored tasks away from under
+//! the filter. So Redis also keeps the last task of each of the last [`BATCHES`] batches: while SQL has all of them, nothing is lost. Where it
+//! has not, a new *era* begins, and filters of the old one count for nothing.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use redis::RedisError;
 
@@ -12,19 +22,47 @@ use crate::{
 
 /// So many bytes of the SHA-256 stand in the filter: no two keys of one queue share them.
 const HASH_BYTES: usize = 16;
+/// The field of a filter that names its era.
+const ERA: &str = "era";
+/// More than there are processes that store at a time: what one has stored, others may have overtaken.
+const BATCHES: isize = 64;
+/// Lua's stack holds so many keys and ids.
+const MARKED_AT_ONCE: usize = 1000;
 
+/// Clones share the era.
 #[derive(Clone)]
 pub struct Filter {
     redis: Redis,
+    era: Arc<AtomicU64>,
+}
+
+/// What was stored last, by what Redis says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastStored {
+    era: u64,
+    pub tasks: Vec<(KeyHash, TaskId)>,
 }
 
 impl Filter {
+    /// Of an installation in its first era, until [`Self::last_stored`] tells which it is.
     pub fn new(redis: Redis) -> Self {
-        Self { redis }
+        Self { redis, era: Arc::default() }
     }
 
     fn key(&self, queue: &QueueName) -> String {
         format!("{}:{{{queue}}}:seen", self.redis.prefix())
+    }
+
+    fn era_key(&self) -> String {
+        format!("{}:{{filter}}:era", self.redis.prefix())
+    }
+
+    fn stored_key(&self) -> String {
+        format!("{}:{{filter}}:stored", self.redis.prefix())
+    }
+
+    fn era(&self) -> u64 {
+        self.era.load(Ordering::Relaxed)
     }
 
     /// The task of each key, where the filter knows one; in order.
@@ -32,42 +70,83 @@ impl Filter {
         let mut seen = vec![None; keys.len()];
         for (queue, places) in by_queue(keys.iter().map(|(queue, _)| queue)) {
             let mut command = redis::cmd("HMGET");
-            command.arg(self.key(queue));
+            command.arg(self.key(queue)).arg(ERA);
             places.iter().for_each(|place| {
                 command.arg(&keys[*place].1.0[..HASH_BYTES]);
             });
-            let ids: Vec<Option<Vec<u8>>> = command.query_async(&mut self.redis.conn()).await?;
-            for (place, id) in places.into_iter().zip(ids) {
-                seen[place] = id.and_then(|id| TaskId::from_slice(&id));
+            let mut values: Vec<Option<Vec<u8>>> = command.query_async(&mut self.redis.conn()).await?;
+            let ids = values.split_off(1);
+            if values.pop().flatten().is_some_and(|era| era == self.era().to_string().as_bytes()) {
+                for (place, id) in places.into_iter().zip(ids) {
+                    seen[place] = id.and_then(|id| TaskId::from_slice(&id));
+                }
             }
         }
         Ok(seen)
     }
 
-    /// Remembers stored tasks; forgets others of the queue where it has more than `limit(queue)`.
+    /// Remembers a batch of stored tasks; forgets others of the queue where it has more than `limit(queue)`.
     pub async fn mark(
         &self,
         tasks: &[(QueueName, KeyHash, TaskId)],
         limit: impl Fn(&QueueName) -> u64,
     ) -> Result<(), RedisError> {
+        let Some((_, hash, id)) = tasks.last() else { return Ok(()) };
+        let last = [&hash.0[..], id.as_bytes()].concat();
+        let mut pipe = redis::pipe();
+        // Before the marks: no key is seen that cannot be missed.
+        pipe.lpush(self.stored_key(), last).ignore().ltrim(self.stored_key(), 0, BATCHES - 1).ignore();
+        let () = pipe.query_async(&mut self.redis.conn()).await?;
         for (queue, places) in by_queue(tasks.iter().map(|(queue, ..)| queue)) {
             let key = self.key(queue);
-            let mut command = redis::cmd("HSET");
-            command.arg(&key);
-            places.iter().for_each(|place| {
-                command.arg(&tasks[*place].1.0[..HASH_BYTES]).arg(tasks[*place].2.as_bytes());
-            });
-            let mut pipe = redis::pipe();
-            pipe.add_command(command).ignore().hlen(&key);
-            let (known,): (u64,) = pipe.query_async(&mut self.redis.conn()).await?;
+            let mut known: u64 = 0;
+            for places in places.chunks(MARKED_AT_ONCE) {
+                let mut command = redis::cmd("EVAL");
+                command.arg(include_str!("../lua/filter_mark.lua")).arg(1).arg(&key).arg(self.era());
+                places.iter().for_each(|place| {
+                    command.arg(&tasks[*place].1.0[..HASH_BYTES]).arg(tasks[*place].2.as_bytes());
+                });
+                known = command.query_async(&mut self.redis.conn()).await?;
+            }
             let excess = known.saturating_sub(limit(queue)).min(10_000);
             if excess > 0 {
                 let mut command = redis::cmd("HRANDFIELD");
-                let fields: Vec<Vec<u8>> = command.arg(&key).arg(excess).query_async(&mut self.redis.conn()).await?;
+                let mut fields: Vec<Vec<u8>> =
+                    command.arg(&key).arg(excess + 1).query_async(&mut self.redis.conn()).await?;
+                fields.retain(|field| field != ERA.as_bytes());
+                fields.truncate(usize::try_from(excess).unwrap_or(usize::MAX));
                 let () = redis::cmd("HDEL").arg(&key).arg(fields).query_async(&mut self.redis.conn()).await?;
             }
         }
         Ok(())
+    }
+
+    /// What was stored last, as Redis remembers it. This process learns the era.
+    pub async fn last_stored(&self) -> Result<LastStored, RedisError> {
+        let mut pipe = redis::pipe();
+        pipe.get(self.era_key()).lrange(self.stored_key(), 0, -1);
+        let (era, tasks): (Option<u64>, Vec<Vec<u8>>) = pipe.query_async(&mut self.redis.conn()).await?;
+        let era = era.unwrap_or_default();
+        self.era.store(era, Ordering::Relaxed);
+        let task = |entry: Vec<u8>| {
+            let (hash, id) = entry.split_at_checked(32)?;
+            Some((KeyHash(hash.try_into().ok()?), TaskId::from_slice(id)?))
+        };
+        Ok(LastStored { era, tasks: tasks.into_iter().filter_map(task).collect() })
+    }
+
+    /// Drops all filters, since SQL has not what was stored last; false when somebody else was faster.
+    pub async fn drop_all(&self, last: &LastStored) -> Result<bool, RedisError> {
+        let mut command = redis::cmd("EVAL");
+        command.arg(include_str!("../lua/filter_drop.lua")).arg(2).arg(self.era_key()).arg(self.stored_key());
+        let dropped = command.arg(last.era).query_async(&mut self.redis.conn()).await?;
+        self.last_stored().await?;
+        Ok(dropped)
+    }
+
+    /// Forgets all keys of a queue: SQL knows them.
+    pub async fn forget_queue(&self, queue: &QueueName) -> Result<(), RedisError> {
+        redis::cmd("UNLINK").arg(self.key(queue)).query_async(&mut self.redis.conn()).await
     }
 
     /// Forgets keys: of tasks that are dead or cancelled, so that SQL says so to who sends them again.

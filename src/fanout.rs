@@ -5,22 +5,23 @@
 //! A record whose queue is full is parked in SQL *before* the offset passes it: killed in between, it is parked and enqueued, and the
 //! parked copy finds its record.
 
+mod record;
+
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::Context;
-use prost::Message as _;
+use futures::{StreamExt, TryStreamExt, stream};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     bus::{Message, Reading, Subscription, Topic},
     config::Settings,
-    model::{self, MAX_REPLICAS, Offset, QueueName, ShardId, TaskId},
+    model::{self, Offset, ShardId, TaskId},
     outbox::Outbox,
-    pb,
     queue::{self, Enqueue, EnqueueTask, Enqueued, Queue},
     store::{TaskState, Unpublished},
     supervise::{Beat, Supervisor},
@@ -49,12 +50,61 @@ struct Owned {
     last: HashMap<ShardId, Offset>,
 }
 
+impl Owned {
+    /// Of the present tenure.
+    fn epoch(&self, partition: u32) -> u64 {
+        self.epochs.get(&partition).map_or(0, |(_, epoch)| *epoch)
+    }
+}
+
 /// The records of one shard in one batch.
 #[derive(Default)]
 struct Group {
     tasks: Vec<EnqueueTask>,
     upto: Offset,
 }
+
+type Groups = BTreeMap<ShardId, Group>;
+
+/// How far a group came.
+enum Enqueuing {
+    Done {
+        added: usize,
+        repeated: usize,
+        parked: usize,
+    },
+    /// Redis fell back behind what was enqueued before.
+    Behind,
+    /// The shard has no generation: it is closed, or lost.
+    Gone,
+}
+
+/// How far many groups came.
+struct Outcome {
+    /// Partitions with a shard that fell back.
+    behind: BTreeSet<u32>,
+    gone: Groups,
+    /// The first error.
+    failed: anyhow::Result<()>,
+}
+
+impl Default for Outcome {
+    fn default() -> Self {
+        Self { behind: BTreeSet::new(), gone: Groups::new(), failed: Ok(()) }
+    }
+}
+
+impl Outcome {
+    fn add(&mut self, other: Self) {
+        self.behind.extend(other.behind);
+        self.gone.extend(other.gone);
+        let failed = std::mem::replace(&mut self.failed, Ok(()));
+        self.failed = failed.and(other.failed);
+    }
+}
+
+/// Shards that are called at a time.
+const AT_ONCE: usize = 64;
 
 impl Fanout {
     async fn consume(self, beat: Arc<Beat>, stop: CancellationToken) -> anyhow::Result<()> {
@@ -79,37 +129,43 @@ impl Fanout {
         let started = Instant::now();
         let mut done = FanoutBatch { records: messages.len(), ..Default::default() };
         let groups = self.groups(&messages, &mut done).await?;
-        let mut behind: BTreeMap<u32, Option<Offset>> = BTreeMap::new();
-        for (shard, group) in groups {
-            if behind.contains_key(&shard.number) {
-                continue;
-            }
-            let epoch = self.epoch(shard.number, subscription.tenure(shard.number), owned).await?;
-            match self.enqueue(&shard, &group, epoch, owned.last.get(&shard).copied(), &mut done).await? {
-                None => drop(owned.last.insert(shard, group.upto)),
-                Some(stored) => drop(behind.insert(shard.number, stored)),
-            }
+        for partition in groups.keys().map(|shard| shard.number).collect::<BTreeSet<_>>() {
+            self.take_epoch(partition, subscription.tenure(partition), owned).await?;
         }
-        for (partition, stored) in &behind {
+        // Whoever comes with new names does not hold up the queues that are there.
+        let (known, new): (Groups, Groups) = groups.into_iter().partition(|(shard, _)| self.queue.knows(shard));
+        let mut outcome = self.enqueue_all(known, owned, &mut done).await;
+        let unopened: Groups = new.into_iter().chain(std::mem::take(&mut outcome.gone)).collect();
+        if !unopened.is_empty() {
+            self.open(unopened.keys(), owned).await?;
+            outcome.add(self.enqueue_all(unopened, owned, &mut done).await);
+        }
+        outcome.failed?;
+        if let Some(shard) = outcome.gone.keys().next() {
+            anyhow::bail!("redis lost shard {shard}; waiting until the watchdog has brought it back");
+        }
+        for partition in &outcome.behind {
+            let stored = self.fell_back_to(*partition, owned).await?;
             tracing::warn!(partition, "redis fell back: reading pipeline/{partition} again from {stored:?}");
-            owned.last.retain(|shard, _| shard.number != *partition);
-            subscription.seek(*partition, *stored).await?;
+            subscription.seek(*partition, stored).await?;
         }
-        let dealt_with: Vec<_> = messages.into_iter().filter(|m| !behind.contains_key(&m.partition)).collect();
+        let dealt_with: Vec<_> = messages.into_iter().filter(|m| !outcome.behind.contains(&m.partition)).collect();
         subscription.commit(&dealt_with).await?;
         metrics::fanout_batch(done, started.elapsed());
         Ok(())
     }
 
     /// The batch by shard, without what SQL knows to be final.
-    async fn groups(&self, messages: &[Message], done: &mut FanoutBatch) -> anyhow::Result<BTreeMap<ShardId, Group>> {
+    async fn groups(&self, messages: &[Message], done: &mut FanoutBatch) -> anyhow::Result<Groups> {
         let grace_ms = i64::try_from(self.settings.watchdog.grace.as_millis()).unwrap_or(i64::MAX);
-        let recent = model::now_unix_ms().saturating_sub(grace_ms);
+        let now = self.outbox.clock.now_unix_ms();
+        // What was published later than now was so before the clock stepped back.
+        let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);
         let (mut records, mut poison, mut ask) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
         for message in messages {
-            match decode(message) {
+            match record::decode(message) {
                 Ok((id, queue, record)) => {
-                    if record.again || record.published_unix_ms < recent {
+                    if record.again || !recent.contains(&record.published_unix_ms) {
                         ask.push(id);
                     }
                     records.push((message, id, queue, record));
@@ -118,7 +174,7 @@ impl Fanout {
             }
         }
         if let Some(oldest) = records.iter().map(|(.., record)| record.published_unix_ms).min() {
-            let age_ms = u64::try_from(model::now_unix_ms().saturating_sub(oldest)).unwrap_or(0);
+            let age_ms = u64::try_from(now.saturating_sub(oldest)).unwrap_or(0);
             metrics::fanout_oldest(Duration::from_millis(age_ms));
         }
         done.poison = poison.len();
@@ -127,7 +183,7 @@ impl Fanout {
         let mut states: HashMap<TaskId, TaskState> = states.into_iter().map(|state| (state.id, state)).collect();
         let asked: std::collections::HashSet<_> = ask.into_iter().collect();
 
-        let mut groups: BTreeMap<ShardId, Group> = BTreeMap::new();
+        let mut groups = Groups::new();
         for (message, id, queue, record) in records {
             let group = groups.entry(ShardId { queue, number: message.partition }).or_default();
             group.upto = message.offset;
@@ -154,18 +210,40 @@ impl Fanout {
         Ok(groups)
     }
 
-    /// Enqueues a group; `Some` when Redis fell back behind it.
+    /// Enqueues the groups, many at once. An error of one shard is no reason for another to wait.
+    async fn enqueue_all(&self, groups: Groups, owned: &mut Owned, done: &mut FanoutBatch) -> Outcome {
+        let calls = groups.into_iter().map(|(shard, group)| {
+            let (epoch, predecessor) = (owned.epoch(shard.number), owned.last.get(&shard).copied());
+            async move {
+                let enqueued = self.enqueue(&shard, &group, epoch, predecessor).await;
+                (shard, group, enqueued)
+            }
+        });
+        let answers: Vec<_> = stream::iter(calls).buffer_unordered(AT_ONCE).collect().await;
+        let mut outcome = Outcome::default();
+        for (shard, group, enqueued) in answers {
+            match enqueued {
+                Ok(Enqueuing::Done { added, repeated, parked }) => {
+                    done.enqueued += added;
+                    done.repeated += repeated;
+                    done.parked += parked;
+                    owned.last.insert(shard, group.upto);
+                }
+                Ok(Enqueuing::Behind) => drop(outcome.behind.insert(shard.number)),
+                Ok(Enqueuing::Gone) => drop(outcome.gone.insert(shard, group)),
+                Err(error) => outcome.failed = outcome.failed.and(Err(error)),
+            }
+        }
+        outcome
+    }
+
     async fn enqueue(
         &self,
         shard: &ShardId,
         group: &Group,
         epoch: u64,
         predecessor: Option<Offset>,
-        done: &mut FanoutBatch,
-    ) -> anyhow::Result<Option<Option<Offset>>> {
-        if !self.queue.knows(shard) {
-            self.open(shard).await?;
-        }
+    ) -> anyhow::Result<Enqueuing> {
         let settings = self.settings.queues.get(&shard.queue);
         let mut batch = Enqueue {
             topic_generation: self.outbox.bus.generation(),
@@ -179,41 +257,35 @@ impl Fanout {
         };
         let (dealt_with, added) = match self.queue.enqueue(shard, &batch).await {
             Ok(Enqueued::Done { dealt_with, added }) => (dealt_with, added),
-            Ok(Enqueued::Behind(stored)) => return Ok(Some(stored)),
+            Ok(Enqueued::Behind(_)) => return Ok(Enqueuing::Behind),
             Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard, epoch, by).await),
-            Err(queue::Error::NoGeneration) => {
-                anyhow::bail!("redis lost shard {shard}; waiting until the watchdog has brought it back")
-            }
+            Err(queue::Error::NoGeneration) => return Ok(Enqueuing::Gone),
             Err(error) => return Err(error).with_context(|| format!("cannot enqueue to {shard}")),
         };
-        done.enqueued += added;
-        done.repeated += dealt_with - added;
         let rest = &group.tasks[dealt_with..];
         if !rest.is_empty() {
             self.outbox.gates.close(&shard.queue);
             let ids: Vec<_> = rest.iter().map(|task| task.id).collect();
             self.outbox.store.unpublish(&ids, Unpublished::Parked).await?;
-            done.parked += ids.len();
             batch.tasks = &[];
             match self.queue.enqueue(shard, &batch).await? {
                 Enqueued::Done { .. } => {}
-                Enqueued::Behind(stored) => return Ok(Some(stored)),
+                Enqueued::Behind(_) => return Ok(Enqueuing::Behind),
                 Enqueued::Fenced(by) => return Err(self.fenced(shard, epoch, by).await),
             }
         }
-        Ok(None)
+        Ok(Enqueuing::Done { added, repeated: dealt_with - added, parked: rest.len() })
     }
 
-    /// Of the present tenure. Taken at its first record: who had the partition before is refused from then on, wherever it was held up.
-    async fn epoch(&self, partition: u32, tenure: u64, owned: &mut Owned) -> anyhow::Result<u64> {
-        match owned.epochs.get(&partition) {
-            Some((of, epoch)) if *of == tenure => Ok(*epoch),
-            _ => {
-                let epoch = self.queue.take_epoch(partition).await?;
-                owned.epochs.insert(partition, (tenure, epoch));
-                Ok(epoch)
-            }
+    /// Takes an epoch at the first record of a tenure: who had the partition before is refused from then on, wherever it was held up.
+    async fn take_epoch(&self, partition: u32, tenure: u64, owned: &mut Owned) -> anyhow::Result<()> {
+        if owned.epochs.get(&partition).is_none_or(|(of, _)| *of != tenure) {
+            let epoch = self.queue.take_epoch(partition).await?;
+            owned.epochs.insert(partition, (tenure, epoch));
+            // Others have enqueued since, and may have closed what was known.
+            owned.last.retain(|shard, _| shard.number != partition);
         }
+        Ok(())
     }
 
     /// Ends this reader: it joins the group anew, and takes a higher epoch if the partition is given to it again.
@@ -227,71 +299,45 @@ impl Fanout {
         }
     }
 
-    /// A shard's first task. SQL remembers the shard before Redis does, so that one that Redis lost is not taken for a new one.
-    async fn open(&self, shard: &ShardId) -> anyhow::Result<()> {
-        let is_known = self.outbox.store.shards().await?.iter().any(|(known, _life)| known == shard);
-        if !is_known && self.outbox.store.next_life(shard, 0).await? == 1 {
-            self.queue.open_shard(shard, 1, self.outbox.bus.generation(), None).await?;
-        }
-        self.queue.add_shard(shard);
+    /// Opens shards of which this process knows nothing, and those that have no keys: in one transaction, and one exchange with Redis. SQL
+    /// remembers a shard before Redis does, so that one that Redis lost is not taken for a new one. Killed in between, the shard looks lost.
+    async fn open(&self, shards: impl Iterator<Item = &ShardId>, owned: &mut Owned) -> anyhow::Result<()> {
+        let shards: Vec<ShardId> = shards.cloned().collect();
+        let openings = self.outbox.store.open_shards(&shards).await?;
+        let opened = shards.iter().zip(openings).filter(|(_, opening)| opening.is_new);
+        let opened: Vec<_> = opened.map(|(shard, opening)| (shard.clone(), opening.life)).collect();
+        self.queue.open_shards(&opened, self.outbox.bus.generation()).await?;
+        // Nothing was enqueued in this life.
+        owned.last.retain(|shard, _| !opened.iter().any(|(opened, _)| opened == shard));
+        shards.iter().for_each(|shard| self.queue.add_shard(shard));
         Ok(())
     }
-}
 
-fn decode(message: &Message) -> Result<(TaskId, QueueName, pb::PipelineRecord), String> {
-    let record = pb::PipelineRecord::decode(message.value.clone()).map_err(|e| e.to_string())?;
-    let id = TaskId::from_slice(&record.id).ok_or("the id has not 16 bytes")?;
-    let queue = QueueName::new(&record.queue).map_err(|e| e.to_string())?;
-    // The widest bounds there are, not this process's settings: those may have been wider when the task was stored.
-    if record.replicas == 0 || record.replicas > MAX_REPLICAS {
-        return Err(format!("replicas is {}; must be 1 to {MAX_REPLICAS}", record.replicas));
-    }
-    // The scripts make a key of it.
-    if !(1..=3).contains(&record.priority) {
-        return Err(format!("priority is {}; must be 1 to 3", record.priority));
-    }
-    if record.max_attempts == 0 || record.lease_ms == 0 {
-        return Err(format!(
-            "max_attempts is {}, lease_ms {}; must be 1 or more",
-            record.max_attempts, record.lease_ms
-        ));
-    }
-    Ok((id, queue, record))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_no_script_can_enqueue_is_poison() {
-        let good = || pb::PipelineRecord {
-            id: vec![7; 16].into(),
-            queue: "q".into(),
-            replicas: 1,
-            priority: 3,
-            max_attempts: 1,
-            lease_ms: 1,
-            ..Default::default()
-        };
-        let decode = |record: pb::PipelineRecord| {
-            let (offset, value) = (Offset { major: 1, minor: 0 }, record.encode_to_vec().into());
-            decode(&Message { partition: 0, offset, value }).map(drop)
-        };
-        decode(good()).unwrap();
-        let cases = [
-            (pb::PipelineRecord { id: vec![7; 15].into(), ..good() }, "16 bytes"),
-            (pb::PipelineRecord { queue: "a{b".into(), ..good() }, "contains '{'"),
-            (pb::PipelineRecord { replicas: 0, ..good() }, "replicas is 0"),
-            (pb::PipelineRecord { replicas: 10_001, ..good() }, "replicas is 10001; must be 1 to 10000"),
-            (pb::PipelineRecord { priority: 0, ..good() }, "priority is 0; must be 1 to 3"),
-            (pb::PipelineRecord { priority: 4, ..good() }, "priority is 4"),
-            (pb::PipelineRecord { max_attempts: 0, ..good() }, "max_attempts is 0"),
-            (pb::PipelineRecord { lease_ms: 0, ..good() }, "lease_ms 0"),
-        ];
-        for (record, want) in cases {
-            let error = decode(record).unwrap_err();
-            assert!(error.contains(want), "{error:?} should say {want:?}");
+    /// The lowest stored offset of the shards of a partition that fell back. What lies behind it is read again, for all of them.
+    async fn fell_back_to(&self, partition: u32, owned: &mut Owned) -> anyhow::Result<Option<Offset>> {
+        let generation = self.outbox.bus.generation();
+        let mut of_partition: Vec<(ShardId, Offset)> =
+            owned.last.iter().map(|(id, last)| (id.clone(), *last)).collect();
+        of_partition.retain(|(shard, _)| shard.number == partition);
+        let looks = of_partition.into_iter().map(|(shard, last)| async move {
+            let stored = match self.queue.inspect(&shard, &[]).await {
+                // The watchdog brings it back.
+                Err(queue::Error::NoGeneration) => return Ok(None),
+                other => other?.0,
+            };
+            let stored = stored.filter(|(topic, _)| topic == generation).map(|(_, offset)| offset);
+            anyhow::Ok((stored < Some(last)).then_some((shard, stored)))
+        });
+        let looks: Vec<_> = stream::iter(looks).buffer_unordered(AT_ONCE).try_collect().await?;
+        let fell_back: Vec<_> = looks.into_iter().flatten().collect();
+        for (shard, stored) in &fell_back {
+            match stored {
+                Some(stored) => drop(owned.last.insert(shard.clone(), *stored)),
+                None => drop(owned.last.remove(shard)),
+            }
         }
+        // Beside those that were refused there is perhaps none any more: read on from where the reader stands, as after a start.
+        let lowest = fell_back.into_iter().map(|(_, stored)| stored).min();
+        lowest.with_context(|| format!("pipeline/{partition}: no shard is behind any more"))
     }
 }

@@ -1,19 +1,19 @@
 //! From SQL to the bus: the step that discovery (right after the insert) and the watchdog (for what stayed) share, and what both know
 //! about queues that are full.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
-};
+mod gates;
+mod letters;
+mod sync;
 
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+pub use self::{gates::Gates, sync::QueueSync};
 use prost::Message;
 
 use crate::{
     bus::{self, Bus, Record, Topic},
-    config::{Queues, Settings},
-    model::{self, MAX_RECORD_BYTES, Offset, QueueName, TaskId, TaskRow},
-    pb,
+    config::Settings,
+    model::{self, Clock, Offset, TaskId, TaskRow},
     store::{self, NewRow, Published, Store, Turn, Unpublished},
 };
 
@@ -46,14 +46,30 @@ const PUBLISH_BYTES: usize = 8 << 20;
 /// The last offset that was published, per partition.
 pub type Last = BTreeMap<u32, Offset>;
 
+/// What [`Outbox::publish_others`] did.
+#[derive(Debug, Default)]
+pub struct Others {
+    /// The last offset per partition.
+    pub last: Last,
+    /// Rows that the bus will never take, and why.
+    pub too_large: Vec<(TaskId, String)>,
+    /// Rows that SQL refuses to mark: they stay where they are.
+    pub stay: Vec<TaskId>,
+}
+
 #[derive(Clone)]
 pub struct Outbox {
     pub store: Arc<dyn Store>,
     pub bus: Arc<dyn Bus>,
     pub gates: Gates,
+    pub clock: Clock,
 }
 
 impl Outbox {
+    pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
+        Self { store, bus, gates: Gates::default(), clock }
+    }
+
     /// Publishes rows of the outbox to `pipeline`, then marks them. Killed in between, they are published again: the queue ignores what it knows,
     /// and `again` makes the fanout ask SQL about the rest. Answers the last offset per partition.
     pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
@@ -71,29 +87,30 @@ impl Outbox {
         Ok(last)
     }
 
-    /// The same, but a row that is refused does not hold up the others. Answers which are, too.
-    pub async fn publish_others(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<(Last, Vec<TaskId>), Error> {
+    /// The same, but a row that is refused does not hold up the others.
+    pub async fn publish_others(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Others, Error> {
         match self.publish(rows, again).await {
             Err(error) if error.is_refusal() => {}
-            other => return other.map(|last| (last, Vec::new())),
+            other => return other.map(|last| Others { last, ..Others::default() }),
         }
-        let (mut last, mut refused) = (Last::new(), Vec::new());
+        let mut others = Others::default();
         for row in rows {
+            let id = row.0.id;
             // Some of the batch may stand on the bus: again.
             match self.publish_some(std::slice::from_ref(row), true).await {
+                Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => others.too_large.push((id, error.to_string())),
                 Err(error) if error.is_refusal() => {
-                    let id = row.0.id;
-                    tracing::error!(%id, "task {id} cannot be published, and stays in the outbox: {error}");
-                    refused.push(id);
+                    tracing::error!(%id, "task {id} cannot be marked as published, and stays in the outbox: {error}");
+                    others.stay.push(id);
                 }
-                other => last.extend(other?),
+                other => others.last.extend(other?),
             }
         }
-        Ok((last, refused))
+        Ok(others)
     }
 
     async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
-        let now = model::now_unix_ms();
+        let now = self.clock.now_unix_ms();
         let partitions = self.bus.partitions(Topic::Pipeline).max(1);
         if rows.iter().any(|(row, _)| row.partition >= partitions) {
             // From a process that knows more partitions. A task that stood in two would be handed out twice. Where there really are
@@ -141,33 +158,6 @@ impl Outbox {
     pub fn goes_out_now(&self, task: &TaskRow, settings: &Settings) -> bool {
         publish_at(task, settings) <= task.created_unix_ms && !self.gates.is_closed(&task.queue)
     }
-
-    /// Sends what could not be decoded to `dead-letters`, so that the ones behind it flow on.
-    pub async fn bury(&self, topic: Topic, poison: &[(bus::Message, String)]) -> Result<(), Error> {
-        if poison.is_empty() {
-            return Ok(());
-        }
-        let records: Vec<_> = poison
-            .iter()
-            .map(|(message, reason)| {
-                // A letter that is larger than the bus takes would be one more piece of poison.
-                let value = message.value.slice(..message.value.len().min(MAX_RECORD_BYTES));
-                tracing::warn!(%topic, partition = message.partition, offset = %message.offset, "poison: {reason}");
-                let letter = pb::DeadLetter {
-                    reason: reason.clone(),
-                    at_unix_ms: model::now_unix_ms(),
-                    topic: topic.as_str().to_owned(),
-                    partition: message.partition,
-                    offset: message.offset.to_string(),
-                    value,
-                    ..Default::default()
-                };
-                Record { partition: 0, value: letter.encode_to_vec().into() }
-            })
-            .collect();
-        self.bus.publish(Topic::DeadLetters, &records).await?;
-        Ok(())
-    }
 }
 
 /// What is due beyond the horizon stays in SQL.
@@ -177,58 +167,4 @@ fn publish_at(task: &TaskRow, settings: &Settings) -> i64 {
 
 fn ms(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// Which queues are full. A closed gate parks new tasks in SQL; the watchdog opens it when none is parked any more, so that parked ones
-/// are not overtaken for ever. Only a hint: what passes an open gate and finds its queue full is parked by the fanout.
-#[derive(Clone, Default)]
-pub struct Gates(Arc<RwLock<Known>>);
-
-#[derive(Default)]
-struct Known {
-    closed: HashSet<QueueName>,
-    unfinished: HashMap<QueueName, u64>,
-}
-
-impl Gates {
-    pub fn close(&self, queue: &QueueName) {
-        if !self.is_closed(queue) {
-            tracing::info!(%queue, "queue {queue} is full: new tasks stay in SQL until there is room");
-            self.0.write().unwrap_or_else(PoisonError::into_inner).closed.insert(queue.clone());
-        }
-    }
-
-    pub fn open(&self, queue: &QueueName) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).closed.remove(queue);
-    }
-
-    /// Another process may have parked tasks, or released the last.
-    pub fn follow(&self, parked: &[QueueName]) {
-        parked.iter().for_each(|queue| self.close(queue));
-        self.0.write().unwrap_or_else(PoisonError::into_inner).closed.retain(|queue| parked.contains(queue));
-    }
-
-    pub fn is_closed(&self, queue: &QueueName) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).closed.contains(queue)
-    }
-
-    pub fn closed(&self) -> Vec<QueueName> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).closed.iter().cloned().collect()
-    }
-
-    /// What SQL counted last.
-    pub fn set_unfinished(&self, counts: HashMap<QueueName, u64>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).unfinished = counts;
-    }
-
-    /// Takes room for `count` new tasks; false when the queue has its `max_unfinished`.
-    pub fn admit(&self, queue: &QueueName, count: u64, queues: &Queues) -> bool {
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let unfinished = known.unfinished.entry(queue.clone()).or_default();
-        if *unfinished >= queues.get(queue).max_unfinished {
-            return false;
-        }
-        *unfinished += count;
-        true
-    }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    model::{self, QueueName, ShardId, StoredStatus, TaskId},
+    model::{self, Clock, QueueName, ShardId, StoredStatus, TaskId},
     pb,
     queue::{self, Inspected, Queue, RecordStatus},
     store::{ResultRow, Store, TaskDetail},
@@ -42,7 +42,7 @@ pub struct QueueOverview {
     pub completed: u64,
     pub dead: u64,
     pub cancelled: u64,
-    /// How long the oldest task that nobody holds has waited; `None` when none waits.
+    /// How long the oldest task that nobody holds has waited, in Redis or in SQL; `None` when none waits.
     pub oldest_waiting_ms: Option<u64>,
 }
 
@@ -51,17 +51,18 @@ pub struct QueueOverview {
 pub struct Handle {
     store: Arc<dyn Store>,
     queue: Queue,
+    clock: Clock,
 }
 
 impl Handle {
-    pub fn new(store: Arc<dyn Store>, queue: Queue) -> Self {
-        Self { store, queue }
+    pub fn new(store: Arc<dyn Store>, queue: Queue, clock: Clock) -> Self {
+        Self { store, queue, clock }
     }
 
     pub async fn task(&self, id: TaskId) -> Result<Option<pb::Task>, Unavailable> {
         let Some(detail) = self.store.task(id).await? else { return Ok(None) };
         let record = if detail.status.is_final() { None } else { self.record(&detail).await? };
-        Ok(Some(task(detail, record)))
+        Ok(Some(task(detail, record, self.clock.now_unix_ms())))
     }
 
     async fn record(&self, detail: &TaskDetail) -> Result<Option<Inspected>, Unavailable> {
@@ -85,7 +86,15 @@ impl Handle {
 
     pub async fn queues(&self) -> Result<Vec<QueueOverview>, Unavailable> {
         let mut queues: BTreeMap<QueueName, QueueOverview> = BTreeMap::new();
-        for count in self.store.counts().await? {
+        let now = self.clock.now_unix_ms();
+        let age_ms = |created_unix_ms: i64| u64::try_from(now.saturating_sub(created_unix_ms)).unwrap_or(0);
+        let shards = self.queue.shards();
+        // One that has been closed has nothing to show, until somebody puts a task in again.
+        let mut open: Vec<QueueName> = shards.iter().map(|shard| shard.queue.clone()).collect();
+        open.extend(self.store.unfinished().await?.into_iter().map(|(queue, _)| queue));
+        open.sort_unstable();
+        open.dedup();
+        for count in self.store.counts(Some(&open)).await? {
             let entry = overview(&mut queues, &count.queue);
             match count.status {
                 // Less what Redis has, below.
@@ -95,7 +104,7 @@ impl Handle {
                 StoredStatus::Cancelled => entry.cancelled = count.count,
             }
         }
-        for shard in self.queue.shards() {
+        for shard in shards {
             let stats = match self.queue.stats(&shard).await {
                 Err(queue::Error::NoGeneration) => continue,
                 other => other?,
@@ -110,8 +119,11 @@ impl Handle {
             entry.assigned += nothing_left - delayed;
             // A task whose end is still on its way to SQL is counted as pending for that moment.
             entry.pending = entry.pending.saturating_sub(stats.live);
-            let age = stats.oldest_created_unix_ms.map(|at| model::now_unix_ms().saturating_sub(at));
-            entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(age.and_then(|age| u64::try_from(age).ok()));
+            entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(stats.oldest_created_unix_ms.map(age_ms));
+        }
+        for (queue, created_unix_ms) in self.store.oldest_waiting(now).await? {
+            let entry = overview(&mut queues, &queue);
+            entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(Some(age_ms(created_unix_ms)));
         }
         Ok(queues.into_values().collect())
     }
@@ -132,13 +144,13 @@ fn overview<'a>(queues: &'a mut BTreeMap<QueueName, QueueOverview>, queue: &Queu
     })
 }
 
-fn task(detail: TaskDetail, record: Option<Inspected>) -> pb::Task {
+fn task(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> pb::Task {
     let row = detail.task;
     let status = match (detail.status, record) {
         (StoredStatus::Completed, _) => pb::TaskStatus::Completed,
         (StoredStatus::Dead, _) => pb::TaskStatus::Dead,
         (StoredStatus::Cancelled, _) => pb::TaskStatus::Cancelled,
-        (StoredStatus::Unfinished, None) if row.not_before_unix_ms > model::now_unix_ms() => pb::TaskStatus::Delayed,
+        (StoredStatus::Unfinished, None) if row.not_before_unix_ms > now_unix_ms => pb::TaskStatus::Delayed,
         (StoredStatus::Unfinished, None) => pb::TaskStatus::Pending,
         (StoredStatus::Unfinished, Some(record)) => match record.status {
             // On its way to SQL.

@@ -165,6 +165,11 @@ impl Checker<'_> {
             let why = format!("must hold a batch: {}", self.shown("discovery_batch_max", discovery.batch_max));
             return self.fail("discovery_buffer", discovery.buffer, &why);
         }
+        self.range("max_queues", discovery.max_queues, 1..=1_000_000)?;
+        let forget = watchdog.forget_queues_after;
+        if !forget.is_zero() && forget < Duration::from_secs(1) {
+            return self.fail("forget_queues_after", Time(forget), "must be 0s (never) or at least 1s");
+        }
         self.time("watchdog_interval", watchdog.interval, Duration::from_millis(10)..=Duration::from_secs(60))?;
         self.time("republish_after", watchdog.republish_after, Duration::from_millis(100)..=DAY)?;
         self.time("grace", watchdog.grace, Duration::from_secs(1)..=DAY)?;

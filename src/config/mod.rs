@@ -220,11 +220,13 @@ pub struct Discovery {
     pub batch_delay: Duration,
     /// Tasks that may wait to be stored; beyond that callers are told to try later.
     pub buffer: usize,
+    /// Queues that there may be: names with unfinished tasks or an open shard.
+    pub max_queues: usize,
 }
 
 impl Default for Discovery {
     fn default() -> Self {
-        Self { batch_max: 1000, batch_delay: Duration::ZERO, buffer: 20_000 }
+        Self { batch_max: 1000, batch_delay: Duration::ZERO, buffer: 20_000, max_queues: 1000 }
     }
 }
 
@@ -254,6 +256,8 @@ pub struct Watchdog {
     pub reconcile_every: Duration,
     /// How long a finished task can be looked up; then only its key is kept. 0: for ever.
     pub retention: Duration,
+    /// How long a shard of a queue must have been empty until it is closed. 0: for ever.
+    pub forget_queues_after: Duration,
     /// Expired leases, due delays or repairs handled in one step.
     pub batch_max: usize,
 }
@@ -267,6 +271,7 @@ impl Default for Watchdog {
             horizon: Duration::from_secs(600),
             reconcile_every: Duration::from_secs(1),
             retention: Duration::from_secs(30 * 24 * 3600),
+            forget_queues_after: Duration::from_secs(24 * 3600),
             batch_max: 1000,
         }
     }

@@ -166,6 +166,10 @@ pub struct Options {
     #[arg(long, env = "TASKD_DISCOVERY_BUFFER", hide_env = true, value_name = "N", help_heading = "Discovery")]
     pub discovery_buffer: Option<usize>,
 
+    /// Queues that there may be at a time; a task of another one is rejected [default: 1000]
+    #[arg(long, env = "TASKD_MAX_QUEUES", hide_env = true, value_name = "N", help_heading = "Discovery")]
+    pub max_queues: Option<usize>,
+
     /// Records read and enqueued at once, 1 to 1000 [default: 1000]
     #[arg(long, env = "TASKD_FANOUT_BATCH_MAX", hide_env = true, value_name = "N", help_heading = "Fanout")]
     pub fanout_batch_max: Option<usize>,
@@ -197,6 +201,10 @@ pub struct Options {
     /// How long a finished task can be looked up; its key stays a duplicate [default: 30days; 0s: for ever]
     #[arg(long, env = "TASKD_RETENTION", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
     pub retention: Option<Time>,
+
+    /// A queue that was empty for so long gives its keys and metrics back [default: 1day; 0s: never]
+    #[arg(long, env = "TASKD_FORGET_QUEUES_AFTER", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
+    pub forget_queues_after: Option<Time>,
 
     /// In the file; in the environment each as `TASKD_KAFKA_…`.
     #[arg(skip)]
@@ -292,6 +300,7 @@ impl Options {
         set(&mut discovery.batch_max, self.discovery_batch_max);
         set_time(&mut discovery.batch_delay, self.discovery_batch_delay);
         set(&mut discovery.buffer, self.discovery_buffer);
+        set(&mut discovery.max_queues, self.max_queues);
         set(&mut fanout.batch_max, self.fanout_batch_max);
         set_time(&mut watchdog.interval, self.watchdog_interval);
         set(&mut watchdog.batch_max, self.watchdog_batch_max);
@@ -300,6 +309,7 @@ impl Options {
         set_time(&mut watchdog.horizon, self.horizon);
         set_time(&mut watchdog.reconcile_every, self.reconcile_every);
         set_time(&mut watchdog.retention, self.retention);
+        set_time(&mut watchdog.forget_queues_after, self.forget_queues_after);
     }
 
     /// The options that give `settings`: every one set.
@@ -317,7 +327,7 @@ impl Options {
             max_items,
             max_wait,
         } = limits;
-        let Discovery { batch_max, batch_delay, buffer } = discovery;
+        let Discovery { batch_max, batch_delay, buffer, max_queues } = discovery;
         let Fanout { batch_max: fanout_batch_max } = fanout;
         let Watchdog {
             interval,
@@ -326,6 +336,7 @@ impl Options {
             horizon,
             reconcile_every,
             retention,
+            forget_queues_after,
             batch_max: watchdog_batch_max,
         } = watchdog;
         let default = ("default".to_owned(), QueueOptions::of(&queues.default));
@@ -366,6 +377,7 @@ impl Options {
             discovery_batch_max: Some(*batch_max),
             discovery_batch_delay: Some(Time(*batch_delay)),
             discovery_buffer: Some(*buffer),
+            max_queues: Some(*max_queues),
             fanout_batch_max: Some(*fanout_batch_max),
             watchdog_interval: Some(Time(*interval)),
             watchdog_batch_max: Some(*watchdog_batch_max),
@@ -374,6 +386,7 @@ impl Options {
             horizon: Some(Time(*horizon)),
             reconcile_every: Some(Time(*reconcile_every)),
             retention: Some(Time(*retention)),
+            forget_queues_after: Some(Time(*forget_queues_after)),
             kafka: settings.kafka.clone(),
             queues: std::iter::once(default).chain(named).collect(),
         }

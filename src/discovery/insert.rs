@@ -83,21 +83,29 @@ impl Handle {
     async fn insert_batch(&self, tasks: Vec<pb::NewTask>) -> Result<Vec<pb::InsertResult>, Error> {
         let settings = &self.parts.settings;
         let partitions = self.parts.outbox.bus.partitions(Topic::Pipeline);
-        let now = model::now_unix_ms();
+        let now = self.parts.outbox.clock.now_unix_ms();
         let mut answers = vec![pb::InsertResult::default(); tasks.len()];
         let (mut rows, mut places) = (Vec::with_capacity(tasks.len()), Vec::with_capacity(tasks.len()));
         for (place, task) in tasks.into_iter().enumerate() {
             let queue = model::QueueName::new(&task.queue);
             let of_queue = queue.as_ref().map_or(&settings.queues.default, |queue| settings.queues.get(queue));
-            match validate::task_row(task, TaskId::new(), of_queue, &settings.limits, partitions, now) {
-                Ok(row) => {
-                    rows.push(row);
-                    places.push(place);
+            match validate::task_row(task, TaskId::at(now, place), of_queue, &settings.limits, partitions, now) {
+                Ok(row) => match self.parts.let_in(&row.queue) {
+                    Ok(()) => {
+                        rows.push(row);
+                        places.push(place);
+                    }
+                    Err(error) => {
+                        metrics::discovery_dropped(Source::Api, Dropped::MaxQueues, 1);
+                        answers[place] = rejected(error);
+                    }
+                },
+                Err(error) => {
+                    metrics::discovery_dropped(Source::Api, Dropped::Rejected, 1);
+                    answers[place] = rejected(error);
                 }
-                Err(error) => answers[place] = rejected(error),
             }
         }
-        metrics::discovery_dropped(Source::Api, Dropped::Rejected, answers.len() - rows.len());
         if rows.is_empty() {
             return Ok(answers);
         }

@@ -6,22 +6,25 @@
 //! - before the commit: nothing happened; the caller was told nothing, or the report comes again.
 //! - after the commit, before the publish or its mark: the outbox row stays, the watchdog publishes it (again).
 //! - before the filter's mark: SQL says "duplicate" instead of the filter.
-//! - before the input's commit: the report comes again and is known (`Settled::repeated`).
+//! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its letters to `dead-letters` are sent again.
 
+mod fallback;
 mod insert;
 mod results;
+mod room;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
+pub use fallback::check as check_filter;
 pub use insert::Handle;
 
 use crate::{
     config::Settings,
     dedup::Filter,
-    model,
+    model::{self, QueueName},
     outbox::{self, Outbox},
     store::Turn,
-    supervise::{Beat, Supervisor},
+    supervise::Supervisor,
 };
 
 /// Why an insert was not answered per task. Nothing of it is promised.
@@ -44,13 +47,24 @@ struct Parts {
 }
 
 impl Parts {
+    /// A task of a queue that nobody knows needs room among the names.
+    fn let_in(&self, queue: &QueueName) -> Result<(), String> {
+        let max = self.settings.discovery.max_queues;
+        match self.outbox.gates.lets_in(queue, max, &self.settings.queues) {
+            true => Ok(()),
+            false => {
+                Err(format!("queue {queue} is new, and there are {max} queues already (max_queues); use one of those"))
+            }
+        }
+    }
+
     /// Publishes stored tasks. What fails stays in the outbox; an error only when everything will fail from now on.
     async fn publish(&self, rows: &[model::TaskRow]) -> Result<(), outbox::Error> {
         let stored: Vec<_> = rows.iter().map(|row| (row, Turn::FIRST)).collect();
-        // So late that the watchdog may have published them before: perhaps they are done and forgotten by now.
+        // So late, or since the clock stepped, that the watchdog may have published them before: perhaps they are done and forgotten by now.
         let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
-        let oldest = rows.iter().map(|row| row.created_unix_ms).min().unwrap_or(i64::MAX);
-        let again = oldest.saturating_add(late) < model::now_unix_ms();
+        let now = self.outbox.clock.now_unix_ms();
+        let again = rows.iter().any(|row| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)));
         match self.outbox.publish(&stored, again).await {
             Ok(_) => crate::telemetry::metrics::outbox_published(rows.len()),
             Err(error) if error.is_lost() => return Err(error),
@@ -70,27 +84,7 @@ impl Parts {
 /// Starts the pipeline; the handle is its insert side.
 pub fn start(outbox: Outbox, filter: Filter, settings: &Arc<Settings>, supervisor: &Supervisor) -> Handle {
     let parts = Parts { outbox, filter, settings: Arc::clone(settings) };
+    fallback::start(&parts, supervisor);
     results::start(&parts, supervisor);
-    let handle = insert::start(&parts, supervisor);
-    let (beat, stop) = (Arc::new(supervisor.progress().register("discovery/counts")), supervisor.stop_token());
-    supervisor.spawn("discovery/counts", move || count_unfinished(parts.clone(), Arc::clone(&beat), stop.clone()));
-    handle
-}
-
-/// Keeps in mind how many unfinished tasks each queue has, for [`Error::Busy`].
-async fn count_unfinished(
-    parts: Parts,
-    beat: Arc<Beat>,
-    stop: tokio_util::sync::CancellationToken,
-) -> anyhow::Result<()> {
-    loop {
-        let counts = parts.outbox.store.counts().await?;
-        let unfinished = counts.into_iter().filter(|count| !count.status.is_final());
-        parts.outbox.gates.set_unfinished(unfinished.map(|count| (count.queue, count.count)).collect());
-        beat.beat();
-        tokio::select! {
-            () = tokio::time::sleep(Duration::from_millis(500)) => {}
-            () = stop.cancelled() => return Ok(()),
-        }
-    }
+    insert::start(&parts, supervisor)
 }

@@ -1,18 +1,22 @@
 //! The results side: what workers reported becomes results, statuses and new tasks.
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
+use bytes::Bytes;
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
 
-use super::Parts;
+use super::{
+    Parts,
+    room::{self, Sent, Unstored, discovered},
+};
 use crate::{
     bus::{Message, Reading, Topic},
-    model::{self, QueueName, TaskId, TaskRow, WorkerName, validate},
+    model::{self, KeyHash, QueueName, StoredStatus, TaskId, TaskRow, WorkerName, validate},
     pb,
-    store::{Inserted, NewRow, Settled, Settlement},
+    store::{Inserted, Settled, Settlement},
     supervise::{Beat, Supervisor},
-    telemetry::metrics::{self, Dropped, Source},
+    telemetry::metrics::{self, Lettered, Source},
 };
 
 /// Records of `task-results` read at once; each has up to a thousand reports.
@@ -20,36 +24,40 @@ const RECORDS: usize = 64;
 
 /// Reports in one transaction. One that ran into the statement timeout would be repeated as large as it was.
 const SETTLED_AT_ONCE: usize = 1000;
+/// Dead tasks whose rows are read at once: each may have 8 MiB.
+const LETTERS_AT_ONCE: usize = 8;
 /// Discovered tasks in one transaction, unless a single report has more.
 const DISCOVERED_AT_ONCE: usize = 5000;
 
 pub(super) fn start(parts: &Parts, supervisor: &Supervisor) {
-    let (parts, stop) = (parts.clone(), supervisor.stop_token());
+    let (parts, sent, stop) = (parts.clone(), Sent::default(), supervisor.stop_token());
     let beat = Arc::new(supervisor.progress().register("discovery/results"));
-    supervisor.spawn("discovery/results", move || consume(parts.clone(), Arc::clone(&beat), stop.clone()));
+    supervisor
+        .spawn("discovery/results", move || consume(parts.clone(), sent.clone(), Arc::clone(&beat), stop.clone()));
 }
 
-async fn consume(parts: Parts, beat: Arc<Beat>, stop: CancellationToken) -> anyhow::Result<()> {
+async fn consume(parts: Parts, sent: Sent, beat: Arc<Beat>, stop: CancellationToken) -> anyhow::Result<()> {
     let mut subscription = parts.outbox.bus.subscribe(Topic::TaskResults, Reading::Shared).await?;
     loop {
         let messages = tokio::select! {
             messages = beat.idle(subscription.next(RECORDS)) => messages?,
             () = stop.cancelled() => return Ok(()),
         };
-        handle(&parts, &messages).await?;
+        handle(&parts, &messages, &sent).await?;
+        sent.clear();
         subscription.commit(&messages).await?;
         beat.beat();
     }
 }
 
-async fn handle(parts: &Parts, messages: &[Message]) -> anyhow::Result<()> {
-    let (mut reports, mut poison) = (Vec::new(), Vec::new());
+async fn handle(parts: &Parts, messages: &[Message], sent: &Sent) -> anyhow::Result<()> {
+    let (mut reports, mut poison, mut unstored) = (Vec::new(), Vec::new(), Vec::new());
     for message in messages {
         match pb::ReportBatch::decode(message.value.clone()) {
             Ok(batch) => {
                 for (index, report) in batch.reports.into_iter().enumerate() {
-                    match settlement(parts, report) {
-                        Ok(settlement) => reports.push(Reported { settlement, message, index }),
+                    match settlement(parts, report, &mut unstored) {
+                        Ok((settlement, history)) => reports.push(Reported { settlement, history, message, index }),
                         Err(reason) => poison.push((alone(message, index), reason)),
                     }
                 }
@@ -58,6 +66,9 @@ async fn handle(parts: &Parts, messages: &[Message]) -> anyhow::Result<()> {
         }
     }
     parts.outbox.bury(Topic::TaskResults, &poison).await?;
+    let mut settlements: Vec<_> = reports.iter_mut().map(|report| &mut report.settlement).collect();
+    unstored.extend(room::make_room(parts, &mut settlements).await?);
+    room::send(parts, unstored, sent).await?;
     // Each piece may be settled again: after a crash in between, those before it are `repeated`.
     let mut rest = pieces(&reports);
     rest.reverse();
@@ -85,6 +96,8 @@ async fn handle(parts: &Parts, messages: &[Message]) -> anyhow::Result<()> {
 /// A report, and where it stood.
 struct Reported<'a> {
     settlement: Settlement,
+    /// Of a task that died.
+    history: Vec<pb::Failure>,
     message: &'a Message,
     index: usize,
 }
@@ -127,6 +140,7 @@ async fn follow(
     let publish: Vec<_> = new.iter().filter(|row| parts.outbox.goes_out_now(row, &parts.settings)).cloned().collect();
     parts.publish(&publish).await?;
     parts.mark(&new).await;
+    send_letters(parts, reports, &settled).await?;
     let closed: Vec<(QueueName, model::KeyHash)> = settled.into_iter().filter_map(|one| one.key).collect();
     if let Err(error) = parts.filter.forget(&closed).await {
         tracing::debug!("could not take {} keys out of the filter: {error}", closed.len());
@@ -134,7 +148,43 @@ async fn follow(
     Ok(())
 }
 
-fn settlement(parts: &Parts, report: pb::Report) -> Result<Settlement, String> {
+/// Of tasks that are dead, with what SQL has of them. A report that comes again is perhaps one whose letter was not sent.
+async fn send_letters(parts: &Parts, reports: &[Reported<'_>], settled: &[Settled]) -> anyhow::Result<()> {
+    let is_dead = |settled: &Settled| settled.status == Some(StoredStatus::Dead);
+    let dead: Vec<_> = reports.iter().zip(settled).filter(|(_, settled)| is_dead(settled)).collect();
+    for dead in dead.chunks(LETTERS_AT_ONCE) {
+        let mut letters: HashMap<TaskId, pb::DeadLetter> = HashMap::new();
+        for (report, _) in dead {
+            // What is completed by others meanwhile is no death.
+            let Settlement::Died { id, reason, attempts, at_unix_ms } = &report.settlement else { continue };
+            let letter = pb::DeadLetter {
+                reason: reason.clone(),
+                at_unix_ms: *at_unix_ms,
+                task_id: Bytes::copy_from_slice(id.as_bytes()),
+                attempts: *attempts,
+                history: report.history.clone(),
+                ..Default::default()
+            };
+            letters.insert(*id, letter);
+        }
+        let ids: Vec<TaskId> = letters.keys().copied().collect();
+        for row in parts.outbox.store.rows(&ids).await? {
+            if let Some(letter) = letters.get_mut(&row.id) {
+                letter.queue = row.queue.as_str().to_owned();
+                letter.task = Some(model::new_task(&row));
+            }
+        }
+        parts.outbox.send_letters(letters.into_values().collect()).await?;
+    }
+    Ok(())
+}
+
+/// With the history of its failures; what it discovered and cannot be stored is added to `unstored`.
+fn settlement(
+    parts: &Parts,
+    report: pb::Report,
+    unstored: &mut Vec<Unstored>,
+) -> Result<(Settlement, Vec<pb::Failure>), String> {
     let id = TaskId::from_slice(&report.task_id).ok_or("a report whose task_id has not 16 bytes")?;
     let at_unix_ms = report.at_unix_ms;
     match report.what {
@@ -142,39 +192,35 @@ fn settlement(parts: &Parts, report: pb::Report) -> Result<Settlement, String> {
             WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
             let rows = done.discovered.into_iter().enumerate().filter_map(|(index, task)| {
                 let index = u32::try_from(index).ok()?;
-                row(parts, task, TaskId::derived(id, &done.worker, index, at_unix_ms))
+                row(parts, task, id, TaskId::derived(id, &done.worker, index, at_unix_ms), unstored)
             });
             let discovered = rows.map(|row| parts.outbox.new_row(row, &parts.settings)).collect();
             let (worker, result, attempt) = (done.worker, done.result, done.attempt);
-            Ok(Settlement::Completed { id, worker, result, attempt, at_unix_ms, discovered })
+            Ok((Settlement::Completed { id, worker, result, attempt, at_unix_ms, discovered }, Vec::new()))
         }
         Some(pb::report::What::Died(died)) => {
-            Ok(Settlement::Died { id, reason: died.reason, attempts: died.attempts, at_unix_ms })
+            let settlement = Settlement::Died { id, reason: died.reason, attempts: died.attempts, at_unix_ms };
+            Ok((settlement, died.history))
         }
         None => Err("a report of a kind that this version does not know".into()),
     }
 }
 
 /// A discovered task. The tasks service has checked it before it answered OK; settings may have changed since.
-fn row(parts: &Parts, task: pb::NewTask, id: TaskId) -> Option<TaskRow> {
+fn row(parts: &Parts, task: pb::NewTask, parent: TaskId, id: TaskId, unstored: &mut Vec<Unstored>) -> Option<TaskRow> {
     let settings = &parts.settings;
     let queue = QueueName::new(&task.queue);
     let of_queue = queue.as_ref().map_or(&settings.queues.default, |queue| settings.queues.get(queue));
     let partitions = parts.outbox.bus.partitions(Topic::Pipeline);
-    match validate::task_row(task, id, of_queue, &settings.limits, partitions, model::now_unix_ms()) {
+    let now = parts.outbox.clock.now_unix_ms();
+    match validate::task_row(task.clone(), id, of_queue, &settings.limits, partitions, now) {
         Ok(row) => Some(row),
-        Err(error) => {
-            tracing::warn!("dropped a discovered task: {error}");
-            metrics::discovery_dropped(Source::Results, Dropped::Rejected, 1);
+        Err(reason) => {
+            let key = queue.ok().filter(|_| !task.key.is_empty());
+            let key = key.map(|queue| (queue.clone(), KeyHash::new(&queue, &task.key)));
+            unstored.push(Unstored { parent, task, key, why: Lettered::Invalid, reason });
             None
         }
-    }
-}
-
-fn discovered(settlement: &Settlement) -> &[NewRow] {
-    match settlement {
-        Settlement::Completed { discovered, .. } => discovered,
-        Settlement::Died { .. } => &[],
     }
 }
 
@@ -198,7 +244,7 @@ mod tests {
     use crate::{
         config::{Limits, QueueSettings},
         model::Offset,
-        store::Unpublished,
+        store::{NewRow, Unpublished},
     };
 
     fn sizes(discovered: &[usize]) -> Vec<usize> {
@@ -211,7 +257,7 @@ mod tests {
             let (id, worker, discovered) = (TaskId::new(), "w".to_owned(), vec![row.clone(); *discovered]);
             let settlement =
                 Settlement::Completed { id, worker, result: "".into(), attempt: 1, at_unix_ms: 1, discovered };
-            Reported { settlement, message: &message, index: 0 }
+            Reported { settlement, history: Vec::new(), message: &message, index: 0 }
         };
         let reports: Vec<_> = discovered.iter().map(report).collect();
         pieces(&reports).into_iter().map(<[_]>::len).collect()

@@ -11,10 +11,9 @@ mod waiting;
 
 use std::sync::Arc;
 
-use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Settings, discovery, reading, supervise::Progress, tasks};
+use crate::{config::Settings, discovery, reading, supervise::Progress, tasks, telemetry::metrics};
 
 pub use listener::bind;
 pub use waiting::Waiting;
@@ -27,7 +26,7 @@ pub struct State {
     pub reading: Option<reading::Handle>,
     pub progress: Progress,
     pub settings: Arc<Settings>,
-    pub metrics: PrometheusHandle,
+    pub metrics: metrics::Handle,
     /// Ends endless requests, so that a stop need not wait for them.
     pub stop: CancellationToken,
 }

@@ -1,5 +1,7 @@
 //! Task rows as the messages that travel on the bus and stand in the queue.
 
+use std::time::Duration;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
@@ -15,6 +17,24 @@ pub fn body(row: &TaskRow) -> pb::TaskBody {
         traceparent: row.traceparent.clone(),
         replicas: row.replicas,
         priority: row.priority.to_pb().into(),
+    }
+}
+
+/// What inserts the task again, as it was.
+pub fn new_task(row: &TaskRow) -> pb::NewTask {
+    let lease = Duration::from_millis(row.lease_ms.into());
+    pb::NewTask {
+        queue: row.queue.as_str().to_owned(),
+        key: row.key.clone(),
+        payload: row.payload.clone(),
+        replicas: Some(row.replicas),
+        priority: row.priority.to_pb().into(),
+        delay: None,
+        not_before: (row.not_before_unix_ms > 0).then(|| super::timestamp(row.not_before_unix_ms)),
+        lease_duration: prost_types::Duration::try_from(lease).ok(),
+        max_attempts: Some(row.max_attempts),
+        headers: row.headers.iter().cloned().collect(),
+        traceparent: row.traceparent.clone(),
     }
 }
 

@@ -1,11 +1,13 @@
 //! What a task is, and the names that every part uses for it. No I/O.
 
+mod clock;
 mod codec;
 mod names;
 mod token;
 pub mod validate;
 
-pub use codec::{body, body_blob, decode_body_blob, pipeline_record};
+pub use clock::Clock;
+pub use codec::{body, body_blob, decode_body_blob, new_task, pipeline_record};
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use token::{InvalidToken, LeaseToken};
 
@@ -13,7 +15,7 @@ use std::{fmt, str::FromStr};
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
-use uuid::Uuid;
+use uuid::{Timestamp, Uuid};
 
 use crate::pb;
 
@@ -28,10 +30,21 @@ pub const MAX_REPLICAS: u32 = 10_000;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId(pub Uuid);
 
+/// Of a UUIDv7, right behind its time.
+const PLACE_BITS: u8 = 12;
+
 impl TaskId {
-    /// A new one, with the time of now.
+    /// A new one, by this machine's clock.
     pub fn new() -> Self {
         Self(Uuid::now_v7())
+    }
+
+    /// A new one of that time. `place` orders those of one millisecond.
+    pub fn at(unix_ms: i64, place: usize) -> Self {
+        let ms = unix_ms.max(0).unsigned_abs();
+        let nanos = u32::try_from(ms % 1000).unwrap_or(0) * 1_000_000;
+        let place = place as u128 & ((1 << PLACE_BITS) - 1);
+        Self(Uuid::new_v7(Timestamp::from_unix_time(ms / 1000, nanos, place, PLACE_BITS)))
     }
 
     /// The id of what `worker` discovered at place `index` of its report on `parent`, reported at `at_unix_ms`.
@@ -47,6 +60,12 @@ impl TaskId {
         let mut random = [0; 10];
         random.copy_from_slice(&hash[..10]);
         Self(uuid::Builder::from_unix_timestamp_millis(at_unix_ms.max(0).unsigned_abs(), &random).into_uuid())
+    }
+
+    /// The time in it: when the task came.
+    pub fn created_unix_ms(&self) -> i64 {
+        let [a, b, c, d, e, f, ..] = *self.as_bytes();
+        i64::from_be_bytes([0, 0, a, b, c, d, e, f])
     }
 
     /// From the 16 bytes that Redis, SQL and the bus keep.
@@ -224,7 +243,7 @@ impl FromStr for Offset {
     }
 }
 
-/// Milliseconds since 1970 by this machine's clock. Only for what people read and for SQL; leases run on Redis's clock.
+/// Milliseconds since 1970 by this machine's clock. What another process compares goes by [`Clock`].
 pub fn now_unix_ms() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
@@ -234,4 +253,19 @@ pub fn now_unix_ms() -> i64 {
 pub fn timestamp(unix_ms: i64) -> prost_types::Timestamp {
     let nanos = i32::try_from(unix_ms.rem_euclid(1000) * 1_000_000).unwrap_or(0);
     prost_types::Timestamp { seconds: unix_ms.div_euclid(1000), nanos }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_one_time_sort_by_their_places() {
+        let at = 1_700_000_000_123;
+        let ids: Vec<TaskId> = (0..1000).map(|place| TaskId::at(at, place)).collect();
+        assert!(ids.is_sorted() && TaskId::at(at, 0) != ids[0]);
+        assert!(ids[999] < TaskId::at(at + 1, 0));
+        assert_eq!(ids[0].created_unix_ms(), at);
+        assert_eq!(ids[0].0.get_timestamp().unwrap().to_unix(), (1_700_000_000, 123_000_000));
+    }
 }

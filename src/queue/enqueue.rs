@@ -1,10 +1,15 @@
-//! For the fanout: shards are opened, partitions have owners, tasks go in.
+//! For the fanout: shards are opened and closed, partitions have owners, tasks go in.
+
+use std::time::Duration;
 
 use super::{
-    Enqueue, Enqueued, Queue, Result, keys, scripts,
-    wire::{items, number, packed_strings, text},
+    Closing, Enqueue, Enqueued, Error, Queue, Result, keys, scripts,
+    wire::{items, number, numbers, packed_strings, text, unsigned},
 };
 use crate::model::{Offset, ShardId};
+
+/// Shards of one call, at most.
+const AT_ONCE: usize = 1000;
 
 impl Queue {
     /// The number of the shard's life in Redis; `None`: never opened, or lost.
@@ -28,6 +33,42 @@ impl Queue {
         })
         .await?;
         Ok(())
+    }
+
+    /// The numbers of the shards' lives in Redis, in order, at once.
+    pub async fn generations(&self, shards: &[ShardId]) -> Result<Vec<Option<u64>>> {
+        let mut generations = Vec::with_capacity(shards.len());
+        for shards in shards.chunks(AT_ONCE) {
+            let keys: Vec<_> = shards.iter().map(|shard| self.keys(shard).generation().to_owned()).collect();
+            let some: Vec<Option<u64>> = redis::cmd("MGET").arg(keys).query_async(&mut self.0.redis.conn()).await?;
+            generations.extend(some);
+        }
+        Ok(generations)
+    }
+
+    /// Opens shards, each in its life, all at once.
+    pub async fn open_shards(&self, shards: &[(ShardId, u64)], topic_generation: &str) -> Result<()> {
+        for shards in shards.chunks(AT_ONCE) {
+            let opening = shards.iter().map(|(shard, life)| self.open_shard(shard, *life, topic_generation, None));
+            futures::future::try_join_all(opening).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes all keys of a shard in which nothing has happened for `idle`.
+    pub async fn close_shard(&self, shard: &ShardId, idle: Duration) -> Result<Closing> {
+        let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+        let value = self
+            .call(&scripts::CLOSE, shard, 1, |call| {
+                call.arg(idle_ms);
+            })
+            .await?;
+        Ok(match numbers(value, 2)?[..] {
+            [-1, life] => Closing::Closed(unsigned(life)),
+            [-2, _] => Closing::InUse,
+            [left, _] => Closing::In(Duration::from_millis(unsigned(left))),
+            _ => return Err(Error::Answer("not two numbers".into())),
+        })
     }
 
     /// For a new owner of a partition of `pipeline`: higher than that of every owner before, who is refused from the next enqueue on.

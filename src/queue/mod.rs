@@ -29,8 +29,8 @@ use self::{keys::ShardKeys, scripts::Script, types::Undelivered};
 pub use self::{
     shard::Shard,
     types::{
-        Claim, Code, Completion, Delivery, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure, Granted,
-        HandBack, How, Inspected, Leased, Look, OutboxEntry, Promoted, RecordStatus, Stats,
+        Claim, Closing, Code, Completion, Delivery, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
+        Granted, HandBack, How, Inspected, Leased, Look, OutboxEntry, Promoted, RecordStatus, Stats,
     },
     upkeep::{LookFor, OUTBOX_FULL, OUTBOX_FULL_BYTES},
     wakes::{Waiter, Wakes},
@@ -223,6 +223,17 @@ impl Queue {
         self.0.wakes.wake(&id.queue);
     }
 
+    /// Forgets a shard that was closed. Callers that are under way find nothing there.
+    pub fn remove_shard(&self, id: &ShardId) {
+        let mut shards = self.0.shards.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(of_queue) = shards.get_mut(&id.queue) {
+            of_queue.retain(|shard| shard.id != *id);
+            if of_queue.is_empty() {
+                shards.remove(&id.queue);
+            }
+        }
+    }
+
     pub fn knows(&self, id: &ShardId) -> bool {
         self.shard(id).is_some()
     }
@@ -278,6 +289,14 @@ impl Queue {
         pipe.atomic().set_nx(&key, store_id).ignore().get(&key);
         let (owner,): (String,) = pipe.query_async(&mut self.0.redis.conn()).await?;
         Ok(owner)
+    }
+
+    /// The time by Redis's clock, in unix ms; in a cluster by that of one node, the same each time.
+    pub async fn time(&self) -> Result<i64> {
+        let mut command = redis::cmd("EVAL");
+        command.arg("return redis.call('TIME')").arg(1).arg(keys::store_id(self.0.redis.prefix()));
+        let (seconds, micros): (i64, i64) = command.query_async(&mut self.0.redis.conn()).await?;
+        Ok(seconds * 1000 + micros / 1000)
     }
 
     /// Whose tasks this Redis says that it holds; `None` when it has lost that.

@@ -72,6 +72,7 @@ script!(FORGET, "forget", shard, frees, lanes: false);
 script!(OUTBOX, "outbox", shard, frees, lanes: false);
 script!(FORWARDED, "forwarded", shard, frees, lanes: false);
 script!(LEASE, "lease", none, frees, lanes: false);
+script!(CLOSE, "close", shard, frees, lanes: true);
 
 impl Script {
     /// A call on a shard. `now_ms` only in tests: Redis's own clock counts, so that a process with a wrong one does no harm.

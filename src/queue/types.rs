@@ -312,3 +312,14 @@ pub struct Failure {
     pub worker: String,
     pub reason: String,
 }
+
+/// What became of an attempt to close a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// It has no keys any more; it was in this life.
+    Closed(u64),
+    /// Something is there.
+    InUse,
+    /// Nothing is there. It may be closed after this time, if nothing happens.
+    In(Duration),
+}

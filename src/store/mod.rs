@@ -40,6 +40,11 @@ pub enum Error {
     File { parameter: String, name: String, cause: std::io::Error },
     #[error("{0}")]
     Other(#[source] sqlx::Error),
+    /// A newer taskd has migrated it, and an older one would not understand what stands there now.
+    #[error(
+        "the database has schema {schema}, which needs a taskd that knows schema {needs} or later; this one knows {knows}"
+    )]
+    TooNew { schema: i64, needs: i64, knows: i64 },
     #[error("cannot migrate the database: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
 }
@@ -190,6 +195,9 @@ pub struct NewRow {
 /// A page of the outbox ends with the row that takes it to so many bytes of tasks: a thousand rows may have a gigabyte.
 pub const PAGE_BYTES: usize = 16 << 20;
 
+/// How many due rows [`Store::oldest_waiting`] looks at.
+pub const DUE_LOOKED_AT: u64 = 1000;
+
 /// A row of the outbox with its task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutboxRow {
@@ -290,6 +298,33 @@ pub struct QueueCount {
     pub count: u64,
 }
 
+/// A shard as SQL remembers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredShard {
+    pub id: ShardId,
+    /// The number of its present life, or of its last one.
+    pub life: u64,
+    pub is_open: bool,
+    /// Of the change that made it so.
+    pub version: u64,
+}
+
+/// What [`Store::open_shards`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    pub life: u64,
+    /// This call has opened it: in Redis there is nothing of this life yet. Otherwise it was open before.
+    pub is_new: bool,
+}
+
+/// What [`Store::bring_forward`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BroughtForward {
+    pub rows: u64,
+    /// Where the next page begins.
+    pub next: Option<(i64, TaskId)>,
+}
+
 /// A page of a shard's tasks that went back into the outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakenBack {
@@ -324,6 +359,20 @@ pub trait Store: Send + Sync {
     /// they weigh [`PAGE_BYTES`]. Removes those it meets whose task is final.
     async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>>;
 
+    /// Looks at rows of the outbox (not parked ones) that are due later than that, from the one behind `after` on, at most `limit`. Fresh ones
+    /// among them become due at `to_unix_ms`: the clock has stepped back since they were stored.
+    async fn bring_forward(
+        &self,
+        later_than_unix_ms: i64,
+        to_unix_ms: i64,
+        after: Option<(i64, TaskId)>,
+        limit: usize,
+    ) -> Result<BroughtForward>;
+
+    /// Per queue, when the oldest task came that waits in the outbox: parked, or due and not published. Of what is due the first
+    /// [`DUE_LOOKED_AT`] rows are looked at.
+    async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>>;
+
     /// Queues with parked rows.
     async fn parked_queues(&self) -> Result<Vec<QueueName>>;
 
@@ -344,19 +393,35 @@ pub trait Store: Send + Sync {
     /// most `limit`; answers how many. Their keys stay duplicates, with the status they had; `counts` stays.
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64>;
 
+    /// Those of these tasks that are stored, in any order.
+    async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>>;
+
+    /// Whose these keys are: of tasks that are stored, or were. In any order, without those that nobody has.
+    async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>>;
+
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
 
     /// Results of a task, the earliest first.
     async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>>;
 
-    /// Counts per queue and status; zero counts may be left out.
-    async fn counts(&self) -> Result<Vec<QueueCount>>;
+    /// Counts per queue and status, of these queues or of every queue that ever was; zero counts may be left out.
+    async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>>;
 
-    /// All shards that were ever opened, with the number of their current life.
-    async fn shards(&self) -> Result<Vec<(ShardId, u64)>>;
+    /// The queues that have unfinished tasks, and how many. Costs nothing for names that have none.
+    async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>>;
+
+    /// The shards that are open; or all that were opened, closed or brought back after the change of that version, in the order of versions.
+    async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>>;
+
+    /// Opens those that are not open, in one transaction: in their first life, or in the one after that in which they were closed. Answers
+    /// per shard, in order.
+    async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>>;
+
+    /// Closes a shard that is in this life; whether it is closed in it now. Its life is never used again.
+    async fn close_shard(&self, shard: &ShardId, life: u64) -> Result<bool>;
 
     /// Raises the shard's life number from `from` (0: first life, adds the shard) and answers the number it has now,
-    /// also when somebody else was first.
+    /// also when somebody else was first. A closed shard is open then.
     async fn next_life(&self, shard: &ShardId, from: u64) -> Result<u64>;
 
     /// Finishes what is running and closes the connections.

@@ -4,7 +4,7 @@ use std::{str::FromStr, time::Duration};
 
 use sqlx::{
     ConnectOptions, Connection, Executor, MySql, MySqlConnection,
-    mysql::{MySqlConnectOptions, MySqlPoolOptions},
+    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions},
 };
 
 use super::{
@@ -99,6 +99,7 @@ impl Dialect for MySqlConnection {
     const BY_PRIMARY_KEY: &'static str = "FORCE INDEX (PRIMARY)";
     // sqlx asks the server to count what was found as well.
     const COUNTS_INSERTED: bool = false;
+    const IS_UNFINISHED: &'static str = "unfinished = 1";
 
     // Not INSERT IGNORE, which would also swallow data that does not fit.
     fn keep_first(column: &str) -> String {
@@ -116,6 +117,13 @@ impl Dialect for MySqlConnection {
 
     fn by_index(index: &str) -> String {
         format!("FORCE INDEX ({index})")
+    }
+
+    fn is_there_already(error: &sqlx::Error) -> bool {
+        // A table, a column, an index, a row.
+        const THERE: [u16; 4] = [1050, 1060, 1061, 1062];
+        let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<MySqlDatabaseError>());
+        error.is_some_and(|error| THERE.contains(&error.number()))
     }
 
     fn update_tasks(set: &str) -> [String; 2] {

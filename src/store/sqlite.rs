@@ -74,6 +74,8 @@ impl Dialect for SqliteConnection {
     // It scans nothing that has a key, and locks no rows.
     const BY_PRIMARY_KEY: &'static str = "";
     const COUNTS_INSERTED: bool = true;
+    // A partial index is taken for a condition that has its words.
+    const IS_UNFINISHED: &'static str = "status = 0 AND count <> 0";
 
     fn keep_first(_column: &str) -> String {
         " ON CONFLICT DO NOTHING".into()
@@ -90,6 +92,11 @@ impl Dialect for SqliteConnection {
 
     fn by_index(index: &str) -> String {
         format!("INDEXED BY {index}")
+    }
+
+    // A migration is one transaction.
+    fn is_there_already(_error: &sqlx::Error) -> bool {
+        false
     }
 
     fn update_tasks(set: &str) -> [String; 2] {

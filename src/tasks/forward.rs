@@ -182,21 +182,16 @@ impl Records<'_> {
                 self.report(with_time(report, at_unix_ms));
                 1
             }
-            Event::Died { id, attempts, reason, history: _ } => {
-                let task_id = id_bytes(id);
-                let died = pb::Died { reason: reason.clone(), attempts: *attempts };
+            Event::Died { id, attempts, reason, history } => {
+                let history = history.iter().map(|failure| pb::Failure {
+                    at_unix_ms: failure.at_unix_ms,
+                    worker: failure.worker.clone(),
+                    reason: failure.reason.clone(),
+                });
+                let died = pb::Died { reason: reason.clone(), attempts: *attempts, history: history.collect() };
                 let what = Some(pb::report::What::Died(died));
-                let report = pb::Report { task_id: task_id.clone(), what, at_unix_ms };
+                let report = pb::Report { task_id: id_bytes(id), what, at_unix_ms };
                 self.report(report.encode_to_vec().into());
-                let letter = pb::DeadLetter {
-                    reason: reason.clone(),
-                    at_unix_ms,
-                    task_id,
-                    queue: self.shard.queue.as_str().to_owned(),
-                    attempts: *attempts,
-                    ..Default::default()
-                };
-                self.record(Topic::DeadLetters, 0, letter.encode_to_vec().into());
                 1
             }
             Event::Expired { id, worker, attempts, dead } => {

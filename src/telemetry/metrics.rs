@@ -7,14 +7,20 @@ use std::time::Duration;
 
 use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use anyhow::Context;
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 
-/// How often [`PrometheusHandle::run_upkeep`] is due: see [`upkeep`].
+pub use super::series::Handle;
+use super::series::Recorders;
+
+/// How often [`upkeep`] is due.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+/// Old series leave when they are rendered: at every so manyth upkeep.
+const RENDER_AT: u64 = 12;
 
 pub const DISCOVERY_IN: &str = "taskd_discovery_in_tasks_total";
 pub const DISCOVERY_CREATED: &str = "taskd_discovery_created_tasks_total";
 pub const DISCOVERY_DROPPED: &str = "taskd_discovery_dropped_tasks_total";
+pub const DISCOVERY_LETTERED: &str = "taskd_discovery_lettered_tasks_total";
 pub const DISCOVERY_BATCH_SIZE: &str = "taskd_discovery_batch_size_tasks";
 pub const DISCOVERY_BATCH_DURATION: &str = "taskd_discovery_batch_duration_seconds";
 
@@ -78,7 +84,11 @@ label! {
 }
 label! {
     /// Why discovery did not make a task of it. Duplicates are counted with their batch.
-    Dropped { Duplicate = "duplicate", Rejected = "rejected", Busy = "busy" }
+    Dropped { Duplicate = "duplicate", Rejected = "rejected", MaxQueues = "max_queues", Busy = "busy" }
+}
+label! {
+    /// Why a discovered task went to dead-letters.
+    Lettered { MaxUnfinished = "max_unfinished", MaxQueues = "max_queues", Invalid = "invalid" }
 }
 label! {
     /// Why a stored task was published by the watchdog.
@@ -86,7 +96,7 @@ label! {
 }
 label! {
     /// Why the fanout did not enqueue a record.
-    FanoutDropped { Repeated = "repeated", Final = "final", AgainFinal = "again_final" }
+    FanoutDropped { Repeated = "repeated", AgainFinal = "again_final" }
 }
 label! {
     /// A call of the tasks service.
@@ -120,7 +130,6 @@ pub struct FanoutBatch {
     pub records: usize,
     pub enqueued: usize,
     pub repeated: usize,
-    pub already_final: usize,
     pub again_final: usize,
     pub parked: usize,
     pub poison: usize,
@@ -137,19 +146,26 @@ pub struct QueueDepth {
     pub oldest: Duration,
 }
 
-/// Installs the process's recorder; once per process. What is recorded before is lost.
-pub fn install() -> anyhow::Result<PrometheusHandle> {
-    let handle = builder()?.install_recorder().context("cannot install the metrics recorder")?;
+/// Installs the process's recorder; once per process. What is recorded before is lost. Series of a queue go when nothing was recorded for it
+/// for so long (zero: never).
+pub fn install(forget_queues_after: Duration) -> anyhow::Result<Handle> {
+    let recorders = Recorders::new(builder()?, forget_queues_after);
+    let handle = recorders.handle();
+    recorders.install()?;
     describe();
     Ok(handle)
 }
 
-/// Moves what histograms have gathered to where it is rendered from, for ever. Without it they grow until somebody scrapes.
-pub async fn upkeep(handle: PrometheusHandle) {
+/// Moves what histograms have gathered to where it is rendered from, for ever. Without it they grow until somebody scrapes; so does the number
+/// of series that are not needed any more.
+pub async fn upkeep(handle: Handle) {
     let mut ticks = tokio::time::interval(UPKEEP_EVERY);
-    loop {
+    for tick in 0_u64.. {
         ticks.tick().await;
         handle.run_upkeep();
+        if tick % RENDER_AT == 0 {
+            drop(handle.render());
+        }
     }
 }
 
@@ -169,6 +185,11 @@ fn describe() {
     describe_counter!(DISCOVERY_IN, Unit::Count, "Tasks that came in, by source: the insert API or workers' results");
     describe_counter!(DISCOVERY_CREATED, Unit::Count, "Tasks stored as new");
     describe_counter!(DISCOVERY_DROPPED, Unit::Count, "Tasks not stored, by reason");
+    describe_counter!(
+        DISCOVERY_LETTERED,
+        Unit::Count,
+        "Discovered tasks sent to dead-letters instead of being stored, by reason"
+    );
     describe_histogram!(DISCOVERY_BATCH_SIZE, Unit::Count, "Tasks per batch");
     describe_histogram!(DISCOVERY_BATCH_DURATION, Unit::Seconds, "From taking a batch to its SQL commit");
     describe_gauge!(DISCOVERY_DEPTH, Unit::Count, "Tasks of callers that wait to be stored");
@@ -229,6 +250,11 @@ pub fn discovery_dropped(source: Source, reason: Dropped, count: usize) {
     counter!(DISCOVERY_DROPPED, "reason" => reason.as_str()).increment(count as u64);
 }
 
+/// Discovered tasks went to dead-letters.
+pub fn discovery_lettered(reason: Lettered, count: usize) {
+    counter!(DISCOVERY_LETTERED, "reason" => reason.as_str()).increment(count as u64);
+}
+
 /// Fresh tasks stand on the bus.
 pub fn outbox_published(count: usize) {
     counter!(OUTBOX_PUBLISHED).increment(count as u64);
@@ -245,11 +271,7 @@ pub fn fanout_batch(batch: FanoutBatch, elapsed: Duration) {
     counter!(FANOUT_ENQUEUED).increment(batch.enqueued as u64);
     counter!(FANOUT_PARKED).increment(batch.parked as u64);
     counter!(FANOUT_POISON).increment(batch.poison as u64);
-    let dropped = [
-        (FanoutDropped::Repeated, batch.repeated),
-        (FanoutDropped::Final, batch.already_final),
-        (FanoutDropped::AgainFinal, batch.again_final),
-    ];
+    let dropped = [(FanoutDropped::Repeated, batch.repeated), (FanoutDropped::AgainFinal, batch.again_final)];
     for (reason, count) in dropped {
         counter!(FANOUT_DROPPED, "reason" => reason.as_str()).increment(count as u64);
     }

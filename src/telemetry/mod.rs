@@ -1,3 +1,4 @@
 //! Logs and metrics.
 pub mod logging;
 pub mod metrics;
+mod series;

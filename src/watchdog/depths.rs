@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use super::Watchdog;
 use crate::{
     bus::Topic,
-    model::{self, QueueName},
+    model::QueueName,
     queue,
     supervise::Beat,
     telemetry::metrics::{self, QueueDepth},
@@ -18,10 +18,14 @@ impl Watchdog {
         loop {
             let mut depths: BTreeMap<QueueName, QueueDepth> = BTreeMap::new();
             let mut to_forward = 0;
-            for count in self.outbox.store.counts().await? {
-                let depth = depths.entry(count.queue).or_default();
+            for (queue, unfinished) in self.outbox.gates.unfinished() {
                 // Less what Redis has, below.
-                depth.pending += if count.status.is_final() { 0 } else { count.count };
+                depths.entry(queue).or_default().pending = unfinished;
+            }
+            let now = self.outbox.clock.now_unix_ms();
+            let age = |created: i64| Duration::from_millis(u64::try_from(now.saturating_sub(created)).unwrap_or(0));
+            for (queue, created) in self.outbox.gates.oldest() {
+                depths.entry(queue).or_default().oldest = age(created);
             }
             for (shard, look) in self.queue.look(self.look_for(EVERY)).await {
                 let depth = depths.entry(shard.queue.clone()).or_default();
@@ -37,9 +41,7 @@ impl Watchdog {
                 depth.waiting += stats.open;
                 depth.leased += stats.leases;
                 depth.delayed += stats.delayed;
-                let age = stats.oldest_created_unix_ms.map(|at| model::now_unix_ms().saturating_sub(at));
-                let age = Duration::from_millis(age.and_then(|age| u64::try_from(age).ok()).unwrap_or(0));
-                depth.oldest = depth.oldest.max(age);
+                depth.oldest = depth.oldest.max(stats.oldest_created_unix_ms.map(age).unwrap_or_default());
             }
             for (queue, depth) in depths {
                 metrics::queue_depth(queue.as_str(), depth);

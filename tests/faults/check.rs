@@ -121,9 +121,12 @@ async fn leftover(node: &mut Node, key: &str) -> Option<String> {
     }
     match name.strip_prefix(':')? {
         "g" | "O" | "seen" => None,
+        // Of the filter of keys.
+        "era" | "stored" if tag == "filter" => None,
         "M" => {
-            let counters: HashMap<String, i64> = node.hgetall(key).await.unwrap();
-            let wrong = ["open", "live", "bytes"].into_iter().filter(|name| *counters.get(*name).unwrap_or(&0) != 0);
+            let counters: HashMap<String, String> = node.hgetall(key).await.unwrap();
+            let is_zero = |name: &str| counters.get(name).is_none_or(|count| count == "0");
+            let wrong = ["open", "live", "bytes"].into_iter().filter(|name| !is_zero(name));
             let wrong: Vec<_> = wrong.map(|name| format!("{name} = {}", counters[name])).collect();
             (!wrong.is_empty()).then(|| wrong.join(", "))
         }

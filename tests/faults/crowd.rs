@@ -140,14 +140,23 @@ async fn insert(crowd: Arc<Crowd>) {
             // The queue follows from the number: a known key is a duplicate.
             keys.push((QUEUES[n * 7 / 3 % QUEUES.len()].0.to_owned(), format!("k{n}")));
         }
-        let tasks: Vec<_> =
-            keys.iter().map(|(queue, key)| json!({"queue": queue, "key": key, "payload": key})).collect();
+        let delays: Vec<u64> = keys.iter().map(|_| delay(&mut dice)).collect();
+        let task = |((queue, key), delay): (&Key, &u64)| {
+            let delay = (*delay > 0).then(|| format!("{delay}ms"));
+            json!({"queue": queue, "key": key, "payload": key, "delay": delay})
+        };
+        let tasks: Vec<_> = keys.iter().zip(&delays).map(task).collect();
         crowd.ledger.inserting(&keys);
+        let sent_ms = now_ms();
         match crowd.call(&mut dice, "/v1/tasks", &json!(tasks)).await {
             Some(answer) => {
-                for (key, result) in keys.into_iter().zip(answer["results"].as_array().unwrap()) {
-                    let status = result["status"].as_str().unwrap();
-                    crowd.ledger.inserted(&key, status, result["id"].as_str().unwrap_or_default());
+                let results = answer["results"].as_array().unwrap();
+                for ((key, delay), result) in keys.into_iter().zip(delays).zip(results) {
+                    let (status, id) = (result["status"].as_str().unwrap(), result["id"].as_str().unwrap_or_default());
+                    crowd.ledger.inserted(&key, status, id);
+                    if status == "CREATED" && delay > 0 {
+                        crowd.ledger.waits(id, sent_ms + u128::from(delay));
+                    }
                     if status == "TRY_LATER" {
                         unanswered.push(key);
                     }
@@ -157,6 +166,14 @@ async fn insert(crowd: Arc<Crowd>) {
             None => {}
         }
         tokio::time::sleep(Duration::from_millis(40)).await;
+    }
+}
+
+/// Most tasks wait for nothing, some for a moment, some for longer than a process needs to come back.
+fn delay(dice: &mut Dice) -> u64 {
+    match dice.chance(12) {
+        true => 300 + dice.below(3000) as u64,
+        false => 0,
     }
 }
 

@@ -21,6 +21,9 @@ pub(crate) struct Lease {
     pub(crate) children: Vec<Key>,
 }
 
+/// What a process believes of Redis's clock may be so wrong: half of what a slow answer takes.
+const CLOCK_ERROR_MS: u128 = 300;
+
 impl Lease {
     pub(crate) fn result(&self, worker: &str) -> String {
         format!("{worker} {}", self.token)
@@ -61,6 +64,8 @@ pub(crate) struct Insert {
 #[derive(Default)]
 pub(crate) struct Book {
     pub(crate) inserts: BTreeMap<Key, Insert>,
+    /// By id, when a task may be handed out first.
+    due_ms: HashMap<String, u128>,
     /// By id.
     pub(crate) tasks: HashMap<String, Seen>,
     /// How often Redis has lost something that it had answered.
@@ -132,6 +137,11 @@ impl Ledger {
         }
     }
 
+    /// A new task may not be handed out before this time.
+    pub(crate) fn waits(&self, id: &str, due_ms: u128) {
+        self.book().due_ms.insert(id.to_owned(), due_ms);
+    }
+
     // --- workers
 
     /// A worker was given a task.
@@ -139,6 +149,8 @@ impl Ledger {
         let mut book = self.book();
         let same_life = book.losses == sent.life;
         let now = now_ms();
+        // By Redis's clock, which is this machine's, whatever the clocks of the processes say.
+        let early = book.due_ms.get(&lease.id).and_then(|due| due.checked_sub(now + CLOCK_ERROR_MS));
         let seen = book.tasks.entry(lease.id.clone()).or_default();
         let mut wrong = Vec::new();
         // Of a lease that ran out on its way nothing can be said.
@@ -167,8 +179,11 @@ impl Ledger {
         };
         let what =
             wrong.into_iter().map(|why| format!("{} was given {} {:?} {why}", grant.worker, lease.id, lease.key));
-        let what: Vec<_> = what.collect();
+        let mut what: Vec<_> = what.collect();
         seen.grants.insert(lease.token.clone(), grant);
+        if let Some(early) = early {
+            what.push(format!("{} {:?} was handed out {early} ms before its time", lease.id, lease.key));
+        }
         book.violations.extend(what);
     }
 

@@ -9,7 +9,9 @@ use taskd::pb;
 
 use crate::support::{
     daemon::{Daemon, keys, once, statuses},
+    mariadb::MysqlDatabase,
     redis::{Fsync, RedisServer},
+    store_contract::Database,
     until,
 };
 
@@ -117,6 +119,60 @@ async fn tasks_that_redis_has_forgotten_go_out_again() {
 
 fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+}
+
+#[tokio::test]
+async fn a_backup_of_sql_that_is_restored_makes_no_duplicates_of_nothing() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let (database, backup) = (daemon.data().join("taskd.db"), daemon.data().join("backup.db"));
+    let before = daemon.insert(&tasks("q", 0, 3)).await;
+    assert!(daemon.stop().await.success());
+    copy(&database, &backup);
+    daemon.start_again();
+    daemon.ready().await;
+    let lost = daemon.insert(&tasks("q", 3, 5)).await;
+    let mut redis = daemon.redis().await;
+    until("the filter knows all", async || redis.hlen::<_, usize>("taskd:{q}:seen").await.unwrap() == 6).await;
+    assert!(daemon.stop().await.success());
+    std::fs::rename(&backup, &database).unwrap();
+    daemon.start_again();
+    daemon.ready().await;
+
+    assert!(daemon.log().contains("the database was set back"), "{}", daemon.log());
+    let answer = daemon.post("/v1/tasks", &json!(tasks("q", 0, 5))).await.1;
+    assert_eq!(statuses(&answer), ["DUPLICATE", "DUPLICATE", "DUPLICATE", "CREATED", "CREATED"], "{answer}");
+    for (result, before) in answer["results"].as_array().unwrap().iter().zip(&before) {
+        assert_eq!(result["id"], **before);
+    }
+    assert_eq!(daemon.get(&format!("/v1/tasks/{}", lost[0])).await.0, 404);
+    assert_eq!(daemon.drain("w", "q").await.into_iter().collect::<BTreeSet<_>>(), keys(0, 5));
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_database_server_that_is_set_back_under_a_running_taskd_is_noticed() {
+    let database = MysqlDatabase::create().await;
+    let mut daemon = Daemon::start("", &["--database-url", &database.url()]).await;
+    daemon.insert(&tasks("q", 0, 3)).await;
+    assert_eq!(once(daemon.drain("w", "q").await), keys(0, 3));
+    daemon.insert(&tasks("q", 3, 4)).await;
+    let mut redis = daemon.redis().await;
+    until("the filter knows all", async || redis.hlen::<_, usize>("taskd:{q}:seen").await.unwrap() == 5).await;
+    // A replica takes over to which the last batch had not come.
+    database.execute("DELETE FROM tasks WHERE task_key = 'key-3'").await;
+    database.execute("DELETE FROM outbox").await;
+    until("it may be inserted again", async || {
+        let answer = daemon.post("/v1/tasks", &json!(tasks("q", 3, 4))).await.1;
+        statuses(&answer) == ["CREATED"]
+    })
+    .await;
+    assert!(
+        daemon.log().contains("the database was set back: 1 of the last 2 batches are not in it"),
+        "{}",
+        daemon.log()
+    );
+    assert!(daemon.stop().await.success());
+    database.remove().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -330,7 +330,13 @@ async fn no_query_scans_a_table() {
     store.unpublish(&ids[2000..3000], Unpublished::Parked).await.unwrap();
     store.settle(batch[..1000].iter().map(|row| completed(row, "w")).collect()).await.unwrap();
     assert_eq!(store.remove_finished(AGE, 300).await.unwrap(), 300);
-    sqlx::raw_sql("ANALYZE TABLE tasks, outbox, results, seen")
+    // Names that were there once.
+    let names: Vec<ShardId> = (0..3000).map(|n| ShardId { queue: queue_name(n), number: n % 4 }).collect();
+    store.open_shards(&names).await.unwrap();
+    database
+        .execute("INSERT INTO queue_counts (queue, status, count) SELECT CONCAT('old', shard, queue), 1, 7 FROM shards")
+        .await;
+    sqlx::raw_sql("ANALYZE TABLE tasks, outbox, results, seen, shards, queue_counts")
         .execute(&mut MySqlConnection::connect(&database.url()).await.unwrap())
         .await
         .unwrap();
@@ -345,7 +351,8 @@ async fn no_query_scans_a_table() {
         let explains = entry.lines().filter_map(|line| line.strip_prefix("# explain: "));
         for columns in explains.map(|line| line.split('\t').collect::<Vec<_>>()) {
             let [_, select, table, kind, _, key, .., extra] = columns[..] else { continue };
-            if select == "INSERT" || !["tasks", "outbox", "results", "seen"].contains(&table) {
+            if select == "INSERT" || !["tasks", "outbox", "results", "seen", "shards", "queue_counts"].contains(&table)
+            {
                 continue;
             }
             explained += 1;
@@ -357,6 +364,10 @@ async fn no_query_scans_a_table() {
     }
     assert!(explained > 30, "{explained}");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn queue_name(n: u32) -> taskd::model::QueueName {
+    taskd::model::QueueName::new(&format!("name{n}")).unwrap()
 }
 
 /// Every query that there is, with few arguments.
@@ -383,4 +394,14 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     assert!(store.task(ids[900]).await.unwrap().is_some());
     assert_eq!(store.results(ids[900]).await.unwrap().len(), 1);
     assert_eq!(store.remove_finished(AGE, 5).await.unwrap(), 5);
+    assert_eq!(store.rows(&ids[1500..1503]).await.unwrap().len(), 3);
+    let keys: Vec<_> = batch[1500..1503].iter().chain(&batch[..1]).map(|row| row.task.key_hash).collect();
+    assert_eq!(store.owners(&keys).await.unwrap().len(), 4);
+    assert!(store.bring_forward(0, 1, None, 10).await.unwrap().rows > 0);
+    assert_eq!(store.oldest_waiting(i64::MAX).await.unwrap().len(), 3);
+    assert_eq!(store.unfinished().await.unwrap().len(), 3);
+    assert!(!store.counts(Some(std::slice::from_ref(queue))).await.unwrap().is_empty());
+    store.open_shards(&[shard.clone(), ShardId { number: 3, ..shard.clone() }]).await.unwrap();
+    assert!(store.close_shard(&shard, 1).await.unwrap());
+    assert_eq!(store.shards(Some(1)).await.unwrap().len(), 2);
 }

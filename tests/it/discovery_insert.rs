@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
@@ -18,9 +18,9 @@ use taskd::{
     dedup::Filter,
     discovery::{self, Error, Handle},
     ingress::{self, State},
-    model::{Offset, QueueName, StoredStatus, TaskId},
-    outbox::{self, Gates, Outbox},
-    pb::{self, InsertStatus},
+    model::{Clock, Offset, QueueName, StoredStatus, TaskId, validate},
+    outbox::{self, Outbox, QueueSync},
+    pb::{self, InsertStatus, report::What},
     queue::Queue,
     redis_pool::Redis,
     store::{Settlement, Store, sqlite::SqliteStore},
@@ -39,28 +39,29 @@ use crate::{
 };
 
 /// Discovery that stores two tasks at once. The queue `full` holds one task.
-struct Fixture {
-    discovery: Handle,
-    state: State,
-    store: Arc<dyn Store>,
-    supervisor: Supervisor,
-    redis: Redis,
-    bus: Arc<RedisStreams>,
-    database: SqliteFile,
-    _server: RedisServer,
+pub(crate) struct Fixture {
+    pub(crate) discovery: Handle,
+    pub(crate) state: State,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) supervisor: Supervisor,
+    pub(crate) redis: Redis,
+    pub(crate) bus: Arc<RedisStreams>,
+    pub(crate) clock: Clock,
+    pub(crate) database: SqliteFile,
+    pub(crate) server: RedisServer,
 }
 
 impl Fixture {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::start_with(|_| {}).await
     }
 
-    async fn start_with(change: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) async fn start_with(change: impl FnOnce(&mut Settings)) -> Self {
         Self::start_on(change, None).await
     }
 
     /// The database has room for so many pages.
-    async fn start_on(change: impl FnOnce(&mut Settings), pages: Option<u32>) -> Self {
+    pub(crate) async fn start_on(change: impl FnOnce(&mut Settings), pages: Option<u32>) -> Self {
         let mut state = idle_state(|settings| {
             change(settings);
             settings.discovery.batch_max = 2;
@@ -72,28 +73,55 @@ impl Fixture {
         let redis = Redis::connect(&server.url(), "t").await.unwrap();
         let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&database.path(), pages).await.unwrap());
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
-        let outbox = Outbox { store: Arc::clone(&store), bus: bus.clone(), gates: Gates::default() };
+        let clock = Clock::of_this_machine();
+        let outbox = Outbox::new(Arc::clone(&store), bus.clone(), clock.clone());
         let is_lost = |error: &anyhow::Error| error.downcast_ref().is_some_and(outbox::Error::is_lost);
         let supervisor = Supervisor::giving_up_at(is_lost);
+        let queues = QueueSync::start(outbox.clone(), Queue::new(redis.clone())).await.unwrap();
+        queues.keep_on(&supervisor);
         let discovery = discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
         state.discovery = Some(discovery.clone());
-        Self { discovery, state, store, supervisor, redis, bus, database, _server: server }
+        Self { discovery, state, store, supervisor, redis, bus, clock, database, server }
     }
 
     /// Puts a task into `full` and waits until that is known; answers its id.
-    async fn fill(&self) -> String {
+    pub(crate) async fn fill(&self) -> String {
         let id = self.discovery.insert(tasks(&["full"])).await.unwrap().remove(0).id;
         until("the queue is full", async || self.discovery.insert(tasks(&["full"])).await.is_err()).await;
         id
     }
 
-    async fn unfinished(&self) -> BTreeMap<String, u64> {
-        let counts = self.store.counts().await.unwrap();
+    pub(crate) async fn unfinished(&self) -> BTreeMap<String, u64> {
+        let counts = self.store.counts(None).await.unwrap();
         let unfinished = counts.into_iter().filter(|count| count.status == StoredStatus::Unfinished);
         unfinished.map(|count| (count.queue.as_str().to_owned(), count.count)).collect()
     }
 
-    async fn stop(self) {
+    pub(crate) async fn letters(&self) -> Vec<pb::DeadLetter> {
+        let letters: redis::streams::StreamRangeReply =
+            self.redis.conn().xrange_all("t:{bus}:dead-letters:0").await.unwrap();
+        let letter =
+            |entry: &redis::streams::StreamId| pb::DeadLetter::decode(&entry.get::<Vec<u8>>("v").unwrap()[..]).unwrap();
+        letters.ids.iter().map(letter).collect()
+    }
+
+    /// Reports as the forwarder publishes them.
+    pub(crate) async fn report(&self, reports: Vec<(TaskId, What)>) {
+        let report = |(id, what): (TaskId, What)| pb::Report {
+            task_id: id.as_bytes().to_vec().into(),
+            what: Some(what),
+            at_unix_ms: 1,
+        };
+        let batch = pb::ReportBatch { queue: "q".into(), shard: 0, reports: reports.into_iter().map(report).collect() };
+        let record = Record { partition: 0, value: batch.encode_to_vec().into() };
+        self.bus.publish(Topic::TaskResults, &[record]).await.unwrap();
+    }
+
+    pub(crate) async fn status(&self, id: TaskId) -> StoredStatus {
+        self.store.task(id).await.unwrap().unwrap().status
+    }
+
+    pub(crate) async fn stop(self) {
         self.supervisor.stop();
         self.supervisor.wait().await;
     }
@@ -108,7 +136,7 @@ impl Fixture {
 }
 
 /// A task for each queue named; `""` is none, which is wrong.
-fn tasks(queues: &[&str]) -> Vec<pb::NewTask> {
+pub(crate) fn tasks(queues: &[&str]) -> Vec<pb::NewTask> {
     let task = |(number, queue): (usize, &&str)| pb::NewTask {
         queue: (*queue).into(),
         key: number.to_string().into(),
@@ -189,44 +217,10 @@ async fn a_caller_whose_task_sql_refuses_fails_alone() {
     fixture.stop().await;
 }
 
-#[tokio::test]
-async fn a_report_that_sql_refuses_is_buried_alone() {
-    let fixture = Fixture::start().await;
-    let refuse = "CREATE TRIGGER refuse BEFORE INSERT ON results WHEN CAST(NEW.worker AS TEXT) = 'bad' \
-                  BEGIN SELECT RAISE(ABORT, 'no such worker'); END";
-    fixture.database.execute(refuse).await;
-    let stored = fixture.discovery.insert(tasks(&["q"; 4])).await.unwrap();
-    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.parse().unwrap()).collect();
-    let report = |(id, worker): (&TaskId, &str)| {
-        let what = Some(pb::report::What::Completed(pb::Completed { worker: worker.into(), ..Default::default() }));
-        pb::Report { task_id: id.as_bytes().to_vec().into(), what, at_unix_ms: 1 }
-    };
-    let reports: Vec<_> = ids.iter().zip(["ann", "bad", "", "bob"]).map(report).collect();
-    let batch = |reports: &[pb::Report]| {
-        pb::ReportBatch { queue: "q".into(), shard: 0, reports: reports.to_vec() }.encode_to_vec()
-    };
-    let record = Record { partition: 0, value: batch(&reports).into() };
-    fixture.bus.publish(Topic::TaskResults, &[record]).await.unwrap();
-
-    let is_done = async |id| fixture.store.task(id).await.unwrap().unwrap().status == StoredStatus::Completed;
-    until("the reports around them are settled", async || is_done(ids[0]).await && is_done(ids[3]).await).await;
-    let letters: redis::streams::StreamRangeReply =
-        fixture.redis.conn().xrange_all("t:{bus}:dead-letters:0").await.unwrap();
-    let letters = letters.ids.iter().map(|entry| {
-        let letter = pb::DeadLetter::decode(&entry.get::<Vec<u8>>("v").unwrap()[..]).unwrap();
-        (letter.value.to_vec(), letter.reason)
-    });
-    let letters: BTreeMap<_, _> = letters.collect();
-    assert_eq!(letters.len(), 2, "{letters:?}");
-    assert!(letters[&batch(&reports[1..2])].contains("no such worker"), "{letters:?}");
-    assert!(letters[&batch(&reports[2..3])].contains("worker is missing"), "{letters:?}");
-    fixture.stop().await;
-}
-
 /// A bus that takes no record with a mark in it, as Kafka does with one that is too large.
 struct Picky(Arc<RedisStreams>);
 
-const TOO_LARGE: &[u8] = b"too large";
+const TOO_LARGE: &[u8] = b"<a large one>";
 
 #[async_trait]
 impl Bus for Picky {
@@ -282,22 +276,88 @@ impl Bus for Picky {
 #[tokio::test]
 async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     let fixture = Fixture::start().await;
-    let later = |key: &'static [u8]| {
+    let later = |key: &'static [u8], payload: &'static [u8]| {
         let delay = Some(prost_types::Duration { seconds: 24 * 3600, nanos: 0 });
-        pb::NewTask { queue: "q".into(), key: key.into(), delay, ..Default::default() }
+        let headers = [("h".to_owned(), "v".to_owned())].into();
+        pb::NewTask {
+            queue: "q".into(),
+            key: key.into(),
+            payload: payload.into(),
+            headers,
+            delay,
+            ..Default::default()
+        }
     };
-    fixture.discovery.insert(vec![later(b"1"), later(TOO_LARGE), later(b"3")]).await.unwrap();
+    let tasks = vec![later(b"1", b""), later(b"2", TOO_LARGE), later(b"3", b"")];
+    let stored = fixture.discovery.insert(tasks).await.unwrap();
+    let id: TaskId = stored[1].id.parse().unwrap();
     fixture.database.execute("UPDATE outbox SET due_ms = 0").await;
 
     let bus = Arc::new(Picky(fixture.bus.clone()));
-    let outbox = Outbox { store: Arc::clone(&fixture.store), bus, gates: Gates::default() };
+    let outbox = Outbox::new(Arc::clone(&fixture.store), bus, Clock::of_this_machine());
     let queue = Queue::new(fixture.redis.clone());
-    watchdog::start(outbox, queue, &fixture.state.settings, &fixture.supervisor);
-    until("only the large one is left", async || {
-        let due = fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap();
-        due.iter().all(|row| row.task.key == TOO_LARGE)
-    })
-    .await;
+    let filter = Filter::new(fixture.redis.clone());
+    watchdog::start(outbox, filter, queue, &fixture.state.settings, &fixture.supervisor);
+    until("nothing is left", async || fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().is_empty()).await;
+    let dead = fixture.store.task(id).await.unwrap().unwrap();
+    assert_eq!((dead.status, dead.unpublished), (StoredStatus::Dead, false));
+    assert!(dead.reason.contains("too large"), "{}", dead.reason);
+    // The letter names what it cannot carry.
+    let letters = fixture.letters().await;
+    assert_eq!(letters.len(), 1);
+    let (letter, task) = (&letters[0], letters[0].task.as_ref().unwrap());
+    assert_eq!((&letter.task_id[..], &task.key[..], &task.payload[..]), (&id.as_bytes()[..], &b"2"[..], &b""[..]));
+    assert_eq!(task.headers["h"], "v");
+    assert!(letter.reason.ends_with("(without its payload: too large for this topic)"), "{}", letter.reason);
+    assert_eq!(fixture.store.unfinished().await.unwrap(), [(QueueName::new("q").unwrap(), 2)]);
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
+    let fixture = Fixture::start().await;
+    let hour = 3_600_000;
+    fixture.clock.follow(fixture.clock.now_unix_ms() + hour, Instant::now()).unwrap();
+    // Stored, and killed before it was published.
+    let outbox = Outbox::new(Arc::clone(&fixture.store), fixture.bus.clone(), fixture.clock.clone());
+    let rows: Vec<_> = tasks(&["q"; 5])
+        .into_iter()
+        .map(|task| {
+            let (settings, now) = (&fixture.state.settings, fixture.clock.now_unix_ms());
+            let row = validate::task_row(task, TaskId::at(now, 0), &settings.queues.default, &settings.limits, 1, now)
+                .unwrap();
+            outbox.new_row(row, settings)
+        })
+        .collect();
+    fixture.store.insert(&rows).await.unwrap();
+
+    let filter = Filter::new(fixture.redis.clone());
+    watchdog::start(outbox, filter, Queue::new(fixture.redis.clone()), &fixture.state.settings, &fixture.supervisor);
+    let leads = async || watched(&fixture.supervisor).contains(&"watchdog/outbox".to_owned());
+    until("the watchdog looks", leads).await;
+    fixture.clock.follow(fixture.clock.now_unix_ms() - hour, Instant::now()).unwrap();
+    let waiting = async || fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().len();
+    until("all are published", async || waiting().await == 0).await;
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn keys_that_a_database_set_back_does_not_have_are_new_again() {
+    let fixture = Fixture::start().await;
+    let insert = async |key: &'static str| {
+        let task = pb::NewTask { queue: "q".into(), key: key.into(), ..Default::default() };
+        fixture.discovery.insert(vec![task]).await.unwrap().remove(0)
+    };
+    assert_eq!(insert("before").await.status(), InsertStatus::Created);
+    let lost = insert("lost").await;
+    let marked = async || fixture.redis.conn().hlen::<_, usize>("t:{q}:seen").await.unwrap() == 3;
+    until("the filter knows both", marked).await;
+    assert_eq!(insert("lost").await.id, lost.id);
+    fixture.database.execute("DELETE FROM tasks WHERE task_key = CAST('lost' AS BLOB)").await;
+    until("the key is new again", async || insert("lost").await.status() == InsertStatus::Created).await;
+    let again = insert("lost").await;
+    assert_ne!(again.id, lost.id);
+    assert_eq!((again.status(), insert("before").await.status()), (InsertStatus::Duplicate, InsertStatus::Duplicate));
     fixture.stop().await;
 }
 
@@ -321,7 +381,7 @@ async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
 #[tokio::test]
 async fn every_loop_is_watched() {
     let fixture = Fixture::start().await;
-    let expected = ["counts", "insert", "publish", "results"].map(|name| format!("discovery/{name}"));
+    let expected = ["discovery/filter", "discovery/insert", "discovery/publish", "discovery/results", "queues"];
     assert_eq!(watched(&fixture.supervisor), expected);
     fixture.stop().await;
 }

@@ -1,19 +1,23 @@
 //! Who owns a partition of `pipeline`, and who only believes it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use prost::Message as _;
+use sqlx::{Connection, SqliteConnection};
 use taskd::{
     bus::{Bus, Record, Topic, redis_streams::RedisStreams},
     config::Settings,
+    dedup::Filter,
     fanout,
-    model::{self, Offset, Priority, QueueName, ShardId, TaskId},
-    outbox::{Gates, Outbox},
+    model::{self, Clock, Offset, Priority, QueueName, ShardId, TaskId, WorkerName},
+    outbox::{Outbox, QueueSync},
     pb,
-    queue::{Enqueue, EnqueueTask, Enqueued, Queue},
+    queue::{Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue},
     redis_pool::Redis,
     store::sqlite::SqliteStore,
     supervise::Supervisor,
+    watchdog,
 };
 
 use crate::support::{
@@ -62,7 +66,7 @@ async fn an_owner_of_before_is_refused_and_the_present_one_joins_anew() {
     let store = Arc::new(SqliteStore::open(&database.path(), None).await.unwrap());
     let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
     let (queue, supervisor) = (Queue::new(redis.clone()), Supervisor::new());
-    let outbox = Outbox { store, bus: bus.clone(), gates: Gates::default() };
+    let outbox = Outbox::new(store, bus.clone(), Clock::of_this_machine());
     let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
     let zombie = queue.take_epoch(0).await.unwrap();
 
@@ -88,4 +92,231 @@ async fn an_owner_of_before_is_refused_and_the_present_one_joins_anew() {
     assert_eq!(enqueue(&queue, &*bus, &shard, 100, offset).await, Enqueued::Fenced(101));
     supervisor.stop();
     supervisor.wait().await;
+}
+
+/// A fanout that can be stopped and started again.
+struct Fixture {
+    redis: Redis,
+    bus: Arc<RedisStreams>,
+    queue: Queue,
+    outbox: Outbox,
+    database: SqliteFile,
+    supervisor: Supervisor,
+    _server: RedisServer,
+}
+
+impl Fixture {
+    async fn start() -> Self {
+        let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
+        let redis = Redis::connect(&server.url(), "t").await.unwrap();
+        let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
+        let outbox = Outbox::new(database.open().await, bus.clone(), Clock::of_this_machine());
+        let (queue, supervisor) = (Queue::new(redis.clone()), Supervisor::new());
+        let fixture = Self { redis, bus, queue, outbox, database, supervisor, _server: server };
+        fixture.run();
+        fixture
+    }
+
+    fn run(&self) {
+        fanout::start(self.outbox.clone(), self.queue.clone(), &Arc::new(Settings::default()), &self.supervisor);
+    }
+
+    async fn stop(&mut self) {
+        self.supervisor.stop();
+        self.supervisor.wait().await;
+        self.supervisor = Supervisor::new();
+    }
+
+    /// A task for each of the queues; where it stands, and the record.
+    async fn publish(&self, queues: &[impl AsRef<str>]) -> Vec<(Offset, Bytes)> {
+        let record = |queue: &str| pb::PipelineRecord { queue: queue.into(), ..record() };
+        let records = queues.iter().map(|queue| record(queue.as_ref()).encode_to_vec().into());
+        let records: Vec<_> = records.map(|value| Record { partition: 0, value }).collect();
+        let offsets = self.bus.publish(Topic::Pipeline, &records).await.unwrap();
+        offsets.into_iter().zip(records).map(|(offset, record)| (offset, record.value)).collect()
+    }
+
+    /// The bus has these records, also if they were read and removed.
+    async fn put_back(&self, records: &[(Offset, Bytes)]) {
+        let mut pipe = redis::pipe();
+        for (offset, value) in records {
+            pipe.cmd("XADD").arg("t:{bus}:copy").arg(offset.to_string()).arg("v").arg(&value[..]);
+        }
+        pipe.rename("t:{bus}:copy", "t:{bus}:pipeline:0");
+        pipe.query_async::<()>(&mut self.redis.conn()).await.unwrap();
+    }
+
+    async fn has(&self, name: &str, open: u64) {
+        let shard = shard(name);
+        let has = async || self.queue.stats(&shard).await.map(|stats| stats.open).unwrap_or(0);
+        until(&format!("{name} has {open}"), async || has().await == open).await;
+    }
+
+    async fn redis_reads(&self) -> u64 {
+        let info: String = redis::cmd("INFO").arg("stats").query_async(&mut self.redis.conn()).await.unwrap();
+        let reads = info.lines().find_map(|line| line.strip_prefix("total_reads_processed:"));
+        reads.unwrap().trim().parse().unwrap()
+    }
+
+    /// How many transactions have opened or closed shards.
+    async fn openings(&self) -> u64 {
+        self.outbox.store.shards(None).await.unwrap().iter().map(|shard| shard.version).max().unwrap_or(0)
+    }
+
+    /// All keys of a shard.
+    async fn dump(&self, name: &str) -> Vec<(String, Vec<u8>)> {
+        let mut conn = self.redis.conn();
+        let keys: Vec<String> =
+            redis::cmd("KEYS").arg(format!("t:{{{name}:0}}:*")).query_async(&mut conn).await.unwrap();
+        let mut dump = Vec::new();
+        for key in keys {
+            let value = redis::cmd("DUMP").arg(&key).query_async(&mut conn).await.unwrap();
+            dump.push((key, value));
+        }
+        dump
+    }
+
+    /// As after a restart of Redis that had not synced what came later.
+    async fn restore(&self, name: &str, dump: &[(String, Vec<u8>)]) {
+        let mut conn = self.redis.conn();
+        for (key, _) in self.dump(name).await {
+            redis::cmd("DEL").arg(key).query_async::<()>(&mut conn).await.unwrap();
+        }
+        for (key, value) in dump {
+            redis::cmd("RESTORE").arg(key).arg(0).arg(value).query_async::<()>(&mut conn).await.unwrap();
+        }
+    }
+
+    /// Does all tasks of the queue, and forgets them, so that it has nothing left.
+    async fn work_off(&self, name: &str) {
+        let (shard, worker) = (shard(name), WorkerName::new("w").unwrap());
+        let known = self.queue.shards_of(&shard.queue).remove(0);
+        let claim = Claim { worker: worker.clone(), max_tasks: 10, max_bytes: 1 << 20, lease: None, priority: None };
+        let granted = self.queue.claim(&known, claim).await.unwrap();
+        granted.delivery.delivered();
+        for leased in granted.tasks {
+            let completion =
+                Completion { id: leased.id, token: leased.token, worker: worker.clone(), report: "report".into() };
+            assert_eq!(self.queue.complete(completion).await.unwrap(), Code::Ok);
+        }
+        let entries = self.queue.outbox(&shard, 10, 1 << 20).await.unwrap();
+        self.queue.forwarded(&shard, &entries).await.unwrap();
+        let done: Vec<_> = self.queue.finals(&shard, Duration::ZERO, 10).await.unwrap();
+        let done: Vec<_> = done.into_iter().map(|id| (id, true)).collect();
+        self.queue.forget(&shard, &done).await.unwrap();
+    }
+
+    async fn close_in_redis(&self, name: &str) {
+        assert!(matches!(self.queue.close_shard(&shard(name), Duration::ZERO).await.unwrap(), Closing::In(_)));
+        assert_eq!(self.queue.close_shard(&shard(name), Duration::ZERO).await.unwrap(), Closing::Closed(1));
+        assert_eq!(self.dump(name).await, []);
+    }
+}
+
+fn shard(name: &str) -> ShardId {
+    ShardId { queue: QueueName::new(name).unwrap(), number: 0 }
+}
+
+#[tokio::test]
+async fn a_thousand_new_queues_cost_one_transaction_and_hold_up_nobody() {
+    let mut fixture = Fixture::start().await;
+    fixture.publish(&["old"]).await;
+    fixture.has("old", 1).await;
+    fixture.stop().await;
+    let mut names: Vec<String> = (0..999).map(|n| format!("new{n}")).collect();
+    // In the first batch, which is small.
+    names.insert(30, "old".into());
+    fixture.publish(&names).await;
+
+    // Nobody can write to SQL: what is known does not wait for what is new.
+    let mut rival =
+        SqliteConnection::connect(&format!("sqlite://{}", fixture.database.path().display())).await.unwrap();
+    let lock = rival.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    let (openings, reads) = (fixture.openings().await, fixture.redis_reads().await);
+    fixture.run();
+    fixture.has("old", 2).await;
+    assert_eq!(fixture.queue.shards().len(), 1);
+    lock.rollback().await.unwrap();
+
+    until("the new ones are there", async || fixture.queue.shards().len() == 1000).await;
+    let reads = fixture.redis_reads().await - reads;
+    for name in names.iter().filter(|name| *name != "old") {
+        fixture.has(name, 1).await;
+    }
+    // One for each batch, and a reader's batches grow.
+    let openings = fixture.openings().await - openings;
+    assert!(openings < 10, "{openings} transactions");
+    // Of sockets, by Redis: one for each new queue would be a round trip for each.
+    assert!(reads < 500, "{reads} reads");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_was_closed_is_opened_in_its_next_life() {
+    let mut fixture = Fixture::start().await;
+    fixture.publish(&["q"]).await;
+    fixture.has("q", 1).await;
+    fixture.work_off("q").await;
+    fixture.close_in_redis("q").await;
+    // The fanout still knows it, and SQL does not know yet that it is closed: perhaps Redis lost it.
+    fixture.publish(&["q", "other"]).await;
+    fixture.has("other", 1).await;
+    assert_eq!(fixture.queue.generation(&shard("q")).await.unwrap(), None);
+    assert!(fixture.outbox.store.close_shard(&shard("q"), 1).await.unwrap());
+    fixture.has("q", 1).await;
+    assert_eq!(fixture.queue.generation(&shard("q")).await.unwrap(), Some(2));
+
+    // Closed in both, and known to nobody.
+    fixture.work_off("q").await;
+    assert!(matches!(fixture.queue.close_shard(&shard("q"), Duration::ZERO).await.unwrap(), Closing::In(_)));
+    assert_eq!(fixture.queue.close_shard(&shard("q"), Duration::ZERO).await.unwrap(), Closing::Closed(2));
+    assert!(fixture.outbox.store.close_shard(&shard("q"), 2).await.unwrap());
+    fixture.queue.remove_shard(&shard("q"));
+    fixture.publish(&["q"]).await;
+    fixture.has("q", 1).await;
+    assert_eq!(fixture.queue.generation(&shard("q")).await.unwrap(), Some(3));
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_closing_that_was_killed_between_its_steps_is_brought_back_empty() {
+    let mut fixture = Fixture::start().await;
+    fixture.publish(&["q"]).await;
+    fixture.has("q", 1).await;
+    fixture.work_off("q").await;
+    fixture.close_in_redis("q").await;
+    let Fixture { outbox, queue, supervisor, .. } = &fixture;
+    QueueSync::start(outbox.clone(), queue.clone()).await.unwrap().keep_on(supervisor);
+    let filter = Filter::new(fixture.redis.clone());
+    watchdog::start(outbox.clone(), filter, queue.clone(), &Arc::new(Settings::default()), supervisor);
+    until("it lives again", async || queue.generation(&shard("q")).await.unwrap() == Some(2)).await;
+    fixture.has("q", 0).await;
+    fixture.publish(&["q"]).await;
+    fixture.has("q", 1).await;
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn all_queues_of_a_partition_that_fell_back_are_read_again() {
+    let mut fixture = Fixture::start().await;
+    let (mut dumps, mut records) = (Vec::new(), Vec::new());
+    for (published, keeps) in [("a", true), ("a", false), ("b", false), ("b", true), ("b", false)] {
+        records.extend(fixture.publish(&[published]).await);
+        let count = dumps.iter().filter(|(name, _)| *name == published).count() as u64 + 1;
+        fixture.has(published, count).await;
+        let dump = fixture.dump(published).await;
+        dumps.push((published, keeps.then_some(dump)));
+    }
+    for (name, dump) in dumps {
+        if let Some(dump) = dump {
+            fixture.restore(name, &dump).await;
+        }
+    }
+    fixture.has("a", 1).await;
+    fixture.has("b", 2).await;
+    fixture.put_back(&records).await;
+    fixture.publish(&["b"]).await;
+    fixture.has("b", 4).await;
+    fixture.has("a", 2).await;
+    fixture.stop().await;
 }

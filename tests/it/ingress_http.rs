@@ -26,7 +26,7 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
         reading: None,
         progress: Progress::default(),
         settings: Arc::new(settings),
-        metrics: PrometheusBuilder::new().build_recorder().handle(),
+        metrics: PrometheusBuilder::new().build_recorder().handle().into(),
         stop: CancellationToken::new(),
     }
 }

@@ -215,6 +215,7 @@ async fn without_a_generation_every_script_is_refused() {
         &scripts::LOOK,
         &scripts::PEEK,
         &scripts::CLAIM_AT_FULL_MEMORY,
+        &scripts::CLOSE,
     ] {
         let error = f.run(script, |_| {}).await.expect_err(script.name);
         assert!(error.contains("NOGEN"), "{}: {error}", script.name);

@@ -5,8 +5,9 @@ use std::{sync::Arc, time::Duration};
 use taskd::{
     bus::{Reading, Record, Topic, redis_streams::RedisStreams},
     config::Settings,
-    model::{self, QueueName, ShardId, TaskId, validate},
-    outbox::{Gates, Outbox},
+    dedup::Filter,
+    model::{self, Clock, QueueName, ShardId, TaskId, validate},
+    outbox::{Outbox, QueueSync},
     pb,
     queue::Queue,
     redis_pool::Redis,
@@ -40,7 +41,7 @@ impl Fixture {
     /// As one process opens it.
     async fn outbox(&self, partitions: u32) -> Outbox {
         let bus = Arc::new(RedisStreams::open(self.redis.clone(), "", partitions).await.unwrap());
-        Outbox { store: Arc::clone(&self.store), bus, gates: Gates::default() }
+        Outbox::new(Arc::clone(&self.store), bus, Clock::of_this_machine())
     }
 }
 
@@ -106,7 +107,8 @@ async fn a_lost_shard_waits_for_reports_in_every_partition() {
     assert!(fixture.store.due(i64::MAX, 10, &std::collections::HashSet::new()).await.unwrap().is_empty());
 
     let (queue, supervisor) = (Queue::new(fixture.redis.clone()), Supervisor::new());
-    watchdog::start(outbox, queue.clone(), &settings, &supervisor);
+    QueueSync::start(outbox.clone(), queue.clone()).await.unwrap().keep_on(&supervisor);
+    watchdog::start(outbox, Filter::new(fixture.redis.clone()), queue.clone(), &settings, &supervisor);
     // It asks and asks where the topic stands: by then, one that does not wait has brought the shard back.
     until("it asks", async || fixture.scripts_called().await > 30).await;
     assert_eq!(queue.generation(&shard).await.unwrap(), None, "it was brought back before its reports were read");

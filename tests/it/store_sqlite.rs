@@ -1,5 +1,7 @@
 //! The store's contract on SQLite, and what only SQLite can do.
 
+use std::process::Command;
+
 use taskd::{
     model::StoredStatus::{Completed, Unfinished},
     store::{Error, Store, sqlite::SqliteStore},
@@ -51,4 +53,29 @@ async fn migrations_are_applied_once() {
     let file = SqliteFile::create().await;
     assert_eq!(SqliteStore::open(&file.path(), None).await.unwrap().migrated(), migrations("sqlite"));
     assert_eq!(SqliteStore::open(&file.path(), None).await.unwrap().migrated(), 0);
+}
+
+#[tokio::test]
+async fn a_taskd_that_is_too_old_for_the_database_says_so_in_one_line() {
+    let file = SqliteFile::create().await;
+    file.open().await.close().await;
+    let newer = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+                 VALUES (9000, 'of a newer taskd', TRUE, X'00', 0)";
+    file.execute(newer).await;
+    let migrate = || {
+        let url = format!("sqlite://{}", file.path().display());
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_taskd")).args(["migrate", "--database-url", &url]).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, said) = migrate();
+    assert_eq!(code, Some(0), "{said}");
+    file.execute("UPDATE meta SET value = '9000' WHERE name = 'lowest_schema'").await;
+    let (code, said) = migrate();
+    assert_eq!(code, Some(1), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.contains("the database has schema 9000, which needs a taskd that knows schema 9000 or later"),
+        "{said}"
+    );
 }

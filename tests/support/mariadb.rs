@@ -8,7 +8,7 @@ use nix::{
 };
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
-use taskd::store::{Store, mysql::MysqlStore};
+use taskd::store::{self, Store, mysql::MysqlStore};
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 use uuid::Uuid;
@@ -176,8 +176,8 @@ impl Database for MysqlDatabase {
         Self::on(server().await).await
     }
 
-    async fn open(&self) -> Arc<dyn Store> {
-        Arc::new(MysqlStore::connect(&self.url(), 16).await.unwrap())
+    async fn try_open(&self) -> store::Result<Arc<dyn Store>> {
+        Ok(Arc::new(MysqlStore::connect(&self.url(), 16).await?))
     }
 
     async fn execute(&self, sql: &str) {

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
-use taskd::store::{Store, sqlite::SqliteStore};
+use taskd::store::{self, Store, sqlite::SqliteStore};
 use tempfile::TempDir;
 
 use super::store_contract::Database;
@@ -21,8 +21,8 @@ impl Database for SqliteFile {
         Self(tempfile::tempdir().unwrap())
     }
 
-    async fn open(&self) -> Arc<dyn Store> {
-        Arc::new(SqliteStore::open(&self.path(), None).await.unwrap())
+    async fn try_open(&self) -> store::Result<Arc<dyn Store>> {
+        Ok(Arc::new(SqliteStore::open(&self.path(), None).await?))
     }
 
     async fn execute(&self, sql: &str) {

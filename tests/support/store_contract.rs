@@ -11,13 +11,15 @@ use futures::future::join_all;
 use taskd::{
     model::{KeyHash, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow},
     store::{
-        Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, ResultRow, Settled, Settlement,
-        Store, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
+        self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, ResultRow, Settled,
+        Settlement, Store, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 
+mod queues;
 mod retention;
 
+pub(crate) use queues::*;
 pub(crate) use retention::*;
 
 use Inserted::{Duplicate, New};
@@ -28,7 +30,10 @@ use Unpublished::{Fresh, Missing, Parked, Scheduled};
 pub(crate) trait Database: Sized {
     fn create() -> impl Future<Output = Self>;
     /// A new process's view of it.
-    fn open(&self) -> impl Future<Output = Arc<dyn Store>>;
+    fn try_open(&self) -> impl Future<Output = store::Result<Arc<dyn Store>>>;
+    async fn open(&self) -> Arc<dyn Store> {
+        self.try_open().await.unwrap()
+    }
     /// Changes it behind the store's back.
     fn execute(&self, sql: &str) -> impl Future<Output = ()>;
     /// Only when the test has passed: otherwise it is left to be looked at.
@@ -74,7 +79,14 @@ macro_rules! store_contract {
             states_name_the_credited_workers,
             what_is_not_there_is_not_found,
             a_life_is_raised_once,
+            shards_open_all_at_once_and_close_one_by_one,
+            changes_of_shards_are_read_once_and_none_is_missed,
+            only_queues_with_unfinished_tasks_are_counted,
+            rows_and_owners_are_found_by_ids_and_keys,
+            the_oldest_that_waits_in_sql_is_told,
+            rows_of_a_time_that_the_clock_left_again_are_due,
             everything_is_there_after_a_restart,
+            a_newer_schema_is_used_where_it_allows_it,
             of_concurrent_inserts_one_wins_each_key,
             of_concurrent_settlements_one_credits_each_worker,
         );
@@ -231,10 +243,15 @@ pub(crate) fn count(queue_name: &str, status: StoredStatus, count: u64) -> Queue
 }
 
 pub(crate) async fn counts(store: &dyn Store) -> Vec<QueueCount> {
-    let mut counts = store.counts().await.unwrap();
+    let mut counts = store.counts(None).await.unwrap();
     counts.retain(|count| count.count > 0);
     counts.sort_by_key(|count| (count.queue.clone(), count.status));
     counts
+}
+
+/// With their lives.
+async fn open_shards(store: &dyn Store) -> Vec<(ShardId, u64)> {
+    store.shards(None).await.unwrap().into_iter().map(|shard| (shard.id, shard.life)).collect()
 }
 
 pub(crate) async fn insert_new(store: &dyn Store, rows: &[NewRow]) {
@@ -862,7 +879,7 @@ pub(crate) async fn what_is_not_there_is_not_found(db: &impl Database) {
     assert_eq!(store.task(TaskId::new()).await.unwrap(), None);
     assert_eq!(store.results(TaskId::new()).await.unwrap(), []);
     assert_eq!(counts(&*store).await, []);
-    assert_eq!(store.shards().await.unwrap(), []);
+    assert_eq!(open_shards(&*store).await, []);
     assert_eq!(outbox(&*store).await, []);
     assert_eq!(parked_rows(&*store, "q", 10).await, []);
     store.unpublish(&[TaskId::new()], Parked).await.unwrap();
@@ -882,7 +899,7 @@ pub(crate) async fn a_life_is_raised_once(db: &impl Database) {
     assert!(racing.into_iter().all(|life| life.unwrap() == 1));
     let racing = join_all((0..8).map(|_| store.next_life(&first, 2))).await;
     assert!(racing.into_iter().all(|life| life.unwrap() == 3));
-    assert_eq!(store.shards().await.unwrap(), [(first, 3), (second, 1)]);
+    assert_eq!(open_shards(&*store).await, [(first, 3), (second, 1)]);
 }
 
 pub(crate) async fn everything_is_there_after_a_restart(db: &impl Database) {
@@ -903,7 +920,26 @@ pub(crate) async fn everything_is_there_after_a_restart(db: &impl Database) {
     assert_eq!(after.results(batch[1].task.id).await.unwrap(), [result_of("w", false)]);
     assert_eq!(outbox(&*after).await, [in_outbox(&batch[2], Fresh)]);
     assert_eq!(counts(&*after).await, [count("q", Unfinished, 2), count("q", Completed, 1)]);
-    assert_eq!(after.shards().await.unwrap(), [(ShardId { queue: queue("q"), number: 3 }, 1)]);
+    assert_eq!(open_shards(&*after).await, [(ShardId { queue: queue("q"), number: 3 }, 1)]);
+}
+
+pub(crate) async fn a_newer_schema_is_used_where_it_allows_it(db: &impl Database) {
+    db.open().await.close().await;
+    let known = migration_files().into_iter().max().unwrap();
+    let newer = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+                 VALUES (9000, 'of a newer taskd', TRUE, X'00', 0)";
+    db.execute(newer).await;
+    insert_new(&*db.open().await, &rows("q", 3)).await;
+
+    db.execute("UPDATE meta SET value = '8000' WHERE name = 'lowest_schema'").await;
+    let error = db.try_open().await.err().unwrap();
+    assert!(!error.is_transient());
+    let expected = format!("schema 9000, which needs a taskd that knows schema 8000 or later; this one knows {known}");
+    assert!(error.to_string().ends_with(&expected), "{error}");
+    // Nobody has said that an older one may use it.
+    db.execute("DELETE FROM meta WHERE name = 'lowest_schema'").await;
+    let error = db.try_open().await.err().unwrap();
+    assert!(error.to_string().contains("needs a taskd that knows schema 9000"), "{error}");
 }
 
 pub(crate) async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) {
@@ -970,4 +1006,10 @@ pub(crate) async fn of_concurrent_settlements_one_credits_each_worker(db: &impl 
 /// How many migrations there are.
 pub(crate) fn migrations(backend: &str) -> usize {
     std::fs::read_dir(format!("{}/migrations/{backend}", env!("CARGO_MANIFEST_DIR"))).unwrap().count()
+}
+
+/// The numbers of the migrations, which are the same for all backends.
+fn migration_files() -> Vec<i64> {
+    let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/mysql")).unwrap();
+    files.map(|file| file.unwrap().file_name().to_str().unwrap()[..4].parse().unwrap()).collect()
 }

@@ -9,7 +9,7 @@ use std::{
 use uuid::Uuid;
 
 use super::{
-    Counts,
+    counts::Counts,
     outbox::{self, Entry},
     retention::{Removed, removed},
     rows::{headers_text, key_hash, status, task_id},

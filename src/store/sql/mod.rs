@@ -5,86 +5,52 @@
 //! - `outbox`: narrow, one row for each unfinished task that is not on the bus.
 //! - `results`: what each worker reported, by (task, worker): nobody is credited twice.
 //! - `seen`: the keys of tasks that were removed.
+//! - `shards`: which there are, in which life, and which are closed.
 //! - `queue_counts`: kept up to date by the same transactions, which touch it last, so that they hold its few rows briefly.
 //!
 //! Whatever settles or moves a task locks its row first, in the order of ids; keys are inserted in the order of their hashes.
 //! Two transactions that run into each other nevertheless end as a deadlock, and the loser is repeated.
 
+mod counts;
+mod dialect;
 mod insert;
+mod migrate;
 mod outbox;
+mod pages;
 #[cfg(test)]
 mod plans;
 mod retention;
 mod retry;
 mod rows;
 mod settle;
+mod shards;
 mod statement;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use sqlx::{ConnectOptions, Connection, Pool, Transaction, migrate::Migrate};
 
+pub use self::dialect::Dialect;
 use self::{
+    counts::{CountColumns, Counts},
     insert::OldKeys,
-    outbox::Listed,
     retry::repeating,
-    rows::{TASK_COLUMNS, TaskColumns, number, queue_name, status, task_id, worker_name},
+    rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, key_hash, number, queue_name, status, task_id, worker_name},
+    shards::ShardColumns,
     statement::{Session, Statement, lists},
 };
 use super::{
-    Error, Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, Result, ResultRow, Settled,
-    Settlement, Store, TakenBack, TaskDetail, TaskState, Unpublished,
+    BroughtForward, Error, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result,
+    ResultRow, Settled, Settlement, Store, StoredShard, TakenBack, TaskDetail, TaskState, Unpublished,
 };
-use crate::model::{Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
+use crate::model::{KeyHash, Offset, QueueName, ShardId, TaskId, TaskRow};
 
 /// How long one attempt to connect may take, where we ask why there is no connection.
 const ONE_CONNECT: Duration = Duration::from_secs(2);
-
-/// What the two databases write differently. Connections have it.
-pub trait Dialect {
-    /// Opens a transaction that may write.
-    const BEGIN: &'static str;
-
-    /// Behind a select: locks what it found. SQLite has one writer at a time.
-    const FOR_UPDATE: &'static str;
-
-    /// Behind a select: reads what is there now, and nobody changes it until the end of the transaction.
-    const FOR_SHARE: &'static str;
-
-    /// The server's clock, in milliseconds.
-    const NOW_MS: &'static str;
-
-    /// What to do when all connections are in use.
-    const BUSY_HINT: &'static str;
-
-    /// A task's id where nothing says which type the question mark has.
-    const ID: &'static str;
-
-    /// Behind an insert: rows whose unique keys are taken are left out. `column` is any one of the table.
-    fn keep_first(column: &str) -> String;
-
-    /// Such an insert says how many rows it inserted: when all were, nothing needs to be read back.
-    const COUNTS_INSERTED: bool;
-
-    /// Behind an insert: where `key` is taken, `column = new value` for each of `columns`.
-    fn replace(key: &str, columns: &[&str]) -> String;
-
-    /// Behind an insert: where `key` is taken, the number in `column` is added.
-    fn add(key: &str, column: &str) -> String;
-
-    /// Behind a table's name: this index or an error. No query here may scan a table, whatever the planner believes.
-    fn by_index(index: &str) -> String;
-
-    /// The same for the primary key, where the planner may take a small table for a cheap scan and lock all of it.
-    const BY_PRIMARY_KEY: &'static str;
-
-    /// Around a select that has a `task_id`: sets the columns of each such task from its row.
-    fn update_tasks(set: &str) -> [String; 2];
-}
 
 /// A store in SQL.
 pub struct SqlStore<DB: sqlx::Database> {
@@ -105,10 +71,8 @@ impl<DB: Backend> SqlStore<DB> {
         writers: Pool<DB>,
         readers: Pool<DB>,
     ) -> Result<Self> {
-        let before = applied_migrations(&mut *writers.acquire().await?).await?;
-        migrator.run(&writers).await?;
-        let after = applied_migrations(&mut *writers.acquire().await?).await?;
-        Ok(Self { writers, readers, migrated: after - before, old_keys: OldKeys::default() })
+        let migrated = migrate::run(migrator, &writers).await?;
+        Ok(Self { writers, readers, migrated, old_keys: OldKeys::default() })
     }
 
     /// How many migrations were applied when it was opened.
@@ -151,44 +115,12 @@ async fn why_none<DB: Backend>(pool: &Pool<DB>) -> Error {
     }
 }
 
-async fn applied_migrations(connection: &mut impl Migrate) -> Result<usize> {
-    const TABLE: &str = "_sqlx_migrations";
-    connection.ensure_migrations_table(TABLE).await?;
-    Ok(connection.list_applied_migrations(TABLE).await?.len())
-}
+/// No task has it.
+const LAST_ID: TaskId = TaskId(uuid::Uuid::max());
 
 /// Where a page starts: no task has the id of zeros.
 fn beyond(after: Option<TaskId>) -> TaskId {
     after.unwrap_or(TaskId(uuid::Uuid::nil()))
-}
-
-/// What a transaction changes in `queue_counts`.
-#[derive(Default)]
-struct Counts(BTreeMap<(QueueName, StoredStatus), i64>);
-
-impl Counts {
-    fn added(&mut self, queue: &QueueName) {
-        *self.0.entry((queue.clone(), StoredStatus::Unfinished)).or_default() += 1;
-    }
-
-    fn moved(&mut self, queue: &QueueName, from: StoredStatus, to: StoredStatus) {
-        *self.0.entry((queue.clone(), from)).or_default() -= 1;
-        *self.0.entry((queue.clone(), to)).or_default() += 1;
-    }
-
-    /// The last step of a transaction.
-    async fn store<S: Session>(self, session: &mut S) -> Result<()> {
-        let changed: Vec<_> = self.0.into_iter().filter(|(_, change)| *change != 0).collect();
-        for changed in statement::pieces(&changed, |_| 0) {
-            let rows =
-                changed.iter().map(|((queue, status), change)| [queue.into(), (*status).into(), (*change).into()]);
-            let statement = Statement::new("INSERT INTO queue_counts (queue, status, count)")
-                .values(rows)
-                .sql(&S::add("queue, status", "count"));
-            session.execute(statement).await?;
-        }
-        Ok(())
-    }
 }
 
 #[async_trait]
@@ -245,6 +177,49 @@ impl<DB: Backend> Store for SqlStore<DB> {
     async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
         let page = |listed| outbox::due::<DB::Connection>(now_unix_ms, listed);
         self.outbox_page(page, limit, without).await
+    }
+
+    async fn bring_forward(
+        &self,
+        later_than_unix_ms: i64,
+        to_unix_ms: i64,
+        after: Option<(i64, TaskId)>,
+        limit: usize,
+    ) -> Result<BroughtForward> {
+        let (due, task) = after.unwrap_or((later_than_unix_ms, LAST_ID));
+        let page = self.read(outbox::later::<DB::Connection>(due, &task, limit)).await?;
+        let page = page.into_iter().map(outbox::later_row).collect::<Result<Vec<_>>>()?;
+        let next = (page.len() == limit).then(|| page.last().map(|row| (row.due_unix_ms, row.task))).flatten();
+        let fresh = page.iter().filter(|row| row.unpublished == Unpublished::Fresh).map(|row| row.task);
+        let fresh: Vec<TaskId> = fresh.collect();
+        if fresh.is_empty() {
+            return Ok(BroughtForward { rows: 0, next });
+        }
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            let rows = outbox::bring_forward(&mut *tx, &fresh, later_than_unix_ms, to_unix_ms).await?;
+            tx.commit().await?;
+            Ok(BroughtForward { rows, next })
+        })
+        .await
+    }
+
+    async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>> {
+        let mut oldest: BTreeMap<QueueName, TaskId> = BTreeMap::new();
+        let mut waits = |queue: QueueName, id: TaskId| {
+            oldest.entry(queue).and_modify(|oldest| *oldest = id.min(*oldest)).or_insert(id);
+        };
+        for (queue, id) in self.read::<(String, Vec<u8>)>(outbox::oldest_due::<DB::Connection>(now_unix_ms)).await? {
+            waits(queue_name(&queue)?, task_id(&id)?);
+        }
+        for queue in self.parked_queues().await? {
+            for (id,) in self.read::<(Option<Vec<u8>>,)>(outbox::oldest_parked::<DB::Connection>(&queue)).await? {
+                if let Some(id) = id {
+                    waits(queue.clone(), task_id(&id)?);
+                }
+            }
+        }
+        Ok(oldest.into_iter().map(|(queue, id)| (queue, id.created_unix_ms())).collect())
     }
 
     async fn parked_queues(&self) -> Result<Vec<QueueName>> {
@@ -315,6 +290,32 @@ impl<DB: Backend> Store for SqlStore<DB> {
         Ok(ids.last().map(|last| TakenBack { last: *last, tasks: ids.len() as u64, credited }))
     }
 
+    async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
+        let mut rows = Vec::with_capacity(ids.len());
+        for ids in lists(ids) {
+            let statement = Statement::new(format!("SELECT {TASK_COLUMNS} FROM tasks WHERE id IN ")).list(ids);
+            for columns in self.read::<TaskColumns>(statement).await? {
+                rows.push(columns.try_into()?);
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>> {
+        let mut owners = Vec::new();
+        for keys in lists(keys) {
+            for text in [
+                "SELECT key_hash, id FROM tasks WHERE key_hash IN ",
+                "SELECT key_hash, task_id FROM seen WHERE key_hash IN ",
+            ] {
+                for (hash, id) in self.read::<(Vec<u8>, Vec<u8>)>(Statement::new(text).list(keys)).await? {
+                    owners.push((key_hash(&hash)?, task_id(&id)?));
+                }
+            }
+        }
+        Ok(owners)
+    }
+
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
         let task = Statement::new(format!(
             "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, updated_ms, \
@@ -343,21 +344,45 @@ impl<DB: Backend> Store for SqlStore<DB> {
         self.read(results).await?.into_iter().map(result).collect()
     }
 
-    async fn counts(&self) -> Result<Vec<QueueCount>> {
-        let counts =
-            Statement::new("SELECT queue, status, count FROM queue_counts WHERE count <> 0 ORDER BY queue, status");
-        let count = |(queue, n, count): (String, i64, i64)| {
-            Ok(QueueCount { queue: queue_name(&queue)?, status: status(n)?, count: number(count)? })
-        };
-        self.read(counts).await?.into_iter().map(count).collect()
+    async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>> {
+        let mut counts = Vec::new();
+        // None is one list, and no queue is none.
+        let parts: Vec<Option<&[QueueName]>> = queues.map_or(vec![None], |queues| lists(queues).map(Some).collect());
+        for part in parts {
+            counts.extend(self.read::<CountColumns>(counts::of(part)).await?);
+        }
+        counts.into_iter().map(QueueCount::try_from).collect()
     }
 
-    async fn shards(&self) -> Result<Vec<(ShardId, u64)>> {
-        let shards = Statement::new("SELECT queue, shard, life FROM shards ORDER BY queue, shard");
-        let shard = |(queue, shard, life): (String, i64, i64)| {
-            Ok((ShardId { queue: queue_name(&queue)?, number: number(shard)? }, number(life)?))
-        };
-        self.read(shards).await?.into_iter().map(shard).collect()
+    async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>> {
+        let unfinished: Vec<CountColumns> = self.read(counts::unfinished::<DB::Connection>()).await?;
+        let count = |columns| QueueCount::try_from(columns).map(|count| (count.queue, count.count));
+        unfinished.into_iter().map(count).collect()
+    }
+
+    async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>> {
+        let statement = changed_after.map_or_else(shards::all_open, shards::changed::<DB::Connection>);
+        self.read::<ShardColumns>(statement).await?.into_iter().map(StoredShard::try_from).collect()
+    }
+
+    async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>> {
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            let opened = shards::open(&mut *tx, shards).await?;
+            tx.commit().await?;
+            Ok(opened)
+        })
+        .await
+    }
+
+    async fn close_shard(&self, shard: &ShardId, life: u64) -> Result<bool> {
+        repeating(|| async {
+            let mut tx = self.begin().await?;
+            let closed = shards::close(&mut *tx, shard, life).await?;
+            tx.commit().await?;
+            Ok(closed)
+        })
+        .await
     }
 
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64> {
@@ -378,7 +403,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
     async fn next_life(&self, shard: &ShardId, from: u64) -> Result<u64> {
         repeating(|| async {
             let mut tx = self.begin().await?;
-            let life = next_life(&mut *tx, shard, from).await?;
+            let life = shards::next_life(&mut *tx, shard, from).await?;
             tx.commit().await?;
             Ok(life)
         })
@@ -388,116 +413,5 @@ impl<DB: Backend> Store for SqlStore<DB> {
     async fn close(&self) {
         self.readers.close().await;
         self.writers.close().await;
-    }
-}
-
-impl<DB: Backend> SqlStore<DB> {
-    /// A page of the outbox without what is final, or has no task any more, which is removed.
-    async fn outbox_page<'a>(
-        &self,
-        list: impl Fn(usize) -> Statement<'a> + Send + Sync,
-        limit: usize,
-        without: &HashSet<TaskId>,
-    ) -> Result<Vec<OutboxRow>> {
-        loop {
-            let listed: Vec<outbox::ListedColumns> = self.read(list(limit + without.len())).await?;
-            let listed = listed.into_iter().map(Listed::try_from).collect::<Result<Vec<_>>>()?;
-            let page = first_of(listed, limit, without);
-            let mut tasks = self.unfinished(&page).await?;
-            let (mut rows, mut over) = (Vec::with_capacity(page.len()), Vec::new());
-            for row in page {
-                match tasks.remove(&row.task) {
-                    Some(task) => rows.push(row.with(task)),
-                    None => over.push((row.task, row.turn)),
-                }
-            }
-            if !over.is_empty() {
-                repeating(|| async {
-                    let mut tx = self.begin().await?;
-                    outbox::remove_over(&mut *tx, &over).await?;
-                    Ok(tx.commit().await?)
-                })
-                .await?;
-            }
-            if !rows.is_empty() || over.is_empty() {
-                return Ok(rows);
-            }
-        }
-    }
-
-    /// Those tasks of a page that are unfinished.
-    async fn unfinished(&self, page: &[Listed]) -> Result<HashMap<TaskId, TaskRow>> {
-        let ids: Vec<TaskId> = page.iter().map(|row| row.task).collect();
-        let mut tasks = HashMap::with_capacity(ids.len());
-        for ids in lists(&ids) {
-            for columns in self.read::<outbox::UnfinishedColumns>(outbox::tasks(ids)).await? {
-                if !columns.is_final() {
-                    let task: TaskRow = columns.task.try_into()?;
-                    tasks.insert(task.id, task);
-                }
-            }
-        }
-        Ok(tasks)
-    }
-}
-
-/// The rows up to the one that makes it [`PAGE_BYTES`].
-fn first_of(listed: Vec<Listed>, limit: usize, without: &HashSet<TaskId>) -> Vec<Listed> {
-    let mut bytes = 0;
-    let wanted = listed.into_iter().filter(|row| !without.contains(&row.task)).take(limit);
-    let fits = |row: &Listed| {
-        let is_room = bytes < PAGE_BYTES;
-        bytes += row.bytes;
-        is_room
-    };
-    wanted.take_while(fits).collect()
-}
-
-async fn next_life<S: Session>(session: &mut S, shard: &ShardId, from: u64) -> Result<u64> {
-    let next = from + 1;
-    let add = Statement::new("INSERT INTO shards (queue, shard, life) VALUES (?, ?, ?)")
-        .bind(&shard.queue)
-        .bind(shard.number)
-        .bind(next)
-        .sql(&S::keep_first("life"));
-    session.execute(add).await?;
-    let raise = Statement::new("UPDATE shards SET life = ? WHERE queue = ? AND shard = ? AND life = ?")
-        .bind(next)
-        .bind(&shard.queue)
-        .bind(shard.number)
-        .bind(from);
-    session.execute(raise).await?;
-    let now =
-        Statement::new("SELECT life FROM shards WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
-    let lives: Vec<(i64,)> = session.fetch(now).await?;
-    let (life,) = lives.into_iter().next().ok_or(sqlx::Error::RowNotFound)?;
-    number(life)
-}
-
-#[derive(sqlx::FromRow)]
-struct TaskDetailColumns {
-    #[sqlx(flatten)]
-    task: TaskColumns,
-    status: i64,
-    completed: i64,
-    attempts: i64,
-    reason: String,
-    updated_ms: i64,
-    unpublished: i64,
-}
-
-impl TryFrom<TaskDetailColumns> for TaskDetail {
-    type Error = Error;
-
-    fn try_from(columns: TaskDetailColumns) -> Result<Self> {
-        Ok(Self {
-            task: columns.task.try_into()?,
-            status: status(columns.status)?,
-            completed: number(columns.completed)?,
-            attempts: number(columns.attempts)?,
-            reason: columns.reason,
-            updated_unix_ms: columns.updated_ms,
-            unpublished: columns.unpublished != 0,
-        })
     }
 }

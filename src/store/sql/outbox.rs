@@ -7,7 +7,7 @@ use super::{
     statement::{Session, Statement, lists, pieces},
 };
 use crate::model::{Priority, QueueName, StoredStatus, TaskId, TaskRow};
-use crate::store::{Error, NewRow, OutboxRow, Published, Result, Turn, Unpublished};
+use crate::store::{DUE_LOOKED_AT, Error, NewRow, OutboxRow, Published, Result, Turn, Unpublished};
 
 /// When a parked row is due: it waits for room, not for a time.
 const NEVER: i64 = i64::MAX;
@@ -228,6 +228,73 @@ pub(super) fn parked<S: Session>(queue: &QueueName, limit: usize) -> Statement<'
         .sql(" WHERE state = 1 AND queue = ? ORDER BY priority, task_id LIMIT ?")
         .bind(queue)
         .bind(limit as u64)
+}
+
+/// A row that is due later.
+pub(super) struct Later {
+    pub(super) due_unix_ms: i64,
+    pub(super) task: TaskId,
+    pub(super) unpublished: Unpublished,
+}
+
+/// The rows behind this one, by when they are due; not those that are parked.
+pub(super) fn later<'a, S: Session>(due_ms: i64, task: &'a TaskId, limit: usize) -> Statement<'a> {
+    Statement::new("SELECT due_ms, task_id, state FROM outbox ")
+        .sql(&S::by_index("outbox_due"))
+        .sql(" WHERE due_ms >= ? AND due_ms < ? AND (due_ms > ? OR task_id > ?) ORDER BY due_ms, task_id LIMIT ?")
+        .bind(due_ms)
+        .bind(NEVER)
+        .bind(due_ms)
+        .bind(task)
+        .bind(limit as u64)
+}
+
+pub(super) fn later_row((due_unix_ms, task, state): (i64, Vec<u8>, i64)) -> Result<Later> {
+    Ok(Later { due_unix_ms, task: task_id(&task)?, unpublished: unpublished(state)? })
+}
+
+/// Makes those that are still fresh and due later than that due at `to_ms`; how many.
+pub(super) async fn bring_forward<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+    later_than_ms: i64,
+    to_ms: i64,
+) -> Result<u64> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    let mut changed = 0;
+    for ids in lists(&ids) {
+        let statement = Statement::new("UPDATE outbox SET due_ms = ? WHERE state = ? AND due_ms > ? AND task_id IN ")
+            .bind(to_ms)
+            .bind(Unpublished::Fresh)
+            .bind(later_than_ms)
+            .list(ids);
+        changed += session.execute(statement).await?;
+    }
+    Ok(changed)
+}
+
+/// The first parked task of the queue in each priority.
+pub(super) fn oldest_parked<S: Session>(queue: &QueueName) -> Statement<'_> {
+    let of_priority = |priority: Priority| {
+        Statement::new("SELECT MIN(task_id) FROM outbox ")
+            .sql(&S::by_index("outbox_parked"))
+            .sql(" WHERE state = 1 AND queue = ? AND priority = ?")
+            .bind(queue)
+            .bind(priority)
+    };
+    let [high, medium, low] = Priority::ALL.map(of_priority);
+    high.sql(" UNION ALL ").append(medium).sql(" UNION ALL ").append(low)
+}
+
+/// The oldest task of each queue among the first rows that are due, but for those that waited for their time.
+pub(super) fn oldest_due<'a, S: Session>(now_ms: i64) -> Statement<'a> {
+    Statement::new("SELECT queue, MIN(task_id) FROM (SELECT queue, task_id, state FROM outbox ")
+        .sql(&S::by_index("outbox_due"))
+        .sql(" WHERE due_ms <= ? ORDER BY due_ms, task_id LIMIT ?) AS due WHERE state <> ? GROUP BY queue")
+        .bind(now_ms.min(NEVER - 1))
+        .bind(DUE_LOOKED_AT)
+        .bind(Unpublished::Scheduled)
 }
 
 #[derive(sqlx::FromRow)]

@@ -65,6 +65,17 @@ async fn no_statement_scans_a_table() {
     assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap().len(), 4);
     let shard = ShardId { queue: queue.clone(), number: 0 };
     assert!(store.unpublish_shard(&shard, Some(ids[5]), 2).await.unwrap().is_some());
+    assert_eq!(store.rows(&ids[..3]).await.unwrap().len(), 3);
+    assert_eq!(store.owners(&[rows[0].task.key_hash]).await.unwrap(), [(rows[0].task.key_hash, ids[0])]);
+    store.bring_forward(-1, 0, None, 100).await.unwrap();
+    store.oldest_waiting(i64::MAX).await.unwrap();
+    assert_eq!(store.unfinished().await.unwrap().len(), 1);
+    store.counts(Some(std::slice::from_ref(queue))).await.unwrap();
+    store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
+    store.close_shard(&shard, 1).await.unwrap();
+    store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
+    store.next_life(&shard, 2).await.unwrap();
+    assert_eq!(store.shards(Some(1)).await.unwrap().len(), 1);
     assert!(store.task(ids[3]).await.unwrap().is_some());
     assert_eq!(store.results(ids[3]).await.unwrap().len(), 1);
     assert_eq!(store.remove_finished(Duration::from_secs(1), 10).await.unwrap(), 2);

@@ -8,7 +8,9 @@
 //! - `mark_published`: the rows have left the outbox, and stand where they stand.
 //! - `unpublish`: a new turn; at worst the task is published once more, and the queue knows it.
 //! - `remove_finished`: the page is gone, and the next one is taken.
-//! - `next_life`: the life is raised already.
+//! - `next_life`, `close_shard`: the life is raised, or the shard closed, already.
+//! - `open_shards`: the shard is open already, so that nobody opens it in Redis: the watchdog finds it lost, and does.
+//! - `bring_forward`: the rows are due already.
 
 use std::{future::Future, time::Duration};
 

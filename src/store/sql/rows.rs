@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::model::{KeyHash, Priority, QueueName, StoredStatus, TaskId, TaskRow};
-use crate::store::{Error, Result};
+use crate::store::{Error, Result, TaskDetail};
 
 /// The columns of [`TaskColumns`].
 pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, replicas, tasks.priority, \
@@ -46,6 +46,34 @@ impl TryFrom<TaskColumns> for TaskRow {
             headers: serde_json::from_str(&columns.headers).map_err(|e| corrupt(format!("headers: {e}")))?,
             traceparent: columns.traceparent,
             created_unix_ms: columns.created_ms,
+        })
+    }
+}
+
+#[derive(sqlx::FromRow)]
+pub(super) struct TaskDetailColumns {
+    #[sqlx(flatten)]
+    task: TaskColumns,
+    status: i64,
+    completed: i64,
+    attempts: i64,
+    reason: String,
+    updated_ms: i64,
+    unpublished: i64,
+}
+
+impl TryFrom<TaskDetailColumns> for TaskDetail {
+    type Error = Error;
+
+    fn try_from(columns: TaskDetailColumns) -> Result<Self> {
+        Ok(Self {
+            task: columns.task.try_into()?,
+            status: status(columns.status)?,
+            completed: number(columns.completed)?,
+            attempts: number(columns.attempts)?,
+            reason: columns.reason,
+            updated_unix_ms: columns.updated_ms,
+            unpublished: columns.unpublished != 0,
         })
     }
 }

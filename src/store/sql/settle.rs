@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::{
-    Counts,
+    counts::Counts,
     insert::{self, OldKeys},
     outbox,
     rows::{key_hash, number, queue_name, status, task_id, worker_name},

@@ -49,6 +49,7 @@ value! {
     String => |v| Value::Text(v.into());
     &'a str => |v| Value::Text(v.into());
     &'a QueueName => |v| Value::Text(v.as_str().into());
+    &'a &'a QueueName => |v| Value::Text(v.as_str().into());
     &'a [u8] => |v| Value::Bytes(v);
     &'a TaskId => |v| Value::Bytes(v.as_bytes());
     &'a KeyHash => |v| Value::Bytes(&v.0);

@@ -1,8 +1,8 @@
-//! What the fanout calls: open, enqueue.
+//! Shards open, are filled by the fanout, and close: open, enqueue, close.
 
 use taskd::queue::scripts::{self, Call};
 
-use super::{Fixture, NOW, State, WEIGHT, body, changed, flat, id};
+use super::{Fixture, NOW, State, WEIGHT, body, changed, element, flat, id};
 
 #[tokio::test]
 async fn open_empties_what_is_left_of_an_old_life_but_the_outbox() {
@@ -201,4 +201,61 @@ async fn enqueue_keeps_the_head_of_a_large_body_apart() {
             ("M", &[&format!("big={bytes}"), &format!("bytes={}", bytes + 400), "live=1", "open=1"]),
         ],
     );
+}
+
+fn close(call: &mut Call) {
+    call.arg(5000);
+}
+
+#[tokio::test]
+async fn close_leaves_a_shard_in_which_anything_is() {
+    for (command, key, args) in [
+        ("HSET", "R", &[&b"a"[..], b"1"][..]),
+        ("HSET", "B", &[b"a", b"body"]),
+        ("ZADD", "L", &[b"5", b"a"]),
+        ("ZADD", "D", &[b"5", b"a"]),
+        ("RPUSH", "F", &[b"a"]),
+        ("XADD", "S", &[b"*", b"c", b"report"]),
+    ] {
+        let f = Fixture::new().await;
+        f.seed("HSET", "M", &[b"n", b"3", b"idle", format!("{} 3 ", NOW - 5000).as_bytes()]).await;
+        f.seed(command, key, args).await;
+        let before = f.state().await;
+        assert_eq!(flat(f.run(&scripts::CLOSE, close).await.expect("close")), ["-2", "0"], "{key}");
+        assert_eq!(f.state().await, before);
+    }
+}
+
+#[tokio::test]
+async fn close_waits_until_nothing_has_happened_for_long_and_removes_all_keys() {
+    let f = Fixture::new().await;
+    f.seed("SET", "O", &[b"topic/4-0"]).await;
+    f.seed("HSET", "M", &[b"n", b"3", b"open", b"0"]).await;
+    // What is spent and not swept holds nothing up; a stream may be there and empty.
+    f.seed("LPUSH", "m:T", &[&element(1, 0, 'a')]).await;
+    f.seed("SET", "m:C", &[b"9"]).await;
+    f.seed("HSET", "m:P", &[b"w", b"9"]).await;
+    f.seed("XADD", "S", &[b"1-1", b"c", b"report"]).await;
+    f.seed("XDEL", "S", &[b"1-1"]).await;
+    let before = f.state().await;
+    let run = async || flat(f.run(&scripts::CLOSE, close).await.expect("close"));
+    let idle = |since: i64, mark: &str| format!("idle={since} {mark}");
+    assert_eq!(run().await, ["5000", "0"]);
+    changed(&before, &f.state().await, &[("M", &[&idle(NOW, "3 topic/4-0"), "n=3", "open=0"])]);
+
+    // Something happened since, or the clock stepped back: the time begins anew.
+    for seen in ["2 topic/4-0", "3 topic/3-0", "3 topic/4-0"] {
+        let at = if seen == "3 topic/4-0" { NOW + 1 } else { NOW - 6000 };
+        f.seed("HSET", "M", &[b"idle", format!("{at} {seen}").as_bytes()]).await;
+        assert_eq!(run().await, ["5000", "0"], "{seen}");
+        changed(&before, &f.state().await, &[("M", &[&idle(NOW, "3 topic/4-0"), "n=3", "open=0"])]);
+    }
+    f.seed("HSET", "M", &[b"idle", format!("{} 3 topic/4-0", NOW - 4000).as_bytes()]).await;
+    let waits = f.state().await;
+    assert_eq!(run().await, ["1000", "0"]);
+    assert_eq!(f.state().await, waits);
+
+    f.seed("HSET", "M", &[b"idle", format!("{} 3 topic/4-0", NOW - 5000).as_bytes()]).await;
+    assert_eq!(run().await, ["-1", "7"]);
+    assert_eq!(f.state().await, State::new());
 }

@@ -1,0 +1,68 @@
+//! How many tasks of each queue have which status.
+
+use std::collections::BTreeMap;
+
+use super::{
+    rows::{number, queue_name, status},
+    statement::{Session, Statement, pieces},
+};
+use crate::model::{QueueName, StoredStatus};
+use crate::store::{Error, QueueCount, Result};
+
+/// What a transaction changes in `queue_counts`.
+#[derive(Default)]
+pub(super) struct Counts(BTreeMap<(QueueName, StoredStatus), i64>);
+
+impl Counts {
+    pub(super) fn added(&mut self, queue: &QueueName) {
+        *self.0.entry((queue.clone(), StoredStatus::Unfinished)).or_default() += 1;
+    }
+
+    pub(super) fn moved(&mut self, queue: &QueueName, from: StoredStatus, to: StoredStatus) {
+        *self.0.entry((queue.clone(), from)).or_default() -= 1;
+        *self.0.entry((queue.clone(), to)).or_default() += 1;
+    }
+
+    /// The last step of a transaction.
+    pub(super) async fn store<S: Session>(self, session: &mut S) -> Result<()> {
+        let changed: Vec<_> = self.0.into_iter().filter(|(_, change)| *change != 0).collect();
+        for changed in pieces(&changed, |_| 0) {
+            let rows =
+                changed.iter().map(|((queue, status), change)| [queue.into(), (*status).into(), (*change).into()]);
+            let statement = Statement::new("INSERT INTO queue_counts (queue, status, count)")
+                .values(rows)
+                .sql(&S::add("queue, status", "count"));
+            session.execute(statement).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The columns of a [`QueueCount`].
+pub(super) type CountColumns = (String, i64, i64);
+
+impl TryFrom<CountColumns> for QueueCount {
+    type Error = Error;
+
+    fn try_from((queue, n, count): CountColumns) -> Result<Self> {
+        Ok(Self { queue: queue_name(&queue)?, status: status(n)?, count: number(count)? })
+    }
+}
+
+fn select<'a>() -> Statement<'a> {
+    Statement::new("SELECT queue, status, count FROM queue_counts ")
+}
+
+/// Those of the queues, or of every queue that ever was.
+pub(super) fn of(queues: Option<&[QueueName]>) -> Statement<'_> {
+    let counts = select().sql("WHERE count <> 0");
+    match queues {
+        Some(queues) => counts.sql(" AND queue IN ").list(queues),
+        None => counts,
+    }
+}
+
+/// Of unfinished tasks, where there are any, by an index that has nothing else.
+pub(super) fn unfinished<'a, S: Session>() -> Statement<'a> {
+    select().sql(&S::by_index("queue_counts_unfinished")).sql(" WHERE ").sql(S::IS_UNFINISHED)
+}

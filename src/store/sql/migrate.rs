@@ -1,0 +1,108 @@
+//! Brings the schema up to date at a start.
+//!
+//! MySQL and MariaDB commit at each statement that changes the schema. A start that was killed while it migrated leaves a migration of which
+//! only the first statements took effect; sqlx notes that (`success = FALSE`) and refuses to go on. So every statement of a migration may
+//! be run again: what is there already is skipped. A migration never drops anything that it made, and changes data only in a way that may
+//! be repeated.
+//!
+//! A taskd that knows fewer migrations than were applied works on as long as they allow it: `meta.lowest_schema` names the first schema that
+//! a taskd must know.
+
+use sqlx::{
+    Pool,
+    migrate::{Migrate, Migration, Migrator},
+};
+
+use super::{
+    Backend,
+    rows::corrupt,
+    statement::{Session, Statement},
+};
+use crate::store::{Error, Result};
+
+const TABLE: &str = "_sqlx_migrations";
+
+/// Applies what is missing; answers how many migrations were applied or finished. The caller keeps other processes from doing the same.
+pub(super) async fn run<DB: Backend>(mut migrator: Migrator, pool: &Pool<DB>) -> Result<usize> {
+    let mut connection = pool.acquire().await?;
+    connection.ensure_migrations_table(TABLE).await?;
+    check_known(&migrator, &mut *connection).await?;
+    let finished = finish_interrupted(&migrator, &mut *connection).await?;
+    let before = connection.list_applied_migrations(TABLE).await?.len();
+    migrator.set_ignore_missing(true).run_direct(None, &mut *connection, false).await?;
+    let after = connection.list_applied_migrations(TABLE).await?.len();
+    Ok(finished + after - before)
+}
+
+/// Refuses a schema whose migrations ask for a newer taskd.
+async fn check_known<C: Session + Migrate>(migrator: &Migrator, connection: &mut C) -> Result<()> {
+    let knows = migrator.iter().map(|migration| migration.version).max().unwrap_or(0);
+    let applied = connection.list_applied_migrations(TABLE).await?;
+    let schema = applied.iter().map(|migration| migration.version).max().unwrap_or(0);
+    if schema <= knows {
+        return Ok(());
+    }
+    let lowest = Statement::new("SELECT value FROM meta WHERE name = 'lowest_schema'");
+    let lowest: Vec<(String,)> = connection.fetch(lowest).await?;
+    let needs = match lowest.first() {
+        Some((number,)) => number.parse().map_err(|_| corrupt(format!("the lowest_schema {number:?}")))?,
+        // Nobody has said that an older taskd may use it.
+        None => schema,
+    };
+    if needs > knows { Err(Error::TooNew { schema, needs, knows }) } else { Ok(()) }
+}
+
+/// Runs migrations again that a killed start has left half done; answers how many.
+async fn finish_interrupted<C: Session + Migrate>(migrator: &Migrator, connection: &mut C) -> Result<usize> {
+    let interrupted =
+        Statement::new(format!("SELECT version, checksum FROM {TABLE} WHERE success = ? ORDER BY version"));
+    let interrupted: Vec<(i64, Vec<u8>)> = connection.fetch(interrupted.bind(false)).await?;
+    let mut finished = 0;
+    for (version, checksum) in interrupted {
+        let same = |migration: &&Migration| migration.version == version && *migration.checksum == *checksum;
+        // Another text under its number: sqlx says so.
+        let Some(migration) = migrator.iter().find(same) else { continue };
+        tracing::warn!(version, "migration {version} was interrupted: finishing it");
+        for statement in statements(migration.sql.as_str()) {
+            match connection.execute(Statement::new(statement)).await {
+                Err(error) if C::is_there_already(&error) => {}
+                other => drop(other?),
+            }
+        }
+        let done = Statement::new(format!("UPDATE {TABLE} SET success = ? WHERE version = ?"));
+        connection.execute(done.bind(true).bind(version)).await?;
+        finished += 1;
+    }
+    Ok(finished)
+}
+
+/// The statements of a migration, one by one, without comments. A quote in a text of ours is never escaped.
+fn statements(sql: &str) -> Vec<String> {
+    let (mut statements, mut statement, mut quoted) = (Vec::new(), String::new(), false);
+    let mut rest = sql.chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            '-' if !quoted && rest.peek() == Some(&'-') => while rest.next_if(|c| *c != '\n').is_some() {},
+            ';' if !quoted => statements.push(std::mem::take(&mut statement)),
+            _ => {
+                quoted ^= c == '\'';
+                statement.push(c);
+            }
+        }
+    }
+    statements.push(statement);
+    let trimmed = statements.into_iter().map(|statement| statement.trim().to_owned());
+    trimmed.filter(|statement| !statement.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_migration_falls_into_its_statements() {
+        let sql = "-- first; a comment\nCREATE TABLE a (b TEXT DEFAULT ';--' -- c; d\n);\n\nINSERT INTO a VALUES (REPLACE('x-', '-', ''));\n";
+        let expected = ["CREATE TABLE a (b TEXT DEFAULT ';--' \n)", "INSERT INTO a VALUES (REPLACE('x-', '-', ''))"];
+        assert_eq!(statements(sql), expected);
+    }
+}

@@ -1,0 +1,113 @@
+//! The shards that ever were, and which of them are open.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{
+    rows::{corrupt, number, queue_name},
+    statement::{Session, Statement, lists, pieces},
+};
+use crate::model::{QueueName, ShardId};
+use crate::store::{Error, Opening, Result, StoredShard};
+
+/// The columns of a [`StoredShard`].
+pub(super) type ShardColumns = (String, i64, i64, i64, i64);
+
+impl TryFrom<ShardColumns> for StoredShard {
+    type Error = Error;
+
+    fn try_from((queue, shard, life, closed, version): ShardColumns) -> Result<Self> {
+        let id = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
+        Ok(Self { id, life: number(life)?, is_open: closed == 0, version: number(version)? })
+    }
+}
+
+fn select<'a>() -> Statement<'a> {
+    Statement::new("SELECT queue, shard, life, closed, version FROM shards ")
+}
+
+/// All that are open, by queue and number.
+pub(super) fn all_open<'a>() -> Statement<'a> {
+    select().sql("WHERE closed = 0 ORDER BY queue, shard")
+}
+
+/// Those that changed after `version`.
+pub(super) fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
+    select().sql(&S::by_index("shards_version")).sql(" WHERE version > ? ORDER BY version").bind(version)
+}
+
+/// Raises the version and answers it. Its row stays locked to the end of the transaction, so that versions become visible in their order.
+async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
+    let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = 'shards_version'";
+    session.execute(Statement::new(raise)).await?;
+    let version = Statement::new("SELECT value FROM meta WHERE name = 'shards_version'");
+    let version: Vec<(String,)> = session.fetch(version).await?;
+    let version = version.first().and_then(|(version,)| version.parse().ok());
+    version.ok_or_else(|| corrupt("no shards_version".into()))
+}
+
+/// Opens those that are not open.
+pub(super) async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Result<Vec<Opening>> {
+    let version = next_version(session).await?;
+    let mut sorted: Vec<&ShardId> = shards.iter().collect();
+    sorted.sort_unstable();
+    sorted.dedup();
+    for piece in pieces(&sorted, |_| 0) {
+        let rows = piece.iter().map(|id| [(&id.queue).into(), id.number.into(), 1_u32.into(), version.into()]);
+        let add = Statement::new("INSERT INTO shards (queue, shard, life, version)").values(rows);
+        session.execute(add.sql(&S::keep_first("life"))).await?;
+    }
+    let mut by_number: BTreeMap<u32, Vec<&QueueName>> = BTreeMap::new();
+    sorted.iter().for_each(|id| by_number.entry(id.number).or_default().push(&id.queue));
+    let mut found = HashMap::new();
+    for (number, queues) in by_number {
+        for queues in lists(&queues) {
+            let reopen = Statement::new("UPDATE shards SET life = life + 1, closed = 0, version = ?")
+                .bind(version)
+                .sql(" WHERE closed = 1 AND shard = ? AND queue IN ")
+                .bind(number)
+                .list(queues);
+            session.execute(reopen).await?;
+            let now = select().sql("WHERE shard = ? AND queue IN ").bind(number).list(queues);
+            for columns in session.fetch::<ShardColumns>(now).await? {
+                let shard = StoredShard::try_from(columns)?;
+                found.insert(shard.id, Opening { life: shard.life, is_new: shard.version == version });
+            }
+        }
+    }
+    let opening = |id| found.get(id).copied().ok_or_else(|| corrupt(format!("no shard {id}")));
+    shards.iter().map(opening).collect()
+}
+
+/// Raises the life from `from`; answers the life that the shard has now.
+pub(super) async fn next_life<S: Session>(session: &mut S, shard: &ShardId, from: u64) -> Result<u64> {
+    let (next, version) = (from + 1, next_version(session).await?);
+    let add = Statement::new("INSERT INTO shards (queue, shard, life, version) VALUES (?, ?, ?, ?)")
+        .bind(&shard.queue)
+        .bind(shard.number)
+        .bind(next)
+        .bind(version)
+        .sql(&S::keep_first("life"));
+    session.execute(add).await?;
+    let raise = Statement::new("UPDATE shards SET life = ?, closed = 0, version = ?").bind(next).bind(version);
+    session.execute(of_life(raise, shard, from)).await?;
+    Ok(find(session, shard).await?.life)
+}
+
+/// Closes the shard if it is in this life; whether it is closed in it now.
+pub(super) async fn close<S: Session>(session: &mut S, shard: &ShardId, life: u64) -> Result<bool> {
+    let version = next_version(session).await?;
+    let close = Statement::new("UPDATE shards SET closed = 1, version = ?").bind(version);
+    session.execute(of_life(close, shard, life)).await?;
+    let now = find(session, shard).await?;
+    Ok(!now.is_open && now.life == life)
+}
+
+fn of_life<'a>(change: Statement<'a>, shard: &'a ShardId, life: u64) -> Statement<'a> {
+    change.sql(" WHERE queue = ? AND shard = ? AND life = ?").bind(&shard.queue).bind(shard.number).bind(life)
+}
+
+async fn find<S: Session>(session: &mut S, shard: &ShardId) -> Result<StoredShard> {
+    let now = select().sql("WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
+    let found: Option<ShardColumns> = session.fetch(now).await?.into_iter().next();
+    found.ok_or(sqlx::Error::RowNotFound)?.try_into()
+}

@@ -1,0 +1,132 @@
+//! Where series live: those of queues leave when nothing is recorded for them any more, for there may be ever new names.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context;
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics_util::MetricKindMask;
+
+/// The label that makes a series one of a queue.
+const QUEUE: &str = "queue";
+
+/// Gauges of queues that are there are set every other second.
+const GAUGES_IDLE: Duration = Duration::from_secs(60);
+const GAUGES_IDLE_LEAST: Duration = Duration::from_secs(5);
+
+/// What [`Recorders`] has recorded, as text. Clones are the same.
+#[derive(Clone)]
+pub struct Handle(Arc<[PrometheusHandle]>);
+
+impl Handle {
+    pub fn render(&self) -> String {
+        self.0.iter().map(PrometheusHandle::render).collect()
+    }
+
+    /// Moves what histograms have gathered to where it is rendered from.
+    pub(super) fn run_upkeep(&self) {
+        self.0.iter().for_each(PrometheusHandle::run_upkeep);
+    }
+}
+
+impl From<PrometheusHandle> for Handle {
+    fn from(handle: PrometheusHandle) -> Self {
+        Self([handle].into())
+    }
+}
+
+/// A recorder for what lasts, and one each for the queues' gauges and counters.
+pub(super) struct Recorders {
+    lasting: PrometheusRecorder,
+    gauges: PrometheusRecorder,
+    counters: PrometheusRecorder,
+}
+
+impl Recorders {
+    /// `forget`: how long nothing must have been counted for a queue. Zero: for ever.
+    pub(super) fn new(lasting: PrometheusBuilder, forget: Duration) -> Self {
+        let idle = |mask, after| PrometheusBuilder::new().idle_timeout(mask, after).build_recorder();
+        let gauges = (!forget.is_zero()).then(|| forget.clamp(GAUGES_IDLE_LEAST, GAUGES_IDLE));
+        Self {
+            lasting: lasting.build_recorder(),
+            gauges: idle(MetricKindMask::GAUGE, gauges),
+            counters: idle(MetricKindMask::COUNTER, (!forget.is_zero()).then_some(forget)),
+        }
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        Handle(self.all().map(PrometheusRecorder::handle).into())
+    }
+
+    /// For the whole process.
+    pub(super) fn install(self) -> anyhow::Result<()> {
+        metrics::set_global_recorder(self).ok().context("another metrics recorder is installed")
+    }
+
+    fn all(&self) -> [&PrometheusRecorder; 3] {
+        [&self.lasting, &self.gauges, &self.counters]
+    }
+}
+
+fn is_of_queue(key: &Key) -> bool {
+    key.labels().any(|label| label.key() == QUEUE)
+}
+
+impl Recorder for Recorders {
+    fn describe_counter(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.all().iter().for_each(|one| one.describe_counter(key.clone(), unit, description.clone()));
+    }
+
+    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.all().iter().for_each(|one| one.describe_gauge(key.clone(), unit, description.clone()));
+    }
+
+    fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.all().iter().for_each(|one| one.describe_histogram(key.clone(), unit, description.clone()));
+    }
+
+    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
+        let recorder = if is_of_queue(key) { &self.counters } else { &self.lasting };
+        recorder.register_counter(key, metadata)
+    }
+
+    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
+        let recorder = if is_of_queue(key) { &self.gauges } else { &self.lasting };
+        recorder.register_gauge(key, metadata)
+    }
+
+    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
+        self.lasting.register_histogram(key, metadata)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn series_of_a_queue_leave_when_nothing_is_recorded_and_the_others_stay() {
+        let recorders = Recorders::new(PrometheusBuilder::new(), Duration::from_millis(1));
+        let gauges = PrometheusBuilder::new().idle_timeout(MetricKindMask::GAUGE, Some(Duration::from_millis(1)));
+        let recorders = Recorders { gauges: gauges.build_recorder(), ..recorders };
+        let handle = recorders.handle();
+        metrics::with_local_recorder(&recorders, || {
+            metrics::gauge!("depth", QUEUE => "q").set(1);
+            metrics::counter!("claimed", QUEUE => "q").increment(1);
+            metrics::gauge!("leads").set(1);
+            metrics::counter!("calls", "method" => "get").increment(1);
+        });
+        let of_queue = ["depth{queue=\"q\"} 1", "claimed{queue=\"q\"} 1"];
+        let lasting = ["leads 1", "calls{method=\"get\"} 1"];
+        let first = handle.render();
+        assert!(of_queue.iter().chain(&lasting).all(|line| first.contains(line)), "{first}");
+        // From when it was first seen to be unchanged.
+        let began = std::time::Instant::now();
+        let mut text = first;
+        while of_queue.iter().any(|line| text.contains(line)) {
+            assert!(began.elapsed() < Duration::from_secs(30), "they stay: {text}");
+            text = handle.render();
+        }
+        assert!(lasting.iter().all(|line| text.contains(line)), "{text}");
+    }
+}

@@ -1,0 +1,190 @@
+//! The results side of discovery: what reports become, and what goes to `dead-letters` instead.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use prost::Message as _;
+use taskd::{
+    bus::{Bus, Record, Topic},
+    dedup::Filter,
+    discovery,
+    model::{Clock, QueueName, StoredStatus, TaskId},
+    outbox::{Outbox, QueueSync},
+    pb::{self, InsertStatus, report::What},
+    queue::Queue,
+    supervise::Supervisor,
+};
+
+use crate::{
+    discovery_insert::{Fixture, tasks},
+    support::{store_contract::Database, until},
+};
+
+fn discovered(queue: &str, key: &str) -> pb::NewTask {
+    let headers = [("h".to_owned(), "v".to_owned())].into();
+    pb::NewTask { queue: queue.into(), key: key.to_owned().into(), payload: "p".into(), headers, ..Default::default() }
+}
+
+fn completed(worker: &str, discovered: Vec<pb::NewTask>) -> What {
+    What::Completed(pb::Completed { worker: worker.into(), discovered, ..Default::default() })
+}
+
+#[tokio::test]
+async fn discovered_tasks_that_find_no_room_go_to_dead_letters_and_the_crawl_goes_on() {
+    let fixture = Fixture::start_with(|settings| settings.discovery.max_queues = 3).await;
+    fixture.fill().await;
+    let stored = fixture.discovery.insert(tasks(&["q", "q"])).await.unwrap();
+    let parents: Vec<TaskId> = stored.iter().map(|one| one.id.parse().unwrap()).collect();
+    let invalid = pb::NewTask { replicas: Some(0), ..discovered("q", "invalid") };
+    let known = pb::NewTask { replicas: Some(0), ..discovered("q", "0") };
+    let found = vec![
+        discovered("full", "a"),
+        discovered("full", "0"),
+        discovered("q", "child"),
+        discovered("third", "child"),
+        discovered("fourth", "child"),
+        invalid.clone(),
+        known,
+    ];
+    let again = vec![discovered("full", "a"), discovered("full", "b"), discovered("q", "another")];
+    fixture.report(vec![(parents[0], completed("w", found)), (parents[1], completed("w", again))]).await;
+    for parent in &parents {
+        until("their reports are settled", async || fixture.status(*parent).await == StoredStatus::Completed).await;
+    }
+    let unfinished = [("full", 1), ("q", 2), ("third", 1)].map(|(queue, count)| (queue.to_owned(), count));
+    assert_eq!(fixture.unfinished().await, unfinished.into());
+
+    let mut letters = fixture.letters().await;
+    letters.sort_by_key(|letter| (letter.queue.clone(), letter.task.as_ref().unwrap().key.clone()));
+    let letter = |queue: &str, key: &str, reason: &str, parent: TaskId| {
+        (queue.to_owned(), key.to_owned(), reason.to_owned(), parent.as_bytes().to_vec())
+    };
+    let full = "queue full has 1 unfinished tasks, its max_unfinished";
+    let expected = [
+        letter(
+            "fourth",
+            "child",
+            "queue fourth is new, and there are 3 queues already (max_queues); use one of those",
+            parents[0],
+        ),
+        letter("full", "a", full, parents[0]),
+        letter("full", "b", full, parents[1]),
+        letter("q", "invalid", "replicas is 0; must be 1 to 100", parents[0]),
+    ];
+    let told = |letter: &pb::DeadLetter| {
+        let key = String::from_utf8(letter.task.as_ref().unwrap().key.to_vec()).unwrap();
+        (letter.queue.clone(), key, letter.reason.clone(), letter.parent_id.to_vec())
+    };
+    assert_eq!(letters.iter().map(told).collect::<Vec<_>>(), expected);
+    for letter in &letters {
+        let task = letter.task.as_ref().unwrap();
+        assert_eq!((&task.payload[..], &task.headers["h"][..]), (&b"p"[..], "v"));
+    }
+    // A queue of its own has room again: what the letter carries is inserted as it was meant.
+    let again = pb::NewTask { queue: "q".into(), key: "sent again".into(), ..letters[1].task.clone().unwrap() };
+    assert_eq!(fixture.discovery.insert(vec![again]).await.unwrap()[0].status(), InsertStatus::Created);
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_disk_holds_reports_up_and_drops_nothing() {
+    let fixture = Fixture::start_on(|_| {}, Some(100)).await;
+    let stored = fixture.discovery.insert(tasks(&["q"])).await.unwrap();
+    let parent: TaskId = stored[0].id.parse().unwrap();
+    fixture.fill().await;
+    let large = |n: usize| pb::NewTask { payload: vec![1; 10_000].into(), ..discovered("q", &n.to_string()) };
+    let mut found: Vec<_> = (10..110).map(large).collect();
+    found.push(discovered("full", "beyond"));
+    fixture.report(vec![(parent, completed("w", found))]).await;
+    until("the letter is sent", async || fixture.letters().await.len() == 1).await;
+    let failed = async || {
+        let pending: redis::Value = redis::cmd("XPENDING")
+            .arg("t:{bus}:task-results:0")
+            .arg("taskd")
+            .query_async(&mut fixture.redis.conn())
+            .await
+            .unwrap();
+        matches!(pending, redis::Value::Array(parts) if parts[0] == redis::Value::Int(1))
+    };
+    until("the report is held", failed).await;
+    assert_eq!(fixture.status(parent).await, StoredStatus::Unfinished);
+    assert_eq!(fixture.unfinished().await["q"], 1);
+
+    // With more room all of it is stored, by whoever reads the report next.
+    let Fixture { state, redis, bus, database, supervisor, server: _server, .. } = fixture;
+    supervisor.stop();
+    supervisor.wait().await;
+    let (store, supervisor) = (database.open().await, Supervisor::new());
+    let outbox = Outbox::new(Arc::clone(&store), bus.clone(), Clock::of_this_machine());
+    let sync = QueueSync::start(outbox.clone(), Queue::new(redis.clone())).await.unwrap();
+    sync.keep_on(&supervisor);
+    discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
+    until("it is settled", async || store.task(parent).await.unwrap().unwrap().status == StoredStatus::Completed).await;
+    let unfinished: BTreeMap<_, _> = store.unfinished().await.unwrap().into_iter().collect();
+    assert_eq!(unfinished[&QueueName::new("q").unwrap()], 100);
+    supervisor.stop();
+    supervisor.wait().await;
+}
+
+#[tokio::test]
+async fn a_dead_letter_carries_what_sends_the_task_again() {
+    let fixture = Fixture::start().await;
+    let task = pb::NewTask {
+        replicas: Some(3),
+        priority: pb::Priority::Low.into(),
+        lease_duration: Some(prost_types::Duration { seconds: 7, nanos: 0 }),
+        max_attempts: Some(2),
+        traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into(),
+        ..discovered("q", "dies")
+    };
+    let stored = fixture.discovery.insert(vec![task.clone(), discovered("q", "lives")]).await.unwrap();
+    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.parse().unwrap()).collect();
+    let failure = pb::Failure { at_unix_ms: 5, worker: "w".into(), reason: "once".into() };
+    let died =
+        |reason: &str| What::Died(pb::Died { reason: reason.into(), attempts: 6, history: vec![failure.clone()] });
+    // One that others have completed is not dead, whatever Redis says.
+    fixture.report(vec![(ids[1], completed("w", vec![]))]).await;
+    until("it is completed", async || fixture.status(ids[1]).await == StoredStatus::Completed).await;
+    fixture.report(vec![(ids[1], died("late")), (ids[0], died("no luck"))]).await;
+    until("a letter is sent", async || !fixture.letters().await.is_empty()).await;
+
+    let letter = fixture.letters().await.remove(0);
+    assert_eq!(letter.task, Some(task));
+    assert_eq!((&letter.reason[..], letter.attempts, letter.at_unix_ms), ("no luck", 6, 1));
+    assert_eq!((&letter.task_id[..], &letter.queue[..]), (&ids[0].as_bytes()[..], "q"));
+    assert_eq!(letter.history, std::slice::from_ref(&failure));
+    assert_eq!(fixture.status(ids[0]).await, StoredStatus::Dead);
+    // Read again, as after a crash between the commit and the letter.
+    fixture.report(vec![(ids[0], died("no luck"))]).await;
+    until("it is sent again", async || fixture.letters().await.len() == 2).await;
+    assert_eq!(fixture.letters().await[1], letter);
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_report_that_sql_refuses_is_buried_alone() {
+    let fixture = Fixture::start().await;
+    let refuse = "CREATE TRIGGER refuse BEFORE INSERT ON results WHEN CAST(NEW.worker AS TEXT) = 'bad' \
+                  BEGIN SELECT RAISE(ABORT, 'no such worker'); END";
+    fixture.database.execute(refuse).await;
+    let stored = fixture.discovery.insert(tasks(&["q"; 4])).await.unwrap();
+    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.parse().unwrap()).collect();
+    let report = |(id, worker): (&TaskId, &str)| {
+        let what = Some(pb::report::What::Completed(pb::Completed { worker: worker.into(), ..Default::default() }));
+        pb::Report { task_id: id.as_bytes().to_vec().into(), what, at_unix_ms: 1 }
+    };
+    let reports: Vec<_> = ids.iter().zip(["ann", "bad", "", "bob"]).map(report).collect();
+    let batch = |reports: &[pb::Report]| {
+        pb::ReportBatch { queue: "q".into(), shard: 0, reports: reports.to_vec() }.encode_to_vec()
+    };
+    let record = Record { partition: 0, value: batch(&reports).into() };
+    fixture.bus.publish(Topic::TaskResults, &[record]).await.unwrap();
+
+    let is_done = async |id| fixture.store.task(id).await.unwrap().unwrap().status == StoredStatus::Completed;
+    until("the reports around them are settled", async || is_done(ids[0]).await && is_done(ids[3]).await).await;
+    let letters = fixture.letters().await.into_iter().map(|letter| (letter.value.to_vec(), letter.reason));
+    let letters: BTreeMap<_, _> = letters.collect();
+    assert_eq!(letters.len(), 2, "{letters:?}");
+    assert!(letters[&batch(&reports[1..2])].contains("no such worker"), "{letters:?}");
+    assert!(letters[&batch(&reports[2..3])].contains("worker is missing"), "{letters:?}");
+    fixture.stop().await;
+}

@@ -1,0 +1,76 @@
+//! The filter of keys: what it says, and what it forgets when SQL was set back.
+
+use redis::AsyncCommands;
+use taskd::{
+    dedup::Filter,
+    model::{KeyHash, QueueName, TaskId},
+    redis_pool::Redis,
+};
+
+use crate::support::redis::{Fsync, RedisServer};
+
+type Task = (QueueName, KeyHash, TaskId);
+
+fn task(queue: &str, key: &str) -> Task {
+    let queue = QueueName::new(queue).unwrap();
+    (queue.clone(), KeyHash::new(&queue, key.as_bytes()), TaskId::new())
+}
+
+async fn mark(filter: &Filter, tasks: &[Task]) {
+    filter.mark(tasks, |_| 100).await.unwrap();
+}
+
+async fn seen(filter: &Filter, tasks: &[Task]) -> Vec<bool> {
+    let keys: Vec<_> = tasks.iter().map(|(queue, hash, _)| (queue.clone(), *hash)).collect();
+    let seen = filter.seen(&keys).await.unwrap();
+    seen.iter().zip(tasks).map(|(seen, (.., id))| *seen == Some(*id)).collect()
+}
+
+#[tokio::test]
+async fn keys_of_an_era_before_are_not_seen_and_the_last_batches_are_remembered() {
+    let server = RedisServer::start(Fsync::EverySecond);
+    let redis = Redis::connect(&server.url(), "t").await.unwrap();
+    let filters = [Filter::new(redis.clone()), Filter::new(redis.clone())];
+    let old = [task("q", "a"), task("q", "b"), task("other", "a")];
+    mark(&filters[0], &old[..2]).await;
+    mark(&filters[1], &old[2..]).await;
+    assert_eq!(seen(&filters[1], &old).await, [true; 3]);
+    let last = filters[0].last_stored().await.unwrap();
+    assert_eq!(last.tasks, [(old[2].1, old[2].2), (old[1].1, old[1].2)], "one of each batch, the latest first");
+
+    assert!(filters[0].drop_all(&last).await.unwrap());
+    assert!(!filters[1].drop_all(&last).await.unwrap(), "once is enough");
+    assert_eq!(seen(&filters[0], &old).await, [false; 3]);
+    assert_eq!(seen(&filters[1], &old).await, [false; 3]);
+    assert_eq!(filters[0].last_stored().await.unwrap().tasks, []);
+
+    // What is marked now counts, and nothing of before with it.
+    let new = [task("q", "c")];
+    mark(&filters[0], &new).await;
+    assert_eq!(seen(&filters[0], &[old[0].clone(), new[0].clone()]).await, [false, true]);
+    // One that has not heard of it sees nothing, and its marks change nothing.
+    let late = Filter::new(redis.clone());
+    assert_eq!(seen(&late, &new).await, [false]);
+    mark(&late, &[task("q", "d")]).await;
+    let known: usize = redis.conn().hlen("t:{q}:seen").await.unwrap();
+    assert_eq!(known, 2, "the era and one key");
+    assert_eq!(seen(&filters[1], &new).await, [true]);
+}
+
+#[tokio::test]
+async fn no_more_than_the_limit_is_kept() {
+    let server = RedisServer::start(Fsync::EverySecond);
+    let filter = Filter::new(Redis::connect(&server.url(), "t").await.unwrap());
+    let many: Vec<Task> = (0..2500).map(|n| task("q", &n.to_string())).collect();
+    filter.mark(&many, |_| 3000).await.unwrap();
+    assert_eq!(seen(&filter, &many).await, [true; 2500]);
+    for limit in [2000, 1, 1] {
+        filter.mark(&many[..1], |_| limit).await.unwrap();
+        let left = seen(&filter, &many).await.into_iter().filter(|seen| *seen).count();
+        assert_eq!(left as u64, limit);
+    }
+    for n in 0..100 {
+        mark(&filter, &many[n..=n]).await;
+    }
+    assert_eq!(filter.last_stored().await.unwrap().tasks.len(), 64);
+}
