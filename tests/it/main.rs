@@ -15,5 +15,6 @@ mod ingress_http;
 mod lua_state;
 mod partitions;
 mod queue_property;
+mod silent_connections;
 mod store_sqlite;
 mod tasks_service;
