@@ -20,5 +20,6 @@ mod redis_access;
 mod redis_cluster;
 mod redis_wait;
 mod retention;
+mod silent_servers;
 mod store_mysql;
 mod store_server;

@@ -17,30 +17,6 @@ async fn behind_a_proxy(redis: &PrivateRedis) -> Proxy {
     proxy
 }
 
-/// Inserts, gets and completes until one task has gone all the way, and taskd calls itself ready.
-async fn works_again(daemon: &Daemon, queue: &str) {
-    let insert = json!([{"queue": queue, "key": "after"}]);
-    until("an insert is answered", async || daemon.try_post("/v1/tasks", &insert).await.is_some_and(|a| a.0 == 200))
-        .await;
-    let get = json!({"worker": "w", "queues": [queue], "max_tasks": 10, "wait": "1s"});
-    let mut leased = Vec::new();
-    until("a worker gets a task", async || {
-        let Some((200, mut answer)) = daemon.try_post("/v1/tasks:get", &get).await else { return false };
-        leased.extend(answer["tasks"].as_array_mut().unwrap().drain(..));
-        leased.iter().any(|task| task["key"] == "after")
-    })
-    .await;
-    let completions: Vec<_> =
-        leased.iter().map(|task| json!({"id": task["id"], "lease_token": task["lease_token"]})).collect();
-    let complete = json!({"worker": "w", "completions": completions});
-    until("its completion is taken", async || {
-        daemon.try_post("/v1/tasks:complete", &complete).await.is_some_and(|(status, _)| status == 200)
-    })
-    .await;
-    until("the reports reach SQL", async || daemon.unfinished(queue).await == 0).await;
-    until("taskd is ready", async || daemon.try_get("/readyz").await.is_some_and(|(status, _)| status == 200)).await;
-}
-
 /// Silences all connections of a taskd with these settings, and waits until it works again.
 async fn recovers(redis: &PrivateRedis, settings: &str) {
     let proxy = behind_a_proxy(redis).await;
@@ -48,7 +24,7 @@ async fn recovers(redis: &PrivateRedis, settings: &str) {
     let daemon = Daemon::start(&config, &[]).await;
     daemon.insert(&[json!({"queue": "q", "key": "before"})]).await;
     assert!(proxy.silence() > 0);
-    works_again(&daemon, "q").await;
+    daemon.works_again("q").await;
 }
 
 #[tokio::test]

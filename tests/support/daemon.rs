@@ -214,6 +214,31 @@ impl Daemon {
         statuses(&answer)
     }
 
+    /// Waits until one more task has gone all the way, and it calls itself ready.
+    pub(crate) async fn works_again(&self, queue: &str) {
+        let insert = json!([{"queue": queue, "key": "works-again"}]);
+        until("an insert is answered", async || {
+            self.try_post("/v1/tasks", &insert).await.is_some_and(|(status, _)| status == 200)
+        })
+        .await;
+        let get = json!({"worker": "w", "queues": [queue], "max_tasks": 10, "wait": "1s"});
+        let mut leased = Vec::new();
+        until("a worker gets a task", async || {
+            let Some((200, mut answer)) = self.try_post("/v1/tasks:get", &get).await else { return false };
+            leased.extend(answer["tasks"].as_array_mut().unwrap().drain(..));
+            leased.iter().any(|task| task["key"] == "works-again")
+        })
+        .await;
+        let token = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"]});
+        let complete = json!({"worker": "w", "completions": leased.iter().map(token).collect::<Vec<_>>()});
+        until("its completion is taken", async || {
+            self.try_post("/v1/tasks:complete", &complete).await.is_some_and(|(status, _)| status == 200)
+        })
+        .await;
+        until("the reports reach SQL", async || self.unfinished(queue).await == 0).await;
+        until("taskd is ready", async || self.try_get("/readyz").await.is_some_and(|(status, _)| status == 200)).await;
+    }
+
     /// Gets and completes until `queue` has nothing left to do; the keys that `worker` completed.
     pub(crate) async fn drain(&self, worker: &str, queue: &str) -> Vec<String> {
         let mut keys = Vec::new();

@@ -14,6 +14,7 @@ mod insert;
 mod outbox;
 #[cfg(test)]
 mod plans;
+mod pooled;
 mod retention;
 mod retry;
 mod rows;
@@ -26,11 +27,12 @@ use std::{
 };
 
 use async_trait::async_trait;
-use sqlx::{ConnectOptions, Connection, Pool, Transaction, migrate::Migrate};
+use sqlx::{ConnectOptions, Connection, Pool, migrate::Migrate};
 
 use self::{
     insert::OldKeys,
     outbox::Listed,
+    pooled::{Pooled, Tx},
     retry::repeating,
     rows::{TASK_COLUMNS, TaskColumns, number, queue_name, status, task_id, worker_name},
     statement::{Session, Statement, lists},
@@ -57,6 +59,9 @@ pub trait Dialect {
 
     /// The server's clock, in milliseconds.
     const NOW_MS: &'static str;
+
+    /// How long a statement may take. `None`: as long as it likes, because nobody can cut us off from the database.
+    const ANSWER_WITHIN: Option<Duration>;
 
     /// What to do when all connections are in use.
     const BUSY_HINT: &'static str;
@@ -116,8 +121,8 @@ impl<DB: Backend> SqlStore<DB> {
         self.migrated
     }
 
-    async fn begin(&self) -> Result<Transaction<'static, DB>> {
-        match self.writers.begin_with(DB::Connection::BEGIN).await {
+    async fn begin(&self) -> Result<Tx<DB>> {
+        match Tx::begin(&self.writers).await {
             Err(sqlx::Error::PoolTimedOut) => Err(why_none(&self.writers).await),
             begun => Ok(begun?),
         }
@@ -126,7 +131,7 @@ impl<DB: Backend> SqlStore<DB> {
     /// Runs one statement that changes nothing.
     async fn read<T: statement::Columns>(&self, statement: Statement<'_>) -> Result<Vec<T>> {
         repeating(|| async {
-            let mut connection = match self.readers.acquire().await {
+            let mut connection = match Pooled::of(&self.readers).await {
                 Err(sqlx::Error::PoolTimedOut) => return Err(why_none(&self.readers).await),
                 acquired => acquired?,
             };
