@@ -225,7 +225,7 @@ impl Daemon {
         let mut leased = Vec::new();
         until("a worker gets a task", async || {
             let Some((200, mut answer)) = self.try_post("/v1/tasks:get", &get).await else { return false };
-            leased.extend(answer["tasks"].as_array_mut().unwrap().drain(..));
+            leased.append(answer["tasks"].as_array_mut().unwrap());
             leased.iter().any(|task| task["key"] == "works-again")
         })
         .await;
