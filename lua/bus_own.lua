@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- One look of an ordered reader: it lives for another while, and is told which partitions are its own. A partition has one owner at most.
 -- The living readers share the partitions evenly: each gives back what is more than its share, and takes what no living reader has.
 --

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Takes, keeps or gives back a lease on work that one process at a time does. Has no head: it is no shard's.
 --
 -- KEYS[1] -> <prefix>:lease:<what>   string: who has it; expires with it

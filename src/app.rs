@@ -1,5 +1,6 @@
 //! The composition root: the only file that knows which backends there are. It connects, starts the pipelines, and stops them in order.
 
+mod memory;
 mod partitions;
 
 use std::{
@@ -102,7 +103,7 @@ async fn serve(
     let wait = Wait { door: Waiting::start(listeners.http()?), stop };
     let redis_url = match (&settings.redis_url, &data_dir) {
         (None, Some(data_dir)) => {
-            let server = Arc::new(RedisServer::start(data_dir).await?);
+            let server = Arc::new(RedisServer::start_with(data_dir, settings.redis.max_memory).await?);
             watch_redis(own_redis.get_or_init(|| server), base)
         }
         (Some(url), _) => url.clone(),
@@ -226,6 +227,8 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     watch_owner(queue.clone(), store_id, supervisor);
     partitions::watch(Arc::clone(&bus), supervisor);
     let outbox = Outbox { store: Arc::clone(store), bus: Arc::clone(&bus), gates: Gates::default() };
+    let gates = outbox.gates.clone();
+    memory::watch(redis.clone(), settings.redis.max_memory, gates.clone(), queue.clone(), supervisor);
     learn(outbox.clone(), queue.clone(), supervisor);
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
     if runs(Pipeline::Watchdog) {
@@ -244,6 +247,7 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
         tasks,
         reading: Some(reading),
         progress: supervisor.progress().clone(),
+        gates,
         settings: Arc::clone(settings),
         metrics: metrics.clone(),
         stop: end.clone(),

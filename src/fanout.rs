@@ -176,7 +176,13 @@ impl Fanout {
             high_water_tasks: settings.high_water_tasks,
             high_water_bytes: settings.high_water_bytes,
         };
-        let (dealt_with, added) = match self.queue.enqueue(shard, &batch).await {
+        // Redis has little memory left: all of it stays in SQL.
+        let is_short = self.outbox.gates.is_short() && !group.tasks.is_empty();
+        let answer = match is_short {
+            true => Ok(Enqueued::Done { dealt_with: 0, added: 0 }),
+            false => self.queue.enqueue(shard, &batch).await,
+        };
+        let (dealt_with, added) = match answer {
             Ok(Enqueued::Done { dealt_with, added }) => (dealt_with, added),
             Ok(Enqueued::Behind(stored)) => return Ok(Some(stored)),
             Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard, epoch, by).await),
@@ -189,7 +195,9 @@ impl Fanout {
         done.repeated += dealt_with - added;
         let rest = &group.tasks[dealt_with..];
         if !rest.is_empty() {
-            self.outbox.gates.close(&shard.queue);
+            if !is_short {
+                self.outbox.gates.close(&shard.queue);
+            }
             let ids: Vec<_> = rest.iter().map(|task| task.id).collect();
             self.outbox.store.unpublish(&ids, Unpublished::Parked).await?;
             done.parked += ids.len();

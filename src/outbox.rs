@@ -184,15 +184,25 @@ fn ms(duration: Duration) -> i64 {
 #[derive(Clone, Default)]
 pub struct Gates(Arc<RwLock<Known>>);
 
+/// Redis has little memory left. All gates are closed: new tasks stay in SQL, and inserts are refused.
+#[derive(Clone, Debug)]
+pub struct Shortage {
+    /// For the callers that are refused.
+    pub why: String,
+    /// It has none left.
+    pub is_full: bool,
+}
+
 #[derive(Default)]
 struct Known {
+    shortage: Option<Shortage>,
     closed: HashSet<QueueName>,
     unfinished: HashMap<QueueName, u64>,
 }
 
 impl Gates {
     pub fn close(&self, queue: &QueueName) {
-        if !self.is_closed(queue) {
+        if !self.closed().contains(queue) {
             tracing::info!(%queue, "queue {queue} is full: new tasks stay in SQL until there is room");
             self.0.write().unwrap_or_else(PoisonError::into_inner).closed.insert(queue.clone());
         }
@@ -209,7 +219,21 @@ impl Gates {
     }
 
     pub fn is_closed(&self, queue: &QueueName) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).closed.contains(queue)
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        known.shortage.is_some() || known.closed.contains(queue)
+    }
+
+    pub fn set_shortage(&self, shortage: Option<Shortage>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).shortage = shortage;
+    }
+
+    pub fn shortage(&self) -> Option<Shortage> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).shortage.clone()
+    }
+
+    /// Whether Redis has little memory left.
+    pub fn is_short(&self) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).shortage.is_some()
     }
 
     pub fn closed(&self) -> Vec<QueueName> {

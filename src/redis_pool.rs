@@ -4,6 +4,7 @@ mod address;
 mod cluster;
 mod connection;
 mod durability;
+mod memory;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -18,6 +19,7 @@ use self::address::Address;
 pub use self::{
     connection::Connection,
     durability::{Durability, Shortfall},
+    memory::Memory,
 };
 use crate::config::{RedisAccess, without_password};
 

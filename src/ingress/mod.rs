@@ -14,7 +14,7 @@ use std::sync::Arc;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Settings, discovery, reading, supervise::Progress, tasks};
+use crate::{config::Settings, discovery, outbox::Gates, reading, supervise::Progress, tasks};
 
 pub use listener::bind;
 pub use waiting::Waiting;
@@ -26,6 +26,7 @@ pub struct State {
     pub tasks: Option<tasks::Handle>,
     pub reading: Option<reading::Handle>,
     pub progress: Progress,
+    pub gates: Gates,
     pub settings: Arc<Settings>,
     pub metrics: PrometheusHandle,
     /// Ends endless requests, so that a stop need not wait for them.

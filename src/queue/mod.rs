@@ -62,6 +62,13 @@ pub enum Error {
     Redis(RedisError),
 }
 
+impl Error {
+    /// Redis is at its `maxmemory`: it refuses what needs memory until others have given some back.
+    fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Redis(error) if error.code() == Some("OOM"))
+    }
+}
+
 impl From<RedisError> for Error {
     fn from(error: RedisError) -> Self {
         if error.code() == Some("NOGEN") { Self::NoGeneration } else { Self::Redis(error) }
@@ -265,13 +272,17 @@ impl Queue {
     }
 
     async fn raise_epoch(&self, partition: u32, by: u64) -> Result<u64> {
-        let key = keys::epochs(self.0.redis.prefix());
-        Ok(redis::cmd("HINCRBY").arg(key).arg(partition).arg(by).query_async(&mut self.0.redis.conn()).await?)
+        // Also without memory left: the owner of a partition moves what stands there to SQL.
+        const RAISE: &str = "#!lua flags=allow-oom\nreturn redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])";
+        let mut raise = redis::cmd("EVAL");
+        raise.arg(RAISE).arg(1).arg(keys::epochs(self.0.redis.prefix())).arg(partition).arg(by);
+        Ok(raise.query_async(&mut self.0.redis.conn()).await?)
     }
 
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
+        let script = if batch.tasks.is_empty() { &scripts::PASS } else { &scripts::ENQUEUE };
         let value = self
-            .call(&scripts::ENQUEUE, shard, batch.tasks.len(), |call| {
+            .call(script, shard, batch.tasks.len(), |call| {
                 call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(batch.topic_generation);
                 call.arg(batch.predecessor.map(|p| p.to_string()).unwrap_or_default()).arg(batch.upto.to_string());
                 call.arg(batch.high_water_tasks).arg(batch.high_water_bytes).arg(batch.epoch);
@@ -293,7 +304,8 @@ impl Queue {
     pub async fn claim(&self, shard: &Shard, claim: Claim) -> Result<Granted> {
         let (weight, worker) = (claim.max_tasks, claim.worker.clone());
         match shard.claims.call(claim, weight).await {
-            Err(Error::NoGeneration) => {
+            // Nor has one in a Redis that has no memory left: a lease needs some.
+            Err(error) if matches!(error, Error::NoGeneration) || error.is_out_of_memory() => {
                 let delivery = Delivery { worker, leases: Vec::new(), release: self.0.release.clone() };
                 Ok(Granted { tasks: Vec::new(), more: false, delivery })
             }
@@ -487,6 +499,10 @@ impl Queue {
 
     /// Remembers whose tasks this Redis holds; answers whose they are.
     pub async fn belongs_to(&self, store_id: &str) -> Result<String> {
+        // Only where it is missing is it written: a Redis without memory left refuses that.
+        if let Some(owner) = self.owner().await? {
+            return Ok(owner);
+        }
         let key = keys::store_id(self.0.redis.prefix());
         let mut pipe = redis::pipe();
         pipe.atomic().set_nx(&key, store_id).ignore().get(&key);

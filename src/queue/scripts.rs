@@ -18,7 +18,20 @@ pub struct Script {
     sha: LazyLock<String>,
 }
 
+/// `oom: allow`: Redis runs it also when it has no memory left, because it gives some back, or because what does so needs it.
 macro_rules! script {
+    ($constant:ident, $name:literal, lanes: $lanes:literal, oom: allow) => {
+        script!(
+            $constant,
+            $name,
+            lanes: $lanes,
+            head: concat!(
+                "#!lua flags=allow-oom\n",
+                include_str!("../../lua/lib/shard.lua"),
+                include_str!("../../lua/lib/ending.lua")
+            )
+        );
+    };
     ($constant:ident, $name:literal, lanes: $lanes:literal) => {
         script!(
             $constant,
@@ -37,21 +50,23 @@ macro_rules! script {
     };
 }
 
-script!(OPEN, "open", lanes: true, head: "");
+script!(OPEN, "open", lanes: true, head: "#!lua flags=allow-oom\n");
 script!(ENQUEUE, "enqueue", lanes: true);
+// Without tasks: only the offset moves, past what was parked.
+script!(PASS, "enqueue", lanes: true, oom: allow);
 script!(CLAIM, "claim", lanes: true);
-script!(COMPLETE, "complete", lanes: false);
-script!(REJECT, "reject", lanes: true);
-script!(EXTEND, "extend", lanes: false);
-script!(EXPIRE, "expire", lanes: true);
-script!(PROMOTE, "promote", lanes: true);
-script!(SWEEP, "sweep", lanes: true);
+script!(COMPLETE, "complete", lanes: false, oom: allow);
+script!(REJECT, "reject", lanes: true, oom: allow);
+script!(EXTEND, "extend", lanes: false, oom: allow);
+script!(EXPIRE, "expire", lanes: true, oom: allow);
+script!(PROMOTE, "promote", lanes: true, oom: allow);
+script!(SWEEP, "sweep", lanes: true, oom: allow);
 script!(INSPECT, "inspect", lanes: false);
 script!(STATS, "stats", lanes: true);
-script!(FINALS, "finals", lanes: false);
-script!(FORGET, "forget", lanes: false);
-script!(OUTBOX, "outbox", lanes: false);
-script!(FORWARDED, "forwarded", lanes: false);
+script!(FINALS, "finals", lanes: false, oom: allow);
+script!(FORGET, "forget", lanes: false, oom: allow);
+script!(OUTBOX, "outbox", lanes: false, oom: allow);
+script!(FORWARDED, "forwarded", lanes: false, oom: allow);
 
 impl Script {
     /// A call on a shard. `now_ms` only in tests: Redis's own clock counts, so that a process with a wrong one does no harm.

@@ -147,6 +147,12 @@ impl Watchdog {
         // Left out until the next look, so that each is tried, and named in the log, every few seconds.
         let mut refused = HashSet::new();
         while self.lead.wait(&beat, &self.stop).await {
+            if self.outbox.gates.is_short() {
+                // What would go out would be parked.
+                beat.beat();
+                self.pause(Duration::from_millis(200)).await;
+                continue;
+            }
             let started = Instant::now();
             let limit = self.settings.watchdog.batch_max;
             let due = self.outbox.store.due(model::now_unix_ms(), limit, &refused).await?;

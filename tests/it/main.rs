@@ -9,6 +9,7 @@ mod bus_redis_streams;
 mod discovery_insert;
 mod embedded;
 mod fanout;
+mod full_memory;
 mod ingress_cli;
 mod ingress_grpc;
 mod ingress_http;

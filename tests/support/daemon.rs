@@ -197,7 +197,7 @@ impl Daemon {
     pub(crate) async fn lease_all(&self, worker: &str, queue: &str, count: usize) -> Vec<Value> {
         let mut tasks = Vec::new();
         until("there are as many tasks", async || {
-            tasks.extend(self.lease(worker, queue, count - tasks.len(), "1s").await);
+            tasks.extend(self.lease(worker, queue, (count - tasks.len()).min(1000), "1s").await);
             tasks.len() == count
         })
         .await;

@@ -189,15 +189,9 @@ fn read(topic: Topic, error: &RedisError) -> Error {
 
 /// In every partition where it is missing, from the first entry on.
 async fn create_group(streams: &Streams, keys: &[String]) -> RedisResult<()> {
-    let mut pipe = redis::pipe();
-    for key in keys {
-        pipe.cmd("XGROUP").arg("CREATE").arg(key).arg(GROUP).arg("0").arg("MKSTREAM");
-    }
-    let answers: Vec<RedisResult<Value>> = pipe.ignore_errors().query_async(&mut streams.redis.conn()).await?;
-    match answers.into_iter().filter_map(Result::err).find(|e| e.code() != Some("BUSYGROUP")) {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
+    let mut create = redis::cmd("EVAL");
+    create.arg(include_str!("../../../lua/bus_group.lua")).arg(keys.len()).arg(keys).arg(GROUP);
+    create.query_async(&mut streams.redis.conn()).await
 }
 
 /// Redis was emptied. 7.0 says NOGROUP to the next read; later ones also say UNBLOCKED to one that waits.

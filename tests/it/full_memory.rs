@@ -1,0 +1,119 @@
+//! A Redis at its `maxmemory`: what gives memory back still works, and taskd comes back by itself.
+
+use serde_json::{Value, json};
+use taskd::pb::{self, discovery_client::DiscoveryClient};
+
+use crate::support::{
+    daemon::{Daemon, once},
+    redis_private::PrivateRedis,
+    until,
+};
+
+/// Short, so that what is done leaves Redis soon.
+const CONFIG: &str = "grace = \"1s\"\nrepublish_after = \"500ms\"\n[queues.default]\nlease = \"2m\"";
+
+const TASKS: usize = 8000;
+
+fn number(redis: &PrivateRedis, field: &str) -> u64 {
+    let info = redis.run(&["info", "memory"]);
+    let line = info.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
+    line.and_then(|number| number.trim().parse().ok()).expect("a number of INFO memory")
+}
+
+fn used(redis: &PrivateRedis) -> u64 {
+    number(redis, "used_memory") - number(redis, "mem_not_counted_for_evict")
+}
+
+/// From now on it is full.
+fn fill(redis: &PrivateRedis) {
+    let limit = used(redis) - 100_000;
+    assert_eq!(redis.run(&["config", "set", "maxmemory", &limit.to_string()]), "OK");
+}
+
+fn tasks(count: usize) -> String {
+    let payload = "x".repeat(1000);
+    let line = |n| json!({"queue": "q", "key": format!("key-{n}"), "payload": payload}).to_string();
+    (0..count).map(line).collect::<Vec<_>>().join("\n")
+}
+
+async fn insert_all(daemon: &Daemon, count: usize) {
+    let (status, answer) = daemon.post_text("/v1/tasks", "application/x-ndjson", tasks(count)).await;
+    assert_eq!(status, 200, "{answer}");
+    until("all are queued", async || daemon.queue("q").await["queued"] == count).await;
+}
+
+/// Completes these, as often as it takes: the same completion again is `OK` again.
+async fn complete_all(daemon: &Daemon, leased: &[Value]) {
+    for some in leased.chunks(500) {
+        let token =
+            |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "result": {"ok": true}});
+        let body = json!({"worker": "w", "completions": some.iter().map(token).collect::<Vec<_>>()});
+        until("completions are taken", async || {
+            let Some((200, answer)) = daemon.try_post("/v1/tasks:complete", &body).await else { return false };
+            answer["results"].as_array().unwrap().iter().all(|one| one["status"] == "OK")
+        })
+        .await;
+    }
+}
+
+async fn is_refused(daemon: &Daemon) -> bool {
+    let task = json!([{"queue": "q", "key": "too-late"}]);
+    let Some((status, answer)) = daemon.try_post("/v1/tasks", &task).await else { return false };
+    status == 429 && answer.to_string().contains("memory limit")
+}
+
+async fn completed(daemon: &Daemon) -> u64 {
+    daemon.queue("q").await["completed"].as_u64().unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_redis_drains_and_is_filled_again() {
+    let redis = PrivateRedis::start(&[]);
+    let mut daemon = Daemon::start(CONFIG, &["--redis-url", &redis.url()]).await;
+    insert_all(&daemon, TASKS).await;
+    let mut leased = daemon.lease_all("w", "q", TASKS / 2).await;
+    fill(&redis);
+
+    until("inserts are refused", async || is_refused(&daemon).await).await;
+    let mut grpc = DiscoveryClient::connect(daemon.grpc()).await.unwrap();
+    let task = pb::NewTask { queue: "q".into(), key: "late".into(), ..Default::default() };
+    let refused = grpc.insert_tasks(pb::InsertTasksRequest { tasks: vec![task] }).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    let (status, answer) = daemon.get("/readyz").await;
+    assert_eq!((status, &answer["status"]), (503, &"out of memory".into()), "{answer}");
+    assert!(answer["memory"].as_str().unwrap().contains("% of its memory limit"), "{answer}");
+    assert!(daemon.lease("w", "q", 10, "200ms").await.is_empty(), "nothing is handed out");
+
+    // A fifth is done; then the process is killed. The next one starts on the full Redis, and goes on.
+    let rest = leased.split_off(TASKS / 10);
+    complete_all(&daemon, &leased).await;
+    until("reports reach SQL", async || completed(&daemon).await == TASKS as u64 / 10).await;
+    fill(&redis);
+    daemon.kill9_and_restart();
+    complete_all(&daemon, &rest).await;
+    until("reports reach SQL", async || completed(&daemon).await == TASKS as u64 / 2).await;
+
+    // Nobody raises maxmemory: what was done makes room for the rest.
+    until("inserts are taken again", async || {
+        let (status, _) = daemon.post("/v1/tasks", &json!([{"queue": "q", "key": "again"}])).await;
+        status == 200
+    })
+    .await;
+    assert!(used(&redis) < number(&redis, "maxmemory"));
+    assert!(once(daemon.drain("w", "q").await).len() > TASKS / 2);
+    daemon.ready().await;
+}
+
+#[tokio::test]
+async fn a_completion_that_waits_for_replicas_is_taken_by_a_full_redis() {
+    let redis = PrivateRedis::start(&[]);
+    let _replica = PrivateRedis::start(&[&format!("replicaof 127.0.0.1 {}", redis.port())]);
+    let config = format!("redis_wait_replicas = 1\n{CONFIG}");
+    let daemon = Daemon::start(&config, &["--redis-url", &redis.url()]).await;
+    insert_all(&daemon, 1000).await;
+    let leased = daemon.lease_all("w", "q", 500).await;
+    fill(&redis);
+    until("inserts are refused", async || is_refused(&daemon).await).await;
+    complete_all(&daemon, &leased).await;
+    until("reports reach SQL", async || completed(&daemon).await == 500).await;
+}
