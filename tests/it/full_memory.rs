@@ -117,3 +117,62 @@ async fn a_completion_that_waits_for_replicas_is_taken_by_a_full_redis() {
     complete_all(&daemon, &leased).await;
     until("reports reach SQL", async || completed(&daemon).await == 500).await;
 }
+
+/// So that it has used this much of its limit.
+fn limit_to(redis: &PrivateRedis, percent: u64) {
+    let limit = used(redis) * 100 / percent;
+    assert_eq!(redis.run(&["config", "set", "maxmemory", &limit.to_string()]), "OK");
+}
+
+#[tokio::test]
+async fn the_door_closes_before_redis_is_full_and_work_goes_on() {
+    let redis = PrivateRedis::start(&[]);
+    let daemon = Daemon::start(CONFIG, &["--redis-url", &redis.url()]).await;
+    insert_all(&daemon, 100).await;
+    limit_to(&redis, 85);
+    until("inserts are refused", async || is_refused(&daemon).await).await;
+    let (status, answer) = daemon.get("/readyz").await;
+    assert_eq!((status, &answer["status"]), (200, &"ready".into()), "it can work: {answer}");
+    assert!(answer["memory"].as_str().unwrap().contains("% of its memory limit"), "{answer}");
+    let (_, metrics) = daemon.get("/metrics").await;
+    assert!(metrics.as_str().unwrap().contains("taskd_redis_memory_limit_bytes{server="), "{metrics}");
+
+    // Tasks are handed out and completed; what is discovered meanwhile waits in SQL.
+    let leased = daemon.lease_all("w", "q", 10).await;
+    let done = |task: &Value| {
+        let child = json!({"queue": "found", "key": task["key"]});
+        json!({"id": task["id"], "lease_token": task["lease_token"], "discovered": [child]})
+    };
+    let body = json!({"worker": "w", "completions": leased.iter().map(done).collect::<Vec<_>>()});
+    let (status, answer) = daemon.post("/v1/tasks:complete", &body).await;
+    assert_eq!(status, 200, "{answer}");
+    until("they are stored", async || daemon.queue("found").await["pending"] == 10).await;
+    assert!(daemon.lease("w", "found", 10, "500ms").await.is_empty());
+
+    redis.run(&["config", "set", "maxmemory", "0"]);
+    assert_eq!(daemon.drain("w", "found").await.len(), 10);
+    daemon.drain("w", "q").await;
+}
+
+#[tokio::test]
+async fn what_stands_on_the_bus_of_a_full_redis_goes_back_to_sql() {
+    let redis = PrivateRedis::start(&[]);
+    let database = tempfile::tempdir().unwrap();
+    let database = format!("sqlite://{}/taskd.db", database.path().display());
+    let args = ["--redis-url", &redis.url(), "--database-url", &database];
+    let stream = ["xlen", "taskd:{bus}:pipeline:0"];
+    {
+        let discovery = Daemon::start(CONFIG, &[&args[..], &["--pipelines", "discovery"]].concat()).await;
+        let (status, answer) = discovery.post_text("/v1/tasks", "application/x-ndjson", tasks(1000)).await;
+        assert_eq!(status, 200, "{answer}");
+        until("all are on the bus", async || redis.run(&stream) == "1000").await;
+    }
+    fill(&redis);
+    // Nobody works on anything, so nothing else could make room.
+    let mut daemon = Daemon::begin(CONFIG, &args);
+    until("the bus is empty", async || redis.run(&stream) == "0").await;
+    assert_eq!(daemon.queue("q").await["pending"], 1000);
+    redis.run(&["config", "set", "maxmemory", "0"]);
+    daemon.ready().await;
+    assert_eq!(once(daemon.drain("w", "q").await).len(), 1000);
+}
