@@ -8,7 +8,7 @@
 -- Returns the ids | an error FULL: nothing was appended
 local STREAM, most_bytes, most_records = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 
--- The totals before an entry and its own bytes. An entry of an older version notes nothing.
+-- The totals before an entry and its own bytes. An entry that was not written here notes nothing.
 local function read(entries)
   if #entries == 0 then return nil end
   local entry = {id = entries[1][1], bytes = 0, records = 0, own = 0}
@@ -18,7 +18,7 @@ local function read(entries)
       entry.own = #fields[i + 1]
     elseif fields[i] == 'before' then
       local bytes, records = string.match(fields[i + 1], '^(%d+) (%d+)$')
-      entry.bytes, entry.records = tonumber(bytes), tonumber(records)
+      entry.bytes, entry.records, entry.is_noted = tonumber(bytes), tonumber(records), true
     end
   end
   return entry
@@ -29,6 +29,10 @@ local bytes, records = 0, 0
 if first then
   local last = read(redis.call('XREVRANGE', STREAM, '+', '-', 'COUNT', 1))
   bytes, records = last.bytes + last.own, last.records + 1
+  if not last.is_noted then
+    -- Never back: a total below the first entry's would make the stream look empty for long.
+    bytes, records = first.bytes + first.own + last.own, first.records + redis.call('XLEN', STREAM)
+  end
 end
 
 if first and ARGV[3] == 'refuse' then

@@ -5,7 +5,11 @@
 -- ARGV[1] process   ARGV[2] for how long from now on (ms), 0: gives it back
 -- Returns 1 the process has it | 0 it has not
 local holder, ms = redis.call('GET', KEYS[1]), tonumber(ARGV[2])
-if holder and holder ~= ARGV[1] then return 0 end
+if holder and holder ~= ARGV[1] then
+  -- It expires at a time of day. Farther away than anybody sets it: the clock was set back.
+  if ms > 0 and redis.call('PTTL', KEYS[1]) > ms then redis.call('PEXPIRE', KEYS[1], ms) end
+  return 0
+end
 if ms > 0 then
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ms)
   return 1

@@ -2,7 +2,8 @@
 //!
 //! - `<prefix>:{bus}:<topic>:<partition>`: a stream per partition; an entry has its record in field `v`.
 //! - `…:committed`: for ordered reading, the id up to which everything was dealt with. For shared reading a consumer group does it.
-//! - `<prefix>:{bus}:readers:<topic>`, `…:owners:<topic>`: for ordered reading, who lives, and who owns which partition (`lua/bus_own.lua`).
+//! - `<prefix>:{bus}:readers:<topic>`: the living readers, each with its deadline.
+//! - `<prefix>:{bus}:owners:<topic>`: for ordered reading, the owner of each partition (`lua/bus_own.lua`).
 //! - `<prefix>:{bus}:generation`: a random name, written once. When it is gone, Redis has lost everything.
 //! - `<prefix>:{bus}:partitions`: topic → how many partitions it was begun with.
 //! - `<prefix>:{bus}:waiting`: written by publishers that wait for replicas, and read by nobody.
@@ -50,8 +51,8 @@ struct Streams {
     partitions: HashMap<Topic, u32>,
     /// The consumer numbers in use.
     consumers: Mutex<HashSet<(Topic, u32)>>,
-    /// Which ordered readers have taken partitions.
-    owners: Mutex<HashSet<(Topic, String)>>,
+    /// Readers of this process that others take for alive.
+    readers: Mutex<HashSet<(Topic, String)>>,
 }
 
 impl RedisStreams {
@@ -64,7 +65,7 @@ impl RedisStreams {
             generation,
             partitions,
             consumers: Mutex::default(),
-            owners: Mutex::default(),
+            readers: Mutex::default(),
         });
         Ok(Self { streams, take_over_after: TAKE_OVER_AFTER, process: Uuid::new_v4().to_string() })
     }
@@ -145,15 +146,25 @@ impl Streams {
         generation_key(&self.redis)
     }
 
+    fn readers_key(&self, topic: Topic) -> String {
+        format!("{}:{{bus}}:readers:{}{topic}", self.redis.prefix(), self.topic_prefix)
+    }
+
+    fn owners_key(&self, topic: Topic) -> String {
+        format!("{}:{{bus}}:owners:{}{topic}", self.redis.prefix(), self.topic_prefix)
+    }
+
+    /// Before others are told: a call that is given up may have been carried out.
+    fn note_reader(&self, topic: Topic, reader: &str) {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner).insert((topic, reader.to_owned()));
+    }
+
     /// What the ordered reader of that name owns now, and will for another while: partition and tenure.
     async fn own(&self, topic: Topic, reader: &str, lives: Duration) -> RedisResult<BTreeMap<u32, u64>> {
-        let name = |what| format!("{}:{{bus}}:{what}:{}{topic}", self.redis.prefix(), self.topic_prefix);
         let mut call = redis::cmd("EVAL");
-        call.arg(include_str!("../../lua/bus_own.lua")).arg(2).arg(name("readers")).arg(name("owners"));
+        call.arg(include_str!("../../lua/bus_own.lua")).arg(2).arg(self.readers_key(topic)).arg(self.owners_key(topic));
         call.arg(reader).arg(lives.as_millis() as u64).arg(self.partitions[&topic]);
-        let this = (topic, reader.to_owned());
-        // Noted before it is done: a call that is given up may have been carried out.
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner).insert(this);
+        self.note_reader(topic, reader);
         let owned: Vec<(u32, u64)> = call.query_async(&mut self.redis.conn()).await?;
         Ok(owned.into_iter().collect())
     }
@@ -318,10 +329,10 @@ impl Bus for RedisStreams {
 
     /// Others need not wait until our readers are taken for dead.
     async fn close(&self) {
-        let owners = self.streams.owners.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for (topic, reader) in owners {
+        let readers = self.streams.readers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (topic, reader) in readers {
             if let Err(error) = self.streams.own(topic, &reader, Duration::ZERO).await {
-                tracing::debug!("{reader} did not give back what it owns of {topic}: {error}");
+                tracing::debug!("{reader} did not give back what it has of {topic}: {error}");
             }
         }
     }

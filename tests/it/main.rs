@@ -13,6 +13,7 @@ mod full_memory;
 mod ingress_cli;
 mod ingress_grpc;
 mod ingress_http;
+mod lua_bus_state;
 mod lua_state;
 mod partitions;
 mod queue_property;
