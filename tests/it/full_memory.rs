@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use taskd::pb::{self, discovery_client::DiscoveryClient};
 
 use crate::support::{
-    daemon::{Daemon, once},
+    daemon::{Daemon, once, statuses},
     redis_private::PrivateRedis,
     until,
 };
@@ -118,6 +118,57 @@ async fn a_completion_that_waits_for_replicas_is_taken_by_a_full_redis() {
     until("reports reach SQL", async || completed(&daemon).await == 500).await;
 }
 
+/// How often the watchdog has done this.
+async fn handled(daemon: &Daemon, what: &str) -> f64 {
+    let (_, metrics) = daemon.get("/metrics").await;
+    let name = format!("taskd_watchdog_handled_tasks_total{{what=\"{what}\"}} ");
+    let line = metrics.as_str().unwrap().lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned));
+    line.map_or(0.0, |count| count.parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_gives_memory_back_works_while_redis_stays_full() {
+    let redis = PrivateRedis::start(&[]);
+    let config = format!("{CONFIG}\nbackoff = [\"100ms\"]");
+    let mut daemon = Daemon::start(&config, &["--redis-url", &redis.url()]).await;
+    insert_all(&daemon, 500).await;
+    let leased = daemon.lease_all("w", "q", 350).await;
+    let briefly = json!({"worker": "w", "queues": ["q"], "max_tasks": 50, "lease_duration": "1s"});
+    let (_, answer) = daemon.post("/v1/tasks:get", &briefly).await;
+    assert_eq!(answer["tasks"].as_array().unwrap().len(), 50);
+    // Less than an empty one needs: nothing that is freed helps.
+    assert_eq!(redis.run(&["config", "set", "maxmemory", "1mb"]), "OK");
+    daemon.kill9_and_restart();
+    until("it has started", async || is_refused(&daemon).await).await;
+
+    complete_all(&daemon, &leased[..200]).await;
+    let (rejected, extended) = (&leased[200..300], &leased[300..]);
+    let all_ok = |answer: &Value| statuses(answer).iter().all(|status| status == "OK");
+    let token = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "retry": false});
+    let body = json!({"worker": "w", "rejections": rejected.iter().map(token).collect::<Vec<_>>()});
+    let (status, answer) = daemon.post("/v1/tasks:reject", &body).await;
+    assert!(status == 200 && all_ok(&answer), "{answer}");
+    let token = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "by": "1h"});
+    let body = json!({"worker": "w", "extensions": extended.iter().map(token).collect::<Vec<_>>()});
+    let (status, answer) = daemon.post("/v1/tasks:extend", &body).await;
+    assert!(status == 200 && all_ok(&answer), "{answer}");
+
+    until("reports reach SQL", async || completed(&daemon).await == 200).await;
+    until("the dead are in SQL", async || daemon.queue("q").await["dead"] == 100).await;
+    assert_eq!(redis.run(&["xlen", "taskd:{bus}:dead-letters:0"]), "100");
+    until("the other leases run out", async || redis.run(&["xlen", "taskd:{bus}:expirations:0"]) == "50").await;
+    until("their tasks wait again", async || handled(&daemon, "promoted").await >= 50.0).await;
+    until("what is final is forgotten", async || handled(&daemon, "settled").await >= 300.0).await;
+    assert_eq!(redis.run(&["xlen", "taskd:{bus}:task-results:0"]), "0");
+    let backlog = redis.run(&["xpending", "taskd:{bus}:task-results:0", "taskd"]);
+    assert!(backlog.starts_with('0'), "{backlog}");
+    complete_all(&daemon, extended).await;
+
+    redis.run(&["config", "set", "maxmemory", "0"]);
+    daemon.ready().await;
+    daemon.drain("w", "q").await;
+}
+
 /// So that it has used this much of its limit.
 fn limit_to(redis: &PrivateRedis, percent: u64) {
     let limit = used(redis) * 100 / percent;
@@ -167,8 +218,8 @@ async fn what_stands_on_the_bus_of_a_full_redis_goes_back_to_sql() {
         assert_eq!(status, 200, "{answer}");
         until("all are on the bus", async || redis.run(&stream) == "1000").await;
     }
-    fill(&redis);
     // Nobody works on anything, so nothing else could make room.
+    assert_eq!(redis.run(&["config", "set", "maxmemory", "1mb"]), "OK");
     let mut daemon = Daemon::begin(CONFIG, &args);
     until("the bus is empty", async || redis.run(&stream) == "0").await;
     assert_eq!(daemon.queue("q").await["pending"], 1000);
