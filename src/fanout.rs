@@ -193,6 +193,9 @@ impl Fanout {
         };
         done.enqueued += added;
         done.repeated += dealt_with - added;
+        if dealt_with > added && self.has_read_beyond(shard).await? {
+            return Err(self.begin_anew(shard.number, epoch).await);
+        }
         let rest = &group.tasks[dealt_with..];
         if !rest.is_empty() {
             if !is_short {
@@ -231,6 +234,32 @@ impl Fanout {
                 "pipeline/{partition} has another owner, with epoch {by} above our {epoch}: joining anew"
             ),
             Err(error) => error.into(),
+        }
+    }
+
+    /// Whether the shard has dealt with records behind the end of its partition, so that it takes new ones for known.
+    async fn has_read_beyond(&self, shard: &ShardId) -> anyhow::Result<bool> {
+        let (stored, _) = self.queue.inspect(shard, &[]).await?;
+        match stored.filter(|(topic, _)| topic == self.outbox.bus.generation()) {
+            Some((_, offset)) => Ok(self.outbox.bus.lies_beyond(Topic::Pipeline, shard.number, offset).await?),
+            None => Ok(false),
+        }
+    }
+
+    /// The offsets of the partition come a second time. Its shards forget how far they have read, and the reader begins behind what is
+    /// committed: the records in hand come again.
+    async fn begin_anew(&self, partition: u32, epoch: u64) -> anyhow::Error {
+        let rewind = async {
+            for shard in self.queue.shards().into_iter().filter(|shard| shard.number == partition) {
+                if self.has_read_beyond(&shard).await? {
+                    self.queue.rewind(&shard, epoch).await?;
+                }
+            }
+            anyhow::Ok(())
+        };
+        match rewind.await {
+            Ok(()) => anyhow::anyhow!("pipeline/{partition} was made anew, or has lost records: reading it from there"),
+            Err(error) => error,
         }
     }
 

@@ -300,6 +300,15 @@ impl Queue {
         }
     }
 
+    /// Forgets how far the shard has read `pipeline`: its offsets come a second time. Only for the owner of the partition.
+    pub async fn rewind(&self, shard: &ShardId, epoch: u64) -> Result<()> {
+        self.call(&scripts::REWIND, shard, 1, |call| {
+            call.arg(epoch);
+        })
+        .await?;
+        Ok(())
+    }
+
     /// Leases tasks of the shard to the worker. A shard that Redis lost has nothing.
     pub async fn claim(&self, shard: &Shard, claim: Claim) -> Result<Granted> {
         let (weight, worker) = (claim.max_tasks, claim.worker.clone());

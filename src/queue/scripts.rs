@@ -54,6 +54,7 @@ script!(OPEN, "open", lanes: true, head: "#!lua flags=allow-oom\n");
 script!(ENQUEUE, "enqueue", lanes: true);
 // Without tasks: only the offset moves, past what was parked.
 script!(PASS, "enqueue", lanes: true, oom: allow);
+script!(REWIND, "rewind", lanes: false, oom: allow);
 script!(CLAIM, "claim", lanes: true);
 script!(COMPLETE, "complete", lanes: false, oom: allow);
 script!(REJECT, "reject", lanes: true, oom: allow);

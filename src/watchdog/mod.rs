@@ -66,8 +66,10 @@ pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor:
     supervisor.spawn("watchdog/trim", move || dog.clone().trim(Arc::clone(&beat)));
 }
 
-/// Parked tasks that were released and that the fanout has not read yet, by queue.
-type OnTheirWay = HashMap<QueueName, Last>;
+/// Parked tasks that were released and that the fanout has not read yet, by queue, and since when.
+type OnTheirWay = HashMap<QueueName, (Last, Instant)>;
+/// Then it is asked whether the topic was made anew, so that nobody will ever come so far.
+const LONG_ON_THEIR_WAY: Duration = Duration::from_secs(10);
 
 /// Tasks removed in one transaction: so few that nobody waits long for it.
 const REMOVED_AT_ONCE: u32 = 256;
@@ -199,7 +201,20 @@ impl Watchdog {
         if !on_their_way.is_empty() {
             let committed = self.outbox.bus.committed(Topic::Pipeline).await?;
             let read = |partition: u32| committed.get(partition as usize).copied().flatten();
-            on_their_way.retain(|_, released| released.iter().any(|(partition, last)| read(*partition) < Some(*last)));
+            on_their_way.retain(|_, (released, _)| {
+                released.retain(|partition, last| read(*partition) < Some(*last));
+                !released.is_empty()
+            });
+            for (released, since) in on_their_way.values_mut().filter(|(_, since)| since.elapsed() > LONG_ON_THEIR_WAY)
+            {
+                for (partition, last) in released.clone() {
+                    if self.outbox.bus.lies_beyond(Topic::Pipeline, partition, last).await? {
+                        released.remove(&partition);
+                    }
+                }
+                *since = Instant::now();
+            }
+            on_their_way.retain(|_, (released, _)| !released.is_empty());
         }
         for queue in self.outbox.gates.closed() {
             // What was released last is not counted in its shards yet.
@@ -216,7 +231,7 @@ impl Watchdog {
             let (last, left) = self.outbox.publish_others(&rows, true).await?;
             metrics::outbox_republished(Republished::Unparked, rows.len() - left.len());
             refused.extend(left);
-            on_their_way.insert(queue, last);
+            on_their_way.insert(queue, (last, Instant::now()));
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ mod flushall;
 mod kafka_daemon;
 mod kafka_groups;
 mod kafka_secured;
+mod kafka_topics;
 mod lifecycle;
 mod partitions;
 mod pressure;
