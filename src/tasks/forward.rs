@@ -185,9 +185,12 @@ impl Records<'_> {
         records.push(Record { partition, value });
     }
 
+    /// Task results first: the bus may refuse them for long, and each try would repeat what was published before.
     fn finish(mut self) -> impl Iterator<Item = (Topic, Vec<Record>)> {
         self.flush();
-        self.by_topic.into_values()
+        let mut topics: Vec<_> = self.by_topic.into_values().collect();
+        topics.sort_by_key(|(topic, _)| *topic != Topic::TaskResults);
+        topics.into_iter()
     }
 }
 
@@ -212,6 +215,17 @@ mod tests {
         assert_eq!(next_read(8, 128 << 20), 1);
         assert_eq!(next_read(1, 24 << 20), 1);
         assert_eq!(next_read(3, 0), 64);
+    }
+
+    #[test]
+    fn task_results_are_published_first() {
+        let shard = ShardId { queue: crate::model::QueueName::new("q").unwrap(), number: 0 };
+        let mut records =
+            Records { shard: &shard, partition: 0, reports: Vec::new(), bytes: 0, by_topic: BTreeMap::new() };
+        let event = Event::Died { id: crate::model::TaskId::new(), attempts: 1, reason: String::new() };
+        records.add(&OutboxEntry { id: "1-0".into(), at_unix_ms: 1, event });
+        let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
+        assert_eq!(topics, [Topic::TaskResults, Topic::DeadLetters]);
     }
 
     #[test]

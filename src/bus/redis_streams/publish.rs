@@ -67,7 +67,7 @@ impl Streams {
         }
         let answered = pipe.query_async(&mut conn).await;
         drop(turn);
-        let mut answers: Vec<Value> = answered.map_err(|e: RedisError| failed(e.to_string()))?;
+        let mut answers: Vec<Value> = answered.map_err(|e: RedisError| failed(in_short(&e)))?;
         if let Some(durability) = self.redis.durability() {
             let waited = answers.pop().unwrap_or(Value::Nil);
             durability.judge(&waited).map_err(|e| failed(e.to_string()))?;
@@ -101,6 +101,12 @@ impl Streams {
         }
         by_partition.into_values().collect()
     }
+}
+
+/// Of a pipeline, what the server said of its first command that failed.
+fn in_short(error: &RedisError) -> String {
+    let said = error.clone().into_server_errors().and_then(|all| all.first().map(|(_, error)| error.clone()));
+    said.map_or_else(|| error.to_string(), |said| format!("{}: {}", said.code(), said.details().unwrap_or_default()))
 }
 
 /// By record. Each answer is an id, or the ids of all records that its command appended.
