@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- What all processes must agree on: written where it is missing, then read.
+-- Reads the names and numbers that all processes must agree on. Writes each one that is missing.
 --
 -- KEYS[1] -> <prefix>:{bus}:generation   string: a random name of this life of the topics
 -- KEYS[2] -> <prefix>:{bus}:partitions   hash: topic -> how many partitions it was begun with

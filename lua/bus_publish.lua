@@ -8,7 +8,7 @@
 -- Returns the ids | an error FULL: nothing was appended
 local STREAM, most_bytes, most_records = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 
--- The totals before an entry and its own bytes. An entry that was not written here notes nothing.
+-- Reads the totals before an entry, and its own bytes. An entry from elsewhere has no totals.
 local function read(entries)
   if #entries == 0 then return nil end
   local entry = {id = entries[1][1], bytes = 0, records = 0, own = 0}
@@ -30,14 +30,14 @@ if first then
   local last = read(redis.call('XREVRANGE', STREAM, '+', '-', 'COUNT', 1))
   bytes, records = last.bytes + last.own, last.records + 1
   if not last.is_noted then
-    -- Never back: a total below the first entry's would make the stream look empty for long.
+    -- Totals never go back: one below the first entry's would make the stream look empty for long.
     bytes, records = first.bytes + first.own + last.own, first.records + redis.call('XLEN', STREAM)
   end
 end
 
 if first and ARGV[3] == 'refuse' then
   local size, span, length = bytes - first.bytes, records - first.records, redis.call('XLEN', STREAM)
-  -- Acknowledged entries leave in any order. The gaps count as much as the average entry.
+  -- Readers acknowledge in any order, which leaves gaps. A gap counts as an average entry.
   if span > length then size = size * length / span end
   for a = 4, #ARGV do size = size + #ARGV[a] end
   if size > most_bytes then
@@ -53,7 +53,7 @@ for a = 4, #ARGV do
 end
 
 if ARGV[3] == 'trim' and first then
-  -- As many as come, and a few more, so that a bound that was lowered is reached step by step. The newest stays.
+  -- Removes a few more than were appended, so that a lowered bound is reached step by step. The newest entry stays.
   for _ = 1, 2 * #ids + 16 do
     local is_over = bytes - first.bytes > most_bytes or (most_records > 0 and records - first.records > most_records)
     if not is_over or first.id == ids[#ids] then break end

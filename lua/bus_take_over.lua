@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- One look of a shared reader at the others of its group: it lives for another while, and takes over what dead readers hold. A dead reader
--- that holds nothing is forgotten. Redis's own idle times are not asked: after its clock was set back they say that everybody is busy.
+-- Renews a shared reader's deadline, takes over the entries of dead readers, and removes dead readers that hold nothing.
+-- It ignores Redis's idle times: after a clock that was set back they are zero, and no reader would look dead.
 --
 -- KEYS[1] -> taskd:{bus}:<topic>:<partition>   the stream
 -- KEYS[2] -> <prefix>:{bus}:readers:<topic>    zset: reader -> until when it lives (ms)
@@ -10,7 +10,7 @@ local me, lives, most = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- Nobody writes a deadline farther away than this: the clock was set back.
+-- No reader writes a deadline beyond this one, so the clock was set back.
 for _, reader in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], string.format('(%.0f', now + lives), '+inf')) do
   redis.call('ZADD', KEYS[2], now + lives, reader)
 end
@@ -28,7 +28,7 @@ for _, answer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
       for _, held in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', most - #entries, name)) do
         ids[#ids + 1] = held[1]
       end
-      -- What was deleted meanwhile is not held by anybody afterwards, and is not answered.
+      -- XCLAIM drops deleted entries: no reader holds them afterwards.
       for _, entry in ipairs(redis.call('XCLAIM', KEYS[1], ARGV[1], me, 0, unpack(ids))) do
         entries[#entries + 1] = entry
       end

@@ -6,7 +6,7 @@
 -- Returns 1 the process has it | 0 it has not
 local holder, ms = redis.call('GET', KEYS[1]), tonumber(ARGV[2])
 if holder and holder ~= ARGV[1] then
-  -- It expires at a time of day. Farther away than anybody sets it: the clock was set back.
+  -- No process asks for so long, so the clock was set back: a key expires at a time of day.
   if ms > 0 and redis.call('PTTL', KEYS[1]) > ms then redis.call('PEXPIRE', KEYS[1], ms) end
   return 0
 end

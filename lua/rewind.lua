@@ -1,5 +1,5 @@
--- Forgets how far the shard has read `pipeline`: the topic was made anew, or the end of the partition fell back, and offsets come a second
--- time. What has a record is still known by it.
+-- Forgets how far the shard has read `pipeline`. The topic was made anew, or the partition lost its end, so Kafka gives offsets a second time.
+-- Records still keep a task from being enqueued twice.
 --
 -- ARGV[2] epoch of the partition's owner
 -- Returns 1 forgotten | 0 the partition has another owner: nothing was changed

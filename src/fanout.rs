@@ -176,7 +176,7 @@ impl Fanout {
             high_water_tasks: settings.high_water_tasks,
             high_water_bytes: settings.high_water_bytes,
         };
-        // Redis has little memory left: all of it stays in SQL.
+        // Redis has little memory left: the whole group is parked in SQL.
         let is_short = self.outbox.gates.is_short() && !group.tasks.is_empty();
         let answer = match is_short {
             true => Ok(Enqueued::Done { dealt_with: 0, added: 0 }),
@@ -237,7 +237,7 @@ impl Fanout {
         }
     }
 
-    /// Whether the shard has dealt with records behind the end of its partition, so that it takes new ones for known.
+    /// Whether the shard's stored offset lies beyond the end of its partition, so that it takes new records for known ones.
     async fn has_read_beyond(&self, shard: &ShardId) -> anyhow::Result<bool> {
         let (stored, _) = self.queue.inspect(shard, &[]).await?;
         match stored.filter(|(topic, _)| topic == self.outbox.bus.generation()) {
@@ -246,8 +246,8 @@ impl Fanout {
         }
     }
 
-    /// The offsets of the partition come a second time. Its shards forget how far they have read, and the reader begins behind what is
-    /// committed: the records in hand come again.
+    /// Rewinds the partition's shards, because the bus gives its offsets a second time. The error ends this reader; the next one begins at the
+    /// committed offset and reads the same records again.
     async fn begin_anew(&self, partition: u32, epoch: u64) -> anyhow::Error {
         let rewind = async {
             for shard in self.queue.shards().into_iter().filter(|shard| shard.number == partition) {

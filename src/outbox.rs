@@ -187,9 +187,9 @@ pub struct Gates(Arc<RwLock<Known>>);
 /// Redis has little memory left. All gates are closed: new tasks stay in SQL, and inserts are refused.
 #[derive(Clone, Debug)]
 pub struct Shortage {
-    /// For the callers that are refused.
+    /// The reason, for callers that are refused.
     pub why: String,
-    /// It has none left.
+    /// Redis has no memory left.
     pub is_full: bool,
 }
 

@@ -1,7 +1,7 @@
-//! The guard of Redis's memory: closes the door before a server is full, and opens it when there is room again.
+//! The memory guard: closes the gates before a Redis server is full, and opens them when there is room again.
 //!
-//! At its `maxmemory` Redis refuses to take in tasks and to hand them out. Completions, the forwarder and commits still work there, and give
-//! memory back. The guard keeps taskd from getting there by what it takes in.
+//! A full Redis refuses enqueues and claims. Completions, the forwarder and commits still run and give memory back. The guard stops new tasks
+//! early, so that taskd does not fill Redis by itself.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -16,12 +16,12 @@ use crate::{
 };
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The door closes when a server has used so much of its limit …
+/// The gates close when a server has used this share of its limit …
 const CLOSE_AT_PERCENT: u64 = 80;
-/// … and opens when none has used more than this.
+/// … and open when no server has used more than this.
 const OPEN_AT_PERCENT: u64 = 75;
 
-/// What the guard watches, and what it moves.
+/// The servers that the guard asks, and the gates that it moves.
 #[derive(Clone)]
 struct Guard {
     redis: Redis,
@@ -72,23 +72,23 @@ impl Guard {
         let is_full = now.as_ref().is_some_and(|now| now.is_full);
         self.gates.set_shortage(now);
         if was_full && !is_full {
-            // Nobody has told them: no claim was answered meanwhile.
+            // Redis refused their claims, so no wake is on its way to them.
             self.queue.wakes().wake_all();
         }
     }
 }
 
-/// The lower of two limits of which 0 is none.
+/// The lower of two limits; 0 means no limit.
 fn lower(a: u64, b: u64) -> u64 {
     if a == 0 || b == 0 { a.max(b) } else { a.min(b) }
 }
 
-/// Of the server that has used most of its limit.
+/// The shortage of the server that has used most of its limit.
 fn shortage(servers: &[Memory], is_closed: bool) -> Option<Shortage> {
     let percent = |memory: &Memory| (u128::from(memory.used) * 100 / u128::from(memory.limit)) as u64;
     let limited = servers.iter().filter(|memory| memory.limit > 0);
     let (most, percent) = limited.map(|memory| (memory, percent(memory))).max_by_key(|(_, percent)| *percent)?;
-    // Above, not at: a server that stays at the mark does not keep the door closed.
+    // A server that stays exactly at the lower mark opens the gates.
     let is_short = percent >= CLOSE_AT_PERCENT || (is_closed && percent > OPEN_AT_PERCENT);
     is_short.then(|| Shortage {
         why: format!(

@@ -196,7 +196,7 @@ async fn publish(producer: &FutureProducer<Voice>, topic: &str, records: &[Recor
 
 #[async_trait]
 impl Bus for Kafka {
-    /// The cluster's id. Through librdkafka's Rust client a topic has none, so one that was made anew shows by its end: see
+    /// The cluster's id. The Rust client of librdkafka does not expose topic ids, so taskd recognises a topic made anew by its end: see
     /// [`Bus::lies_beyond`].
     fn generation(&self) -> &str {
         &self.generation
@@ -283,7 +283,7 @@ impl Bus for Kafka {
             let metadata = metadata.map_err(|reason| Error::Read { topic, reason })?.map_err(|e| read(topic, &e))?;
             let (name, mut missing) =
                 (self.names.topic(topic), self.missing.lock().unwrap_or_else(PoisonError::into_inner));
-            // Once may be a broker that does not know it yet.
+            // A broker that has just started may not know a topic yet: the second look counts.
             match topics::is_gone(&metadata, &name) {
                 true if !missing.insert(topic) => return Err(Error::Gone { topic }),
                 true => {}

@@ -33,7 +33,7 @@ pub enum Error {
     /// Trying again does not help: offsets mean nothing any more, the bus has to be opened anew.
     #[error("the bus has lost its records: generation {generation} is gone")]
     Lost { generation: String },
-    /// Somebody has deleted a topic: the bus has to be opened anew, which makes it again.
+    /// Somebody has deleted a topic: opening the bus anew creates it again.
     #[error("topic {topic} is gone")]
     Gone { topic: Topic },
     /// Somebody has given a topic more partitions: the bus has to be opened anew to reach them.
@@ -141,8 +141,8 @@ pub trait Bus: Send + Sync {
     /// Up to where the group has committed, by partition.
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
-    /// Whether the partition does not reach this offset, though it did once: somebody has made the topic anew, or the partition has lost its
-    /// last records. Its next records have offsets that other records had. Never where offsets are not given twice.
+    /// Whether a partition that once held this offset ends before it now. Somebody has made the topic anew, or the partition has lost its last
+    /// records, so the bus gives offsets a second time. Always false on a bus that never does.
     async fn lies_beyond(&self, _topic: Topic, _partition: u32, _offset: Offset) -> Result<bool> {
         Ok(false)
     }

@@ -154,7 +154,7 @@ impl Streams {
         format!("{}:{{bus}}:owners:{}{topic}", self.redis.prefix(), self.topic_prefix)
     }
 
-    /// Before others are told: a call that is given up may have been carried out.
+    /// Call it before Redis is told: Redis may carry out a call whose caller has given up.
     fn note_reader(&self, topic: Topic, reader: &str) {
         self.readers.lock().unwrap_or_else(PoisonError::into_inner).insert((topic, reader.to_owned()));
     }

@@ -60,7 +60,7 @@ impl Parts {
     }
 
     async fn mark(&self, rows: &[model::TaskRow]) {
-        // The filter spares questions to SQL; it is not worth the last memory.
+        // The filter only saves SQL queries: it must not take the last memory.
         if self.outbox.gates.is_short() {
             return;
         }

@@ -2,8 +2,8 @@
 
 use std::{fs, path::Path};
 
-/// What it may use where nobody has said it: half of what this machine, or this container, has. The other half is for SQLite, taskd, and the
-/// copy of changed pages while the append-only file is rewritten. `None`: the kernel does not say.
+/// Half of the memory of this machine or container, the default limit. The other half is for SQLite, taskd, and the pages that fork copies while
+/// redis-server rewrites its append-only file. `None`: the kernel does not say.
 pub(super) fn half_of_memory() -> Option<u64> {
     let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -27,7 +27,7 @@ fn limit_of(line: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
         _ => return None,
     };
     let path = Path::new(path.trim_start_matches('/'));
-    // Inside a container the path may be one of outside: then only the root is there.
+    // In a container the path may be that of the host: then only the root exists.
     let limit = |group: &Path| read(&Path::new(root).join(group).join(file))?.trim().parse().ok();
     path.ancestors().filter_map(limit).min()
 }

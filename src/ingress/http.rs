@@ -144,7 +144,7 @@ struct Readiness {
     status: &'static str,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     stalled: Vec<StalledLoop>,
-    /// Why no new tasks are taken in.
+    /// The reason why inserts are refused, if Redis has little memory left.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<String>,
 }

@@ -63,7 +63,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Redis is at its `maxmemory`: it refuses what needs memory until others have given some back.
+    /// Redis is at its `maxmemory` and refuses commands that need memory.
     fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Redis(error) if error.code() == Some("OOM"))
     }
@@ -272,7 +272,7 @@ impl Queue {
     }
 
     async fn raise_epoch(&self, partition: u32, by: u64) -> Result<u64> {
-        // Also without memory left: the owner of a partition moves what stands there to SQL.
+        // A full Redis must allow it: the owner of a partition moves its records to SQL.
         const RAISE: &str = "#!lua flags=allow-oom\nreturn redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])";
         let mut raise = redis::cmd("EVAL");
         raise.arg(RAISE).arg(1).arg(keys::epochs(self.0.redis.prefix())).arg(partition).arg(by);
@@ -300,7 +300,7 @@ impl Queue {
         }
     }
 
-    /// Forgets how far the shard has read `pipeline`: its offsets come a second time. Only for the owner of the partition.
+    /// Forgets how far the shard has read `pipeline`, because its offsets come a second time. Only the owner of the partition may do it.
     pub async fn rewind(&self, shard: &ShardId, epoch: u64) -> Result<()> {
         self.call(&scripts::REWIND, shard, 1, |call| {
             call.arg(epoch);
@@ -313,7 +313,7 @@ impl Queue {
     pub async fn claim(&self, shard: &Shard, claim: Claim) -> Result<Granted> {
         let (weight, worker) = (claim.max_tasks, claim.worker.clone());
         match shard.claims.call(claim, weight).await {
-            // Nor has one in a Redis that has no memory left: a lease needs some.
+            // A lease needs memory: a full Redis hands out nothing.
             Err(error) if matches!(error, Error::NoGeneration) || error.is_out_of_memory() => {
                 let delivery = Delivery { worker, leases: Vec::new(), release: self.0.release.clone() };
                 Ok(Granted { tasks: Vec::new(), more: false, delivery })
@@ -508,7 +508,7 @@ impl Queue {
 
     /// Remembers whose tasks this Redis holds; answers whose they are.
     pub async fn belongs_to(&self, store_id: &str) -> Result<String> {
-        // Only where it is missing is it written: a Redis without memory left refuses that.
+        // A full Redis refuses the write, so it is only made where the key is missing.
         if let Some(owner) = self.owner().await? {
             return Ok(owner);
         }

@@ -18,7 +18,7 @@ pub struct Script {
     sha: LazyLock<String>,
 }
 
-/// `oom: allow`: Redis runs it also when it has no memory left, because it gives some back, or because what does so needs it.
+/// `oom: allow`: a full Redis runs the script too, because it frees memory, or because a script that frees memory depends on it.
 macro_rules! script {
     ($constant:ident, $name:literal, lanes: $lanes:literal, oom: allow) => {
         script!(
@@ -52,7 +52,7 @@ macro_rules! script {
 
 script!(OPEN, "open", lanes: true, head: "#!lua flags=allow-oom\n");
 script!(ENQUEUE, "enqueue", lanes: true);
-// Without tasks: only the offset moves, past what was parked.
+// Enqueues nothing, only moves the offset past parked tasks.
 script!(PASS, "enqueue", lanes: true, oom: allow);
 script!(REWIND, "rewind", lanes: false, oom: allow);
 script!(CLAIM, "claim", lanes: true);

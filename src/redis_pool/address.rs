@@ -18,9 +18,9 @@ const CLUSTER: [(&str, &str); 2] = [("redis+cluster://", "redis://"), ("rediss+c
 const RETRIES: u32 = 8;
 const RETRY_WAIT_MS: (u64, u64) = (20, 500);
 
-/// A connection that is silent for so long is probed, and again after as long.
+/// The kernel probes a connection that is silent for this time, and repeats the probe at this interval.
 const PROBE_AFTER: Duration = Duration::from_secs(5);
-/// A peer that acknowledges nothing for so long is gone.
+/// The kernel closes a connection whose peer acknowledges nothing for this time.
 const GONE_AFTER: Duration = Duration::from_secs(15);
 
 /// Servers, and what is needed to talk to them.
@@ -117,7 +117,7 @@ impl Address {
     }
 }
 
-/// The kernel notices a peer that is gone without a word, also on connections on which we only listen.
+/// Settings by which the kernel notices a vanished peer, also on connections that only listen.
 fn tcp_settings() -> TcpSettings {
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_AFTER);
     TcpSettings::default().set_nodelay(true).set_keepalive(probes).set_user_timeout(GONE_AFTER)

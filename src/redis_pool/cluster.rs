@@ -1,4 +1,4 @@
-//! Which node of a cluster has what.
+//! The nodes of a cluster and their slots.
 
 use redis::{ConnectionInfo, FromRedisValue, RedisResult, Value, aio::MultiplexedConnection};
 

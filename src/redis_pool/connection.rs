@@ -13,8 +13,8 @@ use super::{CONNECT, RESPONSE, address::Address, timed_out};
 
 /// A pipelined connection that many callers share. Clones are the same connection. Never for commands that block.
 ///
-/// A call that gets no answer in time, or loses its connection, ends it for those that come later: the next caller connects anew. Callers
-/// that wait on the old connection keep their own deadline.
+/// A call that gets no answer in time, or finds the connection closed, discards it: the next call connects anew. Calls in flight on the old
+/// connection keep their own deadlines.
 #[derive(Clone)]
 pub struct Connection(Arc<Inner>);
 
@@ -52,10 +52,10 @@ impl Connection {
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        // Where nobody answers, each caller before us tries for long: do not wait for all of them.
+        // While no server answers, each caller ahead of us tries for long. We do not wait for all of them.
         let turn = tokio::time::timeout(CONNECT, self.0.connecting.lock()).await;
         let mut number = turn.map_err(|_| timed_out())?;
-        // The caller that had the lock before may have connected.
+        // The previous holder of the lock may have connected.
         if let Some(current) = self.current() {
             return Ok(current);
         }
@@ -77,12 +77,12 @@ impl Connection {
         }
     }
 
-    /// Drops the connection if its answer says that it is of no more use. Nobody but us does it: redis-rs keeps a connection that is silent.
+    /// Discards the connection after an answer that shows it to be useless. redis-rs itself keeps a connection that is silent.
     fn judge(&self, number: u64, link: &Link, answers: Result<&[Value], &RedisError>) {
         let is_over = match link {
             Link::One(_) => answers.map_or_else(ends_one, |answers| answers.iter().any(is_read_only)),
-            // Its client makes single connections anew. It keeps one to a node that hangs, although another has its slots now: so all of
-            // them end, and the next call asks the nodes that answer for the slots.
+            // The cluster client reconnects to single nodes by itself. But it keeps a connection to a node that hangs, even when another node
+            // has taken its slots. So we discard all of them, and the next call asks the nodes that answer.
             Link::Cluster(_) => answers.is_err_and(RedisError::is_timeout),
         };
         if is_over {
@@ -98,7 +98,7 @@ fn ends_one(error: &RedisError) -> bool {
     error.is_timeout() || error.is_unrecoverable_error()
 }
 
-/// The server was a master, and is a replica of another now. Its name may already lead to that one.
+/// The server is a replica now. Its host name may already lead to the new master.
 fn is_read_only(answer: &Value) -> bool {
     matches!(answer, Value::ServerError(error) if error.code() == "READONLY")
 }

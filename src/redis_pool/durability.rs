@@ -7,7 +7,7 @@ use redis::{Pipeline, Value, aio::MultiplexedConnection};
 use super::{Error, value, version};
 use crate::config::RedisAccess;
 
-/// Redis takes it also when it has no memory left: what waits may be what gives some back.
+/// A full Redis takes this write too: the call that waits may be one that frees memory.
 const WRITE: &str = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], '', 'PX', 60000)";
 
 /// What a write waits for, in the exchange that makes it.

@@ -1,10 +1,10 @@
-//! How much memory each server has used.
+//! The memory that each Redis server has used.
 
 use redis::{RedisError, Value};
 
 use super::{Redis, value};
 
-/// Of one server, in bytes, as it counts for its limit.
+/// The memory of one server in bytes, as far as it counts for `maxmemory`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// `host:port`, or the path of its socket.
@@ -15,7 +15,7 @@ pub struct Memory {
 }
 
 impl Redis {
-    /// Of the server, or of every master of the cluster.
+    /// The memory of the server, or of every master of the cluster.
     pub async fn memory(&self) -> Result<Vec<Memory>, RedisError> {
         let answer: Value = redis::cmd("INFO").arg("memory").query_async(&mut self.conn()).await?;
         match answer {
@@ -37,7 +37,7 @@ fn read(server: String, info: &str) -> Result<Memory, RedisError> {
         |name: &'static str| (redis::ErrorKind::UnexpectedReturnType, "INFO memory does not say", name.to_owned());
     let used = number("used_memory:").ok_or_else(|| missing("used_memory"))?;
     let limit = number("maxmemory:").ok_or_else(|| missing("maxmemory"))?;
-    // Buffers for replicas and the append-only file, which do not count for maxmemory.
+    // Buffers for replicas and the append-only file do not count for maxmemory.
     let beside = number("mem_not_counted_for_evict:").unwrap_or(0);
     Ok(Memory { server, used: used.saturating_sub(beside), limit })
 }

@@ -16,9 +16,9 @@ pub type MysqlStore = SqlStore<MySql>;
 
 /// How long a call may wait for a connection: less than for a lock, so that those behind a lock that is held for long are told.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// A connection that nobody needs for so long is closed, before the server does it: see [`SESSION`].
+/// The pool closes a connection that was idle for this time, before the server does: see [`SESSION`].
 const IDLE: Duration = Duration::from_secs(10);
-/// How long a connection that was idle may take to show that it still is one.
+/// How long an idle connection may take to answer a ping.
 const PING_WITHIN: Duration = Duration::from_secs(2);
 /// Then another one is opened: it finds a new primary, and the server gets its memory back.
 const LIFETIME: Duration = Duration::from_secs(1800);
@@ -30,7 +30,7 @@ const PREPARED: usize = 256;
 /// READ COMMITTED: a row that was waited for is then seen, and no gaps are locked between other people's keys.
 /// Strict: what does not fit is an error, not cut off. A lock that is held for long is a reason to start again.
 /// Neither a server's setting nor a proxy's may change what our statements mean. Times are numbers; sqlx sets the zone to UTC all the same.
-/// The server ends a session of which it hears nothing for 20 s: a client that is cut off would hold its locks for hours.
+/// The server ends a session that is silent for 20 s. Otherwise a client that was cut off would hold its locks for hours.
 const SESSION: &str = "\
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -38,7 +38,7 @@ const SESSION: &str = "\
                 innodb_lock_wait_timeout = 10, \
                 wait_timeout = 20";
 
-/// For the one that holds the lock while somebody else migrates.
+/// For the connection that holds the migration lock, silent while another connection migrates.
 const PATIENT_SESSION: &str = "SET SESSION wait_timeout = 86400";
 
 /// How long a process that starts waits while another one migrates.
@@ -69,7 +69,7 @@ impl MysqlStore {
             .acquire_timeout(PATIENCE)
             .idle_timeout(IDLE)
             .max_lifetime(LIFETIME)
-            // A ping before each use: one that was cut is not handed out. sqlx's own would wait for its answer for ever.
+            // A ping before each use keeps dead connections from callers. sqlx's own ping has no time limit.
             .test_before_acquire(false)
             .before_acquire(|connection, _| {
                 Box::pin(async {
@@ -108,7 +108,7 @@ impl Dialect for MySqlConnection {
     // Both servers know this form; MariaDB has no other.
     const FOR_SHARE: &'static str = " LOCK IN SHARE MODE";
     const NOW_MS: &'static str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
-    // Longer than a wait for a lock, and short enough for another try before the call gives up.
+    // Longer than a wait for a lock, and short enough for a second try before the call gives up.
     const ANSWER_WITHIN: Option<Duration> = Some(Duration::from_secs(15));
     const BUSY_HINT: &'static str = "raise database_pool, or ask for less at once";
     const ID: &'static str = "CAST(? AS BINARY(16))";

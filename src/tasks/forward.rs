@@ -185,7 +185,7 @@ impl Records<'_> {
         records.push(Record { partition, value });
     }
 
-    /// Task results first: the bus may refuse them for long, and each try would repeat what was published before.
+    /// Task results first. The bus may refuse them for long, and each retry would publish the other reports again.
     fn finish(mut self) -> impl Iterator<Item = (Topic, Vec<Record>)> {
         self.flush();
         let mut topics: Vec<_> = self.by_topic.into_values().collect();

@@ -320,7 +320,7 @@ pub fn bus_backlog(topic: &'static str, records: u64) {
     gauge!(BUS_BACKLOG, "topic" => topic).set(records as f64);
 }
 
-/// What a Redis server has used of its limit (0: none).
+/// The memory of a Redis server, and its limit (0: none).
 pub fn redis_memory(server: &str, used: u64, limit: u64) {
     gauge!(REDIS_USED, "server" => server.to_owned()).set(used as f64);
     gauge!(REDIS_LIMIT, "server" => server.to_owned()).set(limit as f64);

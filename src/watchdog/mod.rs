@@ -68,7 +68,7 @@ pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor:
 
 /// Parked tasks that were released and that the fanout has not read yet, by queue, and since when.
 type OnTheirWay = HashMap<QueueName, (Last, Instant)>;
-/// Then it is asked whether the topic was made anew, so that nobody will ever come so far.
+/// After this the watchdog asks whether the topic was made anew: then no reader will ever reach their offsets.
 const LONG_ON_THEIR_WAY: Duration = Duration::from_secs(10);
 
 /// Tasks removed in one transaction: so few that nobody waits long for it.
@@ -150,7 +150,7 @@ impl Watchdog {
         let mut refused = HashSet::new();
         while self.lead.wait(&beat, &self.stop).await {
             if self.outbox.gates.is_short() {
-                // What would go out would be parked.
+                // The fanout would park every task again.
                 beat.beat();
                 self.pause(Duration::from_millis(200)).await;
                 continue;

@@ -78,7 +78,7 @@ impl Proxy {
     }
 }
 
-/// What happens to connections.
+/// The state that all connections share.
 #[derive(Clone)]
 struct State {
     mode: watch::Receiver<Mode>,

@@ -235,7 +235,7 @@ fn commit(consumer: &StreamConsumer<Group>, topic: &str) -> Result<(), KafkaErro
     if !unknown.is_empty() {
         let committed = super::committed(consumer, topic, unknown)?;
         let committed = committed.into_iter().map(|(partition, place)| {
-            // Beyond the end it is of a topic that was there before, and what comes now is news from the beginning.
+            // A committed place beyond the end belongs to a deleted topic. Nothing of this topic is committed yet.
             let (_, end) = super::watermarks(consumer.client(), topic, partition)?;
             Ok((partition, if place > end { 0 } else { place }))
         });

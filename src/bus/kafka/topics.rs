@@ -65,7 +65,7 @@ pub(super) fn count(metadata: &Metadata, name: &str) -> Option<u32> {
     u32::try_from(found.partitions().len()).ok().filter(|count| *count > 0)
 }
 
-/// The brokers do not know it. One that is not ready is none of these.
+/// Whether the brokers say that there is no such topic. A topic that is not ready yet is not gone.
 pub(super) fn is_gone(metadata: &Metadata, name: &str) -> bool {
     let found = metadata.topics().iter().find(|found| found.name() == name);
     found.is_some_and(|found| found.error() == Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART))

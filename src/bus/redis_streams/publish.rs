@@ -14,27 +14,27 @@ use crate::{
 const CHUNK_RECORDS: usize = 1000;
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// What `task-results` holds while nobody reads it, because the database is away: half a million reports without a result. Above that the
-/// reports stay in the shards' outboxes, and claims pause. As much as `high_water_bytes` lets one queue hold.
+/// Limits the unread records of `task-results`, all partitions together, while the database is away. That is about a million reports without a
+/// result, and as much as `high_water_bytes` allows one queue. Above it the forwarder waits, the shards' outboxes fill, and claims pause.
 const BACKLOG_BYTES: u64 = 256 << 20;
-/// However many partitions share that.
+/// The least that one partition may hold, however many share the limit.
 const LEAST_BACKLOG_BYTES: u64 = 1 << 20;
 
-/// Nobody need read the reports for people: above this the oldest go.
+/// Limits the reports for people, which need no reader: the oldest leave first.
 const REPORTS_KEPT: u64 = 100_000;
 const REPORTS_BYTES: u64 = 64 << 20;
 
-/// What one partition may hold.
+/// The limit of one partition.
 struct Bound {
     bytes: u64,
-    /// 0: as many as fit.
+    /// 0: no limit.
     records: u64,
-    /// What becomes of more, in the words of `bus_publish.lua`.
+    /// `refuse` or `trim`, as `bus_publish.lua` names it.
     above: &'static str,
 }
 
 impl Bound {
-    /// `None` for `pipeline`: a full queue, `max_unfinished` and the memory of Redis bound it.
+    /// `None` for `pipeline`: high water, `max_unfinished` and the memory guard limit it.
     fn of(topic: Topic, partitions: u32) -> Option<Self> {
         match topic {
             Topic::Pipeline => None,
@@ -103,13 +103,13 @@ impl Streams {
     }
 }
 
-/// Of a pipeline, what the server said of its first command that failed.
+/// The server's words about the first command of a pipeline that failed.
 fn in_short(error: &RedisError) -> String {
     let said = error.clone().into_server_errors().and_then(|all| all.first().map(|(_, error)| error.clone()));
     said.map_or_else(|| error.to_string(), |said| format!("{}: {}", said.code(), said.details().unwrap_or_default()))
 }
 
-/// By record. Each answer is an id, or the ids of all records that its command appended.
+/// The offset of each record, in the order of the records. An answer is one id, or the ids of all records that its command appended.
 fn offsets(appends: &[(Cmd, Vec<usize>)], answers: Vec<Value>, count: usize) -> redis::RedisResult<Vec<Offset>> {
     let wrong = || RedisError::from((ErrorKind::UnexpectedReturnType, "not the ids of what was appended"));
     let mut offsets = vec![Offset::default(); count];

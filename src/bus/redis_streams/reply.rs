@@ -23,7 +23,7 @@ pub(super) fn streams(reply: Value) -> RedisResult<Vec<(Vec<u8>, Vec<Entry>)>> {
     streams.into_iter().map(|(key, list)| Ok((bytes(key)?, entries(list)?))).collect()
 }
 
-/// The answer of `bus_take_over.lua`: whether there is more, and what was taken over.
+/// The answer of `bus_take_over.lua`: whether there is more, and the entries taken over.
 pub(super) fn taken_over(reply: Value) -> RedisResult<(bool, Vec<Entry>)> {
     let (more, list) = pair(reply)?;
     Ok((more == Value::Int(1), entries(list)?))

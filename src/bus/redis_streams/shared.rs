@@ -36,7 +36,7 @@ const TAKEN_OVER: usize = 100;
 enum Step {
     /// What this consumer was given before and has not acknowledged.
     Own,
-    /// What dead readers hold.
+    /// Entries that dead readers hold.
     TakeOver,
     /// What nobody was given yet.
     New,

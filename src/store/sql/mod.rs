@@ -60,7 +60,7 @@ pub trait Dialect {
     /// The server's clock, in milliseconds.
     const NOW_MS: &'static str;
 
-    /// How long a statement may take. `None`: as long as it likes, because nobody can cut us off from the database.
+    /// How long a statement may take. `None`: no limit, because the database is a file.
     const ANSWER_WITHIN: Option<Duration>;
 
     /// What to do when all connections are in use.

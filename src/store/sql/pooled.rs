@@ -1,7 +1,7 @@
-//! Connections of the pool, and transactions on them, that cannot hold anything up when their server falls silent.
+//! Pool connections and transactions with time limits, so that a server that falls silent cannot block the pool.
 //!
-//! Each statement has a limit, after which its connection is given up. So has a connection's way back into the pool: sqlx waits there for an
-//! answer to a ping, without a limit, and a connection that waits for ever is one less in the pool for ever.
+//! Each statement has a limit; a connection that exceeds it is closed. So does the return to the pool. sqlx pings a connection there and waits
+//! without a limit, and a connection that waits for ever is missing from the pool for ever.
 
 use std::{
     future::Future,
@@ -14,7 +14,7 @@ use sqlx::{Pool, pool::PoolConnection};
 
 use super::{Backend, Dialect, Session};
 
-/// How long a connection may take on its way back into the pool; then it is closed, and another may take its place.
+/// How long the return to the pool may take. Then the connection is closed, and the pool may open another.
 const RETURN_WITHIN: Duration = Duration::from_secs(5);
 
 /// The answer of the server, if it comes within `limit`.
@@ -27,7 +27,7 @@ pub(super) async fn answered<T>(
     tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| Err(silent().into()))
 }
 
-/// A connection out of the pool. Goes back when it is dropped.
+/// A connection of the pool, which returns to it when dropped.
 pub(super) struct Pooled<DB: Backend> {
     /// `None` only while it is dropped.
     connection: Option<PoolConnection<DB>>,
@@ -37,7 +37,7 @@ pub(super) struct Pooled<DB: Backend> {
 impl<DB: Backend> Pooled<DB> {
     pub(super) async fn of(pool: &Pool<DB>) -> sqlx::Result<Self> {
         let mut connection = pool.acquire().await?;
-        // Without this a drop is sqlx's own way back. Ours is in `drop`.
+        // Otherwise sqlx would return a dropped connection by itself, without a limit.
         connection.close_on_drop();
         Ok(Self { connection: Some(connection), in_transaction: false })
     }
@@ -69,7 +69,7 @@ impl<DB: Backend> Drop for Pooled<DB> {
 async fn give_back<DB: Backend>(mut connection: PoolConnection<DB>, in_transaction: bool) {
     let back = async {
         if in_transaction {
-            // Where that fails, nobody knows what it would do next: it is closed.
+            // A connection whose ROLLBACK fails is in an unknown state: it is closed.
             connection.command("ROLLBACK").await?;
         }
         connection.return_to_pool().await;
@@ -81,13 +81,13 @@ async fn give_back<DB: Backend>(mut connection: PoolConnection<DB>, in_transacti
     }
 }
 
-/// A transaction. Dropped before its commit it is rolled back.
+/// A transaction, rolled back when dropped before its commit.
 pub(super) struct Tx<DB: Backend>(Pooled<DB>);
 
 impl<DB: Backend> Tx<DB> {
     pub(super) async fn begin(pool: &Pool<DB>) -> sqlx::Result<Self> {
         let mut tx = Self(Pooled::of(pool).await?);
-        // Noted before: a caller that gives up in between does not know whether it has begun.
+        // Set first: a caller that gives up while BEGIN is in flight does not know whether it took effect.
         tx.0.in_transaction = true;
         tx.command(DB::Connection::BEGIN).await?;
         Ok(tx)

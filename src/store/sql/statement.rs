@@ -149,7 +149,7 @@ impl<T> Columns for T where T: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<
 
 /// A connection, inside or outside of a transaction.
 pub trait Session: Dialect + Send {
-    /// Runs SQL without values and without rows, which need not be preparable.
+    /// Runs a command without values and rows. It need not be preparable.
     fn command(&mut self, sql: &'static str) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Answers how many rows it inserted, deleted, or found to update.
