@@ -12,7 +12,8 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 if lives > 0 then
-  -- No reader writes a deadline beyond this one, so the clock was set back. A living reader renews it; a dead one's passes.
+  -- No reader writes a deadline beyond this one, so the clock was set back. A living reader renews it; a dead one's
+  -- passes.
   for _, reader in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.0f', now + lives), '+inf')) do
     redis.call('ZADD', KEYS[1], now + lives, reader)
   end

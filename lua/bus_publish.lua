@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
--- Appends reports to a partition that has a bound in bytes.
--- Each entry notes what was appended before it. The size of the stream follows from its first and its last entry, so no counter can drift.
+-- Appends reports to a partition that has a bound in bytes. Each entry notes what was appended before it. The size of
+-- the stream follows from its first and its last entry, so no counter can drift.
 --
 -- KEYS[1] -> taskd:{bus}:<topic>:<partition>   the stream: v the record, before '<bytes> <records>'
--- ARGV[1] -> most bytes   ARGV[2] -> most records (0: no bound)   ARGV[3] -> what to do above: 'refuse', or 'trim' the oldest
+-- ARGV[1] -> most bytes   ARGV[2] -> most records (0: no bound)
+-- ARGV[3] -> what to do above: 'refuse', or 'trim' the oldest
 -- ARGV[4…] -> records
 -- Returns the ids | an error FULL: nothing was appended
 local STREAM, most_bytes, most_records = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])

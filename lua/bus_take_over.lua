@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Renews a shared reader's deadline, takes over the entries of dead readers, and removes dead readers that hold nothing.
--- It ignores Redis's idle times: after a clock that was set back they are zero, and no reader would look dead.
+-- Renews a shared reader's deadline, takes over the entries of dead readers, and removes dead readers that hold
+-- nothing. It ignores Redis's idle times: after a clock that was set back they are zero, and no reader would look dead.
 --
 -- KEYS[1] -> taskd:{bus}:<topic>:<partition>   the stream
 -- KEYS[2] -> <prefix>:{bus}:readers:<topic>    zset: reader -> until when it lives (ms)

@@ -1,5 +1,5 @@
--- Forgets how far the shard has read `pipeline`. The topic was made anew, or the partition lost its end, so Kafka gives offsets a second time.
--- Records still keep a task from being enqueued twice.
+-- Forgets how far the shard has read `pipeline`. The topic was made anew, or the partition lost its end, so Kafka gives
+-- offsets a second time. Records still keep a task from being enqueued twice.
 --
 -- ARGV[2] epoch of the partition's owner
 -- Returns 1 forgotten | 0 the partition has another owner: nothing was changed

@@ -237,7 +237,8 @@ impl Fanout {
         }
     }
 
-    /// Whether the shard's stored offset lies beyond the end of its partition, so that it takes new records for known ones.
+    /// Whether the shard's stored offset lies beyond the end of its partition, so that it takes new records for known
+    /// ones.
     async fn has_read_beyond(&self, shard: &ShardId) -> anyhow::Result<bool> {
         let (stored, _) = self.queue.inspect(shard, &[]).await?;
         match stored.filter(|(topic, _)| topic == self.outbox.bus.generation()) {
@@ -246,8 +247,8 @@ impl Fanout {
         }
     }
 
-    /// Rewinds the partition's shards, because the bus gives its offsets a second time. The error ends this reader; the next one begins at the
-    /// committed offset and reads the same records again.
+    /// Rewinds the partition's shards, because the bus gives its offsets a second time. The error ends this reader; the
+    /// next one begins at the committed offset and reads the same records again.
     async fn begin_anew(&self, partition: u32, epoch: u64) -> anyhow::Error {
         let rewind = async {
             for shard in self.queue.shards().into_iter().filter(|shard| shard.number == partition) {

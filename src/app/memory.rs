@@ -1,7 +1,7 @@
 //! The memory guard: closes the gates before a Redis server is full, and opens them when there is room again.
 //!
-//! A full Redis refuses enqueues and claims. Completions, the forwarder and commits still run and give memory back. The guard stops new tasks
-//! early, so that taskd does not fill Redis by itself.
+//! A full Redis refuses enqueues and claims. Completions, the forwarder and commits still run and give memory back. The
+//! guard stops new tasks early, so that taskd does not fill Redis by itself.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -47,7 +47,8 @@ impl Guard {
                 metrics::redis_memory(&server.server, server.used, server.limit);
                 if server.limit == 0 && unlimited.insert(server.server.clone()) {
                     tracing::warn!(
-                        "redis {} has no limit for its memory, so nothing bounds what taskd puts in: set its maxmemory, or redis_max_memory",
+                        "redis {} has no memory limit, so nothing bounds what taskd puts in: set its maxmemory, or \
+                         redis_max_memory",
                         server.server
                     );
                 }
@@ -92,7 +93,8 @@ fn shortage(servers: &[Memory], is_closed: bool) -> Option<Shortage> {
     let is_short = percent >= CLOSE_AT_PERCENT || (is_closed && percent > OPEN_AT_PERCENT);
     is_short.then(|| Shortage {
         why: format!(
-            "redis {} has used {percent} % of its memory limit of {} MiB; below {OPEN_AT_PERCENT} % new tasks are taken in again",
+            "redis {} has used {percent} % of its memory limit of {} MiB; at {OPEN_AT_PERCENT} % new tasks are taken \
+             in again",
             most.server,
             most.limit >> 20
         ),

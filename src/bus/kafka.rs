@@ -196,8 +196,8 @@ async fn publish(producer: &FutureProducer<Voice>, topic: &str, records: &[Recor
 
 #[async_trait]
 impl Bus for Kafka {
-    /// The cluster's id. The Rust client of librdkafka does not expose topic ids, so taskd recognises a topic made anew by its end: see
-    /// [`Bus::lies_beyond`].
+    /// The cluster's id. The Rust client of librdkafka does not expose topic ids, so taskd recognises a topic made anew
+    /// by its end: see [`Bus::lies_beyond`].
     fn generation(&self) -> &str {
         &self.generation
     }

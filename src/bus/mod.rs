@@ -141,8 +141,9 @@ pub trait Bus: Send + Sync {
     /// Up to where the group has committed, by partition.
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
-    /// Whether a partition that once held this offset ends before it now. Somebody has made the topic anew, or the partition has lost its last
-    /// records, so the bus gives offsets a second time. Always false on a bus that never does.
+    /// Whether a partition that once held this offset ends before it now. Somebody has made the topic anew, or the
+    /// partition has lost its last records, so the bus gives offsets a second time. Always false on a bus that never
+    /// does.
     async fn lies_beyond(&self, _topic: Topic, _partition: u32, _offset: Offset) -> Result<bool> {
         Ok(false)
     }
@@ -156,8 +157,8 @@ pub trait Bus: Send + Sync {
     /// Gives a topic that taskd reads `count` partitions, more than it has. This opening does not reach them: open anew.
     async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()>;
 
-    /// Asks anew which topics and partitions there are; [`Error::Grown`] when a topic has more partitions than this opening knows,
-    /// [`Error::Gone`] when one is not there any more.
+    /// Asks anew which topics and partitions there are; [`Error::Grown`] when a topic has more partitions than this
+    /// opening knows, [`Error::Gone`] when one is not there any more.
     async fn check_partitions(&self) -> Result<()>;
 
     /// Sends what is buffered, and closes.

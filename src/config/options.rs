@@ -58,7 +58,8 @@ pub struct Options {
     #[arg(long, env = "TASKD_REDIS_WAIT_TIMEOUT", hide_env = true, value_name = "TIME", help_heading = "Backends")]
     pub redis_wait_timeout: Option<Time>,
 
-    /// Memory that a Redis server may use; at 80 % of it inserts are refused [default: 0, its maxmemory; embedded: half of the machine's]
+    /// Memory that a Redis server may use; at 80 % of it inserts are refused [default: 0, its maxmemory; embedded: half
+    /// of the machine's]
     #[arg(long, env = "TASKD_REDIS_MAX_MEMORY", hide_env = true, value_name = "SIZE", help_heading = "Backends")]
     pub redis_max_memory: Option<ByteSize>,
 

@@ -2,8 +2,8 @@
 
 use std::{fs, path::Path};
 
-/// Half of the memory of this machine or container, the default limit. The other half is for SQLite, taskd, and the pages that fork copies while
-/// redis-server rewrites its append-only file. `None`: the kernel does not say.
+/// Half of the memory of this machine or container, the default limit. The other half is for SQLite, taskd, and the
+/// pages that fork copies while redis-server rewrites its append-only file. `None`: the kernel does not say.
 pub(super) fn half_of_memory() -> Option<u64> {
     let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -17,7 +17,8 @@ fn total(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// The lowest limit of a control group and those above it, from its line in `/proc/self/cgroup`: `0::/a/b`, or `4:memory:/a/b` of version 1.
+/// The lowest limit of a control group and those above it, from its line in `/proc/self/cgroup`: `0::/a/b`, or
+/// `4:memory:/a/b` of version 1.
 fn limit_of(line: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut parts = line.splitn(3, ':').skip(1);
     let (controllers, path) = (parts.next()?, parts.next()?);

@@ -300,7 +300,8 @@ impl Queue {
         }
     }
 
-    /// Forgets how far the shard has read `pipeline`, because its offsets come a second time. Only the owner of the partition may do it.
+    /// Forgets how far the shard has read `pipeline`, because its offsets come a second time. Only the owner of the
+    /// partition may do it.
     pub async fn rewind(&self, shard: &ShardId, epoch: u64) -> Result<()> {
         self.call(&scripts::REWIND, shard, 1, |call| {
             call.arg(epoch);

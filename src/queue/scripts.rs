@@ -18,7 +18,8 @@ pub struct Script {
     sha: LazyLock<String>,
 }
 
-/// `oom: allow`: a full Redis runs the script too, because it frees memory, or because a script that frees memory depends on it.
+/// `oom: allow`: a full Redis runs the script too, because it frees memory, or because a script that frees memory
+/// depends on it.
 macro_rules! script {
     ($constant:ident, $name:literal, lanes: $lanes:literal, oom: allow) => {
         script!(

@@ -1,4 +1,5 @@
-//! The shared connection, to one server or to a cluster: both take the same commands, and are made anew in the same way.
+//! The shared connection, to one server or to a cluster: both take the same commands, and are made anew in the same
+//! way.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -13,8 +14,8 @@ use super::{CONNECT, RESPONSE, address::Address, timed_out};
 
 /// A pipelined connection that many callers share. Clones are the same connection. Never for commands that block.
 ///
-/// A call that gets no answer in time, or finds the connection closed, discards it: the next call connects anew. Calls in flight on the old
-/// connection keep their own deadlines.
+/// A call that gets no answer in time, or finds the connection closed, discards it: the next call connects anew. Calls
+/// in flight on the old connection keep their own deadlines.
 #[derive(Clone)]
 pub struct Connection(Arc<Inner>);
 
@@ -77,12 +78,14 @@ impl Connection {
         }
     }
 
-    /// Discards the connection after an answer that shows it to be useless. redis-rs itself keeps a connection that is silent.
+    /// Discards the connection after an answer that shows it to be useless. redis-rs itself keeps a connection that is
+    /// silent.
     fn judge(&self, number: u64, link: &Link, answers: Result<&[Value], &RedisError>) {
         let is_over = match link {
             Link::One(_) => answers.map_or_else(ends_one, |answers| answers.iter().any(is_read_only)),
-            // The cluster client reconnects to single nodes by itself. But it keeps a connection to a node that hangs, even when another node
-            // has taken its slots. So we discard all of them, and the next call asks the nodes that answer.
+            // The cluster client reconnects to single nodes by itself. But it keeps a connection to a node that hangs,
+            // even when another node has taken its slots. So we discard all of them, and the next call asks the nodes
+            // that answer.
             Link::Cluster(_) => answers.is_err_and(RedisError::is_timeout),
         };
         if is_over {

@@ -48,7 +48,8 @@ mod tests {
 
     #[test]
     fn what_counts_for_the_limit_is_read() {
-        let info = "# Memory\r\nused_memory:1000\r\nused_memory_human:1K\r\nmaxmemory:4000\r\nmem_not_counted_for_evict:100\r\n";
+        let info = "# Memory\r\nused_memory:1000\r\nused_memory_human:1K\r\nmaxmemory:4000\r\n\
+                    mem_not_counted_for_evict:100\r\n";
         assert_eq!(read("s".into(), info).unwrap(), Memory { server: "s".into(), used: 900, limit: 4000 });
         assert!(read("s".into(), "used_memory:1000\r\n").is_err());
     }

@@ -30,7 +30,8 @@ const PREPARED: usize = 256;
 /// READ COMMITTED: a row that was waited for is then seen, and no gaps are locked between other people's keys.
 /// Strict: what does not fit is an error, not cut off. A lock that is held for long is a reason to start again.
 /// Neither a server's setting nor a proxy's may change what our statements mean. Times are numbers; sqlx sets the zone to UTC all the same.
-/// The server ends a session that is silent for 20 s. Otherwise a client that was cut off would hold its locks for hours.
+/// The server ends a session that is silent for 20 s. Otherwise a client that was cut off would hold its locks for
+/// hours.
 const SESSION: &str = "\
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \

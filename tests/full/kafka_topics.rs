@@ -1,4 +1,5 @@
-//! Topics that somebody deletes, and makes anew: their offsets begin again, and what taskd knows of the old ones must not hold up anything.
+//! Topics that somebody deletes, and makes anew: their offsets begin again, and what taskd knows of the old ones must
+//! not hold up anything.
 
 use prost::Message as _;
 use rdkafka::{

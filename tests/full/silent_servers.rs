@@ -1,4 +1,5 @@
-//! Connections to MariaDB and Kafka that fall silent: nothing closes them, and nothing goes through. taskd works again by itself.
+//! Connections to MariaDB and Kafka that fall silent: nothing closes them, and nothing goes through. taskd works again
+//! by itself.
 
 use serde_json::json;
 

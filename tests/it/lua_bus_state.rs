@@ -1,7 +1,8 @@
-//! State tests of the scripts of the bus, and of `lease.lua`: seed every key, run one script once, compare *every* key, and the answer.
+//! State tests of the scripts of the bus, and of `lease.lua`: seed every key, run one script once, compare *every* key,
+//! and the answer.
 //!
-//! These scripts ask Redis for the time. A deadline is shown as `past`, `soon` (within the [`LIVES`] from now that a reader may have) or `far`, and a
-//! key's time to live in the same way.
+//! These scripts ask Redis for the time. A deadline is shown as `past`, `soon` (within the [`LIVES`] from now that a
+//! reader may have) or `far`, and a key's time to live in the same way.
 
 use std::collections::BTreeMap;
 

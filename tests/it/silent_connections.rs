@@ -1,4 +1,5 @@
-//! Connections to Redis that fall silent: nothing closes them, and nothing goes through. taskd drops them and makes new ones.
+//! Connections to Redis that fall silent: nothing closes them, and nothing goes through. taskd drops them and makes new
+//! ones.
 
 use serde_json::json;
 use taskd::redis_pool::Redis;

@@ -69,8 +69,8 @@ impl Proxy {
         self.mode.send_replace(mode);
     }
 
-    /// The connections of this moment fall silent for ever: they stay, TCP goes on acknowledging, and nothing goes through. Later ones work.
-    /// How many connections there have been.
+    /// The connections of this moment fall silent for ever: they stay, TCP goes on acknowledging, and nothing goes
+    /// through. Later ones work. How many connections there have been.
     pub(crate) fn silence(&self) -> u64 {
         let last = self.next.load(Ordering::SeqCst) - 1;
         self.silent.send_replace(last);

@@ -14,8 +14,9 @@ use crate::{
 const CHUNK_RECORDS: usize = 1000;
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Limits the unread records of `task-results`, all partitions together, while the database is away. That is about a million reports without a
-/// result, and as much as `high_water_bytes` allows one queue. Above it the forwarder waits, the shards' outboxes fill, and claims pause.
+/// Limits the unread records of `task-results`, all partitions together, while the database is away. That is about a
+/// million reports without a result, and as much as `high_water_bytes` allows one queue. Above it the forwarder waits,
+/// the shards' outboxes fill, and claims pause.
 const BACKLOG_BYTES: u64 = 256 << 20;
 /// The least that one partition may hold, however many share the limit.
 const LEAST_BACKLOG_BYTES: u64 = 1 << 20;
@@ -109,7 +110,8 @@ fn in_short(error: &RedisError) -> String {
     said.map_or_else(|| error.to_string(), |said| format!("{}: {}", said.code(), said.details().unwrap_or_default()))
 }
 
-/// The offset of each record, in the order of the records. An answer is one id, or the ids of all records that its command appended.
+/// The offset of each record, in the order of the records. An answer is one id, or the ids of all records that its
+/// command appended.
 fn offsets(appends: &[(Cmd, Vec<usize>)], answers: Vec<Value>, count: usize) -> redis::RedisResult<Vec<Offset>> {
     let wrong = || RedisError::from((ErrorKind::UnexpectedReturnType, "not the ids of what was appended"));
     let mut offsets = vec![Offset::default(); count];

@@ -1,7 +1,8 @@
 //! Shared reading: one consumer group, whose entries go to whoever asks.
 //!
 //! An entry that was delivered stands in its consumer's pending list until it is acknowledged. So nothing is lost when a
-//! consumer dies (others take its entries over when its deadline has passed) or when an answer does not arrive (the reader
+//! consumer dies (others take its entries over when its deadline has passed) or when an answer does not arrive (the
+//! reader
 //! reads its own pending list again). Acknowledged entries are deleted: what is still in the stream is still to be done.
 
 use std::{

@@ -1,7 +1,7 @@
 //! Pool connections and transactions with time limits, so that a server that falls silent cannot block the pool.
 //!
-//! Each statement has a limit; a connection that exceeds it is closed. So does the return to the pool. sqlx pings a connection there and waits
-//! without a limit, and a connection that waits for ever is missing from the pool for ever.
+//! Each statement has a limit; a connection that exceeds it is closed. So does the return to the pool. sqlx pings a
+//! connection there and waits without a limit, and a connection that waits for ever is missing from the pool for ever.
 
 use std::{
     future::Future,
