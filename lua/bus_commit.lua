@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Moves the committed position of a partition forward, never back, and drops the entries up to it: everybody is past them.
 --
 -- KEYS[1] -> taskd:{bus}:<topic>:<partition>             the stream

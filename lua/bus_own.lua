@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- One look of an ordered reader: it lives for another while, and is told which partitions are its own. A partition has one owner at most.
 -- The living readers share the partitions evenly: each gives back what is more than its share, and takes what no living reader has.
 --
@@ -11,6 +12,11 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 if lives > 0 then
+  -- No reader writes a deadline beyond this one, so the clock was set back. A living reader renews it; a dead one's
+  -- passes.
+  for _, reader in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.0f', now + lives), '+inf')) do
+    redis.call('ZADD', KEYS[1], now + lives, reader)
+  end
   redis.call('ZADD', KEYS[1], now + lives, me)
 else
   redis.call('ZREM', KEYS[1], me)

@@ -1,5 +1,6 @@
 //! The composition root: the only file that knows which backends there are. It connects, starts the pipelines, and stops them in order.
 
+mod memory;
 mod partitions;
 
 use std::{
@@ -102,7 +103,7 @@ async fn serve(
     let wait = Wait { door: Waiting::start(listeners.http()?), stop };
     let redis_url = match (&settings.redis_url, &data_dir) {
         (None, Some(data_dir)) => {
-            let server = Arc::new(RedisServer::start(data_dir).await?);
+            let server = Arc::new(RedisServer::start_with(data_dir, settings.redis.max_memory).await?);
             watch_redis(own_redis.get_or_init(|| server), base)
         }
         (Some(url), _) => url.clone(),
@@ -235,6 +236,8 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let supervisor = &Supervisor::giving_up_at(is_lost);
     watch_owner(queue.clone(), store_id, supervisor);
     partitions::watch(Arc::clone(&bus), supervisor);
+    let gates = outbox.gates.clone();
+    memory::watch(redis.clone(), settings.redis.max_memory, gates.clone(), queue.clone(), supervisor);
     watch_clock(queue.clone(), clock.clone(), supervisor);
     queues.keep_on(supervisor);
     queue.start_listening(supervisor);
@@ -254,6 +257,7 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
         tasks,
         reading: Some(reading),
         progress: supervisor.progress().clone(),
+        gates,
         settings: Arc::clone(settings),
         metrics: metrics.clone(),
         stop: end.clone(),

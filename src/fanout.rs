@@ -255,16 +255,27 @@ impl Fanout {
             high_water_bytes: settings.high_water_bytes,
             live_tasks_max: settings.live_tasks_max(),
         };
-        let (dealt_with, added) = match self.queue.enqueue(shard, &batch).await {
+        // Redis has little memory left: the whole group is parked in SQL.
+        let is_short = self.outbox.gates.is_short() && !group.tasks.is_empty();
+        let answer = match is_short {
+            true => Ok(Enqueued::Done { dealt_with: 0, added: 0 }),
+            false => self.queue.enqueue(shard, &batch).await,
+        };
+        let (dealt_with, added) = match answer {
             Ok(Enqueued::Done { dealt_with, added }) => (dealt_with, added),
             Ok(Enqueued::Behind(_)) => return Ok(Enqueuing::Behind),
             Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard, epoch, by).await),
             Err(queue::Error::NoGeneration) => return Ok(Enqueuing::Gone),
             Err(error) => return Err(error).with_context(|| format!("cannot enqueue to {shard}")),
         };
+        if dealt_with > added && self.has_read_beyond(shard).await? {
+            return Err(self.begin_anew(shard.number, epoch).await);
+        }
         let rest = &group.tasks[dealt_with..];
         if !rest.is_empty() {
-            self.outbox.gates.close(&shard.queue);
+            if !is_short {
+                self.outbox.gates.close(&shard.queue);
+            }
             let ids: Vec<_> = rest.iter().map(|task| task.id).collect();
             self.outbox.store.unpublish(&ids, Unpublished::Parked).await?;
             batch.tasks = &[];
@@ -296,6 +307,33 @@ impl Fanout {
                 "pipeline/{partition} has another owner, with epoch {by} above our {epoch}: joining anew"
             ),
             Err(error) => error.into(),
+        }
+    }
+
+    /// Whether the shard's stored offset lies beyond the end of its partition, so that it takes new records for known
+    /// ones.
+    async fn has_read_beyond(&self, shard: &ShardId) -> anyhow::Result<bool> {
+        let (stored, _) = self.queue.inspect(shard, &[]).await?;
+        match stored.filter(|(topic, _)| topic == self.outbox.bus.generation()) {
+            Some((_, offset)) => Ok(self.outbox.bus.lies_beyond(Topic::Pipeline, shard.number, offset).await?),
+            None => Ok(false),
+        }
+    }
+
+    /// Rewinds the partition's shards, because the bus gives its offsets a second time. The error ends this reader; the
+    /// next one begins at the committed offset and reads the same records again.
+    async fn begin_anew(&self, partition: u32, epoch: u64) -> anyhow::Error {
+        let rewind = async {
+            for shard in self.queue.shards().into_iter().filter(|shard| shard.number == partition) {
+                if self.has_read_beyond(&shard).await? {
+                    self.queue.rewind(&shard, epoch).await?;
+                }
+            }
+            anyhow::Ok(())
+        };
+        match rewind.await {
+            Ok(()) => anyhow::anyhow!("pipeline/{partition} was made anew, or has lost records: reading it from there"),
+            Err(error) => error,
         }
     }
 

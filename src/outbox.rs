@@ -7,7 +7,10 @@ mod sync;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-pub use self::{gates::Gates, sync::QueueSync};
+pub use self::{
+    gates::{Gates, Shortage},
+    sync::QueueSync,
+};
 use prost::Message;
 
 use crate::{

@@ -1,22 +1,25 @@
 //! The one way to Redis. No logic of ours: connections, and the checks at the start.
 
 mod address;
+mod cluster;
 mod connection;
 mod durability;
+mod memory;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use redis::{
     ErrorKind, RedisError, ServerErrorKind,
-    aio::{ConnectionManager, ConnectionManagerConfig, MultiplexedConnection, PubSub},
+    aio::{MultiplexedConnection, PubSub},
 };
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use self::{address::Address, connection::Cluster};
+use self::address::Address;
 pub use self::{
     connection::Connection,
     durability::{Durability, Shortfall},
+    memory::Memory,
 };
 use crate::config::{RedisAccess, without_password};
 
@@ -118,16 +121,7 @@ impl Redis {
 
     /// Refuses servers on which taskd's promises would not hold: of a cluster, every master.
     pub async fn check(&self) -> Result<(), Error> {
-        let servers = match &self.shared {
-            Connection::One(_) => self.address.seeds().cloned().collect(),
-            Connection::Cluster(cluster) => {
-                let mut servers: Vec<_> = cluster.masters().await?.iter().map(|slots| cluster.info(slots)).collect();
-                servers.sort_by_key(|info| info.addr().to_string());
-                servers.dedup_by_key(|info| info.addr().to_string());
-                servers
-            }
-        };
-        for server in servers {
+        for server in self.masters().await? {
             let mut conn = self.address.connect(&server, Some(RESPONSE)).await?;
             let info: String = redis::cmd("INFO").query_async(&mut conn).await?;
             check(&info, self.address.is_cluster)?;
@@ -139,6 +133,18 @@ impl Redis {
             }
         }
         Ok(())
+    }
+
+    /// The server, or every master of the cluster.
+    async fn masters(&self) -> redis::RedisResult<Vec<redis::ConnectionInfo>> {
+        if !self.address.is_cluster {
+            return Ok(vec![self.address.seed().clone()]);
+        }
+        let slots = cluster::masters(&mut self.conn()).await?;
+        let mut servers: Vec<_> = slots.iter().map(|slots| slots.info(&self.address)).collect();
+        servers.sort_by_key(|info| info.addr().to_string());
+        servers.dedup_by_key(|info| info.addr().to_string());
+        Ok(servers)
     }
 
     /// The shared connection: reconnects by itself; never for commands that block.
@@ -163,21 +169,15 @@ impl Redis {
     /// A connection of one's own, for commands that block; of a cluster, to the master that has `key` now. When it fails or the server says
     /// that the key is elsewhere, another one is asked for.
     pub async fn dedicated(&self, key: &str) -> redis::RedisResult<MultiplexedConnection> {
-        match &self.shared {
-            Connection::One(_) => self.address.connect(self.seed(), None).await,
-            Connection::Cluster(cluster) => cluster.dedicated(key, None).await,
+        if self.address.is_cluster {
+            return cluster::dedicated(&self.address, &mut self.conn(), key).await;
         }
+        self.address.connect(self.address.seed(), None).await
     }
 
     /// In a cluster every node tells all others what is published: any that answers will do.
     pub async fn pubsub(&self) -> redis::RedisResult<PubSub> {
-        let known = match &self.shared {
-            Connection::One(_) => Vec::new(),
-            Connection::Cluster(cluster) => {
-                let masters = cluster.masters().await.unwrap_or_default();
-                masters.iter().map(|slots| cluster.info(slots)).collect()
-            }
-        };
+        let known = if self.address.is_cluster { self.masters().await.unwrap_or_default() } else { Vec::new() };
         let mut last = None;
         for info in known.iter().chain(self.address.seeds()) {
             match self.address.pubsub(info).await {
@@ -188,10 +188,6 @@ impl Redis {
         Err(last.expect("a URL names at least one server"))
     }
 
-    fn seed(&self) -> &redis::ConnectionInfo {
-        self.address.seeds().next().expect("a URL names at least one server")
-    }
-
     /// What stands before every key of ours.
     pub fn prefix(&self) -> &str {
         &self.prefix
@@ -199,19 +195,14 @@ impl Redis {
 }
 
 async fn connect(address: &Address) -> Result<Connection, Error> {
-    let seeds: Vec<_> = address.seeds().collect();
     if !address.is_cluster {
-        let config = ConnectionManagerConfig::new()
-            .set_connection_timeout(Some(CONNECT))
-            .set_response_timeout(Some(RESPONSE))
-            .set_number_of_retries(1);
-        return Ok(Connection::One(ConnectionManager::new_with_config(address.client(seeds[0])?, config).await?));
+        return Ok(Connection::connect(address).await?);
     }
     // The cluster's client does not say why it cannot connect.
     let mut last = None;
-    for seed in seeds {
+    for seed in address.seeds() {
         match check_node(address, seed).await {
-            Ok(()) => return Ok(Connection::Cluster(Cluster::connect(address).await?)),
+            Ok(()) => return Ok(Connection::connect(address).await?),
             // Another node may know better.
             Err(error) if error.is_transient() => last = Some(error),
             Err(error) => return Err(error),

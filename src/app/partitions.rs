@@ -24,7 +24,8 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<()> {
         let url = match &settings.redis_url {
             Some(url) => url.clone(),
             None => {
-                let started = RedisServer::start(&DataDir::lock(&settings.data_dir)?).await?;
+                let data = DataDir::lock(&settings.data_dir)?;
+                let started = RedisServer::start_with(&data, settings.redis.max_memory).await?;
                 server.insert(started).url().to_owned()
             }
         };

@@ -8,7 +8,7 @@ mod topics;
 mod trim;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -54,6 +54,8 @@ pub struct Kafka {
     clients: Detached<Clients>,
     generation: String,
     partitions: HashMap<Topic, u32>,
+    /// Topics that were not there at the last look.
+    missing: Mutex<HashSet<Topic>>,
 }
 
 struct Clients {
@@ -80,7 +82,8 @@ impl Kafka {
         topics::warn_of_retention(&names, &admin).await;
         voice.opened();
         let clients = Clients { producer: Mutex::new(producer), admin, observers: Mutex::default() };
-        Ok(Self { names, voice, clients: Detached::new(clients), generation, partitions })
+        let clients = Detached::new(clients);
+        Ok(Self { names, voice, clients, generation, partitions, missing: Mutex::default() })
     }
 
     /// Finds mistakes in the properties without a broker.
@@ -193,7 +196,8 @@ async fn publish(producer: &FutureProducer<Voice>, topic: &str, records: &[Recor
 
 #[async_trait]
 impl Bus for Kafka {
-    /// The cluster's id. A topic that somebody deletes and creates again in the same cluster is not noticed.
+    /// The cluster's id. The Rust client of librdkafka does not expose topic ids, so taskd recognises a topic made anew
+    /// by its end: see [`Bus::lies_beyond`].
     fn generation(&self) -> &str {
         &self.generation
     }
@@ -243,6 +247,13 @@ impl Bus for Kafka {
         Ok(next.into_iter().map(|(_, next)| offset(next - 1)).collect())
     }
 
+    async fn lies_beyond(&self, topic: Topic, partition: u32, offset: Offset) -> Result<bool> {
+        let (producer, name) = (self.producer(), self.names.topic(topic));
+        let extent = blocking(move || watermarks(producer.client(), &name, partition)).await;
+        let (_, next) = extent.map_err(|reason| Error::Read { topic, reason })?.map_err(|e| read(topic, &e))?;
+        Ok(u64::try_from(next).is_ok_and(|next| offset.major >= next))
+    }
+
     async fn backlog(&self, topic: Topic) -> Result<u64> {
         let (ends, committed) = (self.ends(topic).await?, self.committed(topic).await?);
         let next = |offset: Option<Offset>| offset.map_or(0, |offset| offset.major + 1);
@@ -266,11 +277,21 @@ impl Bus for Kafka {
     }
 
     async fn check_partitions(&self) -> Result<()> {
-        for topic in Topic::ALL.into_iter().filter(|topic| topic.is_read()) {
+        for topic in Topic::ALL {
             let (observer, name) = (self.observer(topic)?, self.names.topic(topic));
             let metadata = blocking(move || observer.fetch_metadata(Some(&name), ANSWER_WITHIN)).await;
             let metadata = metadata.map_err(|reason| Error::Read { topic, reason })?.map_err(|e| read(topic, &e))?;
-            super::check_grown(topic, self.partitions(topic), topics::count(&metadata, &self.names.topic(topic)))?;
+            let (name, mut missing) =
+                (self.names.topic(topic), self.missing.lock().unwrap_or_else(PoisonError::into_inner));
+            // A broker that has just started may not know a topic yet: the second look counts.
+            match topics::is_gone(&metadata, &name) {
+                true if !missing.insert(topic) => return Err(Error::Gone { topic }),
+                true => {}
+                false => drop(missing.remove(&topic)),
+            }
+            if topic.is_read() {
+                super::check_grown(topic, self.partitions(topic), topics::count(&metadata, &name))?;
+            }
         }
         Ok(())
     }

@@ -33,6 +33,9 @@ pub enum Error {
     /// Trying again does not help: offsets mean nothing any more, the bus has to be opened anew.
     #[error("the bus has lost its records: generation {generation} is gone")]
     Lost { generation: String },
+    /// Somebody has deleted a topic: opening the bus anew creates it again.
+    #[error("topic {topic} is gone")]
+    Gone { topic: Topic },
     /// Somebody has given a topic more partitions: the bus has to be opened anew to reach them.
     #[error("topic {topic} has {found} partitions now, no longer {known}")]
     Grown { topic: Topic, known: u32, found: u32 },
@@ -41,7 +44,7 @@ pub enum Error {
 impl Error {
     /// Only opening the bus anew helps.
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost { .. } | Self::Grown { .. })
+        matches!(self, Self::Lost { .. } | Self::Gone { .. } | Self::Grown { .. })
     }
 }
 
@@ -138,6 +141,13 @@ pub trait Bus: Send + Sync {
     /// Up to where the group has committed, by partition.
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
+    /// Whether a partition that once held this offset ends before it now. Somebody has made the topic anew, or the
+    /// partition has lost its last records, so the bus gives offsets a second time. Always false on a bus that never
+    /// does.
+    async fn lies_beyond(&self, _topic: Topic, _partition: u32, _offset: Offset) -> Result<bool> {
+        Ok(false)
+    }
+
     /// How many records of a topic that taskd reads are not dealt with yet, about.
     async fn backlog(&self, topic: Topic) -> Result<u64>;
 
@@ -147,7 +157,8 @@ pub trait Bus: Send + Sync {
     /// Gives a topic that taskd reads `count` partitions, more than it has. This opening does not reach them: open anew.
     async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()>;
 
-    /// Asks anew how many partitions there are; [`Error::Grown`] when some topic has more than this opening knows.
+    /// Asks anew which topics and partitions there are; [`Error::Grown`] when a topic has more partitions than this
+    /// opening knows, [`Error::Gone`] when one is not there any more.
     async fn check_partitions(&self) -> Result<()>;
 
     /// Sends what is buffered, and closes.

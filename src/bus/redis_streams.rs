@@ -1,8 +1,9 @@
 //! The bus on Redis Streams.
 //!
-//! - `<prefix>:{bus}:<topic>:<partition>`: a stream per partition; an entry is one field `v`.
+//! - `<prefix>:{bus}:<topic>:<partition>`: a stream per partition; an entry has its record in field `v`.
 //! - `…:committed`: for ordered reading, the id up to which everything was dealt with. For shared reading a consumer group does it.
-//! - `<prefix>:{bus}:readers:<topic>`, `…:owners:<topic>`: for ordered reading, who lives, and who owns which partition (`lua/bus_own.lua`).
+//! - `<prefix>:{bus}:readers:<topic>`: the living readers, each with its deadline.
+//! - `<prefix>:{bus}:owners:<topic>`: for ordered reading, the owner of each partition (`lua/bus_own.lua`).
 //! - `<prefix>:{bus}:generation`: a random name, written once. When it is gone, Redis has lost everything.
 //! - `<prefix>:{bus}:partitions`: topic → how many partitions it was begun with.
 //! - `<prefix>:{bus}:waiting`: written by publishers that wait for replicas, and read by nobody.
@@ -16,6 +17,7 @@ mod buffer;
 mod consumer;
 mod line;
 mod ordered;
+mod publish;
 mod reply;
 mod shared;
 
@@ -33,11 +35,6 @@ use uuid::Uuid;
 use super::{Bus, Error, Keep, Message, Reading, Record, Result, Subscription, Topic};
 use crate::{model::Offset, redis_pool::Redis};
 
-/// One pipeline holds at most so much, so that one big batch does not hold up everybody else on the connection.
-const CHUNK_RECORDS: usize = 1000;
-const CHUNK_BYTES: usize = 4 << 20;
-/// The reports are for people, and nobody need read them: the oldest go when there are about so many.
-const REPORTS_KEPT: u64 = 100_000;
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(30);
 
 pub struct RedisStreams {
@@ -54,8 +51,8 @@ struct Streams {
     partitions: HashMap<Topic, u32>,
     /// The consumer numbers in use.
     consumers: Mutex<HashSet<(Topic, u32)>>,
-    /// Which ordered readers have taken partitions.
-    owners: Mutex<HashSet<(Topic, String)>>,
+    /// Readers of this process that others take for alive.
+    readers: Mutex<HashSet<(Topic, String)>>,
 }
 
 impl RedisStreams {
@@ -68,7 +65,7 @@ impl RedisStreams {
             generation,
             partitions,
             consumers: Mutex::default(),
-            owners: Mutex::default(),
+            readers: Mutex::default(),
         });
         Ok(Self { streams, take_over_after: TAKE_OVER_AFTER, process: Uuid::new_v4().to_string() })
     }
@@ -91,21 +88,19 @@ async fn begin(redis: &Redis, topic_prefix: &str, partitions: u32) -> Result<(St
     if partitions == 0 {
         return Err(Error::Setup("a topic needs at least one partition".into()));
     }
-    let setup = |e: RedisError| Error::Setup(e.to_string());
-    let (generation_key, partitions_key) = (generation_key(redis), partitions_key(redis));
-    let mut pipe = redis::pipe();
-    pipe.cmd("SET").arg(&generation_key).arg(Uuid::new_v4().simple().to_string()).arg("NX").ignore();
-    pipe.cmd("GET").arg(&generation_key);
-    let (generation,): (String,) = pipe.query_async(&mut redis.conn()).await.map_err(setup)?;
-
-    let mut pipe = redis::pipe();
+    let mut begin = redis::cmd("EVAL");
+    begin.arg(include_str!("../../lua/bus_begin.lua")).arg(2).arg(generation_key(redis)).arg(partitions_key(redis));
+    begin.arg(Uuid::new_v4().simple().to_string());
     for topic in Topic::ALL {
-        let field = format!("{topic_prefix}{topic}");
-        pipe.cmd("HSETNX").arg(&partitions_key).arg(&field).arg(topic.partitions(partitions)).ignore();
-        pipe.cmd("HGET").arg(&partitions_key).arg(&field);
+        begin.arg(format!("{topic_prefix}{topic}")).arg(topic.partitions(partitions));
     }
-    let counts: Vec<u32> = pipe.query_async(&mut redis.conn()).await.map_err(setup)?;
-    Ok((generation, Topic::ALL.into_iter().zip(counts).collect()))
+    let setup = |reason: String| Error::Setup(reason);
+    let began: Result<Vec<String>, RedisError> = begin.query_async(&mut redis.conn()).await;
+    let mut answers = began.map_err(|e| setup(e.to_string()))?.into_iter();
+    let generation = answers.next().ok_or_else(|| setup("no generation".into()))?;
+    let counts = Topic::ALL.into_iter().zip(answers).map(|(topic, count)| Ok((topic, count.parse()?)));
+    let counts: Result<HashMap<Topic, u32>, ParseIntError> = counts.collect();
+    Ok((generation, counts.map_err(|e| setup(format!("not a number of partitions: {e}")))?))
 }
 
 fn generation_key(redis: &Redis) -> String {
@@ -151,15 +146,25 @@ impl Streams {
         generation_key(&self.redis)
     }
 
+    fn readers_key(&self, topic: Topic) -> String {
+        format!("{}:{{bus}}:readers:{}{topic}", self.redis.prefix(), self.topic_prefix)
+    }
+
+    fn owners_key(&self, topic: Topic) -> String {
+        format!("{}:{{bus}}:owners:{}{topic}", self.redis.prefix(), self.topic_prefix)
+    }
+
+    /// Call it before Redis is told: Redis may carry out a call whose caller has given up.
+    fn note_reader(&self, topic: Topic, reader: &str) {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner).insert((topic, reader.to_owned()));
+    }
+
     /// What the ordered reader of that name owns now, and will for another while: partition and tenure.
     async fn own(&self, topic: Topic, reader: &str, lives: Duration) -> RedisResult<BTreeMap<u32, u64>> {
-        let name = |what| format!("{}:{{bus}}:{what}:{}{topic}", self.redis.prefix(), self.topic_prefix);
         let mut call = redis::cmd("EVAL");
-        call.arg(include_str!("../../lua/bus_own.lua")).arg(2).arg(name("readers")).arg(name("owners"));
+        call.arg(include_str!("../../lua/bus_own.lua")).arg(2).arg(self.readers_key(topic)).arg(self.owners_key(topic));
         call.arg(reader).arg(lives.as_millis() as u64).arg(self.partitions[&topic]);
-        let this = (topic, reader.to_owned());
-        // Noted before it is done: a call that is given up may have been carried out.
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner).insert(this);
+        self.note_reader(topic, reader);
         let owned: Vec<(u32, u64)> = call.query_async(&mut self.redis.conn()).await?;
         Ok(owned.into_iter().collect())
     }
@@ -169,37 +174,6 @@ impl Streams {
             return Ok(());
         }
         Err(Error::Lost { generation: self.generation.clone() })
-    }
-
-    async fn publish_chunk(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
-        let failed = |reason: String| Error::Publish { topic, reason };
-        let mut pipe = redis::Pipeline::with_capacity(records.len() + 1);
-        for record in records {
-            pipe.cmd("XADD").arg(self.key(topic, record.partition));
-            if matches!(topic, Topic::Expirations | Topic::DeadLetters) {
-                pipe.arg("MAXLEN").arg("~").arg(REPORTS_KEPT);
-            }
-            pipe.arg("*").arg("v").arg(&record.value[..]);
-        }
-        pipe.cmd("GET").arg(self.generation_key());
-        let (mut conn, mut turn) = (self.redis.conn(), None);
-        if let Some(durability) = self.redis.durability() {
-            durability.ask(&mut pipe, &format!("{}:{{bus}}:waiting", self.redis.prefix()));
-            let (waiting, its_turn) = self.redis.waiting_conn().await.map_err(|e| failed(e.to_string()))?;
-            (conn, turn) = (waiting, Some(its_turn));
-        }
-        let answered = pipe.query_async(&mut conn).await;
-        drop(turn);
-        let mut answers: Vec<Value> = answered.map_err(|e: RedisError| failed(e.to_string()))?;
-        if let Some(durability) = self.redis.durability() {
-            let waited = answers.pop().unwrap_or(Value::Nil);
-            durability.judge(&waited).map_err(|e| failed(e.to_string()))?;
-            answers.pop();
-        }
-        let text = |value: Value| redis::from_redis_value::<Option<String>>(value).ok().flatten();
-        self.check_generation(answers.pop().and_then(text).as_deref())?;
-        let offsets = answers.into_iter().map(|id| position(text(id).as_deref())).collect::<Result<_, _>>();
-        offsets.map_err(|e| failed(format!("not a stream id: {e}")))
     }
 
     async fn extents(&self, topic: Topic) -> Result<Vec<Extent>> {
@@ -264,21 +238,6 @@ fn before(offset: Offset) -> Offset {
     }
 }
 
-/// Pieces of at most [`CHUNK_RECORDS`] and, unless one record alone is larger, [`CHUNK_BYTES`].
-fn chunks(mut records: &[Record]) -> impl Iterator<Item = &[Record]> {
-    std::iter::from_fn(move || {
-        let mut bytes = 0;
-        let fits = |record: &&Record| {
-            bytes += record.value.len();
-            bytes <= CHUNK_BYTES
-        };
-        let fitting = records.iter().take(CHUNK_RECORDS).take_while(fits).count();
-        let (chunk, rest) = records.split_at(fitting.max(1).min(records.len()));
-        records = rest;
-        (!chunk.is_empty()).then_some(chunk)
-    })
-}
-
 #[async_trait]
 impl Bus for RedisStreams {
     fn generation(&self) -> &str {
@@ -292,7 +251,7 @@ impl Bus for RedisStreams {
     async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
         super::check_partitions(topic, records, self.partitions(topic))?;
         let mut offsets = Vec::with_capacity(records.len());
-        for chunk in chunks(records) {
+        for chunk in publish::chunks(records) {
             offsets.extend(self.streams.publish_chunk(topic, chunk).await?);
         }
         Ok(offsets)
@@ -370,10 +329,10 @@ impl Bus for RedisStreams {
 
     /// Others need not wait until our readers are taken for dead.
     async fn close(&self) {
-        let owners = self.streams.owners.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for (topic, reader) in owners {
+        let readers = self.streams.readers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (topic, reader) in readers {
             if let Err(error) = self.streams.own(topic, &reader, Duration::ZERO).await {
-                tracing::debug!("{reader} did not give back what it owns of {topic}: {error}");
+                tracing::debug!("{reader} did not give back what it has of {topic}: {error}");
             }
         }
     }
@@ -381,22 +340,7 @@ impl Bus for RedisStreams {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-
     use super::*;
-
-    fn record(len: usize) -> Record {
-        Record { partition: 0, value: Bytes::from(vec![0; len]) }
-    }
-
-    #[test]
-    fn chunks_are_bounded_and_leave_nothing_out() {
-        let sizes = |records: &[Record]| chunks(records).map(<[Record]>::len).collect::<Vec<_>>();
-        assert!(sizes(&[]).is_empty());
-        assert_eq!(sizes(&vec![record(1); CHUNK_RECORDS + 1]), [CHUNK_RECORDS, 1]);
-        assert_eq!(sizes(&vec![record(CHUNK_BYTES / 2); 3]), [2, 1]);
-        assert_eq!(sizes(&[record(1), record(CHUNK_BYTES + 1), record(1)]), [1, 1, 1]);
-    }
 
     #[test]
     fn the_offset_before() {

@@ -167,6 +167,8 @@ pub struct RedisAccess {
     /// The append-only files of the master and of those replicas have it, too.
     pub wait_aof: bool,
     pub wait_timeout: Duration,
+    /// Bytes that a server may use; 0: its `maxmemory`, and for the embedded one a half of the machine's memory.
+    pub max_memory: u64,
 }
 
 impl Default for RedisAccess {
@@ -178,6 +180,7 @@ impl Default for RedisAccess {
             wait_replicas: 0,
             wait_aof: false,
             wait_timeout: Duration::from_secs(1),
+            max_memory: 0,
         }
     }
 }

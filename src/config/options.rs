@@ -58,6 +58,11 @@ pub struct Options {
     #[arg(long, env = "TASKD_REDIS_WAIT_TIMEOUT", hide_env = true, value_name = "TIME", help_heading = "Backends")]
     pub redis_wait_timeout: Option<Time>,
 
+    /// Memory that a Redis server may use; at 80 % of it inserts are refused [default: 0, its maxmemory; embedded: half
+    /// of the machine's]
+    #[arg(long, env = "TASKD_REDIS_MAX_MEMORY", hide_env = true, value_name = "SIZE", help_heading = "Backends")]
+    pub redis_max_memory: Option<ByteSize>,
+
     /// mysql:// or sqlite://; empty: SQLite in the data folder
     #[arg(long, env = "TASKD_DATABASE_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
     pub database_url: Option<String>,
@@ -274,6 +279,7 @@ impl Options {
         set(&mut redis.wait_replicas, self.redis_wait_replicas);
         set(&mut redis.wait_aof, self.redis_wait_aof);
         set_time(&mut redis.wait_timeout, self.redis_wait_timeout);
+        set(&mut redis.max_memory, self.redis_max_memory.map(|bytes| bytes.0));
         set(&mut settings.database_url, self.database_url.map(not_empty));
         set(&mut settings.database_pool, self.database_pool);
         set(&mut settings.bus_url, self.bus_url.map(not_empty));
@@ -316,7 +322,7 @@ impl Options {
     pub(super) fn of(settings: &Settings) -> Self {
         // Taken apart without `..`, so that a new setting cannot be forgotten here.
         let Settings { redis, limits, discovery, fanout, watchdog, queues, .. } = settings;
-        let RedisAccess { ca_file, cert_file, key_file, wait_replicas, wait_aof, wait_timeout } = redis;
+        let RedisAccess { ca_file, cert_file, key_file, wait_replicas, wait_aof, wait_timeout, max_memory } = redis;
         let Limits {
             max_payload_bytes,
             max_headers_bytes,
@@ -352,6 +358,7 @@ impl Options {
             redis_wait_replicas: Some(*wait_replicas),
             redis_wait_aof: Some(*wait_aof),
             redis_wait_timeout: Some(Time(*wait_timeout)),
+            redis_max_memory: Some(ByteSize(*max_memory)),
             database_url: Some(settings.database_url.clone().unwrap_or_default()),
             database_pool: Some(settings.database_pool),
             bus_url: Some(settings.bus_url.clone().unwrap_or_default()),

@@ -144,6 +144,10 @@ impl Handle {
 
     /// A queue that has all it may have is told so before anything is stored.
     fn admit(&self, rows: &[TaskRow]) -> Result<(), Error> {
+        if let Some(shortage) = self.parts.outbox.gates.shortage() {
+            metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
+            return Err(Error::Busy(shortage.why));
+        }
         let mut by_queue = BTreeMap::new();
         rows.iter().for_each(|row| *by_queue.entry(&row.queue).or_insert(0) += 1);
         for (queue, count) in by_queue {

@@ -74,6 +74,10 @@ impl Parts {
     }
 
     async fn mark(&self, rows: &[model::TaskRow]) {
+        // The filter only saves SQL queries: it must not take the last memory.
+        if self.outbox.gates.is_short() {
+            return;
+        }
         let keys: Vec<_> = rows.iter().map(|row| (row.queue.clone(), row.key_hash, row.id)).collect();
         if let Err(error) = self.filter.mark(&keys, |queue| self.settings.queues.get(queue).filter_keys).await {
             tracing::debug!("could not mark {} keys, SQL knows them: {error}", keys.len());

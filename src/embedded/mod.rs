@@ -13,6 +13,7 @@
 //! nothing that was answered is lost. A taskd that was killed leaves its redis-server behind; the next one ends it first.
 
 mod data_dir;
+mod machine;
 mod orphan;
 mod server;
 

@@ -22,7 +22,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{DataDir, Error, data_dir, orphan::Traces};
+use super::{DataDir, Error, data_dir, machine, orphan::Traces};
 
 /// How long a server may take to end once it was asked.
 pub(super) const STOP: Duration = Duration::from_secs(10);
@@ -51,10 +51,19 @@ impl RedisServer {
         Self::start_binary(data, "redis-server").await
     }
 
+    /// The same with so many bytes as its `maxmemory`; 0: half of what there is.
+    pub async fn start_with(data: &DataDir, max_memory: u64) -> Result<Self, Error> {
+        Self::start_program(data, "redis-server", max_memory).await
+    }
+
     /// The same with another name or path of the program.
     pub async fn start_binary(data: &DataDir, binary: &str) -> Result<Self, Error> {
+        Self::start_program(data, binary, 0).await
+    }
+
+    async fn start_program(data: &DataDir, binary: &str, max_memory: u64) -> Result<Self, Error> {
         check_version(binary).await?;
-        let launch = Launch::new(data, binary)?;
+        let launch = Launch::new(data, binary, max_memory)?;
         let traces =
             Traces { url: &launch.url, socket: &launch.socket, pid_file: &launch.pid_file, redis: &launch.redis };
         traces.end().await?;
@@ -140,6 +149,8 @@ struct Launch {
     pid_file: PathBuf,
     log: PathBuf,
     redis: PathBuf,
+    /// 0: without a limit.
+    max_memory: u64,
     /// Of the one that runs; 0 before the first and when one has ended.
     pid: AtomicI32,
     /// Nobody else may take the folder while our server runs in it.
@@ -147,7 +158,11 @@ struct Launch {
 }
 
 impl Launch {
-    fn new(data: &DataDir, binary: &str) -> Result<Self, Error> {
+    fn new(data: &DataDir, binary: &str, max_memory: u64) -> Result<Self, Error> {
+        let max_memory = match max_memory {
+            0 => machine::half_of_memory().unwrap_or(0),
+            bytes => bytes,
+        };
         let socket = data.socket(&data_dir::temp())?;
         Ok(Self {
             binary: binary.to_owned(),
@@ -156,6 +171,7 @@ impl Launch {
             pid_file: data.path().join("redis.pid"),
             log: data.path().join("redis.log"),
             redis: data.private_folder("redis")?,
+            max_memory,
             pid: AtomicI32::new(0),
             _data: data.clone(),
         })
@@ -196,7 +212,8 @@ impl Launch {
         command.args(["--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--supervised", "no"]);
         command.args(["--appendonly", "yes", "--appendfsync", "always", "--save", ""]);
         // A last write that was cut short by a crash was never answered.
-        command.args(["--aof-load-truncated", "yes", "--maxmemory-policy", "noeviction", "--lua-time-limit", "5000"]);
+        command.args(["--aof-load-truncated", "yes", "--lua-time-limit", "5000"]);
+        command.args(["--maxmemory", &self.max_memory.to_string(), "--maxmemory-policy", "noeviction"]);
         command.spawn().map_err(|cause| self.cannot_run(cause))
     }
 

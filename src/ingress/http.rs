@@ -144,6 +144,9 @@ struct Readiness {
     status: &'static str,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     stalled: Vec<StalledLoop>,
+    /// The reason why inserts are refused, if Redis has little memory left.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -159,12 +162,16 @@ async fn readyz(Extract(state): Extract<State>) -> Response {
         .into_iter()
         .map(|(name, age)| StalledLoop { name, age: format!("{}s", age.as_secs()) })
         .collect();
-    let (code, status) = match (state.stop.is_cancelled(), stalled.is_empty()) {
-        (true, _) => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
-        (false, false) => (StatusCode::SERVICE_UNAVAILABLE, "stalled"),
-        (false, true) => (StatusCode::OK, "ready"),
+    let shortage = state.gates.shortage();
+    let is_full = shortage.as_ref().is_some_and(|shortage| shortage.is_full);
+    let (code, status) = match (state.stop.is_cancelled(), stalled.is_empty(), is_full) {
+        (true, _, _) => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+        (false, false, _) => (StatusCode::SERVICE_UNAVAILABLE, "stalled"),
+        (false, true, true) => (StatusCode::SERVICE_UNAVAILABLE, "out of memory"),
+        (false, true, false) => (StatusCode::OK, "ready"),
     };
-    (code, Json(Readiness { status, stalled })).into_response()
+    let memory = shortage.map(|shortage| shortage.why);
+    (code, Json(Readiness { status, stalled, memory })).into_response()
 }
 
 async fn no_such_route(method: Method, uri: Uri) -> Problem {

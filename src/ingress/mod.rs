@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Settings, discovery, reading, supervise::Progress, tasks, telemetry::metrics};
+use crate::{config::Settings, discovery, outbox::Gates, reading, supervise::Progress, tasks, telemetry::metrics};
 
 pub use listener::bind;
 pub use waiting::Waiting;
@@ -25,6 +25,7 @@ pub struct State {
     pub tasks: Option<tasks::Handle>,
     pub reading: Option<reading::Handle>,
     pub progress: Progress,
+    pub gates: Gates,
     pub settings: Arc<Settings>,
     pub metrics: metrics::Handle,
     /// Ends endless requests, so that a stop need not wait for them.

@@ -17,8 +17,18 @@ const LET_IN: Duration = Duration::from_secs(10);
 #[derive(Clone, Default)]
 pub struct Gates(Arc<RwLock<Known>>);
 
+/// Redis has little memory left. All gates are closed: new tasks stay in SQL, and inserts are refused.
+#[derive(Clone, Debug)]
+pub struct Shortage {
+    /// The reason, for callers that are refused.
+    pub why: String,
+    /// Redis has no memory left.
+    pub is_full: bool,
+}
+
 #[derive(Default)]
 struct Known {
+    shortage: Option<Shortage>,
     closed: HashSet<QueueName>,
     unfinished: HashMap<QueueName, u64>,
     /// When the oldest task came that waits in SQL.
@@ -38,7 +48,7 @@ impl Gates {
     }
 
     pub fn close(&self, queue: &QueueName) {
-        if !self.is_closed(queue) {
+        if !self.read().closed.contains(queue) {
             tracing::info!(%queue, "queue {queue} is full: new tasks stay in SQL until there is room");
             self.write().closed.insert(queue.clone());
         }
@@ -55,7 +65,21 @@ impl Gates {
     }
 
     pub fn is_closed(&self, queue: &QueueName) -> bool {
-        self.read().closed.contains(queue)
+        let known = self.read();
+        known.shortage.is_some() || known.closed.contains(queue)
+    }
+
+    pub fn set_shortage(&self, shortage: Option<Shortage>) {
+        self.write().shortage = shortage;
+    }
+
+    pub fn shortage(&self) -> Option<Shortage> {
+        self.read().shortage.clone()
+    }
+
+    /// Whether Redis has little memory left.
+    pub fn is_short(&self) -> bool {
+        self.read().shortage.is_some()
     }
 
     pub fn closed(&self) -> Vec<QueueName> {

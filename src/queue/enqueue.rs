@@ -87,13 +87,17 @@ impl Queue {
     }
 
     async fn raise_epoch(&self, partition: u32, by: u64) -> Result<u64> {
-        let key = keys::epochs(self.0.redis.prefix());
-        Ok(redis::cmd("HINCRBY").arg(key).arg(partition).arg(by).query_async(&mut self.0.redis.conn()).await?)
+        // A full Redis must allow it: the owner of a partition moves its records to SQL.
+        const RAISE: &str = "#!lua flags=allow-oom\nreturn redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])";
+        let mut raise = redis::cmd("EVAL");
+        raise.arg(RAISE).arg(1).arg(keys::epochs(self.0.redis.prefix())).arg(partition).arg(by);
+        Ok(raise.query_async(&mut self.0.redis.conn()).await?)
     }
 
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
+        let script = if batch.tasks.is_empty() { &scripts::PASS } else { &scripts::ENQUEUE };
         let value = self
-            .call(&scripts::ENQUEUE, shard, batch.tasks.len(), |call| {
+            .call(script, shard, batch.tasks.len(), |call| {
                 call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(batch.topic_generation);
                 call.arg(batch.predecessor.map(|p| p.to_string()).unwrap_or_default()).arg(batch.upto.to_string());
                 call.arg(batch.high_water_tasks).arg(batch.high_water_bytes).arg(batch.epoch);
@@ -111,5 +115,14 @@ impl Queue {
             "fenced" => Ok(Enqueued::Fenced(number(answer.next())?)),
             _ => Ok(Enqueued::Behind(text(answer.next())?.parse().ok())),
         }
+    }
+
+    /// Forgets how far the shard has read `pipeline`, because its offsets come a second time. Only the owner of the partition may do it.
+    pub async fn rewind(&self, shard: &ShardId, epoch: u64) -> Result<()> {
+        self.call(&scripts::REWIND, shard, 1, |call| {
+            call.arg(epoch);
+        })
+        .await?;
+        Ok(())
     }
 }

@@ -19,12 +19,12 @@ pub struct Script {
     sha: LazyLock<String>,
 }
 
-/// Redis runs such a script also at `maxmemory`: it frees memory, or is on the way of what does.
+/// `allow_oom`: a full Redis runs the script too, because it frees memory, or because a script that frees memory depends on it.
 macro_rules! shebang {
-    (frees) => {
+    (allow_oom) => {
         "#!lua flags=allow-oom\n"
     };
-    (fills) => {
+    (as_written) => {
         ""
     };
 }
@@ -52,27 +52,30 @@ macro_rules! script {
     };
 }
 
-script!(OPEN, "open", none, fills, lanes: true);
-script!(ENQUEUE, "enqueue", shard, fills, lanes: true);
-script!(CLAIM, "claim", shard, fills, lanes: true);
-script!(CLAIM_AT_FULL_MEMORY, "claim", shard, frees, lanes: true);
-script!(DELIVERED, "delivered", shard, frees, lanes: false);
-script!(COMPLETE, "complete", shard, frees, lanes: false);
-script!(REJECT, "reject", ending, frees, lanes: true);
-script!(EXTEND, "extend", shard, frees, lanes: false);
-script!(EXPIRE, "expire", ending, frees, lanes: true);
-script!(PROMOTE, "promote", ending, frees, lanes: true);
-script!(SWEEP, "sweep", shard, frees, lanes: true);
-script!(LOOK, "look", shard, frees, lanes: true);
-script!(PEEK, "peek", shard, frees, lanes: true);
-script!(INSPECT, "inspect", shard, frees, lanes: false);
-script!(STATS, "stats", shard, frees, lanes: true);
-script!(FINALS, "finals", shard, frees, lanes: false);
-script!(FORGET, "forget", shard, frees, lanes: false);
-script!(OUTBOX, "outbox", shard, frees, lanes: false);
-script!(FORWARDED, "forwarded", shard, frees, lanes: false);
-script!(LEASE, "lease", none, frees, lanes: false);
-script!(CLOSE, "close", shard, frees, lanes: true);
+script!(OPEN, "open", none, allow_oom, lanes: true);
+script!(CLOSE, "close", shard, allow_oom, lanes: true);
+script!(ENQUEUE, "enqueue", shard, as_written, lanes: true);
+// Enqueues nothing, only moves the offset past parked tasks.
+script!(PASS, "enqueue", shard, allow_oom, lanes: true);
+script!(REWIND, "rewind", shard, allow_oom, lanes: false);
+script!(CLAIM, "claim", shard, as_written, lanes: true);
+script!(CLAIM_AT_FULL_MEMORY, "claim", shard, allow_oom, lanes: true);
+script!(DELIVERED, "delivered", shard, allow_oom, lanes: false);
+script!(COMPLETE, "complete", shard, allow_oom, lanes: false);
+script!(REJECT, "reject", ending, allow_oom, lanes: true);
+script!(EXTEND, "extend", shard, allow_oom, lanes: false);
+script!(EXPIRE, "expire", ending, allow_oom, lanes: true);
+script!(PROMOTE, "promote", ending, allow_oom, lanes: true);
+script!(SWEEP, "sweep", shard, allow_oom, lanes: true);
+script!(LOOK, "look", shard, as_written, lanes: true);
+script!(PEEK, "peek", shard, as_written, lanes: true);
+script!(INSPECT, "inspect", shard, as_written, lanes: false);
+script!(STATS, "stats", shard, as_written, lanes: true);
+script!(FINALS, "finals", shard, allow_oom, lanes: false);
+script!(FORGET, "forget", shard, allow_oom, lanes: false);
+script!(OUTBOX, "outbox", shard, allow_oom, lanes: false);
+script!(FORWARDED, "forwarded", shard, allow_oom, lanes: false);
+script!(LEASE, "lease", none, as_written, lanes: false);
 
 impl Script {
     /// A call on a shard. `now_ms` only in tests: Redis's own clock counts, so that a process with a wrong one does no harm.

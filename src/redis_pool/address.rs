@@ -6,6 +6,7 @@ use redis::{
     Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, TlsCertificates,
     aio::{MultiplexedConnection, PubSub},
     cluster::{ClusterClient, ClusterClientBuilder},
+    io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 
 use super::{CONNECT, Error, RESPONSE, timed_out, without_password};
@@ -16,6 +17,11 @@ const CLUSTER: [(&str, &str); 2] = [("redis+cluster://", "redis://"), ("rediss+c
 /// Of a cluster's calls, redirections and the wait for a node that comes back included; [`RESPONSE`] ends them all.
 const RETRIES: u32 = 8;
 const RETRY_WAIT_MS: (u64, u64) = (20, 500);
+
+/// The kernel probes a connection that is silent for this time, and repeats the probe at this interval.
+const PROBE_AFTER: Duration = Duration::from_secs(5);
+/// The kernel closes a connection whose peer acknowledges nothing for this time.
+const GONE_AFTER: Duration = Duration::from_secs(15);
 
 /// Servers, and what is needed to talk to them.
 #[derive(Clone)]
@@ -34,7 +40,10 @@ impl Address {
             None => vec![url.to_owned()],
             Some((plain, rest)) => urls_of_nodes(plain, rest),
         };
-        let info = |url: &String| url.as_str().into_connection_info().map_err(|e| refuse(e.to_string()));
+        let info = |url: &String| {
+            let info = url.as_str().into_connection_info().map_err(|e| refuse(e.to_string()));
+            info.map(|info| info.set_tcp_settings(tcp_settings()))
+        };
         let nodes: Vec<_> = urls.iter().map(info).collect::<Result<_, _>>()?;
         let address = Self { nodes, is_cluster: cluster.is_some(), certificates: certificates(access)? };
         // A certificate that cannot be read shows here, before anything waits for a server.
@@ -47,9 +56,14 @@ impl Address {
         self.nodes.iter()
     }
 
+    /// The first of them.
+    pub(super) fn seed(&self) -> &ConnectionInfo {
+        self.nodes.first().expect("a URL names at least one server")
+    }
+
     /// Another node of the cluster; without a host it is where the URL points.
     pub(super) fn node(&self, host: &str, port: u16) -> ConnectionInfo {
-        let seed = &self.nodes[0];
+        let seed = self.seed();
         let address = match seed.addr() {
             ConnectionAddr::TcpTls { host: known, insecure, .. } => ConnectionAddr::TcpTls {
                 host: if host.is_empty() { known } else { host }.to_owned(),
@@ -76,6 +90,7 @@ impl Address {
         let builder = ClusterClientBuilder::new(self.nodes.clone())
             .connection_timeout(CONNECT)
             .response_timeout(RESPONSE)
+            .tcp_settings(tcp_settings())
             .retries(RETRIES)
             .min_retry_wait(RETRY_WAIT_MS.0)
             .max_retry_wait(RETRY_WAIT_MS.1);
@@ -100,6 +115,12 @@ impl Address {
         let client = self.client(info)?;
         tokio::time::timeout(CONNECT, client.get_async_pubsub()).await.unwrap_or_else(|_| Err(timed_out()))
     }
+}
+
+/// Settings by which the kernel notices a vanished peer, also on connections that only listen.
+fn tcp_settings() -> TcpSettings {
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_AFTER);
+    TcpSettings::default().set_nodelay(true).set_keepalive(probes).set_user_timeout(GONE_AFTER)
 }
 
 /// `user:password@a:1,b:2/` as a URL for each host.

@@ -1,37 +1,122 @@
-//! One connection for everybody, to one server or to a cluster: both take the same commands.
+//! The shared connection, to one server or to a cluster: both take the same commands, and are made anew in the same
+//! way.
 
-use std::{
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
-};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use redis::{
-    Cmd, ConnectionInfo, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value,
-    aio::{ConnectionLike, ConnectionManager, MultiplexedConnection},
+    Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
     cluster::ClusterClient,
     cluster_async::ClusterConnection,
 };
 
-use super::{CONNECT, address::Address, timed_out};
+use super::{CONNECT, RESPONSE, address::Address, timed_out};
 
-/// Reconnects by itself, and follows the slots of a cluster. Clones share it. Never for commands that block.
+/// A pipelined connection that many callers share. Clones are the same connection. Never for commands that block.
+///
+/// A call that gets no answer in time, or finds the connection closed, discards it: the next call connects anew. Calls
+/// in flight on the old connection keep their own deadlines.
 #[derive(Clone)]
-pub enum Connection {
-    One(ConnectionManager),
-    Cluster(Cluster),
+pub struct Connection(Arc<Inner>);
+
+struct Inner {
+    address: Address,
+    /// `None`: one server.
+    cluster: Option<ClusterClient>,
+    /// With its number; `None` where it must be made anew.
+    current: RwLock<Option<(u64, Link)>>,
+    /// Held by the caller that connects: the number of the last connection.
+    connecting: tokio::sync::Mutex<u64>,
+}
+
+#[derive(Clone)]
+enum Link {
+    One(MultiplexedConnection),
+    /// A connection to each node, which follows the slots.
+    Cluster(ClusterConnection),
+}
+
+impl Connection {
+    pub(super) async fn connect(address: &Address) -> RedisResult<Self> {
+        let connection = Self::new(address)?;
+        connection.get().await?;
+        Ok(connection)
+    }
+
+    fn new(address: &Address) -> RedisResult<Self> {
+        let cluster = if address.is_cluster { Some(address.cluster()?) } else { None };
+        let (current, connecting) = (RwLock::default(), tokio::sync::Mutex::default());
+        Ok(Self(Arc::new(Inner { address: address.clone(), cluster, current, connecting })))
+    }
+
+    async fn get(&self) -> RedisResult<(u64, Link)> {
+        if let Some(current) = self.current() {
+            return Ok(current);
+        }
+        // While no server answers, each caller ahead of us tries for long. We do not wait for all of them.
+        let turn = tokio::time::timeout(CONNECT, self.0.connecting.lock()).await;
+        let mut number = turn.map_err(|_| timed_out())?;
+        // The previous holder of the lock may have connected.
+        if let Some(current) = self.current() {
+            return Ok(current);
+        }
+        let connected = tokio::time::timeout(CONNECT * 2, self.new_link()).await;
+        let link = connected.unwrap_or_else(|_| Err(timed_out()))?;
+        *number += 1;
+        *self.0.current.write().unwrap_or_else(PoisonError::into_inner) = Some((*number, link.clone()));
+        Ok((*number, link))
+    }
+
+    fn current(&self) -> Option<(u64, Link)> {
+        self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn new_link(&self) -> RedisResult<Link> {
+        match &self.0.cluster {
+            Some(cluster) => cluster.get_async_connection().await.map(Link::Cluster),
+            None => self.0.address.connect(self.0.address.seed(), Some(RESPONSE)).await.map(Link::One),
+        }
+    }
+
+    /// Discards the connection after an answer that shows it to be useless. redis-rs itself keeps a connection that is
+    /// silent.
+    fn judge(&self, number: u64, link: &Link, answers: Result<&[Value], &RedisError>) {
+        let is_over = match link {
+            Link::One(_) => answers.map_or_else(ends_one, |answers| answers.iter().any(is_read_only)),
+            // The cluster client reconnects to single nodes by itself. But it keeps a connection to a node that hangs,
+            // even when another node has taken its slots. So we discard all of them, and the next call asks the nodes
+            // that answer.
+            Link::Cluster(_) => answers.is_err_and(RedisError::is_timeout),
+        };
+        if is_over {
+            let mut current = self.0.current.write().unwrap_or_else(PoisonError::into_inner);
+            if current.as_ref().is_some_and(|(known, _)| *known == number) {
+                *current = None;
+            }
+        }
+    }
+}
+
+fn ends_one(error: &RedisError) -> bool {
+    error.is_timeout() || error.is_unrecoverable_error()
+}
+
+/// The server is a replica now. Its host name may already lead to the new master.
+fn is_read_only(answer: &Value) -> bool {
+    matches!(answer, Value::ServerError(error) if error.code() == "READONLY")
 }
 
 impl ConnectionLike for Connection {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        match self {
-            Self::One(manager) => manager.req_packed_command(cmd),
-            Self::Cluster(cluster) => Box::pin(async move {
-                let (number, mut conn) = cluster.get().await?;
-                let answer = conn.req_packed_command(cmd).await;
-                cluster.judge(number, &answer);
-                answer
-            }),
-        }
+        Box::pin(async move {
+            let (number, mut link) = self.get().await?;
+            let answer = match &mut link {
+                Link::One(conn) => conn.req_packed_command(cmd).await,
+                Link::Cluster(conn) => conn.req_packed_command(cmd).await,
+            };
+            self.judge(number, &link, answer.as_ref().map(std::slice::from_ref));
+            answer
+        })
     }
 
     fn req_packed_commands<'a>(
@@ -40,137 +125,19 @@ impl ConnectionLike for Connection {
         offset: usize,
         count: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
-        match self {
-            Self::One(manager) => manager.req_packed_commands(pipeline, offset, count),
-            Self::Cluster(cluster) => Box::pin(async move {
-                let (number, mut conn) = cluster.get().await?;
-                let answers = conn.req_packed_commands(pipeline, offset, count).await;
-                cluster.judge(number, &answers);
-                answers
-            }),
-        }
+        Box::pin(async move {
+            let (number, mut link) = self.get().await?;
+            let answers = match &mut link {
+                Link::One(conn) => conn.req_packed_commands(pipeline, offset, count).await,
+                Link::Cluster(conn) => conn.req_packed_commands(pipeline, offset, count).await,
+            };
+            self.judge(number, &link, answers.as_deref());
+            answers
+        })
     }
 
     fn get_db(&self) -> i64 {
-        match self {
-            Self::One(manager) => manager.get_db(),
-            Self::Cluster(_) => 0,
-        }
-    }
-}
-
-/// A cluster's connections, one to each node.
-#[derive(Clone)]
-pub struct Cluster(Arc<Inner>);
-
-struct Inner {
-    address: Address,
-    client: ClusterClient,
-    /// With its number; `None` where it must be made anew.
-    current: RwLock<Option<(u64, ClusterConnection)>>,
-    /// Held by who connects: the number for the next.
-    connecting: tokio::sync::Mutex<u64>,
-}
-
-impl Cluster {
-    pub(super) async fn connect(address: &Address) -> RedisResult<Self> {
-        let client = address.cluster()?;
-        let inner = Inner {
-            address: address.clone(),
-            client,
-            current: RwLock::default(),
-            connecting: tokio::sync::Mutex::default(),
-        };
-        let cluster = Self(Arc::new(inner));
-        cluster.get().await?;
-        Ok(cluster)
-    }
-
-    /// A node that hangs keeps its connections, and the client would go on asking it although another has its slots now. So a call without
-    /// an answer ends them all; the next one asks the nodes that answer for the slots.
-    fn judge<T>(&self, number: u64, answer: &RedisResult<T>) {
-        if answer.as_ref().is_err_and(redis::RedisError::is_timeout) {
-            let mut current = self.0.current.write().unwrap_or_else(PoisonError::into_inner);
-            if current.as_ref().is_some_and(|(known, _)| *known == number) {
-                *current = None;
-            }
-        }
-    }
-
-    async fn get(&self) -> RedisResult<(u64, ClusterConnection)> {
-        if let Some(current) = self.current() {
-            return Ok(current);
-        }
-        // Where nobody answers, each of those before us tries for long: it is not for us to wait until it is our turn.
-        let turn = tokio::time::timeout(CONNECT, self.0.connecting.lock()).await;
-        let mut number = turn.map_err(|_| timed_out())?;
-        // Whoever had the lock before may have connected.
-        if let Some(current) = self.current() {
-            return Ok(current);
-        }
-        let connected = tokio::time::timeout(CONNECT * 2, self.0.client.get_async_connection()).await;
-        let conn = connected.unwrap_or_else(|_| Err(timed_out()))?;
-        *number += 1;
-        *self.0.current.write().unwrap_or_else(PoisonError::into_inner) = Some((*number, conn.clone()));
-        Ok((*number, conn))
-    }
-
-    fn current(&self) -> Option<(u64, ClusterConnection)> {
-        self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The masters and the slots of each.
-    pub(super) async fn masters(&self) -> RedisResult<Vec<Slots>> {
-        let ranges: Vec<Value> = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut self.connection()).await?;
-        ranges.into_iter().map(Slots::from_redis_value).collect::<Result<_, _>>().map_err(Into::into)
-    }
-
-    /// A connection to the master that has the key now.
-    pub(super) async fn dedicated(&self, key: &str, response: Option<Duration>) -> RedisResult<MultiplexedConnection> {
-        let slot: u16 = redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query_async(&mut self.connection()).await?;
-        let masters = self.masters().await?;
-        let owner = masters.iter().find(|slots| (slots.first..=slots.last).contains(&slot));
-        let owner = owner.ok_or_else(|| {
-            redis::RedisError::from((
-                redis::ErrorKind::ClusterConnectionNotFound,
-                "no node has the slot",
-                slot.to_string(),
-            ))
-        })?;
-        self.0.address.connect(&self.info(owner), response).await
-    }
-
-    pub(super) fn info(&self, slots: &Slots) -> ConnectionInfo {
-        self.0.address.node(&slots.host, slots.port)
-    }
-
-    fn connection(&self) -> Connection {
-        Connection::Cluster(self.clone())
-    }
-}
-
-/// A range of slots and its master.
-pub(super) struct Slots {
-    first: u16,
-    last: u16,
-    /// Empty: the server does not say.
-    host: String,
-    port: u16,
-}
-
-impl Slots {
-    /// An entry of CLUSTER SLOTS: first, last, the master, its replicas.
-    fn from_redis_value(value: Value) -> Result<Self, redis::ParsingError> {
-        let Value::Array(parts) = value else { return Err("not a range of slots".into()) };
-        let mut parts = parts.into_iter();
-        let mut part = || parts.next().unwrap_or(Value::Nil);
-        let (first, last) = (FromRedisValue::from_redis_value(part())?, FromRedisValue::from_redis_value(part())?);
-        let Value::Array(master) = part() else { return Err("a range of slots without a master".into()) };
-        let mut master = master.into_iter();
-        let mut field = || master.next().unwrap_or(Value::Nil);
-        let host: Option<String> = FromRedisValue::from_redis_value(field())?;
-        let port = FromRedisValue::from_redis_value(field())?;
-        Ok(Self { first, last, host: host.unwrap_or_default(), port })
+        self.0.address.seed().redis_settings().db()
     }
 }
 
@@ -180,13 +147,13 @@ mod tests {
     use crate::config::RedisAccess;
 
     #[tokio::test]
-    async fn nobody_waits_in_line_for_a_cluster_that_does_not_answer() {
-        let address = Address::new("redis+cluster://127.0.0.1:1", &RedisAccess::default()).unwrap();
-        let client = address.cluster().unwrap();
-        let inner = Inner { address, client, current: RwLock::default(), connecting: tokio::sync::Mutex::default() };
-        let cluster = Cluster(Arc::new(inner));
-        let _somebody_tries = cluster.0.connecting.lock().await;
-        let answer = tokio::time::timeout(CONNECT * 3, cluster.get()).await.expect("an answer");
-        assert!(answer.is_err_and(|error| error.is_timeout()));
+    async fn nobody_waits_in_line_for_a_server_that_does_not_answer() {
+        for url in ["redis+cluster://127.0.0.1:1", "redis://127.0.0.1:1"] {
+            let address = Address::new(url, &RedisAccess::default()).unwrap();
+            let connection = Connection::new(&address).unwrap();
+            let _somebody_tries = connection.0.connecting.lock().await;
+            let answer = tokio::time::timeout(CONNECT * 3, connection.get()).await.expect("an answer");
+            assert!(answer.is_err_and(|error| error.is_timeout()));
+        }
     }
 }

@@ -7,6 +7,9 @@ use redis::{Pipeline, Value, aio::MultiplexedConnection};
 use super::{Error, value, version};
 use crate::config::RedisAccess;
 
+/// A full Redis takes this write too: the call that waits may be one that frees memory.
+const WRITE: &str = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], '', 'PX', 60000)";
+
 /// What a write waits for, in the exchange that makes it.
 #[derive(Clone, Debug)]
 pub struct Durability {
@@ -42,7 +45,7 @@ impl Durability {
     /// Puts the wait behind the writes of `pipe`, and before it a write to `key`: Redis waits for what the *same connection* wrote last, and a
     /// call that repeats another connection's write changes nothing of its own.
     pub fn ask(&self, pipe: &mut Pipeline, key: &str) {
-        pipe.cmd("SET").arg(key).arg("").arg("PX").arg(60_000);
+        pipe.cmd("EVAL").arg(WRITE).arg(1).arg(key);
         if self.aof {
             pipe.cmd("WAITAOF").arg(1).arg(self.replicas).arg(self.timeout_ms);
         } else {

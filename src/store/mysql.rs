@@ -16,8 +16,10 @@ pub type MysqlStore = SqlStore<MySql>;
 
 /// How long a call may wait for a connection: less than for a lock, so that those behind a lock that is held for long are told.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// Servers and what stands before them close what says nothing for long, mostly without a word.
-const IDLE: Duration = Duration::from_secs(300);
+/// The pool closes a connection that was idle for this time, before the server does: see [`SESSION`].
+const IDLE: Duration = Duration::from_secs(10);
+/// How long an idle connection may take to answer a ping.
+const PING_WITHIN: Duration = Duration::from_secs(2);
 /// Then another one is opened: it finds a new primary, and the server gets its memory back.
 const LIFETIME: Duration = Duration::from_secs(1800);
 /// More than the shapes of all statements.
@@ -28,11 +30,17 @@ const PREPARED: usize = 256;
 /// READ COMMITTED: a row that was waited for is then seen, and no gaps are locked between other people's keys.
 /// Strict: what does not fit is an error, not cut off. A lock that is held for long is a reason to start again.
 /// Neither a server's setting nor a proxy's may change what our statements mean. Times are numbers; sqlx sets the zone to UTC all the same.
+/// The server ends a session that is silent for 20 s. Otherwise a client that was cut off would hold its locks for
+/// hours.
 const SESSION: &str = "\
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
                 autocommit = 1, \
-                innodb_lock_wait_timeout = 10";
+                innodb_lock_wait_timeout = 10, \
+                wait_timeout = 20";
+
+/// For the connection that holds the migration lock, silent while another connection migrates.
+const PATIENT_SESSION: &str = "SET SESSION wait_timeout = 86400";
 
 /// How long a process that starts waits while another one migrates.
 const MIGRATION_LOCK: &str = "SELECT GET_LOCK(CONCAT('taskd.', MD5(DATABASE())), 60) = 1";
@@ -52,6 +60,7 @@ impl MysqlStore {
         let mut lock = options.connect().await?;
         // Here an error is seen; the pool would try until it runs out of time.
         lock.execute(SESSION).await?;
+        lock.execute(PATIENT_SESSION).await?;
         let locked: Option<bool> = sqlx::query_scalar(MIGRATION_LOCK).fetch_one(&mut lock).await?;
         if locked != Some(true) {
             return Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into());
@@ -61,8 +70,14 @@ impl MysqlStore {
             .acquire_timeout(PATIENCE)
             .idle_timeout(IDLE)
             .max_lifetime(LIFETIME)
-            // A ping before each use: one that was cut is not handed out.
-            .test_before_acquire(true)
+            // A ping before each use keeps dead connections from callers. sqlx's own ping has no time limit.
+            .test_before_acquire(false)
+            .before_acquire(|connection, _| {
+                Box::pin(async {
+                    let ping = tokio::time::timeout(PING_WITHIN, connection.ping()).await;
+                    Ok(matches!(ping, Ok(Ok(()))))
+                })
+            })
             .after_connect(|connection, _| {
                 Box::pin(async {
                     connection.execute(SESSION).await?;
@@ -94,6 +109,8 @@ impl Dialect for MySqlConnection {
     // Both servers know this form; MariaDB has no other.
     const FOR_SHARE: &'static str = " LOCK IN SHARE MODE";
     const NOW_MS: &'static str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
+    // Longer than a wait for a lock, and short enough for a second try before the call gives up.
+    const ANSWER_WITHIN: Option<Duration> = Some(Duration::from_secs(15));
     const BUSY_HINT: &'static str = "raise database_pool, or ask for less at once";
     const ID: &'static str = "CAST(? AS BINARY(16))";
     const BY_PRIMARY_KEY: &'static str = "FORCE INDEX (PRIMARY)";

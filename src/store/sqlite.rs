@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use sqlx::{
-    ConnectOptions, Connection, Sqlite, SqliteConnection,
+    ConnectOptions, Sqlite, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 
@@ -49,8 +49,6 @@ impl SqliteStore {
             .acquire_timeout(PATIENCE)
             .idle_timeout(None)
             .max_lifetime(None)
-            // SQLite may roll a transaction back by itself (disk full); sqlx then believes that it is still open.
-            .before_acquire(|connection, _| Box::pin(async { Ok(!connection.is_in_transaction()) }))
             .connect_with(
                 options.clone().pragma("cache_size", CACHE_KIB).pragma("wal_autocheckpoint", CHECKPOINT_PAGES),
             )
@@ -69,6 +67,7 @@ impl Dialect for SqliteConnection {
     const FOR_UPDATE: &'static str = "";
     const FOR_SHARE: &'static str = "";
     const NOW_MS: &'static str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
+    const ANSWER_WITHIN: Option<Duration> = None;
     const BUSY_HINT: &'static str = "the disk is slow, or too much is asked for at once";
     const ID: &'static str = "?";
     // It scans nothing that has a key, and locks no rows.

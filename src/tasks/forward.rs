@@ -232,9 +232,12 @@ impl Records<'_> {
         records.push(Record { partition, value });
     }
 
+    /// Task results first. The bus may refuse them for long, and each retry would publish the other reports again.
     fn finish(mut self) -> impl Iterator<Item = (Topic, Vec<Record>)> {
         self.flush();
-        self.by_topic.into_values()
+        let mut topics: Vec<_> = self.by_topic.into_values().collect();
+        topics.sort_by_key(|(topic, _)| *topic != Topic::TaskResults);
+        topics.into_iter()
     }
 }
 
@@ -251,6 +254,18 @@ fn with_time(report: &Bytes, at_unix_ms: i64) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn task_results_are_published_first() {
+        let shard = ShardId { queue: crate::model::QueueName::new("q").unwrap(), number: 0 };
+        let mut records =
+            Records { shard: &shard, partition: 0, reports: Vec::new(), bytes: 0, by_topic: BTreeMap::new() };
+        let id = crate::model::TaskId::new();
+        records.add(&Event::Expired { id, worker: String::new(), attempts: 1, dead: true }, 1);
+        records.add(&Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new() }, 1);
+        let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
+        assert_eq!(topics, [Topic::TaskResults, Topic::Expirations]);
+    }
 
     #[test]
     fn the_time_is_added_without_decoding() {

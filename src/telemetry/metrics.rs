@@ -60,6 +60,8 @@ pub const RESULTS_BATCH_SIZE: &str = "taskd_results_batch_size_items";
 pub const RESULTS_BATCH_DURATION: &str = "taskd_results_batch_duration_seconds";
 pub const RESULTS_DEPTH: &str = "taskd_results_depth_entries";
 
+pub const REDIS_USED: &str = "taskd_redis_memory_used_bytes";
+pub const REDIS_LIMIT: &str = "taskd_redis_memory_limit_bytes";
 pub const SCRIPT_DURATION: &str = "taskd_redis_script_duration_seconds";
 pub const SCRIPT_BATCH_SIZE: &str = "taskd_redis_script_batch_size_items";
 
@@ -231,6 +233,12 @@ fn describe() {
         Unit::Count,
         "Entries in Redis that are not on the bus yet: completions of one call, deaths, expiries"
     );
+    describe_gauge!(REDIS_USED, Unit::Bytes, "Memory that counts for the limit, by server");
+    describe_gauge!(
+        REDIS_LIMIT,
+        Unit::Bytes,
+        "maxmemory or redis_max_memory, by server; 0 is none. At 80 % inserts are refused"
+    );
     describe_histogram!(SCRIPT_DURATION, Unit::Seconds, "Round trips of Redis scripts, by script");
     describe_histogram!(SCRIPT_BATCH_SIZE, Unit::Count, "Items combined into one script call, by script");
 }
@@ -355,6 +363,12 @@ pub fn fanout_oldest(age: Duration) {
 /// How much of `topic` is not dealt with.
 pub fn bus_backlog(topic: &'static str, records: u64) {
     gauge!(BUS_BACKLOG, "topic" => topic).set(records as f64);
+}
+
+/// The memory of a Redis server, and its limit (0: none).
+pub fn redis_memory(server: &str, used: u64, limit: u64) {
+    gauge!(REDIS_USED, "server" => server.to_owned()).set(used as f64);
+    gauge!(REDIS_LIMIT, "server" => server.to_owned()).set(limit as f64);
 }
 
 /// A script was called for `items` callers' items at once.

@@ -20,8 +20,11 @@ use crate::{
     telemetry::metrics::{self, Republished, Watched},
 };
 
-/// Parked tasks that were released and that the fanout has not read yet, by queue.
-type OnTheirWay = HashMap<QueueName, Last>;
+/// Parked tasks that were released and that the fanout has not read yet, by queue, and since when.
+type OnTheirWay = HashMap<QueueName, (Last, Instant)>;
+
+/// After this the watchdog asks whether the topic was made anew: then no reader will ever reach their offsets.
+const LONG_ON_THEIR_WAY: Duration = Duration::from_secs(10);
 
 /// Rows that are looked at together after the clock has stepped: most are scheduled, and stay as they are.
 const LOOKED_AT_ONCE: usize = 10_000;
@@ -37,6 +40,12 @@ impl Watchdog {
         // Of the clock, when rows that it had left behind were looked for. At first by a process that was there before.
         let mut steps = None;
         while self.lead.wait(&beat, &self.stop).await {
+            if self.outbox.gates.is_short() {
+                // The fanout would park every task again.
+                beat.beat();
+                self.pause(Duration::from_millis(200)).await;
+                continue;
+            }
             let started = Instant::now();
             let now = self.outbox.clock.steps();
             if steps != Some(now) {
@@ -140,7 +149,20 @@ impl Watchdog {
         if !on_their_way.is_empty() {
             let committed = self.outbox.bus.committed(Topic::Pipeline).await?;
             let read = |partition: u32| committed.get(partition as usize).copied().flatten();
-            on_their_way.retain(|_, released| released.iter().any(|(partition, last)| read(*partition) < Some(*last)));
+            on_their_way.retain(|_, (released, _)| {
+                released.retain(|partition, last| read(*partition) < Some(*last));
+                !released.is_empty()
+            });
+            for (released, since) in on_their_way.values_mut().filter(|(_, since)| since.elapsed() > LONG_ON_THEIR_WAY)
+            {
+                for (partition, last) in released.clone() {
+                    if self.outbox.bus.lies_beyond(Topic::Pipeline, partition, last).await? {
+                        released.remove(&partition);
+                    }
+                }
+                *since = Instant::now();
+            }
+            on_their_way.retain(|_, (released, _)| !released.is_empty());
         }
         for queue in self.outbox.gates.closed() {
             // What was released last is not counted in its shards yet.
@@ -159,7 +181,7 @@ impl Watchdog {
             metrics::outbox_republished(Republished::Unparked, published);
             refused.extend(others.stay);
             self.give_up(&rows, &others.too_large).await?;
-            on_their_way.insert(queue, others.last);
+            on_their_way.insert(queue, (others.last, Instant::now()));
         }
         Ok(())
     }

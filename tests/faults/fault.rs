@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use crate::{
     servers::Server,
-    support::proxy::Mode,
+    support::proxy::{Mode, Proxy},
     world::{Bus, PROCESSES, World},
 };
 
@@ -36,6 +36,8 @@ pub(crate) enum Fault {
     KillMaster,
     /// The way from one process, or from all, to a server. Ways to Kafka are shared.
     Cut(Option<usize>, Which, Mode),
+    /// The connections of all processes to a server fall silent for ever. New ones work.
+    Silence(Which),
     /// The files of this server stand on a disk that is full.
     DiskFull(Which),
     /// One process's clock goes wrong by so many hours.
@@ -57,6 +59,7 @@ impl fmt::Display for Fault {
             Self::KillMaster => write!(f, "SIGKILL of a cluster's master"),
             Self::Cut(Some(n), which, mode) => write!(f, "process {n} to {which:?}: {mode:?}"),
             Self::Cut(None, which, mode) => write!(f, "all processes to {which:?}: {mode:?}"),
+            Self::Silence(which) => write!(f, "the connections to {which:?} fall silent"),
             Self::DiskFull(which) => write!(f, "the disk of {which:?} is full"),
             Self::Clock(n, hours) => write!(f, "the clock of process {n} goes wrong by {hours:+} h"),
         }
@@ -95,7 +98,8 @@ impl Fault {
                 let (master, _) = cluster.masters().await.swap_remove(0);
                 tokio::task::block_in_place(|| cluster.node(master).kill9());
             }
-            Self::Cut(who, which, mode) => cut(world, who, which, mode),
+            Self::Cut(who, which, mode) => ways(world, who, which).for_each(|proxy| proxy.set(mode)),
+            Self::Silence(which) => ways(world, None, which).for_each(|proxy| _ = proxy.silence()),
             Self::DiskFull(which) => crate::disk::fill(world, which),
             Self::Clock(n, hours) => fs::write(world.clock_file(n), format!("{:+}", hours * 3600)).unwrap(),
         }
@@ -106,7 +110,7 @@ impl Fault {
             Self::KillTaskd(n) => world.daemons[n].start_again(),
             Self::KillAllTaskd => world.daemons.iter_mut().for_each(|daemon| daemon.start_again()),
             Self::StopTaskd(n) => world.signal(n, Signal::SIGCONT),
-            Self::RebalanceStorm | Self::FlushAll => {}
+            Self::RebalanceStorm | Self::FlushAll | Self::Silence(_) => {}
             Self::Kill(which) => tokio::task::block_in_place(|| world.server(which).start()),
             Self::Stop(which) => world.server(which).signal(Signal::SIGCONT),
             Self::RedisIsFull => redis(world, &["CONFIG", "SET", "maxmemory", "0"]).await,
@@ -120,7 +124,7 @@ impl Fault {
                 tokio::task::block_in_place(|| cluster.start_again());
                 world.ledger.redis_loses();
             }
-            Self::Cut(who, which, _) => cut(world, who, which, Mode::Pass),
+            Self::Cut(who, which, _) => ways(world, who, which).for_each(|proxy| proxy.set(Mode::Pass)),
             Self::DiskFull(which) => tokio::task::block_in_place(|| crate::disk::empty(world, which)),
             Self::Clock(n, _) => fs::write(world.clock_file(n), "+0").unwrap(),
         }
@@ -128,7 +132,7 @@ impl Fault {
 
     /// What lasts as long as it is told. The others are over at once.
     pub(crate) fn lasts(&self) -> bool {
-        !matches!(self, Self::RebalanceStorm | Self::FlushAll)
+        !matches!(self, Self::RebalanceStorm | Self::FlushAll | Self::Silence(_))
     }
 
     /// Whether both at once make sense: neither disturbs the heal of the other.
@@ -147,7 +151,11 @@ impl Fault {
     /// Which server is not itself meanwhile.
     fn server(&self) -> Option<Which> {
         match *self {
-            Self::Kill(which) | Self::Stop(which) | Self::Cut(_, which, _) | Self::DiskFull(which) => Some(which),
+            Self::Kill(which)
+            | Self::Stop(which)
+            | Self::Cut(_, which, _)
+            | Self::Silence(which)
+            | Self::DiskFull(which) => Some(which),
             Self::RedisIsFull | Self::RedisCannotSave | Self::FlushAll | Self::KillMaster => Some(Which::Redis),
             _ => None,
         }
@@ -176,13 +184,16 @@ async fn storm(world: &mut World<'_>) {
     }
 }
 
-fn cut(world: &World<'_>, who: Option<usize>, which: Which, mode: Mode) {
+/// The proxies between these processes, or all, and a server.
+fn ways<'a>(world: &'a World<'_>, who: Option<usize>, which: Which) -> impl Iterator<Item = &'a Proxy> {
     let processes = who.map_or(0..PROCESSES, |n| n..n + 1);
-    match which {
-        Which::Redis => processes.for_each(|n| world.proxies[n][0].set(mode)),
-        Which::Sql => processes.for_each(|n| world.proxies[n][1].set(mode)),
-        Which::Kafka(n) => world.servers.kafka_proxies[n].set(mode),
-    }
+    let (own, shared) = match which {
+        Which::Redis => (Some(0), None),
+        Which::Sql => (Some(1), None),
+        Which::Kafka(n) => (None, Some(&world.servers.kafka_proxies[n])),
+    };
+    let own = own.into_iter().flat_map(move |server| processes.clone().map(move |n| &world.proxies[n][server]));
+    own.chain(shared)
 }
 
 /// All that can happen to this world, for a choice among them.
@@ -212,6 +223,7 @@ pub(crate) fn all(world: &World<'_>) -> Vec<Fault> {
                 (0..PROCESSES).map(Some).chain([None]).filter(|who| who.is_none() || !matches!(which, Which::Kafka(_)));
             let modes = [Mode::Stall, Mode::Drop, Mode::Refuse];
             all.extend(who.flat_map(|who| modes.map(|mode| Cut(who, which, mode))));
+            all.push(Silence(which));
         }
         if crate::disk::is_small(world, which) {
             all.push(DiskFull(which));

@@ -41,6 +41,11 @@ impl Scenario {
     fn on_cluster(&self) -> bool {
         self.fault == Fault::KillMaster
     }
+
+    /// Of the ways to Redis and SQL.
+    fn proxied(&self) -> bool {
+        matches!(self.fault, Fault::Silence(_))
+    }
 }
 
 const fn scenario(name: &'static str, bus: Bus, fault: Fault, seconds: u64) -> Scenario {
@@ -56,6 +61,8 @@ const SCENARIOS: &[Scenario] = &[
     scenario("redis_is_full_on_redis_streams", Bus::Streams, Fault::RedisIsFull, 5),
     scenario("redis_cannot_save_on_kafka", Bus::Kafka, Fault::RedisCannotSave, 5),
     scenario("redis_stands_still_on_redis_streams", Bus::Streams, Fault::Stop(Which::Redis), 5),
+    scenario("connections_to_redis_fall_silent", Bus::Streams, Fault::Silence(Which::Redis), 0),
+    scenario("connections_to_mariadb_fall_silent", Bus::Streams, Fault::Silence(Which::Sql), 0),
     scenario("redis_loses_everything_on_kafka", Bus::Kafka, Fault::FlushAll, 0),
     scenario("redis_loses_everything_on_redis_streams", Bus::Streams, Fault::FlushAll, 0),
     scenario("a_cluster_master_is_killed", Bus::Streams, Fault::KillMaster, 2),
@@ -126,7 +133,8 @@ fn run(runtime: &tokio::runtime::Runtime, chosen: &[&Scenario], seed: u64) -> Ex
 }
 
 async fn play(servers: &mut Servers, scenario: &Scenario, seed: u64) {
-    let plan = Plan { bus: scenario.bus, cluster: scenario.on_cluster(), proxied: false, clocks: false, seed };
+    let plan =
+        Plan { bus: scenario.bus, cluster: scenario.on_cluster(), proxied: scenario.proxied(), clocks: false, seed };
     let mut world = World::start(servers, plan).await;
     world.work(300).await;
     world.suffer(&[scenario.fault], scenario.lasting).await;

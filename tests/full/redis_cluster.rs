@@ -384,3 +384,24 @@ async fn taskd_runs_on_a_cluster() {
     assert!(answer["results"].as_array().expect("results").iter().all(|one| one["status"] == "DUPLICATE"), "{answer}");
     assert!(daemon.stop().await.success());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_full_master_closes_the_door() {
+    let cluster = RedisCluster::start().await;
+    let daemon = Daemon::start("", &["--redis-url", cluster.url()]).await;
+    let port = cluster.ports()[cluster.master_of("any key")];
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
+    let mut master = client.get_multiplexed_async_connection().await.unwrap();
+    let mut limit = async |bytes: u32| -> redis::RedisResult<()> {
+        redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).query_async(&mut master).await
+    };
+    limit(1 << 20).await.unwrap();
+    let insert = async |key: &str| daemon.post("/v1/tasks", &json!([{"queue": "q", "key": key}])).await;
+    until("inserts are refused", async || {
+        let (status, answer) = insert("refused").await;
+        status == 429 && answer.to_string().contains(&port.to_string())
+    })
+    .await;
+    limit(0).await.unwrap();
+    until("inserts are taken again", async || insert("taken").await.0 == 200).await;
+}

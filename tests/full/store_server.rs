@@ -28,6 +28,7 @@ use tempfile::TempDir;
 use crate::support::{
     commit_proxy::CommitProxy,
     mariadb::{MariadbServer, MysqlDatabase},
+    proxy::{Proxy, Upstream},
     store_contract::{self, AGE, Database, completed, count, counts, discovering, insert_new, row, rows},
     until,
 };
@@ -132,6 +133,26 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
     let removed = Duplicate { id: ids[0], status: Completed };
     assert_eq!(store.insert(&[row("q", &batch[0].task.key)]).await.unwrap(), [removed]);
     assert_eq!(counts(&store).await, expected);
+    database.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_fall_silent_are_made_anew() {
+    let database = MysqlDatabase::create().await;
+    let (proxy, mut url) = (Proxy::start().await, url::Url::parse(&database.url()).unwrap());
+    proxy.lead_to(Upstream::Tcp(format!("127.0.0.1:{}", url.port().unwrap())));
+    url.set_port(Some(proxy.port())).unwrap();
+    // Four workers, and connections that wait in the pool.
+    let store: Arc<dyn Store> = Arc::new(MysqlStore::connect(url.as_str(), 6).await.unwrap());
+    let done = Arc::new(AtomicUsize::new(0));
+    let workers: Vec<_> = (0..4).map(|n| tokio::spawn(work(Arc::clone(&store), n, 40, Arc::clone(&done)))).collect();
+    // More of them fall silent than the pool has.
+    for part in [20, 60, 100] {
+        until("some work is done", async || done.load(Ordering::SeqCst) > part).await;
+        proxy.silence();
+    }
+    join_all(workers).await.into_iter().for_each(|worker| worker.unwrap());
+    assert_worked(&database, &*store, 4 * 40 * 20).await;
     database.remove().await;
 }
 

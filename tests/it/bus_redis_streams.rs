@@ -322,3 +322,34 @@ async fn an_entry_that_is_not_ours_reads_as_empty() {
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     assert_eq!(values(&read(&mut *reader, 1).await), [""]);
 }
+
+fn of_kib(partition: u32, kib: usize) -> Record {
+    Record { partition, value: vec![b'x'; kib << 10].into() }
+}
+
+/// 256 MiB are shared by the partitions: here each has one.
+#[tokio::test]
+async fn reports_that_nobody_reads_are_refused_above_the_bound() {
+    let server = server().await;
+    let bus = RedisStreams::open(server.redis().await, "my.", 256).await.expect("open");
+    let publish = async |records: &[Record]| within("publish", bus.publish(Topic::TaskResults, records)).await;
+    publish(&[of_kib(0, 500), of_kib(1, 500), of_kib(0, 500)]).await.expect("there is room");
+    let full = publish(&[of_kib(0, 100)]).await.expect_err("there is none").to_string();
+    assert_eq!(full, "failed to publish to task-results: FULL: 1126400 bytes are not read yet; at most 1048576");
+    publish(&[of_kib(1, 100)]).await.expect("the others have room");
+    let mut reader = subscribe(&bus, Topic::TaskResults, Reading::Shared).await;
+    let messages = read(&mut *reader, 4).await;
+    commit(&mut *reader, &messages).await;
+    publish(&[of_kib(0, 100)]).await.expect("there is room again");
+}
+
+#[tokio::test]
+async fn reports_for_people_are_bounded_by_bytes() {
+    let server = server().await;
+    let bus = server.open().await;
+    for _ in 0..20 {
+        let letters: Vec<_> = std::iter::repeat_with(|| of_kib(0, 1024)).take(4).collect();
+        within("publish", bus.publish(Topic::DeadLetters, &letters)).await.expect("published");
+    }
+    assert_eq!(server.run::<u64>("XLEN test:{bus}:my.dead-letters:0").await, 64);
+}

@@ -7,6 +7,7 @@ use reqwest::{Client, Method, Response, StatusCode, header};
 use taskd::{
     config::Settings,
     ingress::{self, State},
+    outbox::Gates,
     supervise::Progress,
 };
 use tokio::{
@@ -25,6 +26,7 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
         tasks: None,
         reading: None,
         progress: Progress::default(),
+        gates: Gates::default(),
         settings: Arc::new(settings),
         metrics: PrometheusBuilder::new().build_recorder().handle().into(),
         stop: CancellationToken::new(),

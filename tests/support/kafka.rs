@@ -14,6 +14,8 @@ use nix::{
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
+use super::proxy::{Proxy, Upstream};
+
 /// `host:port` of the broker that all tests share: `TASKD_TEST_KAFKA`, else one that `scripts/start-kafka` starts and leaves running.
 pub async fn shared() -> &'static str {
     static BROKER: OnceCell<String> = OnceCell::const_new();
@@ -36,6 +38,16 @@ impl KafkaServer {
     pub async fn start() -> Self {
         let mut server = Self::reserve();
         server.brokers = run_script(&[server.dir.path()]).await;
+        server
+    }
+
+    /// One to which clients come through this proxy only.
+    pub async fn start_behind(proxy: &Proxy) -> Self {
+        let mut server = Self::reserve();
+        let port = proxy.port().to_string();
+        let address = run_script_with(&[server.dir.path()], &[("TASKD_TEST_KAFKA_ADVERTISED", &port)]).await;
+        proxy.lead_to(Upstream::Tcp(address));
+        server.brokers = format!("127.0.0.1:{port}");
         server
     }
 
@@ -108,9 +120,13 @@ fn pid(dir: &Path) -> Option<Pid> {
 
 /// In the script's own folder unless another is given.
 async fn run_script(args: &[&Path]) -> String {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/start-kafka");
-    let args: Vec<_> = args.iter().map(|arg| arg.to_path_buf()).collect();
-    let run = move || Command::new(script).args(args).output().expect("scripts/start-kafka runs");
+    run_script_with(args, &[]).await
+}
+
+async fn run_script_with(args: &[&Path], env: &[(&str, &str)]) -> String {
+    let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/start-kafka"));
+    script.args(args).envs(env.iter().copied());
+    let run = move || script.output().expect("scripts/start-kafka runs");
     let output = tokio::task::spawn_blocking(run).await.expect("it does not panic");
     assert!(output.status.success(), "no kafka: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("host:port").trim().to_owned()

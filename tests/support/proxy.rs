@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use tokio::{
@@ -33,6 +36,10 @@ pub(crate) enum Upstream {
 pub(crate) struct Proxy {
     port: u16,
     mode: watch::Sender<Mode>,
+    /// Connections with a number up to this one are silent.
+    silent: watch::Sender<u64>,
+    /// The number of the next connection.
+    next: Arc<AtomicU64>,
     upstream: Arc<Mutex<Option<Upstream>>>,
     accepting: JoinHandle<()>,
 }
@@ -43,9 +50,11 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (mode, watched) = watch::channel(Mode::Pass);
-        let upstream = Arc::<Mutex<Option<Upstream>>>::default();
-        let accepting = tokio::spawn(accept(listener, watched, Arc::clone(&upstream)));
-        Self { port, mode, upstream, accepting }
+        let (silent, heard) = watch::channel(0);
+        let (next, upstream) = (Arc::new(AtomicU64::new(1)), Arc::<Mutex<Option<Upstream>>>::default());
+        let state = State { mode: watched, silent: heard };
+        let accepting = tokio::spawn(accept(listener, state, Arc::clone(&next), Arc::clone(&upstream)));
+        Self { port, mode, silent, next, upstream, accepting }
     }
 
     pub(crate) fn lead_to(&self, upstream: Upstream) {
@@ -59,6 +68,21 @@ impl Proxy {
     pub(crate) fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
     }
+
+    /// The connections of this moment fall silent for ever: they stay, TCP goes on acknowledging, and nothing goes
+    /// through. Later ones work. How many connections there have been.
+    pub(crate) fn silence(&self) -> u64 {
+        let last = self.next.load(Ordering::SeqCst) - 1;
+        self.silent.send_replace(last);
+        last
+    }
+}
+
+/// The state that all connections share.
+#[derive(Clone)]
+struct State {
+    mode: watch::Receiver<Mode>,
+    silent: watch::Receiver<u64>,
 }
 
 impl Drop for Proxy {
@@ -68,22 +92,23 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, mode: watch::Receiver<Mode>, upstream: Arc<Mutex<Option<Upstream>>>) {
+async fn accept(listener: TcpListener, state: State, next: Arc<AtomicU64>, upstream: Arc<Mutex<Option<Upstream>>>) {
     while let Ok((stream, _)) = listener.accept().await {
         let upstream = upstream.lock().unwrap().clone();
         if let Some(upstream) = upstream {
-            tokio::spawn(connection(stream, upstream, mode.clone()));
+            let number = next.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(connection(stream, number, upstream, state.clone()));
         }
     }
 }
 
-async fn connection(stream: TcpStream, upstream: Upstream, mut mode: watch::Receiver<Mode>) {
+async fn connection(stream: TcpStream, number: u64, upstream: Upstream, mut state: State) {
     stream.set_nodelay(true).ok();
     // A connection that hangs: nobody is asked, until the mode changes.
-    let now = *mode.borrow_and_update();
+    let now = *state.mode.borrow_and_update();
     match now {
         Mode::Drop => {
-            mode.changed().await.ok();
+            state.mode.changed().await.ok();
             return;
         }
         Mode::Refuse => return,
@@ -93,12 +118,12 @@ async fn connection(stream: TcpStream, upstream: Upstream, mut mode: watch::Rece
         Upstream::Tcp(address) => {
             if let Ok(server) = TcpStream::connect(address).await {
                 server.set_nodelay(true).ok();
-                pass(stream.into_split(), server.into_split(), mode).await;
+                pass(stream.into_split(), server.into_split(), number, state).await;
             }
         }
         Upstream::Unix(path) => {
             if let Ok(server) = UnixStream::connect(path).await {
-                pass(stream.into_split(), server.into_split(), mode).await;
+                pass(stream.into_split(), server.into_split(), number, state).await;
             }
         }
     }
@@ -108,23 +133,33 @@ async fn connection(stream: TcpStream, upstream: Upstream, mut mode: watch::Rece
 async fn pass(
     client: (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     server: (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
-    mode: watch::Receiver<Mode>,
+    number: u64,
+    state: State,
 ) {
     let cut = async {
-        let mut mode = mode.clone();
+        let mut mode = state.mode.clone();
         mode.wait_for(|mode| matches!(mode, Mode::Drop | Mode::Refuse)).await.ok();
     };
     tokio::select! {
-        () = one_way(client.0, server.1, mode.clone()) => {}
-        () = one_way(server.0, client.1, mode.clone()) => {}
+        () = one_way(client.0, server.1, number, state.clone()) => {}
+        () = one_way(server.0, client.1, number, state.clone()) => {}
         () = cut => {}
     }
 }
 
-async fn one_way(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, mut mode: watch::Receiver<Mode>) {
+async fn one_way(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    number: u64,
+    State { mut mode, silent }: State,
+) {
     let mut buffer = vec![0; 64 << 10];
     loop {
         let Ok(count) = from.read(&mut buffer).await else { return };
+        // Taken in and lost, like all that follows.
+        if count > 0 && number <= *silent.borrow() {
+            continue;
+        }
         let open = mode.wait_for(|mode| *mode != Mode::Stall).await.is_ok();
         if count == 0 || !open || to.write_all(&buffer[..count]).await.is_err() {
             return;

@@ -37,7 +37,9 @@ impl Names {
     fn config(&self, ours: &[(&str, &str)], fixed: &[(&str, &str)]) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("client.id", "taskd");
+        // librdkafka drops a connection whose request gets no answer within this time, and makes a new one.
         config.set("socket.timeout.ms", ANSWER_WITHIN.as_millis().to_string());
+        config.set("socket.keepalive.enable", "true");
         // So long a broker that comes back waits for us at most.
         config.set("reconnect.backoff.max.ms", "2000");
         config.extend(ours.iter().map(|(property, value)| (property.to_string(), value.to_string())));

@@ -234,6 +234,12 @@ fn commit(consumer: &StreamConsumer<Group>, topic: &str) -> Result<(), KafkaErro
     let unknown = consumer.context().partitions().unknown();
     if !unknown.is_empty() {
         let committed = super::committed(consumer, topic, unknown)?;
+        let committed = committed.into_iter().map(|(partition, place)| {
+            // A committed place beyond the end belongs to a deleted topic. Nothing of this topic is committed yet.
+            let (_, end) = super::watermarks(consumer.client(), topic, partition)?;
+            Ok((partition, if place > end { 0 } else { place }))
+        });
+        let committed = committed.collect::<Result<Vec<_>, KafkaError>>()?;
         consumer.context().partitions().committed_to(committed);
     }
     let next = consumer.context().partitions().done.clone();

@@ -10,6 +10,7 @@ use rdkafka::{
     error::RDKafkaErrorCode,
     metadata::Metadata,
     producer::{FutureProducer, Producer},
+    types::RDKafkaRespErr,
 };
 
 use super::{
@@ -62,6 +63,12 @@ fn existing(names: &Names, metadata: &Metadata) -> HashMap<Topic, u32> {
 pub(super) fn count(metadata: &Metadata, name: &str) -> Option<u32> {
     let found = metadata.topics().iter().find(|found| found.name() == name && found.error().is_none())?;
     u32::try_from(found.partitions().len()).ok().filter(|count| *count > 0)
+}
+
+/// Whether the brokers say that there is no such topic. A topic that is not ready yet is not gone.
+pub(super) fn is_gone(metadata: &Metadata, name: &str) -> bool {
+    let found = metadata.topics().iter().find(|found| found.name() == name);
+    found.is_some_and(|found| found.error() == Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART))
 }
 
 fn options() -> AdminOptions {

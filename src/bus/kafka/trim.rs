@@ -29,6 +29,8 @@ pub(super) fn cuts(
     for (((partition, committed), old), (low, high)) in committed.into_iter().zip(old).zip(extents) {
         let too_many = high.saturating_sub(i64::try_from(keep.records).unwrap_or(i64::MAX));
         let cut = old.unwrap_or(high).max(too_many);
+        // A committed place beyond the end belongs to a deleted topic: nothing of this one counts as read.
+        let committed = if committed > high { low } else { committed };
         let cut = if topic.is_read() { cut.min(committed) } else { cut };
         if let Ok(count @ 1..) = u64::try_from(cut - low) {
             cuts.push((partition, cut, count));

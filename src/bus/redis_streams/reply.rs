@@ -23,11 +23,10 @@ pub(super) fn streams(reply: Value) -> RedisResult<Vec<(Vec<u8>, Vec<Entry>)>> {
     streams.into_iter().map(|(key, list)| Ok((bytes(key)?, entries(list)?))).collect()
 }
 
-/// The answer of XAUTOCLAIM: where the next scan goes on, and what was taken over.
-pub(super) fn claimed(reply: Value) -> RedisResult<(Offset, Vec<Entry>)> {
-    let mut parts = array(reply)?.into_iter();
-    let (Some(cursor), Some(list)) = (parts.next(), parts.next()) else { return Err(unexpected()) };
-    Ok((offset(cursor)?, entries(list)?))
+/// The answer of `bus_take_over.lua`: whether there is more, and the entries taken over.
+pub(super) fn taken_over(reply: Value) -> RedisResult<(bool, Vec<Entry>)> {
+    let (more, list) = pair(reply)?;
+    Ok((more == Value::Int(1), entries(list)?))
 }
 
 /// A stream id.

@@ -1,7 +1,8 @@
 //! Shared reading: one consumer group, whose entries go to whoever asks.
 //!
 //! An entry that was delivered stands in its consumer's pending list until it is acknowledged. So nothing is lost when a
-//! consumer dies (others take its entries over when they have lain long enough) or when an answer does not arrive (the reader
+//! consumer dies (others take its entries over when its deadline has passed) or when an answer does not arrive (the
+//! reader
 //! reads its own pending list again). Acknowledged entries are deleted: what is still in the stream is still to be done.
 
 use std::{
@@ -28,15 +29,15 @@ use crate::{
 const GROUP: &str = "taskd";
 /// How often to look for entries of dead consumers.
 const TAKE_OVER_EVERY: Duration = Duration::from_secs(5);
-/// A consumer that holds nothing is forgotten when it has not asked for so long. Living ones ask every [`BLOCK`].
-const FORGET_AFTER: Duration = Duration::from_secs(60);
+/// Entries of each partition that one look takes over.
+const TAKEN_OVER: usize = 100;
 
 /// What a read asks for.
 #[derive(Clone, Copy)]
 enum Step {
     /// What this consumer was given before and has not acknowledged.
     Own,
-    /// What others hold and have not acknowledged for too long.
+    /// Entries that dead readers hold.
     TakeOver,
     /// What nobody was given yet.
     New,
@@ -49,8 +50,7 @@ pub(super) struct Shared {
     consumer: Consumer,
     /// By partition, how far the own pending list was read again; `None` when it was read to its end.
     own: Option<Vec<Offset>>,
-    /// By partition, where the search for entries of dead consumers goes on.
-    scan: Vec<Offset>,
+    /// How long this reader lives after a look at the others.
     take_over_after: Duration,
     next_take_over: Instant,
     /// What is in `buffer` or was handed out and is not acknowledged: must not be handed out twice when it is met again in a
@@ -71,8 +71,7 @@ impl Shared {
         let none = vec![Offset::default(); keys.len()];
         let this = Self {
             consumer: Consumer::new(streams.clone(), topic, process),
-            own: Some(none.clone()),
-            scan: none,
+            own: Some(none),
             take_over_after,
             next_take_over: Instant::now(),
             held: HashSet::new(),
@@ -83,6 +82,7 @@ impl Shared {
             keys,
         };
         create_group(&this.streams, &this.keys).await.map_err(|e| read(topic, &e))?;
+        this.streams.note_reader(topic, &this.consumer.name);
         Ok(this)
     }
 
@@ -94,7 +94,8 @@ impl Shared {
             match &self.own {
                 Some(behind) => (Step::Own, ask.own(behind)),
                 None if self.next_take_over <= Instant::now() => {
-                    (Step::TakeOver, ask.take_over(&self.scan, self.take_over_after))
+                    let readers = self.streams.readers_key(self.topic);
+                    (Step::TakeOver, ask.take_over(&readers, self.take_over_after))
                 }
                 None => (Step::New, ask.new_entries()),
             }
@@ -129,7 +130,7 @@ impl Shared {
                 }
                 Ok(())
             }
-            Step::TakeOver => self.absorb_taken_over(answers.take(self.keys.len()).collect::<RedisResult<_>>()?),
+            Step::TakeOver => self.absorb_taken_over(answers.collect::<RedisResult<_>>()?),
         }
     }
 
@@ -147,12 +148,13 @@ impl Shared {
     }
 
     fn absorb_taken_over(&mut self, answers: Vec<Value>) -> RedisResult<()> {
+        let mut is_more = false;
         for (index, answer) in answers.into_iter().enumerate() {
-            let (cursor, entries) = reply::claimed(answer)?;
-            self.scan[index] = cursor;
+            let (more, entries) = reply::taken_over(answer)?;
+            is_more |= more;
             self.add_to(index, entries);
         }
-        if self.scan.iter().all(|cursor| *cursor == Offset::default()) {
+        if !is_more {
             self.next_take_over = Instant::now() + TAKE_OVER_EVERY.min(self.take_over_after / 2);
         }
         Ok(())
@@ -189,15 +191,9 @@ fn read(topic: Topic, error: &RedisError) -> Error {
 
 /// In every partition where it is missing, from the first entry on.
 async fn create_group(streams: &Streams, keys: &[String]) -> RedisResult<()> {
-    let mut pipe = redis::pipe();
-    for key in keys {
-        pipe.cmd("XGROUP").arg("CREATE").arg(key).arg(GROUP).arg("0").arg("MKSTREAM");
-    }
-    let answers: Vec<RedisResult<Value>> = pipe.ignore_errors().query_async(&mut streams.redis.conn()).await?;
-    match answers.into_iter().filter_map(Result::err).find(|e| e.code() != Some("BUSYGROUP")) {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
+    let mut create = redis::cmd("EVAL");
+    create.arg(include_str!("../../../lua/bus_group.lua")).arg(keys.len()).arg(keys).arg(GROUP);
+    create.query_async(&mut streams.redis.conn()).await
 }
 
 /// Redis was emptied. 7.0 says NOGROUP to the next read; later ones also say UNBLOCKED to one that waits.
@@ -237,16 +233,11 @@ impl Ask<'_> {
         pipe
     }
 
-    fn take_over(&self, scan: &[Offset], after: Duration) -> Pipeline {
+    fn take_over(&self, readers: &str, lives: Duration) -> Pipeline {
         let mut pipe = redis::pipe();
-        for (key, cursor) in self.keys.iter().zip(scan) {
-            pipe.cmd("XAUTOCLAIM").arg(key).arg(GROUP).arg(self.consumer).arg(after.as_millis() as u64);
-            pipe.arg(cursor.to_string()).arg("COUNT").arg(self.count.min(100));
-        }
-        let forget_after = FORGET_AFTER.min(after * 2).max(BLOCK * 3);
         for key in self.keys {
-            pipe.cmd("EVAL").arg(include_str!("../../../lua/bus_forget_consumers.lua")).arg(1);
-            pipe.arg(key).arg(GROUP).arg(forget_after.as_millis() as u64);
+            pipe.cmd("EVAL").arg(include_str!("../../../lua/bus_take_over.lua")).arg(2).arg(key).arg(readers);
+            pipe.arg(GROUP).arg(self.consumer).arg(lives.as_millis() as u64).arg(self.count.min(TAKEN_OVER));
         }
         pipe
     }

@@ -1,5 +1,7 @@
 //! What the two databases write differently.
 
+use std::time::Duration;
+
 /// Connections have it.
 pub trait Dialect {
     /// Opens a transaction that may write.
@@ -13,6 +15,9 @@ pub trait Dialect {
 
     /// The server's clock, in milliseconds.
     const NOW_MS: &'static str;
+
+    /// How long a statement may take. `None`: no limit, because the database is a file.
+    const ANSWER_WITHIN: Option<Duration>;
 
     /// What to do when all connections are in use.
     const BUSY_HINT: &'static str;

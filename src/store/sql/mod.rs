@@ -19,6 +19,7 @@ mod outbox;
 mod pages;
 #[cfg(test)]
 mod plans;
+mod pooled;
 mod retention;
 mod retry;
 mod rows;
@@ -32,12 +33,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use sqlx::{ConnectOptions, Connection, Pool, Transaction, migrate::Migrate};
+use sqlx::{ConnectOptions, Connection, Pool, migrate::Migrate};
 
 pub use self::dialect::Dialect;
 use self::{
     counts::{CountColumns, Counts},
     insert::OldKeys,
+    pooled::{Pooled, Tx},
     retry::repeating,
     rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, key_hash, number, queue_name, status, task_id, worker_name},
     shards::ShardColumns,
@@ -80,8 +82,8 @@ impl<DB: Backend> SqlStore<DB> {
         self.migrated
     }
 
-    async fn begin(&self) -> Result<Transaction<'static, DB>> {
-        match self.writers.begin_with(DB::Connection::BEGIN).await {
+    async fn begin(&self) -> Result<Tx<DB>> {
+        match Tx::begin(&self.writers).await {
             Err(sqlx::Error::PoolTimedOut) => Err(why_none(&self.writers).await),
             begun => Ok(begun?),
         }
@@ -90,7 +92,7 @@ impl<DB: Backend> SqlStore<DB> {
     /// Runs one statement that changes nothing.
     async fn read<T: statement::Columns>(&self, statement: Statement<'_>) -> Result<Vec<T>> {
         repeating(|| async {
-            let mut connection = match self.readers.acquire().await {
+            let mut connection = match Pooled::of(&self.readers).await {
                 Err(sqlx::Error::PoolTimedOut) => return Err(why_none(&self.readers).await),
                 acquired => acquired?,
             };

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use sqlx::{Arguments, AssertSqlSafe, Database, FromRow, MySql, MySqlConnection, Sqlite, SqliteConnection};
 use sqlx::{mysql::MySqlRow, sqlite::SqliteRow};
 
-use super::Dialect;
+use super::{Dialect, pooled::answered};
 use crate::model::{KeyHash, Priority, QueueName, StoredStatus, TaskId};
 use crate::store::{Turn, Unpublished};
 
@@ -150,6 +150,9 @@ impl<T> Columns for T where T: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<
 
 /// A connection, inside or outside of a transaction.
 pub trait Session: Dialect + Send {
+    /// Runs a command without values and rows. It need not be preparable.
+    fn command(&mut self, sql: &'static str) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// Answers how many rows it inserted, deleted, or found to update.
     fn execute(&mut self, statement: Statement<'_>) -> impl Future<Output = sqlx::Result<u64>> + Send;
 
@@ -182,17 +185,22 @@ where
 macro_rules! session {
     ($connection:ty, $db:ty $(, $check:path)?) => {
         impl Session for $connection {
+            async fn command(&mut self, sql: &'static str) -> sqlx::Result<()> {
+                answered(Self::ANSWER_WITHIN, sqlx::raw_sql(sql).execute(self)).await.map(drop)
+            }
+
             async fn execute(&mut self, statement: Statement<'_>) -> sqlx::Result<u64> {
                 $(#[cfg(test)] $check(self, &statement.text).await?;)?
                 let arguments = arguments::<$db>(statement.values)?;
-                let done = sqlx::query_with::<$db, _>(AssertSqlSafe(statement.text), arguments).execute(self).await?;
-                Ok(done.rows_affected())
+                let done = sqlx::query_with::<$db, _>(AssertSqlSafe(statement.text), arguments).execute(self);
+                Ok(answered(Self::ANSWER_WITHIN, done).await?.rows_affected())
             }
 
             async fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> sqlx::Result<Vec<T>> {
                 $(#[cfg(test)] $check(self, &statement.text).await?;)?
                 let arguments = arguments::<$db>(statement.values)?;
-                sqlx::query_as_with::<$db, T, _>(AssertSqlSafe(statement.text), arguments).fetch_all(self).await
+                let rows = sqlx::query_as_with::<$db, T, _>(AssertSqlSafe(statement.text), arguments).fetch_all(self);
+                answered(Self::ANSWER_WITHIN, rows).await
             }
         }
     };

@@ -1,0 +1,14 @@
+#!lua flags=allow-oom
+-- Reads the names and numbers that all processes must agree on. Writes each one that is missing.
+--
+-- KEYS[1] -> <prefix>:{bus}:generation   string: a random name of this life of the topics
+-- KEYS[2] -> <prefix>:{bus}:partitions   hash: topic -> how many partitions it was begun with
+-- ARGV[1] the name, where there is none   then per topic: its name, how many partitions it would have
+-- Returns {generation, partitions of the first topic, …}
+redis.call('SET', KEYS[1], ARGV[1], 'NX')
+local answer = {redis.call('GET', KEYS[1])}
+for a = 2, #ARGV, 2 do
+  redis.call('HSETNX', KEYS[2], ARGV[a], ARGV[a + 1])
+  answer[#answer + 1] = redis.call('HGET', KEYS[2], ARGV[a])
+end
+return answer

@@ -1,0 +1,166 @@
+//! Publishing, within the bounds that a topic has.
+
+use std::collections::BTreeMap;
+
+use redis::{Cmd, ErrorKind, RedisError, Value};
+
+use super::{Streams, position};
+use crate::{
+    bus::{Error, Record, Result, Topic},
+    model::Offset,
+};
+
+/// One pipeline holds at most so much, so that one big batch does not hold up everybody else on the connection.
+const CHUNK_RECORDS: usize = 1000;
+const CHUNK_BYTES: usize = 4 << 20;
+
+/// Limits the unread records of `task-results`, all partitions together, while the database is away. That is about a
+/// million reports without a result, and as much as `high_water_bytes` allows one queue. Above it the forwarder waits,
+/// the shards' outboxes fill, and claims pause.
+const BACKLOG_BYTES: u64 = 256 << 20;
+/// The least that one partition may hold, however many share the limit.
+const LEAST_BACKLOG_BYTES: u64 = 1 << 20;
+
+/// Limits the reports for people, which need no reader: the oldest leave first.
+const REPORTS_KEPT: u64 = 100_000;
+const REPORTS_BYTES: u64 = 64 << 20;
+
+/// The limit of one partition.
+struct Bound {
+    bytes: u64,
+    /// 0: no limit.
+    records: u64,
+    /// `refuse` or `trim`, as `bus_publish.lua` names it.
+    above: &'static str,
+}
+
+impl Bound {
+    /// `None` for `pipeline`: high water, `max_unfinished` and the memory guard limit it.
+    fn of(topic: Topic, partitions: u32) -> Option<Self> {
+        match topic {
+            Topic::Pipeline => None,
+            Topic::TaskResults => {
+                let bytes = (BACKLOG_BYTES / u64::from(partitions.max(1))).max(LEAST_BACKLOG_BYTES);
+                Some(Self { bytes, records: 0, above: "refuse" })
+            }
+            Topic::Expirations | Topic::DeadLetters => {
+                Some(Self { bytes: REPORTS_BYTES, records: REPORTS_KEPT, above: "trim" })
+            }
+        }
+    }
+}
+
+impl Streams {
+    /// Publishes in one exchange.
+    pub(super) async fn publish_chunk(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
+        let failed = |reason: String| Error::Publish { topic, reason };
+        let appends = self.appends(topic, records);
+        let mut pipe = redis::Pipeline::with_capacity(appends.len() + 3);
+        for (append, _) in &appends {
+            pipe.add_command(append.clone());
+        }
+        pipe.cmd("GET").arg(self.generation_key());
+        let (mut conn, mut turn) = (self.redis.conn(), None);
+        if let Some(durability) = self.redis.durability() {
+            durability.ask(&mut pipe, &format!("{}:{{bus}}:waiting", self.redis.prefix()));
+            let (waiting, its_turn) = self.redis.waiting_conn().await.map_err(|e| failed(e.to_string()))?;
+            (conn, turn) = (waiting, Some(its_turn));
+        }
+        let answered = pipe.query_async(&mut conn).await;
+        drop(turn);
+        let mut answers: Vec<Value> = answered.map_err(|e: RedisError| failed(in_short(&e)))?;
+        if let Some(durability) = self.redis.durability() {
+            let waited = answers.pop().unwrap_or(Value::Nil);
+            durability.judge(&waited).map_err(|e| failed(e.to_string()))?;
+            answers.pop();
+        }
+        let generation: Option<String> = answers.pop().and_then(|value| redis::from_redis_value(value).ok());
+        self.check_generation(generation.as_deref())?;
+        offsets(&appends, answers, records.len()).map_err(|e| failed(e.to_string()))
+    }
+
+    /// The commands that append the records, and which of them each appends.
+    fn appends(&self, topic: Topic, records: &[Record]) -> Vec<(Cmd, Vec<usize>)> {
+        let Some(bound) = Bound::of(topic, self.partitions[&topic]) else {
+            let append = |(place, record): (usize, &Record)| {
+                let mut append = redis::cmd("XADD");
+                append.arg(self.key(topic, record.partition)).arg("*").arg("v").arg(&record.value[..]);
+                (append, vec![place])
+            };
+            return records.iter().enumerate().map(append).collect();
+        };
+        let mut by_partition: BTreeMap<u32, (Cmd, Vec<usize>)> = BTreeMap::new();
+        for (place, record) in records.iter().enumerate() {
+            let (append, places) = by_partition.entry(record.partition).or_insert_with(|| {
+                let mut append = redis::cmd("EVAL");
+                append.arg(include_str!("../../../lua/bus_publish.lua")).arg(1).arg(self.key(topic, record.partition));
+                append.arg(bound.bytes).arg(bound.records).arg(bound.above);
+                (append, Vec::new())
+            });
+            append.arg(&record.value[..]);
+            places.push(place);
+        }
+        by_partition.into_values().collect()
+    }
+}
+
+/// The server's words about the first command of a pipeline that failed.
+fn in_short(error: &RedisError) -> String {
+    let said = error.clone().into_server_errors().and_then(|all| all.first().map(|(_, error)| error.clone()));
+    said.map_or_else(|| error.to_string(), |said| format!("{}: {}", said.code(), said.details().unwrap_or_default()))
+}
+
+/// The offset of each record, in the order of the records. An answer is one id, or the ids of all records that its
+/// command appended.
+fn offsets(appends: &[(Cmd, Vec<usize>)], answers: Vec<Value>, count: usize) -> redis::RedisResult<Vec<Offset>> {
+    let wrong = || RedisError::from((ErrorKind::UnexpectedReturnType, "not the ids of what was appended"));
+    let mut offsets = vec![Offset::default(); count];
+    for ((_, places), answer) in appends.iter().zip(answers) {
+        let ids: Vec<String> = match answer {
+            Value::Array(_) => redis::from_redis_value(answer)?,
+            id => vec![redis::from_redis_value(id)?],
+        };
+        if ids.len() != places.len() {
+            return Err(wrong());
+        }
+        for (place, id) in places.iter().zip(ids) {
+            offsets[*place] = position(Some(&id)).map_err(|_| wrong())?;
+        }
+    }
+    Ok(offsets)
+}
+
+/// Pieces of at most [`CHUNK_RECORDS`] and, unless one record alone is larger, [`CHUNK_BYTES`].
+pub(super) fn chunks(mut records: &[Record]) -> impl Iterator<Item = &[Record]> {
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |record: &&Record| {
+            bytes += record.value.len();
+            bytes <= CHUNK_BYTES
+        };
+        let fitting = records.iter().take(CHUNK_RECORDS).take_while(fits).count();
+        let (chunk, rest) = records.split_at(fitting.max(1).min(records.len()));
+        records = rest;
+        (!chunk.is_empty()).then_some(chunk)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn record(len: usize) -> Record {
+        Record { partition: 0, value: Bytes::from(vec![0; len]) }
+    }
+
+    #[test]
+    fn chunks_are_bounded_and_leave_nothing_out() {
+        let sizes = |records: &[Record]| chunks(records).map(<[Record]>::len).collect::<Vec<_>>();
+        assert!(sizes(&[]).is_empty());
+        assert_eq!(sizes(&vec![record(1); CHUNK_RECORDS + 1]), [CHUNK_RECORDS, 1]);
+        assert_eq!(sizes(&vec![record(CHUNK_BYTES / 2); 3]), [2, 1]);
+        assert_eq!(sizes(&[record(1), record(CHUNK_BYTES + 1), record(1)]), [1, 1, 1]);
+    }
+}

@@ -1,0 +1,163 @@
+//! Topics that somebody deletes, and makes anew: their offsets begin again, and what taskd knows of the old ones must
+//! not hold up anything.
+
+use prost::Message as _;
+use rdkafka::{
+    ClientConfig,
+    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    client::DefaultClientContext,
+};
+use serde_json::{Value, json};
+use taskd::{
+    bus::{Bus, Record, Topic, kafka::Kafka},
+    model::TaskId,
+    pb,
+};
+
+use crate::{
+    bus_kafka::{Broker, broker},
+    support::{
+        daemon::{Daemon, once},
+        redis::{Fsync, RedisServer},
+        until,
+    },
+};
+
+struct Bed {
+    broker: Broker,
+    _redis: RedisServer,
+    admin: AdminClient<DefaultClientContext>,
+    _folder: tempfile::TempDir,
+    args: Vec<String>,
+}
+
+impl Bed {
+    async fn new() -> Self {
+        let (broker, redis) = (broker().await, RedisServer::start(Fsync::Always));
+        let config = broker.config();
+        let admin = ClientConfig::new().set("bootstrap.servers", &config.brokers).create().expect("a client");
+        let folder = tempfile::tempdir().expect("a folder");
+        let args = [
+            ("--redis-url", redis.url()),
+            ("--bus-url", format!("kafka://{}", config.brokers)),
+            ("--database-url", format!("sqlite://{}/taskd.db", folder.path().display())),
+            ("--topic-prefix", config.topic_prefix),
+        ];
+        let args = args.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
+        Self { broker, _redis: redis, admin, _folder: folder, args }
+    }
+
+    async fn start(&self, more: &[&str]) -> Daemon {
+        let args: Vec<&str> = self.args.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        Daemon::start("grace = \"1s\"\nrepublish_after = \"500ms\"", &args).await
+    }
+
+    fn name(&self, topic: Topic) -> String {
+        format!("{}{topic}", self.broker.config().topic_prefix)
+    }
+
+    async fn delete(&self, topic: Topic) {
+        let name = self.name(topic);
+        let deleted = self.admin.delete_topics(&[&name], &AdminOptions::new()).await.expect("an answer");
+        deleted[0].as_ref().expect("deleted");
+    }
+
+    /// As soon as the old one is gone.
+    async fn create(&self, topic: Topic) {
+        let name = self.name(topic);
+        let new = NewTopic::new(&name, 1, TopicReplication::Fixed(1));
+        until("the topic is there again", async || {
+            let created = self.admin.create_topics([&new], &AdminOptions::new()).await.expect("an answer");
+            created[0].is_ok()
+        })
+        .await;
+    }
+}
+
+fn tasks(name: &str, count: usize) -> Vec<Value> {
+    (0..count).map(|n| json!({"queue": "q", "key": format!("{name}-{n}")})).collect()
+}
+
+impl Bed {
+    /// Some tasks are done and some are not, far into the topic: what goes out anew does not come that far soon.
+    async fn some_work(&self, daemon: &Daemon) {
+        let bus = Kafka::open(self.broker.config()).await.expect("open");
+        let of_nobody = || pb::PipelineRecord {
+            id: TaskId::new().as_bytes().to_vec().into(),
+            queue: "q".into(),
+            replicas: 1,
+            priority: 2,
+            max_attempts: 1,
+            lease_ms: 1000,
+            again: true,
+            ..Default::default()
+        };
+        for _ in 0..50 {
+            let records = std::iter::repeat_with(|| of_nobody().encode_to_vec().into());
+            let records: Vec<_> = records.take(1000).map(|value| Record { partition: 0, value }).collect();
+            bus.publish(Topic::Pipeline, &records).await.expect("published");
+        }
+        daemon.insert(&tasks("before", 200)).await;
+        daemon.work("w", "q", 150).await;
+    }
+}
+
+/// Every task ends, also those of queues that are new.
+async fn all_ends(bed: &Bed, daemon: &Daemon) {
+    daemon.insert(&tasks("after", 20)).await;
+    daemon.works_again("another").await;
+    once(daemon.drain("w", "q").await);
+    assert_eq!(daemon.queue("q").await["completed"], 220);
+    let bus = Kafka::open(bed.broker.config()).await.expect("open");
+    until("all is committed", async || bus.backlog(Topic::Pipeline).await.expect("backlog") == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pipeline_made_anew_while_taskd_stands_still() {
+    let bed = Bed::new().await;
+    let mut daemon = bed.start(&[]).await;
+    bed.some_work(&daemon).await;
+    assert!(daemon.stop().await.success());
+    bed.delete(Topic::Pipeline).await;
+    let daemon = bed.start(&[]).await;
+    all_ends(&bed, &daemon).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pipeline_made_anew_under_a_running_taskd() {
+    let bed = Bed::new().await;
+    let daemon = bed.start(&[]).await;
+    bed.some_work(&daemon).await;
+    bed.delete(Topic::Pipeline).await;
+    bed.create(Topic::Pipeline).await;
+    all_ends(&bed, &daemon).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn topics_that_are_deleted_under_a_running_taskd_are_made_again() {
+    let bed = Bed::new().await;
+    let daemon = bed.start(&[]).await;
+    bed.some_work(&daemon).await;
+    for topic in Topic::ALL {
+        bed.delete(topic).await;
+    }
+    all_ends(&bed, &daemon).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_whose_reports_are_deleted_with_their_topic_are_done_again() {
+    let bed = Bed::new().await;
+    let mut daemon = bed.start(&[]).await;
+    daemon.insert(&tasks("before", 20)).await;
+    until("all are queued", async || daemon.queue("q").await["queued"] == 20).await;
+    assert!(daemon.stop().await.success());
+    // Nobody reads what workers report.
+    let mut daemon = bed.start(&["--pipelines", "fanout,watchdog,tasks"]).await;
+    assert_eq!(daemon.work("w", "q", 20).await.len(), 20);
+    assert!(daemon.stop().await.success());
+    bed.delete(Topic::TaskResults).await;
+    bed.create(Topic::TaskResults).await;
+    let daemon = bed.start(&[]).await;
+    assert_eq!(daemon.queue("q").await["completed"], 0);
+    assert_eq!(once(daemon.drain("w", "q").await).len(), 20);
+}
