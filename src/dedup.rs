@@ -36,7 +36,7 @@ pub struct Filter {
     era: Arc<AtomicU64>,
 }
 
-/// What was stored last, by what Redis says.
+/// The tasks that were stored last, as Redis remembers them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastStored {
     era: u64,
@@ -121,7 +121,7 @@ impl Filter {
         Ok(())
     }
 
-    /// What was stored last, as Redis remembers it. This process learns the era.
+    /// Asks Redis which tasks were stored last. This process learns the era.
     pub async fn last_stored(&self) -> Result<LastStored, RedisError> {
         let mut pipe = redis::pipe();
         pipe.get(self.era_key()).lrange(self.stored_key(), 0, -1);

@@ -132,7 +132,7 @@ impl Fanout {
         for partition in groups.keys().map(|shard| shard.number).collect::<BTreeSet<_>>() {
             self.take_epoch(partition, subscription.tenure(partition), owned).await?;
         }
-        // Whoever comes with new names does not hold up the queues that are there.
+        // New names must not hold up the queues that are there.
         let (known, new): (Groups, Groups) = groups.into_iter().partition(|(shard, _)| self.queue.knows(shard));
         let mut outcome = self.enqueue_all(known, owned, &mut done).await;
         let unopened: Groups = new.into_iter().chain(std::mem::take(&mut outcome.gone)).collect();
@@ -159,7 +159,7 @@ impl Fanout {
     async fn groups(&self, messages: &[Message], done: &mut FanoutBatch) -> anyhow::Result<Groups> {
         let grace_ms = i64::try_from(self.settings.watchdog.grace.as_millis()).unwrap_or(i64::MAX);
         let now = self.outbox.clock.now_unix_ms();
-        // What was published later than now was so before the clock stepped back.
+        // A record from the future was published before the clock stepped back.
         let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);
         let (mut records, mut poison, mut ask) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
         for message in messages {
@@ -312,7 +312,7 @@ impl Fanout {
         Ok(())
     }
 
-    /// The lowest stored offset of the shards of a partition that fell back. What lies behind it is read again, for all of them.
+    /// The lowest stored offset of the shards of a partition that fell back. The records behind it are read again, for all of them.
     async fn fell_back_to(&self, partition: u32, owned: &mut Owned) -> anyhow::Result<Option<Offset>> {
         let generation = self.outbox.bus.generation();
         let mut of_partition: Vec<(ShardId, Offset)> =

@@ -155,7 +155,7 @@ async fn send_letters(parts: &Parts, reports: &[Reported<'_>], settled: &[Settle
     for dead in dead.chunks(LETTERS_AT_ONCE) {
         let mut letters: HashMap<TaskId, pb::DeadLetter> = HashMap::new();
         for (report, _) in dead {
-            // What is completed by others meanwhile is no death.
+            // Another report of a task that is dead is no death.
             let Settlement::Died { id, reason, attempts, at_unix_ms } = &report.settlement else { continue };
             let letter = pb::DeadLetter {
                 reason: reason.clone(),

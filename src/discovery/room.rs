@@ -96,7 +96,7 @@ fn full_queues(parts: &Parts, reports: &[&mut Settlement]) -> FullQueues {
     full
 }
 
-/// What SQL has now leaves so much room; a queue beyond `max_queues` has none.
+/// The room that each full queue has by SQL's present count; a queue beyond `max_queues` has none.
 async fn room_left(parts: &Parts, full: &FullQueues) -> anyhow::Result<HashMap<QueueName, u64>> {
     let unfinished: HashMap<QueueName, u64> = parts.outbox.store.unfinished().await?.into_iter().collect();
     let with_a_name = full.iter().filter(|(_, (why, _))| *why == Lettered::MaxUnfinished);

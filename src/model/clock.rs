@@ -22,7 +22,7 @@ pub struct Clock(Arc<Inner>);
 
 struct Inner {
     began: Instant,
-    /// What the clock showed at `began`.
+    /// The time that the clock showed at `began`.
     base_unix_ms: AtomicI64,
     steps: AtomicU64,
 }

@@ -1,4 +1,4 @@
-//! What a process knows about the queues of the installation, beside their shards.
+//! A process's knowledge about the queues of the installation, beside their shards.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -62,7 +62,7 @@ impl Gates {
         self.read().closed.iter().cloned().collect()
     }
 
-    /// What SQL counted last, and the queues that have an open shard.
+    /// Takes over the counts of SQL, and the queues that have an open shard.
     pub(super) fn set_names(&self, unfinished: HashMap<QueueName, u64>, open: impl Iterator<Item = QueueName>) {
         let mut known = self.write();
         let mut names: HashSet<_> = open.chain(unfinished.keys().cloned()).collect();
@@ -140,7 +140,7 @@ mod tests {
             assert!(gates.lets_in(&queue(name), 3, &queues), "{name}");
         }
         assert!(!gates.lets_in(&queue("beyond"), 3, &queues));
-        // What was let in counts until SQL has it or the time is over; what has gone makes room.
+        // A name that was let in counts until SQL has it or the time is over; one that has gone makes room.
         gates.set_names(HashMap::new(), [queue("open")].into_iter());
         assert!(!gates.lets_in(&queue("beyond"), 3, &queues));
         gates.write().let_in.clear();

@@ -21,7 +21,7 @@ const OLDEST_EVERY: Duration = Duration::from_secs(2);
 /// All open shards are read anew, in case that changes were missed: of a database that was set back, or by a taskd that does not number them.
 const WHOLE_EVERY: Duration = Duration::from_secs(60);
 
-/// What one process has read so far.
+/// The reader of one process, and how far it has read.
 pub struct QueueSync {
     outbox: Outbox,
     queue: Queue,

@@ -271,7 +271,7 @@ pub enum Event {
     },
 }
 
-/// What became of an attempt to close a shard.
+/// The outcome of an attempt to close a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closing {
     /// It has no keys any more; it was in this life.

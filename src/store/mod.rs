@@ -309,7 +309,7 @@ pub struct StoredShard {
     pub version: u64,
 }
 
-/// What [`Store::open_shards`] did.
+/// The outcome of [`Store::open_shards`] for one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
     pub life: u64,
@@ -317,7 +317,7 @@ pub struct Opening {
     pub is_new: bool,
 }
 
-/// What [`Store::bring_forward`] did.
+/// The outcome of [`Store::bring_forward`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BroughtForward {
     pub rows: u64,
@@ -396,7 +396,7 @@ pub trait Store: Send + Sync {
     /// Those of these tasks that are stored, in any order.
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>>;
 
-    /// Whose these keys are: of tasks that are stored, or were. In any order, without those that nobody has.
+    /// The owners of these keys, among tasks that are stored, or were. In any order; a key that nobody has is left out.
     async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>>;
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;

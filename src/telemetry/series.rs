@@ -14,7 +14,7 @@ const QUEUE: &str = "queue";
 const GAUGES_IDLE: Duration = Duration::from_secs(60);
 const GAUGES_IDLE_LEAST: Duration = Duration::from_secs(5);
 
-/// What [`Recorders`] has recorded, as text. Clones are the same.
+/// Renders what [`Recorders`] has recorded. Clones are the same.
 #[derive(Clone)]
 pub struct Handle(Arc<[PrometheusHandle]>);
 

@@ -1,4 +1,4 @@
-//! What Redis lost, or never got: whole shards, and single tasks.
+//! Brings back what Redis lost, or never got: whole shards, and single tasks.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,7 +24,7 @@ const PAGE: u32 = 10_000;
 /// The wait after a page is so many times as long as the page took: a tenth of the time goes into it, however slow SQL is.
 const SHARE: u32 = 9;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// So many of one shard in one call, or in one transaction.
+/// Tasks of one shard in one call, or in one transaction.
 const AT_ONCE: usize = 1000;
 
 impl Watchdog {

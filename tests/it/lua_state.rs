@@ -272,7 +272,7 @@ async fn close_waits_until_nothing_has_happened_for_long_and_removes_all_keys() 
     let f = Fixture::new().await;
     f.seed("SET", "O", &[b"topic/4-0"]).await;
     f.seed("HSET", "M", &[b"n", b"3", b"open", b"0"]).await;
-    // What is spent and not swept holds nothing up; a stream may be there and empty.
+    // Spent elements that were not swept hold nothing up; a stream may be there and empty.
     f.seed("LPUSH", "m:T", &[&element(1, 0, 'a')]).await;
     f.seed("SET", "m:C", &[b"9"]).await;
     f.seed("HSET", "m:P", &[b"w", b"9"]).await;
