@@ -148,7 +148,8 @@ async fn follow(
     Ok(())
 }
 
-/// Of tasks that are dead, with what SQL has of them. A report that comes again is perhaps one whose letter was not sent.
+/// Of tasks that are dead, with what SQL has of them. A report that comes again is perhaps one whose letter was not
+/// sent.
 async fn send_letters(parts: &Parts, reports: &[Reported<'_>], settled: &[Settled]) -> anyhow::Result<()> {
     let is_dead = |settled: &Settled| settled.status == Some(StoredStatus::Dead);
     let dead: Vec<_> = reports.iter().zip(settled).filter(|(_, settled)| is_dead(settled)).collect();

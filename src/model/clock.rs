@@ -15,8 +15,9 @@ const STEP_MS: i64 = 1000;
 /// An answer that took longer says too little about when it was right.
 const PROMPT: Duration = Duration::from_millis(500);
 
-/// Redis's clock. Whatever one process writes and another compares with a time goes by it, so that a machine with a wrong clock does no
-/// harm. Between two answers of Redis time passes by this machine's monotonic clock, which nobody sets. Clones are the same clock.
+/// Redis's clock. Whatever one process writes and another compares with a time goes by it, so that a machine with a
+/// wrong clock does no harm. Between two answers of Redis time passes by this machine's monotonic clock, which nobody
+/// sets. Clones are the same clock.
 #[derive(Clone)]
 pub struct Clock(Arc<Inner>);
 

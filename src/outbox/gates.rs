@@ -11,9 +11,10 @@ use crate::{config::Queues, model::QueueName};
 /// A name that was let in, and of which SQL knows nothing after this time, was not stored.
 const LET_IN: Duration = Duration::from_secs(10);
 
-/// Which queues there are, how much they have, and which are full. A closed gate parks new tasks in SQL; the watchdog opens it when none is
-/// parked any more, so that parked ones are not overtaken for ever. Only a hint: what passes an open gate and finds its queue full is parked
-/// by the fanout. [`super::QueueSync`] keeps it up to date. Clones share it.
+/// Which queues there are, how much they have, and which are full. A closed gate parks new tasks in SQL; the watchdog
+/// opens it when none is parked any more, so that parked ones are not overtaken for ever. Only a hint: what passes an
+/// open gate and finds its queue full is parked by the fanout. [`super::QueueSync`] keeps it up to date. Clones share
+/// it.
 #[derive(Clone, Default)]
 pub struct Gates(Arc<RwLock<Known>>);
 
@@ -85,8 +86,8 @@ impl Gates {
         self.read().oldest.clone()
     }
 
-    /// Whether tasks may go to a queue of this name: it is there, or there are fewer than `max` others. One with settings of its own is
-    /// always let in.
+    /// Whether tasks may go to a queue of this name: it is there, or there are fewer than `max` others. One with
+    /// settings of its own is always let in.
     pub fn lets_in(&self, queue: &QueueName, max: usize, queues: &Queues) -> bool {
         if self.read().names.contains(queue) {
             return true;

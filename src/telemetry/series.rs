@@ -1,4 +1,5 @@
-//! Where series live: those of queues leave when nothing is recorded for them any more, for there may be ever new names.
+//! Where series live: those of queues leave when nothing is recorded for them any more, for there may be ever new
+//! names.
 
 use std::{sync::Arc, time::Duration};
 
