@@ -1,5 +1,5 @@
--- Closes a shard in which nothing has happened for long: removes all its keys in one step. Does nothing while anything is there: a task, a
--- lease, a record, an entry of the outbox.
+-- Closes a shard in which nothing has happened for long: removes all its keys in one step. Does nothing while anything
+-- is there: a task, a lease, a record, an entry of the outbox.
 --
 -- ARGV[2]  for how long nothing must have happened (ms)
 -- Returns {-1, generation} closed | {-2, 0} something is there | {ms, 0} how long until it may be closed

@@ -1,5 +1,5 @@
--- Marks keys of stored tasks in the filter of a queue. A filter of an era before is dropped: SQL was set back since, and may not have its
--- tasks. Has no head: it is no shard's.
+-- Marks keys of stored tasks in the filter of a queue. A filter of an era before is dropped: SQL was set back since,
+-- and may not have its tasks. Has no head: it is no shard's.
 --
 -- KEYS[1] -> <p>:{<queue>}:seen   hash: key hash -> task id, and `era`
 -- ARGV[1] era   ARGV[2…] key hash, task id, …

@@ -1,9 +1,11 @@
-//! The filter of keys seen before: one hash per queue in Redis (in a cluster each on its own node), key hash → task id. A hint: "seen" is said
-//! only of keys whose task is stored, SQL decides about the rest. So an entry may be missing at any time, and a crash loses nothing.
+//! The filter of keys seen before: one hash per queue in Redis (in a cluster each on its own node), key hash → task id.
+//! A hint: "seen" is said only of keys whose task is stored, SQL decides about the rest. So an entry may be missing at
+//! any time, and a crash loses nothing.
 //!
-//! A database that is set back (a backup that is restored, a replica that takes over and had not everything) takes stored tasks away from under
-//! the filter. So Redis also keeps the last task of each of the last [`BATCHES`] batches: while SQL has all of them, nothing is lost. Where it
-//! has not, a new *era* begins, and filters of the old one count for nothing.
+//! A database that is set back (a backup that is restored, a replica that takes over and had not everything) takes
+//! stored tasks away from under the filter. So Redis also keeps the last task of each of the last [`BATCHES`] batches:
+//! while SQL has all of them, nothing is lost. Where it has not, a new *era* begins, and filters of the old one count
+//! for nothing.
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +38,7 @@ pub struct Filter {
     era: Arc<AtomicU64>,
 }
 
-/// What was stored last, by what Redis says.
+/// The tasks that were stored last, as Redis remembers them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastStored {
     era: u64,
@@ -121,7 +123,7 @@ impl Filter {
         Ok(())
     }
 
-    /// What was stored last, as Redis remembers it. This process learns the era.
+    /// Asks Redis which tasks were stored last. This process learns the era.
     pub async fn last_stored(&self) -> Result<LastStored, RedisError> {
         let mut pipe = redis::pipe();
         pipe.get(self.era_key()).lrange(self.stored_key(), 0, -1);

@@ -132,7 +132,7 @@ impl Fanout {
         for partition in groups.keys().map(|shard| shard.number).collect::<BTreeSet<_>>() {
             self.take_epoch(partition, subscription.tenure(partition), owned).await?;
         }
-        // Whoever comes with new names does not hold up the queues that are there.
+        // New names must not hold up the queues that are there.
         let (known, new): (Groups, Groups) = groups.into_iter().partition(|(shard, _)| self.queue.knows(shard));
         let mut outcome = self.enqueue_all(known, owned, &mut done).await;
         let unopened: Groups = new.into_iter().chain(std::mem::take(&mut outcome.gone)).collect();
@@ -159,7 +159,7 @@ impl Fanout {
     async fn groups(&self, messages: &[Message], done: &mut FanoutBatch) -> anyhow::Result<Groups> {
         let grace_ms = i64::try_from(self.settings.watchdog.grace.as_millis()).unwrap_or(i64::MAX);
         let now = self.outbox.clock.now_unix_ms();
-        // What was published later than now was so before the clock stepped back.
+        // A record from the future was published before the clock stepped back.
         let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);
         let (mut records, mut poison, mut ask) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
         for message in messages {
@@ -288,7 +288,8 @@ impl Fanout {
         Ok(Enqueuing::Done { added, repeated: dealt_with - added, parked: rest.len() })
     }
 
-    /// Takes an epoch at the first record of a tenure: who had the partition before is refused from then on, wherever it was held up.
+    /// Takes an epoch at the first record of a tenure: who had the partition before is refused from then on, wherever
+    /// it was held up.
     async fn take_epoch(&self, partition: u32, tenure: u64, owned: &mut Owned) -> anyhow::Result<()> {
         if owned.epochs.get(&partition).is_none_or(|(of, _)| *of != tenure) {
             let epoch = self.queue.take_epoch(partition).await?;
@@ -337,8 +338,9 @@ impl Fanout {
         }
     }
 
-    /// Opens shards of which this process knows nothing, and those that have no keys: in one transaction, and one exchange with Redis. SQL
-    /// remembers a shard before Redis does, so that one that Redis lost is not taken for a new one. Killed in between, the shard looks lost.
+    /// Opens shards of which this process knows nothing, and those that have no keys: in one transaction, and one
+    /// exchange with Redis. SQL remembers a shard before Redis does, so that one that Redis lost is not taken for a new
+    /// one. Killed in between, the shard looks lost.
     async fn open(&self, shards: impl Iterator<Item = &ShardId>, owned: &mut Owned) -> anyhow::Result<()> {
         let shards: Vec<ShardId> = shards.cloned().collect();
         let openings = self.outbox.store.open_shards(&shards).await?;
@@ -351,7 +353,8 @@ impl Fanout {
         Ok(())
     }
 
-    /// The lowest stored offset of the shards of a partition that fell back. What lies behind it is read again, for all of them.
+    /// The lowest stored offset of the shards of a partition that fell back. The records behind it are read again, for
+    /// all of them.
     async fn fell_back_to(&self, partition: u32, owned: &mut Owned) -> anyhow::Result<Option<Offset>> {
         let generation = self.outbox.bus.generation();
         let mut of_partition: Vec<(ShardId, Offset)> =
@@ -374,7 +377,8 @@ impl Fanout {
                 None => drop(owned.last.remove(shard)),
             }
         }
-        // Beside those that were refused there is perhaps none any more: read on from where the reader stands, as after a start.
+        // Beside those that were refused there is perhaps none any more: read on from where the reader stands, as after
+        // a start.
         let lowest = fell_back.into_iter().map(|(_, stored)| stored).min();
         lowest.with_context(|| format!("pipeline/{partition}: no shard is behind any more"))
     }

@@ -49,7 +49,7 @@ const PUBLISH_BYTES: usize = 8 << 20;
 /// The last offset that was published, per partition.
 pub type Last = BTreeMap<u32, Offset>;
 
-/// What [`Outbox::publish_others`] did.
+/// The outcome of [`Outbox::publish_others`].
 #[derive(Debug, Default)]
 pub struct Others {
     /// The last offset per partition.

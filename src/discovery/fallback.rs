@@ -1,4 +1,5 @@
-//! A database that was set back: tasks that were stored are not, and the filter would call their keys duplicates of nothing.
+//! A database that was set back: tasks that were stored are not, and the filter would call their keys duplicates of
+//! nothing.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -42,8 +43,8 @@ pub async fn check(store: &dyn Store, filter: &Filter) -> anyhow::Result<()> {
     let missing = missing(store, &last).await?;
     if missing > 0 && filter.drop_all(&last).await? {
         tracing::warn!(
-            "the database was set back: {missing} of the last {} batches are not in it; the filter of keys is dropped, and what was lost may \
-             be inserted again",
+            "the database was set back: {missing} of the last {} batches are not in it; \
+             the filter of keys is dropped, and what was lost may be inserted again",
             last.tasks.len()
         );
     }

@@ -6,7 +6,8 @@
 //! - before the commit: nothing happened; the caller was told nothing, or the report comes again.
 //! - after the commit, before the publish or its mark: the outbox row stays, the watchdog publishes it (again).
 //! - before the filter's mark: SQL says "duplicate" instead of the filter.
-//! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its letters to `dead-letters` are sent again.
+//! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its letters to
+//!   `dead-letters` are sent again.
 
 mod fallback;
 mod insert;
@@ -61,7 +62,8 @@ impl Parts {
     /// Publishes stored tasks. What fails stays in the outbox; an error only when everything will fail from now on.
     async fn publish(&self, rows: &[model::TaskRow]) -> Result<(), outbox::Error> {
         let stored: Vec<_> = rows.iter().map(|row| (row, Turn::FIRST)).collect();
-        // So late, or since the clock stepped, that the watchdog may have published them before: perhaps they are done and forgotten by now.
+        // So late, or since the clock stepped, that the watchdog may have published them before: perhaps they are done
+        // and forgotten by now.
         let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
         let now = self.outbox.clock.now_unix_ms();
         let again = rows.iter().any(|row| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)));

@@ -148,14 +148,15 @@ async fn follow(
     Ok(())
 }
 
-/// Of tasks that are dead, with what SQL has of them. A report that comes again is perhaps one whose letter was not sent.
+/// Of tasks that are dead, with what SQL has of them. A report that comes again is perhaps one whose letter was not
+/// sent.
 async fn send_letters(parts: &Parts, reports: &[Reported<'_>], settled: &[Settled]) -> anyhow::Result<()> {
     let is_dead = |settled: &Settled| settled.status == Some(StoredStatus::Dead);
     let dead: Vec<_> = reports.iter().zip(settled).filter(|(_, settled)| is_dead(settled)).collect();
     for dead in dead.chunks(LETTERS_AT_ONCE) {
         let mut letters: HashMap<TaskId, pb::DeadLetter> = HashMap::new();
         for (report, _) in dead {
-            // What is completed by others meanwhile is no death.
+            // Another report of a task that is dead is no death.
             let Settlement::Died { id, reason, attempts, at_unix_ms } = &report.settlement else { continue };
             let letter = pb::DeadLetter {
                 reason: reason.clone(),

@@ -1,5 +1,6 @@
-//! Discovered tasks for which there is no room, or that are not valid any more. Their worker's completion was answered long ago, so nobody can
-//! be told to try later: what of them is new goes to `dead-letters`, with all that inserts it again, and the crawl goes on.
+//! Discovered tasks for which there is no room, or that are not valid any more. Their worker's completion was answered
+//! long ago, so nobody can be told to try later: what of them is new goes to `dead-letters`, with all that inserts it
+//! again, and the crawl goes on.
 //!
 //! Letters are sent before the report is settled: killed in between, the report comes again, and so do its letters.
 
@@ -28,7 +29,8 @@ pub(super) struct Unstored {
     pub(super) reason: String,
 }
 
-/// Takes what has no room out of the reports: what is new of the queues that have their `max_unfinished`, or are beyond `max_queues`.
+/// Takes what has no room out of the reports: what is new of the queues that have their `max_unfinished`, or are beyond
+/// `max_queues`.
 pub(super) async fn make_room(parts: &Parts, reports: &mut [&mut Settlement]) -> anyhow::Result<Vec<Unstored>> {
     let full = full_queues(parts, reports);
     if full.is_empty() {
@@ -96,7 +98,7 @@ fn full_queues(parts: &Parts, reports: &[&mut Settlement]) -> FullQueues {
     full
 }
 
-/// What SQL has now leaves so much room; a queue beyond `max_queues` has none.
+/// The room that each full queue has by SQL's present count; a queue beyond `max_queues` has none.
 async fn room_left(parts: &Parts, full: &FullQueues) -> anyhow::Result<HashMap<QueueName, u64>> {
     let unfinished: HashMap<QueueName, u64> = parts.outbox.store.unfinished().await?.into_iter().collect();
     let with_a_name = full.iter().filter(|(_, (why, _))| *why == Lettered::MaxUnfinished);

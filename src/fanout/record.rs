@@ -1,4 +1,4 @@
-//! What stands on `pipeline`.
+//! The records of `pipeline`.
 
 use prost::Message as _;
 

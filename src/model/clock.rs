@@ -15,14 +15,15 @@ const STEP_MS: i64 = 1000;
 /// An answer that took longer says too little about when it was right.
 const PROMPT: Duration = Duration::from_millis(500);
 
-/// Redis's clock. Whatever one process writes and another compares with a time goes by it, so that a machine with a wrong clock does no
-/// harm. Between two answers of Redis time passes by this machine's monotonic clock, which nobody sets. Clones are the same clock.
+/// Redis's clock. Whatever one process writes and another compares with a time goes by it, so that a machine with a
+/// wrong clock does no harm. Between two answers of Redis time passes by this machine's monotonic clock, which nobody
+/// sets. Clones are the same clock.
 #[derive(Clone)]
 pub struct Clock(Arc<Inner>);
 
 struct Inner {
     began: Instant,
-    /// What the clock showed at `began`.
+    /// The time that the clock showed at `began`.
     base_unix_ms: AtomicI64,
     steps: AtomicU64,
 }

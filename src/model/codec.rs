@@ -20,7 +20,7 @@ pub fn body(row: &TaskRow) -> pb::TaskBody {
     }
 }
 
-/// What inserts the task again, as it was.
+/// The task as an insert takes it, with every default filled in.
 pub fn new_task(row: &TaskRow) -> pb::NewTask {
     let lease = Duration::from_millis(row.lease_ms.into());
     pb::NewTask {

@@ -243,7 +243,7 @@ impl FromStr for Offset {
     }
 }
 
-/// Milliseconds since 1970 by this machine's clock. What another process compares goes by [`Clock`].
+/// Milliseconds since 1970 by this machine's clock. A time that another process compares goes by [`Clock`].
 pub fn now_unix_ms() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)

@@ -1,4 +1,4 @@
-//! What a process knows about the queues of the installation, beside their shards.
+//! A process's knowledge about the queues of the installation, beside their shards.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,9 +11,10 @@ use crate::{config::Queues, model::QueueName};
 /// A name that was let in, and of which SQL knows nothing after this time, was not stored.
 const LET_IN: Duration = Duration::from_secs(10);
 
-/// Which queues there are, how much they have, and which are full. A closed gate parks new tasks in SQL; the watchdog opens it when none is
-/// parked any more, so that parked ones are not overtaken for ever. Only a hint: what passes an open gate and finds its queue full is parked
-/// by the fanout. [`super::QueueSync`] keeps it up to date. Clones share it.
+/// Which queues there are, how much they have, and which are full. A closed gate parks new tasks in SQL; the watchdog
+/// opens it when none is parked any more, so that parked ones are not overtaken for ever. Only a hint: what passes an
+/// open gate and finds its queue full is parked by the fanout. [`super::QueueSync`] keeps it up to date. Clones share
+/// it.
 #[derive(Clone, Default)]
 pub struct Gates(Arc<RwLock<Known>>);
 
@@ -86,7 +87,7 @@ impl Gates {
         self.read().closed.iter().cloned().collect()
     }
 
-    /// What SQL counted last, and the queues that have an open shard.
+    /// Takes over the counts of SQL, and the queues that have an open shard.
     pub(super) fn set_names(&self, unfinished: HashMap<QueueName, u64>, open: impl Iterator<Item = QueueName>) {
         let mut known = self.write();
         let mut names: HashSet<_> = open.chain(unfinished.keys().cloned()).collect();
@@ -109,8 +110,8 @@ impl Gates {
         self.read().oldest.clone()
     }
 
-    /// Whether tasks may go to a queue of this name: it is there, or there are fewer than `max` others. One with settings of its own is
-    /// always let in.
+    /// Whether tasks may go to a queue of this name: it is there, or there are fewer than `max` others. One with
+    /// settings of its own is always let in.
     pub fn lets_in(&self, queue: &QueueName, max: usize, queues: &Queues) -> bool {
         if self.read().names.contains(queue) {
             return true;
@@ -164,7 +165,7 @@ mod tests {
             assert!(gates.lets_in(&queue(name), 3, &queues), "{name}");
         }
         assert!(!gates.lets_in(&queue("beyond"), 3, &queues));
-        // What was let in counts until SQL has it or the time is over; what has gone makes room.
+        // A name that was let in counts until SQL has it or the time is over; one that has gone makes room.
         gates.set_names(HashMap::new(), [queue("open")].into_iter());
         assert!(!gates.lets_in(&queue("beyond"), 3, &queues));
         gates.write().let_in.clear();

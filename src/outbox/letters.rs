@@ -9,10 +9,10 @@ use crate::{
     pb,
 };
 
-/// What is left out, and how.
+/// The part that is left out, and how.
 type Shorten = (&'static str, fn(&mut pb::DeadLetter));
 
-/// What a letter leaves out, one after the other, until the bus takes it.
+/// The parts that a letter leaves out, one after the other, until the bus takes it.
 const SHORTER: [Shorten; 3] = [
     ("without its payload", |letter| {
         letter.value.clear();

@@ -1,5 +1,5 @@
-//! The one reader of what all processes know about queues: which shards are open, what they have, which are full. Its cost goes with the
-//! queues that have something, not with the names that ever were.
+//! The one reader of what all processes know about queues: which shards are open, what they have, which are full. Its
+//! cost goes with the queues that have something, not with the names that ever were.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -18,10 +18,11 @@ const EVERY: Duration = Duration::from_millis(500);
 const PARKED_EVERY: Duration = Duration::from_secs(1);
 /// The same for the age of what waits.
 const OLDEST_EVERY: Duration = Duration::from_secs(2);
-/// All open shards are read anew, in case that changes were missed: of a database that was set back, or by a taskd that does not number them.
+/// All open shards are read anew, in case that changes were missed: of a database that was set back, or by a taskd that
+/// does not number them.
 const WHOLE_EVERY: Duration = Duration::from_secs(60);
 
-/// What one process has read so far.
+/// The reader of one process, and how far it has read.
 pub struct QueueSync {
     outbox: Outbox,
     queue: Queue,

@@ -313,7 +313,7 @@ pub struct Failure {
     pub reason: String,
 }
 
-/// What became of an attempt to close a shard.
+/// The outcome of an attempt to close a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closing {
     /// It has no keys any more; it was in this life.

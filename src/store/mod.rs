@@ -42,7 +42,8 @@ pub enum Error {
     Other(#[source] sqlx::Error),
     /// A newer taskd has migrated it, and an older one would not understand what stands there now.
     #[error(
-        "the database has schema {schema}, which needs a taskd that knows schema {needs} or later; this one knows {knows}"
+        "the database has schema {schema}, which needs a taskd that knows schema {needs} or later; \
+         this one knows {knows}"
     )]
     TooNew { schema: i64, needs: i64, knows: i64 },
     #[error("cannot migrate the database: {0}")]
@@ -309,7 +310,7 @@ pub struct StoredShard {
     pub version: u64,
 }
 
-/// What [`Store::open_shards`] did.
+/// The outcome of [`Store::open_shards`] for one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
     pub life: u64,
@@ -317,7 +318,7 @@ pub struct Opening {
     pub is_new: bool,
 }
 
-/// What [`Store::bring_forward`] did.
+/// The outcome of [`Store::bring_forward`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BroughtForward {
     pub rows: u64,
@@ -359,8 +360,9 @@ pub trait Store: Send + Sync {
     /// they weigh [`PAGE_BYTES`]. Removes those it meets whose task is final.
     async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>>;
 
-    /// Looks at rows of the outbox (not parked ones) that are due later than that, from the one behind `after` on, at most `limit`. Fresh ones
-    /// among them become due at `to_unix_ms`: the clock has stepped back since they were stored.
+    /// Looks at rows of the outbox (not parked ones) that are due later than that, from the one behind `after` on, at
+    /// most `limit`. Fresh ones among them become due at `to_unix_ms`: the clock has stepped back since they were
+    /// stored.
     async fn bring_forward(
         &self,
         later_than_unix_ms: i64,
@@ -369,8 +371,8 @@ pub trait Store: Send + Sync {
         limit: usize,
     ) -> Result<BroughtForward>;
 
-    /// Per queue, when the oldest task came that waits in the outbox: parked, or due and not published. Of what is due the first
-    /// [`DUE_LOOKED_AT`] rows are looked at.
+    /// Per queue, when the oldest task came that waits in the outbox: parked, or due and not published. Of what is due
+    /// the first [`DUE_LOOKED_AT`] rows are looked at.
     async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>>;
 
     /// Queues with parked rows.
@@ -396,7 +398,7 @@ pub trait Store: Send + Sync {
     /// Those of these tasks that are stored, in any order.
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>>;
 
-    /// Whose these keys are: of tasks that are stored, or were. In any order, without those that nobody has.
+    /// The owners of these keys, among tasks that are stored, or were. In any order; a key that nobody has is left out.
     async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>>;
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
@@ -410,11 +412,12 @@ pub trait Store: Send + Sync {
     /// The queues that have unfinished tasks, and how many. Costs nothing for names that have none.
     async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>>;
 
-    /// The shards that are open; or all that were opened, closed or brought back after the change of that version, in the order of versions.
+    /// The shards that are open; or all that were opened, closed or brought back after the change of that version, in
+    /// the order of versions.
     async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>>;
 
-    /// Opens those that are not open, in one transaction: in their first life, or in the one after that in which they were closed. Answers
-    /// per shard, in order.
+    /// Opens those that are not open, in one transaction: in their first life, or in the one after that in which they
+    /// were closed. Answers per shard, in order.
     async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>>;
 
     /// Closes a shard that is in this life; whether it is closed in it now. Its life is never used again.

@@ -148,8 +148,8 @@ pub struct QueueDepth {
     pub oldest: Duration,
 }
 
-/// Installs the process's recorder; once per process. What is recorded before is lost. Series of a queue go when nothing was recorded for it
-/// for so long (zero: never).
+/// Installs the process's recorder; once per process. What is recorded before is lost. Series of a queue go when
+/// nothing was recorded for it for so long (zero: never).
 pub fn install(forget_queues_after: Duration) -> anyhow::Result<Handle> {
     let recorders = Recorders::new(builder()?, forget_queues_after);
     let handle = recorders.handle();
@@ -158,8 +158,8 @@ pub fn install(forget_queues_after: Duration) -> anyhow::Result<Handle> {
     Ok(handle)
 }
 
-/// Moves what histograms have gathered to where it is rendered from, for ever. Without it they grow until somebody scrapes; so does the number
-/// of series that are not needed any more.
+/// Moves what histograms have gathered to where it is rendered from, for ever. Without it they grow until somebody
+/// scrapes; so does the number of series that are not needed any more.
 pub async fn upkeep(handle: Handle) {
     let mut ticks = tokio::time::interval(UPKEEP_EVERY);
     for tick in 0_u64.. {

@@ -1,4 +1,5 @@
-//! Where series live: those of queues leave when nothing is recorded for them any more, for there may be ever new names.
+//! Where series live: those of queues leave when nothing is recorded for them any more, for there may be ever new
+//! names.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +15,7 @@ const QUEUE: &str = "queue";
 const GAUGES_IDLE: Duration = Duration::from_secs(60);
 const GAUGES_IDLE_LEAST: Duration = Duration::from_secs(5);
 
-/// What [`Recorders`] has recorded, as text. Clones are the same.
+/// Renders what [`Recorders`] has recorded. Clones are the same.
 #[derive(Clone)]
 pub struct Handle(Arc<[PrometheusHandle]>);
 

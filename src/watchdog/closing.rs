@@ -1,11 +1,11 @@
 //! A queue that has been empty for long gives back what it costs: each of its shards is closed, its filter forgotten.
 //!
-//! First `close.lua` removes all keys of the shard, then SQL notes that it is closed; its row stays, so that no life comes twice. Processes
-//! that know the shard drop it half a second later. Crash windows:
+//! First `close.lua` removes all keys of the shard, then SQL notes that it is closed; its row stays, so that no life
+//! comes twice. Processes that know the shard drop it half a second later. Crash windows:
 //!
 //! - between the two steps the shard looks lost: it is brought back, with nothing in it, and closed another time.
-//! - a fanout that still knows the shard, or reads a task of it between the steps, is told that it has no generation. It asks SQL: what is
-//!   closed it opens in the next life, what is not it leaves to the watchdog.
+//! - a fanout that still knows the shard, or reads a task of it between the steps, is told that it has no generation.
+//!   It asks SQL: what is closed it opens in the next life, what is not it leaves to the watchdog.
 //! - two watchdogs: the second finds no generation, or SQL in another life, and changes nothing.
 
 use std::{sync::Arc, time::Duration};

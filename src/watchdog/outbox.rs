@@ -89,7 +89,8 @@ impl Watchdog {
         Ok(())
     }
 
-    /// Rows that are to be published a moment after they were stored, and are due in an hour: the clock was an hour ahead then.
+    /// Rows that are to be published a moment after they were stored, and are due in an hour: the clock was an hour
+    /// ahead then.
     async fn bring_forward(&self, beat: &Beat) -> anyhow::Result<()> {
         let now = self.outbox.clock.now_unix_ms();
         let soon =

@@ -1,4 +1,4 @@
-//! What Redis lost, or never got: whole shards, and single tasks.
+//! Brings back what Redis lost, or never got: whole shards, and single tasks.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,10 +21,11 @@ use crate::{
 
 /// Tasks of SQL that are compared with Redis at a time.
 const PAGE: u32 = 10_000;
-/// The wait after a page is so many times as long as the page took: a tenth of the time goes into it, however slow SQL is.
+/// The wait after a page is so many times as long as the page took: a tenth of the time goes into it, however slow SQL
+/// is.
 const SHARE: u32 = 9;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// So many of one shard in one call, or in one transaction.
+/// Tasks of one shard in one call, or in one transaction.
 const AT_ONCE: usize = 1000;
 
 impl Watchdog {
@@ -150,8 +151,9 @@ impl Watchdog {
         Ok(next)
     }
 
-    /// Missing is what the queue has no record of, although it has read past it, or the fanout has (a Redis that fell back), or nobody can
-    /// ever read it: it lies behind the partition's `end`, since the bus fell back. What is still on its way is not missing.
+    /// Missing is what the queue has no record of, although it has read past it, or the fanout has (a Redis that fell
+    /// back), or nobody can ever read it: it lies behind the partition's `end`, since the bus fell back. What is still
+    /// on its way is not missing.
     async fn missing(
         &self,
         shard: &ShardId,

@@ -1,4 +1,4 @@
-//! What finished long ago is removed from SQL.
+//! Removes from SQL what finished long ago.
 
 use std::{sync::Arc, time::Duration};
 

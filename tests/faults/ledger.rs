@@ -21,7 +21,7 @@ pub(crate) struct Lease {
     pub(crate) children: Vec<Key>,
 }
 
-/// What a process believes of Redis's clock may be so wrong: half of what a slow answer takes.
+/// How wrong a process may be about Redis's clock: half of the time that a slow answer takes.
 const CLOCK_ERROR_MS: u128 = 300;
 
 impl Lease {

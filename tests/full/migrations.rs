@@ -24,7 +24,7 @@ fn statements(sql: &str) -> Vec<String> {
     code.split(';').map(str::trim).filter(|statement| !statement.is_empty()).map(str::to_owned).collect()
 }
 
-/// What every table looks like, and what stands in `meta`, without the random name of the store.
+/// Every table's definition, and the rows of `meta`, without the random name of the store.
 async fn schema(database: &MysqlDatabase) -> Vec<String> {
     let mut connection = MySqlConnection::connect(&database.url()).await.unwrap();
     let tables: Vec<String> = sqlx::query_scalar("SHOW TABLES").fetch_all(&mut connection).await.unwrap();
@@ -58,7 +58,7 @@ async fn a_migration_that_was_interrupted_anywhere_is_finished_by_the_next_start
             if before > 0 {
                 migrator.run_direct(Some(before), &mut killed, false).await.unwrap();
             }
-            // What sqlx notes before the first statement.
+            // sqlx notes this before the first statement.
             let note = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
                         VALUES (?, ?, FALSE, ?, -1)";
             let note = sqlx::query(note).bind(migration.version).bind(&*migration.description);

@@ -31,7 +31,7 @@ async fn names_beyond_max_queues_are_rejected_while_the_others_go_on() {
     for (queue, count) in [("a", 2), ("b", 1), ("c", 2), ("named", 1)] {
         assert_eq!(once(daemon.drain("w", queue).await), keys(0, count), "{queue}");
     }
-    // Who was let in before is remembered by the shards that they opened, also after a start.
+    // A start remembers the names by the shards that they opened.
     daemon.kill9_and_restart();
     daemon.ready().await;
     let answer = daemon.post("/v1/tasks", &json!([task("b", "key-1"), task("d", "key-0")])).await.1;
@@ -50,7 +50,7 @@ async fn a_queue_that_was_empty_for_long_gives_back_what_it_costs_and_comes_agai
         let args = ["--redis-url", &server.url(), "--database-url", &database, "--pipelines", pipelines];
         Daemon::start(config, &args).await
     };
-    // Who closes the queue is not who fans out.
+    // One process fans out, another one closes the queue.
     let (mut daemon, mut watchdog) = (start("discovery,fanout,tasks").await, start("watchdog").await);
     let mut redis = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
     daemon.insert(&[task("busy", "waits")]).await;
@@ -74,7 +74,7 @@ async fn a_queue_that_was_empty_for_long_gives_back_what_it_costs_and_comes_agai
         until("it is not listed", async || daemon.queue("q").await.is_null() && watchdog.queue("q").await.is_null())
             .await;
         assert_eq!(daemon.queue("busy").await["queued"], 1);
-        // What was done before is remembered; what is new opens the queue again.
+        // Keys of before are remembered; a new one opens the queue again.
         let answer = daemon.post("/v1/tasks", &json!([task("q", &format!("key-{}", life - 1))])).await.1;
         assert_eq!(statuses(&answer), ["DUPLICATE"], "{answer}");
         if life < 3 {

@@ -44,7 +44,7 @@ async fn keys_of_an_era_before_are_not_seen_and_the_last_batches_are_remembered(
     assert_eq!(seen(&filters[1], &old).await, [false; 3]);
     assert_eq!(filters[0].last_stored().await.unwrap().tasks, []);
 
-    // What is marked now counts, and nothing of before with it.
+    // New marks count, and nothing of before with them.
     let new = [task("q", "c")];
     mark(&filters[0], &new).await;
     assert_eq!(seen(&filters[0], &[old[0].clone(), new[0].clone()]).await, [false, true]);

@@ -43,7 +43,7 @@ pub trait Dialect {
     /// The same for the primary key, where the planner may take a small table for a cheap scan and lock all of it.
     const BY_PRIMARY_KEY: &'static str;
 
-    /// What the index `queue_counts_unfinished` has: the unfinished tasks of a queue that has any.
+    /// The condition of the index `queue_counts_unfinished`: the unfinished tasks of a queue that has any.
     const IS_UNFINISHED: &'static str;
 
     /// Whether a statement of a migration failed only because it was run before.

@@ -1,12 +1,12 @@
 //! Brings the schema up to date at a start.
 //!
-//! MySQL and MariaDB commit at each statement that changes the schema. A start that was killed while it migrated leaves a migration of which
-//! only the first statements took effect; sqlx notes that (`success = FALSE`) and refuses to go on. So every statement of a migration may
-//! be run again: what is there already is skipped. A migration never drops anything that it made, and changes data only in a way that may
-//! be repeated.
+//! MySQL and MariaDB commit at each statement that changes the schema. A start that was killed while it migrated leaves
+//! a migration of which only the first statements took effect; sqlx notes that (`success = FALSE`) and refuses to go
+//! on. So every statement of a migration may be run again: what is there already is skipped. A migration never drops
+//! anything that it made, and changes data only in a way that may be repeated.
 //!
-//! A taskd that knows fewer migrations than were applied works on as long as they allow it: `meta.lowest_schema` names the first schema that
-//! a taskd must know.
+//! A taskd that knows fewer migrations than were applied works on as long as they allow it: `meta.lowest_schema` names
+//! the first schema that a taskd must know.
 
 use sqlx::{
     Pool,
@@ -22,7 +22,8 @@ use crate::store::{Error, Result};
 
 const TABLE: &str = "_sqlx_migrations";
 
-/// Applies what is missing; answers how many migrations were applied or finished. The caller keeps other processes from doing the same.
+/// Applies what is missing; answers how many migrations were applied or finished. The caller keeps other processes from
+/// doing the same.
 pub(super) async fn run<DB: Backend>(mut migrator: Migrator, pool: &Pool<DB>) -> Result<usize> {
     let mut connection = pool.acquire().await?;
     connection.ensure_migrations_table(TABLE).await?;
@@ -101,7 +102,8 @@ mod tests {
 
     #[test]
     fn a_migration_falls_into_its_statements() {
-        let sql = "-- first; a comment\nCREATE TABLE a (b TEXT DEFAULT ';--' -- c; d\n);\n\nINSERT INTO a VALUES (REPLACE('x-', '-', ''));\n";
+        let sql = "-- first; a comment\nCREATE TABLE a (b TEXT DEFAULT ';--' -- c; d\n);\n\n\
+                   INSERT INTO a VALUES (REPLACE('x-', '-', ''));\n";
         let expected = ["CREATE TABLE a (b TEXT DEFAULT ';--' \n)", "INSERT INTO a VALUES (REPLACE('x-', '-', ''))"];
         assert_eq!(statements(sql), expected);
     }

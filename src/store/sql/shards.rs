@@ -35,7 +35,8 @@ pub(super) fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
     select().sql(&S::by_index("shards_version")).sql(" WHERE version > ? ORDER BY version").bind(version)
 }
 
-/// Raises the version and answers it. Its row stays locked to the end of the transaction, so that versions become visible in their order.
+/// Raises the version and answers it. Its row stays locked to the end of the transaction, so that versions become
+/// visible in their order.
 async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
     let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = 'shards_version'";
     session.execute(Statement::new(raise)).await?;
