@@ -31,7 +31,7 @@ use crate::{
     discovery,
     embedded::{DataDir, RedisServer},
     fanout,
-    ingress::{self, Waiting},
+    ingress::{self, Budget, Waiting},
     outbox::{self, Gates, Outbox},
     queue::Queue,
     reading,
@@ -45,6 +45,7 @@ use crate::{
 
 /// Runs until SIGTERM or Ctrl-C, then drains. A second signal ends the process at once.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    ingress::raise_limit();
     let settings = Arc::new(settings);
     let stop = CancellationToken::new();
     let own_redis = Arc::new(OnceLock::new());
@@ -121,7 +122,8 @@ async fn serve(
         None => ALONE.to_owned(),
         Some(_) => Uuid::new_v4().to_string(),
     };
-    let what = Foundation { settings: Arc::clone(settings), redis, store, metrics, process };
+    let budget = Budget::new(settings.limits.request_budget);
+    let what = Foundation { settings: Arc::clone(settings), redis, store, metrics, budget, process };
     let (mut listeners, mut wait, mut is_first) = (listeners, wait, true);
     loop {
         let began = Instant::now();
@@ -147,6 +149,8 @@ struct Foundation {
     redis: Redis,
     store: Arc<dyn Store>,
     metrics: PrometheusHandle,
+    /// Callers of a round before may still be there in the next.
+    budget: Budget,
     /// Names this process to the others. Whoever comes again under its name has at once what it had.
     process: String,
 }
@@ -196,7 +200,7 @@ fn is_lost(error: &anyhow::Error) -> bool {
 /// new generation, and shards without one, which the watchdog brings back from SQL. What was published into the emptied Redis before anybody
 /// noticed is not marked, or is found missing.
 async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first: bool) -> anyhow::Result<Over> {
-    let Foundation { settings, redis, store, metrics, process } = what;
+    let Foundation { settings, redis, store, metrics, budget, process } = what;
     let Some(bus) = wait.until("the bus", || open_bus(settings, Some(redis), process)).await? else {
         return Ok(Over::Stopped);
     };
@@ -246,6 +250,7 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
         progress: supervisor.progress().clone(),
         settings: Arc::clone(settings),
         metrics: metrics.clone(),
+        budget: budget.clone(),
         stop: end.clone(),
     };
     let stop = wait.stop;
@@ -285,7 +290,8 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     }
     match (served, &over) {
         (Ok(served), _) => served.context("a listener panicked")??,
-        (Err(_), Over::Stopped) => bail!("some callers did not end within the grace period ({grace})"),
+        // They do not read their answers. Nothing is promised to them: a stop that was asked for has gone well.
+        (Err(_), Over::Stopped) => tracing::warn!("some callers did not end within the grace period ({grace})"),
         // They are told to try again, whenever they end.
         (Err(_), Over::Lost(_)) => tracing::warn!("some callers of before are still there"),
     }

@@ -136,7 +136,14 @@ impl Checker<'_> {
         self.range("max_items", limits.max_items, BATCH)?;
         self.time("max_lease", limits.max_lease, SHORTEST_LEASE..=LONGEST_LEASE)?;
         self.time("max_wait", limits.max_wait, Duration::ZERO..=Duration::from_secs(3600))?;
+        // One connection is held by a probe, one by somebody who looks what is wrong.
+        self.range("max_connections", limits.max_connections, 16..=1_000_000)?;
         let request = ByteSize(limits.max_request_bytes as u64);
+        // Small requests have a part of their own, and what a request is decoded to counts as well.
+        if limits.request_budget / 2 < limits.max_request_bytes {
+            let why = format!("must be at least twice {}", self.shown("max_request_bytes", request));
+            return self.fail("request_budget", ByteSize(limits.request_budget as u64), &why);
+        }
         let parts = [
             ("max_payload_bytes", limits.max_payload_bytes, MAX_RECORD_BYTES),
             ("max_headers_bytes", limits.max_headers_bytes, MOST_HEADERS),
@@ -410,6 +417,11 @@ mod tests {
             ),
             (|s| s.watchdog.interval = Duration::ZERO, "watchdog_interval = 0s (the default) must be 10ms to 1m"),
             (|s| s.limits.max_items = 0, "max_items = 0 (the default) must be 1 to 1000"),
+            (|s| s.limits.max_connections = 15, "max_connections = 15 (the default) must be 16 to 1000000"),
+            (
+                |s| s.limits.request_budget = 63 << 20,
+                "request_budget = 63MiB (the default) must be at least twice max_request_bytes = 32MiB",
+            ),
             (
                 |s| s.limits.max_payload_bytes = 64 << 20,
                 "max_payload_bytes = 64MiB (the default) must not exceed max_request_bytes = 32MiB",

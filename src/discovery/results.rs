@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::Parts;
 use crate::{
     bus::{Message, Reading, Topic},
-    model::{self, QueueName, TaskId, TaskRow, WorkerName, validate},
+    model::{self, Encoding, QueueName, TaskId, TaskRow, WorkerName, validate},
     pb,
     store::{Inserted, NewRow, Settled, Settlement},
     supervise::{Beat, Supervisor},
@@ -140,13 +140,14 @@ fn settlement(parts: &Parts, report: pb::Report) -> Result<Settlement, String> {
     match report.what {
         Some(pb::report::What::Completed(done)) => {
             WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
+            let encoding = Encoding::from_pb(done.result_encoding());
             let rows = done.discovered.into_iter().enumerate().filter_map(|(index, task)| {
                 let index = u32::try_from(index).ok()?;
                 row(parts, task, TaskId::derived(id, &done.worker, index, at_unix_ms))
             });
             let discovered = rows.map(|row| parts.outbox.new_row(row, &parts.settings)).collect();
             let (worker, result, attempt) = (done.worker, done.result, done.attempt);
-            Ok(Settlement::Completed { id, worker, result, attempt, at_unix_ms, discovered })
+            Ok(Settlement::Completed { id, worker, result, encoding, attempt, at_unix_ms, discovered })
         }
         Some(pb::report::What::Died(died)) => {
             Ok(Settlement::Died { id, reason: died.reason, attempts: died.attempts, at_unix_ms })
@@ -209,8 +210,8 @@ mod tests {
         let row = NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 };
         let report = |discovered: &usize| {
             let (id, worker, discovered) = (TaskId::new(), "w".to_owned(), vec![row.clone(); *discovered]);
-            let settlement =
-                Settlement::Completed { id, worker, result: "".into(), attempt: 1, at_unix_ms: 1, discovered };
+            let (result, encoding, attempt, at_unix_ms) = ("".into(), Encoding::Bytes, 1, 1);
+            let settlement = Settlement::Completed { id, worker, result, encoding, attempt, at_unix_ms, discovered };
             Reported { settlement, message: &message, index: 0 }
         };
         let reports: Vec<_> = discovered.iter().map(report).collect();

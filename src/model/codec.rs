@@ -11,6 +11,7 @@ pub fn body(row: &TaskRow) -> pb::TaskBody {
     pb::TaskBody {
         key: row.key.clone(),
         payload: row.payload.clone(),
+        payload_encoding: row.payload_encoding.to_pb().into(),
         headers: row.headers.iter().cloned().collect(),
         traceparent: row.traceparent.clone(),
         replicas: row.replicas,

@@ -44,8 +44,10 @@ impl From<queue::Error> for Error {
     }
 }
 
-/// Bytes of tasks in one answer, about; a single task may be larger.
-const MAX_ANSWER_BYTES: usize = 8 << 20;
+/// Bytes of tasks in one answer, about, where the worker does not say; a single task may be larger. gRPC clients take 4 MiB by default.
+const MAX_ANSWER_BYTES: usize = 7 << 19;
+/// … and where it does, at most.
+const MOST_ANSWER_BYTES: u64 = 64 << 20;
 /// Queues that one call may name.
 const MAX_QUEUES: usize = 100;
 /// Tasks that one completion may report as discovered.
@@ -153,7 +155,11 @@ impl Handle {
         let wait = request.wait.map(|wait| validate::positive("wait", wait)).transpose().map_err(Error::Invalid)?;
         let wait = wait.unwrap_or_default().min(limits.max_wait);
 
-        let claim = Claim { worker, max_tasks, max_bytes: MAX_ANSWER_BYTES, lease };
+        let max_bytes = match request.max_bytes.min(MOST_ANSWER_BYTES) {
+            0 => MAX_ANSWER_BYTES,
+            bytes => usize::try_from(bytes).unwrap_or(MAX_ANSWER_BYTES),
+        };
+        let claim = Claim { worker, max_tasks, max_bytes, lease };
         let deadline = tokio::time::Instant::now() + wait;
         let waiter = self.queue.wakes().waiter(&queues);
         loop {
@@ -242,10 +248,12 @@ impl Handle {
         if item.discovered.len() > MAX_DISCOVERED {
             return Err(format!("discovered has {} tasks; at most {MAX_DISCOVERED}", item.discovered.len()));
         }
+        let encoding = validate::encoding("result", item.result_encoding, &item.result)?;
         let task_id = Bytes::copy_from_slice(id.as_bytes());
         let done = pb::Completed {
             worker: worker.as_str().to_owned(),
             result: item.result,
+            result_encoding: encoding.to_pb().into(),
             discovered: item.discovered,
             attempt: token.attempt,
         };
@@ -462,6 +470,7 @@ fn leased_task(leased: Leased) -> Option<pb::LeasedTask> {
         id: leased.id.to_string(),
         queue: leased.token.shard.queue.as_str().to_owned(),
         key: body.key,
+        payload_encoding: body.payload_encoding,
         payload: body.payload,
         headers: body.headers,
         traceparent: body.traceparent,

@@ -18,6 +18,8 @@ pub const DISCOVERY_DROPPED: &str = "taskd_discovery_dropped_tasks_total";
 pub const DISCOVERY_BATCH_SIZE: &str = "taskd_discovery_batch_size_tasks";
 pub const DISCOVERY_BATCH_DURATION: &str = "taskd_discovery_batch_duration_seconds";
 
+pub const DISCOVERY_INSERT_DURATION: &str = "taskd_discovery_insert_duration_seconds";
+
 pub const DISCOVERY_DEPTH: &str = "taskd_discovery_depth_tasks";
 
 pub const OUTBOX_PUBLISHED: &str = "taskd_outbox_published_tasks_total";
@@ -44,13 +46,19 @@ pub const QUEUE_DEPTH: &str = "taskd_queue_depth_tasks";
 pub const QUEUE_OLDEST: &str = "taskd_queue_oldest_waiting_seconds";
 
 pub const WATCHDOG_HANDLED: &str = "taskd_watchdog_handled_tasks_total";
-pub const WATCHDOG_LEADS: &str = "taskd_watchdog_leads";
+pub const WATCHDOG_LEADS: &str = "taskd_watchdog_leading_processes";
 pub const WATCHDOG_STEP_DURATION: &str = "taskd_watchdog_step_duration_seconds";
 
 pub const RESULTS_FORWARDED: &str = "taskd_results_forwarded_reports_total";
 pub const RESULTS_BATCH_SIZE: &str = "taskd_results_batch_size_items";
 pub const RESULTS_BATCH_DURATION: &str = "taskd_results_batch_duration_seconds";
 pub const RESULTS_DEPTH: &str = "taskd_results_depth_entries";
+
+pub const HTTP_DURATION: &str = "taskd_http_request_duration_seconds";
+pub const GRPC_DURATION: &str = "taskd_grpc_call_duration_seconds";
+pub const REQUESTS_HELD: &str = "taskd_requests_held_bytes";
+
+pub const BUILD_INFO: &str = "taskd_build_info";
 
 pub const SCRIPT_DURATION: &str = "taskd_redis_script_duration_seconds";
 pub const SCRIPT_BATCH_SIZE: &str = "taskd_redis_script_batch_size_items";
@@ -134,6 +142,8 @@ pub struct QueueDepth {
 pub fn install() -> anyhow::Result<PrometheusHandle> {
     let handle = builder()?.install_recorder().context("cannot install the metrics recorder")?;
     describe();
+    metrics_process::Collector::default().describe();
+    gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     Ok(handle)
 }
 
@@ -147,8 +157,9 @@ pub async fn upkeep(handle: PrometheusHandle) {
 }
 
 fn builder() -> anyhow::Result<PrometheusBuilder> {
-    const SECONDS: [f64; 14] =
-        [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 4.0, 30.0];
+    // A poll that has waited for the 60 seconds of `max_wait` ends a little later.
+    const SECONDS: [f64; 16] =
+        [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 4.0, 16.0, 32.0, 64.0];
     const SIZES: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
     let builder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_duration_seconds".into()), &SECONDS)
@@ -164,6 +175,7 @@ fn describe() {
     describe_counter!(DISCOVERY_DROPPED, Unit::Count, "Tasks not stored, by reason");
     describe_histogram!(DISCOVERY_BATCH_SIZE, Unit::Count, "Tasks per batch");
     describe_histogram!(DISCOVERY_BATCH_DURATION, Unit::Seconds, "From taking a batch to its SQL commit");
+    describe_histogram!(DISCOVERY_INSERT_DURATION, Unit::Seconds, "From an insert's call to the answers, by caller");
     describe_gauge!(DISCOVERY_DEPTH, Unit::Count, "Tasks of callers that wait to be stored");
     describe_counter!(OUTBOX_PUBLISHED, Unit::Count, "Tasks published right after they were stored");
     describe_counter!(OUTBOX_REPUBLISHED, Unit::Count, "Tasks published by the watchdog, by reason");
@@ -197,6 +209,18 @@ fn describe() {
         Unit::Count,
         "Entries in Redis that are not on the bus yet: completions of one call, deaths, expiries"
     );
+    describe_histogram!(
+        HTTP_DURATION,
+        Unit::Seconds,
+        "HTTP requests, by route and class of status, until the answer begins; a get includes its wait"
+    );
+    describe_histogram!(
+        GRPC_DURATION,
+        Unit::Seconds,
+        "gRPC calls, by method and code, until the answer begins; a get includes its wait"
+    );
+    describe_gauge!(REQUESTS_HELD, Unit::Bytes, "What requests in hand have of the request_budget");
+    describe_gauge!(BUILD_INFO, Unit::Count, "1, with the version of this taskd");
     describe_histogram!(SCRIPT_DURATION, Unit::Seconds, "Round trips of Redis scripts, by script");
     describe_histogram!(SCRIPT_BATCH_SIZE, Unit::Count, "Items combined into one script call, by script");
 }
@@ -310,6 +334,38 @@ pub fn fanout_oldest(age: Duration) {
 /// How much of `topic` is not dealt with.
 pub fn bus_backlog(topic: &'static str, records: u64) {
     gauge!(BUS_BACKLOG, "topic" => topic).set(records as f64);
+}
+
+/// A caller's tasks were answered.
+pub fn discovery_insert(elapsed: Duration) {
+    histogram!(DISCOVERY_INSERT_DURATION).record(elapsed);
+}
+
+/// An HTTP request was answered. `route` is one of the router's.
+pub fn http_request(route: &str, status: u16, elapsed: Duration) {
+    let class = match status / 100 {
+        1 => "1xx",
+        2 => "2xx",
+        3 => "3xx",
+        4 => "4xx",
+        _ => "5xx",
+    };
+    histogram!(HTTP_DURATION, "route" => route.to_owned(), "status" => class).record(elapsed);
+}
+
+/// A gRPC call was answered.
+pub fn grpc_request(method: &'static str, code: &'static str, elapsed: Duration) {
+    histogram!(GRPC_DURATION, "method" => method, "code" => code).record(elapsed);
+}
+
+/// What requests in hand have of their budget.
+pub fn requests_held(bytes: usize) {
+    gauge!(REQUESTS_HELD).set(bytes as f64);
+}
+
+/// What the system says of this process: memory, CPU, descriptors.
+pub fn process() {
+    metrics_process::Collector::default().collect();
 }
 
 /// A script was called for `items` callers' items at once.

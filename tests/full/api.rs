@@ -156,7 +156,7 @@ async fn a_client_that_stops_reading_holds_up_nobody_and_its_tasks_come_back() {
     let body = json!({"worker": "deaf", "queues": ["q"], "max_tasks": 6}).to_string();
     let mut deaf = TcpStream::connect(daemon.http().trim_start_matches("http://")).await.unwrap();
     let head = format!(
-        "POST /v1/tasks:get HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {}",
+        "POST /v1/tasks:get HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}",
         body.len()
     );
     deaf.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).await.unwrap();

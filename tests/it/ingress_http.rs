@@ -6,7 +6,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use reqwest::{Client, Method, Response, StatusCode, header};
 use taskd::{
     config::Settings,
-    ingress::{self, State},
+    ingress::{self, Budget, State},
     supervise::Progress,
 };
 use tokio::{
@@ -21,6 +21,7 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
     let mut settings = Settings::default();
     change(&mut settings);
     State {
+        budget: Budget::new(settings.limits.request_budget),
         discovery: None,
         tasks: None,
         reading: None,
@@ -194,7 +195,7 @@ async fn a_stop_ends_idle_connections_and_lets_requests_finish() {
     let api = Api::start(|_| {}).await;
     let mut half = TcpStream::connect(api.address()).await.unwrap();
     half.write_all(
-        b"POST /v1/tasks HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n[",
+        b"POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n[",
     )
     .await
     .unwrap();

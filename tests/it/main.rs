@@ -10,6 +10,7 @@ mod discovery_insert;
 mod embedded;
 mod fanout;
 mod ingress_cli;
+mod ingress_delivery;
 mod ingress_grpc;
 mod ingress_http;
 mod lua_state;

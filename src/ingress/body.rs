@@ -1,0 +1,135 @@
+//! A request's body on its way in: it is counted as it comes, it must keep coming, and a stop cuts it.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use super::budget::{NoRoom, Share};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why the rest of a body is not read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Cut {
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+    #[error("this process is stopping; send the request again")]
+    Stopping,
+    #[error("the body, or more of it, was not here after {0:?}")]
+    Late(Duration),
+    #[error("the body broke off: {0}")]
+    Broken(hyper::Error),
+}
+
+/// How long a body may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// Between two parts of it.
+    pub(super) silence: Duration,
+    /// As a whole.
+    pub(super) whole: Duration,
+}
+
+/// The body of a request whose parts count against the budget.
+pub(super) struct Counted {
+    inner: Incoming,
+    share: Share,
+    stop: CancellationToken,
+    /// `None`: as long as it likes.
+    pace: Option<Pace>,
+    end: Instant,
+    /// Since it was waited for first.
+    waiting: Option<Waiting>,
+    /// What the protocol makes of an error.
+    wrap: fn(Cut) -> BoxError,
+    is_cut: bool,
+}
+
+/// What ends the wait for the next part.
+struct Waiting {
+    stopped: Pin<Box<WaitForCancellationFutureOwned>>,
+    alarm: Pin<Box<Sleep>>,
+}
+
+impl Counted {
+    pub(super) fn new(
+        inner: Incoming,
+        share: Share,
+        stop: CancellationToken,
+        pace: Option<Pace>,
+        wrap: fn(Cut) -> BoxError,
+    ) -> Self {
+        let end = Instant::now() + pace.map_or(Duration::ZERO, |pace| pace.whole);
+        Self { inner, share, stop, pace, end, waiting: None, wrap, is_cut: false }
+    }
+
+    fn cut(&mut self, why: Cut) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        self.is_cut = true;
+        Poll::Ready(Some(Err((self.wrap)(why))))
+    }
+
+    /// Why it is not waited for any more.
+    fn poll_waiting(&mut self, cx: &mut Context<'_>) -> Poll<Cut> {
+        let (stop, deadline) = (&self.stop, self.deadline());
+        let waiting = self.waiting.get_or_insert_with(|| Waiting {
+            stopped: Box::pin(stop.clone().cancelled_owned()),
+            alarm: Box::pin(sleep_until(deadline)),
+        });
+        if waiting.stopped.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Cut::Stopping);
+        }
+        let Some(pace) = self.pace else { return Poll::Pending };
+        ready!(waiting.alarm.as_mut().poll(cx));
+        Poll::Ready(Cut::Late(if Instant::now() < self.end { pace.silence } else { pace.whole }))
+    }
+
+    fn deadline(&self) -> Instant {
+        self.pace.map_or(self.end, |pace| self.end.min(Instant::now() + pace.silence))
+    }
+}
+
+impl Body for Counted {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if self.is_cut {
+            return Poll::Ready(None);
+        }
+        match Pin::new(&mut self.inner).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Err(no_room) = self.share.grow(frame.data_ref().map_or(0, Bytes::len)) {
+                    return self.cut(no_room.into());
+                }
+                let deadline = self.deadline();
+                if let Some(waiting) = &mut self.waiting {
+                    waiting.alarm.as_mut().reset(deadline);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(error))) => self.cut(Cut::Broken(error)),
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => {
+                let why = ready!(self.poll_waiting(cx));
+                self.cut(why)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

@@ -1,0 +1,190 @@
+//! A client's socket: it gives up on a client that does not read, and confirms what it has written.
+
+use std::{
+    future::Future,
+    io,
+    mem::MaybeUninit,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use socket2::SockRef;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    time::{Instant, Sleep, sleep},
+};
+
+use super::delivery::Record;
+use crate::queue::Delivery;
+
+/// A client that takes nothing of its answer for so long has gone. Less than the default lease, so that it costs no attempt.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
+/// What the system may hold of an answer without having sent it. Otherwise megabytes of it would count as written.
+const UNSENT: u32 = 128 << 10;
+
+/// The bytes that a connection has received, for those who wait for its first ones.
+pub(super) type Received = Arc<AtomicUsize>;
+
+/// A stream whose flushes confirm deliveries.
+pub(super) struct Socket {
+    stream: Patient<TcpStream>,
+    record: Arc<Record>,
+    received: Received,
+}
+
+impl Socket {
+    pub(super) fn new(stream: TcpStream, record: Arc<Record>, received: Received) -> Self {
+        let options = SockRef::from(&stream);
+        for (name, set) in
+            [("TCP_NODELAY", stream.set_nodelay(true)), ("TCP_NOTSENT_LOWAT", options.set_tcp_notsent_lowat(UNSENT))]
+        {
+            if let Err(error) = set {
+                tracing::debug!("cannot set {name}: {error}");
+            }
+        }
+        Self { stream: Patient::new(stream, WRITE_TIMEOUT), record, received }
+    }
+
+    /// The system has all that was written before; a client that has hung up by now does not read it.
+    fn confirm(&self) {
+        let written = self.record.take_written();
+        if !written.is_empty() && !self.has_hung_up() {
+            written.into_iter().for_each(Delivery::delivered);
+        }
+    }
+
+    fn has_hung_up(&self) -> bool {
+        let mut byte = [MaybeUninit::uninit()];
+        match SockRef::from(&self.stream.inner).peek(&mut byte) {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        self.received.fetch_add(buf.filled().len() - before, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        self.confirm();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// A stream whose writes fail when none of them has got through for `limit`. Patient, but not for ever.
+struct Patient<T> {
+    inner: T,
+    limit: Duration,
+    /// Runs while a write waits.
+    waiting: bool,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl<T> Patient<T> {
+    fn new(inner: T, limit: Duration) -> Self {
+        Self { inner, limit, waiting: false, deadline: Box::pin(sleep(limit)) }
+    }
+
+    fn watch<R>(&mut self, written: Poll<io::Result<R>>, cx: &mut Context<'_>) -> Poll<io::Result<R>> {
+        if written.is_ready() {
+            self.waiting = false;
+            return written;
+        }
+        if !self.waiting {
+            self.waiting = true;
+            self.deadline.as_mut().reset(Instant::now() + self.limit);
+        }
+        ready!(self.deadline.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read its answer")))
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Patient<T> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(cx, buf)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Patient<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.inner).poll_write(cx, buf);
+        self.watch(written, cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
+        self.watch(written, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.inner).poll_flush(cx);
+        self.watch(flushed, cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.inner).poll_shutdown(cx);
+        self.watch(shut, cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_write_that_nobody_takes_fails_instead_of_waiting_for_ever() {
+        let (ours, mut theirs) = tokio::io::duplex(4);
+        let mut ours = Patient::new(ours, Duration::from_millis(50));
+        let mut bytes = [0; 4];
+        for _ in 0..2 {
+            ours.write_all(b"1234").await.unwrap();
+            theirs.read_exact(&mut bytes).await.unwrap();
+        }
+        let error = ours.write_all(b"12345").await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+}
