@@ -1,8 +1,9 @@
 //! A request's body on its way in: it is counted as it comes, it must keep coming, and a stop cuts it.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -10,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::budget::{NoRoom, Share};
@@ -39,9 +40,34 @@ pub(super) struct Pace {
     pub(super) whole: Duration,
 }
 
+/// What a handler left unread of a body. HTTP/2 resets a stream whose end was not read, and some clients then miss their answer.
+#[derive(Clone, Default)]
+pub(super) struct Unread(Arc<Mutex<Option<Incoming>>>);
+
+impl Unread {
+    /// Reads to the end, if that is near.
+    pub(super) async fn drain(self) {
+        const BYTES: usize = 64 << 10;
+        const WAIT: Duration = Duration::from_secs(1);
+        let Some(mut body) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let read = async {
+            let mut bytes = 0;
+            while let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+                bytes += frame.data_ref().map_or(0, Bytes::len);
+                if bytes > BYTES {
+                    return;
+                }
+            }
+        };
+        drop(timeout(WAIT, read).await);
+    }
+}
+
 /// The body of a request whose parts count against the budget.
 pub(super) struct Counted {
-    inner: Incoming,
+    /// `None` only while it is dropped.
+    inner: Option<Incoming>,
+    unread: Unread,
     share: Share,
     stop: CancellationToken,
     /// `None`: as long as it likes.
@@ -63,13 +89,15 @@ struct Waiting {
 impl Counted {
     pub(super) fn new(
         inner: Incoming,
+        unread: Unread,
         share: Share,
         stop: CancellationToken,
         pace: Option<Pace>,
         wrap: fn(Cut) -> BoxError,
     ) -> Self {
         let end = Instant::now() + pace.map_or(Duration::ZERO, |pace| pace.whole);
-        Self { inner, share, stop, pace, end, waiting: None, wrap, is_cut: false }
+        let inner = Some(inner);
+        Self { inner, unread, share, stop, pace, end, waiting: None, wrap, is_cut: false }
     }
 
     fn cut(&mut self, why: Cut) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
@@ -105,7 +133,8 @@ impl Body for Counted {
         if self.is_cut {
             return Poll::Ready(None);
         }
-        match Pin::new(&mut self.inner).poll_frame(cx) {
+        let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
+        match Pin::new(inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 if let Err(no_room) = self.share.grow(frame.data_ref().map_or(0, Bytes::len)) {
                     return self.cut(no_room.into());
@@ -126,10 +155,18 @@ impl Body for Counted {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.inner.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        self.inner.as_ref().map_or_else(SizeHint::default, Body::size_hint)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if !self.is_cut && !self.is_end_stream() {
+            *self.unread.0.lock().unwrap_or_else(PoisonError::into_inner) = self.inner.take();
+        }
     }
 }

@@ -26,7 +26,7 @@ use tokio::{net::TcpStream, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    body::{Counted, Cut, Pace},
+    body::{Counted, Cut, Pace, Unread},
     budget::Budget,
     delivery::{Record, Shipped, ship},
     socket::{Received, Socket},
@@ -136,15 +136,19 @@ impl Service<Request<Incoming>> for Requests {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let Answering { router, budget, pace, wrap, stop, .. } = &self.answering;
-        let (in_hand, share) = (self.record.begin(), budget.share());
+        let Answering { protocol, router, budget, pace, wrap, stop } = &self.answering;
+        let (in_hand, share, unread) = (self.record.begin(), budget.share(), Unread::default());
         let (mut parts, body) = request.into_parts();
-        let body = Counted::new(body, share.clone(), stop.clone(), pace(&parts), *wrap);
+        let body = Counted::new(body, unread.clone(), share.clone(), stop.clone(), pace(&parts), *wrap);
         parts.extensions.insert(share.clone());
         let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));
+        let protocol = *protocol;
         Box::pin(async move {
             let response = answer.await?;
             drop(share);
+            if protocol == Protocol::Http2 {
+                unread.drain().await;
+            }
             Ok(ship(response, in_hand))
         })
     }

@@ -13,6 +13,7 @@ mod ingress_cli;
 mod ingress_delivery;
 mod ingress_grpc;
 mod ingress_http;
+mod ingress_limits;
 mod lua_state;
 mod partitions;
 mod queue_property;

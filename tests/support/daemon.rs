@@ -47,9 +47,9 @@ impl Daemon {
         Self::begin_through(&[], config, args, env)
     }
 
-    /// With so few file descriptors, waits until it is ready.
-    pub(crate) async fn start_with_descriptors(descriptors: usize, config: &str) -> Self {
-        let limit = format!("ulimit -n {descriptors}; exec \"$@\"");
+    /// With a limit of file descriptors (what `ulimit` takes), waits until it is ready.
+    pub(crate) async fn start_with_descriptors(descriptors: &str, config: &str) -> Self {
+        let limit = format!("ulimit {descriptors}; exec \"$@\"");
         let mut daemon = Self::begin_through(&["sh", "-c", &limit, "sh"], config, &[], Vec::new());
         daemon.ready().await;
         daemon
