@@ -2,7 +2,8 @@
 //!
 //! A handler puts the [`Deliveries`] of its answer into the response's extensions. [`ship`] moves them into the response's body, whose
 //! pieces count themselves. When the last piece has left for the socket, the deliveries move on to the [`Record`] of the connection, and the
-//! flush that follows confirms them. Whatever breaks before that drops them, which gives the leases back at no cost.
+//! flush that follows confirms them. Whatever breaks before that drops them, which gives the leases back at no cost. While a connection carries
+//! deliveries, each write asks first whether the client is still there: one that has hung up does not read.
 
 use std::{
     pin::Pin,
@@ -31,6 +32,10 @@ impl From<Vec<Delivery>> for Deliveries {
 }
 
 impl Deliveries {
+    fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     fn take(&self) -> Vec<Delivery> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -40,6 +45,8 @@ impl Deliveries {
 #[derive(Default)]
 pub(super) struct Record {
     written: Mutex<Vec<Delivery>>,
+    /// Answers with deliveries that were not written yet.
+    carried: AtomicUsize,
     in_hand: watch::Sender<usize>,
 }
 
@@ -47,6 +54,11 @@ impl Record {
     /// The deliveries whose answers the socket was given since the last call.
     pub(super) fn take_written(&self) -> Vec<Delivery> {
         std::mem::take(&mut *self.written.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether an answer with deliveries is on its way.
+    pub(super) fn is_carrying(&self) -> bool {
+        self.carried.load(Ordering::Acquire) > 0
     }
 
     /// Counts a request until its answer was written, or will not be.
@@ -74,6 +86,9 @@ impl Drop for InHand {
 /// The response with a body that says when it has left.
 pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(mut response: Response<B>, in_hand: InHand) -> Response<Shipped<B>> {
     let deliveries = response.extensions_mut().remove::<Deliveries>().unwrap_or_default();
+    if !deliveries.is_empty() {
+        in_hand.0.carried.fetch_add(1, Ordering::AcqRel);
+    }
     let shipment = Shipment { deliveries, parts: AtomicUsize::new(1), is_broken: AtomicBool::new(false), in_hand };
     response.map(|inner| Shipped { inner, shipment: Arc::new(shipment), ended: false })
 }
@@ -92,13 +107,22 @@ impl Shipment {
         let is_last = self.parts.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last && !self.is_broken.load(Ordering::Acquire) {
             let mut written = self.in_hand.0.written.lock().unwrap_or_else(PoisonError::into_inner);
-            written.append(&mut self.deliveries.take());
+            written.append(&mut self.unload());
         }
     }
 
     fn part_lost(&self) {
         self.is_broken.store(true, Ordering::Release);
-        drop(self.deliveries.take());
+        drop(self.unload());
+    }
+
+    /// What is not carried any more.
+    fn unload(&self) -> Vec<Delivery> {
+        let deliveries = self.deliveries.take();
+        if !deliveries.is_empty() {
+            self.in_hand.0.carried.fetch_sub(1, Ordering::AcqRel);
+        }
+        deliveries
     }
 }
 

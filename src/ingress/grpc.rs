@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use super::{
-    State,
+    ECHO, State,
     body::{Cut, Pace},
     budget::Share,
     connection::{Answering, Protocol},
@@ -143,7 +143,7 @@ impl Discovery for Service {
     async fn get_task(&self, request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {
         let text = request.into_inner().id;
         let wrong = |_| {
-            let text = shorten(&text);
+            let text = shorten(&text, ECHO);
             Status::invalid_argument(format!("{text:?} is not a task id; ids are UUIDs, as an insert answers them"))
         };
         let id: TaskId = text.parse().map_err(wrong)?;

@@ -64,12 +64,16 @@ async fn insert_timed(
     answers
 }
 
-/// The beginning of what somebody sent, for a message about it: it may have megabytes.
-fn shorten(text: &str) -> Cow<'_, str> {
-    const MAX: usize = 500;
-    if text.len() <= MAX {
+/// Bytes of what somebody sent, in a message about it.
+const ECHO: usize = 100;
+/// Bytes of such a message.
+const MESSAGE: usize = 500;
+
+/// The beginning of a text that may have megabytes.
+fn shorten(text: &str, max: usize) -> Cow<'_, str> {
+    if text.len() <= max {
         return text.into();
     }
-    let end = (0..=MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
+    let end = (0..=max).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
     format!("{}…", &text[..end]).into()
 }

@@ -51,19 +51,21 @@ impl Socket {
         Self { stream: Patient::new(stream, WRITE_TIMEOUT), record, received }
     }
 
-    /// The system has all that was written before; a client that has hung up by now does not read it.
+    /// What has all been written is delivered now.
     fn confirm(&self) {
-        let written = self.record.take_written();
-        if !written.is_empty() && !self.has_hung_up() {
-            written.into_iter().for_each(Delivery::delivered);
-        }
+        self.record.take_written().into_iter().for_each(Delivery::delivered);
     }
 
-    fn has_hung_up(&self) -> bool {
+    /// Refuses to write an answer with deliveries to a client that has hung up, as long as the client cannot have read all of it.
+    fn check_client(&self) -> io::Result<()> {
+        if !self.record.is_carrying() {
+            return Ok(());
+        }
         let mut byte = [MaybeUninit::uninit()];
         match SockRef::from(&self.stream.inner).peek(&mut byte) {
-            Ok(count) => count == 0,
-            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+            Ok(0) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client has hung up")),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
         }
     }
 }
@@ -79,6 +81,7 @@ impl AsyncRead for Socket {
 
 impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.check_client()?;
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
@@ -87,6 +90,7 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.check_client()?;
         Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }
 

@@ -1,6 +1,6 @@
 //! Claims whose answer is lost on the way, by the running binary: they cost nothing.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use taskd::pb::{self, tasks_client::TasksClient};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, copy},
@@ -68,6 +68,26 @@ async fn an_answer_that_is_cut_gives_its_tasks_back() {
     assert_eq!(daemon.queue("q").await["assigned"], 3);
     drop(client);
     nothing_was_lost(&daemon, &ids).await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_client_that_reads_its_answer_and_closes_keeps_its_tasks() {
+    let (mut daemon, ids) = daemon_with(40, 10).await;
+    let mut tasks = Vec::new();
+    for _ in 0..20 {
+        let body = json!({"worker": "w", "queues": ["q"], "max_tasks": 1});
+        // Each on a connection of its own, closed as soon as the answer is there.
+        let answer = reqwest::Client::new().post(format!("{}/v1/tasks:get", daemon.http())).json(&body).send().await;
+        let mut answer: Value = answer.unwrap().json().await.unwrap();
+        tasks.push(answer["tasks"][0].take());
+        let mut client = TasksClient::new(channel(daemon.grpc_port()).await);
+        let get = pb::GetTasksRequest { worker: "w".into(), ..get(1, 0) };
+        let task = client.get_tasks(get).await.unwrap().into_inner().tasks.remove(0);
+        drop(client);
+        tasks.push(json!({"id": task.id, "lease_token": task.lease_token}));
+    }
+    assert_eq!(daemon.complete("w", &tasks).await, vec!["OK"; ids.len()]);
     assert!(daemon.stop().await.success());
 }
 

@@ -11,6 +11,7 @@ mod embedded;
 mod fanout;
 mod ingress_cli;
 mod ingress_delivery;
+mod ingress_door;
 mod ingress_grpc;
 mod ingress_http;
 mod ingress_limits;

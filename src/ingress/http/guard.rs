@@ -14,7 +14,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::{super::shorten, problem::Problem};
+use super::{
+    super::{ECHO, shorten},
+    problem::Problem,
+};
 use crate::config::Settings;
 
 /// Which names are ours.
@@ -33,7 +36,7 @@ impl Guard {
             if !self.is_ours(&name) {
                 let why = format!(
                     "{:?} is no name of this taskd; use its IP address or localhost, or add the name to allowed_hosts",
-                    shorten(&name)
+                    shorten(&name, ECHO)
                 );
                 return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, why));
             }

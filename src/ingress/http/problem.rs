@@ -7,7 +7,7 @@ use axum::{
 };
 use serde::Serialize;
 
-use super::super::{json::Unread, shorten, tally::Excess};
+use super::super::{MESSAGE, json::Unread, shorten, tally::Excess};
 use crate::{discovery, reading, tasks};
 
 /// An answer other than 2xx.
@@ -113,7 +113,7 @@ impl IntoResponse for Problem {
             r#type: "about:blank",
             title: self.status.canonical_reason().unwrap_or("Error"),
             status: self.status.as_u16(),
-            detail: &shorten(&self.detail),
+            detail: &shorten(&self.detail, MESSAGE),
             line: self.place.map(|(line, _)| line),
             column: self.place.map(|(_, column)| column),
         };

@@ -12,7 +12,7 @@ use futures::StreamExt;
 
 use super::{
     super::{
-        State,
+        ECHO, State,
         body::{Cut, Pace},
         shorten,
     },
@@ -108,7 +108,7 @@ impl From<Cut> for Problem {
 
 pub(super) fn task_id(path: Result<Path<String>, PathRejection>) -> Result<TaskId, Problem> {
     let none = |text: &str| {
-        let text = shorten(text);
+        let text = shorten(text, ECHO);
         Problem::bad_request(format!("{text:?} is not a task id; ids are UUIDs, as an insert answers them"))
     };
     let Path(text) = path.map_err(|rejection| none(&rejection.body_text()))?;

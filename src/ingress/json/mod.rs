@@ -16,7 +16,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::value::RawValue;
 
-use super::{shorten, tally::Excess};
+use super::{MESSAGE, shorten, tally::Excess};
 use crate::{config::in_field, pb};
 
 /// Why nothing of a request was looked at.
@@ -109,7 +109,7 @@ fn item<'a, T: Deserialize<'a>>(text: &'a str, what: &str) -> Result<T, String> 
 fn in_its_field<'a, T: Deserialize<'a>>(text: &'a [u8], error: &serde_json::Error) -> String {
     let message = without_place(error);
     match serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(text)) {
-        Err(again) => shorten(&in_field(again.path(), &message)).into_owned(),
+        Err(again) => shorten(&in_field(again.path(), &message), MESSAGE).into_owned(),
         Ok(_) => message,
     }
 }
@@ -126,7 +126,7 @@ fn utf8(text: &[u8]) -> Result<&str, String> {
 fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let end = text.rfind(" at line ").unwrap_or(text.len());
-    shorten(&text[..end]).into_owned()
+    shorten(&text[..end], MESSAGE).into_owned()
 }
 
 // --- What goes out.

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::{
     super::{
-        shorten,
+        ECHO, shorten,
         tally::{Excess, MAX_QUEUES, Tally},
     },
     AtMost, Key, Unread, insert, item, name, object, priority_name,
@@ -158,7 +158,7 @@ fn invalid(text: &str, error: String) -> pb::ItemResult {
     struct Id {
         id: String,
     }
-    let id = serde_json::from_str(text).map_or_else(|_| String::new(), |Id { id }| shorten(&id).into_owned());
+    let id = serde_json::from_str(text).map_or_else(|_| String::new(), |Id { id }| shorten(&id, ECHO).into_owned());
     pb::ItemResult { id, status: pb::ItemStatus::Invalid.into(), error, lease_expires_at: None }
 }
 
