@@ -62,6 +62,7 @@ impl Checker<'_> {
         self.scheme("redis_url", redis, &["redis", "rediss", "redis+cluster", "rediss+cluster", "unix", "redis+unix"])?;
         self.redis(settings)?;
         self.scheme("database_url", settings.database_url.as_deref(), &["mysql", "mariadb", "sqlite"])?;
+        self.names_a_file(settings.database_url.as_deref())?;
         self.names_a_database(settings.database_url.as_deref())?;
         self.database_parameters(settings.database_url.as_deref())?;
         self.range("database_pool", settings.database_pool, 1..=1000)?;
@@ -249,6 +250,20 @@ impl Checker<'_> {
         Ok(())
     }
 
+    /// SQLite takes a path, and nothing else. Some other forms of its URLs would mean another file, or none.
+    fn names_a_file(&self, url: Option<&str>) -> Result<(), Error> {
+        let Some(url) = url.filter(|url| url.starts_with("sqlite:")) else { return Ok(()) };
+        let why = match url.strip_prefix("sqlite://") {
+            None => "needs two slashes: write sqlite://PATH",
+            Some("") => "names no file: write sqlite://PATH, or nothing for the one in the data folder",
+            Some(":memory:") => "would be lost with the process: write sqlite://PATH",
+            Some(path) if path.contains(['?', '#']) => "takes no parameters: write sqlite://PATH",
+            Some(path) if path.ends_with('/') => "names a folder: write sqlite://PATH",
+            Some(_) => return Ok(()),
+        };
+        self.fail("database_url", quoted(url), why)
+    }
+
     /// A server holds many; SQLite's file is the database.
     fn names_a_database(&self, url: Option<&str>) -> Result<(), Error> {
         let Some((scheme, rest)) = url.and_then(|url| url.split_once("://")) else { return Ok(()) };
@@ -379,6 +394,11 @@ mod tests {
                 |s| s.database_url = Some("postgres://u:p@h/d".into()),
                 "database_url = \"postgres://u:***@h/d\" (the default) is not usable; expected mysql://…, mariadb://…, sqlite://…",
             ),
+            (|s| s.database_url = Some("sqlite:foo.db".into()), "\"sqlite:foo.db\" (the default) needs two slashes"),
+            (|s| s.database_url = Some("sqlite://".into()), "names no file: write sqlite://PATH, or nothing"),
+            (|s| s.database_url = Some("sqlite://:memory:".into()), "would be lost with the process"),
+            (|s| s.database_url = Some("sqlite://a.db?mode=ro".into()), "takes no parameters: write sqlite://PATH"),
+            (|s| s.database_url = Some("sqlite:///var/lib/".into()), "names a folder: write sqlite://PATH"),
             (
                 |s| s.database_url = Some("mysql://u:p@h".into()),
                 "database_url = \"mysql://u:***@h\" (the default) names no database; write mysql://user:password@host/taskd",
