@@ -1,4 +1,5 @@
-//! One budget for the bytes of all requests in hand, over HTTP and gRPC together, also for what they grow to when they are decoded.
+//! One budget for the bytes of all requests in hand, over HTTP and gRPC together, for what they grow to when they are decoded, and for large
+//! answers until they are written.
 //!
 //! A request has a [`Share`] of it, which grows as its body comes in and returns with its answer. A request that finds no room is told to try
 //! again; nothing waits for room, because those that wait would hold what they have.
@@ -34,6 +35,13 @@ impl Budget {
     /// The share of a request that begins.
     pub(super) fn share(&self) -> Share {
         Share { budget: self.clone(), held: Arc::default() }
+    }
+
+    /// Room for an answer, until it is written. One that is larger than a quarter of the budget counts as a quarter: it would never find room.
+    pub(super) fn answer(&self, bytes: usize) -> Result<Share, NoRoom> {
+        let share = self.share();
+        share.grow(bytes.min(self.bytes / 4))?;
+        Ok(share)
     }
 
     /// How much of it is taken.
@@ -110,6 +118,16 @@ mod tests {
         second.grow(32 << 10).unwrap();
         drop(second);
         first.grow(31 << 10).unwrap();
+    }
+
+    #[test]
+    fn an_answer_that_is_larger_than_all_finds_room_when_there_is_some() {
+        let budget = Budget::new(1 << 20);
+        let answers: Vec<_> = (0..3).map(|_| budget.answer(100 << 20).unwrap()).collect();
+        assert!(budget.answer(100 << 20).is_err());
+        budget.answer(1 << 10).unwrap();
+        drop(answers);
+        budget.answer(100 << 20).unwrap();
     }
 
     #[test]

@@ -19,6 +19,7 @@ use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::watch;
 
+use super::budget::Share;
 use crate::queue::Delivery;
 
 /// What a response carries for its worker. Dropped on the way, it gives the leases back.
@@ -86,10 +87,12 @@ impl Drop for InHand {
 /// The response with a body that says when it has left.
 pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(mut response: Response<B>, in_hand: InHand) -> Response<Shipped<B>> {
     let deliveries = response.extensions_mut().remove::<Deliveries>().unwrap_or_default();
+    let room = response.extensions_mut().remove::<Share>();
     if !deliveries.is_empty() {
         in_hand.0.carried.fetch_add(1, Ordering::AcqRel);
     }
-    let shipment = Shipment { deliveries, parts: AtomicUsize::new(1), is_broken: AtomicBool::new(false), in_hand };
+    let (parts, is_broken) = (AtomicUsize::new(1), AtomicBool::new(false));
+    let shipment = Shipment { deliveries, parts, is_broken, in_hand, _room: room };
     response.map(|inner| Shipped { inner, shipment: Arc::new(shipment), ended: false })
 }
 
@@ -100,6 +103,8 @@ struct Shipment {
     parts: AtomicUsize,
     is_broken: AtomicBool,
     in_hand: InHand,
+    /// What the answer has of the budget, where it is large.
+    _room: Option<Share>,
 }
 
 impl Shipment {

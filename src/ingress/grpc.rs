@@ -12,6 +12,7 @@ use axum::{
     middleware::{self, Next},
     response::Response as HttpResponse,
 };
+use prost::Message as _;
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
@@ -38,10 +39,14 @@ use crate::{
         tasks_server::{Tasks, TasksServer},
     },
     reading, tasks,
+    telemetry::metrics,
 };
 
 /// How fast the message of a call must come.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
+
+/// What a client takes of an answer when nobody has told it otherwise.
+const TAKEN_BY_DEFAULT: usize = 4 << 20;
 
 /// Serves until `state.stop`, then until the calls in hand are answered.
 pub async fn serve(listener: TcpListener, state: State) -> anyhow::Result<()> {
@@ -160,10 +165,18 @@ impl Discovery for Service {
 #[tonic::async_trait]
 impl Tasks for Service {
     async fn get_tasks(&self, request: Request<pb::GetTasksRequest>) -> Result<Response<pb::GetTasksResponse>, Status> {
+        let request = request.into_inner();
+        let is_default = request.max_bytes == 0;
         // A stop ends the wait: dropping the call gives back what it got.
-        let leased = self.0.stop.run_until_cancelled(self.tasks()?.get(request.into_inner())).await;
+        let leased = self.0.stop.run_until_cancelled(self.tasks()?.get(request)).await;
         let tasks::Answer { response, deliveries } = leased.unwrap_or_else(|| Ok(tasks::Answer::default()))?;
+        let bytes = response.encoded_len();
+        let room = self.0.budget.answer(bytes).map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        if is_default && bytes > TAKEN_BY_DEFAULT {
+            metrics::grpc_oversized_answer();
+        }
         let mut response = Response::new(response);
+        response.extensions_mut().insert(room);
         response.extensions_mut().insert(Deliveries::from(deliveries));
         Ok(response)
     }

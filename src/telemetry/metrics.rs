@@ -56,6 +56,7 @@ pub const RESULTS_DEPTH: &str = "taskd_results_depth_entries";
 
 pub const HTTP_DURATION: &str = "taskd_http_request_duration_seconds";
 pub const GRPC_DURATION: &str = "taskd_grpc_call_duration_seconds";
+pub const GRPC_OVERSIZED: &str = "taskd_grpc_oversized_answers_total";
 pub const REQUESTS_HELD: &str = "taskd_requests_held_bytes";
 
 pub const BUILD_INFO: &str = "taskd_build_info";
@@ -219,6 +220,11 @@ fn describe() {
         Unit::Seconds,
         "gRPC calls, by method and code, until the answer begins; a get includes its wait"
     );
+    describe_counter!(
+        GRPC_OVERSIZED,
+        Unit::Count,
+        "Answers with a single task above the 4 MiB that gRPC clients take by default: see max_decoding_message_size"
+    );
     describe_gauge!(REQUESTS_HELD, Unit::Bytes, "What requests in hand have of the request_budget");
     describe_gauge!(BUILD_INFO, Unit::Count, "1, with the version of this taskd");
     describe_histogram!(SCRIPT_DURATION, Unit::Seconds, "Round trips of Redis scripts, by script");
@@ -356,6 +362,11 @@ pub fn http_request(route: &str, status: u16, elapsed: Duration) {
 /// A gRPC call was answered.
 pub fn grpc_request(method: &'static str, code: &'static str, elapsed: Duration) {
     histogram!(GRPC_DURATION, "method" => method, "code" => code).record(elapsed);
+}
+
+/// A worker that set no `max_bytes` was sent more than clients take by default.
+pub fn grpc_oversized_answer() {
+    counter!(GRPC_OVERSIZED).increment(1);
 }
 
 /// What requests in hand have of their budget.

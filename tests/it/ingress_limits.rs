@@ -5,7 +5,7 @@ use std::{collections::HashMap, fs, sync::Arc, time::Duration};
 use bytes::{Buf, BufMut, Bytes};
 use prost::Message as _;
 use serde_json::json;
-use taskd::pb::{self, discovery_client::DiscoveryClient};
+use taskd::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -232,6 +232,42 @@ async fn bodies_that_do_not_end_have_one_budget() {
 }
 
 #[tokio::test]
+async fn answers_that_nobody_reads_have_the_same_budget() {
+    let config = "max_payload_bytes = \"8MiB\"\nmax_request_bytes = \"10MiB\"\nrequest_budget = \"28MiB\"\n[queues.q]\nlease = \"10m\"";
+    let mut daemon = Daemon::start(config, &[]).await;
+    let payload = "x".repeat(7 * MIB);
+    for n in 0..5 {
+        daemon.insert(&[json!({"queue": "q", "key": n.to_string(), "payload": payload})]).await;
+    }
+    until("all wait", async || daemon.queue("q").await["queued"] == 5).await;
+    let get = json!({"worker": "deaf", "queues": ["q"]}).to_string();
+    let head = "POST /v1/tasks:get HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
+    let mut deaf = Vec::new();
+    for n in 1..=3 {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(16 << 10).unwrap();
+        let mut client = socket.connect(([127, 0, 0, 1], daemon.http_port()).into()).await.unwrap();
+        client.write_all(format!("{head}{}\r\n\r\n{get}", get.len()).as_bytes()).await.unwrap();
+        deaf.push(client);
+        until("its answer waits", async || held_bytes(&daemon).await >= n * 7 * MIB).await;
+    }
+    let (status, problem) = daemon.post("/v1/tasks:get", &json!({"worker": "w", "queues": ["q"]})).await;
+    assert_eq!(status, 429, "{:.300}", problem.to_string());
+    let mut client = TasksClient::new(channel(&daemon).await);
+    let get = pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into()], ..Default::default() };
+    let status = client.get_tasks(get.clone()).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
+    // What it could not be sent costs nothing, nor do those that are hung up on.
+    drop(deaf);
+    let status = client.clone().max_decoding_message_size(4 * MIB).get_tasks(get).await.unwrap_err();
+    assert!(status.message().contains("message length too large"), "{}", status.message());
+    assert!(daemon.get("/metrics").await.1.as_str().unwrap().contains("taskd_grpc_oversized_answers_total 1\n"));
+    let tasks = daemon.lease_all("other", "q", 4).await;
+    assert!(tasks.iter().all(|task| task["attempt"] == 1));
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
 async fn messages_and_bodies_share_the_budget() {
     let mut daemon = Daemon::start("request_budget = \"80MiB\"", &[]).await;
     let held = [unfinished(daemon.http_port()).await, unfinished(daemon.http_port()).await];
@@ -242,11 +278,16 @@ async fn messages_and_bodies_share_the_budget() {
     let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
     let request = pb::InsertTasksRequest { tasks: vec![task] };
     DiscoveryClient::new(channel(&daemon).await).insert_tasks(request).await.unwrap();
-    let (_, metrics) = daemon.get("/metrics").await;
-    let held_bytes = metrics.as_str().unwrap().lines().find_map(|line| line.strip_prefix("taskd_requests_held_bytes "));
-    assert!(held_bytes.unwrap().parse::<usize>().unwrap() >= 50 * MIB, "{held_bytes:?}");
+    assert!(held_bytes(&daemon).await >= 50 * MIB);
     drop(held);
     assert!(daemon.stop().await.success());
+}
+
+/// What requests and answers have of the budget.
+async fn held_bytes(daemon: &Daemon) -> usize {
+    let (_, metrics) = daemon.get("/metrics").await;
+    let held = metrics.as_str().unwrap().lines().find_map(|line| line.strip_prefix("taskd_requests_held_bytes "));
+    held.unwrap().parse().unwrap()
 }
 
 async fn silent(port: u16, count: usize) -> Vec<TcpStream> {
@@ -268,6 +309,8 @@ async fn closed(client: &mut TcpStream) {
 async fn silent_grpc_connections_take_nothing_from_others_and_end() {
     let mut daemon = Daemon::start_with_descriptors("-n 1024", "").await;
     let mut clients = silent(daemon.grpc_port(), 1121).await;
+    // This one says hello, and nothing more.
+    clients[0].write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     for n in 0..20 {
         assert_eq!(daemon.get("/healthz").await.0, 200);
         daemon.insert(&[json!({"queue": "q", "key": n.to_string()})]).await;

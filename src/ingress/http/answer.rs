@@ -4,10 +4,11 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
+use http_body::Body as _;
 use serde::Serialize;
 
 use super::{
-    super::{insert_timed, json},
+    super::{Budget, insert_timed, json},
     problem::Problem,
 };
 use crate::{
@@ -50,6 +51,15 @@ fn merge<A>(known: Vec<Option<A>>, answers: Vec<A>) -> Vec<A> {
 
 pub(super) fn item_answers(known: Vec<Option<pb::ItemResult>>, answers: Vec<pb::ItemResult>) -> Answer {
     list("results", merge(known, answers).iter().map(json::work::ItemAnswer::from))
+}
+
+/// An answer that may have megabytes counts until it is written.
+pub(super) fn within(budget: &Budget, mut answer: Response) -> Answer {
+    let bytes = answer.body().size_hint().exact().unwrap_or_default();
+    let room = budget.answer(usize::try_from(bytes).unwrap_or(usize::MAX));
+    let room = room.map_err(|error| Problem::later(StatusCode::TOO_MANY_REQUESTS, error))?;
+    answer.extensions_mut().insert(room);
+    Ok(answer)
 }
 
 pub(super) fn list<T: Serialize>(name: &'static str, entries: impl IntoIterator<Item = T>) -> Answer {

@@ -22,7 +22,7 @@ use tower_http::trace::TraceLayer;
 pub use waiting::Waiting;
 
 use self::{
-    answer::{Answer, insert, item_answers, list, split},
+    answer::{Answer, insert, item_answers, list, split, within},
     problem::Problem,
     request::{json_body, pace, task_id},
 };
@@ -112,7 +112,7 @@ async fn get_task(Extract(state): Extract<State>, id: Result<Path<String>, PathR
 async fn get_results(Extract(state): Extract<State>, id: Result<Path<String>, PathRejection>) -> Answer {
     let id = task_id(id)?;
     let results = reading(&state)?.results(id).await?.ok_or_else(|| request::no_such_task(id))?;
-    list("results", results.iter().map(json::read::TaskResult::from))
+    within(&state.budget, list("results", results.iter().map(json::read::TaskResult::from))?)
 }
 
 async fn get_queues(Extract(state): Extract<State>) -> Answer {
@@ -125,7 +125,8 @@ async fn lease_tasks(Extract(state): Extract<State>, headers: HeaderMap, body: B
     // A stop ends the wait: dropping the call gives back what it got.
     let leased = state.stop.run_until_cancelled(tasks(&state)?.get(request)).await;
     let tasks::Answer { response, deliveries } = leased.unwrap_or_else(|| Ok(tasks::Answer::default()))?;
-    let mut answer = list("tasks", response.tasks.iter().map(json::work::LeasedTask::from))?;
+    let answer = list("tasks", response.tasks.iter().map(json::work::LeasedTask::from))?;
+    let mut answer = within(&state.budget, answer)?;
     answer.extensions_mut().insert(Deliveries::from(deliveries));
     Ok(answer)
 }
