@@ -2,7 +2,7 @@
 
 pub mod codec;
 
-/// What is generated has its comments in the proto.
+/// Generated code; its comments are in the proto.
 mod generated {
     #![allow(missing_docs, unreachable_pub, clippy::large_enum_variant, clippy::doc_lazy_continuation)]
     tonic::include_proto!("taskd.v1");

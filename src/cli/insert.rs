@@ -58,7 +58,7 @@ Examples:
                                                         {\"queue\": \"crawl\", \"key\": \"https://…\", \"payload\": {…}}
   taskd insert --queue crawl --json urls.txt | jq .created
 
-A key is its line as it is, with the blanks in it, around it too. JSON comes one task per line, not as one array: jq -c '.[]' makes lines of it.
+A key is its line as it is, with the blanks in it and around it. JSON comes one task per line, not as one array.
 A line that is wrong is reported and the others go on. Inserting the same file twice makes no task twice.
 Exit code: 0 when nothing was rejected, 1 when lines were, 2 when the server cannot be reached or takes no lines.")]
 pub struct Insert {
@@ -230,7 +230,8 @@ fn format_of(line: &Line) -> anyhow::Result<Format> {
     match text.trim_ascii_start().first() {
         Some(b'{') => Ok(Format::Ndjson),
         Some(b'[') => bail!(
-            "the first line begins with [: a JSON array is not taken; send a task per line (jq -c '.[]'), or say --format keys"
+            "the first line begins with [: a JSON array is not taken; send a task per line (jq -c '.[]'), \
+             or say --format keys"
         ),
         _ => Ok(Format::Keys),
     }

@@ -98,7 +98,8 @@ pub struct Options {
     #[arg(long, env = "TASKD_GRPC_LISTEN", hide_env = true, value_name = "IP:PORT", help_heading = "Listeners")]
     pub grpc_listen: Option<Address>,
 
-    /// Names of this taskd for HTTP, beside IP addresses and localhost; .NAME for all below it, * for any [default: empty]
+    /// Names of this taskd for HTTP, beside IP addresses and localhost; .NAME for all below it, * for any [default:
+    /// empty]
     #[arg(long, env = "TASKD_ALLOWED_HOSTS", hide_env = true, value_name = "LIST", help_heading = "Listeners")]
     pub allowed_hosts: Option<Hosts>,
 

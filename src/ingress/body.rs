@@ -31,7 +31,7 @@ pub(super) enum Cut {
     Broken(hyper::Error),
 }
 
-/// How long a body may take.
+/// The time that a body may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// Between two parts of it.
@@ -40,7 +40,8 @@ pub(super) struct Pace {
     pub(super) whole: Duration,
 }
 
-/// What a handler left unread of a body. HTTP/2 resets a stream whose end was not read, and some clients then miss their answer.
+/// The rest of a body that a handler did not read. HTTP/2 resets a stream whose end was not read, and some clients then
+/// miss their answer.
 #[derive(Clone, Default)]
 pub(super) struct Unread(Arc<Mutex<Option<Incoming>>>);
 
@@ -75,12 +76,12 @@ pub(super) struct Counted {
     end: Instant,
     /// Since it was waited for first.
     waiting: Option<Waiting>,
-    /// What the protocol makes of an error.
+    /// Turns an error into that of the protocol.
     wrap: fn(Cut) -> BoxError,
     is_cut: bool,
 }
 
-/// What ends the wait for the next part.
+/// The ends of the wait for the next part.
 struct Waiting {
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,
     alarm: Pin<Box<Sleep>>,

@@ -1,8 +1,8 @@
-//! One budget for the bytes of all requests in hand, over HTTP and gRPC together, for what they grow to when they are decoded, and for large
-//! answers until they are written.
+//! One budget for the bytes of all requests in hand, over HTTP and gRPC together, for what they grow to when they are
+//! decoded, and for large answers until they are written.
 //!
-//! A request has a [`Share`] of it, which grows as its body comes in and returns with its answer. A request that finds no room is told to try
-//! again; nothing waits for room, because those that wait would hold what they have.
+//! A request has a [`Share`] of it, which grows as its body comes in and returns with its answer. A request that finds
+//! no room is told to try again; nothing waits for room, because those that wait would hold what they have.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -37,20 +37,21 @@ impl Budget {
         Share { budget: self.clone(), held: Arc::default() }
     }
 
-    /// Room for an answer, until it is written. One that is larger than a quarter of the budget counts as a quarter: it would never find room.
+    /// Room for an answer, until it is written. One that is larger than a quarter of the budget counts as a quarter: it
+    /// would never find room.
     pub(super) fn answer(&self, bytes: usize) -> Result<Share, NoRoom> {
         let share = self.share();
         share.grow(bytes.min(self.bytes / 4))?;
         Ok(share)
     }
 
-    /// How much of it is taken.
+    /// Bytes of it that are taken.
     pub(super) fn held(&self) -> usize {
         self.bytes.saturating_sub(self.room.available_permits() * UNIT)
     }
 }
 
-/// What one request holds of the budget, until the last clone of this is dropped.
+/// One request's part of the budget, until the last clone of this is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Share {
     budget: Budget,

@@ -32,7 +32,7 @@ use super::{
     socket::{Received, Socket},
 };
 
-/// What HTTP/1 may keep of a request that is not read yet, its head among it.
+/// Bytes of a request that HTTP/1 may keep before they are read, its head among them.
 const READ_BUFFER: usize = 64 << 10;
 /// Calls of one HTTP/2 connection at a time.
 const STREAMS: u32 = 1024;
@@ -50,20 +50,21 @@ pub(super) enum Protocol {
     Http2,
 }
 
-/// How the requests of a listener are answered. Cheap to clone.
+/// The way in which a listener answers requests. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Answering {
     pub(super) protocol: Protocol,
     pub(super) router: Router,
     pub(super) budget: Budget,
-    /// How fast the body of a request must come; `None`: it may take its time.
+    /// The pace at which the body of a request must come; `None`: it may take its time.
     pub(super) pace: fn(&request::Parts) -> Option<Pace>,
-    /// What a handler finds where a body was cut.
+    /// The error that a handler finds where a body was cut.
     pub(super) wrap: fn(Cut) -> Box<dyn std::error::Error + Send + Sync>,
     pub(super) stop: CancellationToken,
 }
 
-/// Serves a client until it goes, until the stop and the answers to what is in hand, or until it has said nothing for `patience`.
+/// Serves a client until it goes, until the stop and the answers to what is in hand, or until it has said nothing for
+/// `patience`.
 pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Duration) {
     let (record, received) = (Arc::<Record>::default(), Received::default());
     let io = TokioIo::new(Socket::new(stream, Arc::clone(&record), Arc::clone(&received)));

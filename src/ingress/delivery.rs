@@ -1,9 +1,10 @@
 //! The last step of a claim: its answer on the way to the worker.
 //!
-//! A handler puts the [`Deliveries`] of its answer into the response's extensions. [`ship`] moves them into the response's body, whose
-//! pieces count themselves. When the last piece has left for the socket, the deliveries move on to the [`Record`] of the connection, and the
-//! flush that follows confirms them. Whatever breaks before that drops them, which gives the leases back at no cost. While a connection carries
-//! deliveries, each write asks first whether the client is still there: one that has hung up does not read.
+//! A handler puts the [`Deliveries`] of its answer into the response's extensions. [`ship`] moves them into the
+//! response's body, whose pieces count themselves. When the last piece has left for the socket, the deliveries move on
+//! to the [`Record`] of the connection, and the flush that follows confirms them. Any break before that drops them,
+//! which gives the leases back at no cost. While a connection carries deliveries, each write asks first whether the
+//! client is still there: one that has hung up does not read.
 
 use std::{
     pin::Pin,
@@ -22,7 +23,7 @@ use tokio::sync::watch;
 use super::budget::Share;
 use crate::queue::Delivery;
 
-/// What a response carries for its worker. Dropped on the way, it gives the leases back.
+/// The leases that a response carries to its worker. Dropped on the way, they go back.
 #[derive(Clone, Default)]
 pub(super) struct Deliveries(Arc<Mutex<Vec<Delivery>>>);
 
@@ -42,7 +43,7 @@ impl Deliveries {
     }
 }
 
-/// What is known of one connection: who waits for the next flush, and how many requests are in hand.
+/// One connection's state: the deliveries that wait for the next flush, and the number of requests in hand.
 #[derive(Default)]
 pub(super) struct Record {
     written: Mutex<Vec<Delivery>>,
@@ -103,7 +104,7 @@ struct Shipment {
     parts: AtomicUsize,
     is_broken: AtomicBool,
     in_hand: InHand,
-    /// What the answer has of the budget, where it is large.
+    /// The answer's part of the budget, where it is large.
     _room: Option<Share>,
 }
 
@@ -121,7 +122,7 @@ impl Shipment {
         drop(self.unload());
     }
 
-    /// What is not carried any more.
+    /// Takes the deliveries off the connection.
     fn unload(&self) -> Vec<Delivery> {
         let deliveries = self.deliveries.take();
         if !deliveries.is_empty() {

@@ -1,15 +1,17 @@
-//! File descriptors: as many as the system gives, divided so that connections leave some for Redis, SQL, the bus and files.
+//! File descriptors: as many as the system gives, divided so that connections leave some for Redis, SQL, the bus and
+//! files.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::config::Settings;
 
-/// For what is not a connection of the listeners and not one to SQL: Redis, Kafka, files, connections without room.
+/// Descriptors for everything but the listeners' and SQL's connections: Redis, Kafka, files, connections without room.
 const RESERVE: u64 = 200;
-/// However few there are.
+/// The least, however few descriptors there are.
 const AT_LEAST: usize = 16;
 
-/// Raises the limit to the highest that this process may give itself. What is usual (1,024) is for programs that use `select`.
+/// Raises the limit to the highest that this process may give itself. The usual 1,024 are for programs that use
+/// `select`.
 pub fn raise_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));

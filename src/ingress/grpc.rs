@@ -42,10 +42,10 @@ use crate::{
     telemetry::metrics,
 };
 
-/// How fast the message of a call must come.
+/// The pace at which the message of a call must come.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
 
-/// What a client takes of an answer when nobody has told it otherwise.
+/// The largest answer that a client takes unless it is told otherwise.
 const TAKEN_BY_DEFAULT: usize = 4 << 20;
 
 /// Serves until `state.stop`, then until the calls in hand are answered.

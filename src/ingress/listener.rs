@@ -24,9 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const HASTE: Duration = Duration::from_secs(5);
 /// Connections without room that are answered at a time; the oldest makes way for the next.
 const WITHOUT_ROOM: usize = 32;
-/// How long nothing is accepted where that fails: others have to end first.
+/// The pause after an accept that failed: other connections have to end first.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How often it is said that connections are turned away.
+/// The time between two lines about connections that are turned away.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// Listens on `addr`; `what` is `http` or `grpc`, as in `--http-listen`.
@@ -42,13 +42,13 @@ pub async fn bind(addr: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
     })
 }
 
-/// Who is let in.
+/// A listener's rules.
 pub(super) struct Door {
     /// For the log.
     pub(super) name: &'static str,
     pub(super) answering: Answering,
     pub(super) max_connections: usize,
-    /// What answers those for whom there is no room; `None`: they are hung up on.
+    /// Answers clients for whom there is no room; `None`: taskd hangs up on them.
     pub(super) without_room: Option<Router>,
 }
 
@@ -87,7 +87,8 @@ pub(super) async fn serve(listener: TcpListener, door: Door) {
     connections.wait().await;
 }
 
-/// A connection for which there is no room. It makes way for those that come after it, so that silent ones do not keep out probes.
+/// A connection for which there is no room. It makes way for those that come after it, so that silent ones do not keep
+/// out probes.
 fn brief(
     stream: TcpStream,
     answering: Answering,

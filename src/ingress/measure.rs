@@ -1,4 +1,4 @@
-//! How long requests take, by route and by how they ended. Routes are ours: what a client makes up is `other`.
+//! The duration of requests, by route and result. Routes are ours: names that a client makes up are `other`.
 
 use std::time::Instant;
 

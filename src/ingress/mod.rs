@@ -1,7 +1,7 @@
 //! The ways in: HTTP and gRPC. They decode, call a handle, and turn its answer or error into what the caller expects.
 //!
-//! `listener` lets clients in, `connection` serves one of them, `socket` and `delivery` see an answer off. `body`, `budget` and `tally` bound
-//! what a request may take.
+//! `listener` lets clients in, `connection` serves one of them, `socket` and `delivery` see an answer off. `body`,
+//! `budget` and `tally` bound what a request may take.
 
 mod body;
 mod budget;

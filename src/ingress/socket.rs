@@ -23,9 +23,11 @@ use tokio::{
 use super::delivery::Record;
 use crate::queue::Delivery;
 
-/// A client that takes nothing of its answer for so long has gone. Less than the default lease, so that it costs no attempt.
+/// A client that takes nothing of its answer for so long has gone. Less than the default lease, so that it costs no
+/// attempt.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
-/// What the system may hold of an answer without having sent it. Otherwise megabytes of it would count as written.
+/// Bytes that the system may hold without having sent them. Without this bound megabytes of an answer would count as
+/// written.
 const UNSENT: u32 = 128 << 10;
 
 /// The bytes that a connection has received, for those who wait for its first ones.
@@ -51,12 +53,13 @@ impl Socket {
         Self { stream: Patient::new(stream, WRITE_TIMEOUT), record, received }
     }
 
-    /// What has all been written is delivered now.
+    /// Confirms the deliveries whose answers are written.
     fn confirm(&self) {
         self.record.take_written().into_iter().for_each(Delivery::delivered);
     }
 
-    /// Refuses to write an answer with deliveries to a client that has hung up, as long as the client cannot have read all of it.
+    /// Refuses to write an answer with deliveries to a client that has hung up, as long as the client cannot have read
+    /// all of it.
     fn check_client(&self) -> io::Result<()> {
         if !self.record.is_carrying() {
             return Ok(());

@@ -1,11 +1,11 @@
-//! How much a request holds, counted before it is built: a few bytes of JSON or protobuf become hundreds in memory.
+//! The parts of a request, counted before they are built: a few bytes of JSON or protobuf become hundreds in memory.
 
 use super::budget::{NoRoom, Share};
 use crate::config::Settings;
 
 /// Tasks that all completions of a call may report as discovered.
 pub(super) const MAX_DISCOVERED: usize = 50_000;
-/// What the parts of a request take in memory beside their bytes, about.
+/// Memory that a part of a request takes beside its bytes, about.
 const TASK: usize = 400;
 const ITEM: usize = 512;
 const HEADER: usize = 128;
@@ -93,7 +93,7 @@ impl<'a> Tally<'a> {
         self.takes(HEADER)
     }
 
-    /// What was counted is decoded elsewhere: its room is kept until the request is answered.
+    /// Leaves the room with the request until it is answered, because the parts are decoded elsewhere.
     pub(super) fn keep(mut self) {
         self.taken = 0;
     }

@@ -13,7 +13,8 @@ pub(super) enum Refused {
 
 type Count = fn(&mut Tally<'_>) -> Result<(), Excess>;
 
-/// The fields of a message that may come any number of times: number, how each is counted, and what else is counted in it.
+/// The fields of a message that may come any number of times: number, how each is counted, and what else is counted in
+/// it.
 pub(super) struct Shape(&'static [(u64, Count, Option<&'static Shape>)]);
 
 const NOTHING: Shape = Shape(&[]);

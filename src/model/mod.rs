@@ -126,7 +126,7 @@ impl Priority {
     }
 }
 
-/// What the bytes of a payload or of a result are. The discriminants stand in SQL.
+/// The kind of a payload or of a result. The discriminants stand in SQL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Encoding {

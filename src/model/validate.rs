@@ -86,7 +86,7 @@ pub fn task_row(
     }
     if !is_traceparent(&traceparent) {
         return Err(format!(
-            "traceparent {traceparent:?} is not of the W3C form 00-<32 hex>-<16 hex>-<2 hex>, in lower case and not zero"
+            "traceparent {traceparent:?} is not of the W3C form 00-<32 hex>-<16 hex>-<2 hex> (lower case, not zero)"
         ));
     }
     let mut headers: Vec<_> = task.headers.into_iter().collect();
@@ -115,7 +115,7 @@ pub fn task_row(
     Ok(row)
 }
 
-/// What a payload or a result (`what`) is, if it is what its sender says. Nothing at all may be anything.
+/// Checks that a payload or a result (`what`) is of the kind that its sender says. An empty one may be of any.
 pub fn encoding(what: &str, said: i32, bytes: &[u8]) -> Result<Encoding, String> {
     let utf8 =
         || std::str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8 at byte {}", error.valid_up_to()));

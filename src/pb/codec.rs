@@ -1,7 +1,7 @@
-//! How messages stand in gRPC: as prost writes them, and looked at before they are read.
+//! gRPC's codec: messages as prost writes them, inspected before they are decoded.
 //!
-//! A message of a few bytes can become hundreds of them. A server counts what stands in it first ([`inspected`]), and answers a message
-//! that cannot be read with INVALID_ARGUMENT: it is the caller's mistake.
+//! A message of a few bytes can become hundreds of them. A server counts what stands in it first ([`inspected`]), and
+//! answers a message that cannot be read with INVALID_ARGUMENT: it is the caller's mistake.
 
 use std::{future::Future, marker::PhantomData};
 
@@ -25,7 +25,7 @@ pub async fn inspected<T>(inspector: Inspector, call: impl Future<Output = T>) -
     INSPECTOR.scope(inspector, call).await
 }
 
-/// What the generated services and clients use.
+/// The codec of the generated services and clients.
 pub struct Codec<T, U>(PhantomData<(T, U)>);
 
 impl<T, U> Default for Codec<T, U> {

@@ -44,7 +44,8 @@ impl From<queue::Error> for Error {
     }
 }
 
-/// Bytes of tasks in one answer, about, where the worker does not say; a single task may be larger. gRPC clients take 4 MiB by default.
+/// Bytes of tasks in one answer, about, where the worker does not say; a single task may be larger. gRPC clients take 4
+/// MiB by default.
 const MAX_ANSWER_BYTES: usize = 7 << 19;
 /// … and where it does, at most.
 const MOST_ANSWER_BYTES: u64 = 64 << 20;

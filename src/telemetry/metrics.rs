@@ -225,7 +225,11 @@ fn describe() {
         Unit::Count,
         "Answers with a single task above the 4 MiB that gRPC clients take by default: see max_decoding_message_size"
     );
-    describe_gauge!(REQUESTS_HELD, Unit::Bytes, "What requests in hand have of the request_budget");
+    describe_gauge!(
+        REQUESTS_HELD,
+        Unit::Bytes,
+        "Bytes of the request_budget that requests in hand and large answers take"
+    );
     describe_gauge!(BUILD_INFO, Unit::Count, "1, with the version of this taskd");
     describe_histogram!(SCRIPT_DURATION, Unit::Seconds, "Round trips of Redis scripts, by script");
     describe_histogram!(SCRIPT_BATCH_SIZE, Unit::Count, "Items combined into one script call, by script");
@@ -369,12 +373,12 @@ pub fn grpc_oversized_answer() {
     counter!(GRPC_OVERSIZED).increment(1);
 }
 
-/// What requests in hand have of their budget.
+/// Bytes of the request budget that are taken.
 pub fn requests_held(bytes: usize) {
     gauge!(REQUESTS_HELD).set(bytes as f64);
 }
 
-/// What the system says of this process: memory, CPU, descriptors.
+/// The system's figures of this process: memory, CPU, descriptors.
 pub fn process() {
     metrics_process::Collector::default().collect();
 }

@@ -1,4 +1,4 @@
-//! Who is let in, what a stop says to those who are in, and how requests that are a little wrong are answered: by the running binary.
+//! The door: hosts and sites, stops, and requests that are a little wrong, by the running binary.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use tonic::Code;
 
 use crate::support::{daemon::Daemon, until};
 
-/// What is answered to these bytes, to the end of the connection.
+/// Sends these bytes and reads to the end of the connection.
 async fn raw(daemon: &Daemon, request: &str) -> String {
     let mut client = TcpStream::connect(("127.0.0.1", daemon.http_port())).await.unwrap();
     client.write_all(request.as_bytes()).await.unwrap();

@@ -27,7 +27,7 @@ fn memory(daemon: &Daemon, name: &str) -> usize {
     line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
-/// How much more memory than before taskd had at the peak of `call`.
+/// Runs `call`, and measures the peak of taskd's memory above what it was before.
 async fn peak_of<T>(daemon: &Daemon, call: impl Future<Output = T>) -> (T, usize) {
     // Forgets the peak until now.
     fs::write(format!("/proc/{}/clear_refs", daemon.pid()), "5").unwrap();
@@ -154,7 +154,7 @@ async fn four_mib_of_hostile_protobuf_cost_little_memory() {
     let mut daemon = Daemon::start("", &[]).await;
     let channel = channel(&daemon).await;
     let repeated = |bytes: &[u8]| Bytes::from(bytes.repeat(4 * MIB / bytes.len()));
-    // So many completions that discovered so many empty tasks.
+    // Completions with empty discovered tasks.
     let complete = |completions: usize, tasks: usize| {
         let mut message = Vec::new();
         for _ in 0..completions {
@@ -233,8 +233,9 @@ async fn bodies_that_do_not_end_have_one_budget() {
 
 #[tokio::test]
 async fn answers_that_nobody_reads_have_the_same_budget() {
-    let config = "max_payload_bytes = \"8MiB\"\nmax_request_bytes = \"10MiB\"\nrequest_budget = \"28MiB\"\n[queues.q]\nlease = \"10m\"";
-    let mut daemon = Daemon::start(config, &[]).await;
+    let limits = "max_payload_bytes = \"8MiB\"\nmax_request_bytes = \"10MiB\"\nrequest_budget = \"28MiB\"\n";
+    let config = format!("{limits}[queues.q]\nlease = \"10m\"");
+    let mut daemon = Daemon::start(&config, &[]).await;
     let payload = "x".repeat(7 * MIB);
     for n in 0..5 {
         daemon.insert(&[json!({"queue": "q", "key": n.to_string(), "payload": payload})]).await;
@@ -257,7 +258,7 @@ async fn answers_that_nobody_reads_have_the_same_budget() {
     let get = pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into()], ..Default::default() };
     let status = client.get_tasks(get.clone()).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
-    // What it could not be sent costs nothing, nor do those that are hung up on.
+    // Answers that were not sent cost nothing, nor do those to clients that hung up.
     drop(deaf);
     let status = client.clone().max_decoding_message_size(4 * MIB).get_tasks(get).await.unwrap_err();
     assert!(status.message().contains("message length too large"), "{}", status.message());
@@ -283,7 +284,7 @@ async fn messages_and_bodies_share_the_budget() {
     assert!(daemon.stop().await.success());
 }
 
-/// What requests and answers have of the budget.
+/// Bytes of the budget that are taken.
 async fn held_bytes(daemon: &Daemon) -> usize {
     let (_, metrics) = daemon.get("/metrics").await;
     let held = metrics.as_str().unwrap().lines().find_map(|line| line.strip_prefix("taskd_requests_held_bytes "));

@@ -19,7 +19,7 @@ use super::until;
 
 pub(crate) struct Daemon {
     dir: TempDir,
-    /// What starts taskd, where it is not the binary itself.
+    /// The command that starts taskd, where it is not the binary itself.
     through: Vec<String>,
     args: Vec<String>,
     env: Vec<(String, String)>,

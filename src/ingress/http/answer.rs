@@ -30,7 +30,8 @@ pub(super) async fn insert(
     Ok(merge(known, answers))
 }
 
-/// Parts what can be passed on from what is answered already. [`merge`] puts the answers together in the order of the items.
+/// Parts what can be passed on from what is answered already. [`merge`] puts the answers together in the order of the
+/// items.
 pub(super) fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<T>, Vec<Option<A>>) {
     let mut passed = Vec::with_capacity(items.len());
     let mut note = |item| match item {

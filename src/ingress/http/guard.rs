@@ -1,9 +1,10 @@
 //! Web pages are kept out.
 //!
-//! taskd asks nobody for a password, so a browser on the same machine must not lend it to the pages that it shows. A page reaches a port of
-//! its visitor's machine in two ways. Its own name may be made to point there (DNS rebinding): then the request carries that name, which is none
-//! of ours. Or it sends a request to our address: then the browser says from which site. Neither is under the page's control. gRPC needs no
-//! such check: browsers do not speak HTTP/2 without TLS.
+//! taskd asks nobody for a password, so a browser on the same machine must not lend it to the pages that it shows. A
+//! page reaches a port of its visitor's machine in two ways. Its own name may be made to point there (DNS rebinding):
+//! then the request carries that name, which is none of ours. Or it sends a request to our address: then the browser
+//! says from which site. Neither is under the page's control. gRPC needs no such check: browsers do not speak HTTP/2
+//! without TLS.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -87,7 +88,7 @@ fn is_of_another_site(head: &request::Parts) -> bool {
         Some("same-origin" | "none") => false,
         Some("same-site") => !reads,
         Some(_) => !(reads && value("sec-fetch-mode") == Some("navigate")),
-        // Browsers of before 2023, and none at all. What only reads has no Origin within its own site.
+        // Browsers of before 2023, and clients that are none. Reading within a site has no Origin.
         None if reads => false,
         None => value("origin").is_some_and(|origin| {
             let site = origin.split_once("://").map(|(_, site)| site);

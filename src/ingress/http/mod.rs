@@ -61,7 +61,7 @@ fn router(state: State) -> Router {
         .route("/v1/tasks:extend", post(extend_tasks))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
-        // What failed on our side is logged where it failed.
+        // Our own failures are logged where they happen.
         .layer(TraceLayer::new_for_http().on_failure(()))
         .route("/metrics", get(render_metrics))
         .layer(middleware::from_fn_with_state(guard, guard::check))
@@ -70,7 +70,8 @@ fn router(state: State) -> Router {
         .with_state(state)
 }
 
-/// Behind the guard and the trace: a probe may ask under any name, and one that is answered 503 again and again is no news.
+/// Behind the guard and the trace: a probe may ask under any name, and one that is answered 503 again and again is no
+/// news.
 fn probes() -> Router<State> {
     Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz))
 }

@@ -155,7 +155,7 @@ struct Batch {
     settings: Arc<Settings>,
 }
 
-/// What a batch has of the request's share, until it is answered.
+/// A batch's part of the request's share, until it is answered.
 struct Room {
     share: Share,
     bytes: usize,

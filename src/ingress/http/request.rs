@@ -1,4 +1,4 @@
-//! What a request says of itself: its type, its body, the task it means.
+//! The parts of a request: its type, its body, the task that it names.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::model::TaskId;
 
-/// How fast a body that is not NDJSON must come.
+/// The pace at which a body that is not NDJSON must come.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
 
 /// Lines may come as slowly as they like; `ndjson` watches them.
@@ -87,7 +87,7 @@ async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, P
     Ok(text.freeze())
 }
 
-/// What became of a body, out of the error that axum makes of it.
+/// Unwraps our error from the one that axum makes of it.
 pub(super) fn cut(error: axum::Error) -> Problem {
     match error.into_inner().downcast::<Cut>() {
         Ok(cut) => (*cut).into(),

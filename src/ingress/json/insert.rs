@@ -48,7 +48,7 @@ pub(in crate::ingress) fn counted_task(text: &Bytes, tally: &mut Tally<'_>) -> R
     Ok(task)
 }
 
-/// What was asked for.
+/// The tasks of a request.
 #[derive(Debug)]
 pub(in crate::ingress) struct NewTasks {
     pub(in crate::ingress) tasks: Vec<Result<pb::NewTask, String>>,

@@ -1,7 +1,8 @@
 //! The JSON of the HTTP API (and of the files that `taskd insert` reads) to and from the messages of the proto.
 //!
-//! Same names as the proto's, in snake_case; durations `"30s"`, times RFC 3339. What comes in stays where it was received: a payload is a
-//! slice of the body. A list is counted before its entries are read, and each entry is read on its own: a wrong one does not spoil the others.
+//! Same names as the proto's, in snake_case; durations `"30s"`, times RFC 3339. Payloads are not copied: each is a
+//! slice of the body. A list is counted before its entries are read, and each entry is read on its own: a wrong one
+//! does not spoil the others.
 
 pub mod insert;
 pub mod read;
@@ -19,13 +20,13 @@ use serde_json::value::RawValue;
 use super::{MESSAGE, shorten, tally::Excess};
 use crate::{config::in_field, pb};
 
-/// Why nothing of a request was looked at.
+/// The reason for which nothing of a request was looked at.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Unread {
     /// The text is wrong.
     #[error("{detail}")]
     Malformed { detail: String, line: usize, column: usize },
-    /// What all of it needs is wrong: the worker's name.
+    /// Something that all items need is wrong: the worker's name.
     #[error("{0}")]
     Invalid(String),
     #[error(transparent)]

@@ -37,8 +37,8 @@ impl FromStr for Instant {
     }
 }
 
-/// Whether `text` has the form `2030-01-31T12:00:00[.5](Z|+02:00)`. The parser behind it takes more: days without a time, times without an
-/// offset, years with a sign.
+/// Whether `text` has the form `2030-01-31T12:00:00[.5](Z|+02:00)`. The parser behind it takes more: days without a
+/// time, times without an offset, years with a sign.
 fn is_rfc_3339(text: &str) -> bool {
     let like = |text: &str, form: &str| {
         let fits = |(byte, form): (u8, u8)| if form == b'0' { byte.is_ascii_digit() } else { byte == form };

@@ -44,7 +44,7 @@ pub(super) enum Value<'a> {
     Text(&'a str),
 }
 
-/// How a payload or a result is shown: one of the two, and which; none of them where there is nothing.
+/// A payload or a result as it is shown: a value or base64, and which; nothing where it is empty.
 #[derive(Default)]
 pub(super) struct Shown<'a> {
     pub(super) value: Option<Value<'a>>,
@@ -53,7 +53,8 @@ pub(super) struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    /// What was stored before its encoding was kept is shown as JSON where it reads as JSON, and as text where it is UTF-8.
+    /// Bytes of unknown encoding (stored before it was kept) are shown as JSON where they read as JSON, and as text
+    /// where they are UTF-8.
     pub(super) fn of(bytes: &'a [u8], encoding: Encoding) -> Self {
         if bytes.is_empty() {
             return Self::default();

@@ -1,4 +1,4 @@
-//! What workers ask and report, and what they are answered.
+//! The calls of workers and the answers to them.
 
 use std::collections::HashMap;
 

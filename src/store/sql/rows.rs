@@ -6,8 +6,8 @@ use crate::model::{Encoding, KeyHash, Priority, QueueName, StoredStatus, TaskId,
 use crate::store::{Error, Result};
 
 /// The columns of [`TaskColumns`].
-pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, replicas, tasks.priority, \
-     max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms";
+pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, replicas, \
+     tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms";
 
 #[derive(sqlx::FromRow)]
 pub struct TaskColumns {
