@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -30,6 +30,12 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 /// written.
 const UNSENT: u32 = 128 << 10;
 
+/// The system asks a client that says nothing whether it is there, after so long, so often, so many times: one that
+/// waits for a task may be gone without a word.
+const SILENCE: Duration = Duration::from_secs(10);
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+const PROBES: u32 = 2;
+
 /// The bytes that a connection has received, for those who wait for its first ones.
 pub(super) type Received = Arc<AtomicUsize>;
 
@@ -43,12 +49,13 @@ pub(super) struct Socket {
 impl Socket {
     pub(super) fn new(stream: TcpStream, record: Arc<Record>, received: Received) -> Self {
         let options = SockRef::from(&stream);
-        for (name, set) in
-            [("TCP_NODELAY", stream.set_nodelay(true)), ("TCP_NOTSENT_LOWAT", options.set_tcp_notsent_lowat(UNSENT))]
-        {
-            if let Err(error) = set {
-                tracing::debug!("cannot set {name}: {error}");
-            }
+        let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(PROBE_EVERY).with_retries(PROBES);
+        let set = options
+            .set_tcp_nodelay(true)
+            .and_then(|()| options.set_tcp_notsent_lowat(UNSENT))
+            .and_then(|()| options.set_tcp_keepalive(&keepalive));
+        if let Err(error) = set {
+            tracing::debug!("cannot set the options of a connection: {error}");
         }
         Self { stream: Patient::new(stream, WRITE_TIMEOUT), record, received }
     }
