@@ -25,7 +25,8 @@ ENV TASKD_DATA_DIR=/var/lib/taskd \
     TASKD_HTTP_LISTEN=0.0.0.0:7600 \
     TASKD_GRPC_LISTEN=0.0.0.0:7601
 EXPOSE 7600 7601
+# The port that is set, on all addresses or on loopback.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s \
-    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/7600 && printf 'GET /readyz HTTP/1.0\\r\\n\\r\\n' >&3 && head -n 1 <&3 | grep -q ' 200 '"]
+    CMD ["bash", "-c", "port=${TASKD_HTTP_LISTEN:-:7600}; exec 3<>/dev/tcp/127.0.0.1/${port##*:} && printf 'GET /readyz HTTP/1.0\\r\\n\\r\\n' >&3 && head -n 1 <&3 | grep -q ' 200 '"]
 ENTRYPOINT ["taskd"]
 CMD ["--pipelines", "all"]

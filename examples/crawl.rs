@@ -153,7 +153,8 @@ impl Worker {
     async fn run(self) -> anyhow::Result<()> {
         let (worker, queues) = (self.name.clone(), vec![self.args.queue.clone()]);
         let wait = Some(prost_types::Duration { seconds: 5, nanos: 0 });
-        let get = pb::GetTasksRequest { worker, queues, max_tasks: 8, wait, lease_duration: None };
+        // An answer fits what the client takes by default (4 MiB) unless a single task is larger, and a URL is not.
+        let get = pb::GetTasksRequest { worker, queues, max_tasks: 8, wait, ..Default::default() };
         loop {
             let leased = patiently(async || self.tasks.clone().get_tasks(get.clone()).await).await?.tasks;
             let fetched =
@@ -165,7 +166,8 @@ impl Worker {
                     Ok(page) => {
                         let result = serde_json::to_vec(&page)?.into();
                         let discovered = page.links.iter().map(|link| new_task(&self.args, link)).collect();
-                        completions.push(pb::Completion { id, lease_token, result, discovered });
+                        let result_encoding = pb::Encoding::Json.into();
+                        completions.push(pb::Completion { id, lease_token, result, discovered, result_encoding });
                         pages.push((String::from_utf8_lossy(&task.key).into_owned(), page));
                     }
                     Err(error) => {

@@ -132,13 +132,14 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Refusal::Asked(error),
         _ => Refusal::Usage(in_one_line(&error, &args)),
     };
-    let matches = Cli::command().try_get_matches_from(&args).map_err(refuse)?;
+    let matches = environment::without_empty(Cli::command()).try_get_matches_from(&args).map_err(refuse)?;
     let cli = Cli::from_arg_matches(&matches).map_err(refuse)?;
     let load = |options: Options| {
         let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
         environment::check(&Cli::command(), names).map_err(Refusal::Usage)?;
         let vars =
             std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let vars = vars.filter(|(_, value)| !value.is_empty());
         let options = Options { kafka: environment::kafka(vars), ..options };
         let origins = Origins::given(innermost(&matches)).with_environment(&options.kafka);
         Ok::<_, Refusal>(config::load(options, origins)?)

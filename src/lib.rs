@@ -6,6 +6,7 @@
 // What everything else is made of.
 pub mod config;
 pub mod model;
+pub mod pb;
 pub mod supervise;
 pub mod telemetry;
 
@@ -30,11 +31,3 @@ pub mod watchdog;
 pub mod app;
 pub mod cli;
 pub mod ingress;
-
-/// The messages of `proto/taskd/v1`, generated at build time.
-pub mod pb {
-    #![allow(missing_docs, unreachable_pub, clippy::large_enum_variant, clippy::doc_lazy_continuation)]
-    tonic::include_proto!("taskd.v1");
-    /// For gRPC reflection.
-    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
-}

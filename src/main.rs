@@ -16,6 +16,8 @@ use taskd::{
 fn main() -> ExitCode {
     // Redis and MySQL by TLS take the process's choice. It is refused only when there is one already.
     drop(rustls::crypto::ring::default_provider().install_default());
+    // Files are readable by their user alone.
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let command = match cli::parse(std::env::args_os()) {
         Ok(command) => command,
         Err(refusal) => return refusal.show(),

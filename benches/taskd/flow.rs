@@ -254,7 +254,7 @@ async fn get_and_complete(
         queues: vec![queue.to_owned()],
         max_tasks: u32::try_from(batch)?,
         wait: WAIT,
-        lease_duration: None,
+        ..Default::default()
     };
     let tasks = client.get_tasks(get).await.context("get")?.into_inner().tasks;
     if tasks.is_empty() {
@@ -272,7 +272,7 @@ async fn complete(
         id: task.id,
         lease_token: task.lease_token,
         result: br#"{"ok":true}"#.to_vec().into(),
-        discovered: Vec::new(),
+        ..Default::default()
     });
     let request = pb::CompleteTasksRequest { worker: worker.to_owned(), completions: completions.collect() };
     let results = client.complete_tasks(request).await.context("complete")?.into_inner().results;
@@ -294,7 +294,7 @@ async fn latency(figures: &mut Figures, samples: usize) -> anyhow::Result<()> {
                 queues: vec![QUEUE.into()],
                 max_tasks: 1,
                 wait: WAIT,
-                lease_duration: None,
+                ..Default::default()
             };
             let tasks = client.get_tasks(get).await?.into_inner().tasks;
             let at = Instant::now();

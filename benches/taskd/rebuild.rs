@@ -117,7 +117,7 @@ async fn take_in_hand(worker: &mut TasksClient<Channel>, count: usize) -> anyhow
             id: task.id,
             lease_token: task.lease_token,
             result: "done".into(),
-            discovered: Vec::new(),
+            ..Default::default()
         });
         let request = pb::CompleteTasksRequest { worker: WORKER.to_owned(), completions: completions.collect() };
         let results = worker.complete_tasks(request).await.context("complete")?.into_inner().results;
@@ -149,8 +149,7 @@ async fn get(worker: &mut TasksClient<Channel>, most: u32) -> anyhow::Result<Vec
         worker: WORKER.to_owned(),
         queues: vec![QUEUE.to_owned()],
         max_tasks: most,
-        wait: None,
-        lease_duration: None,
+        ..Default::default()
     };
     Ok(worker.get_tasks(get).await.context("get")?.into_inner().tasks)
 }

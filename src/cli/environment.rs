@@ -1,6 +1,8 @@
 //! Variables that begin like ours and are none: most likely a setting that somebody believes to have made.
 
-use clap::Command;
+use std::ffi::OsStr;
+
+use clap::{Arg, Command, builder::Resettable};
 
 use crate::config::Properties;
 
@@ -13,6 +15,13 @@ pub(super) fn check(command: &Command, given: impl IntoIterator<Item = String>) 
     let nearest = known.iter().min_by_key(|known| strsim::damerau_levenshtein(known, &name));
     let nearest = nearest.map(String::as_str).unwrap_or_default();
     Err(format!("unknown variable {name} in the environment; the nearest that taskd knows is {nearest}"))
+}
+
+/// A variable that is empty is one that is not set: so writes docker compose what nobody has given.
+pub(super) fn without_empty(command: Command) -> Command {
+    let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    let unset = |arg: Arg| if arg.get_env().is_some_and(is_empty) { arg.env(Resettable::Reset) } else { arg };
+    command.mut_args(unset).mut_subcommands(without_empty)
 }
 
 /// Properties of `[kafka]`: `TASKD_KAFKA_SASL_PASSWORD` is `sasl.password`.

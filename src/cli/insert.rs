@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use backon::{BackoffBuilder, ExponentialBuilder};
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
 use futures::{Stream, StreamExt, TryStreamExt, stream};
@@ -58,6 +58,7 @@ Examples:
                                                         {\"queue\": \"crawl\", \"key\": \"https://…\", \"payload\": {…}}
   taskd insert --queue crawl --json urls.txt | jq .created
 
+A key is its line as it is, with the blanks in it and around it. JSON comes one task per line, not as one array.
 A line that is wrong is reported and the others go on. Inserting the same file twice makes no task twice.
 Exit code: 0 when nothing was rejected, 1 when lines were, 2 when the server cannot be reached or takes no lines.")]
 pub struct Insert {
@@ -206,16 +207,34 @@ where
 {
     let (size, format) = (usize::from(args.batch), args.format);
     stream::try_unfold((lines, format), move |(mut lines, format)| async move {
-        let batch = lines.next_batch(size).await.context("cannot read the input")?;
-        let Some(first) = batch.first() else { return Ok(None) };
-        let format = if format == Format::Auto { format_of(first) } else { format };
+        let mut batch = lines.next_batch(size).await.context("cannot read the input")?;
+        let Some(first) = batch.first_mut() else { return Ok(None) };
+        skip_mark(first);
+        let format = if format == Format::Auto { format_of(first)? } else { format };
         Ok(Some(((format, batch), (lines, format))))
     })
 }
 
-fn format_of(line: &Line) -> Format {
+/// The byte order mark, with which some editors begin a file. It is no part of a key.
+fn skip_mark(line: &mut Line) {
+    const MARK: &[u8] = "\u{feff}".as_bytes();
+    if let (1, Ok(text)) = (line.number, &mut line.text)
+        && text.starts_with(MARK)
+    {
+        text.advance(MARK.len());
+    }
+}
+
+fn format_of(line: &Line) -> anyhow::Result<Format> {
     let text = line.text.as_deref().unwrap_or_default();
-    if text.trim_ascii_start().starts_with(b"{") { Format::Ndjson } else { Format::Keys }
+    match text.trim_ascii_start().first() {
+        Some(b'{') => Ok(Format::Ndjson),
+        Some(b'[') => bail!(
+            "the first line begins with [: a JSON array is not taken; send a task per line (jq -c '.[]'), \
+             or say --format keys"
+        ),
+        _ => Ok(Format::Keys),
+    }
 }
 
 /// Sends a batch until all of it is answered.
@@ -265,7 +284,7 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
     let text = line.text.as_ref().map_err(ToString::to_string)?;
     let mut task = match format {
         Format::Keys => pb::NewTask { key: text.clone(), ..Default::default() },
-        Format::Ndjson | Format::Auto => json::new_task(text)?,
+        Format::Ndjson | Format::Auto => json::insert::new_task(text)?,
     };
     if task.queue.is_empty() {
         task.queue = args.queue.clone().unwrap_or_default();

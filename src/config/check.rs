@@ -62,6 +62,7 @@ impl Checker<'_> {
         self.scheme("redis_url", redis, &["redis", "rediss", "redis+cluster", "rediss+cluster", "unix", "redis+unix"])?;
         self.redis(settings)?;
         self.scheme("database_url", settings.database_url.as_deref(), &["mysql", "mariadb", "sqlite"])?;
+        self.names_a_file(settings.database_url.as_deref())?;
         self.names_a_database(settings.database_url.as_deref())?;
         self.database_parameters(settings.database_url.as_deref())?;
         self.range("database_pool", settings.database_pool, 1..=1000)?;
@@ -136,7 +137,14 @@ impl Checker<'_> {
         self.range("max_items", limits.max_items, BATCH)?;
         self.time("max_lease", limits.max_lease, SHORTEST_LEASE..=LONGEST_LEASE)?;
         self.time("max_wait", limits.max_wait, Duration::ZERO..=Duration::from_secs(3600))?;
+        // One connection is held by a probe, one by somebody who looks what is wrong.
+        self.range("max_connections", limits.max_connections, 16..=1_000_000)?;
         let request = ByteSize(limits.max_request_bytes as u64);
+        // Small requests have a part of their own, and what a request is decoded to counts as well.
+        if limits.request_budget / 2 < limits.max_request_bytes {
+            let why = format!("must be at least twice {}", self.shown("max_request_bytes", request));
+            return self.fail("request_budget", ByteSize(limits.request_budget as u64), &why);
+        }
         let parts = [
             ("max_payload_bytes", limits.max_payload_bytes, MAX_RECORD_BYTES),
             ("max_headers_bytes", limits.max_headers_bytes, MOST_HEADERS),
@@ -245,6 +253,20 @@ impl Checker<'_> {
             return self.fail(key, quoted(&without_password(url)), &format!("is not usable; expected {expected}"));
         }
         Ok(())
+    }
+
+    /// SQLite takes a path, and nothing else. Some other forms of its URLs would mean another file, or none.
+    fn names_a_file(&self, url: Option<&str>) -> Result<(), Error> {
+        let Some(url) = url.filter(|url| url.starts_with("sqlite:")) else { return Ok(()) };
+        let why = match url.strip_prefix("sqlite://") {
+            None => "needs two slashes: write sqlite://PATH",
+            Some("") => "names no file: write sqlite://PATH, or nothing for the one in the data folder",
+            Some(":memory:") => "would be lost with the process: write sqlite://PATH",
+            Some(path) if path.contains(['?', '#']) => "takes no parameters: write sqlite://PATH",
+            Some(path) if path.ends_with('/') => "names a folder: write sqlite://PATH",
+            Some(_) => return Ok(()),
+        };
+        self.fail("database_url", quoted(url), why)
     }
 
     /// A server holds many; SQLite's file is the database.
@@ -377,6 +399,11 @@ mod tests {
                 |s| s.database_url = Some("postgres://u:p@h/d".into()),
                 "database_url = \"postgres://u:***@h/d\" (the default) is not usable; expected mysql://…, mariadb://…, sqlite://…",
             ),
+            (|s| s.database_url = Some("sqlite:foo.db".into()), "\"sqlite:foo.db\" (the default) needs two slashes"),
+            (|s| s.database_url = Some("sqlite://".into()), "names no file: write sqlite://PATH, or nothing"),
+            (|s| s.database_url = Some("sqlite://:memory:".into()), "would be lost with the process"),
+            (|s| s.database_url = Some("sqlite://a.db?mode=ro".into()), "takes no parameters: write sqlite://PATH"),
+            (|s| s.database_url = Some("sqlite:///var/lib/".into()), "names a folder: write sqlite://PATH"),
             (
                 |s| s.database_url = Some("mysql://u:p@h".into()),
                 "database_url = \"mysql://u:***@h\" (the default) names no database; write mysql://user:password@host/taskd",
@@ -415,6 +442,11 @@ mod tests {
             ),
             (|s| s.watchdog.interval = Duration::ZERO, "watchdog_interval = 0s (the default) must be 10ms to 1m"),
             (|s| s.limits.max_items = 0, "max_items = 0 (the default) must be 1 to 1000"),
+            (|s| s.limits.max_connections = 15, "max_connections = 15 (the default) must be 16 to 1000000"),
+            (
+                |s| s.limits.request_budget = 63 << 20,
+                "request_budget = 63MiB (the default) must be at least twice max_request_bytes = 32MiB",
+            ),
             (
                 |s| s.limits.max_payload_bytes = 64 << 20,
                 "max_payload_bytes = 64MiB (the default) must not exceed max_request_bytes = 32MiB",

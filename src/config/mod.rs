@@ -91,6 +91,8 @@ pub struct Settings {
     pub kafka: Properties,
     pub http_listen: SocketAddr,
     pub grpc_listen: SocketAddr,
+    /// Names under which HTTP is served, beside IP addresses and localhost; `.example.org` with all below it, `*` any.
+    pub allowed_hosts: Vec<String>,
     /// Stands before every Redis key.
     pub redis_prefix: String,
     /// Stands before every topic.
@@ -135,6 +137,7 @@ impl Default for Settings {
             kafka: Properties::default(),
             http_listen: SocketAddr::from(([127, 0, 0, 1], 7600)),
             grpc_listen: SocketAddr::from(([127, 0, 0, 1], 7601)),
+            allowed_hosts: Vec::new(),
             redis_prefix: "taskd".into(),
             topic_prefix: String::new(),
             partitions: 1,
@@ -195,6 +198,10 @@ pub struct Limits {
     pub max_lease: Duration,
     /// Of one HTTP body that is not NDJSON, and of one gRPC message.
     pub max_request_bytes: usize,
+    /// Of all HTTP bodies and gRPC messages in hand, with what they are decoded to.
+    pub request_budget: usize,
+    /// Connections of each listener, as far as there are descriptors.
+    pub max_connections: usize,
     /// Items of one complete, reject, extend or get call.
     pub max_items: usize,
     pub max_wait: Duration,
@@ -209,6 +216,8 @@ impl Default for Limits {
             max_replicas: 100,
             max_lease: Duration::from_secs(12 * 3600),
             max_request_bytes: 32 << 20,
+            request_budget: 256 << 20,
+            max_connections: 10_000,
             max_items: 1000,
             max_wait: Duration::from_secs(60),
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Discovery, Fanout, Limits, LogFormat, Properties, QueueSettings, RedisAccess, Settings, Watchdog,
-    units::{Address, ByteSize, Pipelines, Time},
+    units::{Address, ByteSize, Hosts, Pipelines, Time},
 };
 use crate::model::Priority;
 
@@ -103,6 +103,15 @@ pub struct Options {
     #[arg(long, env = "TASKD_GRPC_LISTEN", hide_env = true, value_name = "IP:PORT", help_heading = "Listeners")]
     pub grpc_listen: Option<Address>,
 
+    /// Names of this taskd for HTTP, beside IP addresses and localhost; .NAME for all below it, * for any [default:
+    /// empty]
+    #[arg(long, env = "TASKD_ALLOWED_HOSTS", hide_env = true, value_name = "LIST", help_heading = "Listeners")]
+    pub allowed_hosts: Option<Hosts>,
+
+    /// Connections of each listener; fewer where there are not enough file descriptors [default: 10000]
+    #[arg(long, env = "TASKD_MAX_CONNECTIONS", hide_env = true, value_name = "N", help_heading = "Listeners")]
+    pub max_connections: Option<usize>,
+
     /// How long a stop may take; then what is left is dropped and comes again [default: 25s]
     #[arg(long, env = "TASKD_GRACE_PERIOD", hide_env = true, value_name = "TIME", help_heading = "Process")]
     pub grace_period: Option<Time>,
@@ -150,6 +159,10 @@ pub struct Options {
     /// One gRPC message, or one HTTP body that is not NDJSON [default: 32MiB]
     #[arg(long, env = "TASKD_MAX_REQUEST_BYTES", hide_env = true, value_name = "SIZE", help_heading = "Limits")]
     pub max_request_bytes: Option<ByteSize>,
+
+    /// All requests in hand together; beyond that callers are told to try later [default: 256MiB]
+    #[arg(long, env = "TASKD_REQUEST_BUDGET", hide_env = true, value_name = "SIZE", help_heading = "Limits")]
+    pub request_budget: Option<ByteSize>,
 
     /// Tasks in one get, complete, reject or extend call [default: 1000]
     #[arg(long, env = "TASKD_MAX_ITEMS", hide_env = true, value_name = "N", help_heading = "Limits")]
@@ -291,6 +304,7 @@ impl Options {
         set(&mut settings.topic_retention_records, self.topic_retention_records);
         set(&mut settings.http_listen, self.http_listen.map(|address| address.0));
         set(&mut settings.grpc_listen, self.grpc_listen.map(|address| address.0));
+        set(&mut settings.allowed_hosts, self.allowed_hosts.map(|hosts| hosts.0));
         set_time(&mut settings.grace_period, self.grace_period);
         set_time(&mut settings.stall_after, self.stall_after);
         set(&mut settings.log_format, self.log_format);
@@ -301,6 +315,8 @@ impl Options {
         set(&mut limits.max_replicas, self.max_replicas);
         set_time(&mut limits.max_lease, self.max_lease);
         set_size(&mut limits.max_request_bytes, self.max_request_bytes);
+        set_size(&mut limits.request_budget, self.request_budget);
+        set(&mut limits.max_connections, self.max_connections);
         set(&mut limits.max_items, self.max_items);
         set_time(&mut limits.max_wait, self.max_wait);
         set(&mut discovery.batch_max, self.discovery_batch_max);
@@ -330,6 +346,8 @@ impl Options {
             max_replicas,
             max_lease,
             max_request_bytes,
+            request_budget,
+            max_connections,
             max_items,
             max_wait,
         } = limits;
@@ -369,6 +387,8 @@ impl Options {
             topic_retention_records: Some(settings.topic_retention_records),
             http_listen: Some(Address(settings.http_listen)),
             grpc_listen: Some(Address(settings.grpc_listen)),
+            allowed_hosts: Some(Hosts(settings.allowed_hosts.clone())),
+            max_connections: Some(*max_connections),
             grace_period: Some(Time(settings.grace_period)),
             stall_after: Some(Time(settings.stall_after)),
             log_format: Some(settings.log_format),
@@ -379,6 +399,7 @@ impl Options {
             max_replicas: Some(*max_replicas),
             max_lease: Some(Time(*max_lease)),
             max_request_bytes: Some(size(*max_request_bytes)),
+            request_budget: Some(size(*request_budget)),
             max_items: Some(*max_items),
             max_wait: Some(Time(*max_wait)),
             discovery_batch_max: Some(*batch_max),

@@ -107,6 +107,31 @@ impl fmt::Display for Pipelines {
     }
 }
 
+/// Names of hosts, as a comma list.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Hosts(pub Vec<String>);
+
+impl FromStr for Hosts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let hosts = text.split(',').map(str::trim).filter(|host| !host.is_empty()).map(|host| {
+            let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+            if host == "*" || host.chars().all(legal) {
+                return Ok(host.trim_end_matches('.').to_ascii_lowercase());
+            }
+            Err(format!("{host:?} is not a host; write a name without scheme and port, .name for all below it, or *"))
+        });
+        Ok(Self(hosts.collect::<Result<_, _>>()?))
+    }
+}
+
+impl fmt::Display for Hosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(","))
+    }
+}
+
 /// Reads a value from its text, or from a whole number where its text may be one.
 struct Text<T>(&'static str, std::marker::PhantomData<T>);
 
@@ -163,6 +188,12 @@ impl<'de> Deserialize<'de> for Pipelines {
     }
 }
 
+impl<'de> Deserialize<'de> for Hosts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(Text("a comma list of names", Default::default()))
+    }
+}
+
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(Number)
@@ -178,7 +209,7 @@ macro_rules! serialize_as_text {
         }
     )*};
 }
-serialize_as_text!(Time ByteSize Address Pipelines);
+serialize_as_text!(Time ByteSize Address Pipelines Hosts);
 
 #[cfg(test)]
 mod tests {
@@ -206,6 +237,15 @@ mod tests {
         assert_eq!(read("tasks, discovery,tasks").unwrap(), "discovery,tasks");
         let error = read("discovery,fnout").unwrap_err();
         assert_eq!(error, "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks");
+    }
+
+    #[test]
+    fn hosts_are_names_without_ports() {
+        let read = |text: &str| text.parse::<Hosts>().map(|hosts| hosts.to_string());
+        assert_eq!(read(" Taskd, .example.org.,*").unwrap(), "taskd,.example.org,*");
+        assert_eq!(read("").unwrap(), "");
+        assert!(read("http://taskd").unwrap_err().starts_with("\"http://taskd\" is not a host"));
+        assert!(read("taskd:7600").is_err());
     }
 
     #[test]

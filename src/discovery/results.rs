@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     bus::{Message, Reading, Topic},
-    model::{self, KeyHash, QueueName, StoredStatus, TaskId, TaskRow, WorkerName, validate},
+    model::{self, Encoding, KeyHash, QueueName, StoredStatus, TaskId, TaskRow, WorkerName, validate},
     pb,
     store::{Inserted, Settled, Settlement},
     supervise::{Beat, Supervisor},
@@ -191,13 +191,15 @@ fn settlement(
     match report.what {
         Some(pb::report::What::Completed(done)) => {
             WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
+            let encoding = Encoding::from_pb(done.result_encoding());
             let rows = done.discovered.into_iter().enumerate().filter_map(|(index, task)| {
                 let index = u32::try_from(index).ok()?;
                 row(parts, task, id, TaskId::derived(id, &done.worker, index, at_unix_ms), unstored)
             });
             let discovered = rows.map(|row| parts.outbox.new_row(row, &parts.settings)).collect();
             let (worker, result, attempt) = (done.worker, done.result, done.attempt);
-            Ok((Settlement::Completed { id, worker, result, attempt, at_unix_ms, discovered }, Vec::new()))
+            let settlement = Settlement::Completed { id, worker, result, encoding, attempt, at_unix_ms, discovered };
+            Ok((settlement, Vec::new()))
         }
         Some(pb::report::What::Died(died)) => {
             let settlement = Settlement::Died { id, reason: died.reason, attempts: died.attempts, at_unix_ms };
@@ -256,8 +258,8 @@ mod tests {
         let row = NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 };
         let report = |discovered: &usize| {
             let (id, worker, discovered) = (TaskId::new(), "w".to_owned(), vec![row.clone(); *discovered]);
-            let settlement =
-                Settlement::Completed { id, worker, result: "".into(), attempt: 1, at_unix_ms: 1, discovered };
+            let (result, encoding, attempt, at_unix_ms) = ("".into(), Encoding::Bytes, 1, 1);
+            let settlement = Settlement::Completed { id, worker, result, encoding, attempt, at_unix_ms, discovered };
             Reported { settlement, history: Vec::new(), message: &message, index: 0 }
         };
         let reports: Vec<_> = discovered.iter().map(report).collect();

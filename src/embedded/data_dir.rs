@@ -13,6 +13,7 @@ use std::{
     sync::Arc,
 };
 
+use nix::fcntl::OFlag;
 use sha2::{Digest, Sha256};
 
 use super::Error;
@@ -35,6 +36,10 @@ impl DataDir {
         create_private(folder, true).map_err(fail)?;
         // Absolute: redis-server works in a folder of its own, and a link that is changed later must not move us.
         let path = folder.canonicalize().map_err(fail)?;
+        let not_safe = |why| Error::Unsafe { folder: folder.to_owned(), why };
+        if let Some(why) = open_to_others(&path).map_err(fail)?.or_else(|| link_in(&path)) {
+            return Err(not_safe(why));
+        }
         let mut file = open_lock(&path).map_err(fail)?;
         match file.try_lock() {
             Ok(()) => {}
@@ -86,6 +91,35 @@ fn create_private(folder: &Path, parents: bool) -> io::Result<()> {
     DirBuilder::new().mode(0o700).recursive(parents).create(folder)
 }
 
+/// Why a folder is not ours alone: other users could put links into it that lead to files of this user.
+fn open_to_others(folder: &Path) -> io::Result<Option<String>> {
+    let found = folder.metadata()?;
+    if found.uid() != us()? && found.uid() != 0 {
+        return Ok(Some(format!("it belongs to another user (uid {}); make it this user's", found.uid())));
+    }
+    let mode = found.mode() & 0o777;
+    if mode & 0o022 != 0 {
+        return Ok(Some(format!("other users may write to it (mode {mode:03o}); chmod 700 it, name a folder in it")));
+    }
+    if mode & 0o055 != 0 {
+        let shown = folder.display();
+        tracing::warn!("other users may read the data folder {shown} (mode {mode:03o}); chmod 700 it");
+    }
+    Ok(None)
+}
+
+/// Why nothing of the folder is opened: what is opened would be another file.
+fn link_in(folder: &Path) -> Option<String> {
+    let is_link = |name: &&str| folder.join(name).symlink_metadata().is_ok_and(|found| found.is_symlink());
+    let name = ["lock", "taskd.db", "taskd.db-wal", "taskd.db-shm"].into_iter().find(is_link)?;
+    Some(format!("{name} in it is a link; remove it, name the file it leads to (database_url = \"sqlite://PATH\")"))
+}
+
+/// The user of this process.
+fn us() -> io::Result<u32> {
+    Ok(Path::new("/proc/self").metadata()?.uid())
+}
+
 /// Anybody may make folders under the temp dir: what is there already must be ours, and closed to others.
 fn own_folder(folder: &Path) -> io::Result<()> {
     match create_private(folder, false) {
@@ -93,7 +127,7 @@ fn own_folder(folder: &Path) -> io::Result<()> {
         done => return done,
     }
     let found = folder.symlink_metadata()?;
-    let us = Path::new("/proc/self").metadata()?.uid();
+    let us = us()?;
     if !found.is_dir() {
         return Err(io::Error::other("it is not a folder"));
     }
@@ -108,7 +142,9 @@ fn own_folder(folder: &Path) -> io::Result<()> {
 
 fn open_lock(folder: &Path) -> io::Result<File> {
     // Not truncated: until the lock is ours, the pid in it is somebody else's.
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(folder.join("lock"))
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+    options.open(folder.join("lock"))
 }
 
 fn read_pid(file: &mut File) -> Option<u32> {
@@ -131,7 +167,7 @@ pub(super) fn temp() -> PathBuf {
 mod tests {
     use std::{
         fs,
-        os::unix::fs::{PermissionsExt, chown},
+        os::unix::fs::{PermissionsExt, chown, symlink},
     };
 
     use super::*;
@@ -171,6 +207,38 @@ mod tests {
         if chown(folder, Some(12345), None).is_ok() {
             let error = data.socket(root.path()).expect_err("not ours").to_string();
             assert!(error.contains("it belongs to another user (uid 12345)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_others_may_write_to_is_refused() {
+        let root = tempfile::tempdir().expect("a temp dir");
+        let lock_with = |mode| {
+            fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).expect("chmod");
+            DataDir::lock(root.path()).map(drop).map_err(|error| error.to_string())
+        };
+        for mode in [0o777, 0o770, 0o702, 0o1777] {
+            let error = lock_with(mode).expect_err("others may write");
+            assert!(error.contains("other users may write to it (mode 7"), "{error}");
+        }
+        lock_with(0o755).expect("they may only read");
+        lock_with(0o700).expect("private");
+        if chown(root.path(), Some(12345), None).is_ok() {
+            let error = lock_with(0o700).expect_err("not ours");
+            assert!(error.contains("it belongs to another user (uid 12345)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn links_in_the_folder_are_not_followed() {
+        for name in ["lock", "taskd.db", "taskd.db-wal"] {
+            let root = tempfile::tempdir().expect("a temp dir");
+            let victim = root.path().join("victim");
+            fs::write(&victim, "precious").expect("a file");
+            symlink(&victim, root.path().join(name)).expect("a link");
+            let error = DataDir::lock(root.path()).map(drop).expect_err("a link").to_string();
+            assert!(error.contains(&format!("{name} in it is a link")), "{error}");
+            assert_eq!(fs::read_to_string(&victim).expect("the file"), "precious");
         }
     }
 

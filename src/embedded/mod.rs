@@ -35,6 +35,8 @@ pub enum Error {
         folder.display()
     )]
     Folder { folder: PathBuf, cause: io::Error },
+    #[error("cannot use data folder {}: {why}, or choose another folder with --data-dir", folder.display())]
+    Unsafe { folder: PathBuf, why: String },
     #[error(
         "{binary} is not installed; install Redis 7 or newer (Debian, Ubuntu: apt-get install redis-server), \
          or name a Redis that runs elsewhere with --redis-url"

@@ -1,51 +1,98 @@
 //! The gRPC API: the proto's services as they are, with reflection and health.
 
-use std::time::Duration;
-
-use tokio::net::TcpListener;
-use tonic::{
-    Request, Response, Status,
-    service::Routes,
-    transport::{Server, server::TcpIncoming},
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
 };
+
+use axum::{
+    Extension, Router,
+    extract::{Request as HttpRequest, State as Extract},
+    http::request,
+    middleware::{self, Next},
+    response::Response as HttpResponse,
+};
+use prost::Message as _;
+use tokio::net::TcpListener;
+use tonic::{Request, Response, Status, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-use super::{State, check_insert_size, not_run_here};
+use super::{
+    ECHO, State,
+    body::{Cut, Pace},
+    budget::Share,
+    connection::{Answering, Protocol},
+    delivery::Deliveries,
+    descriptors, insert_timed,
+    listener::{self, Door},
+    measure, not_run_here, shorten,
+    tally::{Excess, Tally},
+    wire::{self, Refused},
+};
 use crate::{
+    config::Settings,
     discovery,
     model::TaskId,
     pb::{
-        self,
+        self, codec,
         discovery_server::{Discovery, DiscoveryServer},
         tasks_server::{Tasks, TasksServer},
     },
     reading, tasks,
+    telemetry::metrics,
 };
 
-/// A client that does not answer a ping in time has gone, and its waiting calls end with it.
-const PING_EVERY: Duration = Duration::from_secs(20);
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Calls of one connection at a time: it bounds what one client can make us hold.
-const STREAMS_PER_CONNECTION: u32 = 1024;
+/// The pace at which the message of a call must come.
+const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
+
+/// The largest answer that a client takes unless it is told otherwise.
+const TAKEN_BY_DEFAULT: usize = 4 << 20;
 
 /// Serves until `state.stop`, then until the calls in hand are answered.
 pub async fn serve(listener: TcpListener, state: State) -> anyhow::Result<()> {
-    let stop = state.stop.clone();
-    let (routes, health) = routes(&state).await?;
-    let stopped = async move {
-        stop.cancelled().await;
+    let (router, health) = router(&state).await?;
+    let answering = Answering {
+        protocol: Protocol::Http2,
+        router,
+        budget: state.budget.clone(),
+        pace,
+        wrap: |cut| Box::new(Status::from(cut)),
+        stop: state.stop.clone(),
+    };
+    let max_connections = descriptors::for_each_listener(&state.settings);
+    let stopping = async {
+        state.stop.cancelled().await;
         // Load balancers look elsewhere while the last calls are answered.
         set_health(&health, &[DISCOVERY, TASKS, WHOLE], ServingStatus::NotServing).await;
     };
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(PING_EVERY));
-    Server::builder()
-        .http2_keepalive_interval(Some(PING_EVERY))
-        .http2_keepalive_timeout(Some(PING_TIMEOUT))
-        .max_concurrent_streams(STREAMS_PER_CONNECTION)
-        .add_routes(routes)
-        .serve_with_incoming_shutdown(incoming, stopped)
-        .await?;
+    let door = Door { name: "gRPC", answering, max_connections, without_room: None };
+    tokio::join!(listener::serve(listener, door), stopping);
     Ok(())
+}
+
+/// Our calls have one message each; who asks for reflection may keep a stream open.
+fn pace(head: &request::Parts) -> Option<Pace> {
+    head.uri.path().starts_with("/taskd.v1.").then_some(PACE)
+}
+
+/// Counts what a call's message holds before it is decoded, and how the call ended.
+async fn call(
+    Extract(settings): Extract<Arc<Settings>>,
+    Extension(share): Extension<Share>,
+    request: HttpRequest,
+    next: Next,
+) -> HttpResponse {
+    let (shape, method) = (wire::shape(request.uri().path()), measure::grpc_method(request.uri().path()));
+    let inspect = move |message: &[u8]| {
+        let mut tally = Tally::new(&settings, &share, message.len());
+        wire::count(message, shape, &mut tally)?;
+        tally.keep();
+        Ok(())
+    };
+    let started = Instant::now();
+    let response = codec::inspected(Box::new(inspect), next.run(request)).await;
+    measure::grpc(method, &response, started);
+    response
 }
 
 const DISCOVERY: &str = "taskd.v1.Discovery";
@@ -54,7 +101,7 @@ const TASKS: &str = "taskd.v1.Tasks";
 const WHOLE: &str = "";
 
 /// The services. Those whose pipeline this process does not run are there too: they say so, and are not healthy.
-pub async fn routes(state: &State) -> anyhow::Result<(Routes, HealthReporter)> {
+async fn router(state: &State) -> anyhow::Result<(Router, HealthReporter)> {
     let (reporter, health) = tonic_health::server::health_reporter();
     for (service, runs) in [(DISCOVERY, state.discovery.is_some()), (TASKS, state.tasks.is_some()), (WHOLE, true)] {
         let status = if runs { ServingStatus::Serving } else { ServingStatus::NotServing };
@@ -69,7 +116,8 @@ pub async fn routes(state: &State) -> anyhow::Result<(Routes, HealthReporter)> {
         .add_service(TasksServer::new(Service(state.clone())).max_decoding_message_size(max))
         .add_service(health)
         .add_service(reflection);
-    Ok((routes, reporter))
+    let counted = middleware::from_fn_with_state(Arc::clone(&state.settings), call);
+    Ok((routes.into_axum_router().layer(counted), reporter))
 }
 
 async fn set_health(reporter: &HealthReporter, services: &[&str], status: ServingStatus) {
@@ -92,16 +140,15 @@ impl Discovery for Service {
         &self,
         request: Request<pb::InsertTasksRequest>,
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
-        let tasks = request.into_inner().tasks;
-        check_insert_size(tasks.len(), &self.0.settings).map_err(Status::invalid_argument)?;
         let Some(discovery) = &self.0.discovery else { return Err(Status::unavailable(not_run_here("discovery"))) };
-        let results = if tasks.is_empty() { Vec::new() } else { discovery.insert(tasks).await? };
+        let results = insert_timed(discovery, request.into_inner().tasks).await?;
         Ok(Response::new(pb::InsertTasksResponse { results }))
     }
 
     async fn get_task(&self, request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {
         let text = request.into_inner().id;
         let wrong = |_| {
+            let text = shorten(&text, ECHO);
             Status::invalid_argument(format!("{text:?} is not a task id; ids are UUIDs, as an insert answers them"))
         };
         let id: TaskId = text.parse().map_err(wrong)?;
@@ -118,9 +165,20 @@ impl Discovery for Service {
 #[tonic::async_trait]
 impl Tasks for Service {
     async fn get_tasks(&self, request: Request<pb::GetTasksRequest>) -> Result<Response<pb::GetTasksResponse>, Status> {
+        let request = request.into_inner();
+        let is_default = request.max_bytes == 0;
         // A stop ends the wait: dropping the call gives back what it got.
-        let leased = self.0.stop.run_until_cancelled(self.tasks()?.get(request.into_inner())).await;
-        Ok(Response::new(leased.unwrap_or_else(|| Ok(tasks::Answer::default()))?.deliver()))
+        let leased = self.0.stop.run_until_cancelled(self.tasks()?.get(request)).await;
+        let tasks::Answer { response, deliveries } = leased.unwrap_or_else(|| Ok(tasks::Answer::default()))?;
+        let bytes = response.encoded_len();
+        let room = self.0.budget.answer(bytes).map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        if is_default && bytes > TAKEN_BY_DEFAULT {
+            metrics::grpc_oversized_answer();
+        }
+        let mut response = Response::new(response);
+        response.extensions_mut().insert(room);
+        response.extensions_mut().insert(Deliveries::from(deliveries));
+        Ok(response)
     }
 
     async fn complete_tasks(
@@ -142,6 +200,26 @@ impl Tasks for Service {
         request: Request<pb::ExtendTasksRequest>,
     ) -> Result<Response<pb::ExtendTasksResponse>, Status> {
         Ok(Response::new(self.tasks()?.extend(request.into_inner()).await?))
+    }
+}
+
+impl From<Cut> for Status {
+    fn from(cut: Cut) -> Self {
+        match cut {
+            Cut::NoRoom(_) => Self::resource_exhausted(cut.to_string()),
+            Cut::Stopping => Self::unavailable(cut.to_string()),
+            Cut::Late(_) => Self::deadline_exceeded(cut.to_string()),
+            Cut::Broken(error) => Self::from_error(error.into()),
+        }
+    }
+}
+
+impl From<Refused> for Status {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Excess(Excess::NoRoom(_)) => Self::resource_exhausted(refused.to_string()),
+            Refused::Excess(_) | Refused::Malformed(_) => Self::invalid_argument(refused.to_string()),
+        }
     }
 }
 

@@ -32,6 +32,8 @@ pub struct Lines<S, E> {
     ended: bool,
     /// Met while a batch was gathered; for the next call.
     failed: Option<E>,
+    /// Bytes that came in.
+    received: usize,
 }
 
 impl<S, E> Lines<S, E>
@@ -40,7 +42,7 @@ where
 {
     pub fn new(stream: S, max: usize) -> Self {
         let (chunk, partial) = (Bytes::new(), BytesMut::new());
-        Self { stream, max, chunk, partial, too_long: false, number: 0, ended: false, failed: None }
+        Self { stream, max, chunk, partial, too_long: false, number: 0, ended: false, failed: None, received: 0 }
     }
 
     /// The next line; `None` at the end. Cancel safe.
@@ -56,7 +58,10 @@ where
                 return Ok(None);
             }
             match self.stream.next().await {
-                Some(Ok(chunk)) => self.chunk = chunk,
+                Some(Ok(chunk)) => {
+                    self.received += chunk.len();
+                    self.chunk = chunk;
+                }
                 Some(Err(error)) => {
                     // The line that was being read is not a line: nobody knows how it goes on.
                     self.ended = true;
@@ -94,6 +99,12 @@ where
             };
         }
         Ok(batch)
+    }
+
+    /// The bytes of all that was returned, or left out, since the last call.
+    pub fn take_consumed(&mut self) -> usize {
+        let held = self.chunk.len() + self.partial.len();
+        std::mem::replace(&mut self.received, held) - held
     }
 
     fn line_of_chunk(&mut self) -> Option<Line> {
@@ -186,6 +197,17 @@ mod tests {
         assert_eq!(lines.next_batch(10).await.unwrap().len(), 1);
         assert_eq!(lines.next_batch(10).await, Err("broken"));
         assert_eq!(lines.next_batch(10).await, Ok(Vec::new()));
+    }
+
+    #[tokio::test]
+    async fn every_byte_is_consumed_once() {
+        let chunks = ["one\n\n\ntw", "o\r\n123456789", "0\nend"].map(|chunk| Ok::<_, Infallible>(chunk.into()));
+        let mut lines = Lines::new(stream::iter(chunks), 9);
+        let mut consumed = Vec::new();
+        while let Ok(Some(_)) = lines.next().await {
+            consumed.push(lines.take_consumed());
+        }
+        assert_eq!(consumed, [4, 7, 11, 3], "the blank lines with the one behind them");
     }
 
     #[tokio::test]

@@ -1,30 +1,33 @@
-//! Sockets: bound once, with an error that says what to do, and connections that cannot be held open by doing nothing.
+//! Listening: a port bound with an error that says what to do, and as many connections as there is room for.
 
 use std::{
-    future::Future,
+    collections::VecDeque,
     io,
     net::SocketAddr,
-    pin::Pin,
-    task::{Context, Poll, ready},
-    time::Duration,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use axum::Router;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    time::{Instant, Sleep, sleep},
+    sync::Semaphore,
+    time::sleep,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// A client may take so long for its request's head, or between two requests.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// A client that takes nothing of its answer for so long has gone.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+use super::connection::{self, Answering};
+
+/// A client may take so long for the head of its request, or between two requests.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The same where there is no room for it.
+const HASTE: Duration = Duration::from_secs(5);
+/// Connections without room that are answered at a time; the oldest makes way for the next.
+const WITHOUT_ROOM: usize = 32;
+/// The pause after an accept that failed: other connections have to end first.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The time between two lines about connections that are turned away.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// Listens on `addr`; `what` is `http` or `grpc`, as in `--http-listen`.
 pub async fn bind(addr: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
@@ -39,132 +42,86 @@ pub async fn bind(addr: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
     })
 }
 
-/// Serves until `stop`, then until the requests in hand are answered.
-pub(super) async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
-    let connections = TaskTracker::new();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = stop.cancelled() => break,
-        };
-        match accepted {
-            Ok((stream, _)) => drop(connections.spawn(connection(stream, router.clone(), stop.clone()))),
-            // Mostly too many open files: others have to end first.
+/// A listener's rules.
+pub(super) struct Door {
+    /// For the log.
+    pub(super) name: &'static str,
+    pub(super) answering: Answering,
+    pub(super) max_connections: usize,
+    /// Answers clients for whom there is no room; `None`: taskd hangs up on them.
+    pub(super) without_room: Option<Router>,
+}
+
+/// Serves until the stop, then until the requests in hand are answered.
+pub(super) async fn serve(listener: TcpListener, door: Door) {
+    let (room, connections) = (Arc::new(Semaphore::new(door.max_connections)), TaskTracker::new());
+    let (mut turned_away, mut said) = (VecDeque::new(), Said::default());
+    let stop = door.answering.stop.clone();
+    while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!("cannot accept an HTTP connection: {error}");
-                sleep(Duration::from_millis(100)).await;
+                said.now_and_then(|| tracing::warn!("cannot accept connections over {}: {error}", door.name));
+                sleep(PAUSE).await;
+                continue;
             }
-        }
+        };
+        let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
+            said.now_and_then(|| {
+                tracing::warn!("{} connections over {}: no room for more", door.max_connections, door.name)
+            });
+            if let Some(router) = &door.without_room {
+                let answering = Answering { router: router.clone(), ..door.answering.clone() };
+                drop(connections.spawn(brief(stream, answering, &mut turned_away)));
+            }
+            continue;
+        };
+        let answering = door.answering.clone();
+        drop(connections.spawn(async move {
+            connection::serve(stream, answering, PATIENCE).await;
+            drop(place);
+        }));
     }
     drop(listener);
     connections.close();
     connections.wait().await;
 }
 
-async fn connection(stream: TcpStream, router: Router, stop: CancellationToken) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!("cannot set TCP_NODELAY: {error}");
+/// A connection for which there is no room. It makes way for those that come after it, so that silent ones do not keep
+/// out probes.
+fn brief(
+    stream: TcpStream,
+    answering: Answering,
+    others: &mut VecDeque<CancellationToken>,
+) -> impl Future<Output = ()> + Send + use<> {
+    let make_way = CancellationToken::new();
+    others.push_back(make_way.clone());
+    if others.len() > WITHOUT_ROOM
+        && let Some(oldest) = others.pop_front()
+    {
+        oldest.cancel();
     }
-    let io = TokioIo::new(Patient::new(stream, WRITE_TIMEOUT));
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(io, TowerToHyperService::new(router));
-    let mut connection = std::pin::pin!(connection);
-    let served = tokio::select! {
-        served = &mut connection => served,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    async move {
+        make_way.run_until_cancelled(connection::serve(stream, answering, HASTE)).await;
+    }
+}
+
+/// When something was last in the log.
+#[derive(Default)]
+struct Said(Option<Instant>);
+
+impl Said {
+    fn now_and_then(&mut self, say: impl FnOnce()) {
+        if self.0.is_none_or(|last| last.elapsed() >= TELL_EVERY) {
+            say();
+            self.0 = Some(Instant::now());
         }
-    };
-    if let Err(error) = served {
-        tracing::debug!("an HTTP connection ended with {error}");
-    }
-}
-
-/// A stream whose writes fail when none of them has got through for `limit`. Patient, but not for ever.
-struct Patient<T> {
-    inner: T,
-    limit: Duration,
-    /// Runs while a write waits.
-    waiting: bool,
-    deadline: Pin<Box<Sleep>>,
-}
-
-impl<T> Patient<T> {
-    fn new(inner: T, limit: Duration) -> Self {
-        Self { inner, limit, waiting: false, deadline: Box::pin(sleep(limit)) }
-    }
-
-    fn watch<R>(&mut self, written: Poll<io::Result<R>>, cx: &mut Context<'_>) -> Poll<io::Result<R>> {
-        if written.is_ready() {
-            self.waiting = false;
-            return written;
-        }
-        if !self.waiting {
-            self.waiting = true;
-            self.deadline.as_mut().reset(Instant::now() + self.limit);
-        }
-        ready!(self.deadline.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read its answer")))
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Patient<T> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buf)
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Patient<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.watch(written, cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
-        self.watch(written, cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.inner).poll_flush(cx);
-        self.watch(flushed, cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shut = Pin::new(&mut self.inner).poll_shutdown(cx);
-        self.watch(shut, cx)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
     use super::*;
-
-    #[tokio::test]
-    async fn a_write_that_nobody_takes_fails_instead_of_waiting_for_ever() {
-        let (ours, mut theirs) = tokio::io::duplex(4);
-        let mut ours = Patient::new(ours, Duration::from_millis(50));
-        let mut bytes = [0; 4];
-        for _ in 0..2 {
-            ours.write_all(b"1234").await.unwrap();
-            theirs.read_exact(&mut bytes).await.unwrap();
-        }
-        let error = ours.write_all(b"12345").await.unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-    }
 
     #[tokio::test]
     async fn a_taken_address_is_answered_with_the_flag_that_helps() {

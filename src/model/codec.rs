@@ -13,6 +13,7 @@ pub fn body(row: &TaskRow) -> pb::TaskBody {
     pb::TaskBody {
         key: row.key.clone(),
         payload: row.payload.clone(),
+        payload_encoding: row.payload_encoding.to_pb().into(),
         headers: row.headers.iter().cloned().collect(),
         traceparent: row.traceparent.clone(),
         replicas: row.replicas,
@@ -27,6 +28,7 @@ pub fn new_task(row: &TaskRow) -> pb::NewTask {
         queue: row.queue.as_str().to_owned(),
         key: row.key.clone(),
         payload: row.payload.clone(),
+        payload_encoding: row.payload_encoding.to_pb().into(),
         replicas: Some(row.replicas),
         priority: row.priority.to_pb().into(),
         delay: None,

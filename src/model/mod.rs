@@ -145,6 +145,44 @@ impl Priority {
     }
 }
 
+/// The kind of a payload or of a result. The discriminants stand in SQL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Encoding {
+    /// Stored before taskd remembered it.
+    #[default]
+    Unknown = 0,
+    Bytes = 1,
+    Text = 2,
+    Json = 3,
+}
+
+impl Encoding {
+    /// From the number in SQL.
+    pub fn from_number(number: i64) -> Self {
+        match number {
+            1 => Self::Bytes,
+            2 => Self::Text,
+            3 => Self::Json,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// Of what taskd hands out.
+    pub fn from_pb(encoding: pb::Encoding) -> Self {
+        Self::from_number(i64::from(i32::from(encoding)))
+    }
+
+    pub fn to_pb(self) -> pb::Encoding {
+        match self {
+            Self::Unknown => pb::Encoding::Unspecified,
+            Self::Bytes => pb::Encoding::Bytes,
+            Self::Text => pb::Encoding::Text,
+            Self::Json => pb::Encoding::Json,
+        }
+    }
+}
+
 /// The status that SQL keeps. What happens to an unfinished task meanwhile (queued, assigned, delayed) only Redis knows.
 /// The discriminants stand in SQL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -180,6 +218,7 @@ pub struct TaskRow {
     /// SHA-256 of queue and key: what is unique.
     pub key_hash: KeyHash,
     pub payload: Bytes,
+    pub payload_encoding: Encoding,
     pub replicas: u32,
     pub priority: Priority,
     pub max_attempts: u32,

@@ -20,12 +20,14 @@ impl QueueName {
         if name.is_empty() {
             return Err(InvalidName("queue is missing".into()));
         }
+        // Before it is shown: what somebody sends as a name may have megabytes.
+        let length = name.chars().count();
+        if length > 64 {
+            return Err(InvalidName(format!("queue name has {length} characters; at most 64")));
+        }
         let odd = name.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')));
         if let Some(odd) = odd {
             return Err(InvalidName(format!("queue {name:?} contains {odd:?}; use A-Z a-z 0-9 . _ -")));
-        }
-        if name.len() > 64 {
-            return Err(InvalidName(format!("queue name has {} characters; at most 64", name.len())));
         }
         Ok(Self(name.into()))
     }

@@ -1,12 +1,13 @@
 //! From what a user sent to a [`TaskRow`], or one line that says what is wrong with it.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use bytes::Bytes;
+use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{KeyHash, MAX_RECORD_BYTES, Priority, QueueName, TaskId, TaskRow};
+use super::{Encoding, KeyHash, MAX_RECORD_BYTES, Priority, QueueName, TaskId, TaskRow};
 use crate::{
     config::{Limits, QueueSettings},
     pb,
@@ -17,6 +18,12 @@ pub const MAX_KEY_BYTES: usize = 4096;
 
 /// W3C allows versions above 00 to be longer, without a bound.
 const MAX_TRACEPARENT_BYTES: usize = 256;
+
+/// Headers of one task, beside the limit of their bytes: each costs more than its bytes.
+pub const MAX_HEADERS: usize = 1000;
+
+/// The end of year 9999: what comes after it has no form in RFC 3339.
+const LAST_UNIX_MS: i64 = 253_402_300_799_999;
 
 /// Turns `task` into a row with the id `id`. `settings` are its queue's.
 pub fn task_row(
@@ -37,10 +44,8 @@ pub fn task_row(
     if task.key.is_empty() && task.payload.is_empty() {
         return Err("key and payload are both empty: nothing says what the task is".into());
     }
-    let headers_bytes: usize = task.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    if headers_bytes > limits.max_headers_bytes {
-        return Err(format!("headers have {headers_bytes} bytes; at most {}", limits.max_headers_bytes));
-    }
+    let payload_encoding = encoding("payload", task.payload_encoding, &task.payload)?;
+    headers(&task.headers, limits)?;
     let replicas = task.replicas.unwrap_or(settings.replicas);
     if replicas == 0 || replicas > limits.max_replicas {
         return Err(format!("replicas is {replicas}; must be 1 to {}", limits.max_replicas));
@@ -71,9 +76,8 @@ pub fn task_row(
         (None, None) => 0,
     };
     let not_before_unix_ms = if not_before_unix_ms <= now_unix_ms { 0 } else { not_before_unix_ms };
-    // 2^53: Redis's scripts count in doubles.
-    if not_before_unix_ms > (1 << 53) {
-        return Err("not_before is too far in the future".into());
+    if not_before_unix_ms > LAST_UNIX_MS {
+        return Err("delay or not_before is too far in the future: year 9999 is the last".into());
     }
     let key = if task.key.is_empty() { payload_key(&task.payload) } else { task.key };
     let traceparent = if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent };
@@ -81,7 +85,9 @@ pub fn task_row(
         return Err(format!("traceparent has {} bytes; at most {MAX_TRACEPARENT_BYTES}", traceparent.len()));
     }
     if !is_traceparent(&traceparent) {
-        return Err(format!("traceparent {traceparent:?} is not of the W3C form 00-<32 hex>-<16 hex>-<2 hex>"));
+        return Err(format!(
+            "traceparent {traceparent:?} is not of the W3C form 00-<32 hex>-<16 hex>-<2 hex> (lower case, not zero)"
+        ));
     }
     let mut headers: Vec<_> = task.headers.into_iter().collect();
     headers.sort();
@@ -93,6 +99,7 @@ pub fn task_row(
         key,
         key_hash,
         payload: task.payload,
+        payload_encoding,
         replicas,
         priority,
         max_attempts,
@@ -106,6 +113,45 @@ pub fn task_row(
         return Err(format!("the task has {} bytes with key and headers; at most {MAX_RECORD_BYTES}", row.weight()));
     }
     Ok(row)
+}
+
+/// Checks that a payload or a result (`what`) is of the kind that its sender says. An empty one may be of any.
+pub fn encoding(what: &str, said: i32, bytes: &[u8]) -> Result<Encoding, String> {
+    let utf8 =
+        || std::str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8 at byte {}", error.valid_up_to()));
+    let json = || {
+        let _: IgnoredAny = serde_json::from_str(utf8()?).map_err(|error| error.to_string())?;
+        Ok(())
+    };
+    let not_what_is_said = |form: &str, why: String| format!("{what}_encoding is {form}, but {what} is not: {why}");
+    match pb::Encoding::try_from(said) {
+        Ok(pb::Encoding::Unspecified | pb::Encoding::Bytes) => Ok(Encoding::Bytes),
+        Ok(pb::Encoding::Text) => utf8().map(|_| Encoding::Text).map_err(|why| not_what_is_said("TEXT", why)),
+        Ok(pb::Encoding::Json) if bytes.is_empty() => Ok(Encoding::Json),
+        Ok(pb::Encoding::Json) => json().map(|()| Encoding::Json).map_err(|why| not_what_is_said("JSON", why)),
+        Err(_) => Err(format!("{what}_encoding {said} is unknown; expected BYTES, TEXT or JSON")),
+    }
+}
+
+/// Workers pass them on, into places where lines and names have a meaning.
+fn headers(headers: &HashMap<String, String>, limits: &Limits) -> Result<(), String> {
+    let bytes: usize = headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if bytes > limits.max_headers_bytes {
+        return Err(format!("headers have {bytes} bytes; at most {}", limits.max_headers_bytes));
+    }
+    if headers.len() > MAX_HEADERS {
+        return Err(format!("{} headers; at most {MAX_HEADERS}", headers.len()));
+    }
+    for (name, value) in headers {
+        if name.is_empty() {
+            return Err("a header has an empty name".into());
+        }
+        if name.chars().chain(value.chars()).any(char::is_control) {
+            let name = name.chars().take(64).collect::<String>();
+            return Err(format!("header {name:?} contains a control character"));
+        }
+    }
+    Ok(())
 }
 
 /// A protobuf duration that is not negative.
@@ -130,10 +176,13 @@ fn new_traceparent() -> String {
 
 fn is_traceparent(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
-    let hex = |part: &str, len: usize| part.len() == len && part.bytes().all(|b| b.is_ascii_hexdigit());
-    // Version 00 ends here; what comes behind in later ones is theirs.
+    let hex =
+        |part: &str, len: usize| part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let id = |part: &str, len: usize| hex(part, len) && part.bytes().any(|b| b != b'0');
+    // Version 00 ends here; what comes behind in later ones is theirs. There is no ff.
     let ends = parts.len() == 4 || (parts.len() > 4 && parts[0] != "00");
-    ends && hex(parts[0], 2) && hex(parts[1], 32) && hex(parts[2], 16) && hex(parts[3], 2)
+    let is_text = text.bytes().all(|b| b.is_ascii_graphic());
+    ends && is_text && hex(parts[0], 2) && parts[0] != "ff" && id(parts[1], 32) && id(parts[2], 16) && hex(parts[3], 2)
 }
 
 #[cfg(test)]
@@ -181,7 +230,43 @@ mod tests {
     }
 
     #[test]
+    fn a_payload_is_what_its_encoding_says() {
+        use pb::Encoding::{Bytes, Json, Text, Unspecified};
+        let encoded = |payload: &'static [u8], encoding: i32| {
+            let task = pb::NewTask { payload: payload.into(), payload_encoding: encoding, ..task() };
+            row(task).map(|row| row.payload_encoding)
+        };
+        let cases: [(&[u8], pb::Encoding, Encoding); 6] = [
+            (b"\xff", Unspecified, Encoding::Bytes),
+            (b"{}", Bytes, Encoding::Bytes),
+            (b"\xc3\xa9", Text, Encoding::Text),
+            (b" {\"a\": [1e999]} ", Json, Encoding::Json),
+            (b"", Json, Encoding::Json),
+            (b"", Text, Encoding::Text),
+        ];
+        for (payload, said, want) in cases {
+            assert_eq!(encoded(payload, said.into()), Ok(want), "{payload:?} as {said:?}");
+        }
+        let wrong: [(&[u8], i32, &str); 4] = [
+            (b"a\xff", Text.into(), "payload_encoding is TEXT, but payload is not: it is not UTF-8 at byte 1"),
+            (b"\"\xff\"", Json.into(), "payload_encoding is JSON, but payload is not: it is not UTF-8 at byte 1"),
+            (
+                b"{} {}",
+                Json.into(),
+                "payload_encoding is JSON, but payload is not: trailing characters at line 1 column 4",
+            ),
+            (b"", 9, "payload_encoding 9 is unknown; expected BYTES, TEXT or JSON"),
+        ];
+        for (payload, said, why) in wrong {
+            assert_eq!(encoded(payload, said), Err(why.into()));
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
+        let headers = |name: &str, value: &str| [(name.to_owned(), value.to_owned())].into();
+        let at = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+        let trace = "0".repeat(31) + "1";
         let d = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
         let cases = [
             (pb::NewTask { queue: String::new(), ..task() }, "queue is missing"),
@@ -199,7 +284,23 @@ mod tests {
             (pb::NewTask { lease_duration: d(0, 0), ..task() }, "lease_duration is 0s"),
             (pb::NewTask { lease_duration: d(-1, 0), ..task() }, "lease_duration is negative"),
             (pb::NewTask { delay: d(1, 0), not_before: Some(Default::default()), ..task() }, "both given"),
+            (pb::NewTask { delay: d(253_402_300_800, 0), ..task() }, "year 9999 is the last"),
+            (pb::NewTask { not_before: at(253_402_300_800), ..task() }, "year 9999 is the last"),
+            (pb::NewTask { not_before: at(i64::MAX), ..task() }, "year 9999 is the last"),
+            (pb::NewTask { queue: "\u{1}".repeat(1 << 18), ..task() }, "queue name has 262144 characters; at most 64"),
+            (pb::NewTask { headers: headers("", "v"), ..task() }, "a header has an empty name"),
+            (pb::NewTask { headers: headers("a\r\nX: y", ""), ..task() }, "header \"a\\r\\nX: y\" contains a control"),
+            (pb::NewTask { headers: headers("a", "\0"), ..task() }, "header \"a\" contains a control character"),
+            (
+                pb::NewTask { headers: (0..1001).map(|n| (n.to_string(), "".into())).collect(), ..task() },
+                "1001 headers",
+            ),
             (pb::NewTask { traceparent: "x".into(), ..task() }, "W3C"),
+            (pb::NewTask { traceparent: format!("00-{}-{}-01", "0".repeat(32), "1".repeat(16)), ..task() }, "W3C"),
+            (pb::NewTask { traceparent: format!("00-{trace}-{}-01", "0".repeat(16)), ..task() }, "W3C"),
+            (pb::NewTask { traceparent: format!("ff-{trace}-{}-01", "1".repeat(16)), ..task() }, "W3C"),
+            (pb::NewTask { traceparent: format!("00-{trace}-{}-01", "A".repeat(16)), ..task() }, "W3C"),
+            (pb::NewTask { traceparent: format!("01-{trace}-{}-01-\u{1b}\n", "1".repeat(16)), ..task() }, "W3C"),
             (pb::NewTask { traceparent: format!("{}-x", new_traceparent()), ..task() }, "W3C"),
             (
                 pb::NewTask { traceparent: format!("cc{}-{}", &new_traceparent()[2..], "x".repeat(201)), ..task() },

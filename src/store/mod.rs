@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use sqlx::{error::DatabaseError, mysql::MySqlDatabaseError};
 
-use crate::model::{KeyHash, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
+use crate::model::{Encoding, KeyHash, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
 
 /// What a caller can do about it.
 #[derive(Debug, thiserror::Error)]
@@ -228,8 +228,21 @@ pub struct Published {
 /// One report out of `task-results`.
 #[derive(Clone, Debug)]
 pub enum Settlement {
-    Completed { id: TaskId, worker: String, result: Bytes, attempt: u32, at_unix_ms: i64, discovered: Vec<NewRow> },
-    Died { id: TaskId, reason: String, attempts: u32, at_unix_ms: i64 },
+    Completed {
+        id: TaskId,
+        worker: String,
+        result: Bytes,
+        encoding: Encoding,
+        attempt: u32,
+        at_unix_ms: i64,
+        discovered: Vec<NewRow>,
+    },
+    Died {
+        id: TaskId,
+        reason: String,
+        attempts: u32,
+        at_unix_ms: i64,
+    },
 }
 
 /// What a report changed.
@@ -285,6 +298,7 @@ pub struct TaskDetail {
 pub struct ResultRow {
     pub worker: String,
     pub result: Bytes,
+    pub encoding: Encoding,
     pub attempt: u32,
     pub completed_unix_ms: i64,
     /// Came when NUM others had been credited.

@@ -19,8 +19,8 @@ use crate::{
 /// Bytes of tasks in one answer, unless the worker asks for another number: gRPC clients take 4 MiB by default, and the rest of
 /// 1,000 tasks (ids, tokens, names) fits beside it. A single task may be larger.
 const ANSWER_BYTES: usize = (3 << 20) + (512 << 10);
-/// What a gRPC client with default limits refuses.
-const LARGE_ANSWER_BYTES: usize = 4 << 20;
+/// What a worker may ask for, at most.
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
 /// Queues that one call may name.
 const MAX_QUEUES: usize = 100;
 /// Shards that one call asks at once.
@@ -117,7 +117,11 @@ impl Handle {
         let lease = lease.map_err(Error::Invalid)?;
         let wait = request.wait.map(|wait| validate::positive("wait", wait)).transpose().map_err(Error::Invalid)?;
         let wait = wait.unwrap_or_default().min(limits.max_wait);
-        Ok((Claim { worker, max_tasks, max_bytes: ANSWER_BYTES, lease, priority: None }, wait))
+        let max_bytes = match request.max_bytes.min(MAX_ANSWER_BYTES) {
+            0 => ANSWER_BYTES,
+            bytes => usize::try_from(bytes).unwrap_or(ANSWER_BYTES),
+        };
+        Ok((Claim { worker, max_tasks, max_bytes, lease, priority: None }, wait))
     }
 
     /// A stop ends long polls; a look under way ends by itself.
@@ -212,10 +216,6 @@ fn queues(request: &pb::GetTasksRequest) -> Result<Vec<QueueName>, Error> {
 }
 
 fn answer(granted: Vec<Granted>) -> Answer {
-    let bytes: usize = granted.iter().map(Granted::bytes).sum();
-    if bytes > LARGE_ANSWER_BYTES {
-        metrics::tasks_large_answer();
-    }
     let mut answer = Answer::default();
     for one in granted {
         answer.response.tasks.extend(one.tasks.into_iter().filter_map(leased_task));
@@ -238,6 +238,7 @@ fn leased_task(leased: Leased) -> Option<pb::LeasedTask> {
         queue: leased.token.shard.queue.as_str().to_owned(),
         key: body.key,
         payload: body.payload,
+        payload_encoding: body.payload_encoding,
         headers: body.headers,
         traceparent: body.traceparent,
         attempt: leased.token.attempt,

@@ -95,10 +95,12 @@ impl Handle {
         if item.discovered.len() > MAX_DISCOVERED {
             return Err(format!("discovered has {} tasks; at most {MAX_DISCOVERED}", item.discovered.len()));
         }
+        let encoding = validate::encoding("result", item.result_encoding, &item.result)?;
         let task_id = Bytes::copy_from_slice(id.as_bytes());
         let done = pb::Completed {
             worker: worker.as_str().to_owned(),
             result: item.result,
+            result_encoding: encoding.to_pb().into(),
             discovered: item.discovered,
             attempt: token.attempt,
         };

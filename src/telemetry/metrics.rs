@@ -24,6 +24,8 @@ pub const DISCOVERY_LETTERED: &str = "taskd_discovery_lettered_tasks_total";
 pub const DISCOVERY_BATCH_SIZE: &str = "taskd_discovery_batch_size_tasks";
 pub const DISCOVERY_BATCH_DURATION: &str = "taskd_discovery_batch_duration_seconds";
 
+pub const DISCOVERY_INSERT_DURATION: &str = "taskd_discovery_insert_duration_seconds";
+
 pub const DISCOVERY_DEPTH: &str = "taskd_discovery_depth_tasks";
 
 pub const OUTBOX_PUBLISHED: &str = "taskd_outbox_published_tasks_total";
@@ -44,7 +46,6 @@ pub const BUS_BACKLOG: &str = "taskd_bus_backlog_records";
 pub const TASKS_CALLS: &str = "taskd_tasks_calls_total";
 pub const TASKS_CALL_DURATION: &str = "taskd_tasks_call_duration_seconds";
 pub const TASKS_ITEMS: &str = "taskd_tasks_items_total";
-pub const TASKS_LARGE_ANSWERS: &str = "taskd_tasks_large_answers_total";
 pub const TASKS_REJECTED: &str = "taskd_tasks_rejected_total";
 pub const TASKS_CLAIMED: &str = "taskd_tasks_claimed_tasks_total";
 
@@ -52,7 +53,7 @@ pub const QUEUE_DEPTH: &str = "taskd_queue_depth_tasks";
 pub const QUEUE_OLDEST: &str = "taskd_queue_oldest_waiting_seconds";
 
 pub const WATCHDOG_HANDLED: &str = "taskd_watchdog_handled_tasks_total";
-pub const WATCHDOG_LEADS: &str = "taskd_watchdog_leads";
+pub const WATCHDOG_LEADS: &str = "taskd_watchdog_leading_processes";
 pub const WATCHDOG_STEP_DURATION: &str = "taskd_watchdog_step_duration_seconds";
 
 pub const RESULTS_FORWARDED: &str = "taskd_results_forwarded_reports_total";
@@ -62,6 +63,13 @@ pub const RESULTS_DEPTH: &str = "taskd_results_depth_entries";
 
 pub const REDIS_USED: &str = "taskd_redis_memory_used_bytes";
 pub const REDIS_LIMIT: &str = "taskd_redis_memory_limit_bytes";
+pub const HTTP_DURATION: &str = "taskd_http_request_duration_seconds";
+pub const GRPC_DURATION: &str = "taskd_grpc_call_duration_seconds";
+pub const GRPC_OVERSIZED: &str = "taskd_grpc_oversized_answers_total";
+pub const REQUESTS_HELD: &str = "taskd_requests_held_bytes";
+
+pub const BUILD_INFO: &str = "taskd_build_info";
+
 pub const SCRIPT_DURATION: &str = "taskd_redis_script_duration_seconds";
 pub const SCRIPT_BATCH_SIZE: &str = "taskd_redis_script_batch_size_items";
 
@@ -155,6 +163,8 @@ pub fn install(forget_queues_after: Duration) -> anyhow::Result<Handle> {
     let handle = recorders.handle();
     recorders.install()?;
     describe();
+    metrics_process::Collector::default().describe();
+    gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     Ok(handle)
 }
 
@@ -172,8 +182,9 @@ pub async fn upkeep(handle: Handle) {
 }
 
 fn builder() -> anyhow::Result<PrometheusBuilder> {
-    const SECONDS: [f64; 14] =
-        [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 4.0, 30.0];
+    // A poll that has waited for the 60 seconds of `max_wait` ends a little later.
+    const SECONDS: [f64; 16] =
+        [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 4.0, 16.0, 32.0, 64.0];
     const SIZES: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
     let builder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_duration_seconds".into()), &SECONDS)
@@ -194,6 +205,7 @@ fn describe() {
     );
     describe_histogram!(DISCOVERY_BATCH_SIZE, Unit::Count, "Tasks per batch");
     describe_histogram!(DISCOVERY_BATCH_DURATION, Unit::Seconds, "From taking a batch to its SQL commit");
+    describe_histogram!(DISCOVERY_INSERT_DURATION, Unit::Seconds, "From an insert's call to the answers, by caller");
     describe_gauge!(DISCOVERY_DEPTH, Unit::Count, "Tasks of callers that wait to be stored");
     describe_counter!(OUTBOX_PUBLISHED, Unit::Count, "Tasks published right after they were stored");
     describe_counter!(OUTBOX_REPUBLISHED, Unit::Count, "Tasks published by the watchdog, by reason");
@@ -209,11 +221,6 @@ fn describe() {
     describe_counter!(TASKS_CALLS, Unit::Count, "Workers' calls, by method and result");
     describe_histogram!(TASKS_CALL_DURATION, Unit::Seconds, "Workers' calls, by method; get includes its wait");
     describe_counter!(TASKS_ITEMS, Unit::Count, "Answers to single items, by method and status");
-    describe_counter!(
-        TASKS_LARGE_ANSWERS,
-        Unit::Count,
-        "Answers above 4 MiB: a single large task, or a worker that asked for so much"
-    );
     describe_counter!(TASKS_REJECTED, Unit::Count, "Tasks that workers gave back, by what became of them");
     describe_counter!(TASKS_CLAIMED, Unit::Count, "Tasks handed out, by queue");
     describe_gauge!(
@@ -239,6 +246,27 @@ fn describe() {
         Unit::Bytes,
         "maxmemory or redis_max_memory, by server; 0 is none. At 80 % inserts are refused"
     );
+    describe_histogram!(
+        HTTP_DURATION,
+        Unit::Seconds,
+        "HTTP requests, by route and class of status, until the answer begins; a get includes its wait"
+    );
+    describe_histogram!(
+        GRPC_DURATION,
+        Unit::Seconds,
+        "gRPC calls, by method and code, until the answer begins; a get includes its wait"
+    );
+    describe_counter!(
+        GRPC_OVERSIZED,
+        Unit::Count,
+        "Answers with a single task above the 4 MiB that gRPC clients take by default: see max_decoding_message_size"
+    );
+    describe_gauge!(
+        REQUESTS_HELD,
+        Unit::Bytes,
+        "Bytes of the request_budget that requests in hand and large answers take"
+    );
+    describe_gauge!(BUILD_INFO, Unit::Count, "1, with the version of this taskd");
     describe_histogram!(SCRIPT_DURATION, Unit::Seconds, "Round trips of Redis scripts, by script");
     describe_histogram!(SCRIPT_BATCH_SIZE, Unit::Count, "Items combined into one script call, by script");
 }
@@ -303,11 +331,6 @@ pub fn tasks_claimed(queue: &str, count: usize) {
     counter!(TASKS_CLAIMED, "queue" => queue.to_owned()).increment(count as u64);
 }
 
-/// An answer was larger than a gRPC client with default limits takes.
-pub fn tasks_large_answer() {
-    counter!(TASKS_LARGE_ANSWERS).increment(1);
-}
-
 /// Workers gave tasks back.
 pub fn tasks_rejected(outcome: Rejected, count: usize) {
     counter!(TASKS_REJECTED, "outcome" => outcome.as_str()).increment(count as u64);
@@ -369,6 +392,43 @@ pub fn bus_backlog(topic: &'static str, records: u64) {
 pub fn redis_memory(server: &str, used: u64, limit: u64) {
     gauge!(REDIS_USED, "server" => server.to_owned()).set(used as f64);
     gauge!(REDIS_LIMIT, "server" => server.to_owned()).set(limit as f64);
+}
+
+/// A caller's tasks were answered.
+pub fn discovery_insert(elapsed: Duration) {
+    histogram!(DISCOVERY_INSERT_DURATION).record(elapsed);
+}
+
+/// An HTTP request was answered. `route` is one of the router's.
+pub fn http_request(route: &str, status: u16, elapsed: Duration) {
+    let class = match status / 100 {
+        1 => "1xx",
+        2 => "2xx",
+        3 => "3xx",
+        4 => "4xx",
+        _ => "5xx",
+    };
+    histogram!(HTTP_DURATION, "route" => route.to_owned(), "status" => class).record(elapsed);
+}
+
+/// A gRPC call was answered.
+pub fn grpc_request(method: &'static str, code: &'static str, elapsed: Duration) {
+    histogram!(GRPC_DURATION, "method" => method, "code" => code).record(elapsed);
+}
+
+/// A worker that set no `max_bytes` was sent more than clients take by default.
+pub fn grpc_oversized_answer() {
+    counter!(GRPC_OVERSIZED).increment(1);
+}
+
+/// Bytes of the request budget that are taken.
+pub fn requests_held(bytes: usize) {
+    gauge!(REQUESTS_HELD).set(bytes as f64);
+}
+
+/// The system's figures of this process: memory, CPU, descriptors.
+pub fn process() {
+    metrics_process::Collector::default().collect();
 }
 
 /// A script was called for `items` callers' items at once.

@@ -38,7 +38,7 @@ async fn a_process_of_its_own_for_workers_finds_queues_that_are_younger_than_it(
 
 async fn leads(daemon: &Daemon) -> bool {
     let metrics = daemon.try_get("/metrics").await.map(|(_, text)| text.as_str().unwrap_or_default().to_owned());
-    metrics.is_some_and(|text| text.lines().any(|line| line == "taskd_watchdog_leads 1"))
+    metrics.is_some_and(|text| text.lines().any(|line| line == "taskd_watchdog_leading_processes 1"))
 }
 
 /// Leases run out and partitions are read, whichever of the two processes lives; and one at a time does it.

@@ -129,6 +129,7 @@ async fn a_full_disk_holds_reports_up_and_drops_nothing() {
 async fn a_dead_letter_carries_what_sends_the_task_again() {
     let fixture = Fixture::start().await;
     let task = pb::NewTask {
+        payload_encoding: pb::Encoding::Text.into(),
         replicas: Some(3),
         priority: pb::Priority::Low.into(),
         lease_duration: Some(prost_types::Duration { seconds: 7, nanos: 0 }),

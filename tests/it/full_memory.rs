@@ -155,11 +155,11 @@ async fn what_gives_memory_back_works_while_redis_stays_full() {
 
     until("reports reach SQL", async || completed(&daemon).await == 200).await;
     until("the dead are in SQL", async || daemon.queue("q").await["dead"] == 100).await;
-    assert_eq!(redis.run(&["xlen", "taskd:{bus}:dead-letters:0"]), "100");
+    until("so are their letters", async || redis.run(&["xlen", "taskd:{bus}:dead-letters:0"]) == "100").await;
     until("the other leases run out", async || redis.run(&["xlen", "taskd:{bus}:expirations:0"]) == "50").await;
     until("their tasks wait again", async || handled(&daemon, "promoted").await >= 50.0).await;
     until("what is final is forgotten", async || handled(&daemon, "settled").await >= 300.0).await;
-    assert_eq!(redis.run(&["xlen", "taskd:{bus}:task-results:0"]), "0");
+    until("reports are trimmed", async || redis.run(&["xlen", "taskd:{bus}:task-results:0"]) == "0").await;
     let backlog = redis.run(&["xpending", "taskd:{bus}:task-results:0", "taskd"]);
     assert!(backlog.starts_with('0'), "{backlog}");
     complete_all(&daemon, extended).await;

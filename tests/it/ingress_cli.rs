@@ -1,6 +1,8 @@
 //! The binary as a user meets it: exit codes, one line per error, and a configuration that says where it came from.
 
 use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
     process::{Command, Output},
     sync::{Arc, Mutex},
 };
@@ -15,7 +17,7 @@ use taskd::{
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 
-use crate::ingress_http::idle_state;
+use crate::{ingress_http::idle_state, support::daemon::Daemon};
 
 fn taskd(args: &[&str], env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
@@ -88,6 +90,69 @@ fn a_wrong_configuration_is_one_line_and_exit_code_2() {
         assert!(stderr.contains(want), "{stderr:?} should say {want:?}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
+}
+
+#[test]
+fn a_data_folder_of_others_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let start = || {
+        let listen = ["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0"];
+        run(&[&["--pipelines", "all", "--data-dir", path][..], &listen].concat(), &[])
+    };
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let (code, _, stderr) = start();
+    assert_eq!(code, 1, "{stderr}");
+    assert!(stderr.contains("other users may write to it (mode 777); chmod 700 it"), "{stderr}");
+    assert!(!dir.path().join("lock").exists(), "nothing is made there");
+
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let victim = dir.path().join("victim");
+    fs::write(&victim, "precious").unwrap();
+    symlink(&victim, dir.path().join("lock")).unwrap();
+    let (code, _, stderr) = start();
+    assert!(code == 1 && stderr.contains("lock in it is a link"), "{stderr}");
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+}
+
+#[test]
+fn what_is_stored_is_its_users_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (code, stdout, stderr) = run(&["migrate", "--data-dir", dir.path().to_str().unwrap()], &[]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    for file in fs::read_dir(dir.path()).unwrap() {
+        let file = file.unwrap();
+        let mode = file.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{:?}", file.path());
+    }
+}
+
+#[test]
+fn a_url_of_sqlite_means_what_it_says_or_is_refused() {
+    for (url, want) in [
+        ("sqlite:foo.db", "needs two slashes"),
+        ("sqlite://", "names no file"),
+        ("sqlite://:memory:", "would be lost with the process"),
+        ("sqlite://rel.db?mode=ro", "takes no parameters"),
+    ] {
+        let (code, _, stderr) = run(&["check-config", "--database-url", url], &[]);
+        assert!(code == 2 && stderr.lines().count() == 1 && stderr.contains(want), "{url}: {stderr}");
+    }
+    let (code, _, stderr) = run(&["check-config", "--database-url", "sqlite://foo.db"], &[]);
+    assert_eq!(code, 0, "{stderr}");
+}
+
+#[test]
+fn an_empty_variable_is_one_that_is_not_set() {
+    let env = ["TASKD_HTTP_LISTEN", "TASKD_PARTITIONS", "TASKD_REDIS_URL", "TASKD_LOG_FORMAT", "TASKD_PIPELINES"];
+    let env = env.map(|name| (name, ""));
+    let (code, stdout, stderr) = run(&["check-config"], &env);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.contains("http_listen = \"127.0.0.1:7600\"\n"), "{stdout}");
+    let (code, _, stderr) = run(&["insert", "--grpc", "http://127.0.0.1:1", "-"], &[("TASKD_GRPC_URL", "")]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("http://127.0.0.1:1"), "{stderr}");
 }
 
 #[test]
@@ -279,4 +344,34 @@ async fn insert_takes_host_and_port_and_asks_whether_it_is_that_for_grpc() {
     assert!(stderr.starts_with(&format!("waiting for taskd at http://{address}: ")), "{stderr}");
     // HTTP's answer to gRPC's first bytes is not the same each time.
     assert!(stderr.contains("is that taskd's gRPC port?"), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn insert_does_not_make_keys_of_json() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let insert = async |text: &'static str, format: &'static str| {
+        let grpc = daemon.grpc();
+        let insert = move || {
+            let (_dir, path) = file(text);
+            run(&["insert", "--queue", "q", "--json", "--format", format, "--grpc", &grpc, &path], &[])
+        };
+        tokio::task::spawn_blocking(insert).await.unwrap()
+    };
+    let (code, stdout, stderr) = insert("\u{feff}{\"key\":\"marked\",\"payload\":[1]}\n", "auto").await;
+    assert!(code == 0 && stdout.contains("\"created\":1"), "{stdout}{stderr}");
+    let (code, stdout, stderr) = insert("[{\"queue\":\"q\",\"key\":\"x\"}]\n", "auto").await;
+    assert!(code == 2 && stdout.contains("\"created\":0"), "{stdout}{stderr}");
+    assert!(stderr.contains("a JSON array is not taken; send a task per line"), "{stderr}");
+    let (code, _, stderr) = insert("[1]\n", "keys").await;
+    assert_eq!(code, 0, "{stderr}");
+    let (code, _, stderr) = insert("\u{feff}first\n second \n", "auto").await;
+    assert_eq!(code, 0, "{stderr}");
+    let mut tasks = daemon.lease_all("w", "q", 4).await;
+    tasks.sort_by_key(|task| task["key"].to_string());
+    let shown: Vec<_> = tasks.iter().map(|task| (task["key"].as_str().unwrap(), task["payload"].clone())).collect();
+    let none = serde_json::Value::Null;
+    let wanted =
+        [(" second ", none.clone()), ("[1]", none.clone()), ("first", none), ("marked", serde_json::json!([1]))];
+    assert_eq!(shown, wanted);
+    assert!(daemon.stop().await.success());
 }

@@ -6,7 +6,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use taskd::{
     bus::{Bus, Topic, redis_streams::RedisStreams},
     config::{Limits, QueueSettings, Settings},
-    model::{self, Offset, QueueName, ShardId, TaskId, validate},
+    model::{self, Encoding, Offset, QueueName, ShardId, TaskId, validate},
     pb,
     queue::{Enqueue, EnqueueTask, Queue},
     redis_pool::Redis,
@@ -323,8 +323,8 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
     put(&service.queue, "q", id, 2, 1).await;
     let leased = service.lease("q").await;
     assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [pb::ItemStatus::Ok]);
-    let (worker, result, discovered) = ("w".to_owned(), "".into(), vec![]);
-    let done = Settlement::Completed { id, worker, result, attempt: 1, at_unix_ms: 1, discovered };
+    let (worker, result, encoding, discovered) = ("w".to_owned(), "".into(), Encoding::Text, vec![]);
+    let done = Settlement::Completed { id, worker, result, encoding, attempt: 1, at_unix_ms: 1, discovered };
     service.store.settle(vec![done]).await.unwrap();
 
     let other = pb::LeasedTask { id: TaskId::new().to_string(), ..leased.clone() };

@@ -19,6 +19,8 @@ use super::until;
 
 pub(crate) struct Daemon {
     dir: TempDir,
+    /// The command that starts taskd, where it is not the binary itself.
+    through: Vec<String>,
     args: Vec<String>,
     env: Vec<(String, String)>,
     http: u16,
@@ -42,6 +44,19 @@ impl Daemon {
 
     /// The same in this environment.
     pub(crate) fn begin_in(config: &str, args: &[&str], env: Vec<(String, String)>) -> Self {
+        Self::begin_through(&[], config, args, env)
+    }
+
+    /// With a limit of file descriptors (what `ulimit` takes), waits until it is ready.
+    pub(crate) async fn start_with_descriptors(descriptors: &str, config: &str) -> Self {
+        let limit = format!("ulimit {descriptors}; exec \"$@\"");
+        let mut daemon = Self::begin_through(&["sh", "-c", &limit, "sh"], config, &[], Vec::new());
+        daemon.ready().await;
+        daemon
+    }
+
+    fn begin_through(through: &[&str], config: &str, args: &[&str], env: Vec<(String, String)>) -> Self {
+        let through: Vec<String> = through.iter().map(ToString::to_string).collect();
         let dir = tempfile::Builder::new().prefix("taskd-it-").tempdir_in("/tmp").unwrap();
         let file = dir.path().join("taskd.toml");
         fs::write(&file, config).unwrap();
@@ -54,8 +69,8 @@ impl Daemon {
         let listen = ["--http-listen", &http_at, "--grpc-listen", &grpc_at];
         let args: Vec<String> =
             own.iter().chain(pipelines).chain(&listen).chain(args).map(ToString::to_string).collect();
-        let child = spawn(&dir, &args, &env);
-        Self { dir, args, env, http, grpc, child, client: reqwest::Client::new() }
+        let child = spawn(&dir, &through, &args, &env);
+        Self { dir, through, args, env, http, grpc, child, client: reqwest::Client::new() }
     }
 
     pub(crate) fn http(&self) -> String {
@@ -90,7 +105,7 @@ impl Daemon {
     }
 
     pub(crate) fn start_again(&mut self) {
-        self.child = spawn(&self.dir, &self.args, &self.env);
+        self.child = spawn(&self.dir, &self.through, &self.args, &self.env);
     }
 
     /// SIGKILL for its redis-server; false when there is none at the moment.
@@ -114,6 +129,14 @@ impl Daemon {
 
     pub(crate) fn data(&self) -> PathBuf {
         self.dir.path().join("data")
+    }
+
+    pub(crate) fn http_port(&self) -> u16 {
+        self.http
+    }
+
+    pub(crate) fn grpc_port(&self) -> u16 {
+        self.grpc
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -329,9 +352,11 @@ impl Drop for Daemon {
     }
 }
 
-fn spawn(dir: &TempDir, args: &[String], env: &[(String, String)]) -> Child {
+fn spawn(dir: &TempDir, through: &[String], args: &[String], env: &[(String, String)]) -> Child {
     let log = File::options().create(true).append(true).open(dir.path().join("log")).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+    let mut line = through.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_taskd")]);
+    let mut command = Command::new(line.next().unwrap());
+    command.args(line);
     // Of the tests; taskd refuses what it does not know.
     command.env_remove("TASKD_SEED").env_remove("TASKD_SOAK");
     command.args(args).envs(env.iter().cloned()).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use futures::future::join_all;
 use taskd::{
-    model::{KeyHash, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow},
+    model::{Encoding, KeyHash, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow},
     store::{
         self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, ResultRow, Settled,
         Settlement, Store, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
@@ -49,6 +49,7 @@ macro_rules! store_contract {
             a_repeated_insert_changes_nothing,
             answers_come_in_the_order_of_the_rows,
             large_rows_fit,
+            what_payloads_and_results_are_is_remembered,
             a_report_is_settled_once,
             num_workers_complete_a_task_and_the_rest_is_surplus,
             the_first_final_status_stays,
@@ -120,6 +121,7 @@ fn task(queue_name: &str, key: impl AsRef<[u8]>) -> TaskRow {
         key,
         key_hash,
         payload: "payload".into(),
+        payload_encoding: Encoding::Text,
         replicas: 1,
         priority: Priority::Medium,
         max_attempts: 5,
@@ -161,6 +163,7 @@ pub(crate) fn discovering(row: &NewRow, worker: &str, discovered: Vec<NewRow>) -
         id: row.task.id,
         worker: worker.into(),
         result: format!("of {worker}").into(),
+        encoding: row.task.payload_encoding,
         attempt: 2,
         at_unix_ms: NOW + 10,
         discovered,
@@ -181,8 +184,8 @@ fn settled_dead(row: &NewRow) -> Settled {
 }
 
 fn result_of(worker: &str, surplus: bool) -> ResultRow {
-    let result = format!("of {worker}").into();
-    ResultRow { worker: worker.into(), result, attempt: 2, completed_unix_ms: NOW + 10, surplus }
+    let (worker, result, encoding) = (worker.to_owned(), format!("of {worker}").into(), Encoding::Text);
+    ResultRow { worker, result, encoding, attempt: 2, completed_unix_ms: NOW + 10, surplus }
 }
 
 /// As it is seen when nothing has happened yet.
@@ -404,6 +407,7 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
         id: row.task.id,
         worker: "w".into(),
         result: payload.clone(),
+        encoding: Encoding::Bytes,
         attempt: 1,
         at_unix_ms: NOW,
         discovered: vec![],
@@ -411,6 +415,31 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
     let answers = store.settle(batch.iter().map(report).collect()).await.unwrap();
     assert_eq!(answers, vec![settled(Completed); 20]);
     assert_eq!(store.results(batch[19].task.id).await.unwrap()[0].result, payload);
+}
+
+pub(crate) async fn what_payloads_and_results_are_is_remembered(db: &impl Database) {
+    let store = db.open().await;
+    let encodings = [Encoding::Bytes, Encoding::Text, Encoding::Json];
+    let rows: Vec<NewRow> = encodings
+        .iter()
+        .map(|encoding| fresh(TaskRow { payload_encoding: *encoding, ..task("q", format!("{encoding:?}")) }))
+        .collect();
+    insert_new(&*store, &rows).await;
+    assert_eq!(due_rows(&*store, NOW + 5_000, 10).await.len(), 3);
+    for out in due_rows(&*store, NOW + 5_000, 10).await {
+        assert_eq!(out.task.key, format!("{:?}", out.task.payload_encoding));
+    }
+    store.settle(rows.iter().map(|row| completed(row, "w")).collect()).await.unwrap();
+    for row in &rows {
+        let (id, encoding) = (row.task.id, row.task.payload_encoding);
+        assert_eq!(store.task(id).await.unwrap().unwrap().task.payload_encoding, encoding);
+        assert_eq!(store.results(id).await.unwrap()[0].encoding, encoding);
+    }
+    // As rows of before are.
+    db.execute("UPDATE tasks SET payload_encoding = 0").await;
+    db.execute("UPDATE results SET result_encoding = 0").await;
+    assert_eq!(store.task(rows[2].task.id).await.unwrap().unwrap().task.payload_encoding, Encoding::Unknown);
+    assert_eq!(store.results(rows[2].task.id).await.unwrap()[0].encoding, Encoding::Unknown);
 }
 
 pub(crate) async fn a_report_is_settled_once(db: &impl Database) {

@@ -126,7 +126,7 @@ async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow]) -> Re
     for piece in pieces(candidates, |row| row.task.weight()) {
         let statement = Statement::new(
             "INSERT INTO tasks (id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, lease_ms, \
-             not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, payload)",
+             not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, payload_encoding, payload)",
         )
         .values(piece.iter().map(|row| task_values(&row.task, insertion)))
         .sql(&S::keep_first("id"));
@@ -138,7 +138,7 @@ async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow]) -> Re
     owners(session, &key_hashes(candidates), insertion).await
 }
 
-fn task_values(task: &TaskRow, insertion: i64) -> [Value<'_>; 16] {
+fn task_values(task: &TaskRow, insertion: i64) -> [Value<'_>; 17] {
     [
         (&task.id).into(),
         (&task.key_hash).into(),
@@ -155,6 +155,7 @@ fn task_values(task: &TaskRow, insertion: i64) -> [Value<'_>; 16] {
         task.created_unix_ms.into(),
         task.created_unix_ms.into(),
         insertion.into(),
+        task.payload_encoding.into(),
         (&task.payload[..]).into(),
     ]
 }

@@ -49,7 +49,7 @@ use super::{
     BroughtForward, Error, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result,
     ResultRow, Settled, Settlement, Store, StoredShard, TakenBack, TaskDetail, TaskState, Unpublished,
 };
-use crate::model::{KeyHash, Offset, QueueName, ShardId, TaskId, TaskRow};
+use crate::model::{Encoding, KeyHash, Offset, QueueName, ShardId, TaskId, TaskRow};
 
 /// How long one attempt to connect may take, where we ask why there is no connection.
 const ONE_CONNECT: Duration = Duration::from_secs(2);
@@ -330,14 +330,16 @@ impl<DB: Backend> Store for SqlStore<DB> {
 
     async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>> {
         let results = Statement::new(
-            "SELECT worker, result, attempt, completed_ms, surplus FROM results WHERE task_id = ? \
+            "SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE task_id = ? \
                  ORDER BY completed_ms, surplus, worker",
         )
         .bind(&id);
-        let result = |(worker, result, attempt, completed_unix_ms, surplus): (Vec<u8>, Vec<u8>, i64, i64, i64)| {
+        type Columns = (Vec<u8>, Vec<u8>, i64, i64, i64, i64);
+        let result = |(worker, result, encoding, attempt, completed_unix_ms, surplus): Columns| {
             Ok(ResultRow {
                 worker: worker_name(worker)?,
                 result: result.into(),
+                encoding: Encoding::from_number(encoding),
                 attempt: number(attempt)?,
                 completed_unix_ms,
                 surplus: surplus != 0,

@@ -22,7 +22,7 @@ async fn no_statement_scans_a_table() {
 
     use crate::{
         config::{Limits, QueueSettings},
-        model::{Offset, ShardId, TaskId, validate},
+        model::{Encoding, Offset, ShardId, TaskId, validate},
         pb,
         store::{NewRow, Published, Settlement, Store, Turn, Unpublished, sqlite::SqliteStore},
     };
@@ -50,6 +50,7 @@ async fn no_statement_scans_a_table() {
         id: ids[3],
         worker: "w".into(),
         result: "r".into(),
+        encoding: Encoding::Text,
         attempt: 1,
         at_unix_ms: 1,
         discovered: vec![row("1"), row("child")],

@@ -2,12 +2,12 @@
 
 use bytes::Bytes;
 
-use crate::model::{KeyHash, Priority, QueueName, StoredStatus, TaskId, TaskRow};
+use crate::model::{Encoding, KeyHash, Priority, QueueName, StoredStatus, TaskId, TaskRow};
 use crate::store::{Error, Result, TaskDetail};
 
 /// The columns of [`TaskColumns`].
-pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, replicas, tasks.priority, \
-     max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms";
+pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, replicas, \
+     tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms";
 
 #[derive(sqlx::FromRow)]
 pub struct TaskColumns {
@@ -17,6 +17,7 @@ pub struct TaskColumns {
     shard: i64,
     task_key: Vec<u8>,
     payload: Vec<u8>,
+    payload_encoding: i64,
     replicas: i64,
     priority: i64,
     max_attempts: i64,
@@ -38,6 +39,7 @@ impl TryFrom<TaskColumns> for TaskRow {
             key: columns.task_key.into(),
             key_hash: key_hash(&columns.key_hash)?,
             payload: Bytes::from(columns.payload),
+            payload_encoding: Encoding::from_number(columns.payload_encoding),
             replicas: number(columns.replicas)?,
             priority: Priority::from_number(columns.priority),
             max_attempts: number(columns.max_attempts)?,

@@ -9,7 +9,7 @@ use super::{
     rows::{key_hash, number, queue_name, status, task_id, worker_name},
     statement::{Session, Statement, Value, lists, pieces},
 };
-use crate::model::{KeyHash, QueueName, StoredStatus, TaskId};
+use crate::model::{Encoding, KeyHash, QueueName, StoredStatus, TaskId};
 use crate::store::{NewRow, Result, Settled, Settlement};
 
 /// A task as far as reports move it.
@@ -33,6 +33,7 @@ struct NewResult<'a> {
     task: &'a TaskId,
     worker: &'a str,
     result: &'a [u8],
+    encoding: Encoding,
     attempt: u32,
     at_ms: i64,
     surplus: bool,
@@ -140,11 +141,12 @@ fn decide<'a>(
         return Settled { unknown: true, ..Settled::default() };
     };
     let (repeated, surplus) = match report {
-        Settlement::Completed { id, worker, result, attempt, at_unix_ms, .. } => {
+        Settlement::Completed { id, worker, result, encoding, attempt, at_unix_ms, .. } => {
             let repeated = !task.workers.insert(worker.clone());
             let surplus = !repeated && task.status.is_final();
             if !repeated {
-                results.push(NewResult { task: id, worker, result, attempt: *attempt, at_ms: *at_unix_ms, surplus });
+                let (encoding, attempt, at_ms) = (*encoding, *attempt, *at_unix_ms);
+                results.push(NewResult { task: id, worker, result, encoding, attempt, at_ms, surplus });
             }
             if !repeated && !surplus {
                 task.credit(*attempt, *at_unix_ms);
@@ -195,11 +197,20 @@ impl Progress {
 async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -> Result<()> {
     for piece in pieces(results, |result| result.result.len()) {
         let rows = piece.iter().map(|r| {
-            [r.task.into(), r.worker.into(), r.attempt.into(), r.at_ms.into(), r.surplus.into(), r.result.into()]
+            let at_ms = r.at_ms.into();
+            [
+                r.task.into(),
+                r.worker.into(),
+                r.attempt.into(),
+                at_ms,
+                r.surplus.into(),
+                r.encoding.into(),
+                r.result.into(),
+            ]
         });
-        let statement = Statement::new("INSERT INTO results (task_id, worker, attempt, completed_ms, surplus, result)")
-            .values(rows);
-        session.execute(statement).await?;
+        const INSERT: &str =
+            "INSERT INTO results (task_id, worker, attempt, completed_ms, surplus, result_encoding, result)";
+        session.execute(Statement::new(INSERT).values(rows)).await?;
     }
     Ok(())
 }

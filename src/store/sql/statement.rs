@@ -8,7 +8,7 @@ use sqlx::{Arguments, AssertSqlSafe, Database, FromRow, MySql, MySqlConnection, 
 use sqlx::{mysql::MySqlRow, sqlite::SqliteRow};
 
 use super::{Dialect, pooled::answered};
-use crate::model::{KeyHash, Priority, QueueName, StoredStatus, TaskId};
+use crate::model::{Encoding, KeyHash, Priority, QueueName, StoredStatus, TaskId};
 use crate::store::{Turn, Unpublished};
 
 /// How many rows one statement may hold. SQLite allows 500 terms in a compound select and 32,766 values.
@@ -43,6 +43,7 @@ value! {
     u64 => |v| Value::Int(i64::try_from(v).unwrap_or(i64::MAX));
     StoredStatus => |v| Value::Int(v as i64);
     Priority => |v| Value::Int(v as i64);
+    Encoding => |v| Value::Int(v as i64);
     Unpublished => |v| Value::Int(v as i64);
     Turn => |v| Value::Int(v.0);
     &'a Turn => |v| Value::Int(v.0);

@@ -7,6 +7,7 @@ use axum::{
 };
 use serde::Serialize;
 
+use super::super::{MESSAGE, json::Unread, shorten, tally::Excess};
 use crate::{discovery, reading, tasks};
 
 /// An answer other than 2xx.
@@ -17,6 +18,7 @@ pub(super) struct Problem {
     /// Where in the body.
     place: Option<(usize, usize)>,
     retry_after: bool,
+    close: bool,
 }
 
 #[derive(Serialize)]
@@ -33,15 +35,20 @@ struct Body<'a> {
 
 impl Problem {
     pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), place: None, retry_after: false }
+        Self { status, detail: detail.into(), place: None, retry_after: false, close: false }
     }
 
     pub(super) fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    pub(super) fn at(self, line: usize, column: usize) -> Self {
-        Self { place: Some((line, column)), ..self }
+    pub(super) fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// And the connection ends with it.
+    pub(super) fn and_close(self) -> Self {
+        Self { close: true, ..self }
     }
 
     /// With the header that says so.
@@ -50,7 +57,7 @@ impl Problem {
     }
 
     pub(super) fn not_run_here(pipeline: &str) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, super::not_run_here(pipeline))
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, super::super::not_run_here(pipeline))
     }
 }
 
@@ -78,13 +85,35 @@ impl From<reading::Unavailable> for Problem {
     }
 }
 
+impl From<Unread> for Problem {
+    fn from(unread: Unread) -> Self {
+        match unread {
+            Unread::Malformed { detail, line, column } => {
+                Self { place: Some((line, column)), ..Self::bad_request(detail) }
+            }
+            Unread::Invalid(why) => Self::bad_request(why),
+            Unread::Excess(excess) => excess.into(),
+        }
+    }
+}
+
+impl From<Excess> for Problem {
+    fn from(excess: Excess) -> Self {
+        match excess {
+            Excess::NoRoom(_) => Self::later(StatusCode::TOO_MANY_REQUESTS, excess),
+            Excess::Tasks(_) | Excess::Memory(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, excess.to_string()),
+            Excess::Items(_) | Excess::Discovered | Excess::Queues(_) => Self::bad_request(excess.to_string()),
+        }
+    }
+}
+
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let body = Body {
             r#type: "about:blank",
             title: self.status.canonical_reason().unwrap_or("Error"),
             status: self.status.as_u16(),
-            detail: &self.detail,
+            detail: &shorten(&self.detail, MESSAGE),
             line: self.place.map(|(line, _)| line),
             column: self.place.map(|(_, column)| column),
         };
@@ -93,6 +122,9 @@ impl IntoResponse for Problem {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.close {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }

@@ -10,7 +10,20 @@ use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use super::{listener, problem::Problem};
+use super::{
+    super::{
+        Budget,
+        connection::{Answering, Protocol},
+        listener::{self, Door},
+    },
+    problem::Problem,
+    request::pace,
+};
+
+/// Until there is more to do than to tell that.
+const MAX_CONNECTIONS: usize = 256;
+/// Nobody reads the bodies.
+const BUDGET: usize = 1 << 20;
 
 /// Answers on the HTTP port until [`Waiting::end`].
 pub struct Waiting {
@@ -22,7 +35,16 @@ pub struct Waiting {
 impl Waiting {
     pub fn start(http: TcpListener) -> Self {
         let (what, stop) = (watch::Sender::new("its redis-server"), CancellationToken::new());
-        let server = tokio::spawn(listener::serve(http, router(what.subscribe()), stop.clone()));
+        let answering = Answering {
+            protocol: Protocol::Http1,
+            router: router(what.subscribe()),
+            budget: Budget::new(BUDGET),
+            pace,
+            wrap: |cut| Box::new(cut),
+            stop: stop.clone(),
+        };
+        let door = Door { name: "HTTP", answering, max_connections: MAX_CONNECTIONS, without_room: None };
+        let server = tokio::spawn(listener::serve(http, door));
         Self { what, stop, server }
     }
 

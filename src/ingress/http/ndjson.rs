@@ -1,7 +1,7 @@
 //! Tasks as lines, of any number: read, stored and answered in batches, while the client still sends.
 //!
 //! Back pressure is the connection's own: the next batch is read when the client has taken the answers to earlier ones, so a
-//! client must read while it sends. Memory holds [`IN_FLIGHT`] batches.
+//! client must read while it sends. Memory holds [`IN_FLIGHT`] batches, which count against the budget of all requests.
 
 use std::{
     sync::{
@@ -22,12 +22,19 @@ use futures::{Stream, StreamExt, stream};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    State, http,
-    json::{self, InsertAnswer},
-    lines::{Line, Lines},
+    super::{
+        State,
+        body::Cut,
+        budget::Share,
+        json::insert::{self, InsertAnswer},
+        lines::{Line, Lines},
+        tally::Tally,
+    },
+    answer,
     problem::Problem,
+    request,
 };
-use crate::{discovery, pb};
+use crate::{config::Settings, discovery, pb};
 
 const BATCH: usize = 1000;
 /// So that the next lines are read while SQL stores the ones before.
@@ -37,17 +44,16 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// Answers each line with a line, in order. A store that is busy from the start is an answer as a whole (429); later on it is
 /// waited for, and when it stays busy the lines that it did not take are answered `TRY_LATER`.
-pub(super) async fn insert(state: State, body: Body) -> Result<Response, Problem> {
-    let discovery = http::discovery(&state)?.clone();
-    let mut source = Source::new(&state, body);
+pub(super) async fn insert(state: State, share: Share, body: Body) -> Result<Response, Problem> {
+    let discovery = super::discovery(&state)?.clone();
+    let mut source = Source::new(&state, share, body);
     let first = match source.next().await {
-        Read::Lines(lines) => {
-            let mut batch = Batch::new(lines);
+        Read::Lines(mut batch) => {
             batch.store(&discovery).await?;
             batch
         }
-        Read::Broken(why) => return Err(Problem::bad_request(why)),
-        Read::End => Batch::new(Vec::new()),
+        Read::Cut(why) => return Err(why),
+        Read::End => source.batch(Vec::new()),
     };
     let answers = answers(discovery, first, source, state.stop);
     let body = Body::from_stream(answers.map(Ok::<_, std::convert::Infallible>));
@@ -76,18 +82,21 @@ fn answers(
                 return None;
             }
             match read {
-                Read::Lines(lines) => Some((Ok(Batch::new(lines)), Some(source))),
-                Read::Broken(why) => Some((Err(why), None)),
+                Read::Lines(batch) => Some((Ok(batch), Some(source))),
+                Read::Cut(why) => Some((Err(why), None)),
                 Read::End => None,
             }
         }
     });
-    let answer = move |read: Result<Batch, String>| {
+    let answer = move |read: Result<Batch, Problem>| {
         let (discovery, stop, failed) = (discovery.clone(), stop.clone(), Arc::clone(&ended));
         async move {
             let mut batch = match read {
                 Ok(batch) => batch,
-                Err(why) => return Bytes::from(line_of(&try_later(why))),
+                Err(why) => {
+                    let why = format!("{}; send the lines that have no answer again", why.detail());
+                    return Bytes::from(line_of(&try_later(why)));
+                }
             };
             batch.store_patiently(&discovery, &stop).await;
             if !batch.is_answered() {
@@ -102,31 +111,39 @@ fn answers(
 /// The lines of a request.
 struct Source {
     lines: Lines<BodyDataStream, axum::Error>,
+    share: Share,
+    settings: Arc<Settings>,
     stop: CancellationToken,
 }
 
 enum Read {
-    Lines(Vec<Line>),
+    Lines(Batch),
     /// For the client, if it still listens.
-    Broken(String),
+    Cut(Problem),
     End,
 }
 
 impl Source {
-    fn new(state: &State, body: Body) -> Self {
+    fn new(state: &State, share: Share, body: Body) -> Self {
         let lines = Lines::new(body.into_data_stream(), state.settings.limits.max_request_bytes);
-        Self { lines, stop: state.stop.clone() }
+        Self { lines, share, settings: Arc::clone(&state.settings), stop: state.stop.clone() }
     }
 
     async fn next(&mut self) -> Read {
         let batch = tokio::time::timeout(IDLE, self.lines.next_batch(BATCH));
         match self.stop.run_until_cancelled(batch).await {
-            None => Read::Broken("this process is stopping; send the lines that have no answer again".into()),
-            Some(Err(_)) => Read::Broken(format!("no line came for {IDLE:?}")),
-            Some(Ok(Err(error))) => Read::Broken(format!("the body broke off: {error}")),
+            None => Read::Cut(Cut::Stopping.into()),
+            Some(Err(_)) => Read::Cut(Cut::Late(IDLE).into()),
+            Some(Ok(Err(error))) => Read::Cut(request::cut(error)),
             Some(Ok(Ok(lines))) if lines.is_empty() => Read::End,
-            Some(Ok(Ok(lines))) => Read::Lines(lines),
+            Some(Ok(Ok(lines))) => Read::Lines(self.batch(lines)),
         }
+    }
+
+    fn batch(&mut self, lines: Vec<Line>) -> Batch {
+        let results = vec![try_later(String::new()); lines.len()];
+        let room = Room { share: self.share.clone(), bytes: self.lines.take_consumed() };
+        Batch { lines, results, room, settings: Arc::clone(&self.settings) }
     }
 }
 
@@ -134,13 +151,23 @@ impl Source {
 struct Batch {
     lines: Vec<Line>,
     results: Vec<pb::InsertResult>,
+    room: Room,
+    settings: Arc<Settings>,
+}
+
+/// A batch's part of the request's share, until it is answered.
+struct Room {
+    share: Share,
+    bytes: usize,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.share.shrink(self.bytes);
+    }
 }
 
 impl Batch {
-    fn new(lines: Vec<Line>) -> Self {
-        Self { results: vec![try_later(String::new()); lines.len()], lines }
-    }
-
     fn is_answered(&self) -> bool {
         !self.results.iter().any(is_open)
     }
@@ -148,8 +175,9 @@ impl Batch {
     /// Stores the lines that have no answer. On `Err` nothing was stored.
     async fn store(&mut self, discovery: &discovery::Handle) -> Result<(), discovery::Error> {
         let open: Vec<usize> = (0..self.lines.len()).filter(|place| is_open(&self.results[*place])).collect();
-        let items = open.iter().map(|place| read(&self.lines[*place])).collect();
-        for (place, result) in open.into_iter().zip(http::insert(discovery, items).await?) {
+        let mut tally = Tally::new(&self.settings, &self.room.share, self.room.bytes);
+        let items = open.iter().map(|place| read(&self.lines[*place], &mut tally)).collect();
+        for (place, result) in open.into_iter().zip(answer::insert(discovery, items).await?) {
             self.results[place] = result;
         }
         Ok(())
@@ -194,9 +222,9 @@ fn is_open(result: &pb::InsertResult) -> bool {
     result.status() == pb::InsertStatus::TryLater
 }
 
-fn read(line: &Line) -> Result<pb::NewTask, String> {
+fn read(line: &Line, tally: &mut Tally<'_>) -> Result<pb::NewTask, String> {
     match &line.text {
-        Ok(text) => json::new_task(text),
+        Ok(text) => insert::counted_task(text, tally),
         Err(too_long) => Err(too_long.to_string()),
     }
 }

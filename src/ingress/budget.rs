@@ -1,0 +1,145 @@
+//! One budget for the bytes of all requests in hand, over HTTP and gRPC together, for what they grow to when they are
+//! decoded, and for large answers until they are written.
+//!
+//! A request has a [`Share`] of it, which grows as its body comes in and returns with its answer. A request that finds
+//! no room is told to try again; nothing waits for room, because those that wait would hold what they have.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// The budget is counted in units of so many bytes.
+const UNIT: usize = 1 << 10;
+/// Requests up to this size may use all of the budget …
+const SMALL: usize = 64 << 10;
+/// … larger ones leave this part of it to them: a worker's report gets through beside large uploads.
+const KEPT_FOR_SMALL: usize = 8;
+
+/// The request does not fit beside those that are in hand.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("the requests in hand have {0} bytes, all that they may have (request_budget); try again later")]
+pub struct NoRoom(usize);
+
+/// Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    room: Arc<Semaphore>,
+    bytes: usize,
+}
+
+impl Budget {
+    pub fn new(bytes: usize) -> Self {
+        Self { room: Arc::new(Semaphore::new(bytes / UNIT)), bytes }
+    }
+
+    /// The share of a request that begins.
+    pub(super) fn share(&self) -> Share {
+        Share { budget: self.clone(), held: Arc::default() }
+    }
+
+    /// Room for an answer, until it is written. One that is larger than a quarter of the budget counts as a quarter: it
+    /// would never find room.
+    pub(super) fn answer(&self, bytes: usize) -> Result<Share, NoRoom> {
+        let share = self.share();
+        share.grow(bytes.min(self.bytes / 4))?;
+        Ok(share)
+    }
+
+    /// Bytes of it that are taken.
+    pub(super) fn held(&self) -> usize {
+        self.bytes.saturating_sub(self.room.available_permits() * UNIT)
+    }
+}
+
+/// One request's part of the budget, until the last clone of this is dropped.
+#[derive(Clone, Debug)]
+pub(super) struct Share {
+    budget: Budget,
+    held: Arc<Mutex<Held>>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    bytes: usize,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Held {
+    fn units(&self) -> usize {
+        self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+    }
+}
+
+impl Share {
+    /// Takes room for so many bytes more.
+    pub(super) fn grow(&self, bytes: usize) -> Result<(), NoRoom> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let total = held.bytes + bytes;
+        let more = total.div_ceil(UNIT).saturating_sub(held.units());
+        if more > 0 {
+            let room = &self.budget.room;
+            let kept = if total > SMALL { self.budget.bytes / UNIT / KEPT_FOR_SMALL } else { 0 };
+            let no_room = NoRoom(self.budget.bytes);
+            // Others may take room meanwhile: the kept part is about as large as it should be.
+            if room.available_permits() < more + kept {
+                return Err(no_room);
+            }
+            let more = u32::try_from(more).map_err(|_| no_room)?;
+            let permit = Arc::clone(room).try_acquire_many_owned(more).map_err(|_| no_room)?;
+            match &mut held.permit {
+                Some(all) => all.merge(permit),
+                none => *none = Some(permit),
+            }
+        }
+        held.bytes = total;
+        Ok(())
+    }
+
+    /// Gives room back, of a request whose parts are answered one after another.
+    pub(super) fn shrink(&self, bytes: usize) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.bytes = held.bytes.saturating_sub(bytes);
+        let less = held.units() - held.bytes.div_ceil(UNIT).min(held.units());
+        drop(held.permit.as_mut().and_then(|permit| permit.split(less)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_taken_as_a_request_grows_and_returns_with_its_end() {
+        let budget = Budget::new(64 << 10);
+        let (first, second) = (budget.share(), budget.share());
+        first.grow(32 << 10).unwrap();
+        first.grow(10).unwrap();
+        assert_eq!(second.grow(32 << 10), Err(NoRoom(64 << 10)));
+        first.shrink(1 << 10);
+        second.grow(32 << 10).unwrap();
+        drop(second);
+        first.grow(31 << 10).unwrap();
+    }
+
+    #[test]
+    fn an_answer_that_is_larger_than_all_finds_room_when_there_is_some() {
+        let budget = Budget::new(1 << 20);
+        let answers: Vec<_> = (0..3).map(|_| budget.answer(100 << 20).unwrap()).collect();
+        assert!(budget.answer(100 << 20).is_err());
+        budget.answer(1 << 10).unwrap();
+        drop(answers);
+        budget.answer(100 << 20).unwrap();
+    }
+
+    #[test]
+    fn large_requests_leave_room_for_small_ones() {
+        let budget = Budget::new(1 << 20);
+        let large = budget.share();
+        let mut chunks = 0;
+        while large.grow(16 << 10).is_ok() {
+            chunks += 1;
+        }
+        assert_eq!(chunks, 56, "seven of eight parts");
+        budget.share().grow(64 << 10).unwrap();
+    }
+}

@@ -1,0 +1,156 @@
+//! One client's connection, over HTTP/1 or HTTP/2, from its first byte to its end.
+
+use std::{
+    convert::Infallible,
+    future::{self, Future},
+    pin::{Pin, pin},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, Response, request},
+};
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::Service,
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{net::TcpStream, time::sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    body::{Counted, Cut, Pace, Unread},
+    budget::Budget,
+    delivery::{Record, Shipped, ship},
+    socket::{Received, Socket},
+};
+
+/// Bytes of a request that HTTP/1 may keep before they are read, its head among them.
+const READ_BUFFER: usize = 64 << 10;
+/// Calls of one HTTP/2 connection at a time.
+const STREAMS: u32 = 1024;
+/// A client that does not answer a ping in time has gone, and its calls end with it: before the default lease is over.
+const PING_EVERY: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// The bytes with which a client of HTTP/2 begins.
+const PREFACE: usize = 24;
+/// After a stop, for the last bytes to a client of whom nothing is in hand.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// The way in which a listener answers requests. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Answering {
+    pub(super) protocol: Protocol,
+    pub(super) router: Router,
+    pub(super) budget: Budget,
+    /// The pace at which the body of a request must come; `None`: it may take its time.
+    pub(super) pace: fn(&request::Parts) -> Option<Pace>,
+    /// The error that a handler finds where a body was cut.
+    pub(super) wrap: fn(Cut) -> Box<dyn std::error::Error + Send + Sync>,
+    pub(super) stop: CancellationToken,
+}
+
+/// Serves a client until it goes, until the stop and the answers to what is in hand, or until it has said nothing for
+/// `patience`.
+pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Duration) {
+    let (record, received) = (Arc::<Record>::default(), Received::default());
+    let io = TokioIo::new(Socket::new(stream, Arc::clone(&record), Arc::clone(&received)));
+    let (stop, protocol) = (answering.stop.clone(), answering.protocol);
+    let requests = Requests { answering, record: Arc::clone(&record) };
+    match protocol {
+        Protocol::Http1 => {
+            let mut builder = http1::Builder::new();
+            builder.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(READ_BUFFER);
+            let connection = pin!(builder.serve_connection(io, requests));
+            drive(connection, http1::Connection::graceful_shutdown, future::pending(), &record, &stop).await;
+        }
+        Protocol::Http2 => {
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder
+                .timer(TokioTimer::new())
+                .keep_alive_interval(PING_EVERY)
+                .keep_alive_timeout(PING_TIMEOUT)
+                .max_concurrent_streams(STREAMS);
+            let connection = pin!(builder.serve_connection(io, requests));
+            // Pings begin behind the preface.
+            let silence = async {
+                sleep(patience).await;
+                if received.load(Ordering::Relaxed) >= PREFACE {
+                    future::pending::<()>().await;
+                }
+            };
+            drive(connection, http2::Connection::graceful_shutdown, silence, &record, &stop).await;
+        }
+    }
+}
+
+async fn drive<C: Future<Output = hyper::Result<()>>>(
+    mut connection: Pin<&mut C>,
+    shut_down: impl FnOnce(Pin<&mut C>),
+    silence: impl Future<Output = ()>,
+    record: &Record,
+    stop: &CancellationToken,
+) {
+    let served = tokio::select! {
+        served = connection.as_mut() => served,
+        () = silence => return,
+        () = stop.cancelled() => {
+            shut_down(connection.as_mut());
+            let nothing_left = async {
+                record.idle().await;
+                sleep(LAST_WORDS).await;
+            };
+            tokio::select! {
+                served = connection => served,
+                // It is in the middle of a head, or of nothing at all.
+                () = nothing_left => return,
+            }
+        }
+    };
+    if let Err(error) = served {
+        tracing::debug!("a connection ended with {error}");
+    }
+}
+
+/// The requests of one connection.
+struct Requests {
+    answering: Answering,
+    record: Arc<Record>,
+}
+
+impl Service<Request<Incoming>> for Requests {
+    type Response = Response<Shipped<Body>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let Answering { protocol, router, budget, pace, wrap, stop } = &self.answering;
+        let (in_hand, share, unread) = (self.record.begin(), budget.share(), Unread::default());
+        let (mut parts, body) = request.into_parts();
+        let body = Counted::new(body, unread.clone(), share.clone(), stop.clone(), pace(&parts), *wrap);
+        parts.extensions.insert(share.clone());
+        let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));
+        let protocol = *protocol;
+        Box::pin(async move {
+            let response = answer.await?;
+            drop(share);
+            if protocol == Protocol::Http2 {
+                unread.drain().await;
+            }
+            Ok(ship(response, in_hand))
+        })
+    }
+}

@@ -1,0 +1,223 @@
+//! The last step of a claim: its answer on the way to the worker.
+//!
+//! A handler puts the [`Deliveries`] of its answer into the response's extensions. [`ship`] moves them into the
+//! response's body, whose pieces count themselves. When the last piece has left for the socket, the deliveries move on
+//! to the [`Record`] of the connection, and the flush that follows confirms them. Any break before that drops them,
+//! which gives the leases back at no cost. While a connection carries deliveries, each write asks first whether the
+//! client is still there: one that has hung up does not read.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
+};
+
+use axum::http::Response;
+use bytes::{Buf, Bytes};
+use http_body::{Body, Frame, SizeHint};
+use tokio::sync::watch;
+
+use super::budget::Share;
+use crate::queue::Delivery;
+
+/// The leases that a response carries to its worker. Dropped on the way, they go back.
+#[derive(Clone, Default)]
+pub(super) struct Deliveries(Arc<Mutex<Vec<Delivery>>>);
+
+impl From<Vec<Delivery>> for Deliveries {
+    fn from(deliveries: Vec<Delivery>) -> Self {
+        Self(Arc::new(Mutex::new(deliveries)))
+    }
+}
+
+impl Deliveries {
+    fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    fn take(&self) -> Vec<Delivery> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// One connection's state: the deliveries that wait for the next flush, and the number of requests in hand.
+#[derive(Default)]
+pub(super) struct Record {
+    written: Mutex<Vec<Delivery>>,
+    /// Answers with deliveries that were not written yet.
+    carried: AtomicUsize,
+    in_hand: watch::Sender<usize>,
+}
+
+impl Record {
+    /// The deliveries whose answers the socket was given since the last call.
+    pub(super) fn take_written(&self) -> Vec<Delivery> {
+        std::mem::take(&mut *self.written.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether an answer with deliveries is on its way.
+    pub(super) fn is_carrying(&self) -> bool {
+        self.carried.load(Ordering::Acquire) > 0
+    }
+
+    /// Counts a request until its answer was written, or will not be.
+    pub(super) fn begin(self: &Arc<Self>) -> InHand {
+        self.in_hand.send_modify(|count| *count += 1);
+        InHand(Arc::clone(self))
+    }
+
+    /// Ends when no request is in hand.
+    pub(super) async fn idle(&self) {
+        // The sender is ours: it does not go away.
+        drop(self.in_hand.subscribe().wait_for(|count| *count == 0).await);
+    }
+}
+
+/// A request that is being answered.
+pub(super) struct InHand(Arc<Record>);
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        self.0.in_hand.send_modify(|count| *count -= 1);
+    }
+}
+
+/// The response with a body that says when it has left.
+pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(mut response: Response<B>, in_hand: InHand) -> Response<Shipped<B>> {
+    let deliveries = response.extensions_mut().remove::<Deliveries>().unwrap_or_default();
+    let room = response.extensions_mut().remove::<Share>();
+    if !deliveries.is_empty() {
+        in_hand.0.carried.fetch_add(1, Ordering::AcqRel);
+    }
+    let (parts, is_broken) = (AtomicUsize::new(1), AtomicBool::new(false));
+    let shipment = Shipment { deliveries, parts, is_broken, in_hand, _room: room };
+    response.map(|inner| Shipped { inner, shipment: Arc::new(shipment), ended: false })
+}
+
+/// One answer on its way.
+struct Shipment {
+    deliveries: Deliveries,
+    /// Pieces that have not left yet, and the body itself until its end.
+    parts: AtomicUsize,
+    is_broken: AtomicBool,
+    in_hand: InHand,
+    /// The answer's part of the budget, where it is large.
+    _room: Option<Share>,
+}
+
+impl Shipment {
+    fn part_left(&self) {
+        let is_last = self.parts.fetch_sub(1, Ordering::AcqRel) == 1;
+        if is_last && !self.is_broken.load(Ordering::Acquire) {
+            let mut written = self.in_hand.0.written.lock().unwrap_or_else(PoisonError::into_inner);
+            written.append(&mut self.unload());
+        }
+    }
+
+    fn part_lost(&self) {
+        self.is_broken.store(true, Ordering::Release);
+        drop(self.unload());
+    }
+
+    /// Takes the deliveries off the connection.
+    fn unload(&self) -> Vec<Delivery> {
+        let deliveries = self.deliveries.take();
+        if !deliveries.is_empty() {
+            self.in_hand.0.carried.fetch_sub(1, Ordering::AcqRel);
+        }
+        deliveries
+    }
+}
+
+/// A body whose pieces know whether they were written.
+pub(super) struct Shipped<B: Body> {
+    inner: B,
+    shipment: Arc<Shipment>,
+    ended: bool,
+}
+
+impl<B: Body> Shipped<B> {
+    /// Before the last piece is handed over: a flush may follow at once.
+    fn end(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.shipment.part_left();
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for Shipped<B> {
+    type Data = Piece;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Piece>, B::Error>>> {
+        let Some(frame) = ready!(Pin::new(&mut self.inner).poll_frame(cx)?) else {
+            self.end();
+            return Poll::Ready(None);
+        };
+        let is_last = frame.is_trailers() || self.inner.is_end_stream();
+        let frame = frame.map_data(|bytes| Piece::new(bytes, &self.shipment));
+        if is_last {
+            self.end();
+        }
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl<B: Body> Drop for Shipped<B> {
+    fn drop(&mut self) {
+        // A body that has nothing to say is never asked.
+        if self.inner.is_end_stream() {
+            self.end();
+        }
+        if !self.ended {
+            self.shipment.part_lost();
+        }
+    }
+}
+
+/// Bytes on the way to the socket. The HTTP library drops them when it has written them, or when it never will.
+pub(super) struct Piece {
+    bytes: Bytes,
+    shipment: Arc<Shipment>,
+}
+
+impl Piece {
+    fn new(bytes: Bytes, shipment: &Arc<Shipment>) -> Self {
+        shipment.parts.fetch_add(1, Ordering::AcqRel);
+        Self { bytes, shipment: Arc::clone(shipment) }
+    }
+}
+
+impl Buf for Piece {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        match self.bytes.has_remaining() {
+            true => self.shipment.part_lost(),
+            false => self.shipment.part_left(),
+        }
+    }
+}

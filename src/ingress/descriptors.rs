@@ -1,0 +1,30 @@
+//! File descriptors: as many as the system gives, divided so that connections leave some for Redis, SQL, the bus and
+//! files.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use crate::config::Settings;
+
+/// Descriptors for everything but the listeners' and SQL's connections: Redis, Kafka, files, connections without room.
+const RESERVE: u64 = 200;
+/// The least, however few descriptors there are.
+const AT_LEAST: usize = 16;
+
+/// Raises the limit to the highest that this process may give itself. The usual 1,024 are for programs that use
+/// `select`.
+pub fn raise_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    match raised {
+        Ok(limit) => tracing::debug!("up to {limit} file descriptors"),
+        Err(error) => tracing::warn!("cannot raise the limit of file descriptors: {error}"),
+    }
+}
+
+/// Connections that each of the two listeners may have.
+pub(super) fn for_each_listener(settings: &Settings) -> usize {
+    let wanted = settings.limits.max_connections;
+    let Ok((limit, _hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return wanted };
+    let rest = limit.saturating_sub(RESERVE + u64::from(settings.database_pool)) / 2;
+    wanted.min(usize::try_from(rest).unwrap_or(usize::MAX)).max(AT_LEAST)
+}

@@ -1,0 +1,123 @@
+//! The parts of a request: its type, its body, the task that it names.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    extract::{Path, rejection::PathRejection},
+    http::{HeaderMap, StatusCode, header, request},
+};
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
+
+use super::{
+    super::{
+        ECHO, State,
+        body::{Cut, Pace},
+        shorten,
+    },
+    problem::Problem,
+};
+use crate::model::TaskId;
+
+/// The pace at which a body that is not NDJSON must come.
+const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
+
+/// Lines may come as slowly as they like; `ndjson` watches them.
+pub(super) fn pace(head: &request::Parts) -> Option<Pace> {
+    let is_lines = is_ndjson(&head.headers).unwrap_or(false);
+    (!is_lines).then_some(PACE)
+}
+
+pub(super) fn is_ndjson(headers: &HeaderMap) -> Result<bool, Problem> {
+    const NDJSON: [&str; 4] =
+        ["application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonl"];
+    Ok(NDJSON.contains(&content_type(headers)?.as_str()))
+}
+
+/// In lower case, without parameters. Refuses a body that is compressed.
+fn content_type(headers: &HeaderMap) -> Result<String, Problem> {
+    let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let encoding = value(header::CONTENT_ENCODING);
+    if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("identity") {
+        let why = format!("content encoding {encoding:?} is not understood; send the body as it is");
+        return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+    }
+    Ok(value(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
+}
+
+/// The body, of the one type that it may have.
+///
+/// Strict, because browsers send the other types to any address without asking: a web page must not insert tasks here.
+pub(super) async fn json_body(
+    state: &State,
+    headers: &HeaderMap,
+    body: Body,
+    expected: &str,
+) -> Result<Bytes, Problem> {
+    let given = content_type(headers)?;
+    if given != "application/json" {
+        let given = if given.is_empty() { "no content type".into() } else { format!("content type {given:?}") };
+        let why = format!("{given} is not understood; send {expected}");
+        return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+    }
+    whole(headers, body, state.settings.limits.max_request_bytes).await
+}
+
+/// The body, of at most `limit` bytes.
+async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, Problem> {
+    let too_large = || {
+        let why = format!("the body has more than {limit} bytes (max_request_bytes); send less at once, or NDJSON");
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, why)
+    };
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|length| length > limit) {
+        return Err(too_large());
+    }
+    let mut chunks = body.into_data_stream();
+    // The system gives memory when it is written to: what is announced and does not come costs nothing.
+    let mut text = BytesMut::with_capacity(announced.unwrap_or_default());
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(cut)?;
+        if text.len() + chunk.len() > limit {
+            return Err(too_large());
+        }
+        text.extend_from_slice(&chunk);
+    }
+    Ok(text.freeze())
+}
+
+/// Unwraps our error from the one that axum makes of it.
+pub(super) fn cut(error: axum::Error) -> Problem {
+    match error.into_inner().downcast::<Cut>() {
+        Ok(cut) => (*cut).into(),
+        Err(error) => Problem::bad_request(format!("the body broke off: {error}")),
+    }
+}
+
+impl From<Cut> for Problem {
+    fn from(cut: Cut) -> Self {
+        match cut {
+            Cut::NoRoom(_) => Self::later(StatusCode::TOO_MANY_REQUESTS, cut).and_close(),
+            Cut::Stopping => Self::later(StatusCode::SERVICE_UNAVAILABLE, cut).and_close(),
+            Cut::Late(_) => Self::new(StatusCode::REQUEST_TIMEOUT, cut.to_string()).and_close(),
+            Cut::Broken(_) => Self::bad_request(cut.to_string()),
+        }
+    }
+}
+
+pub(super) fn task_id(path: Result<Path<String>, PathRejection>) -> Result<TaskId, Problem> {
+    let none = |text: &str| {
+        let text = shorten(text, ECHO);
+        Problem::bad_request(format!("{text:?} is not a task id; ids are UUIDs, as an insert answers them"))
+    };
+    let Path(text) = path.map_err(|rejection| none(&rejection.body_text()))?;
+    text.parse().map_err(|_| none(&text))
+}
+
+pub(super) fn no_such_task(id: TaskId) -> Problem {
+    Problem::new(
+        StatusCode::NOT_FOUND,
+        format!("there is no task {id}, or it finished so long ago that it was removed"),
+    )
+}

@@ -1,0 +1,332 @@
+//! Tasks to put in, and the answers to them.
+
+use std::{borrow::Cow, collections::HashMap, fmt};
+
+use bytes::Bytes;
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::value::RawValue;
+
+use super::{
+    super::tally::{Excess, Tally},
+    Unread, first_byte, item, name,
+    text::{Instant, Priority, Time},
+    utf8, value,
+};
+use crate::{model::validate::MAX_HEADERS, pb};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a task")]
+struct NewTask<'a> {
+    #[serde(default)]
+    queue: String,
+    #[serde(borrow, default)]
+    key: Cow<'a, str>,
+    #[serde(borrow)]
+    payload: Option<&'a RawValue>,
+    payload_base64: Option<String>,
+    replicas: Option<u32>,
+    priority: Option<Priority>,
+    delay: Option<Time>,
+    not_before: Option<Instant>,
+    lease_duration: Option<Time>,
+    max_attempts: Option<u32>,
+    #[serde(default, deserialize_with = "headers")]
+    headers: HashMap<String, String>,
+    #[serde(default)]
+    traceparent: String,
+}
+
+/// One task, out of its text: a line.
+pub fn new_task(text: &Bytes) -> Result<pb::NewTask, String> {
+    task_within(text, utf8(text)?)
+}
+
+/// The same in a server: what the line holds is counted.
+pub(in crate::ingress) fn counted_task(text: &Bytes, tally: &mut Tally<'_>) -> Result<pb::NewTask, String> {
+    let task = new_task(text)?;
+    task.headers.keys().try_for_each(|_| tally.header()).map_err(|excess| excess.to_string())?;
+    Ok(task)
+}
+
+/// The tasks of a request.
+#[derive(Debug)]
+pub(in crate::ingress) struct NewTasks {
+    pub(in crate::ingress) tasks: Vec<Result<pb::NewTask, String>>,
+    /// One task that is no list of one.
+    pub(in crate::ingress) is_single: bool,
+}
+
+/// One task or an array of them.
+pub(in crate::ingress) fn new_tasks(body: &Bytes, tally: &mut Tally<'_>) -> Result<NewTasks, Unread> {
+    if first_byte(body) != Some(b'[') {
+        let item: &RawValue = serde_json::from_slice(body).map_err(perhaps_lines)?;
+        let task = part(body, item.get(), tally)?;
+        return Ok(NewTasks { tasks: vec![task], is_single: true });
+    }
+    let items = entries(body, tally)?;
+    let tasks = items.into_iter().map(|item| part(body, item.get(), tally));
+    Ok(NewTasks { tasks: tasks.collect::<Result<_, _>>()?, is_single: false })
+}
+
+/// The entries of an array, as many as there may be.
+fn entries<'a>(body: &'a Bytes, tally: &mut Tally<'_>) -> Result<Vec<&'a RawValue>, Unread> {
+    struct Entries<'t, 's> {
+        tally: &'t mut Tally<'s>,
+        excess: &'t mut Option<Excess>,
+    }
+
+    impl<'de> de::Visitor<'de> for Entries<'_, '_> {
+        type Value = Vec<&'de RawValue>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of tasks")
+        }
+
+        fn visit_seq<A: de::SeqAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+            let mut list = Vec::new();
+            while let Some(entry) = entries.next_element()? {
+                if let Err(excess) = self.tally.task() {
+                    *self.excess = Some(excess);
+                    return Err(de::Error::custom("too many"));
+                }
+                list.push(entry);
+            }
+            Ok(list)
+        }
+    }
+
+    let (mut excess, mut reader) = (None, serde_json::Deserializer::from_slice(body));
+    let list = reader.deserialize_seq(Entries { tally, excess: &mut excess });
+    match (list, excess) {
+        (_, Some(excess)) => Err(excess.into()),
+        (list, None) => {
+            let list = list?;
+            reader.end()?;
+            Ok(list)
+        }
+    }
+}
+
+/// A second value behind the first is what NDJSON sent as JSON looks like.
+fn perhaps_lines(error: serde_json::Error) -> Unread {
+    let mut unread = Unread::from(error);
+    if let Unread::Malformed { detail, .. } = &mut unread
+        && detail.ends_with("trailing characters")
+    {
+        *detail += "; several tasks? send an array, or lines with Content-Type: application/x-ndjson";
+    }
+    unread
+}
+
+/// A task that is a part of `body`, with its headers counted; an outer error is that of the request as a whole.
+pub(super) fn part(body: &Bytes, text: &str, tally: &mut Tally<'_>) -> Result<Result<pb::NewTask, String>, Excess> {
+    let task = task_within(body, text);
+    if let Ok(task) = &task {
+        task.headers.keys().try_for_each(|_| tally.header())?;
+    }
+    Ok(task)
+}
+
+/// `text` must be a part of `body`.
+fn task_within(body: &Bytes, text: &str) -> Result<pb::NewTask, String> {
+    let task: NewTask<'_> = item(text, "a task")?;
+    let (payload, encoding) = value::read(body, "payload", task.payload, task.payload_base64)?;
+    Ok(pb::NewTask {
+        payload,
+        payload_encoding: encoding.into(),
+        queue: task.queue,
+        key: Bytes::from(task.key.into_owned()),
+        replicas: task.replicas,
+        priority: task.priority.map_or(pb::Priority::Unspecified, |priority| priority.0).into(),
+        delay: task.delay.map(|time| time.0),
+        not_before: task.not_before.map(|time| time.0),
+        lease_duration: task.lease_duration.map(|time| time.0),
+        max_attempts: task.max_attempts,
+        headers: task.headers,
+        traceparent: task.traceparent,
+    })
+}
+
+/// As many as a task may have.
+fn headers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashMap<String, String>, D::Error> {
+    struct Headers;
+
+    impl<'de> de::Visitor<'de> for Headers {
+        type Value = HashMap<String, String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map")
+        }
+
+        fn visit_map<A: de::MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+            let mut headers = HashMap::new();
+            while let Some((name, value)) = entries.next_entry()? {
+                headers.insert(name, value);
+                if headers.len() > MAX_HEADERS {
+                    return Err(de::Error::custom(format_args!("more than {MAX_HEADERS} headers")));
+                }
+            }
+            Ok(headers)
+        }
+    }
+    deserializer.deserialize_map(Headers)
+}
+
+#[derive(Debug, Serialize)]
+pub struct InsertAnswer<'a> {
+    pub status: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub id: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub error: &'a str,
+}
+
+impl<'a> From<&'a pb::InsertResult> for InsertAnswer<'a> {
+    fn from(result: &'a pb::InsertResult) -> Self {
+        let status = name(result.status().as_str_name(), "INSERT_STATUS_");
+        Self { status, id: &result.id, error: &result.error }
+    }
+}
+
+/// The answer to a task that could not be read.
+pub fn rejected(error: String) -> pb::InsertResult {
+    pb::InsertResult { status: pb::InsertStatus::Rejected.into(), id: String::new(), error }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{
+        super::testing::{share, shown, tally},
+        *,
+    };
+
+    fn read(text: &'static str) -> Result<pb::NewTask, String> {
+        new_task(&Bytes::from_static(text.as_bytes()))
+    }
+
+    #[test]
+    fn every_field_of_a_task_is_read() {
+        let task = read(
+            r#"{"queue":"q","key":"k","payload":{"a": 1},"replicas":3,"priority":"High","delay":"90s","lease_duration":"1500ms",
+                "max_attempts":7,"headers":{"h":"v"},"traceparent":"tp"}"#,
+        )
+        .unwrap();
+        let expected = pb::NewTask {
+            queue: "q".into(),
+            key: "k".into(),
+            payload: "{\"a\": 1}".into(),
+            payload_encoding: pb::Encoding::Json.into(),
+            replicas: Some(3),
+            priority: pb::Priority::High.into(),
+            delay: Some(prost_types::Duration { seconds: 90, nanos: 0 }),
+            not_before: None,
+            lease_duration: Some(prost_types::Duration { seconds: 1, nanos: 500_000_000 }),
+            max_attempts: Some(7),
+            headers: HashMap::from([("h".into(), "v".into())]),
+            traceparent: "tp".into(),
+        };
+        assert_eq!(task, expected);
+    }
+
+    #[test]
+    fn a_payload_is_its_text_and_a_string_its_bytes() {
+        use pb::Encoding::{Bytes, Json, Text, Unspecified};
+        let cases: [(&str, &[u8], pb::Encoding); 8] = [
+            (r#"{"payload":"plain"}"#, b"plain", Text),
+            (r#"{"payload":"a\nb\u00e9"}"#, "a\nbé".as_bytes(), Text),
+            (r#"{"payload":[1, 2]}"#, b"[1, 2]", Json),
+            (r#"{"payload":42}"#, b"42", Json),
+            (r#"{"payload":true}"#, b"true", Json),
+            (r#"{"payload":null}"#, b"", Unspecified),
+            (r#"{"payload":""}"#, b"", Text),
+            (r#"{"payload_base64":"AP8="}"#, b"\x00\xff", Bytes),
+        ];
+        for (text, payload, encoding) in cases {
+            let task = read(text).unwrap();
+            assert_eq!((&task.payload[..], task.payload_encoding()), (payload, encoding), "{text}");
+        }
+    }
+
+    fn read_all(body: &Bytes) -> Result<NewTasks, Unread> {
+        new_tasks(body, &mut tally(&share()))
+    }
+
+    #[test]
+    fn a_payload_is_not_copied() {
+        let body = Bytes::from_static(br#"[{"payload":{"a":1}},{"payload":"text"}]"#);
+        for task in read_all(&body).unwrap().tasks {
+            let payload = task.unwrap().payload;
+            assert!(body.as_ptr_range().contains(&payload.as_ptr()));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_task_is_named() {
+        let cases = [
+            (r#"{"pirority":"high"}"#, "unknown field `pirority`, expected one of `queue`, `key`, `payload`"),
+            (r#"{"priority":"urgent"}"#, "priority: unknown priority \"urgent\"; expected high, medium or low"),
+            (r#"{"delay":"soon"}"#, "delay: \"soon\" is not a duration; write \"250ms\""),
+            (r#"{"delay":30}"#, "delay: invalid type: integer `30`, expected a string"),
+            (r#"{"headers":{"a":1}}"#, "headers.a: invalid type: integer `1`, expected a string"),
+            (r#"{"not_before":"tomorrow"}"#, "not_before: \"tomorrow\" is not a time; write it as RFC 3339"),
+            (r#"{"payload":1,"payload_base64":"AA=="}"#, "payload and payload_base64 are both given"),
+            (r#"{"payload_base64":"%"}"#, "payload_base64 is not base64"),
+            (
+                r#"{"replicas":-1}"#,
+                "replicas: invalid value: integer `-1`, expected a whole number from 0 to 4294967295",
+            ),
+            (r#"["q","k"]"#, "expected a task: a JSON object"),
+            (r#"{"queue":"q""#, "not JSON at column 12: EOF"),
+            ("", "not JSON at column 0: EOF"),
+        ];
+        for (text, want) in cases {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(want), "{error:?} should say {want:?}");
+            assert!(!error.contains(" at line "), "{error}");
+        }
+    }
+
+    #[test]
+    fn one_task_or_an_array_and_a_wrong_entry_does_not_spoil_the_others() {
+        let read = |text: &'static str| read_all(&Bytes::from_static(text.as_bytes()));
+        let one = read(r#" {"queue":"q"}"#).unwrap();
+        assert!(one.is_single && one.tasks.len() == 1);
+        let tasks = read("[{\"queue\":\"q\"},{\"que\":1},7]").unwrap();
+        assert!(!tasks.is_single);
+        assert!(tasks.tasks[0].is_ok() && tasks.tasks[1].is_err() && tasks.tasks[2].is_err());
+        let Unread::Malformed { line, column, detail } = read("[{\"queue\":\"q\"},\n{\"queue\" \"q\"}]").unwrap_err()
+        else {
+            panic!("not JSON")
+        };
+        assert_eq!((line, column), (2, 10), "{detail}");
+        let lines = read("{\"queue\":\"q\"}\n{\"queue\":\"q\"}\n").unwrap_err();
+        assert_eq!(
+            lines.to_string(),
+            "not JSON: trailing characters; several tasks? send an array, or lines with Content-Type: application/x-ndjson"
+        );
+        assert!(read("[{}] []").unwrap_err().to_string().starts_with("not JSON: trailing characters"));
+    }
+
+    #[test]
+    fn too_many_tasks_or_headers_are_not_read_to_their_end() {
+        let body = Bytes::from(format!("[{}0]", "0,".repeat(2 << 20)));
+        assert_eq!(read_all(&body).unwrap_err(), Unread::Excess(Excess::Tasks(20_000)));
+        let headers = |count: usize| (0..count).map(|n| format!("\"{n}\":\"\"")).collect::<Vec<_>>().join(",");
+        let task = |count| format!("{{\"queue\":\"q\",\"key\":\"k\",\"headers\":{{{}}}}}", headers(count));
+        let error = new_task(&Bytes::from(task(1001))).unwrap_err();
+        assert_eq!(error, "headers: more than 1000 headers");
+        let body = Bytes::from(format!("[{}]", vec![task(1000); 400].join(",")));
+        let error = read_all(&body).unwrap_err().to_string();
+        assert!(error.contains("bytes of memory; send fewer at once"), "{error}");
+    }
+
+    #[test]
+    fn answers_leave_out_what_is_empty() {
+        let created =
+            pb::InsertResult { status: pb::InsertStatus::Created.into(), id: "1".into(), error: String::new() };
+        assert_eq!(shown(InsertAnswer::from(&created)), json!({"status": "CREATED", "id": "1"}));
+        assert_eq!(shown(InsertAnswer::from(&rejected("why".into()))), json!({"status": "REJECTED", "error": "why"}));
+    }
+}

@@ -1,0 +1,211 @@
+//! The JSON of the HTTP API (and of the files that `taskd insert` reads) to and from the messages of the proto.
+//!
+//! Same names as the proto's, in snake_case; durations `"30s"`, times RFC 3339. Payloads are not copied: each is a
+//! slice of the body. A list is counted before its entries are read, and each entry is read on its own: a wrong one
+//! does not spoil the others.
+
+pub mod insert;
+pub mod read;
+mod text;
+mod value;
+pub mod work;
+
+use std::{borrow::Cow, collections::HashMap, fmt, marker::PhantomData};
+
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use bytes::Bytes;
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::value::RawValue;
+
+use super::{MESSAGE, shorten, tally::Excess};
+use crate::{config::in_field, pb};
+
+/// The reason for which nothing of a request was looked at.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Unread {
+    /// The text is wrong.
+    #[error("{detail}")]
+    Malformed { detail: String, line: usize, column: usize },
+    /// Something that all items need is wrong: the worker's name.
+    #[error("{0}")]
+    Invalid(String),
+    #[error(transparent)]
+    Excess(#[from] Excess),
+}
+
+impl From<serde_json::Error> for Unread {
+    fn from(error: serde_json::Error) -> Self {
+        let detail =
+            if error.is_data() { without_place(&error) } else { format!("not JSON: {}", without_place(&error)) };
+        Self::Malformed { detail, line: error.line(), column: error.column() }
+    }
+}
+
+/// A list of at most `N` entries: the one after them is an error before it is kept.
+struct AtMost<T, const N: usize>(Vec<T>);
+
+impl<T, const N: usize> Default for AtMost<T, N> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor<T, const N: usize>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>, const N: usize> de::Visitor<'de> for Visitor<T, N> {
+            type Value = AtMost<T, N>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+                let mut list = Vec::new();
+                while let Some(entry) = entries.next_element()? {
+                    if list.len() == N {
+                        return Err(de::Error::custom(format_args!("more than {N} entries")));
+                    }
+                    list.push(entry);
+                }
+                Ok(AtMost(list))
+            }
+        }
+        deserializer.deserialize_seq(Visitor(PhantomData))
+    }
+}
+
+/// serde would take an array for a struct, field by field; we do not.
+fn object<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Unread> {
+    if first_byte(body).is_some_and(|byte| byte != b'{') {
+        // Syntax first: what is no JSON at all should be told so.
+        let _: &RawValue = serde_json::from_slice(body)?;
+        return Err(Unread::Malformed { detail: "expected a JSON object".into(), line: 1, column: 1 });
+    }
+    serde_json::from_slice(body).map_err(|error| match error.is_data() {
+        true => {
+            let detail = in_its_field::<T>(body, &error);
+            Unread::Malformed { detail, line: error.line(), column: error.column() }
+        }
+        false => error.into(),
+    })
+}
+
+/// An entry of a list, or a line.
+fn item<'a, T: Deserialize<'a>>(text: &'a str, what: &str) -> Result<T, String> {
+    if first_byte(text.as_bytes()).is_some_and(|byte| byte != b'{') {
+        return Err(format!("expected {what}: a JSON object"));
+    }
+    serde_json::from_str(text).map_err(|error| {
+        if error.is_data() {
+            in_its_field::<T>(text.as_bytes(), &error)
+        } else {
+            format!("not JSON at column {}: {}", error.column(), without_place(&error))
+        }
+    })
+}
+
+/// serde does not say where it was: the text is read again, slower, to learn that.
+fn in_its_field<'a, T: Deserialize<'a>>(text: &'a [u8], error: &serde_json::Error) -> String {
+    let message = without_place(error);
+    match serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(text)) {
+        Err(again) => shorten(&in_field(again.path(), &message), MESSAGE).into_owned(),
+        Ok(_) => message,
+    }
+}
+
+fn first_byte(text: &[u8]) -> Option<u8> {
+    text.iter().copied().find(|byte| !byte.is_ascii_whitespace())
+}
+
+fn utf8(text: &[u8]) -> Result<&str, String> {
+    std::str::from_utf8(text).map_err(|error| format!("not UTF-8 at byte {}", error.valid_up_to()))
+}
+
+/// serde's message without its " at line 1 column 9": a place within an item means nothing to who sees the whole.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let end = text.rfind(" at line ").unwrap_or(text.len());
+    shorten(&text[..end], MESSAGE).into_owned()
+}
+
+// --- What goes out.
+
+/// `{"results": […]}`, or another list under its name.
+pub fn list<T: Serialize>(name: &'static str, entries: impl IntoIterator<Item = T>) -> serde_json::Result<Vec<u8>> {
+    let entries: Vec<T> = entries.into_iter().collect();
+    serde_json::to_vec(&HashMap::from([(name, entries)]))
+}
+
+/// A key as text, and as bytes where it is none.
+#[derive(Serialize)]
+struct Key<'a> {
+    key: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_base64: Option<String>,
+}
+
+impl<'a> From<&'a Bytes> for Key<'a> {
+    fn from(bytes: &'a Bytes) -> Self {
+        let key = String::from_utf8_lossy(bytes);
+        let key_base64 = std::str::from_utf8(bytes).is_err().then(|| BASE64.encode(bytes));
+        Self { key, key_base64 }
+    }
+}
+
+/// A protobuf enum value without its prefix.
+fn name(full: &'static str, prefix: &str) -> &'static str {
+    full.strip_prefix(prefix).unwrap_or(full)
+}
+
+fn priority_name(priority: pb::Priority) -> &'static str {
+    match priority {
+        pb::Priority::High => "high",
+        pb::Priority::Medium | pb::Priority::Unspecified => "medium",
+        pb::Priority::Low => "low",
+    }
+}
+
+fn time(timestamp: &Option<prost_types::Timestamp>) -> Option<String> {
+    timestamp.as_ref().map(ToString::to_string)
+}
+
+#[cfg(test)]
+mod testing {
+    use super::{
+        super::{
+            budget::{Budget, Share},
+            tally::Tally,
+        },
+        *,
+    };
+    use crate::config::Settings;
+
+    /// A share that nothing fills.
+    pub(super) fn share() -> Share {
+        Budget::new(256 << 20).share()
+    }
+
+    /// For a body of 4 MiB.
+    pub(super) fn tally(share: &Share) -> Tally<'_> {
+        Tally::new(&Settings::default(), share, 4 << 20)
+    }
+
+    pub(super) fn shown(value: impl Serialize) -> serde_json::Value {
+        serde_json::to_value(value).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_ends_before_it_is_too_long() {
+        let read = |text| serde_json::from_str::<AtMost<u8, 2>>(text).map(|list| list.0).map_err(|e| without_place(&e));
+        assert_eq!(read("[1,2]").unwrap(), [1, 2]);
+        assert_eq!(read("[1,2,3").unwrap_err(), "more than 2 entries");
+        assert_eq!(list("results", [1, 2]).unwrap(), br#"{"results":[1,2]}"#);
+    }
+}

@@ -1,0 +1,113 @@
+//! Payloads and results: any JSON value, text, or bytes. Each comes in once and goes out once, as what it was.
+
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::without_place;
+use crate::{model::Encoding, pb};
+
+/// The bytes of `payload` or `payload_base64`, and what they are. `null` and an empty string are nothing.
+pub(super) fn read(
+    body: &Bytes,
+    name: &str,
+    json: Option<&RawValue>,
+    base64: Option<String>,
+) -> Result<(Bytes, pb::Encoding), String> {
+    match (json, base64) {
+        (Some(_), Some(_)) => Err(format!("{name} and {name}_base64 are both given; use one")),
+        (None, None) => Ok((Bytes::new(), pb::Encoding::Unspecified)),
+        (None, Some(text)) => {
+            let bytes = BASE64.decode(text).map_err(|error| format!("{name}_base64 is not base64: {error}"))?;
+            Ok((bytes.into(), pb::Encoding::Bytes))
+        }
+        (Some(json), None) if json.get().starts_with('"') => Ok((string_within(body, json.get())?, pb::Encoding::Text)),
+        (Some(json), None) => Ok((body.slice_ref(json.get().as_bytes()), pb::Encoding::Json)),
+    }
+}
+
+fn string_within(body: &Bytes, json: &str) -> Result<Bytes, String> {
+    // Without a backslash, what stands between the quotes is the string.
+    let inner = &json[1..json.len() - 1];
+    if !inner.contains('\\') {
+        return Ok(body.slice_ref(inner.as_bytes()));
+    }
+    serde_json::from_str(json).map(|text: String| Bytes::from(text)).map_err(|error| without_place(&error))
+}
+
+/// The value of `payload` or `result`.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum Value<'a> {
+    Json(&'a RawValue),
+    Text(&'a str),
+}
+
+/// A payload or a result as it is shown: a value or base64, and which; nothing where it is empty.
+#[derive(Default)]
+pub(super) struct Shown<'a> {
+    pub(super) value: Option<Value<'a>>,
+    pub(super) base64: Option<String>,
+    pub(super) encoding: Option<&'static str>,
+}
+
+impl<'a> Shown<'a> {
+    /// Bytes of unknown encoding (stored before it was kept) are shown as JSON where they read as JSON, and as text
+    /// where they are UTF-8.
+    pub(super) fn of(bytes: &'a [u8], encoding: Encoding) -> Self {
+        if bytes.is_empty() {
+            return Self::default();
+        }
+        let text = || std::str::from_utf8(bytes).ok();
+        let value = match encoding {
+            Encoding::Bytes => None,
+            Encoding::Text => text().map(Value::Text),
+            // JSON was checked when it came in; text that is none all the same is better than a broken answer.
+            Encoding::Json | Encoding::Unknown => {
+                text().map(|text| serde_json::from_str(text).map_or(Value::Text(text), Value::Json))
+            }
+        };
+        match value {
+            Some(Value::Json(_)) => Self { value, base64: None, encoding: Some("json") },
+            Some(Value::Text(_)) => Self { value, base64: None, encoding: Some("text") },
+            None => Self { value: None, base64: Some(BASE64.encode(bytes)), encoding: Some("bytes") },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_was_given_is_shown_again_once() {
+        let shown = |bytes: &[u8], encoding| {
+            let shown = Shown::of(bytes, encoding);
+            (serde_json::to_string(&shown.value).unwrap(), shown.base64, shown.encoding.unwrap_or_default())
+        };
+        let text = |text: &str| serde_json::to_string(text).unwrap();
+        let none = || "null".to_owned();
+        let cases: [(&[u8], Encoding, _); 11] = [
+            (b"{\"a\":  1.50}", Encoding::Json, ("{\"a\":  1.50}".into(), None, "json")),
+            (b"\"quoted\"", Encoding::Json, ("\"quoted\"".into(), None, "json")),
+            (b"42", Encoding::Text, (text("42"), None, "text")),
+            (b"42", Encoding::Bytes, (none(), Some("NDI=".into()), "bytes")),
+            (b"{}", Encoding::Text, (text("{}"), None, "text")),
+            (b"", Encoding::Json, (none(), None, "")),
+            // Of before.
+            (b"[1]", Encoding::Unknown, ("[1]".into(), None, "json")),
+            (b"plain", Encoding::Unknown, (text("plain"), None, "text")),
+            (b"\xff", Encoding::Unknown, (none(), Some("/w==".into()), "bytes")),
+            // Not what it should be.
+            (b"{", Encoding::Json, (text("{"), None, "text")),
+            (b"\xff", Encoding::Text, (none(), Some("/w==".into()), "bytes")),
+        ];
+        for (bytes, encoding, want) in cases {
+            assert_eq!(shown(bytes, encoding), want, "{bytes:?} as {encoding:?}");
+        }
+        assert_eq!(json!(Shown::of(b"[1]", Encoding::Json).value), json!([1]));
+    }
+}

@@ -1,0 +1,358 @@
+//! The calls of workers and the answers to them.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::{
+    super::{
+        ECHO, shorten,
+        tally::{Excess, MAX_QUEUES, Tally},
+    },
+    AtMost, Key, Unread, insert, item, name, object, priority_name,
+    text::Time,
+    time,
+    value::{self, Shown, Value},
+};
+use crate::{
+    model::{Encoding, WorkerName},
+    pb,
+};
+
+/// One entry of a list: what it says, or the answer that it gets because it is wrong.
+pub(in crate::ingress) type Item<T> = Result<T, pb::ItemResult>;
+
+/// More than max_items may be.
+const MAX_ITEMS: usize = 1000;
+/// Tasks that one completion may report as discovered.
+const MAX_DISCOVERED: usize = 10_000;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a completion")]
+struct Completion<'a> {
+    id: String,
+    lease_token: String,
+    #[serde(borrow)]
+    result: Option<&'a RawValue>,
+    result_base64: Option<String>,
+    #[serde(borrow, default)]
+    discovered: AtMost<&'a RawValue, MAX_DISCOVERED>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a rejection")]
+struct Rejection {
+    id: String,
+    lease_token: String,
+    #[serde(default)]
+    reason: String,
+    retry: Option<bool>,
+    delay: Option<Time>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an extension")]
+struct Extension {
+    id: String,
+    lease_token: String,
+    by: Option<Time>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object with worker and queues")]
+struct GetTasks {
+    worker: String,
+    queues: AtMost<String, MAX_QUEUES>,
+    #[serde(default)]
+    max_tasks: u32,
+    wait: Option<Time>,
+    lease_duration: Option<Time>,
+    #[serde(default)]
+    max_bytes: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object with worker and completions")]
+struct CompleteTasks<'a> {
+    worker: String,
+    #[serde(borrow)]
+    completions: AtMost<&'a RawValue, MAX_ITEMS>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object with worker and rejections")]
+struct RejectTasks<'a> {
+    worker: String,
+    #[serde(borrow)]
+    rejections: AtMost<&'a RawValue, MAX_ITEMS>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object with worker and extensions")]
+struct ExtendTasks<'a> {
+    worker: String,
+    #[serde(borrow)]
+    extensions: AtMost<&'a RawValue, MAX_ITEMS>,
+}
+
+pub(in crate::ingress) fn get_tasks(body: &Bytes) -> Result<pb::GetTasksRequest, Unread> {
+    let request: GetTasks = object(body)?;
+    Ok(pb::GetTasksRequest {
+        worker: request.worker,
+        queues: request.queues.0,
+        max_tasks: request.max_tasks,
+        wait: request.wait.map(|time| time.0),
+        lease_duration: request.lease_duration.map(|time| time.0),
+        max_bytes: request.max_bytes,
+    })
+}
+
+/// The worker, and what it has completed.
+pub(in crate::ingress) fn complete_tasks(
+    body: &Bytes,
+    tally: &mut Tally<'_>,
+) -> Result<(String, Vec<Item<pb::Completion>>), Unread> {
+    let CompleteTasks { worker, completions } = object(body)?;
+    let items = items(&worker, &completions.0, tally, |text, tally| completion(body, text, tally))?;
+    Ok((worker, items))
+}
+
+/// The worker, and what it gives back.
+pub(in crate::ingress) fn reject_tasks(
+    body: &Bytes,
+    tally: &mut Tally<'_>,
+) -> Result<(String, Vec<Item<pb::Rejection>>), Unread> {
+    let RejectTasks { worker, rejections } = object(body)?;
+    let items = items(&worker, &rejections.0, tally, |text, _| Ok(rejection(text)))?;
+    Ok((worker, items))
+}
+
+/// The worker, and what it holds on to.
+pub(in crate::ingress) fn extend_tasks(
+    body: &Bytes,
+    tally: &mut Tally<'_>,
+) -> Result<(String, Vec<Item<pb::Extension>>), Unread> {
+    let ExtendTasks { worker, extensions } = object(body)?;
+    let items = items(&worker, &extensions.0, tally, |text, _| Ok(extension(text)))?;
+    Ok((worker, items))
+}
+
+/// Checks what all items have in common before it reads the first.
+fn items<T>(
+    worker: &str,
+    texts: &[&RawValue],
+    tally: &mut Tally<'_>,
+    read: impl Fn(&str, &mut Tally<'_>) -> Result<Result<T, String>, Excess>,
+) -> Result<Vec<Item<T>>, Unread> {
+    WorkerName::new(worker).map_err(|error| Unread::Invalid(error.to_string()))?;
+    texts.iter().try_for_each(|_| tally.item())?;
+    let answered = |text: &&RawValue| Ok(read(text.get(), tally)?.map_err(|error| invalid(text.get(), error)));
+    texts.iter().map(answered).collect()
+}
+
+/// The answer to an item that could not be read, with its id where that could.
+fn invalid(text: &str, error: String) -> pb::ItemResult {
+    #[derive(Deserialize)]
+    struct Id {
+        id: String,
+    }
+    let id = serde_json::from_str(text).map_or_else(|_| String::new(), |Id { id }| shorten(&id, ECHO).into_owned());
+    pb::ItemResult { id, status: pb::ItemStatus::Invalid.into(), error, lease_expires_at: None }
+}
+
+fn completion(body: &Bytes, text: &str, tally: &mut Tally<'_>) -> Result<Result<pb::Completion, String>, Excess> {
+    let completion: Completion<'_> = match item(text, "a completion") {
+        Ok(completion) => completion,
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut discovered = Vec::new();
+    for (index, task) in completion.discovered.0.iter().enumerate() {
+        tally.discovered()?;
+        match insert::part(body, task.get(), tally)? {
+            Ok(task) => discovered.push(task),
+            Err(error) => return Ok(Err(format!("discovered[{index}]: {error}"))),
+        }
+    }
+    let result = value::read(body, "result", completion.result, completion.result_base64);
+    Ok(result.map(|(result, encoding)| pb::Completion {
+        id: completion.id,
+        lease_token: completion.lease_token,
+        result,
+        result_encoding: encoding.into(),
+        discovered,
+    }))
+}
+
+fn rejection(text: &str) -> Result<pb::Rejection, String> {
+    let Rejection { id, lease_token, reason, retry, delay } = item(text, "a rejection")?;
+    Ok(pb::Rejection { id, lease_token, reason, retry, delay: delay.map(|time| time.0) })
+}
+
+fn extension(text: &str) -> Result<pb::Extension, String> {
+    let Extension { id, lease_token, by } = item(text, "an extension")?;
+    Ok(pb::Extension { id, lease_token, by: by.map(|time| time.0) })
+}
+
+#[derive(Serialize)]
+pub(in crate::ingress) struct ItemAnswer<'a> {
+    id: &'a str,
+    status: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    error: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_expires_at: Option<String>,
+}
+
+impl<'a> From<&'a pb::ItemResult> for ItemAnswer<'a> {
+    fn from(result: &'a pb::ItemResult) -> Self {
+        Self {
+            id: &result.id,
+            status: name(result.status().as_str_name(), "ITEM_STATUS_"),
+            error: &result.error,
+            lease_expires_at: time(&result.lease_expires_at),
+        }
+    }
+}
+
+#[derive(Serialize)]
+pub(in crate::ingress) struct LeasedTask<'a> {
+    id: &'a str,
+    queue: &'a str,
+    #[serde(flatten)]
+    key: Key<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<Value<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_base64: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_encoding: Option<&'static str>,
+    headers: &'a HashMap<String, String>,
+    traceparent: &'a str,
+    lease_token: &'a str,
+    lease_expires_at: Option<String>,
+    attempt: u32,
+    replicas: u32,
+    priority: &'a str,
+}
+
+impl<'a> From<&'a pb::LeasedTask> for LeasedTask<'a> {
+    fn from(task: &'a pb::LeasedTask) -> Self {
+        let Shown { value, base64, encoding } = Shown::of(&task.payload, Encoding::from_pb(task.payload_encoding()));
+        Self {
+            id: &task.id,
+            queue: &task.queue,
+            key: (&task.key).into(),
+            payload: value,
+            payload_base64: base64,
+            payload_encoding: encoding,
+            headers: &task.headers,
+            traceparent: &task.traceparent,
+            lease_token: &task.lease_token,
+            lease_expires_at: time(&task.lease_expires_at),
+            attempt: task.attempt,
+            replicas: task.replicas,
+            priority: priority_name(task.priority()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{
+        super::testing::{share, shown, tally},
+        *,
+    };
+
+    #[test]
+    fn a_wrong_completion_is_answered_under_its_id() {
+        let body = Bytes::from_static(
+            br#"{"worker":"w","completions":[
+                {"id":"1","lease_token":"t","result":{"ok":true},"discovered":[{"key":"x"}]},
+                {"id":"2","lease_token":"t","discovered":[{"key":"x"},{"kee":"y"}]},
+                {"lease_token":"t"}]}"#,
+        );
+        let (worker, items) = complete_tasks(&body, &mut tally(&share())).unwrap();
+        assert_eq!(worker, "w");
+        let first = items[0].as_ref().unwrap();
+        assert_eq!((first.result.as_ref(), first.discovered.len()), (b"{\"ok\":true}".as_ref(), 1));
+        assert_eq!(first.result_encoding(), pb::Encoding::Json);
+        let second = items[1].as_ref().unwrap_err();
+        assert_eq!((second.id.as_str(), second.status()), ("2", pb::ItemStatus::Invalid));
+        assert!(second.error.starts_with("discovered[1]: unknown field `kee`"), "{}", second.error);
+        assert_eq!(items[2].as_ref().unwrap_err().error, "missing field `id`");
+    }
+
+    #[test]
+    fn rejections_and_extensions_are_read() {
+        let body = Bytes::from_static(
+            br#"{"worker":"w","rejections":[{"id":"1","lease_token":"t","reason":"r","retry":false,"delay":"1m"}]}"#,
+        );
+        let rejection = reject_tasks(&body, &mut tally(&share())).unwrap().1.remove(0).unwrap();
+        assert_eq!((rejection.retry, rejection.delay.unwrap().seconds), (Some(false), 60));
+        let body = Bytes::from_static(br#"{"worker":"w","extensions":[{"id":"1","lease_token":"t","by":"2m"}]}"#);
+        let extension = extend_tasks(&body, &mut tally(&share())).unwrap().1.remove(0).unwrap();
+        assert_eq!(extension.by.unwrap().seconds, 120);
+    }
+
+    #[test]
+    fn what_all_items_need_is_checked_before_the_first_is_read() {
+        let refused = |worker: &str, items: &str| {
+            let body = Bytes::from(format!("{{\"worker\":\"{worker}\",\"completions\":[{items}]}}"));
+            complete_tasks(&body, &mut tally(&share())).unwrap_err()
+        };
+        assert!(matches!(refused("", ""), Unread::Invalid(why) if why.starts_with("worker is missing")));
+        let Unread::Malformed { detail, .. } = refused("w", &vec!["0"; 1001].join(",")) else { panic!("too many") };
+        assert_eq!(detail, "completions: more than 1000 entries");
+        let many = vec!["{\"key\":\"x\"}"; 10_000].join(",");
+        let item = format!("{{\"id\":\"1\",\"lease_token\":\"t\",\"discovered\":[{many}]}}");
+        assert_eq!(refused("w", &vec![item; 6].join(",")), Unread::Excess(Excess::Discovered));
+    }
+
+    #[test]
+    fn one_completion_does_not_discover_more_than_it_may() {
+        let item = format!("{{\"id\":\"1\",\"lease_token\":\"t\",\"discovered\":[{}]}}", vec!["{}"; 10_001].join(","));
+        let body = Bytes::from(format!("{{\"worker\":\"w\",\"completions\":[{item}]}}"));
+        let item = complete_tasks(&body, &mut tally(&share())).unwrap().1.remove(0).unwrap_err();
+        assert_eq!((item.id.as_str(), item.error.as_str()), ("1", "discovered: more than 10000 entries"));
+    }
+
+    #[test]
+    fn a_request_that_is_no_object_or_lacks_something_is_malformed() {
+        let read = |text: &'static str| get_tasks(&Bytes::from_static(text.as_bytes())).unwrap_err().to_string();
+        assert_eq!(read(r#"["w", ["q"]]"#), "expected a JSON object");
+        assert_eq!(read(r#"{"queues":[]}"#), "missing field `worker`");
+        assert_eq!(read(r#"{"worker":"w","queues":"q"}"#), "queues: invalid type: string \"q\", expected a list");
+        assert!(read(r#"{"worker":"w","queues":["q"],"max":3}"#).starts_with("unknown field `max`, expected one of"));
+        assert!(read("{").starts_with("not JSON: EOF"));
+        assert!(read("").starts_with("not JSON: EOF"));
+    }
+
+    #[test]
+    fn answers_leave_out_what_is_empty() {
+        let lost = pb::ItemResult { id: "1".into(), status: pb::ItemStatus::LeaseLost.into(), ..Default::default() };
+        assert_eq!(shown(ItemAnswer::from(&lost)), json!({"id": "1", "status": "LEASE_LOST"}));
+    }
+
+    #[test]
+    fn a_leased_task_has_its_payload_once_and_as_what_it_was() {
+        let shown_as = |payload: &'static [u8], encoding: pb::Encoding| {
+            let payload = Bytes::from_static(payload);
+            let key = "k".into();
+            let task = pb::LeasedTask { key, payload, payload_encoding: encoding.into(), ..Default::default() };
+            let mut json = shown(LeasedTask::from(&task));
+            assert_eq!((&json["key"], &json["priority"]), (&json!("k"), &json!("medium")));
+            ["payload", "payload_base64", "payload_encoding"].map(|name| json[name].take())
+        };
+        let null = serde_json::Value::Null;
+        assert_eq!(shown_as(b"{\"a\":1}", pb::Encoding::Json), [json!({"a": 1}), null.clone(), json!("json")]);
+        assert_eq!(shown_as(b"{\"a\":1}", pb::Encoding::Text), [json!("{\"a\":1}"), null.clone(), json!("text")]);
+        assert_eq!(shown_as(b"\xff", pb::Encoding::Bytes), [null.clone(), json!("/w=="), json!("bytes")]);
+        assert_eq!(shown_as(b"", pb::Encoding::Bytes), [null.clone(), null.clone(), null]);
+        let task = pb::LeasedTask { key: vec![0xff].into(), ..Default::default() };
+        assert_eq!(shown(LeasedTask::from(&task))["key_base64"], "/w==");
+    }
+}

@@ -1,0 +1,118 @@
+//! The parts of a request, counted before they are built: a few bytes of JSON or protobuf become hundreds in memory.
+
+use super::budget::{NoRoom, Share};
+use crate::config::Settings;
+
+/// Tasks that all completions of a call may report as discovered.
+pub(super) const MAX_DISCOVERED: usize = 50_000;
+/// Memory that a part of a request takes beside its bytes, about.
+const TASK: usize = 400;
+const ITEM: usize = 512;
+const HEADER: usize = 128;
+/// A request may take so much beside its bytes, and so many times its bytes.
+const FREE: usize = 24 << 20;
+const TIMES: usize = 4;
+/// So much is taken from the budget at a time.
+const STEP: usize = 64 << 10;
+
+/// Why a request is not read any further.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Excess {
+    #[error("more than {0} tasks in one request (discovery_buffer); NDJSON over HTTP has no limit")]
+    Tasks(usize),
+    #[error("more than {0} items in one call (max_items)")]
+    Items(usize),
+    #[error("more than {MAX_DISCOVERED} discovered tasks in one call; complete fewer tasks at once")]
+    Discovered,
+    #[error("more than {0} queues")]
+    Queues(usize),
+    #[error("its parts would take more than {0} bytes of memory; send fewer at once")]
+    Memory(usize),
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+}
+
+/// Queues that one call may name.
+pub(super) const MAX_QUEUES: usize = 100;
+
+/// The parts of one request so far.
+pub(super) struct Tally<'a> {
+    share: &'a Share,
+    max_tasks: usize,
+    max_items: usize,
+    max_memory: usize,
+    tasks: usize,
+    items: usize,
+    discovered: usize,
+    queues: usize,
+    memory: usize,
+    /// Of `memory`, what the budget was asked for.
+    taken: usize,
+}
+
+impl<'a> Tally<'a> {
+    /// For a request of `bytes` bytes.
+    pub(super) fn new(settings: &Settings, share: &'a Share, bytes: usize) -> Self {
+        Self {
+            share,
+            max_tasks: settings.discovery.buffer,
+            max_items: settings.limits.max_items,
+            max_memory: FREE + bytes.saturating_mul(TIMES),
+            tasks: 0,
+            items: 0,
+            discovered: 0,
+            queues: 0,
+            memory: 0,
+            taken: 0,
+        }
+    }
+
+    pub(super) fn task(&mut self) -> Result<(), Excess> {
+        self.tasks += 1;
+        let max = self.max_tasks;
+        if self.tasks > max { Err(Excess::Tasks(max)) } else { self.takes(TASK) }
+    }
+
+    pub(super) fn item(&mut self) -> Result<(), Excess> {
+        self.items += 1;
+        let max = self.max_items;
+        if self.items > max { Err(Excess::Items(max)) } else { self.takes(ITEM) }
+    }
+
+    pub(super) fn discovered(&mut self) -> Result<(), Excess> {
+        self.discovered += 1;
+        if self.discovered > MAX_DISCOVERED { Err(Excess::Discovered) } else { self.takes(TASK) }
+    }
+
+    pub(super) fn queue(&mut self) -> Result<(), Excess> {
+        self.queues += 1;
+        if self.queues > MAX_QUEUES { Err(Excess::Queues(MAX_QUEUES)) } else { Ok(()) }
+    }
+
+    pub(super) fn header(&mut self) -> Result<(), Excess> {
+        self.takes(HEADER)
+    }
+
+    /// Leaves the room with the request until it is answered, because the parts are decoded elsewhere.
+    pub(super) fn keep(mut self) {
+        self.taken = 0;
+    }
+
+    fn takes(&mut self, bytes: usize) -> Result<(), Excess> {
+        self.memory += bytes;
+        if self.memory > self.max_memory {
+            return Err(Excess::Memory(self.max_memory));
+        }
+        if self.memory - self.taken >= STEP {
+            self.share.grow(self.memory - self.taken)?;
+            self.taken = self.memory;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Tally<'_> {
+    fn drop(&mut self) {
+        self.share.shrink(self.taken);
+    }
+}

@@ -1,0 +1,148 @@
+//! Protobuf as it stands on the wire, counted before it is decoded.
+
+use super::tally::{Excess, Tally};
+
+/// A message that is not decoded.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub(super) enum Refused {
+    #[error(transparent)]
+    Excess(#[from] Excess),
+    #[error("the message cannot be read: {0}")]
+    Malformed(&'static str),
+}
+
+type Count = fn(&mut Tally<'_>) -> Result<(), Excess>;
+
+/// The fields of a message that may come any number of times: number, how each is counted, and what else is counted in
+/// it.
+pub(super) struct Shape(&'static [(u64, Count, Option<&'static Shape>)]);
+
+const NOTHING: Shape = Shape(&[]);
+const TASK: Shape = Shape(&[(10, |tally| tally.header(), None)]);
+const COMPLETION: Shape = Shape(&[(4, |tally| tally.discovered(), Some(&TASK))]);
+const INSERT: Shape = Shape(&[(1, |tally| tally.task(), Some(&TASK))]);
+const GET: Shape = Shape(&[(2, |tally| tally.queue(), None)]);
+const COMPLETE: Shape = Shape(&[(2, |tally| tally.item(), Some(&COMPLETION))]);
+const ITEMS: Shape = Shape(&[(2, |tally| tally.item(), None)]);
+
+/// The request of a method, by its path.
+pub(super) fn shape(path: &str) -> &'static Shape {
+    match path {
+        "/taskd.v1.Discovery/InsertTasks" => &INSERT,
+        "/taskd.v1.Tasks/GetTasks" => &GET,
+        "/taskd.v1.Tasks/CompleteTasks" => &COMPLETE,
+        "/taskd.v1.Tasks/RejectTasks" | "/taskd.v1.Tasks/ExtendTasks" => &ITEMS,
+        _ => &NOTHING,
+    }
+}
+
+/// Counts what `message` holds.
+pub(super) fn count(mut message: &[u8], shape: &Shape, tally: &mut Tally<'_>) -> Result<(), Refused> {
+    while !message.is_empty() {
+        let key = varint(&mut message)?;
+        let field = match key & 7 {
+            0 => {
+                varint(&mut message)?;
+                continue;
+            }
+            1 => bytes(&mut message, 8)?,
+            2 => {
+                let length = usize::try_from(varint(&mut message)?).map_err(|_| TOO_SHORT)?;
+                bytes(&mut message, length)?
+            }
+            5 => bytes(&mut message, 4)?,
+            // The decoder would skip what is in a group, and go on behind it.
+            _ => return Err(Refused::Malformed("it has a group or an unknown type of field")),
+        };
+        if let Some((_, one, inner)) = shape.0.iter().find(|(number, ..)| *number == key >> 3) {
+            one(tally)?;
+            inner.map_or(Ok(()), |inner| count(field, inner, tally))?;
+        }
+    }
+    Ok(())
+}
+
+const TOO_SHORT: Refused = Refused::Malformed("it ends in the middle of a field");
+
+fn bytes<'a>(message: &mut &'a [u8], length: usize) -> Result<&'a [u8], Refused> {
+    let (field, rest) = message.split_at_checked(length).ok_or(TOO_SHORT)?;
+    *message = rest;
+    Ok(field)
+}
+
+fn varint(message: &mut &[u8]) -> Result<u64, Refused> {
+    let mut value = 0;
+    for shift in (0..70).step_by(7) {
+        let (byte, rest) = message.split_first().ok_or(TOO_SHORT)?;
+        *message = rest;
+        value |= u64::from(byte & 0x7f).wrapping_shl(shift);
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(Refused::Malformed("a number has more than ten bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+    use crate::{config::Settings, ingress::budget::Budget, pb};
+
+    fn counted(path: &str, message: &[u8]) -> Result<(), String> {
+        let (settings, share) = (Settings::default(), Budget::new(256 << 20).share());
+        let mut tally = Tally::new(&settings, &share, message.len());
+        count(message, shape(path), &mut tally).map_err(|refused| refused.to_string())
+    }
+
+    fn refused(path: &str, message: &[u8]) -> String {
+        counted(path, message).unwrap_err()
+    }
+
+    #[test]
+    fn real_messages_pass() {
+        let task = pb::NewTask {
+            queue: "q".into(),
+            key: "k".into(),
+            headers: [("a".into(), "b".into())].into(),
+            max_attempts: Some(3),
+            ..Default::default()
+        };
+        let insert = pb::InsertTasksRequest { tasks: vec![task.clone(); 20_000] };
+        counted("/taskd.v1.Discovery/InsertTasks", &insert.encode_to_vec()).unwrap();
+        let completion = pb::Completion { id: "i".into(), discovered: vec![task; 50], ..Default::default() };
+        let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion; 1000] };
+        counted("/taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec()).unwrap();
+        let queues = vec!["q".into(); 100];
+        let get = pb::GetTasksRequest { worker: "w".into(), queues, ..Default::default() };
+        counted("/taskd.v1.Tasks/GetTasks", &get.encode_to_vec()).unwrap();
+    }
+
+    #[test]
+    fn too_many_parts_are_refused_wherever_they_stand() {
+        let insert = "/taskd.v1.Discovery/InsertTasks";
+        assert!(refused(insert, &[0x0a, 0].repeat(20_001)).starts_with("more than 20000 tasks in one request"));
+        for method in ["CompleteTasks", "RejectTasks", "ExtendTasks"] {
+            let said = refused(&format!("/taskd.v1.Tasks/{method}"), &[0x12, 0].repeat(1001));
+            assert_eq!(said, "more than 1000 items in one call (max_items)");
+        }
+        assert_eq!(refused("/taskd.v1.Tasks/GetTasks", &[0x12, 0].repeat(101)), "more than 100 queues");
+        let completion = pb::Completion { discovered: vec![pb::NewTask::default(); 50_001], ..Default::default() };
+        let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion] };
+        let said = refused("/taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec());
+        assert!(said.starts_with("more than 50000 discovered tasks"), "{said}");
+        // 4 MiB of headers of one task.
+        let headers = (0..500_000_u32).map(|n| (format!("{n:06x}"), String::new())).collect();
+        let task = pb::NewTask { headers, ..Default::default() };
+        let said = refused(insert, &pb::InsertTasksRequest { tasks: vec![task] }.encode_to_vec());
+        assert!(said.contains("bytes of memory; send fewer at once"), "{said}");
+    }
+
+    #[test]
+    fn what_is_no_protobuf_is_malformed() {
+        for message in [&[0x0a, 5, 1][..], &[0x0a], &[0xff; 11], &[0x09, 1], &[0x0d], &[0xfb, 1, 0xfc, 1]] {
+            assert!(refused("/taskd.v1.Discovery/InsertTasks", message).starts_with("the message cannot be read"));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! gRPC's codec: messages as prost writes them, inspected before they are decoded.
+//!
+//! A message of a few bytes can become hundreds of them. A server counts what stands in it first ([`inspected`]), and
+//! answers a message that cannot be read with INVALID_ARGUMENT: it is the caller's mistake.
+
+use std::{future::Future, marker::PhantomData};
+
+use bytes::Buf as _;
+use prost::Message;
+use tonic::{
+    Status,
+    codec::{BufferSettings, DecodeBuf, Decoder},
+};
+use tonic_prost::ProstEncoder;
+
+/// Looks at an encoded message; an error is the answer to it.
+pub type Inspector = Box<dyn Fn(&[u8]) -> Result<(), Status> + Send + Sync>;
+
+tokio::task_local! {
+    static INSPECTOR: Inspector;
+}
+
+/// Runs `call` with `inspector` before each message that it decodes.
+pub async fn inspected<T>(inspector: Inspector, call: impl Future<Output = T>) -> T {
+    INSPECTOR.scope(inspector, call).await
+}
+
+/// The codec of the generated services and clients.
+pub struct Codec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for Codec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> tonic::codec::Codec for Codec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = ProstEncoder<T>;
+    type Decoder = Inspected<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::new(BufferSettings::default())
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        Inspected(PhantomData)
+    }
+}
+
+/// Decodes a message that the inspector of this call, if it has one, lets through.
+pub struct Inspected<U>(PhantomData<U>);
+
+impl<U: Message + Default> Decoder for Inspected<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        // All of it: the buffer is one piece.
+        let verdict = INSPECTOR.try_with(|inspect| inspect(buf.chunk()));
+        let is_server = verdict.is_ok();
+        verdict.unwrap_or(Ok(()))?;
+        U::decode(buf).map(Some).map_err(|error| match is_server {
+            true => Status::invalid_argument(format!("the message cannot be read: {error}")),
+            false => Status::internal(error.to_string()),
+        })
+    }
+}

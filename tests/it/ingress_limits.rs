@@ -1,0 +1,380 @@
+//! Clients that send too much, by the running binary: it costs them, and nobody else.
+
+use std::{collections::HashMap, fs, sync::Arc, time::Duration};
+
+use bytes::{Buf, BufMut, Bytes};
+use prost::Message as _;
+use serde_json::json;
+use taskd::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tonic::{
+    Code, Status,
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    transport::Channel,
+};
+
+use crate::support::{daemon::Daemon, until};
+
+const MIB: usize = 1 << 20;
+
+/// A figure of `/proc/<pid>/status`, in bytes.
+fn memory(daemon: &Daemon, name: &str) -> usize {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+/// Runs `call`, and measures the peak of taskd's memory above what it was before.
+async fn peak_of<T>(daemon: &Daemon, call: impl Future<Output = T>) -> (T, usize) {
+    // Forgets the peak until now.
+    fs::write(format!("/proc/{}/clear_refs", daemon.pid()), "5").unwrap();
+    let before = memory(daemon, "VmRSS");
+    let answer = call.await;
+    (answer, memory(daemon, "VmHWM").saturating_sub(before))
+}
+
+/// `entry` again and again, of 4 MiB in all.
+fn list(before: &str, entry: &str, behind: &str) -> String {
+    let entries = vec![entry; 4 * MIB / (entry.len() + 1)].join(",");
+    format!("{before}{entries}{behind}")
+}
+
+/// 4 MiB of headers, for so many tasks.
+fn headers(tasks: usize) -> Vec<String> {
+    let of_task = 4 * MIB / 12 / tasks;
+    let headers: Vec<String> = (0..of_task).map(|n| format!("\"{n:06}\":\"\"")).collect();
+    vec![format!("{{\"queue\":\"q\",\"key\":\"k\",\"headers\":{{{}}}}}", headers.join(",")); tasks]
+}
+
+#[tokio::test]
+async fn four_mib_of_hostile_json_cost_little_memory() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let item = "{\"id\":\"1\",\"lease_token\":\"t\",";
+    let worker = |list: &str| format!("{{\"worker\":\"w\",\"{list}\":[");
+    let (json, lines) = ("application/json", "application/x-ndjson");
+    let cases = [
+        ("/v1/tasks", json, list("[", "0", "]"), 413, "more than 20000 tasks in one request"),
+        ("/v1/tasks", json, list("[", "{}", "]"), 413, "more than 20000 tasks in one request"),
+        ("/v1/tasks", json, list("{\"x\":[", "0", "]}"), 422, "unknown field `x`"),
+        ("/v1/tasks", json, headers(1).remove(0), 422, "headers: more than 1000 headers"),
+        ("/v1/tasks", json, format!("[{}]", headers(400).join(",")), 413, "bytes of memory; send fewer at once"),
+        ("/v1/tasks", lines, headers(400).join("\n"), 200, "CREATED"),
+        ("/v1/tasks", lines, list("", "0", "").replace(',', "\n"), 200, "line 1: expected a task"),
+        ("/v1/tasks:get", json, list("{\"worker\":\"w\",\"queues\":[", "\"\"", "]}"), 400, "more than 100 entries"),
+        ("/v1/tasks:complete", json, list(&worker("completions"), "0", "]}"), 400, "more than 1000 entries"),
+        ("/v1/tasks:reject", json, list(&worker("rejections"), "0", "]}"), 400, "more than 1000 entries"),
+        ("/v1/tasks:extend", json, list(&worker("extensions"), "{}", "]}"), 400, "more than 1000 entries"),
+        (
+            "/v1/tasks:complete",
+            json,
+            list(&format!("{}{item}\"discovered\":[", worker("completions")), "{}", "]}]}"),
+            200,
+            "discovered: more than 10000 entries",
+        ),
+        (
+            "/v1/tasks:complete",
+            json,
+            list(&format!("{}{item}\"x\":[", worker("completions")), "0", "]}]}"),
+            200,
+            "unknown field `x`",
+        ),
+    ];
+    for (path, content_type, body, status, said) in cases {
+        let what = format!("{path} {content_type} {:.60}", body);
+        // On a connection of its own: one that has been idle for long is closed.
+        let request = reqwest::Client::new().post(format!("{}{path}", daemon.http()));
+        let request = request.header("content-type", content_type).body(body);
+        let (answer, peak) = peak_of(&daemon, async {
+            let answer = request.send().await.unwrap();
+            (answer.status(), answer.text().await.unwrap())
+        })
+        .await;
+        let (code, text) = answer;
+        assert_eq!(code, status, "{what}: {text:.300}");
+        assert!(text.contains(said), "{what}: {text:.300}");
+        assert!(peak <= 64 * MIB, "{what} took {} MiB", peak >> 20);
+    }
+    // Memory is not all that they could take.
+    assert_eq!(daemon.post("/v1/tasks", &json!({"queue": "q", "key": "honest"})).await.0, 200);
+    assert!(daemon.stop().await.success());
+}
+
+/// Messages that are none.
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, message: Bytes, buf: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buf.put(message);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(buf.copy_to_bytes(buf.remaining())))
+    }
+}
+
+async fn channel(daemon: &Daemon) -> Channel {
+    Channel::from_shared(daemon.grpc()).unwrap().connect().await.unwrap()
+}
+
+async fn call(channel: Channel, method: &'static str, message: Bytes) -> Result<Bytes, Status> {
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await.unwrap();
+    client.unary(tonic::Request::new(message), method.parse().unwrap(), Raw).await.map(tonic::Response::into_inner)
+}
+
+#[tokio::test]
+async fn four_mib_of_hostile_protobuf_cost_little_memory() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let channel = channel(&daemon).await;
+    let repeated = |bytes: &[u8]| Bytes::from(bytes.repeat(4 * MIB / bytes.len()));
+    // Completions with empty discovered tasks.
+    let complete = |completions: usize, tasks: usize| {
+        let mut message = Vec::new();
+        for _ in 0..completions {
+            prost::encoding::bytes::encode(2, &[0x22, 0].repeat(tasks), &mut message);
+        }
+        Bytes::from(message)
+    };
+    let headers: HashMap<_, _> = (0..4 * MIB / 12).map(|n| (format!("{n:06}"), String::new())).collect();
+    let task = pb::NewTask { queue: "q".into(), key: "k".into(), headers, ..Default::default() };
+    let cases = [
+        ("/taskd.v1.Discovery/InsertTasks", repeated(&[0x0a, 0]), "more than 20000 tasks in one request"),
+        ("/taskd.v1.Tasks/CompleteTasks", repeated(&[0x12, 0]), "more than 1000 items in one call (max_items)"),
+        ("/taskd.v1.Tasks/RejectTasks", repeated(&[0x12, 0]), "more than 1000 items in one call (max_items)"),
+        ("/taskd.v1.Tasks/ExtendTasks", repeated(&[0x12, 0]), "more than 1000 items in one call (max_items)"),
+        ("/taskd.v1.Tasks/GetTasks", repeated(&[0x12, 0]), "more than 100 queues"),
+        ("/taskd.v1.Tasks/CompleteTasks", complete(1, 2 * MIB), "more than 50000 discovered tasks"),
+        ("/taskd.v1.Tasks/CompleteTasks", complete(1000, 2000), "more than 50000 discovered tasks"),
+        (
+            "/taskd.v1.Discovery/InsertTasks",
+            pb::InsertTasksRequest { tasks: vec![task] }.encode_to_vec().into(),
+            "bytes of memory; send fewer at once",
+        ),
+        ("/taskd.v1.Discovery/InsertTasks", repeated(&[0xff]), "the message cannot be read"),
+        ("/taskd.v1.Discovery/InsertTasks", vec![0x0a, 3, 0x0a, 1, 0xff].into(), "the message cannot be read"),
+    ];
+    for (method, message, said) in cases {
+        let what = format!("{method} {:?}…", &message[..message.len().min(8)]);
+        let (answer, peak) = peak_of(&daemon, call(channel.clone(), method, message)).await;
+        let status = answer.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{what}: {}", status.message());
+        assert!(status.message().contains(said), "{what}: {}", status.message());
+        assert!(peak <= 64 * MIB, "{what} took {} MiB", peak >> 20);
+    }
+    assert!(daemon.stop().await.success());
+}
+
+/// Begins a request of 31 MiB, and sends no more than that.
+async fn unfinished(port: u16) -> TcpStream {
+    let mut client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let head = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
+    client.write_all(format!("{head}{}\r\n\r\n[", 32 * MIB).as_bytes()).await.unwrap();
+    // It is refused when it finds no room.
+    client.write_all(&vec![b' '; 31 * MIB]).await.ok();
+    client
+}
+
+#[tokio::test]
+async fn bodies_that_do_not_end_have_one_budget() {
+    let mut daemon = Daemon::start("request_budget = \"80MiB\"", &[]).await;
+    let begin = async {
+        let mut clients = Vec::new();
+        for _ in 0..12 {
+            clients.push(unfinished(daemon.http_port()).await);
+        }
+        clients
+    };
+    let (clients, peak) = peak_of(&daemon, begin).await;
+    assert!(peak <= 112 * MIB, "{} MiB for 12 bodies of 31 MiB", peak >> 20);
+    let mut refused = 0;
+    for mut client in clients {
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.ok();
+        let answer = String::from_utf8_lossy(&answer);
+        refused += usize::from(answer.starts_with("HTTP/1.1 429 ") || answer.is_empty());
+    }
+    assert!(refused >= 10, "two have room, {} had", 12 - refused);
+    // A small request has room beside them, a large one finds it when they have gone.
+    assert_eq!(daemon.post("/v1/tasks", &json!({"queue": "q", "key": "small"})).await.0, 200);
+    until("their room is free again", async || {
+        let body = format!("[{}]", " ".repeat(31 * MIB));
+        daemon.post_text("/v1/tasks", "application/json", body).await.0 == 200
+    })
+    .await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_have_the_same_budget() {
+    let limits = "max_payload_bytes = \"8MiB\"\nmax_request_bytes = \"10MiB\"\nrequest_budget = \"28MiB\"\n";
+    let config = format!("{limits}[queues.q]\nlease = \"10m\"");
+    let mut daemon = Daemon::start(&config, &[]).await;
+    let payload = "x".repeat(7 * MIB);
+    for n in 0..5 {
+        daemon.insert(&[json!({"queue": "q", "key": n.to_string(), "payload": payload})]).await;
+    }
+    until("all wait", async || daemon.queue("q").await["queued"] == 5).await;
+    let get = json!({"worker": "deaf", "queues": ["q"]}).to_string();
+    let head = "POST /v1/tasks:get HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
+    let mut deaf = Vec::new();
+    for n in 1..=3 {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(16 << 10).unwrap();
+        let mut client = socket.connect(([127, 0, 0, 1], daemon.http_port()).into()).await.unwrap();
+        client.write_all(format!("{head}{}\r\n\r\n{get}", get.len()).as_bytes()).await.unwrap();
+        deaf.push(client);
+        until("its answer waits", async || held_bytes(&daemon).await >= n * 7 * MIB).await;
+    }
+    let (status, problem) = daemon.post("/v1/tasks:get", &json!({"worker": "w", "queues": ["q"]})).await;
+    assert_eq!(status, 429, "{:.300}", problem.to_string());
+    let mut client = TasksClient::new(channel(&daemon).await);
+    let get = pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into()], ..Default::default() };
+    let status = client.get_tasks(get.clone()).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
+    // Answers that were not sent cost nothing, nor do those to clients that hung up.
+    drop(deaf);
+    let status = client.clone().max_decoding_message_size(4 * MIB).get_tasks(get).await.unwrap_err();
+    assert!(status.message().contains("message length too large"), "{}", status.message());
+    assert!(daemon.get("/metrics").await.1.as_str().unwrap().contains("taskd_grpc_oversized_answers_total 1\n"));
+    let tasks = daemon.lease_all("other", "q", 4).await;
+    assert!(tasks.iter().all(|task| task["attempt"] == 1));
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn messages_and_bodies_share_the_budget() {
+    let mut daemon = Daemon::start("request_budget = \"80MiB\"", &[]).await;
+    let held = [unfinished(daemon.http_port()).await, unfinished(daemon.http_port()).await];
+    let message = Bytes::from(vec![0x7a; 31 * MIB]);
+    let status = call(channel(&daemon).await, "/taskd.v1.Discovery/InsertTasks", message).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
+    assert!(status.message().contains("(request_budget); try again later"), "{}", status.message());
+    let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
+    let request = pb::InsertTasksRequest { tasks: vec![task] };
+    DiscoveryClient::new(channel(&daemon).await).insert_tasks(request).await.unwrap();
+    assert!(held_bytes(&daemon).await >= 50 * MIB);
+    drop(held);
+    assert!(daemon.stop().await.success());
+}
+
+/// Bytes of the budget that are taken.
+async fn held_bytes(daemon: &Daemon) -> usize {
+    let (_, metrics) = daemon.get("/metrics").await;
+    let held = metrics.as_str().unwrap().lines().find_map(|line| line.strip_prefix("taskd_requests_held_bytes "));
+    held.unwrap().parse().unwrap()
+}
+
+async fn silent(port: u16, count: usize) -> Vec<TcpStream> {
+    let mut clients = Vec::new();
+    for _ in 0..count {
+        clients.push(TcpStream::connect(("127.0.0.1", port)).await.unwrap());
+    }
+    clients
+}
+
+/// Until the other side has closed it.
+async fn closed(client: &mut TcpStream) {
+    let mut rest = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(60), client.read_to_end(&mut rest));
+    drop(read.await.expect("a silent connection is closed"));
+}
+
+#[tokio::test]
+async fn silent_grpc_connections_take_nothing_from_others_and_end() {
+    let mut daemon = Daemon::start_with_descriptors("-n 1024", "").await;
+    let mut clients = silent(daemon.grpc_port(), 1121).await;
+    // This one says hello, and nothing more.
+    clients[0].write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    for n in 0..20 {
+        assert_eq!(daemon.get("/healthz").await.0, 200);
+        daemon.insert(&[json!({"queue": "q", "key": n.to_string()})]).await;
+    }
+    assert_eq!(daemon.drain("w", "q").await.len(), 20);
+    // Those for whom there is no room are told so at once, the others after a while.
+    for client in &mut clients {
+        closed(client).await;
+    }
+    let request = pb::GetTaskRequest { id: "x".into() };
+    let status = DiscoveryClient::new(channel(&daemon).await).get_task(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "it is served again");
+    assert_eq!(daemon.log().matches("connections over gRPC: no room for more").count(), 1, "once a minute");
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn probes_are_answered_beside_as_many_long_polls_as_there_is_room_for() {
+    let mut daemon = Daemon::start_with_descriptors("-n 1024", "").await;
+    let mut polls = silent(daemon.http_port(), 600).await;
+    let body = json!({"worker": "w", "queues": ["q"], "wait": "60s"}).to_string();
+    let head = "POST /v1/tasks:get HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
+    for poll in &mut polls {
+        // Some are hung up on by then.
+        poll.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).await.ok();
+    }
+    for _ in 0..20 {
+        // Each on a connection of its own.
+        let client = reqwest::Client::new();
+        let answer = client.get(format!("{}/healthz", daemon.http())).send().await.unwrap();
+        assert_eq!(answer.status(), 200);
+        let answer = client.get(format!("{}/v1/queues", daemon.http())).send().await.unwrap();
+        assert_eq!((answer.status().as_u16(), answer.headers()["retry-after"].to_str().unwrap()), (503, "1"));
+    }
+    drop(polls);
+    until("there is room again", async || daemon.try_get("/v1/queues").await.is_some_and(|(status, _)| status == 200))
+        .await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn the_soft_limit_of_descriptors_is_raised_to_the_hard_one() {
+    let mut daemon = Daemon::start_with_descriptors("-Sn 256", "").await;
+    let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.pid())).unwrap();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let [soft, hard, ..] = line.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{line}") };
+    assert_eq!(soft, hard);
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn max_connections_bounds_each_listener() {
+    let mut daemon = Daemon::start("max_connections = 16", &[]).await;
+    let held = silent(daemon.http_port(), 20).await;
+    let polls: Arc<[_]> = held.into();
+    let client = reqwest::Client::new();
+    until("it is full", async || {
+        client.get(format!("{}/v1/queues", daemon.http())).send().await.is_ok_and(|answer| answer.status() == 503)
+    })
+    .await;
+    let answer = client.get(format!("{}/v1/queues", daemon.http())).send().await.unwrap().text().await.unwrap();
+    assert!(answer.contains("16 connections are open, and there may be no more"), "{answer}");
+    assert_eq!(client.get(format!("{}/readyz", daemon.http())).send().await.unwrap().status(), 200);
+    drop(polls);
+    assert!(daemon.stop().await.success());
+}
