@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     bus::{Message, Reading, Topic},
-    model::{self, Encoding, KeyHash, QueueName, StoredStatus, TaskId, TaskRow, WorkerName, validate},
+    model::{self, Encoding, KeyHash, LeaseNumber, QueueName, StoredStatus, TaskId, TaskRow, WorkerName, validate},
     pb,
     store::{Inserted, Settled, Settlement},
     supervise::{Beat, Supervisor},
@@ -197,8 +197,10 @@ fn settlement(
                 row(parts, task, id, TaskId::derived(id, &done.worker, index, at_unix_ms), unstored)
             });
             let discovered = rows.map(|row| parts.outbox.new_row(row, &parts.settings)).collect();
+            let lease = LeaseNumber { generation: done.generation, grant: done.grant };
             let (worker, result, attempt) = (done.worker, done.result, done.attempt);
-            let settlement = Settlement::Completed { id, worker, result, encoding, attempt, at_unix_ms, discovered };
+            let settlement =
+                Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, discovered };
             Ok((settlement, Vec::new()))
         }
         Some(pb::report::What::Died(died)) => {
@@ -258,8 +260,10 @@ mod tests {
         let row = NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 };
         let report = |discovered: &usize| {
             let (id, worker, discovered) = (TaskId::new(), "w".to_owned(), vec![row.clone(); *discovered]);
-            let (result, encoding, attempt, at_unix_ms) = ("".into(), Encoding::Bytes, 1, 1);
-            let settlement = Settlement::Completed { id, worker, result, encoding, attempt, at_unix_ms, discovered };
+            let (lease, result, encoding) = (LeaseNumber::UNKNOWN, "".into(), Encoding::Bytes);
+            let (attempt, at_unix_ms) = (1, 1);
+            let settlement =
+                Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, discovered };
             Reported { settlement, history: Vec::new(), message: &message, index: 0 }
         };
         let reports: Vec<_> = discovered.iter().map(report).collect();

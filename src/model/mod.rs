@@ -9,7 +9,7 @@ pub mod validate;
 pub use clock::Clock;
 pub use codec::{body, body_blob, decode_body_blob, new_task, pipeline_record};
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
-pub use token::{InvalidToken, LeaseToken};
+pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 
 use std::{fmt, str::FromStr};
 

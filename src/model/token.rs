@@ -16,6 +16,24 @@ pub struct LeaseToken {
     pub attempt: u32,
 }
 
+/// What tells a task's leases apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeaseNumber {
+    pub generation: u64,
+    pub grant: u64,
+}
+
+impl LeaseNumber {
+    /// Of a result that was reported before taskd remembered leases. No shard has the generation 0.
+    pub const UNKNOWN: Self = Self { generation: 0, grant: 0 };
+}
+
+impl LeaseToken {
+    pub fn lease(&self) -> LeaseNumber {
+        LeaseNumber { generation: self.generation, grant: self.grant }
+    }
+}
+
 /// Not a token of ours.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("lease_token is not one that taskd gave out")]

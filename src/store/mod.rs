@@ -13,7 +13,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use sqlx::{error::DatabaseError, mysql::MySqlDatabaseError};
 
-use crate::model::{Encoding, KeyHash, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
+use crate::model::{
+    Encoding, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow, WorkerName,
+};
 
 /// What a caller can do about it.
 #[derive(Debug, thiserror::Error)]
@@ -231,6 +233,7 @@ pub enum Settlement {
     Completed {
         id: TaskId,
         worker: String,
+        lease: LeaseNumber,
         result: Bytes,
         encoding: Encoding,
         attempt: u32,
@@ -269,6 +272,15 @@ pub struct TaskState {
     pub status: StoredStatus,
     /// Who has been credited.
     pub workers: Vec<String>,
+}
+
+/// What is stored of a task for one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateFor {
+    pub id: TaskId,
+    pub status: StoredStatus,
+    /// The lease under which the worker completed it.
+    pub completed_under: Option<LeaseNumber>,
 }
 
 /// An unfinished task that was published.
@@ -397,6 +409,9 @@ pub trait Store: Send + Sync {
 
     /// The states of those of `ids` that are stored, in any order; one of an id that is named twice.
     async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>>;
+
+    /// Like [`Self::states`], with what the worker has completed, counted or surplus.
+    async fn states_for(&self, worker: &WorkerName, ids: &[TaskId]) -> Result<Vec<StateFor>>;
 
     /// Unfinished, published tasks with an id beyond `after`, by id.
     async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>>;

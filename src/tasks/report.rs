@@ -11,9 +11,12 @@ use prost::Message as _;
 
 use super::{Error, Handle, worker};
 use crate::{
-    model::{self, LeaseToken, MAX_RECORD_BYTES, QueueName, ShardId, StoredStatus, TaskId, WorkerName, validate},
+    model::{
+        self, LeaseNumber, LeaseToken, MAX_RECORD_BYTES, QueueName, ShardId, StoredStatus, TaskId, WorkerName, validate,
+    },
     pb,
     queue::{self, Code, Completion, Extension, HandBack, How},
+    store::StateFor,
     telemetry::metrics::{self, Method, Rejected},
 };
 
@@ -40,47 +43,42 @@ impl Handle {
         let mut results: Vec<_> = request.completions.iter().map(|item| unanswered(&item.id)).collect();
         let items = place(request.completions, &mut results, |item| self.completion(&worker, item));
         let items = self.of_known_shards(items, &mut results, |item| &item.token.shard);
-        let ids: Vec<_> = items.iter().map(|placed| (placed.place, placed.item.id)).collect();
+        let leases: HashMap<_, _> =
+            items.iter().map(|placed| (placed.place, (placed.item.id, placed.item.token.lease()))).collect();
         let shards: BTreeSet<_> = items.iter().map(|placed| placed.item.token.shard.clone()).collect();
         let calls =
             items.into_iter().map(|Placed { place, item }| async move { (place, self.queue.complete(item).await) });
         let mut answers = future::join_all(calls).await;
         self.reported.add(shards);
-        self.ask_sql(&worker, &ids, &mut answers).await;
+        self.ask_sql(&worker, &leases, &mut answers).await;
         settle_all(&mut results, answers, |_, code| code)?;
         count(Method::Complete, &results);
         Ok(pb::CompleteTasksResponse { results })
     }
 
-    /// What the queue does not know any more, or lost, SQL may have: a repeat is `OK` for as long as it has the worker's result.
+    /// What the queue does not know any more, or lost, SQL may have: a repeat is `OK` for as long as SQL has the result.
     async fn ask_sql(
         &self,
         worker: &WorkerName,
-        ids: &[(usize, TaskId)],
+        leases: &HashMap<usize, (TaskId, LeaseNumber)>,
         answers: &mut [(usize, queue::Result<Code>)],
     ) {
         let unsure = |answer: &queue::Result<Code>| matches!(answer, Ok(Code::UnknownTask | Code::LeaseLost));
-        let ids: HashMap<usize, TaskId> = ids.iter().copied().collect();
-        let asked: Vec<_> = answers
-            .iter()
-            .filter(|(_, answer)| unsure(answer))
-            .filter_map(|(place, _)| ids.get(place).copied())
-            .collect();
+        let asked: Vec<_> =
+            answers.iter().filter(|(_, answer)| unsure(answer)).map(|(place, _)| leases[place].0).collect();
         if asked.is_empty() {
             return;
         }
-        let states = self.store.states(&asked).await;
+        let states = self.store.states_for(worker, &asked).await;
         let states = states.map(|states| states.into_iter().map(|state| (state.id, state)).collect::<HashMap<_, _>>());
         for (place, answer) in answers.iter_mut().filter(|(_, answer)| unsure(answer)) {
-            let Some(id) = ids.get(place) else { continue };
+            let (id, lease) = &leases[place];
             match &states {
-                Ok(states) => match states.get(id) {
-                    Some(state) if state.workers.iter().any(|credited| credited == worker.as_str()) => {
-                        *answer = Ok(Code::Repeat);
+                Ok(states) => {
+                    if let Some(code) = states.get(id).and_then(|state| code_in_sql(state, *lease)) {
+                        *answer = Ok(code);
                     }
-                    Some(state) if state.status == StoredStatus::Completed => *answer = Ok(Code::AlreadyCompleted),
-                    _ => {}
-                },
+                }
                 Err(error) => *answer = Err(queue::Error::Unsure(error.to_string())),
             }
         }
@@ -103,6 +101,8 @@ impl Handle {
             result_encoding: encoding.to_pb().into(),
             discovered: item.discovered,
             attempt: token.attempt,
+            generation: token.generation,
+            grant: token.grant,
         };
         let bytes = done.encoded_len();
         if bytes > MAX_RECORD_BYTES {
@@ -222,6 +222,16 @@ fn rejection(worker: &WorkerName, item: pb::Rejection) -> Result<HandBack, Strin
         _ => How::Retry(delay),
     };
     Ok(HandBack { id, token, worker: worker.clone(), how, reason: item.reason })
+}
+
+/// What SQL knows better than a queue that has lost the lease.
+fn code_in_sql(state: &StateFor, lease: LeaseNumber) -> Option<Code> {
+    match state.completed_under {
+        Some(LeaseNumber::UNKNOWN) => Some(Code::Repeat),
+        Some(stored) if stored == lease => Some(Code::Repeat),
+        Some(_) => Some(Code::AlreadyCompleted),
+        None => (state.status == StoredStatus::Completed).then_some(Code::AlreadyCompleted),
+    }
 }
 
 /// Items that can be told apart from the wrong ones, with their places.

@@ -113,7 +113,7 @@ async fn starts_over(mut daemon: Daemon) {
     }
     // What was held belongs to a life that is over, and all of it is done.
     let late = daemon.complete("ann", &held).await;
-    assert!(late.iter().all(|status| status == "ALREADY_COMPLETED" || status == "OK"), "{late:?}");
+    assert!(late.iter().all(|status| status == "ALREADY_COMPLETED"), "{late:?}");
     assert_eq!(daemon.get("/readyz").await.0, 200);
     assert_eq!(daemon.log().matches("starting over").count(), 1);
     assert_eq!(daemon.pid(), pid);

@@ -6,7 +6,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use taskd::{
     bus::{Bus, Topic, redis_streams::RedisStreams},
     config::{Limits, QueueSettings, Settings},
-    model::{self, Encoding, Offset, QueueName, ShardId, TaskId, validate},
+    model::{self, Encoding, LeaseToken, Offset, QueueName, ShardId, TaskId, validate},
     pb,
     queue::{Enqueue, EnqueueTask, Queue},
     redis_pool::Redis,
@@ -323,14 +323,26 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
     put(&service.queue, "q", id, 2, 1).await;
     let leased = service.lease("q").await;
     assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [pb::ItemStatus::Ok]);
-    let (worker, result, encoding, discovered) = ("w".to_owned(), "".into(), Encoding::Text, vec![]);
-    let done = Settlement::Completed { id, worker, result, encoding, attempt: 1, at_unix_ms: 1, discovered };
+    let token: LeaseToken = leased.lease_token.parse().unwrap();
+    let done = Settlement::Completed {
+        id,
+        worker: "w".into(),
+        lease: token.lease(),
+        result: "".into(),
+        encoding: Encoding::Text,
+        attempt: 1,
+        at_unix_ms: 1,
+        discovered: vec![],
+    };
     service.store.settle(vec![done]).await.unwrap();
 
     let other = pb::LeasedTask { id: TaskId::new().to_string(), ..leased.clone() };
+    let lease_token = LeaseToken { grant: token.grant + 1, ..token }.to_string();
+    let later = pb::LeasedTask { lease_token, ..leased.clone() };
     for lost in ["t:{q:0}:R", "t:{q:0}:g"] {
         service.redis("DEL", &[lost]).await;
         assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [pb::ItemStatus::Ok], "without {lost}");
+        assert_eq!(service.complete_all("w", &[&later]).await.unwrap(), [pb::ItemStatus::AlreadyCompleted]);
         assert_eq!(service.complete_all("v", &[&leased]).await.unwrap(), [pb::ItemStatus::AlreadyCompleted]);
         let unknown = service.complete_all("w", &[&other]).await.unwrap()[0];
         assert!(matches!(unknown, pb::ItemStatus::UnknownTask | pb::ItemStatus::LeaseLost), "{unknown:?}");

@@ -9,7 +9,9 @@ use std::{
 use bytes::Bytes;
 use futures::future::join_all;
 use taskd::{
-    model::{Encoding, KeyHash, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow},
+    model::{
+        Encoding, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow, WorkerName,
+    },
     store::{
         self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, ResultRow, Settled,
         Settlement, Store, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
@@ -162,12 +164,17 @@ pub(crate) fn discovering(row: &NewRow, worker: &str, discovered: Vec<NewRow>) -
     Settlement::Completed {
         id: row.task.id,
         worker: worker.into(),
+        lease: lease_of(worker),
         result: format!("of {worker}").into(),
         encoding: row.task.payload_encoding,
         attempt: 2,
         at_unix_ms: NOW + 10,
         discovered,
     }
+}
+
+fn lease_of(worker: &str) -> LeaseNumber {
+    LeaseNumber { generation: i64::MAX as u64, grant: worker.len() as u64 }
 }
 
 fn died(row: &NewRow) -> Settlement {
@@ -406,6 +413,7 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
     let report = |row: &NewRow| Settlement::Completed {
         id: row.task.id,
         worker: "w".into(),
+        lease: lease_of("w"),
         result: payload.clone(),
         encoding: Encoding::Bytes,
         attempt: 1,
@@ -901,6 +909,17 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
         [state(&twice, Completed, &["a", "b"]), state(&once, Completed, &["a"]), state(&never, Unfinished, &[])];
     assert_eq!(states, expected);
     assert_eq!(store.states(&[]).await.unwrap(), []);
+
+    let for_worker = async |worker: &str| {
+        let worker = WorkerName::new(worker).unwrap();
+        let mut states = store.states_for(&worker, &asked).await.unwrap();
+        states.sort_by_key(|state| state.id);
+        states.into_iter().map(|state| (state.status, state.completed_under)).collect::<Vec<_>>()
+    };
+    let [a, late] = ["a", "late"].map(lease_of);
+    assert_eq!(for_worker("a").await, [(Completed, Some(a)), (Completed, Some(a)), (Unfinished, None)]);
+    // Surplus was answered OK, too.
+    assert_eq!(for_worker("late").await, [(Completed, Some(late)), (Completed, None), (Unfinished, None)]);
 }
 
 pub(crate) async fn what_is_not_there_is_not_found(db: &impl Database) {

@@ -47,9 +47,9 @@ use self::{
 };
 use super::{
     BroughtForward, Error, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result,
-    ResultRow, Settled, Settlement, Store, StoredShard, TakenBack, TaskDetail, TaskState, Unpublished,
+    ResultRow, Settled, Settlement, StateFor, Store, StoredShard, TakenBack, TaskDetail, TaskState, Unpublished,
 };
-use crate::model::{Encoding, KeyHash, Offset, QueueName, ShardId, TaskId, TaskRow};
+use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, QueueName, ShardId, TaskId, TaskRow, WorkerName};
 
 /// How long one attempt to connect may take, where we ask why there is no connection.
 const ONE_CONNECT: Duration = Duration::from_secs(2);
@@ -258,6 +258,31 @@ impl<DB: Backend> Store for SqlStore<DB> {
             }
         }
         Ok(states.into_values().collect())
+    }
+
+    async fn states_for(&self, worker: &WorkerName, ids: &[TaskId]) -> Result<Vec<StateFor>> {
+        let mut states = Vec::new();
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        for ids in lists(&ids) {
+            let found = Statement::new(
+                "SELECT id, status, lease_generation, lease_grant \
+                 FROM tasks LEFT JOIN results ON task_id = id AND worker = ? WHERE id IN ",
+            )
+            .bind(worker.as_str())
+            .list(ids);
+            for (id, number, generation, grant) in self.read::<(Vec<u8>, i64, Option<i64>, Option<i64>)>(found).await? {
+                let completed_under = match generation.zip(grant) {
+                    Some((generation, grant)) => {
+                        Some(LeaseNumber { generation: rows::number(generation)?, grant: rows::number(grant)? })
+                    }
+                    None => None,
+                };
+                states.push(StateFor { id: task_id(&id)?, status: status(number)?, completed_under });
+            }
+        }
+        Ok(states)
     }
 
     async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>> {

@@ -22,7 +22,7 @@ async fn no_statement_scans_a_table() {
 
     use crate::{
         config::{Limits, QueueSettings},
-        model::{Encoding, Offset, ShardId, TaskId, validate},
+        model::{Encoding, LeaseNumber, Offset, ShardId, TaskId, WorkerName, validate},
         pb,
         store::{NewRow, Published, Settlement, Store, Turn, Unpublished, sqlite::SqliteStore},
     };
@@ -49,6 +49,7 @@ async fn no_statement_scans_a_table() {
     let completed = Settlement::Completed {
         id: ids[3],
         worker: "w".into(),
+        lease: LeaseNumber { generation: 1, grant: 1 },
         result: "r".into(),
         encoding: Encoding::Text,
         attempt: 1,
@@ -63,6 +64,7 @@ async fn no_statement_scans_a_table() {
     assert_eq!(store.parked(queue, 5, &without).await.unwrap().len(), 2);
     assert_eq!(store.parked_queues().await.unwrap().len(), 1);
     store.states(&ids).await.unwrap();
+    store.states_for(&WorkerName::new("w").unwrap(), &ids).await.unwrap();
     assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap().len(), 4);
     let shard = ShardId { queue: queue.clone(), number: 0 };
     assert!(store.unpublish_shard(&shard, Some(ids[5]), 2).await.unwrap().is_some());

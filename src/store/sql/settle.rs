@@ -9,7 +9,7 @@ use super::{
     rows::{key_hash, number, queue_name, status, task_id, worker_name},
     statement::{Session, Statement, Value, lists, pieces},
 };
-use crate::model::{Encoding, KeyHash, QueueName, StoredStatus, TaskId};
+use crate::model::{Encoding, KeyHash, LeaseNumber, QueueName, StoredStatus, TaskId};
 use crate::store::{NewRow, Result, Settled, Settlement};
 
 /// A task as far as reports move it.
@@ -32,6 +32,7 @@ struct Progress {
 struct NewResult<'a> {
     task: &'a TaskId,
     worker: &'a str,
+    lease: LeaseNumber,
     result: &'a [u8],
     encoding: Encoding,
     attempt: u32,
@@ -141,12 +142,12 @@ fn decide<'a>(
         return Settled { unknown: true, ..Settled::default() };
     };
     let (repeated, surplus) = match report {
-        Settlement::Completed { id, worker, result, encoding, attempt, at_unix_ms, .. } => {
+        Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, .. } => {
             let repeated = !task.workers.insert(worker.clone());
             let surplus = !repeated && task.status.is_final();
             if !repeated {
-                let (encoding, attempt, at_ms) = (*encoding, *attempt, *at_unix_ms);
-                results.push(NewResult { task: id, worker, result, encoding, attempt, at_ms, surplus });
+                let (lease, encoding, attempt, at_ms) = (*lease, *encoding, *attempt, *at_unix_ms);
+                results.push(NewResult { task: id, worker, lease, result, encoding, attempt, at_ms, surplus });
             }
             if !repeated && !surplus {
                 task.credit(*attempt, *at_unix_ms);
@@ -201,6 +202,8 @@ async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -
             [
                 r.task.into(),
                 r.worker.into(),
+                r.lease.generation.into(),
+                r.lease.grant.into(),
                 r.attempt.into(),
                 at_ms,
                 r.surplus.into(),
@@ -208,8 +211,8 @@ async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -
                 r.result.into(),
             ]
         });
-        const INSERT: &str =
-            "INSERT INTO results (task_id, worker, attempt, completed_ms, surplus, result_encoding, result)";
+        const INSERT: &str = "INSERT INTO results (task_id, worker, lease_generation, lease_grant, attempt, completed_ms, surplus, \
+             result_encoding, result)";
         session.execute(Statement::new(INSERT).values(rows)).await?;
     }
     Ok(())

@@ -92,8 +92,8 @@ pub(crate) async fn the_earliest_finished_are_removed_first(db: &impl Database) 
         match moment % 2 {
             0 => Settlement::Died { id, reason: String::new(), attempts: 1, at_unix_ms },
             _ => match completed(&batch[*row], "w") {
-                Settlement::Completed { id, worker, result, encoding, attempt, discovered, .. } => {
-                    Settlement::Completed { id, worker, result, encoding, attempt, discovered, at_unix_ms }
+                Settlement::Completed { id, worker, lease, result, encoding, attempt, discovered, .. } => {
+                    Settlement::Completed { id, worker, lease, result, encoding, attempt, discovered, at_unix_ms }
                 }
                 died => died,
             },
