@@ -119,6 +119,7 @@ fn run(runtime: &tokio::runtime::Runtime, chosen: &[&Scenario], seed: u64) -> Ex
             Err(_) => {
                 println!("    FAILED; again: TASKD_SEED={seed} cargo test --test faults {}", scenario.name);
                 failed.push(scenario.name);
+                servers.kafka.iter().for_each(|broker| println!("    {}", broker.last_words()));
                 // What it did to the servers must not fail the next one.
                 runtime.block_on(servers.recover());
             }

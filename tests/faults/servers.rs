@@ -176,6 +176,15 @@ impl Scripted {
         &self.pid_file
     }
 
+    /// Whether it lives, and the end of its log.
+    pub(crate) fn last_words(&self) -> String {
+        let folder = self.pid_file.parent().unwrap();
+        let log = fs::read_to_string(folder.join(format!("{}.log", self.script.trim_start_matches("start-"))));
+        let lines: Vec<String> = log.unwrap_or_default().lines().rev().take(10).map(str::to_owned).collect();
+        let lines: String = lines.iter().rev().map(|line| format!("\n      {line}")).collect();
+        format!("{} {}{lines}", self.name(), if self.pid().is_some() { "lives" } else { "is dead" })
+    }
+
     fn run(&self) -> String {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(self.script);
         let output = Command::new(script).arg(&self.dir).envs(self.env.iter().cloned()).output().unwrap();

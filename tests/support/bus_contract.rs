@@ -546,7 +546,9 @@ pub async fn trimming_leaves_what_was_not_committed(backend: &dyn Backend) {
         assert_eq!(values(&of_partition(&again, 0)), ["r6", "r7", "r8", "r9"]);
         assert_eq!(values(&of_partition(&again, 1)), ["other0", "other1", "other2"]);
         let committed = within("committed", bus.committed(topic)).await.expect("committed");
-        assert_eq!(committed[0], Some(of_partition(&messages, 0)[5].offset));
+        let of_zero = of_partition(&messages, 0);
+        // Offsets have gaps.
+        assert!((Some(of_zero[5].offset)..Some(of_zero[6].offset)).contains(&committed[0]), "{committed:?}");
         commit(&mut *reader, &again).await;
         everything_is_trimmed(&*bus, topic).await;
     }
