@@ -1,6 +1,6 @@
 //! The cost of one claim, by how many tasks wait and where the worker stands; of the completion behind it, and of enqueueing.
 
-use std::{future::Future, time::Instant};
+use std::{future::Future, sync::Arc, time::Instant};
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
@@ -71,7 +71,7 @@ struct Fill {
     bytes: Runs,
 }
 
-struct Bed {
+pub(crate) struct Bed {
     server: RedisServer,
     redis: Redis,
     queue: Queue,
@@ -130,7 +130,7 @@ fn cells(scale: &Scale) -> Vec<Cell> {
 }
 
 impl Bed {
-    async fn start() -> anyhow::Result<Self> {
+    pub(crate) async fn start() -> anyhow::Result<Self> {
         let server = RedisServer::start().await?;
         // A disk's fsync would hide what the script costs; `flow` has it in.
         server.set("appendfsync", "everysec").await?;
@@ -149,7 +149,7 @@ impl Bed {
     }
 
     /// A queue of its own with so many tasks in it; how long each batch took, in µs.
-    async fn fill(&mut self, replicas: u32, waiting: usize) -> anyhow::Result<(ShardId, Vec<f64>)> {
+    pub(crate) async fn fill(&mut self, replicas: u32, waiting: usize) -> anyhow::Result<(ShardId, Vec<f64>)> {
         self.queues += 1;
         let shard = ShardId { queue: QueueName::new(&format!("q{}", self.queues))?, number: 0 };
         self.queue.open_shard(&shard, 1, "bench", None).await?;
@@ -196,9 +196,9 @@ impl Bed {
             Some(cell) => (cell.waiting, cell.replicas),
             None => return Ok(None),
         };
-        let before = self.server.info("memory", "used_memory:").await?;
+        let before = self.used_memory().await?;
         let (shard, micros) = self.fill(replicas, waiting).await?;
-        let bytes = (self.server.info("memory", "used_memory:").await? - before) / waiting as f64;
+        let bytes = (self.used_memory().await? - before) / waiting as f64;
         self.rewritten().await?;
         for cell in cells {
             let mut samples = (Samples::default(), Samples::default());
@@ -236,7 +236,7 @@ impl Bed {
         claims: usize,
         (claim_samples, complete_samples): &mut (Samples, Samples),
     ) -> anyhow::Result<()> {
-        let known = self.queue.shards_of(&shard.queue).into_iter().next().context("the shard was added")?;
+        let known = self.shard(shard)?;
         let middle = WorkerName::new(&format!("middle-{}", cell.most))?;
         let start = match cell.place {
             Place::Tail => None,
@@ -261,7 +261,15 @@ impl Bed {
         Ok(())
     }
 
-    async fn claim(&self, shard: &Shard, worker: &WorkerName, most: usize) -> anyhow::Result<Vec<Leased>> {
+    pub(crate) fn shard(&self, shard: &ShardId) -> anyhow::Result<Arc<Shard>> {
+        self.queue.shards_of(&shard.queue).into_iter().next().context("the shard was added")
+    }
+
+    pub(crate) async fn used_memory(&self) -> anyhow::Result<f64> {
+        self.server.info("memory", "used_memory:").await
+    }
+
+    pub(crate) async fn claim(&self, shard: &Shard, worker: &WorkerName, most: usize) -> anyhow::Result<Vec<Leased>> {
         let claim =
             Claim { worker: worker.clone(), max_tasks: most, max_bytes: MAX_BYTES, lease: None, priority: None };
         let tasks = self.queue.claim(shard, claim).await?.deliver();
@@ -269,7 +277,7 @@ impl Bed {
         Ok(tasks)
     }
 
-    async fn complete(&self, worker: &WorkerName, tasks: Vec<Leased>) -> anyhow::Result<()> {
+    pub(crate) async fn complete(&self, worker: &WorkerName, tasks: Vec<Leased>) -> anyhow::Result<()> {
         let calls = tasks.into_iter().map(|task| {
             let report = Bytes::from_static(&[b'r'; 80]);
             self.queue.complete(Completion { id: task.id, token: task.token, worker: worker.clone(), report })
@@ -306,7 +314,7 @@ impl Bed {
         self.redis.conn()
     }
 
-    async fn empty(&self) -> anyhow::Result<()> {
+    pub(crate) async fn empty(&self) -> anyhow::Result<()> {
         Ok(redis::cmd("FLUSHALL").arg("SYNC").exec_async(&mut self.conn()).await?)
     }
 

@@ -112,10 +112,14 @@ impl Daemon {
 
     /// A counter, all its labels together; 0 before it first counts.
     pub(crate) async fn counter(&self, name: &str) -> anyhow::Result<u64> {
-        let text = self.client.get(format!("{}/metrics", self.http)).send().await?.error_for_status()?.text().await?;
+        let text = self.metrics().await?;
         let lines = text.lines().filter_map(|line| line.strip_prefix(name));
         let values = lines.filter(|rest| rest.starts_with([' ', '{'])).filter_map(|rest| rest.rsplit(' ').next());
         Ok(values.filter_map(|value| value.parse::<u64>().ok()).sum())
+    }
+
+    async fn metrics(&self) -> anyhow::Result<String> {
+        Ok(self.client.get(format!("{}/metrics", self.http)).send().await?.error_for_status()?.text().await?)
     }
 
     /// Also while it starts over and does not answer.
@@ -141,6 +145,31 @@ impl Daemon {
             ensure!(Instant::now() < deadline, "queue {queue} has {counts:?} instead of {wanted:?}:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    /// What it and its redis-server have used so far.
+    pub(crate) async fn used(&self) -> anyhow::Result<Used> {
+        let socket = self.folder.path().join("data/redis.sock");
+        let mut redis = redis::Client::open(format!("unix://{}", socket.display()))?
+            .get_multiplexed_async_connection()
+            .await
+            .context("cannot reach taskd's redis-server")?;
+        let info: String = redis::cmd("INFO").query_async(&mut redis).await?;
+        let number = |field: &str| -> anyhow::Result<f64> {
+            let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+            value.with_context(|| format!("INFO has no {field}"))?.trim().parse().map_err(Into::into)
+        };
+        let metrics = self.metrics().await?;
+        let metric = |name: &str| {
+            let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            value.and_then(|value| value.parse().ok()).with_context(|| format!("/metrics has no {name}"))
+        };
+        Ok(Used {
+            taskd_cpu: metric("process_cpu_seconds_total")?,
+            redis_cpu: number("used_cpu_user")? + number("used_cpu_sys")?,
+            taskd_bytes: metric("process_resident_memory_bytes")?,
+            redis_bytes: number("used_memory")?,
+        })
     }
 
     /// An orderly end; anything else voids the run.
@@ -172,6 +201,15 @@ impl Drop for Daemon {
             self.child.wait().ok();
         }
     }
+}
+
+/// Of two processes: seconds of CPU since they began, and memory now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Used {
+    pub(crate) taskd_cpu: f64,
+    pub(crate) redis_cpu: f64,
+    pub(crate) taskd_bytes: f64,
+    pub(crate) redis_bytes: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -28,7 +28,7 @@ const CHANNELS: usize = 4;
 const QUEUE: &str = "bench";
 const PAYLOAD: [u8; 100] = [b'x'; 100];
 /// Long enough that no call is repeated because of it.
-const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration { seconds: 20, nanos: 0 });
+pub(crate) const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration { seconds: 20, nanos: 0 });
 
 /// Who does how much at once.
 #[derive(Clone, Copy, Debug)]
@@ -175,7 +175,7 @@ async fn warmed(daemon: &Daemon) -> anyhow::Result<Vec<Channel>> {
     Ok(channels)
 }
 
-fn new_task(queue: &str, number: usize) -> pb::NewTask {
+pub(crate) fn new_task(queue: &str, number: usize) -> pb::NewTask {
     let key = format!("https://www.example.org/pages/{number:012}").into();
     pb::NewTask { queue: queue.to_owned(), key, payload: PAYLOAD.to_vec().into(), ..Default::default() }
 }
@@ -263,7 +263,7 @@ async fn get_and_complete(
     complete(client, worker, tasks).await
 }
 
-async fn complete(
+pub(crate) async fn complete(
     client: &mut TasksClient<Channel>,
     worker: &str,
     tasks: Vec<pb::LeasedTask>,

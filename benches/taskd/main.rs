@@ -13,6 +13,7 @@ mod limits;
 mod machine;
 mod production;
 mod progress;
+mod queues;
 mod rebuild;
 mod redis_server;
 mod report;
@@ -30,7 +31,7 @@ use tempfile::TempDir;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: flow, claim, production
+    /// Only the benchmarks whose name contains this: flow, claim, queues, production
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
     #[arg(long)]
@@ -60,6 +61,13 @@ pub(crate) struct Scale {
     pub(crate) lines: usize,
     /// Tasks of a fanout that is behind, and of a Redis that is lost.
     pub(crate) rebuilt: usize,
+    /// Empty queues, each time more.
+    pub(crate) queues: Vec<usize>,
+    /// Queues that come while another works.
+    pub(crate) new_names: usize,
+    /// NUM of tasks.
+    pub(crate) replicas: Vec<u32>,
+    pub(crate) tasks_of_replicas: usize,
 }
 
 impl Scale {
@@ -74,6 +82,10 @@ impl Scale {
             claims: 200,
             lines: 60_000,
             rebuilt: 100_000,
+            queues: vec![1, 1000, 10_000],
+            new_names: 1000,
+            replicas: vec![1, 10, 100, 1000],
+            tasks_of_replicas: 100,
         }
     }
 
@@ -87,6 +99,10 @@ impl Scale {
             claims: 20,
             lines: 4_000,
             rebuilt: 4_000,
+            queues: vec![1, 20],
+            new_names: 50,
+            replicas: vec![1, 5],
+            tasks_of_replicas: 10,
         }
     }
 }
@@ -123,6 +139,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     if wanted("claim") {
         show(form, &claim::run(&scale, &Progress::new()).await?);
+    }
+    if wanted("queues") {
+        show(form, &queues::run(&scale, &Progress::new()).await?);
     }
     if wanted("production") {
         show(form, &production::run(&scale, &Progress::new()).await?);

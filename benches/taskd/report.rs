@@ -57,6 +57,7 @@ pub(crate) enum Unit {
     /// For 100,000 tasks.
     Seconds,
     Bytes,
+    PercentOfACore,
 }
 
 impl Unit {
@@ -66,13 +67,14 @@ impl Unit {
             Self::Micros => "µs",
             Self::Seconds => "s",
             Self::Bytes => "bytes",
+            Self::PercentOfACore => "% of a core",
         }
     }
 
     fn number(self, value: f64) -> String {
         match self {
             Self::PerSecond | Self::Bytes => thousands(value),
-            Self::Seconds => format!("{value:.2}"),
+            Self::Seconds | Self::PercentOfACore => format!("{value:.2}"),
             Self::Micros if value < 1000.0 => format!("{value:.1}"),
             Self::Micros => thousands(value),
         }
