@@ -160,14 +160,11 @@ impl Daemon {
             value.with_context(|| format!("INFO has no {field}"))?.trim().parse().map_err(Into::into)
         };
         let metrics = self.metrics().await?;
-        let metric = |name: &str| {
-            let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-            value.and_then(|value| value.parse().ok()).with_context(|| format!("/metrics has no {name}"))
-        };
+        let resident = metrics.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
         Ok(Used {
-            taskd_cpu: metric("process_cpu_seconds_total")?,
+            taskd_cpu: cpu_seconds(self.child.id())?,
             redis_cpu: number("used_cpu_user")? + number("used_cpu_sys")?,
-            taskd_bytes: metric("process_resident_memory_bytes")?,
+            taskd_bytes: resident.context("taskd shows its memory")?.parse()?,
             redis_bytes: number("used_memory")?,
         })
     }
@@ -210,6 +207,17 @@ pub(crate) struct Used {
     pub(crate) redis_cpu: f64,
     pub(crate) taskd_bytes: f64,
     pub(crate) redis_bytes: f64,
+}
+
+/// `process_cpu_seconds_total` has whole seconds only.
+fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
+    /// Linux counts in hundredths of a second here, whatever its timer does.
+    const TICKS_A_SECOND: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // A name in parentheses may have blanks. Behind it, state is the third field, utime the 14th, stime the 15th.
+    let (_, fields) = stat.rsplit_once(") ").context("/proc/PID/stat has a name")?;
+    let ticks = fields.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok());
+    Ok(ticks.sum::<f64>() / TICKS_A_SECOND)
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

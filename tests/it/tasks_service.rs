@@ -350,6 +350,27 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
     service.stop().await;
 }
 
+/// What Redis reads at once was sent without waiting for answers in between.
+#[tokio::test]
+async fn a_look_over_many_queues_asks_them_at_once() {
+    let names: Vec<String> = (0..100).map(|n| format!("q{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let service = Service::start(&names).await;
+    let reads = async || {
+        let info: String =
+            redis::cmd("INFO").arg("stats").query_async(&mut service.redis.conn()).await.expect("Redis answers");
+        let line = info.lines().find_map(|line| line.strip_prefix("total_reads_processed:"));
+        line.and_then(|reads| reads.parse::<u64>().ok()).expect("INFO counts reads")
+    };
+    // Redis knows the scripts afterwards.
+    assert!(service.get(&names, 1, 0).await.unwrap().is_empty());
+    let before = reads().await;
+    assert!(service.get(&names, 1, 0).await.unwrap().is_empty());
+    let took = reads().await - before;
+    assert!(took < 50, "{took} reads for 100 queues");
+    service.stop().await;
+}
+
 #[tokio::test]
 async fn made_up_queues_cost_a_bounded_number_of_calls() {
     let service = Service::start(&[]).await;
