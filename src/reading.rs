@@ -2,12 +2,17 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use futures::StreamExt as _;
+
 use crate::{
     model::{self, Clock, QueueName, ShardId, StoredStatus, TaskId},
     pb,
     queue::{self, Inspected, Queue, RecordStatus},
     store::{ResultRow, Store, TaskDetail},
 };
+
+/// Shards whose stats are asked for together.
+const SHARDS_AT_ONCE: usize = 64;
 
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("cannot read now: {0}")]
@@ -104,8 +109,10 @@ impl Handle {
                 StoredStatus::Cancelled => entry.cancelled = count.count,
             }
         }
-        for shard in shards {
-            let stats = match self.queue.stats(&shard).await {
+        let asked = shards.into_iter().map(|shard| async move { (self.queue.stats(&shard).await, shard) });
+        let mut asked = futures::stream::iter(asked).buffer_unordered(SHARDS_AT_ONCE);
+        while let Some((stats, shard)) = asked.next().await {
+            let stats = match stats {
                 Err(queue::Error::NoGeneration) => continue,
                 other => other?,
             };

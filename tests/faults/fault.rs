@@ -5,6 +5,7 @@ use std::{fmt, fs, time::Duration};
 use nix::sys::signal::Signal;
 
 use crate::{
+    hostile::Hostile,
     servers::Server,
     support::proxy::{Mode, Proxy},
     world::{Bus, PROCESSES, World},
@@ -40,6 +41,8 @@ pub(crate) enum Fault {
     Silence(Which),
     /// The files of this server stand on a disk that is full.
     DiskFull(Which),
+    /// Clients that do everything wrong, beside the honest ones.
+    HostileClients,
     /// One process's clock goes wrong by so many hours.
     Clock(usize, i32),
 }
@@ -61,6 +64,7 @@ impl fmt::Display for Fault {
             Self::Cut(None, which, mode) => write!(f, "all processes to {which:?}: {mode:?}"),
             Self::Silence(which) => write!(f, "the connections to {which:?} fall silent"),
             Self::DiskFull(which) => write!(f, "the disk of {which:?} is full"),
+            Self::HostileClients => write!(f, "hostile clients"),
             Self::Clock(n, hours) => write!(f, "the clock of process {n} goes wrong by {hours:+} h"),
         }
     }
@@ -101,6 +105,7 @@ impl Fault {
             Self::Cut(who, which, mode) => ways(world, who, which).for_each(|proxy| proxy.set(mode)),
             Self::Silence(which) => ways(world, None, which).for_each(|proxy| _ = proxy.silence()),
             Self::DiskFull(which) => crate::disk::fill(world, which),
+            Self::HostileClients => world.hostile = Some(Hostile::start(&world.daemons)),
             Self::Clock(n, hours) => fs::write(world.clock_file(n), format!("{:+}", hours * 3600)).unwrap(),
         }
     }
@@ -126,6 +131,7 @@ impl Fault {
             }
             Self::Cut(who, which, _) => ways(world, who, which).for_each(|proxy| proxy.set(Mode::Pass)),
             Self::DiskFull(which) => tokio::task::block_in_place(|| crate::disk::empty(world, which)),
+            Self::HostileClients => world.hostile_have_harmed_nobody().await,
             Self::Clock(n, _) => fs::write(world.clock_file(n), "+0").unwrap(),
         }
     }
@@ -137,6 +143,10 @@ impl Fault {
 
     /// Whether both at once make sense: neither disturbs the heal of the other.
     pub(crate) fn may_meet(&self, other: &Self) -> bool {
+        // Their heal waits for work, which another fault may stop.
+        if [self, other].contains(&&Self::HostileClients) {
+            return false;
+        }
         let apart = |a: Option<usize>, b: Option<usize>| a.is_none() || b.is_none() || a != b;
         let whole = [Self::KillAllTaskd, Self::RebalanceStorm];
         let either_whole = whole.contains(self) || whole.contains(other);
@@ -200,7 +210,7 @@ fn ways<'a>(world: &'a World<'_>, who: Option<usize>, which: Which) -> impl Iter
 pub(crate) fn all(world: &World<'_>) -> Vec<Fault> {
     use Fault::*;
     let mut servers = vec![Which::Sql];
-    let mut all = vec![KillAllTaskd, RebalanceStorm];
+    let mut all = vec![KillAllTaskd, RebalanceStorm, HostileClients];
     if world.plan.cluster {
         all.push(KillMaster);
     } else {

@@ -15,6 +15,7 @@ mod crowd;
 mod dice;
 mod disk;
 mod fault;
+mod hostile;
 mod ledger;
 mod servers;
 mod soak;
@@ -22,11 +23,12 @@ mod world;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
-use fault::{Fault, Which};
+use fault::{FAKETIME, Fault, Which};
 use servers::{Cluster, has_script};
 use world::{Bus, Plan, Servers, Wanted, World};
 
@@ -40,6 +42,10 @@ struct Scenario {
 impl Scenario {
     fn on_cluster(&self) -> bool {
         self.fault == Fault::KillMaster
+    }
+
+    fn sets_clocks(&self) -> bool {
+        matches!(self.fault, Fault::Clock(..))
     }
 
     /// Of the ways to Redis and SQL.
@@ -66,6 +72,9 @@ const SCENARIOS: &[Scenario] = &[
     scenario("redis_loses_everything_on_kafka", Bus::Kafka, Fault::FlushAll, 0),
     scenario("redis_loses_everything_on_redis_streams", Bus::Streams, Fault::FlushAll, 0),
     scenario("a_cluster_master_is_killed", Bus::Streams, Fault::KillMaster, 2),
+    scenario("a_clock_is_set_forth", Bus::Streams, Fault::Clock(0, 1), 3),
+    scenario("a_clock_is_set_back", Bus::Streams, Fault::Clock(0, -1), 3),
+    scenario("hostile_clients_harm_nobody", Bus::Streams, Fault::HostileClients, 0),
     scenario("kafka_is_killed", Bus::Kafka, Fault::Kill(Which::Kafka(0)), 0),
     scenario("mariadb_is_killed", Bus::Kafka, Fault::Kill(Which::Sql), 2),
 ];
@@ -90,6 +99,10 @@ fn main() -> ExitCode {
     if !has_script(Cluster::SCRIPT) {
         println!("left out: no scripts/{}", Cluster::SCRIPT);
         chosen.retain(|scenario| !scenario.on_cluster());
+    }
+    if !Path::new(FAKETIME).exists() {
+        println!("left out, clocks: there is no {FAKETIME} (apt-get install libfaketime)");
+        chosen.retain(|scenario| !scenario.sets_clocks());
     }
     run(&runtime, &chosen, seed)
 }
@@ -134,8 +147,13 @@ fn run(runtime: &tokio::runtime::Runtime, chosen: &[&Scenario], seed: u64) -> Ex
 }
 
 async fn play(servers: &mut Servers, scenario: &Scenario, seed: u64) {
-    let plan =
-        Plan { bus: scenario.bus, cluster: scenario.on_cluster(), proxied: scenario.proxied(), clocks: false, seed };
+    let plan = Plan {
+        bus: scenario.bus,
+        cluster: scenario.on_cluster(),
+        proxied: scenario.proxied(),
+        clocks: scenario.sets_clocks(),
+        seed,
+    };
     let mut world = World::start(servers, plan).await;
     world.work(300).await;
     world.suffer(&[scenario.fault], scenario.lasting).await;

@@ -15,6 +15,7 @@ use crate::{
     crowd::Running,
     disk::SmallDisk,
     fault::Fault,
+    hostile::Hostile,
     ledger::Ledger,
     servers::{Cluster, Redis, Scripted, Server},
     support::{
@@ -180,6 +181,7 @@ pub(crate) struct World<'a> {
     pub(crate) proxies: Vec<[Proxy; 2]>,
     running: Option<Running>,
     pub(crate) ledger: Arc<Ledger>,
+    pub(crate) hostile: Option<Hostile>,
 }
 
 impl<'a> World<'a> {
@@ -196,6 +198,7 @@ impl<'a> World<'a> {
             proxies: Vec::new(),
             running: None,
             ledger: Arc::default(),
+            hostile: None,
         };
         for n in 0..PROCESSES {
             world.start_process(n).await;
@@ -275,6 +278,13 @@ impl<'a> World<'a> {
         let target = self.ledger.completed() + completions;
         let ledger = Arc::clone(&self.ledger);
         self.wait("work goes on", async || (ledger.completed() >= target).then_some(()).ok_or(String::new())).await;
+    }
+
+    /// Each hostile client has done its worst, and the honest ones go on meanwhile.
+    pub(crate) async fn hostile_have_harmed_nobody(&mut self) {
+        let hostile = self.hostile.take().expect("they were started");
+        self.wait("hostile clients did their worst", async || hostile.missing()).await;
+        self.work(500).await;
     }
 
     /// Injects, lets it last, heals, and prints how long it took until work went on.

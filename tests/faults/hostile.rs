@@ -1,0 +1,152 @@
+//! Clients that do everything wrong on purpose. They cost themselves, and nobody else.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinSet,
+};
+
+use crate::support::daemon::Daemon;
+
+const MIB: usize = 1 << 20;
+/// All of them together are more than `request_budget`.
+const STALLED: usize = 12;
+const STALLED_BYTES: usize = 24 * MIB;
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// Opens connections to both ports and says nothing, or nonsense.
+    Silent,
+    /// Sends nearly all of large bodies, and never the rest.
+    Stalls,
+    /// Sends a list of 4 MiB whose entries are not tasks.
+    Swells,
+    /// Completes tasks of a thousand queues that there never were.
+    MakesUp,
+    /// Takes tasks and hangs up before it reads them.
+    HangsUp,
+    /// Waits for a hundred queues that there never were, and goes.
+    Waits,
+}
+
+const KINDS: [Kind; 6] = [Kind::Silent, Kind::Stalls, Kind::Swells, Kind::MakesUp, Kind::HangsUp, Kind::Waits];
+
+/// Ends when dropped.
+pub(crate) struct Hostile {
+    _clients: JoinSet<()>,
+    rounds: Arc<[AtomicUsize; KINDS.len()]>,
+}
+
+impl Hostile {
+    pub(crate) fn start(daemons: &[Daemon]) -> Self {
+        let rounds: Arc<[AtomicUsize; KINDS.len()]> = Arc::default();
+        let mut clients = JoinSet::new();
+        for (n, daemon) in daemons.iter().enumerate() {
+            let ports = (daemon.http_port(), daemon.grpc_port());
+            // Of the process that is first, all memory for requests is held.
+            for (place, kind) in KINDS.into_iter().enumerate().filter(|(_, kind)| n == 0 || !matches!(kind, Kind::Stalls)) {
+                let rounds = Arc::clone(&rounds);
+                clients.spawn(async move {
+                    loop {
+                        // A process that hangs up on it, or is not there, is all the same to it.
+                        round(kind, ports).await.ok();
+                        rounds[place].fetch_add(1, Ordering::Relaxed);
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                });
+            }
+        }
+        Self { _clients: clients, rounds }
+    }
+
+    /// Which kinds have not done their worst yet.
+    pub(crate) fn missing(&self) -> Result<(), String> {
+        let missing = KINDS.iter().zip(&*self.rounds).filter(|(_, rounds)| rounds.load(Ordering::Relaxed) == 0);
+        let missing: Vec<_> = missing.map(|(kind, _)| kind).collect();
+        if missing.is_empty() { Ok(()) } else { Err(format!("not yet: {missing:?}")) }
+    }
+}
+
+async fn round(kind: Kind, (http, grpc): (u16, u16)) -> std::io::Result<()> {
+    match kind {
+        Kind::Silent => {
+            let mut held = Vec::new();
+            for _ in 0..50 {
+                held.push(connect(http).await?);
+                let mut nonsense = connect(grpc).await?;
+                nonsense.write_all(b"GET / HTTP/1.1\r\n\r\n").await?;
+                held.push(nonsense);
+            }
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            Ok(())
+        }
+        Kind::Stalls => {
+            let piece = vec![b' '; MIB];
+            let mut held = Vec::new();
+            for _ in 0..STALLED {
+                let mut stream = connect(http).await?;
+                stream.write_all(head("/v1/tasks", STALLED_BYTES).as_bytes()).await?;
+                for _ in 1..STALLED_BYTES / MIB {
+                    // One that has no room is answered, and then hung up on.
+                    if stream.write_all(&piece).await.is_err() {
+                        break;
+                    }
+                }
+                held.push(stream);
+            }
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            Ok(())
+        }
+        Kind::Swells => {
+            let body = format!("[{}0]", "0,".repeat(2 * MIB));
+            ask(http, "/v1/tasks", &body).await
+        }
+        Kind::MakesUp => {
+            let one = |n| json!({"id": "01a201ac-c680-7000-8dd0-e681572e49a2", "lease_token": format!("no-{n}:0:1:1:1")});
+            let body = json!({"worker": "hostile", "completions": (0..1000).map(one).collect::<Vec<_>>()});
+            ask(http, "/v1/tasks:complete", &body.to_string()).await
+        }
+        Kind::HangsUp => {
+            let body = json!({"worker": "hostile", "queues": ["one", "two", "three"], "max_tasks": 100}).to_string();
+            let mut stream = connect(http).await?;
+            stream.write_all(format!("{}{body}", head("/v1/tasks:get", body.len())).as_bytes()).await
+        }
+        Kind::Waits => {
+            let queues: Vec<_> = (0..100).map(|n| format!("never-{n}")).collect();
+            let body = json!({"worker": "hostile", "queues": queues, "wait": "60s"}).to_string();
+            let mut held = Vec::new();
+            for _ in 0..20 {
+                let mut stream = connect(http).await?;
+                stream.write_all(format!("{}{body}", head("/v1/tasks:get", body.len())).as_bytes()).await?;
+                held.push(stream);
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Ok(())
+        }
+    }
+}
+
+async fn connect(port: u16) -> std::io::Result<TcpStream> {
+    TcpStream::connect(("127.0.0.1", port)).await
+}
+
+fn head(path: &str, length: usize) -> String {
+    format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n")
+}
+
+/// Sends all of it and reads the beginning of the answer.
+async fn ask(port: u16, path: &str, body: &str) -> std::io::Result<()> {
+    let mut stream = connect(port).await?;
+    stream.write_all(format!("{}{body}", head(path, body.len())).as_bytes()).await?;
+    let answered = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut [0; 1024]));
+    answered.await.map_or(Ok(()), |read| read.map(drop))
+}
