@@ -5,7 +5,8 @@
 -- ARGV[2] elements to look at in this call, at most   ARGV[3] outbox entries, ARGV[4] outbox bytes at which claims pause
 -- ARGV[5] bytes of the whole answer, about   ARGV[6] leases of the shard at which claims pause, '' none   ARGV[7] how many grants follow that
 -- their workers have; they are no longer undelivered; then the grants
--- then per request 5 values: worker, tasks at most, bytes at most, lease (ms, 0 = the task's own), priority (1 to 3, 0 = all)
+-- then per request 6 values: worker, tasks at most, bytes at most, whether one task goes out whatever it weighs (0|1), lease (ms, 0 = the
+-- task's own), priority (1 to 3, 0 = all)
 -- Returns {generation, paused 0|1, request, …}; request = {grant, more 0|1, {id, body, attempt, deadline (ms)}, …}: `more` when the scan
 -- ended at a bound of the call: ask again.
 local budget, call_bytes = tonumber(ARGV[2]), tonumber(ARGV[5])
@@ -20,7 +21,7 @@ if redis.call('XLEN', OUT) >= tonumber(ARGV[3]) or tonumber(meta[3] or 0) >= ton
 end
 
 local wanted = 0
-for a = first_request, #ARGV, 5 do wanted = wanted + tonumber(ARGV[a + 1]) end
+for a = first_request, #ARGV, 6 do wanted = wanted + tonumber(ARGV[a + 1]) end
 local grants, big, longest = tonumber(meta[1] or 0), tonumber(meta[2] or 0), tonumber(meta[4] or 0)
 local first_grant = grants
 local weigh_all = wanted * big > call_bytes
@@ -113,13 +114,14 @@ local function judge(element, id, worker, grant)
 end
 
 local taken, answers = {}, {}
-for a = first_request, #ARGV, 5 do
-  local worker, most, most_bytes, lease = ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
+for a = first_request, #ARGV, 6 do
+  local worker, most, most_bytes, lease = ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 4])
+  local is_first = ARGV[a + 3] == '1'
   local grant = tostring(grants + 1)
   local weigh = weigh_all or most * big > most_bytes
   local got, weight, more, full = 0, 0, 0, false
   local answer = {grant, 0}
-  for _, i in ipairs(order_of(grants, tonumber(ARGV[a + 4]))) do
+  for _, i in ipairs(order_of(grants, tonumber(ARGV[a + 5]))) do
     local lane = lanes[i]
     if got < most and not full and lane.length > lane.gone then
       open_lane(i)
@@ -140,8 +142,8 @@ for a = first_request, #ARGV, 5 do
           local verdict, record, attempt, last = judge(element, id, worker, grant)
           if verdict == 'take' and weigh then
             local size = redis.call('HSTRLEN', BODY, id)
-            -- One task is handed out whatever it weighs: the first of a request, and the first of the call.
-            if got > 0 and weight + size > most_bytes then full = true break end
+            -- One task is handed out whatever it weighs: the first of an answer, and the first of the call.
+            if (got > 0 or not is_first) and weight + size > most_bytes then full = true break end
             if #taken > 0 and size > call_bytes then
               full, more = true, 1
               break

@@ -9,7 +9,10 @@ math.randomseed(tonumber(ARGV[2]))
 local meta = redis.call('HMGET', META, 'out', 'lease')
 if redis.call('XLEN', OUT) >= tonumber(ARGV[7]) or tonumber(meta[1] or 0) >= tonumber(ARGV[8]) then return {0, 0, 0, 0, -1} end
 local policy, most = cmsgpack.unpack(ARGV[5]), tonumber(ARGV[6])
-if meta[2] then clamp(LEASE, tonumber(meta[2]), most) end
+if meta[2] then
+  clamp(LEASE, tonumber(meta[2]), most)
+  clamp(UNSEEN, tonumber(meta[2]), most)
+end
 local expired, dead, undelivered, offered = 0, 0, 0, false
 local due = redis.call('ZRANGE', LEASE, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
 for _, lease in ipairs(due) do

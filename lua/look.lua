@@ -16,7 +16,8 @@ local function first(zset, longest)
   return math.max(tonumber(at) - now, 0)
 end
 local meta = redis.call('HMGET', META, 'open', 'live', 'lease', 'delay')
-local lease = first(LEASE, tonumber(meta[3]) or math.huge) or first(UNSEEN, math.huge)
+local longest = tonumber(meta[3]) or math.huge
+local lease = first(LEASE, longest) or first(UNSEEN, longest)
 local delay = first(DELAY, math.max(tonumber(ARGV[3]), tonumber(meta[4]) or 0))
 local elements, pointers = 0, 0
 for lane = 1, 6 do

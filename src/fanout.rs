@@ -142,6 +142,8 @@ impl Fanout {
         }
         outcome.failed?;
         if let Some(shard) = outcome.gone.keys().next() {
+            // Its watchdog may not look at it for a while: nothing stood there.
+            self.queue.wake_everywhere(&shard.queue).await?;
             anyhow::bail!("redis lost shard {shard}; waiting until the watchdog has brought it back");
         }
         for partition in &outcome.behind {

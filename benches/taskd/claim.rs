@@ -270,8 +270,14 @@ impl Bed {
     }
 
     pub(crate) async fn claim(&self, shard: &Shard, worker: &WorkerName, most: usize) -> anyhow::Result<Vec<Leased>> {
-        let claim =
-            Claim { worker: worker.clone(), max_tasks: most, max_bytes: MAX_BYTES, lease: None, priority: None };
+        let claim = Claim {
+            worker: worker.clone(),
+            max_tasks: most,
+            max_bytes: MAX_BYTES,
+            is_first: true,
+            lease: None,
+            priority: None,
+        };
         let tasks = self.queue.claim(shard, claim).await?.deliver();
         ensure!(tasks.len() == most, "a claim got {} tasks instead of {most}", tasks.len());
         Ok(tasks)

@@ -11,17 +11,22 @@ end
 
 local function weight_of(id) return redis.call('HSTRLEN', BODY, id) + OVERHEAD end
 
--- What the call reports: each event begins with the field d or x. Written at the end, in one entry (or few).
-local events, event_bytes = {}, 0
+-- What the call reports: each event begins with the field d or x. Written at the end, in one entry, or few: no event is in two of them.
+local ENTRY_VALUES = 6000
+local events, ends, event_bytes = {}, {}, 0
 local function report(...)
+  if #events + select('#', ...) - (ends[#ends] or 0) > ENTRY_VALUES then ends[#ends + 1] = #events end
   for _, value in ipairs({...}) do
     events[#events + 1] = value
     event_bytes = event_bytes + #tostring(value)
   end
 end
 local function write_reports()
-  for from = 1, #events, 6000 do
-    redis.call('XADD', OUT, '*', unpack(events, from, math.min(from + 5999, #events)))
+  if #events > 0 then ends[#ends + 1] = #events end
+  local from = 1
+  for _, to in ipairs(ends) do
+    redis.call('XADD', OUT, '*', unpack(events, from, to))
+    from = to + 1
   end
   count('out', event_bytes)
 end

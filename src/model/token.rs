@@ -12,7 +12,7 @@ pub struct LeaseToken {
     pub generation: u64,
     /// The number of the claim in its shard. All that one worker got in one claim share it.
     pub grant: u64,
-    /// 1 for the first try; only reported, not checked.
+    /// 1 for the first try. One that the task has not had yet is refused.
     pub attempt: u32,
 }
 

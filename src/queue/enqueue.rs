@@ -14,8 +14,8 @@ const AT_ONCE: usize = 1000;
 impl Queue {
     /// The number of the shard's life in Redis; `None`: never opened, or lost.
     pub async fn generation(&self, shard: &ShardId) -> Result<Option<u64>> {
-        let keys = self.keys(shard);
-        Ok(redis::cmd("GET").arg(keys.generation()).query_async(&mut self.0.redis.conn()).await?)
+        let key = keys::generation(self.0.redis.prefix(), shard);
+        Ok(redis::cmd("GET").arg(key).query_async(&mut self.0.redis.conn()).await?)
     }
 
     /// Gives a shard that has no generation one, in one step with an empty state: records of `pipeline` up to `offset` count as enqueued.
@@ -39,7 +39,7 @@ impl Queue {
     pub async fn generations(&self, shards: &[ShardId]) -> Result<Vec<Option<u64>>> {
         let mut generations = Vec::with_capacity(shards.len());
         for shards in shards.chunks(AT_ONCE) {
-            let keys: Vec<_> = shards.iter().map(|shard| self.keys(shard).generation().to_owned()).collect();
+            let keys: Vec<_> = shards.iter().map(|shard| keys::generation(self.0.redis.prefix(), shard)).collect();
             let some: Vec<Option<u64>> = redis::cmd("MGET").arg(keys).query_async(&mut self.0.redis.conn()).await?;
             generations.extend(some);
         }

@@ -3,8 +3,10 @@
 //!
 //! `enqueue` is for the fanout, `worker` for the tasks service, `upkeep` for the watchdog and the forwarder.
 
+mod awake;
 mod combiner;
 mod enqueue;
+mod failing;
 pub mod keys;
 pub mod scripts;
 mod shard;
@@ -25,8 +27,9 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
-use self::{keys::ShardKeys, scripts::Script, types::Undelivered};
+use self::{awake::Awake, keys::ShardKeys, scripts::Script, shard::Notes, types::Undelivered};
 pub use self::{
+    failing::Failing,
     shard::Shard,
     types::{
         Claim, Closing, Code, Completion, Delivery, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
@@ -100,12 +103,16 @@ struct Inner {
     released: std::sync::Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
     /// Some shard has deliveries to report.
     delivered: Arc<Notify>,
+    awake: Arc<Awake>,
     /// Calls under way.
     calls: TaskTracker,
 }
 
 /// How long deliveries gather before they are reported, where no claim takes them along.
 const DELIVERIES_GATHER: Duration = Duration::from_millis(50);
+
+/// How long after an error they are reported again.
+const DELIVERIES_AGAIN: Duration = Duration::from_secs(1);
 
 impl Queue {
     pub fn new(redis: Redis) -> Self {
@@ -123,6 +130,7 @@ impl Queue {
             release,
             released: std::sync::Mutex::new(Some(released)),
             delivered: Arc::default(),
+            awake: Arc::default(),
             calls: TaskTracker::new(),
         }))
     }
@@ -155,7 +163,9 @@ impl Queue {
                 Some((shard, items)) = beat.idle(released.recv()) => self.release(&shard, &items).await,
                 () = self.0.delivered.notified() => {
                     stop.run_until_cancelled(tokio::time::sleep(DELIVERIES_GATHER)).await;
-                    self.report_deliveries().await;
+                    if !self.report_deliveries().await {
+                        stop.run_until_cancelled(tokio::time::sleep(DELIVERIES_AGAIN)).await;
+                    }
                     beat.beat();
                 }
                 () = stop.cancelled() => break,
@@ -174,14 +184,17 @@ impl Queue {
         }
     }
 
-    /// Reports the deliveries that no claim has taken along.
-    pub async fn report_deliveries(&self) {
+    /// Reports the deliveries that no claim has taken along; whether all are reported.
+    pub async fn report_deliveries(&self) -> bool {
+        let mut all = true;
         for shard in self.known() {
             if let Err(error) = self.report_delivered(&shard).await {
                 // A lease of theirs that runs out costs nothing.
                 tracing::debug!(shard = %shard.id, "could not report deliveries of {}: {error}", shard.id);
+                all = false;
             }
         }
+        all
     }
 
     /// Waits for the calls under way.
@@ -203,6 +216,19 @@ impl Queue {
         self.known().iter().map(|shard| shard.id.clone()).collect()
     }
 
+    /// Shards in which something stands or has happened, or that no loop has looked at for long.
+    pub fn awake_shards(&self) -> Vec<ShardId> {
+        self.awake().iter().map(|notes| notes.id.clone()).collect()
+    }
+
+    fn awake(&self) -> Vec<Arc<Notes>> {
+        let shards = self.0.shards.read().unwrap_or_else(PoisonError::into_inner);
+        self.0.awake.list(|notes| {
+            let of_queue = shards.get(&notes.id.queue);
+            of_queue.is_some_and(|of_queue| of_queue.iter().any(|shard| Arc::ptr_eq(&shard.notes, notes)))
+        })
+    }
+
     fn known(&self) -> Vec<Arc<Shard>> {
         let shards = self.0.shards.read().unwrap_or_else(PoisonError::into_inner);
         shards.values().flatten().cloned().collect()
@@ -216,7 +242,9 @@ impl Queue {
             if of_queue.iter().any(|shard| shard.id == *id) {
                 return;
             }
-            of_queue.push(Arc::new(Shard::new(self, id)));
+            let shard = Arc::new(Shard::new(self, id));
+            self.0.awake.wake(&shard.notes);
+            of_queue.push(shard);
             of_queue.sort_by_key(|shard| shard.id.number);
         }
         // Whoever was woken for its first tasks did not see them.
@@ -245,6 +273,13 @@ impl Queue {
 
     fn keys(&self, shard: &ShardId) -> ShardKeys {
         ShardKeys::new(self.0.redis.prefix(), shard)
+    }
+
+    /// Tells all processes that something happened in the queue.
+    pub async fn wake_everywhere(&self, queue: &QueueName) -> Result<()> {
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(self.wake_channel()).arg(queue.as_str());
+        Ok(publish.exec_async(&mut self.0.redis.conn()).await?)
     }
 
     /// Something happened in the shard that its next look must see.

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 
 use super::{
     Claim, Code, Completion, Granted, Look, Queue,
+    awake::Awake,
     combiner::Combiner,
     worker::{MAX_COMBINED, claim, complete, peek},
 };
@@ -21,9 +22,6 @@ use crate::model::ShardId;
 pub(super) const DELIVERIES_AT_ONCE: usize = 1000;
 /// Deliveries remembered while Redis does not answer. If the leases of those beyond run out, they cost nothing.
 const DELIVERIES_MAX: usize = 100_000;
-
-/// How long a shard in which nothing stands is taken to stay so, unless a wake says otherwise: wakes may get lost.
-const IDLE_FOR: Duration = Duration::from_secs(30);
 
 /// One shard of a queue.
 pub struct Shard {
@@ -38,6 +36,10 @@ pub struct Shard {
 /// What this process has noted of a shard.
 #[derive(Debug)]
 pub(super) struct Notes {
+    pub(super) id: ShardId,
+    awake: Arc<Awake>,
+    /// Nothing stood in the shard at the last look, and nothing has happened since.
+    asleep: AtomicBool,
     delivered: Mutex<Vec<u64>>,
     notify: Arc<Notify>,
     /// Counts what happened there, as far as this process knows.
@@ -56,6 +58,9 @@ impl Shard {
     pub(super) fn new(queue: &Queue, id: &ShardId) -> Self {
         let (keys, redis, calls) = (queue.keys(id), queue.0.redis.clone(), &queue.0.calls);
         let notes = Arc::new(Notes {
+            id: id.clone(),
+            awake: Arc::clone(&queue.0.awake),
+            asleep: AtomicBool::new(false),
             delivered: Mutex::default(),
             notify: Arc::clone(&queue.0.delivered),
             touched: AtomicU64::new(0),
@@ -85,29 +90,44 @@ impl Shard {
     pub(super) fn touch(&self) {
         self.notes.touch();
     }
+}
 
-    /// The last look, if it is good enough: taken within `max_age` and nothing has happened since. Where nothing stood, it is good for long.
+impl Notes {
+    /// Either this sees that the shard sleeps, or [`Self::saw`] sees that it was touched.
+    pub(super) fn touch(self: &Arc<Self>) {
+        self.touched.fetch_add(1, Ordering::SeqCst);
+        if self.get_up() {
+            self.awake.wake(self);
+        }
+    }
+
+    /// Whether it slept.
+    pub(super) fn get_up(&self) -> bool {
+        self.asleep.swap(false, Ordering::SeqCst)
+    }
+
+    /// The last look, if it was taken within `max_age` and nothing has happened since.
     pub(super) fn seen(&self, max_age: Duration) -> Option<(Look, Duration)> {
-        let seen = (*self.notes.seen.lock().unwrap_or_else(PoisonError::into_inner))?;
-        let max_age = if seen.look.is_idle { IDLE_FOR } else { max_age };
+        let seen = (*self.seen.lock().unwrap_or_else(PoisonError::into_inner))?;
         let age = seen.at.elapsed();
-        (age < max_age && seen.touched == self.notes.touched.load(Ordering::Acquire)).then_some((seen.look, age))
+        (age < max_age && seen.touched == self.touched()).then_some((seen.look, age))
     }
 
     /// How often it was touched before a look; goes with that look into [`Self::saw`].
     pub(super) fn touched(&self) -> u64 {
-        self.notes.touched.load(Ordering::Acquire)
+        self.touched.load(Ordering::SeqCst)
     }
 
-    pub(super) fn saw(&self, look: Look, touched: u64) {
+    pub(super) fn saw(self: &Arc<Self>, look: Look, touched: u64) {
         let seen = Seen { look, at: Instant::now(), touched };
-        *self.notes.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(seen);
-    }
-}
-
-impl Notes {
-    pub(super) fn touch(&self) {
-        self.touched.fetch_add(1, Ordering::Release);
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(seen);
+        if look.is_idle {
+            self.awake.lay_down(self);
+            self.asleep.store(true, Ordering::SeqCst);
+            if touched != self.touched() && self.get_up() {
+                self.awake.wake(self);
+            }
+        }
     }
 
     /// The tasks of the grant have reached their worker.
@@ -129,5 +149,6 @@ impl Notes {
     /// Those could not be reported.
     pub(super) fn put_back_delivered(&self, grants: Vec<u64>) {
         self.delivered.lock().unwrap_or_else(PoisonError::into_inner).extend(grants);
+        self.notify.notify_one();
     }
 }

@@ -56,6 +56,8 @@ pub struct Claim {
     pub worker: WorkerName,
     pub max_tasks: usize,
     pub max_bytes: usize,
+    /// The caller has nothing yet: one task is granted whatever it weighs.
+    pub is_first: bool,
     /// Instead of the tasks' own.
     pub lease: Option<Duration>,
     /// Only tasks of this priority; `None`: by the shard's own turn.

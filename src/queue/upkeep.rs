@@ -1,11 +1,12 @@
 //! For the watchdog, the forwarder and readers: what ran out of time, what is to be reported, how a shard stands.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures::StreamExt;
 
 use super::{
-    Error, Expired, Inspected, Look, OutboxEntry, Promoted, Queue, Result, Shard, Stats, scripts, seed,
+    Error, Expired, Inspected, Look, OutboxEntry, Promoted, Queue, Result, Stats, scripts, seed,
+    shard::Notes,
     wire::{inspected, items, look, number, numbers, outbox_entry, packed_ms, task_id, text, unsigned},
 };
 use crate::model::{Offset, ShardId, TaskId};
@@ -32,17 +33,21 @@ pub struct LookFor {
 }
 
 impl Queue {
-    /// What there is to do in each shard that has a generation. Shards where nothing stands are asked seldom.
+    /// What there is to do in each shard that has a generation and in which something stands.
     pub async fn look(&self, look_for: LookFor) -> Vec<(ShardId, Result<Look>)> {
-        let looks = self.known().into_iter().map(|shard| async move {
+        let looks = self.awake().into_iter().map(|shard| async move {
             let look = self.look_at(&shard, look_for).await;
             (shard.id.clone(), look)
         });
         let looks = futures::stream::iter(looks).buffer_unordered(AT_ONCE);
-        looks.filter(|(_, look)| futures::future::ready(!matches!(look, Err(Error::NoGeneration)))).collect().await
+        let is_there = |look: &Result<Look>| match look {
+            Ok(look) => !look.is_idle,
+            Err(error) => !matches!(error, Error::NoGeneration),
+        };
+        looks.filter(|(_, look)| futures::future::ready(is_there(look))).collect().await
     }
 
-    async fn look_at(&self, shard: &Shard, look_for: LookFor) -> Result<Look> {
+    async fn look_at(&self, shard: &Arc<Notes>, look_for: LookFor) -> Result<Look> {
         if let Some((mut seen, age)) = shard.seen(look_for.max_age) {
             // Time has passed since: what was due later may be due now.
             match seen.next.map(|next| next.checked_sub(age)) {

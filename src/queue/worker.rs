@@ -186,7 +186,8 @@ pub(super) async fn claim(
 fn argue(call: &mut Call, request: &Claim, max_tasks: usize) {
     let lease_ms = request.lease.map_or(0, |lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
     let priority = request.priority.map_or(0, |priority| priority as u8);
-    call.arg(request.worker.as_str()).arg(max_tasks).arg(request.max_bytes).arg(lease_ms).arg(priority);
+    call.arg(request.worker.as_str()).arg(max_tasks).arg(request.max_bytes).arg(u8::from(request.is_first));
+    call.arg(lease_ms).arg(priority);
 }
 
 fn read_grant(one: &mut Granted, generation: u64, answer: Value) -> Result<()> {

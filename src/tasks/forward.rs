@@ -18,7 +18,7 @@ use crate::{
     config::Settings,
     model::ShardId,
     pb,
-    queue::{self, Event, LookFor, Queue},
+    queue::{self, Event, Failing, LookFor, Queue},
     supervise::{Beat, Supervisor},
     telemetry::metrics,
 };
@@ -77,7 +77,7 @@ struct Forwarder {
 impl Forwarder {
     /// Each round gives every shard that has something one turn: a busy one does not hold up the others.
     async fn run(self, beat: Arc<Beat>, stop: CancellationToken) -> anyhow::Result<()> {
-        let (mut again, mut looked) = (BTreeSet::new(), None::<Instant>);
+        let (mut again, mut looked, mut failing) = (BTreeSet::new(), None::<Instant>, Failing::default());
         loop {
             let stopping = stop.is_cancelled();
             again.append(&mut self.reported.take());
@@ -88,6 +88,8 @@ impl Forwarder {
                 let left = looks.into_iter().filter(|(_, look)| look.as_ref().map_or(true, |look| look.outbox > 0));
                 again.extend(left.map(|(shard, _)| shard));
             }
+            let began = Instant::now();
+            again.retain(|shard| !failing.leaves_out(shard));
             let turns = std::mem::take(&mut again).into_iter().map(|shard| async {
                 let left = self.turn(&shard).await;
                 (shard, left)
@@ -97,18 +99,24 @@ impl Forwarder {
             while let Some((shard, left)) = turns.next().await {
                 beat.beat();
                 match left {
-                    Ok(false) => {}
-                    Ok(true) => drop(again.insert(shard)),
+                    Ok(more) => {
+                        failing.note(&shard, began, anyhow::Ok(()));
+                        if more {
+                            again.insert(shard);
+                        }
+                    }
                     // Redis lost the shard: the watchdog brings it back.
                     Err(error) if matches!(error.downcast_ref(), Some(queue::Error::NoGeneration)) => {}
                     // Nothing will be forwarded any more, to nobody.
                     Err(error) if matches!(error.downcast_ref(), Some(bus::Error::Lost { .. })) => return Err(error),
                     // One damaged shard does not hold up the others.
+                    Err(error) if error.is::<queue::Error>() => drop(failing.note::<(), _>(&shard, began, Err(error))),
                     Err(error) => failed = failed.and(Err(error.context(format!("cannot forward reports of {shard}")))),
                 }
             }
             drop(turns);
             failed?;
+            failing.end_round("forward reports of")?;
             beat.beat();
             if !again.is_empty() {
                 continue;

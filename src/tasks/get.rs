@@ -65,7 +65,7 @@ impl Found {
 
     fn rest(&self, priority: Option<Priority>) -> Claim {
         let (max_tasks, max_bytes) = (self.claim.max_tasks - self.tasks, self.claim.max_bytes - self.bytes);
-        Claim { max_tasks, max_bytes, priority, ..self.claim.clone() }
+        Claim { max_tasks, max_bytes, is_first: self.tasks == 0, priority, ..self.claim.clone() }
     }
 
     fn add(&mut self, shard: &Shard, granted: Granted) {
@@ -121,10 +121,10 @@ impl Handle {
             0 => ANSWER_BYTES,
             bytes => usize::try_from(bytes).unwrap_or(ANSWER_BYTES),
         };
-        Ok((Claim { worker, max_tasks, max_bytes, lease, priority: None }, wait))
+        Ok((Claim { worker, max_tasks, max_bytes, is_first: true, lease, priority: None }, wait))
     }
 
-    /// A stop ends long polls; a look under way ends by itself.
+    /// A stop ends long polls. The leases of a look that it cuts off go back.
     async fn stopped_while_waiting(&self, is_last: bool) {
         if is_last {
             future::pending::<()>().await;
@@ -143,7 +143,7 @@ impl Handle {
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         // So that no shard is always the last of its priority.
-        let first = turn % shards.len().max(1);
+        let first = (turn + turn / TURNS) % shards.len().max(1);
         shards.rotate_left(first);
         let peeks = shards.into_iter().map(|shard| async move { (self.queue.peek(&shard).await, shard) });
         let peeks: Vec<_> = futures::stream::iter(peeks).buffered(PEEKS_AT_ONCE).collect().await;
@@ -188,10 +188,13 @@ impl Handle {
     }
 }
 
+/// Calls after which the order of priorities begins again.
+const TURNS: usize = 20;
+
 /// Strict, but one call in ten is offered the lower ones first, in turn, so that none starves. (Of one shard, `claim.lua` does the same.)
 fn order(turn: usize) -> [Priority; 3] {
     let [high, medium, low] = Priority::ALL;
-    match turn % 20 {
+    match turn % TURNS {
         9 => [medium, low, high],
         19 => [low, medium, high],
         _ => [high, medium, low],

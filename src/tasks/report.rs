@@ -63,7 +63,9 @@ impl Handle {
         leases: &HashMap<usize, (TaskId, LeaseNumber)>,
         answers: &mut [(usize, queue::Result<Code>)],
     ) {
-        let unsure = |answer: &queue::Result<Code>| matches!(answer, Ok(Code::UnknownTask | Code::LeaseLost));
+        let unsure = |answer: &queue::Result<Code>| {
+            matches!(answer, Ok(Code::UnknownTask | Code::LeaseLost | Code::AlreadyCompleted))
+        };
         let asked: Vec<_> =
             answers.iter().filter(|(_, answer)| unsure(answer)).map(|(place, _)| leases[place].0).collect();
         if asked.is_empty() {

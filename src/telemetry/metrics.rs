@@ -146,7 +146,7 @@ pub struct FanoutBatch {
 }
 
 /// A queue at one moment, all shards together.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueDepth {
     pub pending: u64,
     pub waiting: u64,

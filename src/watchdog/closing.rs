@@ -8,14 +8,17 @@
 //!   It asks SQL: what is closed it opens in the next life, what is not it leaves to the watchdog.
 //! - two watchdogs: the second finds no generation, or SQL in another life, and changes nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
 
 use super::Watchdog;
 use crate::{
     model::ShardId,
-    queue::{self, Closing},
+    queue::{self, Closing, Failing},
     supervise::Beat,
 };
 
@@ -27,15 +30,13 @@ const LONGEST: Duration = Duration::from_secs(3600);
 impl Watchdog {
     pub(super) async fn close_idle(self, beat: Arc<Beat>) -> anyhow::Result<()> {
         let every = (self.settings.watchdog.forget_queues_after / LOOKS).clamp(SHORTEST, LONGEST);
+        let mut failing = Failing::default();
         while self.lead.wait(&beat, &self.stop).await {
-            let mut failed = Ok(());
             for shard in self.queue.shards() {
-                // One that is damaged does not hold up the others.
-                if let Err(error) = self.close_if_idle(&shard, &beat).await {
-                    failed = failed.and(Err(error.context(format!("cannot close {shard}"))));
-                }
+                let closed = self.close_if_idle(&shard, &beat).await;
+                failing.note(&shard, Instant::now(), closed);
             }
-            failed?;
+            failing.end_round("close")?;
             if !beat.idle(self.pause(every)).await {
                 break;
             }

@@ -1,13 +1,15 @@
 //! Final records that SQL shows final, and that are older than the grace time, are forgotten; so are those whose report is lost.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
-
-use anyhow::Context;
-use tokio::time::Instant;
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{Watchdog, count, is_lost, unreported::Unreported};
 use crate::{
     model::{ShardId, TaskId},
+    queue::Failing,
     supervise::Beat,
     telemetry::metrics::{self, Watched},
 };
@@ -17,24 +19,25 @@ const LOOK_AGE: Duration = Duration::from_secs(1);
 
 impl Watchdog {
     pub(super) async fn finals(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        let mut unreported = Unreported::default();
+        let (mut unreported, mut failing) = (Unreported::default(), Failing::default());
         let pause = (self.settings.watchdog.grace / 10).min(Duration::from_secs(1));
         while self.lead.wait(&beat, &self.stop).await {
             let started = Instant::now();
-            let (mut busy, mut failed) = (false, Ok(()));
+            let mut busy = false;
             for (shard, look) in self.queue.look(self.look_for(pause.min(LOOK_AGE))).await {
+                if failing.leaves_out(&shard) {
+                    continue;
+                }
+                let began = Instant::now();
                 let settled = match look {
-                    Ok(look) if !look.settles => continue,
+                    Ok(look) if !look.settles => Ok(false),
                     Ok(_) => self.settle_finals(&shard, &mut unreported).await,
                     Err(error) => Err(error.into()),
                 };
-                match settled {
-                    Ok(forgotten) => busy |= forgotten,
-                    Err(error) if is_lost(&error) => {}
-                    Err(error) => failed = failed.and(Err(error).with_context(|| format!("cannot settle {shard}"))),
-                }
+                let settled = settled.or_else(|error| if is_lost(&error) { Ok(false) } else { Err(error) });
+                busy |= failing.note(&shard, began, settled).unwrap_or(false);
             }
-            failed?;
+            failing.end_round("settle")?;
             metrics::watchdog_step("finals", started.elapsed());
             beat.beat();
             self.pause(if busy { Duration::from_millis(1) } else { pause }).await;

@@ -6,13 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
 use futures::StreamExt;
 
 use super::{Watchdog, count};
 use crate::{
     model::ShardId,
-    queue::{self, Look, LookFor},
+    queue::{self, Failing, Look, LookFor},
     supervise::Beat,
     telemetry::metrics::{self, Watched},
 };
@@ -29,46 +28,47 @@ const AT_ONCE: usize = 8;
 impl Watchdog {
     pub(super) async fn leases(self, beat: Arc<Beat>) -> anyhow::Result<()> {
         let interval = self.settings.watchdog.interval;
-        let mut swept: HashMap<ShardId, Instant> = HashMap::new();
+        let (mut swept, mut failing) = (HashMap::<ShardId, Instant>::new(), Failing::default());
         while self.lead.wait(&beat, &self.stop).await {
             let started = Instant::now();
             let looks = self.queue.look(self.look_for(WAITING)).await;
-            let (mut failed, mut wait, mut steps) = (Ok(()), interval, Vec::new());
-            for (shard, look) in looks {
-                // A shard that is damaged must not hold up the others.
-                match look.with_context(|| format!("cannot look at {shard}")) {
-                    Ok(look) => {
-                        wait = wait.min(look.next.unwrap_or(interval));
-                        let is_swept = swept.get(&shard).is_some_and(|at| at.elapsed() < SWEEP_EVERY);
-                        let sweep = !is_swept && (look.spent > 0 || look.pointers > 0);
-                        if sweep {
-                            swept.insert(shard.clone(), Instant::now());
-                        }
-                        if look.expires || look.promotes || sweep {
-                            steps.push((shard, look, sweep));
-                        }
+            let (mut wait, mut steps) = (interval, Vec::new());
+            for (shard, look) in looks.into_iter().filter(|(shard, _)| !failing.leaves_out(shard)).collect::<Vec<_>>() {
+                let look = match look {
+                    Ok(look) => look,
+                    Err(error) => {
+                        failing.note::<(), _>(&shard, started, Err(error));
+                        continue;
                     }
-                    Err(error) => failed = failed.and(Err(error)),
+                };
+                // What is due now is done now; the step says whether to come again at once.
+                wait = wait.min(look.next.filter(|next| !next.is_zero()).unwrap_or(interval));
+                let is_swept = swept.get(&shard).is_some_and(|at| at.elapsed() < SWEEP_EVERY);
+                let sweep = !is_swept && (look.spent > 0 || look.pointers > 0);
+                if sweep {
+                    swept.insert(shard.clone(), Instant::now());
+                }
+                match look.expires || look.promotes || sweep {
+                    true => steps.push((shard, look, sweep)),
+                    false => drop(failing.note(&shard, started, anyhow::Ok(()))),
                 }
             }
             let steps = steps.into_iter().map(|(shard, look, sweep)| {
                 let watchdog = &self;
                 async move {
                     let step = watchdog.tend(&shard, look, sweep).await;
-                    step.with_context(|| format!("cannot tend {shard}"))
+                    (shard, step)
                 }
             });
             let mut steps = futures::stream::iter(steps).buffer_unordered(AT_ONCE);
-            while let Some(step) = steps.next().await {
-                match step {
-                    Ok(true) => wait = Duration::ZERO,
-                    Ok(false) => {}
-                    Err(error) => failed = failed.and(Err(error)),
+            while let Some((shard, step)) = steps.next().await {
+                if failing.note(&shard, started, step) == Some(true) {
+                    wait = Duration::ZERO;
                 }
             }
             drop(steps);
             swept.retain(|_, at| at.elapsed() < SWEEP_EVERY);
-            failed?;
+            failing.end_round("tend")?;
             metrics::watchdog_step("leases", started.elapsed());
             beat.beat();
             self.pause(wait.clamp(Duration::from_millis(5), interval)).await;
@@ -76,7 +76,7 @@ impl Watchdog {
         Ok(())
     }
 
-    /// One step of what is due in the shard; whether there is more.
+    /// One step of what is due in the shard; whether to come again at once. Not while expiries pause: nothing moves then.
     async fn tend(&self, shard: &ShardId, look: Look, sweep: bool) -> queue::Result<bool> {
         let most = self.settings.watchdog.batch_max;
         let mut more = false;
@@ -86,12 +86,12 @@ impl Watchdog {
             metrics::watchdog_handled(Watched::Dead, count(expired.dead));
             metrics::watchdog_handled(Watched::Retried, count(expired.expired - expired.dead));
             metrics::watchdog_handled(Watched::Undelivered, count(expired.undelivered));
-            more |= expired.more;
+            more |= expired.expired + expired.undelivered > 0;
         }
         if look.promotes {
             let promoted = self.queue.promote(shard, most, self.settings.watchdog.horizon).await?;
             metrics::watchdog_handled(Watched::Promoted, count(promoted.promoted));
-            more |= promoted.more;
+            more |= promoted.promoted > 0;
         }
         if sweep {
             self.queue.sweep(shard, SWEEP).await?;

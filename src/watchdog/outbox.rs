@@ -195,9 +195,10 @@ impl Watchdog {
                 Err(queue::Error::NoGeneration) => return Ok(false),
                 other => other?,
             };
-            if stats.ahead >= settings.high_water_tasks / 10 * 9
-                || stats.waiting_bytes >= settings.high_water_bytes / 10 * 9
-                || stats.live >= settings.live_tasks_max() / 10 * 9
+            let nine_tenths = |bound: u64| bound - bound / 10;
+            if stats.ahead >= nine_tenths(settings.high_water_tasks)
+                || stats.waiting_bytes >= nine_tenths(settings.high_water_bytes)
+                || stats.live >= nine_tenths(settings.live_tasks_max())
             {
                 return Ok(false);
             }

@@ -25,15 +25,23 @@ const PAGE: u32 = 10_000;
 /// is.
 const SHARE: u32 = 9;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// How often all shards are asked whether they have a generation. Those in which something happens are each time.
+const ALL_EVERY: Duration = Duration::from_secs(30);
 /// Tasks of one shard in one call, or in one transaction.
 const AT_ONCE: usize = 1000;
 
 impl Watchdog {
     pub(super) async fn reconcile(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        let (mut after, mut next_page) = (None, Instant::now());
+        let (mut after, mut next_page, mut all_asked) = (None, Instant::now(), None::<Instant>);
         while self.lead.wait(&beat, &self.stop).await {
             let started = Instant::now();
-            self.bring_back_lost(&beat).await?;
+            // Of those in which nothing stands, nothing was lost but the generation.
+            let all = all_asked.is_none_or(|at| at.elapsed() >= ALL_EVERY);
+            let shards = if all { self.queue.shards() } else { self.queue.awake_shards() };
+            self.bring_back_lost(shards, &beat).await?;
+            if all {
+                all_asked = Some(started);
+            }
             let compares = Instant::now();
             if next_page <= compares {
                 after = self.compare_page(after).await?;
@@ -47,13 +55,13 @@ impl Watchdog {
     }
 
     /// Brings back shards that are open and have no generation.
-    async fn bring_back_lost(&self, beat: &Beat) -> anyhow::Result<()> {
+    async fn bring_back_lost(&self, shards: Vec<ShardId>, beat: &Beat) -> anyhow::Result<()> {
         let without_generation = async |shards: Vec<ShardId>| {
             let generations = self.queue.generations(&shards).await?;
             let lost = shards.into_iter().zip(generations).filter(|(_, generation)| generation.is_none());
             anyhow::Ok(lost.map(|(shard, _)| shard).collect::<Vec<_>>())
         };
-        let lost = without_generation(self.queue.shards()).await?;
+        let lost = without_generation(shards).await?;
         if lost.is_empty() {
             return Ok(());
         }

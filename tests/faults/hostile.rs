@@ -53,7 +53,9 @@ impl Hostile {
         for (n, daemon) in daemons.iter().enumerate() {
             let ports = (daemon.http_port(), daemon.grpc_port());
             // Of the process that is first, all memory for requests is held.
-            for (place, kind) in KINDS.into_iter().enumerate().filter(|(_, kind)| n == 0 || !matches!(kind, Kind::Stalls)) {
+            for (place, kind) in
+                KINDS.into_iter().enumerate().filter(|(_, kind)| n == 0 || !matches!(kind, Kind::Stalls))
+            {
                 let rounds = Arc::clone(&rounds);
                 clients.spawn(async move {
                     loop {
@@ -111,7 +113,8 @@ async fn round(kind: Kind, (http, grpc): (u16, u16)) -> std::io::Result<()> {
             ask(http, "/v1/tasks", &body).await
         }
         Kind::MakesUp => {
-            let one = |n| json!({"id": "01a201ac-c680-7000-8dd0-e681572e49a2", "lease_token": format!("no-{n}:0:1:1:1")});
+            let one =
+                |n| json!({"id": "01a201ac-c680-7000-8dd0-e681572e49a2", "lease_token": format!("no-{n}:0:1:1:1")});
             let body = json!({"worker": "hostile", "completions": (0..1000).map(one).collect::<Vec<_>>()});
             ask(http, "/v1/tasks:complete", &body.to_string()).await
         }
@@ -140,13 +143,16 @@ async fn connect(port: u16) -> std::io::Result<TcpStream> {
 }
 
 fn head(path: &str, length: usize) -> String {
-    format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n")
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    )
 }
 
 /// Sends all of it and reads the beginning of the answer.
 async fn ask(port: u16, path: &str, body: &str) -> std::io::Result<()> {
     let mut stream = connect(port).await?;
     stream.write_all(format!("{}{body}", head(path, body.len())).as_bytes()).await?;
-    let answered = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut [0; 1024]));
+    let mut begins = [0; 1024];
+    let answered = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut begins));
     answered.await.map_or(Ok(()), |read| read.map(drop))
 }

@@ -113,8 +113,14 @@ impl Bed {
         let (mut failed, mut completed) = (0, Vec::new());
         while !done.load(Ordering::Relaxed) {
             for shard in self.queue.shards_of(&queue_name()) {
-                let claim =
-                    Claim { worker: worker.clone(), max_tasks: 10, max_bytes: 1 << 20, lease: None, priority: None };
+                let claim = Claim {
+                    worker: worker.clone(),
+                    max_tasks: 10,
+                    max_bytes: 1 << 20,
+                    is_first: true,
+                    lease: None,
+                    priority: None,
+                };
                 let Ok(granted) = self.queue.claim(&shard, claim).await else {
                     failed += 1;
                     continue;

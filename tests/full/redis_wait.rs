@@ -48,8 +48,14 @@ async fn leased(queue: &Queue) -> Vec<Leased> {
         live_tasks_max: u64::MAX,
     };
     queue.enqueue(&shard(), &batch).await.unwrap();
-    let claim =
-        Claim { worker: WorkerName::new("w").unwrap(), max_tasks: 2, max_bytes: 1 << 20, lease: None, priority: None };
+    let claim = Claim {
+        worker: WorkerName::new("w").unwrap(),
+        max_tasks: 2,
+        max_bytes: 1 << 20,
+        is_first: true,
+        lease: None,
+        priority: None,
+    };
     queue.claim(&queue.shards_of(&shard().queue)[0], claim).await.unwrap().deliver()
 }
 

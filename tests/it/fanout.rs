@@ -191,7 +191,14 @@ impl Fixture {
     async fn work_off(&self, name: &str) {
         let (shard, worker) = (shard(name), WorkerName::new("w").unwrap());
         let known = self.queue.shards_of(&shard.queue).remove(0);
-        let claim = Claim { worker: worker.clone(), max_tasks: 10, max_bytes: 1 << 20, lease: None, priority: None };
+        let claim = Claim {
+            worker: worker.clone(),
+            max_tasks: 10,
+            max_bytes: 1 << 20,
+            is_first: true,
+            lease: None,
+            priority: None,
+        };
         let granted = self.queue.claim(&known, claim).await.unwrap();
         granted.delivery.delivered();
         for leased in granted.tasks {

@@ -420,7 +420,7 @@ async fn a_full_outbox_pauses_claims_and_expiries() {
     let () = eval.query_async(&mut c.redis.conn()).await.expect("eval");
     let shard = c.queue.shards_of(&c.shard.queue).remove(0);
     let worker = WorkerName::new("b").expect("a name");
-    let claim = Claim { worker, max_tasks: 9, max_bytes: ANY_WEIGHT, lease: None, priority: None };
+    let claim = Claim { worker, max_tasks: 9, max_bytes: ANY_WEIGHT, is_first: true, lease: None, priority: None };
     assert!(c.queue.claim(&shard, claim).await.expect("claim").is_empty());
     assert_eq!(c.queue.expire(&c.shard, 9, &[]).await.expect("expire").expired, 0);
     let first = c.queue.outbox(&c.shard, 1, ANY_WEIGHT).await.expect("outbox").remove(0);
@@ -454,8 +454,14 @@ async fn work(queue: Queue, shard: Arc<Shard>, name: WorkerName, mut dice: Dice)
     let (mut credits, mut late) = (Vec::new(), Vec::<Leased>::new());
     loop {
         let most = 1 + usize::try_from(dice.roll(5)).expect("few");
-        let claim =
-            Claim { worker: name.clone(), max_tasks: most, max_bytes: ANY_WEIGHT, lease: Some(HOUR), priority: None };
+        let claim = Claim {
+            worker: name.clone(),
+            max_tasks: most,
+            max_bytes: ANY_WEIGHT,
+            is_first: true,
+            lease: Some(HOUR),
+            priority: None,
+        };
         let granted = queue.claim(&shard, claim).await.expect("claim");
         if granted.is_empty() && !granted.more && live(&queue, &shard.id).await == 0 {
             return credits;

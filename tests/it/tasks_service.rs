@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
+use prost::Message as _;
 use taskd::{
     bus::{Bus, Topic, redis_streams::RedisStreams},
     config::{Limits, QueueSettings, Settings},
@@ -36,19 +37,16 @@ async fn one_task(queue: &Queue, name: &str) {
 
 /// Puts a task in, at this offset of its own partition.
 async fn put(queue: &Queue, name: &str, id: TaskId, priority: i32, offset: u64) {
-    let shard = shard(name);
+    let record = pb::PipelineRecord { priority, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
+    let offset = Offset { major: offset, minor: 0 };
+    let (body, credited) = (model::body_blob(&record), vec![]);
+    put_in(queue, name, EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited }).await;
+}
+
+async fn put_in(queue: &Queue, name: &str, task: EnqueueTask) {
+    let (shard, offset) = (shard(name), task.offset);
     queue.open_shard(&shard, 1, "topic", None).await.unwrap();
     queue.add_shard(&shard);
-    let offset = Offset { major: offset, minor: 0 };
-    let record = pb::PipelineRecord { priority, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
-    let task = EnqueueTask {
-        offset,
-        id,
-        replicas: 1,
-        not_before_unix_ms: 0,
-        body: model::body_blob(&record),
-        credited: vec![],
-    };
     let batch = Enqueue {
         topic_generation: "topic",
         epoch: 1,
@@ -56,7 +54,7 @@ async fn put(queue: &Queue, name: &str, id: TaskId, priority: i32, offset: u64) 
         upto: offset,
         tasks: &[task],
         high_water_tasks: 100,
-        high_water_bytes: 1 << 20,
+        high_water_bytes: 1 << 30,
         live_tasks_max: u64::MAX,
     };
     queue.enqueue(&shard, &batch).await.unwrap();
@@ -281,6 +279,31 @@ async fn a_worker_waits_for_the_shards_that_answer() {
     service.stop().await;
 }
 
+/// Two shards, of which either has nearly enough for one answer.
+#[tokio::test]
+async fn an_answer_of_several_shards_has_its_bytes_and_no_task_more() {
+    let service = Service::start(&["a", "b"]).await;
+    let shards = ["a", "b"];
+    let body = pb::TaskBody { payload: vec![b'x'; 700 << 10].into(), replicas: 1, ..Default::default() };
+    let record = pb::PipelineRecord {
+        priority: 2,
+        max_attempts: 5,
+        lease_ms: 30_000,
+        body: body.encode_to_vec().into(),
+        ..Default::default()
+    };
+    for (name, n) in shards.iter().flat_map(|name| (2..7).map(move |n| (name, n))) {
+        let (id, offset) = (TaskId::new(), Offset { major: n, minor: 0 });
+        let (body, credited) = (model::body_blob(&record), vec![]);
+        let task = EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited };
+        put_in(&service.queue, name, task).await;
+    }
+    let got = service.get(&shards, 100, 0).await.unwrap();
+    let bytes: usize = got.iter().map(|task| task.payload.len()).sum();
+    assert!(bytes <= 7 << 19 && bytes > 3 << 20, "{} tasks of {bytes} bytes", got.len());
+    service.stop().await;
+}
+
 #[tokio::test]
 async fn the_most_urgent_of_all_queues_named_goes_first() {
     let names = ["a", "b", "c"];
@@ -336,6 +359,14 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
     };
     service.store.settle(vec![done]).await.unwrap();
 
+    // It was missing in Redis, for another worker, and is there again: the queue knows who, and not by which lease.
+    service.redis("DEL", &["t:{q:0}:R"]).await;
+    let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
+    let (offset, body) = (Offset { major: 9, minor: 0 }, model::body_blob(&record));
+    let again = EnqueueTask { offset, id, replicas: 2, not_before_unix_ms: 0, body, credited: vec!["w".into()] };
+    put_in(&service.queue, "q", again).await;
+    assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [pb::ItemStatus::Ok]);
+
     let other = pb::LeasedTask { id: TaskId::new().to_string(), ..leased.clone() };
     let lease_token = LeaseToken { grant: token.grant + 1, ..token }.to_string();
     let later = pb::LeasedTask { lease_token, ..leased.clone() };
@@ -362,7 +393,7 @@ async fn a_look_over_many_queues_asks_them_at_once() {
         let line = info.lines().find_map(|line| line.strip_prefix("total_reads_processed:"));
         line.and_then(|reads| reads.parse::<u64>().ok()).expect("INFO counts reads")
     };
-    // Redis knows the scripts afterwards.
+    assert_eq!(service.get(&names, 100, 0).await.unwrap().len(), 100);
     assert!(service.get(&names, 1, 0).await.unwrap().is_empty());
     let before = reads().await;
     assert!(service.get(&names, 1, 0).await.unwrap().is_empty());

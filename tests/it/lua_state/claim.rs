@@ -12,7 +12,7 @@ pub(super) fn claim(call: &mut Call, requests: &[(&str, u64)]) {
 fn claim_saying(call: &mut Call, delivered: &[u64], requests: &[(&str, u64)]) {
     call.arg(100).arg(10).arg(1000).arg(1 << 20).arg("").arg(delivered.len()).arg(delivered);
     for (worker, most) in requests {
-        call.arg(*worker).arg(*most).arg(1 << 20).arg(0).arg(0);
+        call.arg(*worker).arg(*most).arg(1 << 20).arg(1).arg(0).arg(0);
     }
 }
 
@@ -123,7 +123,7 @@ async fn claim_bounds_the_bytes_of_all_requests_together() {
     let narrow = |call: &mut Call| {
         call.arg(100).arg(10).arg(1000).arg(30).arg("").arg(0);
         for worker in ["u", "v", "w"] {
-            call.arg(worker).arg(1).arg(1 << 20).arg(0).arg(0);
+            call.arg(worker).arg(1).arg(1 << 20).arg(1).arg(0).arg(0);
         }
     };
     let answer = flat(f.run(&scripts::CLAIM, narrow).await.expect("claim"));
@@ -136,11 +136,28 @@ async fn claim_bounds_the_bytes_of_all_requests_together() {
     let alone = |call: &mut Call| {
         call.arg(100).arg(10).arg(1000).arg(5).arg("").arg(0);
         for worker in ["u", "v"] {
-            call.arg(worker).arg(2).arg(1 << 20).arg(0).arg(0);
+            call.arg(worker).arg(2).arg(1 << 20).arg(1).arg(0).arg(0);
         }
     };
     let answer = flat(f.run(&scripts::CLAIM, alone).await.expect("claim"));
     assert_eq!(answer, ["7", "0", "3", "1", "c", "body2", "1", &until, "4", "1"]);
+}
+
+#[tokio::test]
+async fn claim_adds_nothing_large_to_what_the_caller_has() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    f.seed("HSET", "M", &[b"big", b"13"]).await;
+    let ask = |is_first: u8| {
+        move |call: &mut Call| {
+            call.arg(100).arg(10).arg(1000).arg(1 << 20).arg("").arg(0).arg("w").arg(9).arg(12).arg(is_first);
+            call.arg(0).arg(0);
+        }
+    };
+    let before = f.state().await;
+    assert_eq!(flat(f.run(&scripts::CLAIM, ask(0)).await.expect("claim")), ["7", "0", "1", "0"]);
+    changed(&before, &f.state().await, &[]);
+    assert_eq!(flat(f.run(&scripts::CLAIM, ask(1)).await.expect("claim"))[4], "a", "alone it goes");
 }
 
 #[tokio::test]
@@ -161,6 +178,7 @@ async fn claim_takes_the_priority_that_the_caller_names() {
                 .arg("w")
                 .arg(9)
                 .arg(1 << 20)
+                .arg(1)
                 .arg(0)
                 .arg(priority);
         }
@@ -180,7 +198,18 @@ async fn claim_at_full_memory_keeps_to_so_many_leases() {
     let before = f.state().await;
     let with = |leases: u64| {
         move |call: &mut Call| {
-            call.arg(100).arg(10).arg(1000).arg(1 << 20).arg(leases).arg(0).arg("v").arg(1).arg(1 << 20).arg(0).arg(0);
+            call.arg(100)
+                .arg(10)
+                .arg(1000)
+                .arg(1 << 20)
+                .arg(leases)
+                .arg(0)
+                .arg("v")
+                .arg(1)
+                .arg(1 << 20)
+                .arg(1)
+                .arg(0)
+                .arg(0);
         }
     };
     let paused = f.run(&scripts::CLAIM_AT_FULL_MEMORY, with(1)).await.expect("claim");

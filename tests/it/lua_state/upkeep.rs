@@ -272,6 +272,50 @@ async fn a_lease_that_never_reached_its_worker_costs_nothing() {
     );
 }
 
+/// A notice has 8 values and a death 10, so entries of 6,000 values would end in the middle of some.
+#[tokio::test]
+async fn a_thousand_leases_that_end_together_are_reported_in_whole_events() {
+    let f = Fixture::new().await;
+    for n in 0..1000_u64 {
+        let id = [vec![b'a'; 8], n.to_be_bytes().to_vec()].concat();
+        let lease = [&id[..], b"1"].concat();
+        // Of every third this is the last failure.
+        let attempts = if n % 3 == 0 { 1_u32 } else { 2 };
+        let body = [&[2][..], &attempts.to_be_bytes(), &30_000_u32.to_be_bytes(), b"text"].concat();
+        f.seed("HSET", "R", &[&id, b"h1:w"]).await;
+        f.seed("HSET", "B", &[&id, &body]).await;
+        f.seed("ZADD", "L", &[NOW.to_string().as_bytes(), &lease]).await;
+    }
+    let all = |call: &mut Call| {
+        call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]).arg(1000).arg(100).arg(1 << 20);
+    };
+    assert_eq!(flat(f.run(&scripts::EXPIRE, all).await.expect("expire")), ["1000", "334", "0", "1", "-1"]);
+    let entries = f.state().await.remove("S").unwrap();
+    assert!((2..10).contains(&entries.len()), "{} entries", entries.len());
+    let (mut notices, mut deaths) = (0, 0);
+    for entry in entries {
+        let fields: Vec<&str> = entry.split('=').map(|part| part.rsplit(' ').next().unwrap()).collect();
+        assert!(["d", "x"].contains(&fields[0]), "{}", &entry[..40]);
+        notices += fields.iter().filter(|field| **field == "e").count();
+        deaths += fields.iter().filter(|field| **field == "h").count();
+    }
+    assert_eq!((notices, deaths), (1000, 334));
+}
+
+#[tokio::test]
+async fn an_undelivered_grant_of_the_future_does_not_stay_for_ever() {
+    let f = Fixture::new().await;
+    f.seed("HSET", "M", &[b"lease", b"30000"]).await;
+    f.seed("ZADD", "U", &[(NOW + 86_400_000).to_string().as_bytes(), b"1"]).await;
+    let before = f.state().await;
+    let look = |call: &mut Call| {
+        call.arg(0).arg(600_000);
+    };
+    assert_eq!(flat(f.run(&scripts::LOOK, look).await.expect("look"))[0], "1", "something is due");
+    f.run(&scripts::EXPIRE, expire).await.expect("expire");
+    changed(&before, &f.state().await, &[("U", &[&format!("1={}", NOW + 30_000)])]);
+}
+
 #[tokio::test]
 async fn sweep_drops_elements_that_a_newer_one_has_replaced() {
     let f = Fixture::new().await;

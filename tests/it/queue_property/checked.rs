@@ -223,6 +223,7 @@ impl Checked {
             worker: worker(&ask.worker),
             max_tasks: ask.most,
             max_bytes: ask.most_bytes,
+            is_first: true,
             lease: None,
             priority: None,
         }
@@ -259,7 +260,7 @@ impl Checked {
     pub(super) async fn claim_looking_at(&mut self, elements: usize, ask: &Ask) -> (Vec<Lease>, bool) {
         let mut call = scripts::CLAIM.on(&self.keys, None);
         call.arg(elements).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES).arg(ANY_WEIGHT).arg("").arg(0);
-        call.arg(&ask.worker).arg(ask.most).arg(ask.most_bytes).arg(0).arg(0);
+        call.arg(&ask.worker).arg(ask.most).arg(ask.most_bytes).arg(1).arg(0).arg(0);
         let value = call.run(&mut self.redis.conn()).await.expect("claim");
         let (_, _, mut answer): (u64, u8, Vec<Value>) = redis::from_redis_value(value).expect("an answer");
         let tasks = answer.split_off(2);
