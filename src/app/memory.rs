@@ -42,6 +42,8 @@ impl Guard {
         let mut unlimited = HashSet::new();
         loop {
             let mut servers = self.redis.memory().await?;
+            // At `redis_max_memory` Redis itself still takes everything.
+            let is_full = servers.iter().any(|server| server.limit > 0 && server.used >= server.limit);
             for server in &mut servers {
                 server.limit = lower(server.limit, self.most);
                 metrics::redis_memory(&server.server, server.used, server.limit);
@@ -53,7 +55,7 @@ impl Guard {
                     );
                 }
             }
-            self.judge(&servers);
+            self.judge(&servers, is_full);
             beat.beat();
             if stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_none() {
                 return Ok(());
@@ -61,9 +63,9 @@ impl Guard {
         }
     }
 
-    fn judge(&self, servers: &[Memory]) {
+    fn judge(&self, servers: &[Memory], is_full: bool) {
         let before = self.gates.shortage();
-        let now = shortage(servers, before.is_some());
+        let now = shortage(servers, before.is_some(), is_full);
         match (&before, &now) {
             (None, Some(now)) => tracing::warn!("no new tasks are taken in: {}", now.why),
             (Some(_), None) => tracing::info!("redis has room again: new tasks are taken in"),
@@ -85,7 +87,7 @@ fn lower(a: u64, b: u64) -> u64 {
 }
 
 /// The shortage of the server that has used most of its limit.
-fn shortage(servers: &[Memory], is_closed: bool) -> Option<Shortage> {
+fn shortage(servers: &[Memory], is_closed: bool, is_full: bool) -> Option<Shortage> {
     let percent = |memory: &Memory| (u128::from(memory.used) * 100 / u128::from(memory.limit)) as u64;
     let limited = servers.iter().filter(|memory| memory.limit > 0);
     let (most, percent) = limited.map(|memory| (memory, percent(memory))).max_by_key(|(_, percent)| *percent)?;
@@ -98,7 +100,7 @@ fn shortage(servers: &[Memory], is_closed: bool) -> Option<Shortage> {
             most.server,
             most.limit >> 20
         ),
-        is_full: most.used >= most.limit,
+        is_full,
     })
 }
 
@@ -110,7 +112,7 @@ mod tests {
         let memory =
             |(n, percent): (usize, &u64)| Memory { server: n.to_string(), used: percent << 20, limit: 100 << 20 };
         let servers: Vec<_> = percent.iter().enumerate().map(memory).collect();
-        shortage(&servers, is_closed).map(|shortage| shortage.is_full)
+        shortage(&servers, is_closed, servers[0].used >= servers[0].limit).map(|shortage| shortage.is_full)
     }
 
     #[test]
@@ -125,14 +127,14 @@ mod tests {
     #[test]
     fn a_server_without_a_limit_is_never_full() {
         let memory = Memory { server: "s".into(), used: u64::MAX, limit: 0 };
-        assert!(shortage(&[memory], true).is_none());
+        assert!(shortage(&[memory], true, false).is_none());
         assert_eq!([lower(0, 0), lower(0, 5), lower(5, 0), lower(5, 4)], [0, 5, 5, 4]);
     }
 
     #[test]
     fn the_reason_names_the_server_and_the_numbers() {
         let memory = Memory { server: "127.0.0.1:6379".into(), used: 81 << 20, limit: 100 << 20 };
-        let why = shortage(&[memory], false).unwrap().why;
+        let why = shortage(&[memory], false, false).unwrap().why;
         assert!(why.starts_with("redis 127.0.0.1:6379 has used 81 % of its memory limit of 100 MiB"), "{why}");
     }
 }

@@ -96,18 +96,26 @@ async fn a_queue_that_was_empty_for_long_gives_back_what_it_costs_and_comes_agai
 
 #[tokio::test]
 async fn what_waits_in_sql_has_an_age() {
-    let mut daemon = Daemon::start("[queues.q]\nhigh_water_tasks = 1", &[]).await;
+    // Ten may live at a time, so the rest stays parked while nine are held.
+    let mut daemon = Daemon::start("[queues.q]\nhigh_water_tasks = 1\nlease = \"10m\"", &[]).await;
     daemon.insert(&[task("q", "key-0")]).await;
     assert_eq!(daemon.lease_all("w", "q", 1).await.len(), 1);
     until("nothing waits", async || daemon.queue("q").await["oldest_waiting_ms"].is_null()).await;
-    // The first is enqueued and the rest parked; then the first is held, and only parked ones wait.
-    daemon.insert(&[task("q", "key-1"), task("q", "key-2"), task("q", "key-3")]).await;
-    until("two are parked", async || daemon.queue("q").await["pending"] == 2).await;
-    until("they alone wait, and have an age", async || {
+    let tasks: Vec<_> = (1..15).map(|n| task("q", &format!("key-{n}"))).collect();
+    daemon.insert(&tasks).await;
+    until("only parked ones wait, and have an age", async || {
         daemon.lease("w", "q", 1, "0s").await;
         let queue = daemon.queue("q").await;
-        queue["queued"] == 0 && queue["pending"].as_u64() > Some(0) && queue["oldest_waiting_ms"].is_u64()
+        queue["queued"] == 0 && queue["pending"].as_u64() > Some(3) && queue["oldest_waiting_ms"].is_u64()
     })
     .await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_queue_that_holds_one_task_lets_parked_ones_out() {
+    let mut daemon = Daemon::start("[queues.q]\nhigh_water_tasks = 1", &[]).await;
+    daemon.insert(&(0..5).map(|n| task("q", &format!("key-{n}"))).collect::<Vec<_>>()).await;
+    assert_eq!(daemon.drain("w", "q").await.len(), 5);
     assert!(daemon.stop().await.success());
 }
