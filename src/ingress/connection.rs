@@ -5,7 +5,7 @@ use std::{
     future::{self, Future},
     pin::{Pin, pin},
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -29,7 +29,7 @@ use super::{
     body::{Counted, Cut, Pace, Unread},
     budget::Budget,
     delivery::{Record, Shipped, ship},
-    socket::{Received, Socket},
+    socket::{Received, Socket, WRITE_TIMEOUT},
 };
 
 /// Bytes of a request that HTTP/1 may keep before they are read, its head among them.
@@ -41,6 +41,8 @@ const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The bytes with which a client of HTTP/2 begins.
 const PREFACE: usize = 24;
+/// The time between two looks at whether the client has begun, and whether it takes its answers.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// After a stop, for the last bytes to a client of whom nothing is in hand.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -85,11 +87,13 @@ pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Dur
                 .keep_alive_timeout(PING_TIMEOUT)
                 .max_concurrent_streams(STREAMS);
             let connection = pin!(builder.serve_connection(io, requests));
-            // Pings begin behind the preface.
-            let silence = async {
-                sleep(patience).await;
-                if received.load(Ordering::Relaxed) >= PREFACE {
-                    future::pending::<()>().await;
+            // Pings begin behind the preface. They do not find a client that answers them, but leaves its answers to us:
+            // HTTP/2 sends no more of an answer than the client has made room for.
+            let (begun, written) = (Instant::now(), Arc::clone(&record));
+            let silence = async move {
+                let is_silent = || received.load(Ordering::Relaxed) < PREFACE && begun.elapsed() >= patience;
+                while !is_silent() && !written.has_unread(WRITE_TIMEOUT) {
+                    sleep(LOOK_EVERY).await;
                 }
             };
             drive(connection, http2::Connection::graceful_shutdown, silence, &record, &stop).await;
@@ -104,9 +108,10 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
     record: &Record,
     stop: &CancellationToken,
 ) {
+    let mut silence = pin!(silence);
     let served = tokio::select! {
         served = connection.as_mut() => served,
-        () = silence => return,
+        () = silence.as_mut() => return,
         () = stop.cancelled() => {
             shut_down(connection.as_mut());
             let nothing_left = async {
@@ -115,6 +120,7 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
             };
             tokio::select! {
                 served = connection => served,
+                () = silence => return,
                 // It is in the middle of a head, or of nothing at all.
                 () = nothing_left => return,
             }

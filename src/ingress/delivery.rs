@@ -7,12 +7,14 @@
 //! client is still there: one that has hung up does not read.
 
 use std::{
+    collections::HashMap,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, ready},
+    time::{Duration, Instant},
 };
 
 use axum::http::Response;
@@ -43,13 +45,25 @@ impl Deliveries {
     }
 }
 
-/// One connection's state: the deliveries that wait for the next flush, and the number of requests in hand.
+/// One connection's state: the deliveries that wait for the next flush, the answers that wait for their reader, and the
+/// number of requests in hand.
 #[derive(Default)]
 pub(super) struct Record {
     written: Mutex<Vec<Delivery>>,
     /// Answers with deliveries that were not written yet.
     carried: AtomicUsize,
+    /// The number of the next answer.
+    next: AtomicU64,
+    /// By the number of the answer.
+    unread: Mutex<HashMap<u64, Unread>>,
     in_hand: watch::Sender<usize>,
+}
+
+/// The pieces of one answer that the HTTP library holds. Over HTTP/2 it holds them until the client makes room for them.
+struct Unread {
+    pieces: usize,
+    /// When the socket last took bytes of them.
+    moved: Instant,
 }
 
 impl Record {
@@ -61,6 +75,15 @@ impl Record {
     /// Whether an answer with deliveries is on its way.
     pub(super) fn is_carrying(&self) -> bool {
         self.carried.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether the client has taken nothing of an answer for `limit`.
+    pub(super) fn has_unread(&self, limit: Duration) -> bool {
+        self.unread().values().any(|answer| answer.moved.elapsed() >= limit)
+    }
+
+    fn unread(&self) -> MutexGuard<'_, HashMap<u64, Unread>> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a request until its answer was written, or will not be.
@@ -93,12 +116,14 @@ pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(mut response: Response<B>, in_
         in_hand.0.carried.fetch_add(1, Ordering::AcqRel);
     }
     let (parts, is_broken) = (AtomicUsize::new(1), AtomicBool::new(false));
-    let shipment = Shipment { deliveries, parts, is_broken, in_hand, _room: room };
+    let number = in_hand.0.next.fetch_add(1, Ordering::Relaxed);
+    let shipment = Shipment { number, deliveries, parts, is_broken, in_hand, _room: room };
     response.map(|inner| Shipped { inner, shipment: Arc::new(shipment), ended: false })
 }
 
 /// One answer on its way.
 struct Shipment {
+    number: u64,
     deliveries: Deliveries,
     /// Pieces that have not left yet, and the body itself until its end.
     parts: AtomicUsize,
@@ -109,6 +134,28 @@ struct Shipment {
 }
 
 impl Shipment {
+    fn piece_waits(&self) {
+        self.parts.fetch_add(1, Ordering::AcqRel);
+        let (mut unread, moved) = (self.in_hand.0.unread(), Instant::now());
+        unread.entry(self.number).or_insert(Unread { pieces: 0, moved }).pieces += 1;
+    }
+
+    fn piece_moves(&self) {
+        if let Some(answer) = self.in_hand.0.unread().get_mut(&self.number) {
+            answer.moved = Instant::now();
+        }
+    }
+
+    fn piece_leaves(&self) {
+        let mut unread = self.in_hand.0.unread();
+        if let Some(answer) = unread.get_mut(&self.number) {
+            answer.pieces -= 1;
+            if answer.pieces == 0 {
+                unread.remove(&self.number);
+            }
+        }
+    }
+
     fn part_left(&self) {
         let is_last = self.parts.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last && !self.is_broken.load(Ordering::Acquire) {
@@ -194,7 +241,7 @@ pub(super) struct Piece {
 
 impl Piece {
     fn new(bytes: Bytes, shipment: &Arc<Shipment>) -> Self {
-        shipment.parts.fetch_add(1, Ordering::AcqRel);
+        shipment.piece_waits();
         Self { bytes, shipment: Arc::clone(shipment) }
     }
 }
@@ -210,11 +257,13 @@ impl Buf for Piece {
 
     fn advance(&mut self, count: usize) {
         self.bytes.advance(count);
+        self.shipment.piece_moves();
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
+        self.shipment.piece_leaves();
         match self.bytes.has_remaining() {
             true => self.shipment.part_lost(),
             false => self.shipment.part_left(),

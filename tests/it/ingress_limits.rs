@@ -2,7 +2,9 @@
 
 use std::{collections::HashMap, fs, sync::Arc, time::Duration};
 
+use axum::http::Request;
 use bytes::{Buf, BufMut, Bytes};
+use futures::{FutureExt, future::join_all};
 use prost::Message as _;
 use serde_json::json;
 use taskd::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
@@ -15,6 +17,7 @@ use tonic::{
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
     transport::Channel,
 };
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use crate::support::{daemon::Daemon, until};
 
@@ -265,6 +268,55 @@ async fn answers_that_nobody_reads_have_the_same_budget() {
     assert!(daemon.get("/metrics").await.1.as_str().unwrap().contains("taskd_grpc_oversized_answers_total 1\n"));
     let tasks = daemon.lease_all("other", "q", 4).await;
     assert!(tasks.iter().all(|task| task["attempt"] == 1));
+    assert!(daemon.stop().await.success());
+}
+
+/// Asks for tasks over HTTP/2, with room for `window` bytes of the answer. It answers pings and reads nothing. Its
+/// future ends with the connection.
+async fn deaf_over_http2(port: u16, window: u32) -> impl Future<Output = ()> {
+    let socket = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let mut client = h2::client::Builder::new();
+    let (sender, connection) = client.initial_window_size(window).handshake::<_, Bytes>(socket).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let get = pb::GetTasksRequest { worker: "deaf".into(), queues: vec!["q".into()], ..Default::default() };
+    let mut message = vec![0];
+    message.put_u32(u32::try_from(get.encoded_len()).unwrap());
+    get.encode(&mut message).unwrap();
+    let request = Request::post("http://localhost/taskd.v1.Tasks/GetTasks")
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .unwrap();
+    let (answer, mut body) = sender.ready().await.unwrap().send_request(request, false).unwrap();
+    body.send_data(message.into(), true).unwrap();
+    async move {
+        let answer = answer.await;
+        drop(connection.await);
+        drop(answer);
+    }
+}
+
+#[tokio::test]
+async fn a_grpc_answer_that_nobody_reads_ends_its_connection() {
+    let mut daemon = Daemon::start("[queues.q]\nlease = \"10m\"", &[]).await;
+    let payload = "x".repeat(900 << 10);
+    let task = |n: usize| json!({"queue": "q", "key": n.to_string(), "payload": payload});
+    daemon.insert(&(0..2).map(task).collect::<Vec<_>>()).await;
+    until("all wait", async || daemon.queue("q").await["queued"] == 2).await;
+    // One makes no room at all, one too little.
+    let deaf = [deaf_over_http2(daemon.grpc_port(), 0).await, deaf_over_http2(daemon.grpc_port(), 1000).await];
+    until("the answers wait", async || held_bytes(&daemon).await >= 2 * payload.len()).await;
+    // A stream that has nothing to say does not count as one.
+    let mut watch = HealthClient::new(channel(&daemon).await);
+    let mut watch = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert!(watch.message().await.unwrap().is_some());
+    let ended = join_all(deaf);
+    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("taskd ends their connections");
+    let tasks = daemon.lease_all("other", "q", 2).await;
+    assert!(tasks.iter().all(|task| task["attempt"] == 1), "what was not read is no attempt");
+    assert!(held_bytes(&daemon).await < payload.len());
+    assert!(watch.message().now_or_never().is_none(), "it goes on");
+    drop(watch);
     assert!(daemon.stop().await.success());
 }
 
