@@ -36,6 +36,8 @@ use super::{
 const READ_BUFFER: usize = 64 << 10;
 /// Calls of one HTTP/2 connection at a time.
 const STREAMS: u32 = 1024;
+/// The bytes that a client may send in a call that may stay open.
+const MAX_BYTES_OF_STAYING: usize = 64 << 10;
 /// A client that does not answer a ping in time has gone, and its calls end with it: before the default lease is over.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,6 +62,9 @@ pub(super) struct Answering {
     pub(super) budget: Budget,
     /// The pace at which the body of a request must come; `None`: it may take its time.
     pub(super) pace: fn(&request::Parts) -> Option<Pace>,
+    /// Whether a call may stay open for as long as its client likes. A stop does not wait for such a call, and it has a
+    /// budget of its own.
+    pub(super) may_stay: fn(&request::Parts) -> bool,
     /// The error that a handler finds where a body was cut.
     pub(super) wrap: fn(Cut) -> Box<dyn std::error::Error + Send + Sync>,
     pub(super) stop: CancellationToken,
@@ -143,9 +148,11 @@ impl Service<Request<Incoming>> for Requests {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let Answering { protocol, router, budget, pace, wrap, stop } = &self.answering;
-        let (in_hand, share, unread) = (self.record.begin(), budget.share(), Unread::default());
+        let Answering { protocol, router, budget, pace, may_stay, wrap, stop } = &self.answering;
         let (mut parts, body) = request.into_parts();
+        let may_stay = may_stay(&parts);
+        let share = if may_stay { Budget::new(MAX_BYTES_OF_STAYING).share() } else { budget.share() };
+        let (in_hand, unread) = (self.record.begin(!may_stay), Unread::default());
         let body = Counted::new(body, unread.clone(), share.clone(), stop.clone(), pace(&parts), *wrap);
         parts.extensions.insert(share.clone());
         let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));

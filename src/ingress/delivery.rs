@@ -86,13 +86,14 @@ impl Record {
         self.unread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request until its answer was written, or will not be.
-    pub(super) fn begin(self: &Arc<Self>) -> InHand {
-        self.in_hand.send_modify(|count| *count += 1);
-        InHand(Arc::clone(self))
+    /// Counts a request until its answer was written, or will not be; one that `is_awaited` keeps [`Self::idle`] waiting.
+    pub(super) fn begin(self: &Arc<Self>, is_awaited: bool) -> InHand {
+        let counts = usize::from(is_awaited);
+        self.in_hand.send_modify(|count| *count += counts);
+        InHand { record: Arc::clone(self), counts }
     }
 
-    /// Ends when no request is in hand.
+    /// Ends when no request that is awaited is in hand.
     pub(super) async fn idle(&self) {
         // The sender is ours: it does not go away.
         drop(self.in_hand.subscribe().wait_for(|count| *count == 0).await);
@@ -100,11 +101,15 @@ impl Record {
 }
 
 /// A request that is being answered.
-pub(super) struct InHand(Arc<Record>);
+pub(super) struct InHand {
+    record: Arc<Record>,
+    /// 1, or 0 when nobody waits for its end.
+    counts: usize,
+}
 
 impl Drop for InHand {
     fn drop(&mut self) {
-        self.0.in_hand.send_modify(|count| *count -= 1);
+        self.record.in_hand.send_modify(|count| *count -= self.counts);
     }
 }
 
@@ -113,10 +118,10 @@ pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(mut response: Response<B>, in_
     let deliveries = response.extensions_mut().remove::<Deliveries>().unwrap_or_default();
     let room = response.extensions_mut().remove::<Share>();
     if !deliveries.is_empty() {
-        in_hand.0.carried.fetch_add(1, Ordering::AcqRel);
+        in_hand.record.carried.fetch_add(1, Ordering::AcqRel);
     }
     let (parts, is_broken) = (AtomicUsize::new(1), AtomicBool::new(false));
-    let number = in_hand.0.next.fetch_add(1, Ordering::Relaxed);
+    let number = in_hand.record.next.fetch_add(1, Ordering::Relaxed);
     let shipment = Shipment { number, deliveries, parts, is_broken, in_hand, _room: room };
     response.map(|inner| Shipped { inner, shipment: Arc::new(shipment), ended: false })
 }
@@ -136,18 +141,18 @@ struct Shipment {
 impl Shipment {
     fn piece_waits(&self) {
         self.parts.fetch_add(1, Ordering::AcqRel);
-        let (mut unread, moved) = (self.in_hand.0.unread(), Instant::now());
+        let (mut unread, moved) = (self.in_hand.record.unread(), Instant::now());
         unread.entry(self.number).or_insert(Unread { pieces: 0, moved }).pieces += 1;
     }
 
     fn piece_moves(&self) {
-        if let Some(answer) = self.in_hand.0.unread().get_mut(&self.number) {
+        if let Some(answer) = self.in_hand.record.unread().get_mut(&self.number) {
             answer.moved = Instant::now();
         }
     }
 
     fn piece_leaves(&self) {
-        let mut unread = self.in_hand.0.unread();
+        let mut unread = self.in_hand.record.unread();
         if let Some(answer) = unread.get_mut(&self.number) {
             answer.pieces -= 1;
             if answer.pieces == 0 {
@@ -159,7 +164,7 @@ impl Shipment {
     fn part_left(&self) {
         let is_last = self.parts.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last && !self.is_broken.load(Ordering::Acquire) {
-            let mut written = self.in_hand.0.written.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut written = self.in_hand.record.written.lock().unwrap_or_else(PoisonError::into_inner);
             written.append(&mut self.unload());
         }
     }
@@ -173,7 +178,7 @@ impl Shipment {
     fn unload(&self) -> Vec<Delivery> {
         let deliveries = self.deliveries.take();
         if !deliveries.is_empty() {
-            self.in_hand.0.carried.fetch_sub(1, Ordering::AcqRel);
+            self.in_hand.record.carried.fetch_sub(1, Ordering::AcqRel);
         }
         deliveries
     }

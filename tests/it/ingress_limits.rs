@@ -12,12 +12,17 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Code, Status,
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
     transport::Channel,
 };
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest,
+};
 
 use crate::support::{daemon::Daemon, until};
 
@@ -317,6 +322,26 @@ async fn a_grpc_answer_that_nobody_reads_ends_its_connection() {
     assert!(held_bytes(&daemon).await < payload.len());
     assert!(watch.message().now_or_never().is_none(), "it goes on");
     drop(watch);
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_stream_of_reflection_takes_nothing_from_the_budget_and_sends_little() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let mut client = ServerReflectionClient::new(channel(&daemon).await);
+    let ask = |bytes: usize| ServerReflectionRequest {
+        host: "h".repeat(bytes),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let (asked, questions) = tokio::sync::mpsc::channel(1);
+    asked.send(ask(30 << 10)).await.unwrap();
+    let mut answers = client.server_reflection_info(ReceiverStream::new(questions)).await.unwrap().into_inner();
+    assert!(answers.message().await.unwrap().is_some());
+    asked.send(ask(30 << 10)).await.unwrap();
+    assert!(answers.message().await.unwrap().is_some());
+    assert!(held_bytes(&daemon).await < 30 << 10, "the stream is still open");
+    asked.send(ask(3 * MIB)).await.unwrap();
+    assert!(!matches!(answers.message().await, Ok(Some(_))), "the stream ends");
     assert!(daemon.stop().await.success());
 }
 

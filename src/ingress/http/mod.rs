@@ -42,8 +42,15 @@ use crate::{discovery, pb, reading, tasks, telemetry::metrics};
 pub async fn serve(listener: TcpListener, state: State) {
     let max_connections = descriptors::for_each_listener(&state.settings);
     let (without_room, budget, stop) = (full(state.clone(), max_connections), state.budget.clone(), state.stop.clone());
-    let answering =
-        Answering { protocol: Protocol::Http1, router: router(state), budget, pace, wrap: |cut| Box::new(cut), stop };
+    let answering = Answering {
+        protocol: Protocol::Http1,
+        router: router(state),
+        budget,
+        pace,
+        may_stay: |_| false,
+        wrap: |cut| Box::new(cut),
+        stop,
+    };
     listener::serve(listener, Door { name: "HTTP", answering, max_connections, without_room: Some(without_room) })
         .await;
 }
