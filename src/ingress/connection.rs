@@ -158,12 +158,11 @@ impl Service<Request<Incoming>> for Requests {
         let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));
         let protocol = *protocol;
         Box::pin(async move {
-            let response = answer.await?;
-            drop(share);
+            let response = ship(answer.await?, in_hand, share);
             if protocol == Protocol::Http2 {
                 unread.drain().await;
             }
-            Ok(ship(response, in_hand))
+            Ok(response)
         })
     }
 }

@@ -113,10 +113,20 @@ impl Drop for InHand {
     }
 }
 
-/// The response with a body that says when it has left.
-pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(mut response: Response<B>, in_hand: InHand) -> Response<Shipped<B>> {
+/// The response with a body that says when it has left. Until then it has the room that the handler took for it, or that
+/// of its request.
+pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(
+    mut response: Response<B>,
+    in_hand: InHand,
+    request: Share,
+) -> Response<Shipped<B>> {
     let deliveries = response.extensions_mut().remove::<Deliveries>().unwrap_or_default();
-    let room = response.extensions_mut().remove::<Share>();
+    let room = response.extensions_mut().remove::<Share>().unwrap_or_else(|| {
+        if let Some(bytes) = response.body().size_hint().exact() {
+            request.become_answer(usize::try_from(bytes).unwrap_or(usize::MAX));
+        }
+        request
+    });
     if !deliveries.is_empty() {
         in_hand.record.carried.fetch_add(1, Ordering::AcqRel);
     }
@@ -134,8 +144,8 @@ struct Shipment {
     parts: AtomicUsize,
     is_broken: AtomicBool,
     in_hand: InHand,
-    /// The answer's part of the budget, where it is large.
-    _room: Option<Share>,
+    /// The answer's part of the budget.
+    _room: Share,
 }
 
 impl Shipment {

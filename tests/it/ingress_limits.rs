@@ -6,7 +6,7 @@ use axum::http::Request;
 use bytes::{Buf, BufMut, Bytes};
 use futures::{FutureExt, future::join_all};
 use prost::Message as _;
-use serde_json::json;
+use serde_json::{Value, json};
 use taskd::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -199,13 +199,13 @@ async fn four_mib_of_hostile_protobuf_cost_little_memory() {
     assert!(daemon.stop().await.success());
 }
 
-/// Begins a request of 31 MiB, and sends no more than that.
-async fn unfinished(port: u16) -> TcpStream {
+/// Begins a request of a little more than so many bytes, and sends no more than them.
+async fn unfinished(port: u16, bytes: usize) -> TcpStream {
     let mut client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let head = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
-    client.write_all(format!("{head}{}\r\n\r\n[", 32 * MIB).as_bytes()).await.unwrap();
+    client.write_all(format!("{head}{}\r\n\r\n[", bytes + MIB).as_bytes()).await.unwrap();
     // It is refused when it finds no room.
-    client.write_all(&vec![b' '; 31 * MIB]).await.ok();
+    client.write_all(&vec![b' '; bytes]).await.ok();
     client
 }
 
@@ -215,7 +215,7 @@ async fn bodies_that_do_not_end_have_one_budget() {
     let begin = async {
         let mut clients = Vec::new();
         for _ in 0..12 {
-            clients.push(unfinished(daemon.http_port()).await);
+            clients.push(unfinished(daemon.http_port(), 31 * MIB).await);
         }
         clients
     };
@@ -273,6 +273,77 @@ async fn answers_that_nobody_reads_have_the_same_budget() {
     assert!(daemon.get("/metrics").await.1.as_str().unwrap().contains("taskd_grpc_oversized_answers_total 1\n"));
     let tasks = daemon.lease_all("other", "q", 4).await;
     assert!(tasks.iter().all(|task| task["attempt"] == 1));
+    assert!(daemon.stop().await.success());
+}
+
+/// Sends tasks that are none, and reads no more than that there is an answer.
+async fn deaf_inserter(daemon: &Daemon, content_type: &str, body: &str) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 << 10).unwrap();
+    let mut client = socket.connect(([127, 0, 0, 1], daemon.http_port()).into()).await.unwrap();
+    let head =
+        format!("POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: {content_type}\r\ncontent-length: ");
+    client.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
+    let mut begin = [0; 15];
+    client.read_exact(&mut begin).await.unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200 OK");
+    client
+}
+
+#[tokio::test]
+async fn answers_about_tasks_count_until_they_are_written() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let body = format!("[{}]", vec!["{\"a\":0}"; 20_000].join(","));
+    let deaf = deaf_inserter(&daemon, "application/json", &body).await;
+    assert!(held_bytes(&daemon).await >= 2 * MIB, "its answer waits");
+    drop(deaf);
+    until("its room is free again", async || held_bytes(&daemon).await < MIB).await;
+    let deaf = deaf_inserter(&daemon, "application/x-ndjson", &"{\"a\":0}\n".repeat(5000)).await;
+    until("its answers wait", async || held_bytes(&daemon).await >= 192 << 10).await;
+    drop(deaf);
+    until("their room is free again", async || held_bytes(&daemon).await < 128 << 10).await;
+    assert!(daemon.stop().await.success());
+}
+
+/// So little that a few thousand headers are too many.
+const LITTLE: &str = "max_request_bytes = \"8MiB\"\nrequest_budget = \"16MiB\"";
+
+fn with_headers(key: usize, headers: usize) -> Value {
+    let headers: serde_json::Map<_, _> = (0..headers).map(|n| (n.to_string(), json!(""))).collect();
+    json!({"queue": "q", "key": key.to_string(), "headers": headers})
+}
+
+#[tokio::test]
+async fn a_line_that_finds_no_room_is_not_rejected() {
+    let mut daemon = Daemon::start(LITTLE, &[]).await;
+    let port = daemon.http_port();
+    let held = [unfinished(port, 7 * MIB - (28 << 10)).await, unfinished(port, 7 * MIB - (28 << 10)).await];
+    until("there is little room", async || held_bytes(&daemon).await >= 14 * MIB - (64 << 10)).await;
+    let insert = async |line: &Value| daemon.post_text("/v1/tasks", "application/x-ndjson", line.to_string()).await;
+    // Decoded it has 128 kB.
+    let line = with_headers(0, 1000);
+    let (status, problem) = insert(&line).await;
+    assert_eq!(status, 429, "{problem}");
+    assert_eq!(insert(&with_headers(1, 1)).await.1["status"], "CREATED");
+    drop(held);
+    until("its room is free", async || insert(&line).await.1["status"] == "CREATED").await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_request_that_never_fits_is_not_told_to_come_again() {
+    let mut daemon = Daemon::start(LITTLE, &[]).await;
+    let tasks: Vec<_> = (0..6000).map(|n| with_headers(n, 20)).collect();
+    let (status, problem) = daemon.post("/v1/tasks", &json!(tasks)).await;
+    assert_eq!(status, 413, "{problem:.300}");
+    assert!(problem["detail"].as_str().unwrap().ends_with("bytes of memory; send fewer at once"), "{problem}");
+    let headers: HashMap<_, _> = (0..20).map(|n| (n.to_string(), String::new())).collect();
+    let task = pb::NewTask { queue: "q".into(), key: "k".into(), headers, ..Default::default() };
+    let request = pb::InsertTasksRequest { tasks: vec![task; 6000] };
+    let status = DiscoveryClient::new(channel(&daemon).await).insert_tasks(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{}", status.message());
+    // Less of them fits.
+    assert_eq!(daemon.post("/v1/tasks", &json!(tasks[..2000])).await.0, 200);
     assert!(daemon.stop().await.success());
 }
 
@@ -348,7 +419,7 @@ async fn a_stream_of_reflection_takes_nothing_from_the_budget_and_sends_little()
 #[tokio::test]
 async fn messages_and_bodies_share_the_budget() {
     let mut daemon = Daemon::start("request_budget = \"80MiB\"", &[]).await;
-    let held = [unfinished(daemon.http_port()).await, unfinished(daemon.http_port()).await];
+    let held = [unfinished(daemon.http_port(), 31 * MIB).await, unfinished(daemon.http_port(), 31 * MIB).await];
     let message = Bytes::from(vec![0x7a; 31 * MIB]);
     let status = call(channel(&daemon).await, "/taskd.v1.Discovery/InsertTasks", message).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());

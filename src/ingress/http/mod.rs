@@ -34,7 +34,7 @@ use super::{
     descriptors, json,
     listener::{self, Door},
     measure,
-    tally::Tally,
+    tally::{Excess, Tally},
 };
 use crate::{discovery, pb, reading, tasks, telemetry::metrics};
 
@@ -105,6 +105,7 @@ async fn insert_tasks(
     let body = json_body(&state, &headers, body, expected).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
     let asked = json::insert::new_tasks(&body, &mut tally)?;
+    tally.keep();
     let results = insert(discovery(&state)?, asked.tasks).await?;
     let is_rejected = asked.is_single && results.iter().all(|result| result.status() == pb::InsertStatus::Rejected);
     let answer = list("results", results.iter().map(json::insert::InsertAnswer::from))?;
@@ -125,7 +126,7 @@ async fn get_results(Extract(state): Extract<State>, id: Result<Path<String>, Pa
 
 async fn get_queues(Extract(state): Extract<State>) -> Answer {
     let queues = reading(&state)?.queues().await?;
-    list("queues", queues.iter().map(json::read::Queue::from))
+    within(&state.budget, list("queues", queues.iter().map(json::read::Queue::from))?)
 }
 
 async fn lease_tasks(Extract(state): Extract<State>, headers: HeaderMap, body: Body) -> Answer {
@@ -148,6 +149,7 @@ async fn complete_tasks(
     let body = json_body(&state, &headers, body, JSON).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
     let (worker, items) = json::work::complete_tasks(&body, &mut tally)?;
+    tally.keep();
     let (completions, known) = split(items);
     let answers = match completions.is_empty() {
         true => Vec::new(),
@@ -165,6 +167,7 @@ async fn reject_tasks(
     let body = json_body(&state, &headers, body, JSON).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
     let (worker, items) = json::work::reject_tasks(&body, &mut tally)?;
+    tally.keep();
     let (rejections, known) = split(items);
     let answers = match rejections.is_empty() {
         true => Vec::new(),
@@ -182,6 +185,7 @@ async fn extend_tasks(
     let body = json_body(&state, &headers, body, JSON).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
     let (worker, items) = json::work::extend_tasks(&body, &mut tally)?;
+    tally.keep();
     let (extensions, known) = split(items);
     let answers = match extensions.is_empty() {
         true => Vec::new(),
@@ -192,10 +196,14 @@ async fn extend_tasks(
 
 const JSON: &str = "application/json";
 
-async fn render_metrics(Extract(state): Extract<State>) -> Response {
+async fn render_metrics(Extract(state): Extract<State>) -> Answer {
     metrics::requests_held(state.budget.held());
     metrics::process();
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], state.metrics.render()).into_response()
+    let text = state.metrics.render();
+    let room = state.budget.small_answer(text.len()).map_err(Excess::from)?;
+    let mut answer = ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response();
+    answer.extensions_mut().insert(room);
+    Ok(answer)
 }
 
 #[derive(Serialize)]
