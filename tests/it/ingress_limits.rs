@@ -305,6 +305,29 @@ async fn answers_about_tasks_count_until_they_are_written() {
     assert!(daemon.stop().await.success());
 }
 
+#[tokio::test]
+async fn results_that_find_no_room_are_not_read() {
+    let limits = "max_result_bytes = \"7MiB\"\nmax_payload_bytes = \"7MiB\"\n";
+    let mut daemon = Daemon::start(&format!("{limits}{LITTLE}"), &[]).await;
+    let id = daemon.insert(&[json!({"queue": "q", "key": "k"})]).await.remove(0);
+    let task = daemon.lease_all("w", "q", 1).await.remove(0);
+    let result = "x".repeat(3 * MIB);
+    let completion = json!({"id": task["id"], "lease_token": task["lease_token"], "result": result});
+    let (_, answer) = daemon.post("/v1/tasks:complete", &json!({"worker": "w", "completions": [completion]})).await;
+    assert_eq!(answer["results"][0]["status"], "OK");
+    let path = format!("/v1/tasks/{id}/results");
+    until("it is stored", async || daemon.get(&path).await.1["results"][0]["result"] == result).await;
+    let port = daemon.http_port();
+    let held = [unfinished(port, 7 * MIB - (28 << 10)).await, unfinished(port, 5 * MIB).await];
+    until("there is little room", async || held_bytes(&daemon).await >= 12 * MIB - (64 << 10)).await;
+    let ((status, problem), peak) = peak_of(&daemon, daemon.get(&path)).await;
+    assert_eq!(status, 429, "{:.300}", problem.to_string());
+    assert!(peak < 4 * MIB, "{peak} bytes for what was refused");
+    drop(held);
+    until("its room is free", async || daemon.get(&path).await.0 == 200).await;
+    assert!(daemon.stop().await.success());
+}
+
 /// So little that a few thousand headers are too many.
 const LITTLE: &str = "max_request_bytes = \"8MiB\"\nrequest_budget = \"16MiB\"";
 

@@ -16,6 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use prost::Message as _;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tower_http::trace::TraceLayer;
@@ -120,8 +121,13 @@ async fn get_task(Extract(state): Extract<State>, id: Result<Path<String>, PathR
 
 async fn get_results(Extract(state): Extract<State>, id: Result<Path<String>, PathRejection>) -> Answer {
     let id = task_id(id)?;
-    let results = reading(&state)?.results(id).await?.ok_or_else(|| request::no_such_task(id))?;
-    within(&state.budget, list("results", results.iter().map(json::read::TaskResult::from))?)
+    let reading = reading(&state)?;
+    // Before they are read: they may have 100 MiB.
+    let room = state.budget.answer(reading.results_bytes(id).await?).map_err(Excess::from)?;
+    let results = reading.results(id).await?.ok_or_else(|| request::no_such_task(id))?;
+    let answer = list("results", results.iter().map(json::read::TaskResult::from))?;
+    drop((results, room));
+    within(&state.budget, answer)
 }
 
 async fn get_queues(Extract(state): Extract<State>) -> Answer {
@@ -134,7 +140,10 @@ async fn lease_tasks(Extract(state): Extract<State>, headers: HeaderMap, body: B
     // A stop ends the wait: dropping the call gives back what it got.
     let leased = state.stop.run_until_cancelled(tasks(&state)?.get(request)).await;
     let tasks::Answer { response, deliveries } = leased.unwrap_or_else(|| Ok(tasks::Answer::default()))?;
+    // Before they are written as JSON.
+    let room = state.budget.answer(response.encoded_len()).map_err(Excess::from)?;
     let answer = list("tasks", response.tasks.iter().map(json::work::LeasedTask::from))?;
+    drop((response, room));
     let mut answer = within(&state.budget, answer)?;
     answer.extensions_mut().insert(Deliveries::from(deliveries));
     Ok(answer)
