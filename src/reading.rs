@@ -89,6 +89,11 @@ impl Handle {
         Ok(Some(results))
     }
 
+    /// The bytes that [`Self::results`] would have.
+    pub async fn results_bytes(&self, id: TaskId) -> Result<usize, Unavailable> {
+        Ok(self.store.results_bytes(id).await?)
+    }
+
     pub async fn queues(&self) -> Result<Vec<QueueOverview>, Unavailable> {
         let mut queues: BTreeMap<QueueName, QueueOverview> = BTreeMap::new();
         let now = self.clock.now_unix_ms();

@@ -1,8 +1,8 @@
 //! One budget for the bytes of all requests in hand, over HTTP and gRPC together, for what they grow to when they are
-//! decoded, and for large answers until they are written.
+//! decoded, and for answers until they are written.
 //!
-//! A request has a [`Share`] of it, which grows as its body comes in and returns with its answer. A request that finds
-//! no room is told to try again; nothing waits for room, because those that wait would hold what they have.
+//! A request has a [`Share`] of it, which grows as its body comes in and returns when its answer is written. A request
+//! that finds no room is told to try again; nothing waits for room, because those that wait would hold what they have.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -43,6 +43,11 @@ impl Budget {
         let share = self.share();
         share.grow(bytes.min(self.bytes / 4))?;
         Ok(share)
+    }
+
+    /// Room for an answer that must get through beside large requests: of a large one a part is not counted.
+    pub(super) fn small_answer(&self, bytes: usize) -> Result<Share, NoRoom> {
+        self.answer(bytes.min(SMALL))
     }
 
     /// Bytes of it that are taken.
@@ -93,6 +98,30 @@ impl Share {
         }
         held.bytes = total;
         Ok(())
+    }
+
+    /// Holds as much as an answer of `bytes` bytes takes.
+    pub(super) fn become_answer(&self, bytes: usize) {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).bytes;
+        self.change(held, bytes);
+    }
+
+    /// Holds `to` bytes in place of `from`, and returns what it holds in the end: an answer that is larger than its
+    /// request, and finds no room, goes out all the same, because what it tells has happened.
+    pub(super) fn change(&self, from: usize, to: usize) -> usize {
+        match to.checked_sub(from) {
+            Some(more) if self.grow(more).is_err() => return from,
+            Some(_) => {}
+            None => self.shrink(from - to),
+        }
+        to
+    }
+
+    /// The bytes for which this request would find room if it were alone.
+    pub(super) fn left(&self) -> usize {
+        let units = self.budget.bytes / UNIT;
+        let most = (units - units / KEPT_FOR_SMALL) * UNIT;
+        most.saturating_sub(self.held.lock().unwrap_or_else(PoisonError::into_inner).bytes)
     }
 
     /// Gives room back, of a request whose parts are answered one after another.

@@ -5,7 +5,7 @@ use std::{
     future::{self, Future},
     pin::{Pin, pin},
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -29,18 +29,22 @@ use super::{
     body::{Counted, Cut, Pace, Unread},
     budget::Budget,
     delivery::{Record, Shipped, ship},
-    socket::{Received, Socket},
+    socket::{Received, Socket, WRITE_TIMEOUT},
 };
 
 /// Bytes of a request that HTTP/1 may keep before they are read, its head among them.
 const READ_BUFFER: usize = 64 << 10;
 /// Calls of one HTTP/2 connection at a time.
 const STREAMS: u32 = 1024;
+/// The bytes that a client may send in a call that may stay open.
+const MAX_BYTES_OF_STAYING: usize = 64 << 10;
 /// A client that does not answer a ping in time has gone, and its calls end with it: before the default lease is over.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The bytes with which a client of HTTP/2 begins.
 const PREFACE: usize = 24;
+/// The time between two looks at whether the client has begun, and whether it takes its answers.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// After a stop, for the last bytes to a client of whom nothing is in hand.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -58,6 +62,9 @@ pub(super) struct Answering {
     pub(super) budget: Budget,
     /// The pace at which the body of a request must come; `None`: it may take its time.
     pub(super) pace: fn(&request::Parts) -> Option<Pace>,
+    /// Whether a call may stay open for as long as its client likes. A stop does not wait for such a call, and it has a
+    /// budget of its own.
+    pub(super) may_stay: fn(&request::Parts) -> bool,
     /// The error that a handler finds where a body was cut.
     pub(super) wrap: fn(Cut) -> Box<dyn std::error::Error + Send + Sync>,
     pub(super) stop: CancellationToken,
@@ -85,11 +92,13 @@ pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Dur
                 .keep_alive_timeout(PING_TIMEOUT)
                 .max_concurrent_streams(STREAMS);
             let connection = pin!(builder.serve_connection(io, requests));
-            // Pings begin behind the preface.
-            let silence = async {
-                sleep(patience).await;
-                if received.load(Ordering::Relaxed) >= PREFACE {
-                    future::pending::<()>().await;
+            // Pings begin behind the preface. They do not find a client that answers them, but leaves its answers to us:
+            // HTTP/2 sends no more of an answer than the client has made room for.
+            let (begun, written) = (Instant::now(), Arc::clone(&record));
+            let silence = async move {
+                let is_silent = || received.load(Ordering::Relaxed) < PREFACE && begun.elapsed() >= patience;
+                while !is_silent() && !written.has_unread(WRITE_TIMEOUT) {
+                    sleep(LOOK_EVERY).await;
                 }
             };
             drive(connection, http2::Connection::graceful_shutdown, silence, &record, &stop).await;
@@ -104,9 +113,10 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
     record: &Record,
     stop: &CancellationToken,
 ) {
+    let mut silence = pin!(silence);
     let served = tokio::select! {
         served = connection.as_mut() => served,
-        () = silence => return,
+        () = silence.as_mut() => return,
         () = stop.cancelled() => {
             shut_down(connection.as_mut());
             let nothing_left = async {
@@ -115,6 +125,7 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
             };
             tokio::select! {
                 served = connection => served,
+                () = silence => return,
                 // It is in the middle of a head, or of nothing at all.
                 () = nothing_left => return,
             }
@@ -137,20 +148,21 @@ impl Service<Request<Incoming>> for Requests {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let Answering { protocol, router, budget, pace, wrap, stop } = &self.answering;
-        let (in_hand, share, unread) = (self.record.begin(), budget.share(), Unread::default());
+        let Answering { protocol, router, budget, pace, may_stay, wrap, stop } = &self.answering;
         let (mut parts, body) = request.into_parts();
+        let may_stay = may_stay(&parts);
+        let share = if may_stay { Budget::new(MAX_BYTES_OF_STAYING).share() } else { budget.share() };
+        let (in_hand, unread) = (self.record.begin(!may_stay), Unread::default());
         let body = Counted::new(body, unread.clone(), share.clone(), stop.clone(), pace(&parts), *wrap);
         parts.extensions.insert(share.clone());
         let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));
         let protocol = *protocol;
         Box::pin(async move {
-            let response = answer.await?;
-            drop(share);
+            let response = ship(answer.await?, in_hand, share);
             if protocol == Protocol::Http2 {
                 unread.drain().await;
             }
-            Ok(ship(response, in_hand))
+            Ok(response)
         })
     }
 }

@@ -7,12 +7,14 @@
 //! client is still there: one that has hung up does not read.
 
 use std::{
+    collections::HashMap,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, ready},
+    time::{Duration, Instant},
 };
 
 use axum::http::Response;
@@ -43,13 +45,25 @@ impl Deliveries {
     }
 }
 
-/// One connection's state: the deliveries that wait for the next flush, and the number of requests in hand.
+/// One connection's state: the deliveries that wait for the next flush, the answers that wait for their reader, and the
+/// number of requests in hand.
 #[derive(Default)]
 pub(super) struct Record {
     written: Mutex<Vec<Delivery>>,
     /// Answers with deliveries that were not written yet.
     carried: AtomicUsize,
+    /// The number of the next answer.
+    next: AtomicU64,
+    /// By the number of the answer.
+    unread: Mutex<HashMap<u64, Unread>>,
     in_hand: watch::Sender<usize>,
+}
+
+/// The pieces of one answer that the HTTP library holds. Over HTTP/2 it holds them until the client makes room for them.
+struct Unread {
+    pieces: usize,
+    /// When the socket last took bytes of them.
+    moved: Instant,
 }
 
 impl Record {
@@ -63,13 +77,23 @@ impl Record {
         self.carried.load(Ordering::Acquire) > 0
     }
 
-    /// Counts a request until its answer was written, or will not be.
-    pub(super) fn begin(self: &Arc<Self>) -> InHand {
-        self.in_hand.send_modify(|count| *count += 1);
-        InHand(Arc::clone(self))
+    /// Whether the client has taken nothing of an answer for `limit`.
+    pub(super) fn has_unread(&self, limit: Duration) -> bool {
+        self.unread().values().any(|answer| answer.moved.elapsed() >= limit)
     }
 
-    /// Ends when no request is in hand.
+    fn unread(&self) -> MutexGuard<'_, HashMap<u64, Unread>> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a request until its answer was written, or will not be; one that `is_awaited` keeps [`Self::idle`] waiting.
+    pub(super) fn begin(self: &Arc<Self>, is_awaited: bool) -> InHand {
+        let counts = usize::from(is_awaited);
+        self.in_hand.send_modify(|count| *count += counts);
+        InHand { record: Arc::clone(self), counts }
+    }
+
+    /// Ends when no request that is awaited is in hand.
     pub(super) async fn idle(&self) {
         // The sender is ours: it does not go away.
         drop(self.in_hand.subscribe().wait_for(|count| *count == 0).await);
@@ -77,42 +101,80 @@ impl Record {
 }
 
 /// A request that is being answered.
-pub(super) struct InHand(Arc<Record>);
+pub(super) struct InHand {
+    record: Arc<Record>,
+    /// 1, or 0 when nobody waits for its end.
+    counts: usize,
+}
 
 impl Drop for InHand {
     fn drop(&mut self) {
-        self.0.in_hand.send_modify(|count| *count -= 1);
+        self.record.in_hand.send_modify(|count| *count -= self.counts);
     }
 }
 
-/// The response with a body that says when it has left.
-pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(mut response: Response<B>, in_hand: InHand) -> Response<Shipped<B>> {
+/// The response with a body that says when it has left. Until then it has the room that the handler took for it, or that
+/// of its request.
+pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(
+    mut response: Response<B>,
+    in_hand: InHand,
+    request: Share,
+) -> Response<Shipped<B>> {
     let deliveries = response.extensions_mut().remove::<Deliveries>().unwrap_or_default();
-    let room = response.extensions_mut().remove::<Share>();
+    let room = response.extensions_mut().remove::<Share>().unwrap_or_else(|| {
+        if let Some(bytes) = response.body().size_hint().exact() {
+            request.become_answer(usize::try_from(bytes).unwrap_or(usize::MAX));
+        }
+        request
+    });
     if !deliveries.is_empty() {
-        in_hand.0.carried.fetch_add(1, Ordering::AcqRel);
+        in_hand.record.carried.fetch_add(1, Ordering::AcqRel);
     }
     let (parts, is_broken) = (AtomicUsize::new(1), AtomicBool::new(false));
-    let shipment = Shipment { deliveries, parts, is_broken, in_hand, _room: room };
+    let number = in_hand.record.next.fetch_add(1, Ordering::Relaxed);
+    let shipment = Shipment { number, deliveries, parts, is_broken, in_hand, _room: room };
     response.map(|inner| Shipped { inner, shipment: Arc::new(shipment), ended: false })
 }
 
 /// One answer on its way.
 struct Shipment {
+    number: u64,
     deliveries: Deliveries,
     /// Pieces that have not left yet, and the body itself until its end.
     parts: AtomicUsize,
     is_broken: AtomicBool,
     in_hand: InHand,
-    /// The answer's part of the budget, where it is large.
-    _room: Option<Share>,
+    /// The answer's part of the budget.
+    _room: Share,
 }
 
 impl Shipment {
+    fn piece_waits(&self) {
+        self.parts.fetch_add(1, Ordering::AcqRel);
+        let (mut unread, moved) = (self.in_hand.record.unread(), Instant::now());
+        unread.entry(self.number).or_insert(Unread { pieces: 0, moved }).pieces += 1;
+    }
+
+    fn piece_moves(&self) {
+        if let Some(answer) = self.in_hand.record.unread().get_mut(&self.number) {
+            answer.moved = Instant::now();
+        }
+    }
+
+    fn piece_leaves(&self) {
+        let mut unread = self.in_hand.record.unread();
+        if let Some(answer) = unread.get_mut(&self.number) {
+            answer.pieces -= 1;
+            if answer.pieces == 0 {
+                unread.remove(&self.number);
+            }
+        }
+    }
+
     fn part_left(&self) {
         let is_last = self.parts.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last && !self.is_broken.load(Ordering::Acquire) {
-            let mut written = self.in_hand.0.written.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut written = self.in_hand.record.written.lock().unwrap_or_else(PoisonError::into_inner);
             written.append(&mut self.unload());
         }
     }
@@ -126,7 +188,7 @@ impl Shipment {
     fn unload(&self) -> Vec<Delivery> {
         let deliveries = self.deliveries.take();
         if !deliveries.is_empty() {
-            self.in_hand.0.carried.fetch_sub(1, Ordering::AcqRel);
+            self.in_hand.record.carried.fetch_sub(1, Ordering::AcqRel);
         }
         deliveries
     }
@@ -194,7 +256,7 @@ pub(super) struct Piece {
 
 impl Piece {
     fn new(bytes: Bytes, shipment: &Arc<Shipment>) -> Self {
-        shipment.parts.fetch_add(1, Ordering::AcqRel);
+        shipment.piece_waits();
         Self { bytes, shipment: Arc::clone(shipment) }
     }
 }
@@ -210,11 +272,13 @@ impl Buf for Piece {
 
     fn advance(&mut self, count: usize) {
         self.bytes.advance(count);
+        self.shipment.piece_moves();
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
+        self.shipment.piece_leaves();
         match self.bytes.has_remaining() {
             true => self.shipment.part_lost(),
             false => self.shipment.part_left(),

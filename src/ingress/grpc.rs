@@ -55,7 +55,8 @@ pub async fn serve(listener: TcpListener, state: State) -> anyhow::Result<()> {
         protocol: Protocol::Http2,
         router,
         budget: state.budget.clone(),
-        pace,
+        pace: |head| (!may_stay(head)).then_some(PACE),
+        may_stay,
         wrap: |cut| Box::new(Status::from(cut)),
         stop: state.stop.clone(),
     };
@@ -70,9 +71,9 @@ pub async fn serve(listener: TcpListener, state: State) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Our calls have one message each; who asks for reflection may keep a stream open.
-fn pace(head: &request::Parts) -> Option<Pace> {
-    head.uri.path().starts_with("/taskd.v1.").then_some(PACE)
+/// The calls of reflection and health are streams. Those of taskd have one message each.
+fn may_stay(head: &request::Parts) -> bool {
+    !head.uri.path().starts_with("/taskd.v1.")
 }
 
 /// Counts what a call's message holds before it is decoded, and how the call ended.

@@ -25,7 +25,7 @@ use crate::queue::Delivery;
 
 /// A client that takes nothing of its answer for so long has gone. Less than the default lease, so that it costs no
 /// attempt.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes that the system may hold without having sent them. Without this bound megabytes of an answer would count as
 /// written.
 const UNSENT: u32 = 128 << 10;

@@ -5,7 +5,7 @@ use crate::config::Settings;
 
 /// Tasks that all completions of a call may report as discovered.
 pub(super) const MAX_DISCOVERED: usize = 50_000;
-/// Memory that a part of a request takes beside its bytes, about.
+/// Memory that a part of a request takes beside its bytes, about. What is stored of it is answered with less.
 const TASK: usize = 400;
 const ITEM: usize = 512;
 const HEADER: usize = 128;
@@ -13,7 +13,7 @@ const HEADER: usize = 128;
 const FREE: usize = 24 << 20;
 const TIMES: usize = 4;
 /// So much is taken from the budget at a time.
-const STEP: usize = 64 << 10;
+const STEP: usize = 16 << 10;
 
 /// Why a request is not read any further.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -57,7 +57,8 @@ impl<'a> Tally<'a> {
             share,
             max_tasks: settings.discovery.buffer,
             max_items: settings.limits.max_items,
-            max_memory: FREE + bytes.saturating_mul(TIMES),
+            // A request that would not fit beside nothing else must not be told to try again.
+            max_memory: share.left().min(FREE + bytes.saturating_mul(TIMES)),
             tasks: 0,
             items: 0,
             discovered: 0,
@@ -93,9 +94,19 @@ impl<'a> Tally<'a> {
         self.takes(HEADER)
     }
 
-    /// Leaves the room with the request until it is answered, because the parts are decoded elsewhere.
-    pub(super) fn keep(mut self) {
-        self.taken = 0;
+    /// A task out of a stream of any number.
+    pub(super) fn line(&mut self) -> Result<(), Excess> {
+        self.takes(TASK)
+    }
+
+    /// A part that cannot be read is answered with the reason.
+    pub(super) fn unreadable(&mut self, why: &str) -> Result<(), Excess> {
+        self.takes(why.len())
+    }
+
+    /// Leaves the room with the request, until its answer is written. The bytes of it.
+    pub(super) fn keep(mut self) -> usize {
+        std::mem::take(&mut self.taken)
     }
 
     fn takes(&mut self, bytes: usize) -> Result<(), Excess> {

@@ -79,7 +79,9 @@ pub fn task_row(
     if not_before_unix_ms > LAST_UNIX_MS {
         return Err("delay or not_before is too far in the future: year 9999 is the last".into());
     }
-    let key = if task.key.is_empty() { payload_key(&task.payload) } else { task.key };
+    // The key and the payload may be parts of a body of megabytes. The row lives on when the request is answered, and
+    // must not keep the body.
+    let key = if task.key.is_empty() { payload_key(&task.payload) } else { Bytes::copy_from_slice(&task.key) };
     let traceparent = if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent };
     if traceparent.len() > MAX_TRACEPARENT_BYTES {
         return Err(format!("traceparent has {} bytes; at most {MAX_TRACEPARENT_BYTES}", traceparent.len()));
@@ -98,7 +100,7 @@ pub fn task_row(
         queue,
         key,
         key_hash,
-        payload: task.payload,
+        payload: Bytes::copy_from_slice(&task.payload),
         payload_encoding,
         replicas,
         priority,
@@ -195,6 +197,15 @@ mod tests {
 
     fn task() -> pb::NewTask {
         pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() }
+    }
+
+    #[test]
+    fn a_row_keeps_nothing_of_the_body_that_its_task_came_in() {
+        let body = Bytes::from(vec![b'x'; 1 << 20]);
+        let task = pb::NewTask { key: body.slice(..1), payload: body.slice(1..3), ..task() };
+        let row = row(task).unwrap();
+        assert!(body.is_unique());
+        assert_eq!((&row.key[..], &row.payload[..]), (&b"x"[..], &b"xx"[..]));
     }
 
     #[test]

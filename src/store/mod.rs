@@ -435,6 +435,9 @@ pub trait Store: Send + Sync {
     /// Results of a task, the earliest first.
     async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>>;
 
+    /// The bytes of all results of a task.
+    async fn results_bytes(&self, id: TaskId) -> Result<usize>;
+
     /// Counts per queue and status, of these queues or of every queue that ever was; zero counts may be left out.
     async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>>;
 

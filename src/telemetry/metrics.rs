@@ -264,7 +264,7 @@ fn describe() {
     describe_gauge!(
         REQUESTS_HELD,
         Unit::Bytes,
-        "Bytes of the request_budget that requests in hand and large answers take"
+        "Bytes of the request_budget that requests in hand and answers on their way take"
     );
     describe_gauge!(BUILD_INFO, Unit::Count, "1, with the version of this taskd");
     describe_histogram!(SCRIPT_DURATION, Unit::Seconds, "Round trips of Redis scripts, by script");

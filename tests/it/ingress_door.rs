@@ -8,6 +8,7 @@ use tokio::{
     net::TcpStream,
 };
 use tonic::Code;
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
 use crate::support::{daemon::Daemon, until};
 
@@ -133,6 +134,20 @@ async fn a_client_that_does_not_read_does_not_make_a_stop_a_failure() {
     assert!(daemon.stop().await.success());
     assert!(daemon.log().contains("some callers did not end within the grace period"), "{}", daemon.log());
     drop(deaf);
+}
+
+#[tokio::test]
+async fn a_stop_does_not_wait_for_those_who_watch_the_health() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let channel = tonic::transport::Channel::from_shared(daemon.grpc()).unwrap().connect().await.unwrap();
+    let mut client = HealthClient::new(channel);
+    let mut watch = client.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    let mut status = async || watch.message().await.unwrap().map(|answer| answer.status());
+    assert_eq!(status().await, Some(ServingStatus::Serving));
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(status().await, Some(ServingStatus::NotServing));
+    assert!(daemon.ended().await.success());
+    assert!(!daemon.log().contains("did not end within the grace period"), "{}", daemon.log());
 }
 
 #[tokio::test]

@@ -2,18 +2,26 @@
 
 use std::{collections::HashMap, fs, sync::Arc, time::Duration};
 
+use axum::http::Request;
 use bytes::{Buf, BufMut, Bytes};
+use futures::{FutureExt, future::join_all};
 use prost::Message as _;
-use serde_json::json;
+use serde_json::{Value, json};
 use taskd::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Code, Status,
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
     transport::Channel,
+};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest,
 };
 
 use crate::support::{daemon::Daemon, until};
@@ -191,13 +199,13 @@ async fn four_mib_of_hostile_protobuf_cost_little_memory() {
     assert!(daemon.stop().await.success());
 }
 
-/// Begins a request of 31 MiB, and sends no more than that.
-async fn unfinished(port: u16) -> TcpStream {
+/// Begins a request of a little more than so many bytes, and sends no more than them.
+async fn unfinished(port: u16, bytes: usize) -> TcpStream {
     let mut client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let head = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
-    client.write_all(format!("{head}{}\r\n\r\n[", 32 * MIB).as_bytes()).await.unwrap();
+    client.write_all(format!("{head}{}\r\n\r\n[", bytes + MIB).as_bytes()).await.unwrap();
     // It is refused when it finds no room.
-    client.write_all(&vec![b' '; 31 * MIB]).await.ok();
+    client.write_all(&vec![b' '; bytes]).await.ok();
     client
 }
 
@@ -207,7 +215,7 @@ async fn bodies_that_do_not_end_have_one_budget() {
     let begin = async {
         let mut clients = Vec::new();
         for _ in 0..12 {
-            clients.push(unfinished(daemon.http_port()).await);
+            clients.push(unfinished(daemon.http_port(), 31 * MIB).await);
         }
         clients
     };
@@ -268,10 +276,173 @@ async fn answers_that_nobody_reads_have_the_same_budget() {
     assert!(daemon.stop().await.success());
 }
 
+/// Sends tasks that are none, and reads no more than that there is an answer.
+async fn deaf_inserter(daemon: &Daemon, content_type: &str, body: &str) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 << 10).unwrap();
+    let mut client = socket.connect(([127, 0, 0, 1], daemon.http_port()).into()).await.unwrap();
+    let head =
+        format!("POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: {content_type}\r\ncontent-length: ");
+    client.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
+    let mut begin = [0; 15];
+    client.read_exact(&mut begin).await.unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200 OK");
+    client
+}
+
+#[tokio::test]
+async fn answers_about_tasks_count_until_they_are_written() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let body = format!("[{}]", vec!["{\"a\":0}"; 20_000].join(","));
+    let deaf = deaf_inserter(&daemon, "application/json", &body).await;
+    assert!(held_bytes(&daemon).await >= 2 * MIB, "its answer waits");
+    drop(deaf);
+    until("its room is free again", async || held_bytes(&daemon).await < MIB).await;
+    let deaf = deaf_inserter(&daemon, "application/x-ndjson", &"{\"a\":0}\n".repeat(5000)).await;
+    until("its answers wait", async || held_bytes(&daemon).await >= 192 << 10).await;
+    drop(deaf);
+    until("their room is free again", async || held_bytes(&daemon).await < 128 << 10).await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn results_that_find_no_room_are_not_read() {
+    let limits = "max_result_bytes = \"7MiB\"\nmax_payload_bytes = \"7MiB\"\n";
+    let mut daemon = Daemon::start(&format!("{limits}{LITTLE}"), &[]).await;
+    let id = daemon.insert(&[json!({"queue": "q", "key": "k"})]).await.remove(0);
+    let task = daemon.lease_all("w", "q", 1).await.remove(0);
+    let result = "x".repeat(3 * MIB);
+    let completion = json!({"id": task["id"], "lease_token": task["lease_token"], "result": result});
+    let (_, answer) = daemon.post("/v1/tasks:complete", &json!({"worker": "w", "completions": [completion]})).await;
+    assert_eq!(answer["results"][0]["status"], "OK");
+    let path = format!("/v1/tasks/{id}/results");
+    until("it is stored", async || daemon.get(&path).await.1["results"][0]["result"] == result).await;
+    let port = daemon.http_port();
+    let held = [unfinished(port, 7 * MIB - (28 << 10)).await, unfinished(port, 5 * MIB).await];
+    until("there is little room", async || held_bytes(&daemon).await >= 12 * MIB - (64 << 10)).await;
+    let ((status, problem), peak) = peak_of(&daemon, daemon.get(&path)).await;
+    assert_eq!(status, 429, "{:.300}", problem.to_string());
+    assert!(peak < 4 * MIB, "{peak} bytes for what was refused");
+    drop(held);
+    until("its room is free", async || daemon.get(&path).await.0 == 200).await;
+    assert!(daemon.stop().await.success());
+}
+
+/// So little that a few thousand headers are too many.
+const LITTLE: &str = "max_request_bytes = \"8MiB\"\nrequest_budget = \"16MiB\"";
+
+fn with_headers(key: usize, headers: usize) -> Value {
+    let headers: serde_json::Map<_, _> = (0..headers).map(|n| (n.to_string(), json!(""))).collect();
+    json!({"queue": "q", "key": key.to_string(), "headers": headers})
+}
+
+#[tokio::test]
+async fn a_line_that_finds_no_room_is_not_rejected() {
+    let mut daemon = Daemon::start(LITTLE, &[]).await;
+    let port = daemon.http_port();
+    let held = [unfinished(port, 7 * MIB - (28 << 10)).await, unfinished(port, 7 * MIB - (28 << 10)).await];
+    until("there is little room", async || held_bytes(&daemon).await >= 14 * MIB - (64 << 10)).await;
+    let insert = async |line: &Value| daemon.post_text("/v1/tasks", "application/x-ndjson", line.to_string()).await;
+    // Decoded it has 128 kB.
+    let line = with_headers(0, 1000);
+    let (status, problem) = insert(&line).await;
+    assert_eq!(status, 429, "{problem}");
+    assert_eq!(insert(&with_headers(1, 1)).await.1["status"], "CREATED");
+    drop(held);
+    until("its room is free", async || insert(&line).await.1["status"] == "CREATED").await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_request_that_never_fits_is_not_told_to_come_again() {
+    let mut daemon = Daemon::start(LITTLE, &[]).await;
+    let tasks: Vec<_> = (0..6000).map(|n| with_headers(n, 20)).collect();
+    let (status, problem) = daemon.post("/v1/tasks", &json!(tasks)).await;
+    assert_eq!(status, 413, "{problem:.300}");
+    assert!(problem["detail"].as_str().unwrap().ends_with("bytes of memory; send fewer at once"), "{problem}");
+    let headers: HashMap<_, _> = (0..20).map(|n| (n.to_string(), String::new())).collect();
+    let task = pb::NewTask { queue: "q".into(), key: "k".into(), headers, ..Default::default() };
+    let request = pb::InsertTasksRequest { tasks: vec![task; 6000] };
+    let status = DiscoveryClient::new(channel(&daemon).await).insert_tasks(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{}", status.message());
+    // Less of them fits.
+    assert_eq!(daemon.post("/v1/tasks", &json!(tasks[..2000])).await.0, 200);
+    assert!(daemon.stop().await.success());
+}
+
+/// Asks for tasks over HTTP/2, with room for `window` bytes of the answer. It answers pings and reads nothing. Its
+/// future ends with the connection.
+async fn deaf_over_http2(port: u16, window: u32) -> impl Future<Output = ()> {
+    let socket = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let mut client = h2::client::Builder::new();
+    let (sender, connection) = client.initial_window_size(window).handshake::<_, Bytes>(socket).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let get = pb::GetTasksRequest { worker: "deaf".into(), queues: vec!["q".into()], ..Default::default() };
+    let mut message = vec![0];
+    message.put_u32(u32::try_from(get.encoded_len()).unwrap());
+    get.encode(&mut message).unwrap();
+    let request = Request::post("http://localhost/taskd.v1.Tasks/GetTasks")
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .unwrap();
+    let (answer, mut body) = sender.ready().await.unwrap().send_request(request, false).unwrap();
+    body.send_data(message.into(), true).unwrap();
+    async move {
+        let answer = answer.await;
+        drop(connection.await);
+        drop(answer);
+    }
+}
+
+#[tokio::test]
+async fn a_grpc_answer_that_nobody_reads_ends_its_connection() {
+    let mut daemon = Daemon::start("[queues.q]\nlease = \"10m\"", &[]).await;
+    let payload = "x".repeat(900 << 10);
+    let task = |n: usize| json!({"queue": "q", "key": n.to_string(), "payload": payload});
+    daemon.insert(&(0..2).map(task).collect::<Vec<_>>()).await;
+    until("all wait", async || daemon.queue("q").await["queued"] == 2).await;
+    // One makes no room at all, one too little.
+    let deaf = [deaf_over_http2(daemon.grpc_port(), 0).await, deaf_over_http2(daemon.grpc_port(), 1000).await];
+    until("the answers wait", async || held_bytes(&daemon).await >= 2 * payload.len()).await;
+    // A stream that has nothing to say does not count as one.
+    let mut watch = HealthClient::new(channel(&daemon).await);
+    let mut watch = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert!(watch.message().await.unwrap().is_some());
+    let ended = join_all(deaf);
+    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("taskd ends their connections");
+    let tasks = daemon.lease_all("other", "q", 2).await;
+    assert!(tasks.iter().all(|task| task["attempt"] == 1), "what was not read is no attempt");
+    assert!(held_bytes(&daemon).await < payload.len());
+    assert!(watch.message().now_or_never().is_none(), "it goes on");
+    drop(watch);
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_stream_of_reflection_takes_nothing_from_the_budget_and_sends_little() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let mut client = ServerReflectionClient::new(channel(&daemon).await);
+    let ask = |bytes: usize| ServerReflectionRequest {
+        host: "h".repeat(bytes),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let (asked, questions) = tokio::sync::mpsc::channel(1);
+    asked.send(ask(30 << 10)).await.unwrap();
+    let mut answers = client.server_reflection_info(ReceiverStream::new(questions)).await.unwrap().into_inner();
+    assert!(answers.message().await.unwrap().is_some());
+    asked.send(ask(30 << 10)).await.unwrap();
+    assert!(answers.message().await.unwrap().is_some());
+    assert!(held_bytes(&daemon).await < 30 << 10, "the stream is still open");
+    asked.send(ask(3 * MIB)).await.unwrap();
+    assert!(!matches!(answers.message().await, Ok(Some(_))), "the stream ends");
+    assert!(daemon.stop().await.success());
+}
+
 #[tokio::test]
 async fn messages_and_bodies_share_the_budget() {
     let mut daemon = Daemon::start("request_budget = \"80MiB\"", &[]).await;
-    let held = [unfinished(daemon.http_port()).await, unfinished(daemon.http_port()).await];
+    let held = [unfinished(daemon.http_port(), 31 * MIB).await, unfinished(daemon.http_port(), 31 * MIB).await];
     let message = Bytes::from(vec![0x7a; 31 * MIB]);
     let status = call(channel(&daemon).await, "/taskd.v1.Discovery/InsertTasks", message).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());

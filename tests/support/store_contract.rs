@@ -423,6 +423,7 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
     let answers = store.settle(batch.iter().map(report).collect()).await.unwrap();
     assert_eq!(answers, vec![settled(Completed); 20]);
     assert_eq!(store.results(batch[19].task.id).await.unwrap()[0].result, payload);
+    assert_eq!(store.results_bytes(batch[19].task.id).await.unwrap(), payload.len());
 }
 
 pub(crate) async fn what_payloads_and_results_are_is_remembered(db: &impl Database) {

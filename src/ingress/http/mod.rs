@@ -16,6 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use prost::Message as _;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tower_http::trace::TraceLayer;
@@ -34,7 +35,7 @@ use super::{
     descriptors, json,
     listener::{self, Door},
     measure,
-    tally::Tally,
+    tally::{Excess, Tally},
 };
 use crate::{discovery, pb, reading, tasks, telemetry::metrics};
 
@@ -42,8 +43,15 @@ use crate::{discovery, pb, reading, tasks, telemetry::metrics};
 pub async fn serve(listener: TcpListener, state: State) {
     let max_connections = descriptors::for_each_listener(&state.settings);
     let (without_room, budget, stop) = (full(state.clone(), max_connections), state.budget.clone(), state.stop.clone());
-    let answering =
-        Answering { protocol: Protocol::Http1, router: router(state), budget, pace, wrap: |cut| Box::new(cut), stop };
+    let answering = Answering {
+        protocol: Protocol::Http1,
+        router: router(state),
+        budget,
+        pace,
+        may_stay: |_| false,
+        wrap: |cut| Box::new(cut),
+        stop,
+    };
     listener::serve(listener, Door { name: "HTTP", answering, max_connections, without_room: Some(without_room) })
         .await;
 }
@@ -98,6 +106,7 @@ async fn insert_tasks(
     let body = json_body(&state, &headers, body, expected).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
     let asked = json::insert::new_tasks(&body, &mut tally)?;
+    tally.keep();
     let results = insert(discovery(&state)?, asked.tasks).await?;
     let is_rejected = asked.is_single && results.iter().all(|result| result.status() == pb::InsertStatus::Rejected);
     let answer = list("results", results.iter().map(json::insert::InsertAnswer::from))?;
@@ -112,13 +121,18 @@ async fn get_task(Extract(state): Extract<State>, id: Result<Path<String>, PathR
 
 async fn get_results(Extract(state): Extract<State>, id: Result<Path<String>, PathRejection>) -> Answer {
     let id = task_id(id)?;
-    let results = reading(&state)?.results(id).await?.ok_or_else(|| request::no_such_task(id))?;
-    within(&state.budget, list("results", results.iter().map(json::read::TaskResult::from))?)
+    let reading = reading(&state)?;
+    // Before they are read: they may have 100 MiB.
+    let room = state.budget.answer(reading.results_bytes(id).await?).map_err(Excess::from)?;
+    let results = reading.results(id).await?.ok_or_else(|| request::no_such_task(id))?;
+    let answer = list("results", results.iter().map(json::read::TaskResult::from))?;
+    drop((results, room));
+    within(&state.budget, answer)
 }
 
 async fn get_queues(Extract(state): Extract<State>) -> Answer {
     let queues = reading(&state)?.queues().await?;
-    list("queues", queues.iter().map(json::read::Queue::from))
+    within(&state.budget, list("queues", queues.iter().map(json::read::Queue::from))?)
 }
 
 async fn lease_tasks(Extract(state): Extract<State>, headers: HeaderMap, body: Body) -> Answer {
@@ -126,7 +140,10 @@ async fn lease_tasks(Extract(state): Extract<State>, headers: HeaderMap, body: B
     // A stop ends the wait: dropping the call gives back what it got.
     let leased = state.stop.run_until_cancelled(tasks(&state)?.get(request)).await;
     let tasks::Answer { response, deliveries } = leased.unwrap_or_else(|| Ok(tasks::Answer::default()))?;
+    // Before they are written as JSON.
+    let room = state.budget.answer(response.encoded_len()).map_err(Excess::from)?;
     let answer = list("tasks", response.tasks.iter().map(json::work::LeasedTask::from))?;
+    drop((response, room));
     let mut answer = within(&state.budget, answer)?;
     answer.extensions_mut().insert(Deliveries::from(deliveries));
     Ok(answer)
@@ -141,6 +158,7 @@ async fn complete_tasks(
     let body = json_body(&state, &headers, body, JSON).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
     let (worker, items) = json::work::complete_tasks(&body, &mut tally)?;
+    tally.keep();
     let (completions, known) = split(items);
     let answers = match completions.is_empty() {
         true => Vec::new(),
@@ -158,6 +176,7 @@ async fn reject_tasks(
     let body = json_body(&state, &headers, body, JSON).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
     let (worker, items) = json::work::reject_tasks(&body, &mut tally)?;
+    tally.keep();
     let (rejections, known) = split(items);
     let answers = match rejections.is_empty() {
         true => Vec::new(),
@@ -175,6 +194,7 @@ async fn extend_tasks(
     let body = json_body(&state, &headers, body, JSON).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
     let (worker, items) = json::work::extend_tasks(&body, &mut tally)?;
+    tally.keep();
     let (extensions, known) = split(items);
     let answers = match extensions.is_empty() {
         true => Vec::new(),
@@ -185,10 +205,14 @@ async fn extend_tasks(
 
 const JSON: &str = "application/json";
 
-async fn render_metrics(Extract(state): Extract<State>) -> Response {
+async fn render_metrics(Extract(state): Extract<State>) -> Answer {
     metrics::requests_held(state.budget.held());
     metrics::process();
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], state.metrics.render()).into_response()
+    let text = state.metrics.render();
+    let room = state.budget.small_answer(text.len()).map_err(Excess::from)?;
+    let mut answer = ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response();
+    answer.extensions_mut().insert(room);
+    Ok(answer)
 }
 
 #[derive(Serialize)]

@@ -28,7 +28,7 @@ use super::{
         budget::Share,
         json::insert::{self, InsertAnswer},
         lines::{Line, Lines},
-        tally::Tally,
+        tally::{Excess, Tally},
     },
     answer,
     problem::Problem,
@@ -102,7 +102,7 @@ fn answers(
             if !batch.is_answered() {
                 failed.store(true, Ordering::Relaxed);
             }
-            Bytes::from(batch.into_lines())
+            batch.into_lines()
         }
     };
     stream::once(std::future::ready(Ok(first))).chain(reads).map(answer).buffered(IN_FLIGHT)
@@ -142,7 +142,7 @@ impl Source {
 
     fn batch(&mut self, lines: Vec<Line>) -> Batch {
         let results = vec![try_later(String::new()); lines.len()];
-        let room = Room { share: self.share.clone(), bytes: self.lines.take_consumed() };
+        let room = Room { share: self.share.clone(), bytes: self.lines.take_consumed(), parts: 0 };
         Batch { lines, results, room, settings: Arc::clone(&self.settings) }
     }
 }
@@ -155,15 +155,36 @@ struct Batch {
     settings: Arc<Settings>,
 }
 
-/// A batch's part of the request's share, until it is answered.
+/// A batch's part of the request's share, until its answers are written.
 struct Room {
     share: Share,
+    /// Of its lines, then of its answers.
     bytes: usize,
+    /// What its lines are decoded to.
+    parts: usize,
+}
+
+impl Room {
+    fn become_answers(&mut self, bytes: usize) {
+        self.bytes = self.share.change(self.bytes + std::mem::take(&mut self.parts), bytes);
+    }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        self.share.shrink(self.bytes);
+        self.share.shrink(self.bytes + self.parts);
+    }
+}
+
+/// Answers on their way to the client.
+struct Answers {
+    lines: Vec<u8>,
+    _room: Room,
+}
+
+impl AsRef<[u8]> for Answers {
+    fn as_ref(&self) -> &[u8] {
+        &self.lines
     }
 }
 
@@ -172,11 +193,24 @@ impl Batch {
         !self.results.iter().any(is_open)
     }
 
-    /// Stores the lines that have no answer. On `Err` nothing was stored.
+    /// Stores the lines that have no answer, as many as there is room for. On `Err` nothing was stored.
     async fn store(&mut self, discovery: &discovery::Handle) -> Result<(), discovery::Error> {
+        self.room.share.shrink(std::mem::take(&mut self.room.parts));
         let open: Vec<usize> = (0..self.lines.len()).filter(|place| is_open(&self.results[*place])).collect();
         let mut tally = Tally::new(&self.settings, &self.room.share, self.room.bytes);
-        let items = open.iter().map(|place| read(&self.lines[*place], &mut tally)).collect();
+        let mut items = Vec::with_capacity(open.len());
+        for place in &open {
+            match read(&self.lines[*place], &mut tally) {
+                Ok(item) => items.push(item),
+                Err(_) if items.is_empty() => {
+                    let why = "the requests in hand have all that they may have (request_budget)";
+                    return Err(discovery::Error::Busy(why.into()));
+                }
+                // The rest comes next.
+                Err(_) => break,
+            }
+        }
+        self.room.parts = tally.keep();
         for (place, result) in open.into_iter().zip(answer::insert(discovery, items).await?) {
             self.results[place] = result;
         }
@@ -206,15 +240,16 @@ impl Batch {
         }
     }
 
-    fn into_lines(self) -> Vec<u8> {
-        let mut answers = Vec::with_capacity(self.results.len() * 80);
+    fn into_lines(self) -> Bytes {
+        let (mut lines, mut room) = (Vec::with_capacity(self.results.len() * 80), self.room);
         for (line, mut result) in self.lines.iter().zip(self.results) {
             if matches!(result.status(), pb::InsertStatus::Rejected | pb::InsertStatus::TryLater) {
                 result.error.insert_str(0, &format!("line {}: ", line.number));
             }
-            answers.extend(line_of(&result));
+            lines.extend(line_of(&result));
         }
-        answers
+        room.become_answers(lines.len());
+        Bytes::from_owner(Answers { lines, _room: room })
     }
 }
 
@@ -222,10 +257,11 @@ fn is_open(result: &pb::InsertResult) -> bool {
     result.status() == pb::InsertStatus::TryLater
 }
 
-fn read(line: &Line, tally: &mut Tally<'_>) -> Result<pb::NewTask, String> {
+fn read(line: &Line, tally: &mut Tally<'_>) -> Result<Result<pb::NewTask, String>, Excess> {
+    tally.line()?;
     match &line.text {
         Ok(text) => insert::counted_task(text, tally),
-        Err(too_long) => Err(too_long.to_string()),
+        Err(too_long) => Ok(Err(too_long.to_string())),
     }
 }
 

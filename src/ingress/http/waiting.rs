@@ -40,6 +40,7 @@ impl Waiting {
             router: router(what.subscribe()),
             budget: Budget::new(BUDGET),
             pace,
+            may_stay: |_| false,
             wrap: |cut| Box::new(cut),
             stop: stop.clone(),
         };

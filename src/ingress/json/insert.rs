@@ -41,11 +41,12 @@ pub fn new_task(text: &Bytes) -> Result<pb::NewTask, String> {
     task_within(text, utf8(text)?)
 }
 
-/// The same in a server: what the line holds is counted.
-pub(in crate::ingress) fn counted_task(text: &Bytes, tally: &mut Tally<'_>) -> Result<pb::NewTask, String> {
-    let task = new_task(text)?;
-    task.headers.keys().try_for_each(|_| tally.header()).map_err(|excess| excess.to_string())?;
-    Ok(task)
+/// The same in a server: what the line holds is counted. An outer error says nothing about the task.
+pub(in crate::ingress) fn counted_task(
+    text: &Bytes,
+    tally: &mut Tally<'_>,
+) -> Result<Result<pb::NewTask, String>, Excess> {
+    counted(new_task(text), tally)
 }
 
 /// The tasks of a request.
@@ -118,11 +119,15 @@ fn perhaps_lines(error: serde_json::Error) -> Unread {
     unread
 }
 
-/// A task that is a part of `body`, with its headers counted; an outer error is that of the request as a whole.
+/// A task that is a part of `body`, counted; an outer error is that of the request as a whole.
 pub(super) fn part(body: &Bytes, text: &str, tally: &mut Tally<'_>) -> Result<Result<pb::NewTask, String>, Excess> {
-    let task = task_within(body, text);
-    if let Ok(task) = &task {
-        task.headers.keys().try_for_each(|_| tally.header())?;
+    counted(task_within(body, text), tally)
+}
+
+fn counted(task: Result<pb::NewTask, String>, tally: &mut Tally<'_>) -> Result<Result<pb::NewTask, String>, Excess> {
+    match &task {
+        Ok(task) => task.headers.keys().try_for_each(|_| tally.header())?,
+        Err(why) => tally.unreadable(why)?,
     }
     Ok(task)
 }

@@ -148,7 +148,11 @@ fn items<T>(
 ) -> Result<Vec<Item<T>>, Unread> {
     WorkerName::new(worker).map_err(|error| Unread::Invalid(error.to_string()))?;
     texts.iter().try_for_each(|_| tally.item())?;
-    let answered = |text: &&RawValue| Ok(read(text.get(), tally)?.map_err(|error| invalid(text.get(), error)));
+    let answered = |text: &&RawValue| {
+        let item = read(text.get(), tally)?;
+        item.as_ref().err().map_or(Ok(()), |why| tally.unreadable(why))?;
+        Ok(item.map_err(|why| invalid(text.get(), why)))
+    };
     texts.iter().map(answered).collect()
 }
 

@@ -373,6 +373,12 @@ impl<DB: Backend> Store for SqlStore<DB> {
         self.read(results).await?.into_iter().map(result).collect()
     }
 
+    async fn results_bytes(&self, id: TaskId) -> Result<usize> {
+        let lengths = Statement::new("SELECT LENGTH(result) FROM results WHERE task_id = ?").bind(&id);
+        let lengths: Vec<(i64,)> = self.read(lengths).await?;
+        lengths.into_iter().map(|(length,)| number::<usize>(length)).sum()
+    }
+
     async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>> {
         let mut counts = Vec::new();
         // None is one list, and no queue is none.
