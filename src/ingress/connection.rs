@@ -92,8 +92,8 @@ pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Dur
                 .keep_alive_timeout(PING_TIMEOUT)
                 .max_concurrent_streams(STREAMS);
             let connection = pin!(builder.serve_connection(io, requests));
-            // Pings begin behind the preface. They do not find a client that answers them, but leaves its answers to us:
-            // HTTP/2 sends no more of an answer than the client has made room for.
+            // Pings begin behind the preface. They do not find a client that answers them and reads no answer: HTTP/2
+            // sends no more of an answer than the client has made room for.
             let (begun, written) = (Instant::now(), Arc::clone(&record));
             let silence = async move {
                 let is_silent = || received.load(Ordering::Relaxed) < PREFACE && begun.elapsed() >= patience;

@@ -59,7 +59,7 @@ pub(super) struct Record {
     in_hand: watch::Sender<usize>,
 }
 
-/// The pieces of one answer that the HTTP library holds. Over HTTP/2 it holds them until the client makes room for them.
+/// The pieces of one answer that the HTTP library holds. Over HTTP/2 it holds them until the client makes room.
 struct Unread {
     pieces: usize,
     /// When the socket last took bytes of them.
@@ -86,7 +86,8 @@ impl Record {
         self.unread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request until its answer was written, or will not be; one that `is_awaited` keeps [`Self::idle`] waiting.
+    /// Counts a request until its answer was written, or will not be. One that `is_awaited` keeps [`Self::idle`]
+    /// waiting.
     pub(super) fn begin(self: &Arc<Self>, is_awaited: bool) -> InHand {
         let counts = usize::from(is_awaited);
         self.in_hand.send_modify(|count| *count += counts);
@@ -113,8 +114,8 @@ impl Drop for InHand {
     }
 }
 
-/// The response with a body that says when it has left. Until then it has the room that the handler took for it, or that
-/// of its request.
+/// The response with a body that says when it has left. Until then it has the room that the handler took for it, or
+/// that of its request.
 pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(
     mut response: Response<B>,
     in_hand: InHand,
