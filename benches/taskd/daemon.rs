@@ -147,7 +147,7 @@ impl Daemon {
         }
     }
 
-    /// What it and its redis-server have used so far.
+    /// The CPU and the memory that it and its redis-server have used so far.
     pub(crate) async fn used(&self) -> anyhow::Result<Used> {
         let socket = self.folder.path().join("data/redis.sock");
         let mut redis = redis::Client::open(format!("unix://{}", socket.display()))?

@@ -1,4 +1,4 @@
-//! What many queues cost: while they are empty, while new names come, and by how many workers a task takes.
+//! Many queues: the cost of empty ones, the delay of one beside new names, and the cost of a task by its NUM.
 
 use std::{
     sync::{
@@ -36,7 +36,7 @@ const QUIET: Duration = Duration::from_secs(20);
 const MEASURED: Duration = Duration::from_secs(30);
 const WORKER: &str = "worker";
 
-/// So many empty queues.
+/// The cost of this many empty queues.
 #[derive(Default)]
 struct Idle {
     queues: usize,

@@ -11,7 +11,8 @@ end
 
 local function weight_of(id) return redis.call('HSTRLEN', BODY, id) + OVERHEAD end
 
--- What the call reports: each event begins with the field d or x. Written at the end, in one entry, or few: no event is in two of them.
+-- The events that the call reports; each begins with the field d or x. write_reports() puts them into one entry, or few, and no event into
+-- two of them.
 local ENTRY_VALUES = 6000
 local events, ends, event_bytes = {}, {}, 0
 local function report(...)

@@ -16,7 +16,7 @@ pub struct LeaseToken {
     pub attempt: u32,
 }
 
-/// What tells a task's leases apart.
+/// Tells the leases of a task apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseNumber {
     pub generation: u64,

@@ -29,7 +29,7 @@ impl Failing {
         self.until.get(shard).is_some_and(|until| Instant::now() < *until)
     }
 
-    /// What became of a shard in this round, which began then.
+    /// Notes the outcome of a shard's turn, which began then.
     pub fn note<T, E: Into<anyhow::Error>>(
         &mut self,
         shard: &ShardId,

@@ -101,7 +101,7 @@ impl Notes {
         }
     }
 
-    /// Whether it slept.
+    /// Ends its sleep; whether it slept.
     pub(super) fn get_up(&self) -> bool {
         self.asleep.swap(false, Ordering::SeqCst)
     }

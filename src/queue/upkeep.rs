@@ -33,7 +33,7 @@ pub struct LookFor {
 }
 
 impl Queue {
-    /// What there is to do in each shard that has a generation and in which something stands.
+    /// Lists what there is to do in the shards that have a generation and in which something stands.
     pub async fn look(&self, look_for: LookFor) -> Vec<(ShardId, Result<Look>)> {
         let looks = self.awake().into_iter().map(|shard| async move {
             let look = self.look_at(&shard, look_for).await;

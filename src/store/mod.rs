@@ -274,7 +274,7 @@ pub struct TaskState {
     pub workers: Vec<String>,
 }
 
-/// What is stored of a task for one worker.
+/// A stored task, as one worker has completed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateFor {
     pub id: TaskId,

@@ -56,7 +56,8 @@ impl Handle {
         Ok(pb::CompleteTasksResponse { results })
     }
 
-    /// What the queue does not know any more, or lost, SQL may have: a repeat is `OK` for as long as SQL has the result.
+    /// Asks SQL about leases that the queue has lost, or takes for others: a repeat is `OK` for as long as SQL has its
+    /// result.
     async fn ask_sql(
         &self,
         worker: &WorkerName,
@@ -226,7 +227,7 @@ fn rejection(worker: &WorkerName, item: pb::Rejection) -> Result<HandBack, Strin
     Ok(HandBack { id, token, worker: worker.clone(), how, reason: item.reason })
 }
 
-/// What SQL knows better than a queue that has lost the lease.
+/// The answer of SQL, where it knows better than the queue.
 fn code_in_sql(state: &StateFor, lease: LeaseNumber) -> Option<Code> {
     match state.completed_under {
         Some(LeaseNumber::UNKNOWN) => Some(Code::Repeat),

@@ -25,7 +25,7 @@ impl Watchdog {
         let show_all_every = (self.settings.watchdog.forget_queues_after / 3).clamp(EVERY, SHOW_ALL_EVERY);
         loop {
             let mut depths: BTreeMap<QueueName, QueueDepth> = BTreeMap::new();
-            // What was shown and is empty now is zero.
+            // Queues that were shown and are empty now are shown as zero.
             depths.extend(std::mem::take(&mut shown).into_iter().map(|queue| (queue, QueueDepth::default())));
             if all_shown.is_none_or(|at| at.elapsed() >= show_all_every) {
                 let all = self.queue.shards().into_iter().map(|shard| (shard.queue, QueueDepth::default()));

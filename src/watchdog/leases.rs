@@ -41,7 +41,7 @@ impl Watchdog {
                         continue;
                     }
                 };
-                // What is due now is done now; the step says whether to come again at once.
+                // A step does what is due now, and says whether to come again at once.
                 wait = wait.min(look.next.filter(|next| !next.is_zero()).unwrap_or(interval));
                 let is_swept = swept.get(&shard).is_some_and(|at| at.elapsed() < SWEEP_EVERY);
                 let sweep = !is_swept && (look.spent > 0 || look.pointers > 0);

@@ -1,4 +1,4 @@
-//! What idle shards cost: counted in calls, not in time.
+//! The cost of idle shards, counted in calls, not in time.
 
 use std::time::Duration;
 

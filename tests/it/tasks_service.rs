@@ -381,7 +381,7 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
     service.stop().await;
 }
 
-/// What Redis reads at once was sent without waiting for answers in between.
+/// Redis reads at once what was sent without waiting for answers in between.
 #[tokio::test]
 async fn a_look_over_many_queues_asks_them_at_once() {
     let names: Vec<String> = (0..100).map(|n| format!("q{n}")).collect();
