@@ -24,8 +24,9 @@ use crate::{
     report::{Row, Runs, Table, Unit, quantile},
 };
 
+const MANY: &str = "max_queues = 20000";
 /// Finished tasks leave Redis soon, and the queues are empty.
-const CONFIG: &str = "max_queues = 20000\ngrace = \"1s\"";
+const MANY_SOON_EMPTY: &str = "max_queues = 20000\ngrace = \"1s\"";
 /// So that nearly all shards of a queue are open.
 const TASKS_OF_EACH: usize = 8;
 /// Queues that one get call may name.
@@ -67,7 +68,7 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
     let (mut alone, mut beside, mut names) = (Neighbour::default(), Neighbour::default(), Runs::default());
     let mut replicas: Vec<_> = scale.replicas.iter().map(|count| Replicas::new(*count)).collect();
     for run in 1..=scale.runs {
-        let daemon = Daemon::start_as("all", &[], CONFIG).await?;
+        let daemon = Daemon::start_as("all", &[], MANY_SOON_EMPTY).await?;
         let mut made = 0;
         for one in &mut idle {
             progress.step(format!("queues, run {run} of {}: {} empty queues", scale.runs, one.queues));
@@ -145,7 +146,7 @@ impl Idle {
 
 /// New names a second while they come. Each name has one task.
 async fn neighbours(scale: &Scale, alone: &mut Neighbour, beside: &mut Neighbour) -> anyhow::Result<f64> {
-    let daemon = Daemon::start_as("all", &[], CONFIG).await?;
+    let daemon = Daemon::start_as("all", &[], MANY).await?;
     let channels = daemon.channels(2).await?;
     one_by_one(&channels[0], 0, |count| count < 50).await?;
     alone.note(&one_by_one(&channels[0], 50, |count| count < scale.latency_samples).await?);
