@@ -279,12 +279,7 @@ async fn a_master_is_killed_while_tasks_are_claimed_and_completed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_hangs_while_tasks_are_claimed_and_completed() {
-    survives(|cluster, key| {
-        let index = cluster.master_of(key);
-        cluster.signal(index, Signal::SIGSTOP);
-        index
-    })
-    .await;
+    survives(|cluster, key| cluster.stop_master_of(key)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

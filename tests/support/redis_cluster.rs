@@ -77,10 +77,36 @@ impl RedisCluster {
         self.ask_anybody(&["cluster", "keyslot", key]).trim().parse().expect("a slot")
     }
 
-    /// SIGKILL for the master that has the key's slot; its place in the URL. It is gone when this returns.
+    /// SIGKILL for the master that has the key's slot; its place in the URL. It is gone when this returns. Its replica has what the master
+    /// had before this call.
     pub fn kill9_master_of(&self, key: &str) -> usize {
-        let index = self.master_of(key);
+        let index = self.replicated_master_of(key);
         self.kill9_node(index);
+        index
+    }
+
+    /// SIGSTOP for the master that has the key's slot; its place in the URL. Its replica has what the master had before this call.
+    pub fn stop_master_of(&self, key: &str) -> usize {
+        let index = self.replicated_master_of(key);
+        self.signal(index, Signal::SIGSTOP);
+        index
+    }
+
+    /// The master that has the key's slot, as soon as its replica has what the master has now. A replica whose link is up gets nothing
+    /// before the first acknowledgement after its full copy: a second during which its master's death loses everything.
+    fn replicated_master_of(&self, key: &str) -> usize {
+        let index = self.master_of(key);
+        let offsets = || {
+            let info = self.must(index, &["info", "replication"]);
+            let number = |after: &str| -> Option<u64> {
+                let rest = &info[info.find(after)? + after.len()..];
+                rest.split(|end: char| !end.is_ascii_digit()).next()?.parse().ok()
+            };
+            let replica = info.contains("state=online").then(|| number(",offset=")).flatten();
+            (number("master_repl_offset:").expect("an offset"), replica.unwrap_or(0))
+        };
+        let (now, _) = offsets();
+        wait("the replica has caught up", || offsets().1 >= now);
         index
     }
 
