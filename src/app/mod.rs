@@ -400,10 +400,10 @@ impl Wait<'_> {
                 }
                 Err(Unreachable::Ever(error)) => return Err(error),
                 Err(Unreachable::Yet(error)) if !waited => {
-                    tracing::warn!("waiting for {what}: {}", in_short(&error));
+                    tracing::warn!("waiting for {what}: {}", in_short(&*error));
                     waited = true;
                 }
-                Err(Unreachable::Yet(error)) => tracing::debug!("still waiting for {what}: {}", in_short(&error)),
+                Err(Unreachable::Yet(error)) => tracing::debug!("still waiting for {what}: {}", in_short(&*error)),
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),

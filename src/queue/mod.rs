@@ -41,7 +41,7 @@ pub use self::{
 use crate::{
     model::{QueueName, ShardId},
     redis_pool::{Connection, Redis, Shortfall},
-    runtime::{Beat, Supervisor},
+    runtime::{Beat, LoopError, Supervisor},
     telemetry::metrics,
 };
 
@@ -86,6 +86,8 @@ impl Error {
         matches!(self, Self::Redis(error) if error.code() == Some("OOM"))
     }
 }
+
+impl LoopError for Error {}
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
