@@ -8,6 +8,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(["taskd/v1/taskd.proto", "taskd/v1/records.proto"], ["proto"])?;
     fs::write(out.join("descriptors.bin"), prost::Message::encode_to_vec(&descriptors))?;
     // Payloads are carried, not looked at: Bytes makes each hop a reference count instead of a copy.
-    tonic_prost_build::configure().bytes(".").codec_path("crate::pb::codec::Codec").compile_fds(descriptors)?;
+    tonic_prost_build::configure().bytes(".").codec_path("crate::wire::grpc_codec::Codec").compile_fds(descriptors)?;
     Ok(())
 }

@@ -21,7 +21,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget};
 use reqwest::header::CONTENT_TYPE;
 use scraper::{Html, Selector};
 use serde::{Deserialize, Serialize};
-use taskd::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
+use taskd::wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Response, Status, transport::Channel};

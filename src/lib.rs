@@ -6,9 +6,9 @@
 // What everything else is made of.
 pub mod config;
 pub mod model;
-pub mod pb;
-pub mod supervise;
+pub mod runtime;
 pub mod telemetry;
+pub mod wire;
 
 // The boundaries: one folder each, with its trait and its backends.
 pub mod bus;
@@ -18,16 +18,11 @@ pub mod queue;
 pub mod redis_pool;
 pub mod store;
 
-// What pipelines share, then the pipelines and the service.
-pub mod outbox;
+// The pipelines, and the operations that every protocol calls.
+pub mod api;
+pub mod pipelines;
 
-pub mod discovery;
-pub mod fanout;
-pub mod reading;
-pub mod tasks;
-pub mod watchdog;
-
-// The ways in, and the one file that puts it all together.
+// The ways in, and the composition root.
 pub mod app;
 pub mod cli;
 pub mod ingress;

@@ -9,7 +9,7 @@ use taskd::{
     app,
     cli::{self, Command, insert},
     config::{self, Settings},
-    supervise::in_short,
+    runtime::in_short,
     telemetry::logging,
 };
 

@@ -9,9 +9,9 @@ use prost::Message as _;
 
 use taskd::{
     model::{self, Offset, QueueName, ShardId, TaskId, WorkerName},
-    pb,
     queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Leased, Queue, Shard, keys::ShardKeys},
     redis_pool::{Connection, Redis},
+    wire::pb,
 };
 
 use crate::{

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use taskd::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
+use taskd::wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, ensure};
 use taskd::{
     model::WorkerName,
-    pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
+    wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
 };
 use tonic::transport::Channel;
 

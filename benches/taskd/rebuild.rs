@@ -3,7 +3,7 @@
 use std::{collections::HashSet, time::Instant};
 
 use anyhow::{Context, ensure};
-use taskd::pb::{self, tasks_client::TasksClient};
+use taskd::wire::pb::{self, tasks_client::TasksClient};
 use tonic::transport::Channel;
 
 use crate::{

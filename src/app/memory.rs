@@ -8,10 +8,10 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    outbox::{Gates, Shortage},
+    pipelines::outbox::{Gates, Shortage},
     queue::Queue,
     redis_pool::{Memory, Redis},
-    supervise::{Beat, Supervisor},
+    runtime::{Beat, Supervisor},
     telemetry::metrics,
 };
 

@@ -10,7 +10,7 @@ use crate::{
     bus::{Bus, Topic},
     config::Settings,
     embedded::{DataDir, RedisServer},
-    supervise::Supervisor,
+    runtime::Supervisor,
 };
 
 /// How often a process looks for partitions that were added.

@@ -30,16 +30,19 @@ use super::{
     wire::{self, Refused},
 };
 use crate::{
+    api::query,
     config::Settings,
-    discovery,
     model::TaskId,
-    pb::{
-        self, codec,
-        discovery_server::{Discovery, DiscoveryServer},
-        tasks_server::{Tasks, TasksServer},
-    },
-    reading, tasks,
+    pipelines::{discovery, tasks},
     telemetry::metrics,
+    wire::{
+        grpc_codec,
+        pb::{
+            self,
+            discovery_server::{Discovery, DiscoveryServer},
+            tasks_server::{Tasks, TasksServer},
+        },
+    },
 };
 
 /// The pace at which the message of a call must come.
@@ -91,7 +94,7 @@ async fn call(
         Ok(())
     };
     let started = Instant::now();
-    let response = codec::inspected(Box::new(inspect), next.run(request)).await;
+    let response = grpc_codec::inspected(Box::new(inspect), next.run(request)).await;
     measure::grpc(method, &response, started);
     response
 }
@@ -242,8 +245,8 @@ impl From<tasks::Error> for Status {
     }
 }
 
-impl From<reading::Unavailable> for Status {
-    fn from(error: reading::Unavailable) -> Self {
+impl From<query::Unavailable> for Status {
+    fn from(error: query::Unavailable) -> Self {
         Self::unavailable(error.to_string())
     }
 }

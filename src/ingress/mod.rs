@@ -27,14 +27,21 @@ pub use descriptors::raise_limit;
 pub use http::Waiting;
 pub use listener::bind;
 
-use crate::{config::Settings, discovery, outbox::Gates, pb, reading, supervise::Progress, tasks, telemetry::metrics};
+use crate::{
+    api::query,
+    config::Settings,
+    pipelines::{discovery, outbox::Gates, tasks},
+    runtime::Progress,
+    telemetry::metrics,
+    wire::pb,
+};
 
 /// What the routes call. A handle is `None` where this process does not run what is behind it: its routes answer 503.
 #[derive(Clone)]
 pub struct State {
     pub discovery: Option<discovery::Handle>,
     pub tasks: Option<tasks::Handle>,
-    pub reading: Option<reading::Handle>,
+    pub reading: Option<query::Handle>,
     pub progress: Progress,
     pub gates: Gates,
     pub settings: Arc<Settings>,

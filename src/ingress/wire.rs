@@ -88,7 +88,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::{config::Settings, ingress::budget::Budget, pb};
+    use crate::{config::Settings, ingress::budget::Budget, wire::pb};
 
     fn counted(path: &str, message: &[u8]) -> Result<(), String> {
         let (settings, share) = (Settings::default(), Budget::new(256 << 20).share());

@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use super::TaskRow;
-use crate::pb;
+use crate::wire::pb;
 
 /// What the worker will be handed.
 pub fn body(row: &TaskRow) -> pb::TaskBody {

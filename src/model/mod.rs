@@ -1,12 +1,10 @@
 //! What a task is, and the names that every part uses for it. No I/O.
 
-mod clock;
 mod codec;
 mod names;
 mod token;
 pub mod validate;
 
-pub use clock::Clock;
 pub use codec::{body, body_blob, decode_body_blob, new_task, pipeline_record};
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
@@ -17,7 +15,7 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use uuid::{Timestamp, Uuid};
 
-use crate::pb;
+use crate::wire::pb;
 
 /// What one task or one report may have in bytes. Kafka's records, MariaDB's packets and a MEDIUMBLOB end at 16 MiB, with all that stands
 /// around it.

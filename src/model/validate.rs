@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::{Encoding, KeyHash, MAX_RECORD_BYTES, Priority, QueueName, TaskId, TaskRow};
 use crate::{
     config::{Limits, QueueSettings},
-    pb,
+    wire::pb,
 };
 
 /// A key of at most so many bytes: InnoDB could index no more, and who needs more has a payload.

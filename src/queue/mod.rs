@@ -41,7 +41,7 @@ pub use self::{
 use crate::{
     model::{QueueName, ShardId},
     redis_pool::{Connection, Redis, Shortfall},
-    supervise::{Beat, Supervisor},
+    runtime::{Beat, Supervisor},
     telemetry::metrics,
 };
 

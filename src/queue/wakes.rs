@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::keys;
-use crate::{model::QueueName, redis_pool::Redis, supervise::Beat};
+use crate::{model::QueueName, redis_pool::Redis, runtime::Beat};
 
 /// How often the connection is asked whether it still is one, and how long it may take to say so: meanwhile wakes may be missed.
 const PING_EVERY: Duration = Duration::from_secs(5);

@@ -9,7 +9,7 @@ use std::{
 
 use axum::{Router, extract::Request, middleware};
 use serde_json::Value;
-use taskd::pb::{self, discovery_client::DiscoveryClient};
+use taskd::wire::pb::{self, discovery_client::DiscoveryClient};
 use tokio::sync::watch;
 use tower_http::services::ServeDir;
 use url::Url;

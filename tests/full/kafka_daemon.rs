@@ -15,7 +15,7 @@ use rdkafka::{
 use serde_json::{Value, json};
 use taskd::{
     bus::{Bus, Reading, Record, Topic, kafka::Kafka},
-    pb,
+    wire::pb,
 };
 
 use crate::{

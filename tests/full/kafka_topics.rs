@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use taskd::{
     bus::{Bus, Record, Topic, kafka::Kafka},
     model::TaskId,
-    pb,
+    wire::pb,
 };
 
 use crate::{

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path, process::Command};
 use prost::Message;
 use redis::AsyncCommands;
 use serde_json::{Value, json};
-use taskd::pb;
+use taskd::wire::pb;
 
 use crate::support::{
     daemon::{Daemon, keys, once, statuses},

@@ -19,7 +19,7 @@ use taskd::{
     model::{KeyHash, Offset, QueueName, ShardId, TaskId, WorkerName},
     queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue},
     redis_pool::Redis,
-    supervise::Supervisor,
+    runtime::Supervisor,
 };
 
 use crate::support::{
@@ -79,7 +79,7 @@ impl Bed {
             id: TaskId::new(),
             replicas: 1,
             not_before_unix_ms: 0,
-            body: taskd::model::body_blob(&taskd::pb::PipelineRecord {
+            body: taskd::model::body_blob(&taskd::wire::pb::PipelineRecord {
                 priority: 2,
                 max_attempts: 100,
                 lease_ms: 1000,

@@ -28,7 +28,8 @@ fn shard() -> ShardId {
 async fn leased(queue: &Queue) -> Vec<Leased> {
     queue.open_shard(&shard(), 1, "topic", None).await.unwrap();
     queue.add_shard(&shard());
-    let record = taskd::pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 600_000, ..Default::default() };
+    let record =
+        taskd::wire::pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 600_000, ..Default::default() };
     let task = |major| EnqueueTask {
         offset: Offset { major, minor: 0 },
         id: TaskId::new(),

@@ -3,7 +3,7 @@
 use prost::Message;
 use redis::AsyncCommands;
 use serde_json::{Value, json};
-use taskd::pb::{self, report::What};
+use taskd::wire::pb::{self, report::What};
 
 use crate::support::{
     daemon::{Daemon, statuses},

@@ -16,16 +16,18 @@ use taskd::{
     bus::{self, Bus, Keep, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
     config::Settings,
     dedup::Filter,
-    discovery::{self, Error, Handle},
     ingress::{self, State},
-    model::{Clock, Offset, QueueName, StoredStatus, TaskId, validate},
-    outbox::{self, Outbox, QueueSync},
-    pb::{self, InsertStatus, report::What},
+    model::{Offset, QueueName, StoredStatus, TaskId, validate},
+    pipelines::{
+        discovery::{self, Error, Handle},
+        outbox::{self, Outbox, QueueSync},
+        watchdog,
+    },
     queue::Queue,
     redis_pool::Redis,
+    runtime::{Clock, Supervisor},
     store::{Settlement, Store, sqlite::SqliteStore},
-    supervise::Supervisor,
-    watchdog,
+    wire::pb::{self, InsertStatus, report::What},
 };
 
 use crate::{

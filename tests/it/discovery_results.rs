@@ -6,12 +6,14 @@ use prost::Message as _;
 use taskd::{
     bus::{Bus, Record, Topic},
     dedup::Filter,
-    discovery,
-    model::{Clock, QueueName, StoredStatus, TaskId},
-    outbox::{Outbox, QueueSync},
-    pb::{self, InsertStatus, report::What},
+    model::{QueueName, StoredStatus, TaskId},
+    pipelines::{
+        discovery,
+        outbox::{Outbox, QueueSync},
+    },
     queue::Queue,
-    supervise::Supervisor,
+    runtime::{Clock, Supervisor},
+    wire::pb::{self, InsertStatus, report::What},
 };
 
 use crate::{

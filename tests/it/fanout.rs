@@ -9,15 +9,17 @@ use taskd::{
     bus::{Bus, Record, Topic, redis_streams::RedisStreams},
     config::Settings,
     dedup::Filter,
-    fanout,
-    model::{self, Clock, Offset, Priority, QueueName, ShardId, TaskId, WorkerName},
-    outbox::{Outbox, QueueSync},
-    pb,
+    model::{self, Offset, Priority, QueueName, ShardId, TaskId, WorkerName},
+    pipelines::{
+        fanout,
+        outbox::{Outbox, QueueSync},
+        watchdog,
+    },
     queue::{Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue},
     redis_pool::Redis,
+    runtime::{Clock, Supervisor},
     store::sqlite::SqliteStore,
-    supervise::Supervisor,
-    watchdog,
+    wire::pb,
 };
 
 use crate::support::{

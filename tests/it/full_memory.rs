@@ -1,7 +1,7 @@
 //! A Redis at its `maxmemory`: what gives memory back still works, and taskd comes back by itself.
 
 use serde_json::{Value, json};
-use taskd::pb::{self, discovery_client::DiscoveryClient};
+use taskd::wire::pb::{self, discovery_client::DiscoveryClient};
 
 use crate::support::{
     daemon::{Daemon, once, statuses},

@@ -6,7 +6,7 @@ use taskd::{
     model::{QueueName, ShardId},
     queue::{LookFor, Queue},
     redis_pool::Redis,
-    supervise::Supervisor,
+    runtime::Supervisor,
 };
 
 use crate::support::{

@@ -9,7 +9,7 @@ use std::{
 
 use taskd::{
     ingress,
-    pb::{
+    wire::pb::{
         self,
         discovery_server::{Discovery, DiscoveryServer},
     },

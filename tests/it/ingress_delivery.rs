@@ -1,7 +1,7 @@
 //! Claims whose answer is lost on the way, by the running binary: they cost nothing.
 
 use serde_json::{Value, json};
-use taskd::pb::{self, tasks_client::TasksClient};
+use taskd::wire::pb::{self, tasks_client::TasksClient};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, copy},
     net::{TcpListener, TcpSocket, TcpStream},

@@ -2,7 +2,7 @@
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use taskd::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
+use taskd::wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use taskd::{
     ingress::{self, State},
-    pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
+    wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
 };
 use tokio::task::JoinHandle;
 use tonic::{Code, transport::Channel};

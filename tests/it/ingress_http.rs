@@ -7,8 +7,8 @@ use reqwest::{Client, Method, Response, StatusCode, header};
 use taskd::{
     config::Settings,
     ingress::{self, Budget, State},
-    outbox::Gates,
-    supervise::Progress,
+    pipelines::outbox::Gates,
+    runtime::Progress,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -7,7 +7,7 @@ use bytes::{Buf, BufMut, Bytes};
 use futures::{FutureExt, future::join_all};
 use prost::Message as _;
 use serde_json::{Value, json};
-use taskd::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
+use taskd::wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

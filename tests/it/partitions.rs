@@ -6,14 +6,16 @@ use taskd::{
     bus::{Reading, Record, Topic, redis_streams::RedisStreams},
     config::Settings,
     dedup::Filter,
-    model::{self, Clock, QueueName, ShardId, TaskId, validate},
-    outbox::{Outbox, QueueSync},
-    pb,
+    model::{self, QueueName, ShardId, TaskId, validate},
+    pipelines::{
+        outbox::{Outbox, QueueSync},
+        watchdog,
+    },
     queue::Queue,
     redis_pool::Redis,
+    runtime::{Clock, Supervisor},
     store::{Store, Turn, sqlite::SqliteStore},
-    supervise::Supervisor,
-    watchdog,
+    wire::pb,
 };
 
 use crate::support::{

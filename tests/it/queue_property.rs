@@ -20,7 +20,7 @@ use taskd::{
     model::{LeaseToken, ShardId, WorkerName},
     queue::{Claim, Code, Completion, EnqueueTask, Event, HandBack, How, Leased, OUTBOX_FULL, Queue, Shard, Stats},
     redis_pool::Redis,
-    supervise::Progress,
+    runtime::Progress,
 };
 use tokio_util::sync::CancellationToken;
 

@@ -8,12 +8,12 @@ use taskd::{
     bus::{Bus, Topic, redis_streams::RedisStreams},
     config::{Limits, QueueSettings, Settings},
     model::{self, Encoding, LeaseToken, Offset, QueueName, ShardId, TaskId, validate},
-    pb,
+    pipelines::tasks::{self, Error},
     queue::{Enqueue, EnqueueTask, Queue},
     redis_pool::Redis,
+    runtime::Supervisor,
     store::{NewRow, Settlement, Store, Unpublished},
-    supervise::Supervisor,
-    tasks::{self, Error},
+    wire::pb,
 };
 
 use crate::{

@@ -10,7 +10,7 @@ use indicatif::{HumanCount, ProgressBar};
 use tonic::{Code, Status};
 
 use super::{Insert, Summary};
-use crate::{config::Time, pb};
+use crate::{config::Time, wire::pb};
 
 /// How often it is said that taskd is waited for.
 const TELL_EVERY: Duration = Duration::from_secs(10);

@@ -12,8 +12,9 @@ use super::{
     problem::Problem,
 };
 use crate::{
-    discovery, pb,
+    pipelines::discovery,
     telemetry::metrics::{self, Dropped, Source},
+    wire::pb,
 };
 
 pub(super) type Answer = Result<Response, Problem>;

@@ -37,7 +37,12 @@ use super::{
     measure,
     tally::{Excess, Tally},
 };
-use crate::{discovery, pb, reading, tasks, telemetry::metrics};
+use crate::{
+    api::query,
+    pipelines::{discovery, tasks},
+    telemetry::metrics,
+    wire::pb,
+};
 
 /// Serves until `state.stop`, then until the requests in hand are answered.
 pub async fn serve(listener: TcpListener, state: State) {
@@ -268,6 +273,6 @@ fn tasks(state: &State) -> Result<&tasks::Handle, Problem> {
     state.tasks.as_ref().ok_or_else(|| Problem::not_run_here("tasks"))
 }
 
-fn reading(state: &State) -> Result<&reading::Handle, Problem> {
+fn reading(state: &State) -> Result<&query::Handle, Problem> {
     state.reading.as_ref().ok_or_else(|| Problem::not_run_here("discovery or tasks"))
 }

@@ -34,7 +34,7 @@ use super::{
     problem::Problem,
     request,
 };
-use crate::{config::Settings, discovery, pb};
+use crate::{config::Settings, pipelines::discovery, wire::pb};
 
 const BATCH: usize = 1000;
 /// So that the next lines are read while SQL stores the ones before.

@@ -8,7 +8,10 @@ use axum::{
 use serde::Serialize;
 
 use super::super::{MESSAGE, json::Unread, shorten, tally::Excess};
-use crate::{discovery, reading, tasks};
+use crate::{
+    api::query,
+    pipelines::{discovery, tasks},
+};
 
 /// An answer other than 2xx.
 #[derive(Debug)]
@@ -79,8 +82,8 @@ impl From<tasks::Error> for Problem {
     }
 }
 
-impl From<reading::Unavailable> for Problem {
-    fn from(error: reading::Unavailable) -> Self {
+impl From<query::Unavailable> for Problem {
+    fn from(error: query::Unavailable) -> Self {
         Self::later(StatusCode::SERVICE_UNAVAILABLE, error)
     }
 }

@@ -12,7 +12,7 @@ use super::{
     text::{Instant, Priority, Time},
     utf8, value,
 };
-use crate::{model::validate::MAX_HEADERS, pb};
+use crate::{model::validate::MAX_HEADERS, wire::pb};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a task")]

@@ -18,7 +18,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::value::RawValue;
 
 use super::{MESSAGE, shorten, tally::Excess};
-use crate::{config::in_field, pb};
+use crate::{config::in_field, wire::pb};
 
 /// The reason for which nothing of a request was looked at.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

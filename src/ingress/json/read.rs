@@ -6,7 +6,7 @@ use super::{
     Key, name, priority_name, time,
     value::{Shown, Value},
 };
-use crate::{model, pb, reading::QueueOverview, store::ResultRow};
+use crate::{api::query::QueueOverview, model, store::ResultRow, wire::pb};
 
 #[derive(Serialize)]
 pub(in crate::ingress) struct Task<'a> {

@@ -4,7 +4,7 @@ use std::{borrow::Cow, str::FromStr};
 
 use serde::{Deserialize, Deserializer, de};
 
-use crate::pb;
+use crate::wire::pb;
 
 /// `"30s"`
 pub(super) struct Time(pub(super) prost_types::Duration);

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::without_place;
-use crate::{model::Encoding, pb};
+use crate::{model::Encoding, wire::pb};
 
 /// The bytes of `payload` or `payload_base64`, and what they are. `null` and an empty string are nothing.
 pub(super) fn read(

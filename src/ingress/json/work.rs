@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     model::{Encoding, WorkerName},
-    pb,
+    wire::pb,
 };
 
 /// One entry of a list: what it says, or the answer that it gets because it is wrong.

@@ -23,8 +23,8 @@ async fn no_statement_scans_a_table() {
     use crate::{
         config::{Limits, QueueSettings},
         model::{Encoding, LeaseNumber, Offset, ShardId, TaskId, WorkerName, validate},
-        pb,
         store::{NewRow, Published, Settlement, Store, Turn, Unpublished, sqlite::SqliteStore},
+        wire::pb,
     };
 
     let dir = tempfile::tempdir().unwrap();

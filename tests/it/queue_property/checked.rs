@@ -14,7 +14,7 @@ use taskd::{
         scripts,
     },
     redis_pool::Redis,
-    supervise::Progress,
+    runtime::Progress,
 };
 use tokio_util::sync::CancellationToken;
 

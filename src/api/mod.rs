@@ -1,0 +1,3 @@
+//! The operations, one function each. Every protocol calls them.
+
+pub mod query;

@@ -1,0 +1,325 @@
+//! `taskd insert`: a file or stdin, one task a line, over gRPC, several batches at once.
+
+mod progress;
+
+use std::{
+    convert::Infallible,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use backon::{BackoffBuilder, ExponentialBuilder};
+use bytes::{Buf, Bytes};
+use clap::{Args, ValueEnum};
+use comfy_table::{Table, presets};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use progress::Progress;
+use serde::Serialize;
+use tokio::io::AsyncRead;
+use tokio_util::io::ReaderStream;
+use tonic::{
+    Code, Status,
+    transport::{Channel, Endpoint},
+};
+
+use crate::{
+    config::Time,
+    ingress::{
+        json,
+        lines::{Line, Lines},
+    },
+    wire::pb::{self, discovery_client::DiscoveryClient},
+};
+
+const READ_BYTES: usize = 256 << 10;
+/// As much as a server takes by default.
+const MAX_LINE_BYTES: usize = 32 << 20;
+/// A server that answers nothing for so long is asked again.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two tries.
+const WAITS: ExponentialBuilder = ExponentialBuilder::new()
+    .with_jitter()
+    .with_min_delay(Duration::from_millis(50))
+    .with_max_delay(Duration::from_secs(2))
+    .without_max_times();
+/// How often it is looked whether taskd has fallen silent.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+type Client = DiscoveryClient<Channel>;
+
+/// Put in one task per line, from a file or stdin
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd insert --queue crawl urls.txt                   each line is a key
+  zcat tasks.ndjson.gz | taskd insert -                 each line is a task:
+                                                        {\"queue\": \"crawl\", \"key\": \"https://…\", \"payload\": {…}}
+  taskd insert --queue crawl --json urls.txt | jq .created
+
+A key is its line as it is, with the blanks in it and around it. JSON comes one task per line, not as one array.
+A line that is wrong is reported and the others go on. Inserting the same file twice makes no task twice.
+Exit code: 0 when nothing was rejected, 1 when lines were, 2 when the server cannot be reached or takes no lines.")]
+pub struct Insert {
+    /// Lines to put in; - is stdin
+    #[arg(value_name = "FILE", default_value = "-")]
+    file: PathBuf,
+
+    /// Queue of the tasks whose line names none
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+
+    /// Where taskd listens for gRPC; host:port is enough
+    #[arg(
+        long,
+        env = "TASKD_GRPC_URL",
+        hide_env = true,
+        value_name = "URL",
+        value_parser = with_scheme,
+        default_value = "http://127.0.0.1:7601"
+    )]
+    grpc: String,
+
+    /// ndjson: a task in JSON per line; keys: a key per line; auto: as the first line looks
+    #[arg(long, value_enum, default_value_t = Format::Auto, hide_possible_values = true)]
+    format: Format,
+
+    /// How many distinct workers must complete each task whose line does not say
+    #[arg(long, value_name = "N")]
+    replicas: Option<u32>,
+
+    /// Tasks in one request
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    batch: u16,
+
+    /// Requests on their way at a time
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    in_flight: u16,
+
+    /// How long to go on while taskd takes no line, counted from its last answer
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    give_up_after: Time,
+
+    /// Print the summary as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn with_scheme(text: &str) -> Result<String, Infallible> {
+    Ok(if text.contains("://") { text.to_owned() } else { format!("http://{text}") })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Format {
+    Auto,
+    Ndjson,
+    Keys,
+}
+
+/// What became of the lines.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Summary {
+    pub lines: u64,
+    pub created: u64,
+    pub duplicate: u64,
+    pub rejected: u64,
+    pub seconds: f64,
+    pub lines_per_second: f64,
+}
+
+/// Puts all lines in and prints the summary. `Err`: the input cannot be read or the server not be reached; what was stored until
+/// then has been printed.
+pub async fn run(args: Insert) -> anyhow::Result<Summary> {
+    let client = connect(&args.grpc).await?;
+    let (input, size) = open(&args.file).await?;
+    let bar = progress_bar(size);
+    let progress = Progress::new(&args, &bar);
+    let sent = send_all(&args, client, input, &progress).await;
+    bar.finish_and_clear();
+    let summary = progress.summary();
+    println!("{}", if args.json { serde_json::to_string(&summary)? } else { table(&summary) });
+    sent.map(|()| summary)
+}
+
+async fn connect(url: &str) -> anyhow::Result<Client> {
+    let endpoint = Endpoint::from_shared(url.to_owned())
+        .map_err(|_| anyhow::anyhow!("--grpc {url:?} is not a URL; write http://host:7601"))?
+        .connect_timeout(Duration::from_secs(5))
+        .timeout(ANSWER_TIMEOUT)
+        .tcp_nodelay(true);
+    let channel = endpoint.connect().await.map_err(|error| {
+        let cause = anyhow::Error::from(error).root_cause().to_string();
+        anyhow::anyhow!("cannot reach taskd at {url}: {cause}; is it running there? --grpc names another place")
+    })?;
+    Ok(DiscoveryClient::new(channel))
+}
+
+/// The input, and how long it is where that is known.
+async fn open(path: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Send + Unpin>, Option<u64>)> {
+    if path == Path::new("-") {
+        return Ok((Box::new(tokio::io::stdin()), None));
+    }
+    let unreadable = || format!("cannot read {}", path.display());
+    let file = tokio::fs::File::open(path).await.with_context(unreadable)?;
+    let metadata = file.metadata().await.with_context(unreadable)?;
+    if metadata.is_dir() {
+        bail!("cannot read {}: it is a folder", path.display());
+    }
+    Ok((Box::new(file), metadata.is_file().then_some(metadata.len())))
+}
+
+/// Draws nothing where stderr is not a terminal.
+fn progress_bar(size: Option<u64>) -> ProgressBar {
+    let (bar, template) = match size {
+        Some(size) => (ProgressBar::new(size), "{bar:30} {bytes}/{total_bytes}  {msg}  {eta} left"),
+        None => (ProgressBar::new_spinner(), "{spinner} {bytes}  {msg}"),
+    };
+    bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+async fn send_all(
+    args: &Insert,
+    client: Client,
+    input: impl AsyncRead + Unpin,
+    progress: &Progress<'_>,
+) -> anyhow::Result<()> {
+    let chunks = ReaderStream::with_capacity(input, READ_BYTES).inspect_ok(|chunk| progress.read(chunk.len()));
+    let batches = batches(args, Lines::new(chunks, MAX_LINE_BYTES));
+    let sent = batches.map(|batch| send(client.clone(), args, batch, progress)).buffer_unordered(args.in_flight.into());
+    let mut sent = std::pin::pin!(sent);
+    let mut look = tokio::time::interval(LOOK_EVERY);
+    loop {
+        tokio::select! {
+            batch = sent.next() => match batch {
+                Some(batch) => batch?,
+                None => return Ok(()),
+            },
+            _ = look.tick() => progress.look()?,
+        }
+    }
+}
+
+/// Batches of lines, with the format that the first line shows where none was given.
+fn batches<S>(args: &Insert, lines: Lines<S, std::io::Error>) -> impl Stream<Item = anyhow::Result<(Format, Vec<Line>)>>
+where
+    S: Stream<Item = std::io::Result<Bytes>> + Unpin,
+{
+    let (size, format) = (usize::from(args.batch), args.format);
+    stream::try_unfold((lines, format), move |(mut lines, format)| async move {
+        let mut batch = lines.next_batch(size).await.context("cannot read the input")?;
+        let Some(first) = batch.first_mut() else { return Ok(None) };
+        skip_mark(first);
+        let format = if format == Format::Auto { format_of(first)? } else { format };
+        Ok(Some(((format, batch), (lines, format))))
+    })
+}
+
+/// The byte order mark, with which some editors begin a file. It is no part of a key.
+fn skip_mark(line: &mut Line) {
+    const MARK: &[u8] = "\u{feff}".as_bytes();
+    if let (1, Ok(text)) = (line.number, &mut line.text)
+        && text.starts_with(MARK)
+    {
+        text.advance(MARK.len());
+    }
+}
+
+fn format_of(line: &Line) -> anyhow::Result<Format> {
+    let text = line.text.as_deref().unwrap_or_default();
+    match text.trim_ascii_start().first() {
+        Some(b'{') => Ok(Format::Ndjson),
+        Some(b'[') => bail!(
+            "the first line begins with [: a JSON array is not taken; send a task per line (jq -c '.[]'), \
+             or say --format keys"
+        ),
+        _ => Ok(Format::Keys),
+    }
+}
+
+/// Sends a batch until all of it is answered.
+async fn send(
+    mut client: Client,
+    args: &Insert,
+    batch: anyhow::Result<(Format, Vec<Line>)>,
+    progress: &Progress<'_>,
+) -> anyhow::Result<()> {
+    let (format, lines) = batch?;
+    if format == Format::Keys && args.queue.is_none() {
+        bail!("lines that are keys need --queue NAME");
+    }
+    let mut rest = Vec::with_capacity(lines.len());
+    for line in lines {
+        match task(args, format, &line) {
+            Ok(task) => rest.push((line.number, task)),
+            Err(why) => progress.rejected(line.number, &why),
+        }
+    }
+    let _waiting = progress.wait();
+    let mut waits = WAITS.build();
+    while let Some(first) = rest.first().map(|(number, _)| *number) {
+        let tasks: Vec<_> = rest.iter().map(|(_, task)| task.clone()).collect();
+        // Sending again is safe, also when the answer was lost: what is stored already is a duplicate.
+        match client.insert_tasks(pb::InsertTasksRequest { tasks }).await {
+            Ok(response) => {
+                let sent = rest.len();
+                rest = progress.answered(rest, response.into_inner().results);
+                if rest.len() < sent {
+                    waits = WAITS.build();
+                }
+            }
+            Err(status) if is_transient(&status) => progress.failed(&status),
+            Err(status) => {
+                bail!("taskd at {} did not take the lines from {first}: {}", args.grpc, status.message())
+            }
+        }
+        if !rest.is_empty() {
+            tokio::time::sleep(waits.next().unwrap_or_default()).await;
+        }
+    }
+    Ok(())
+}
+
+fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, String> {
+    let text = line.text.as_ref().map_err(ToString::to_string)?;
+    let mut task = match format {
+        Format::Keys => pb::NewTask { key: text.clone(), ..Default::default() },
+        Format::Ndjson | Format::Auto => json::insert::new_task(text)?,
+    };
+    if task.queue.is_empty() {
+        task.queue = args.queue.clone().unwrap_or_default();
+    }
+    task.replicas = task.replicas.or(args.replicas);
+    Ok(task)
+}
+
+/// May go through later: the server is busy or away. A connection that breaks shows as one of several codes.
+fn is_transient(status: &Status) -> bool {
+    !matches!(
+        status.code(),
+        Code::InvalidArgument
+            | Code::Unimplemented
+            | Code::OutOfRange
+            | Code::NotFound
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+    )
+}
+
+fn table(summary: &Summary) -> String {
+    let rows = [
+        ("created", HumanCount(summary.created)),
+        ("duplicate", HumanCount(summary.duplicate)),
+        ("rejected", HumanCount(summary.rejected)),
+        ("lines/s", HumanCount(summary.lines_per_second as u64)),
+    ];
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    for (name, count) in rows {
+        table.add_row([name.to_owned(), count.to_string()]);
+    }
+    if let Some(counts) = table.column_mut(1) {
+        counts.set_cell_alignment(comfy_table::CellAlignment::Right);
+    }
+    table.to_string()
+}

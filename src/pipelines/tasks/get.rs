@@ -1,0 +1,253 @@
+//! Workers get tasks: one look at all shards that the call names, then claims, the most urgent first; a wait when there is nothing.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use futures::{StreamExt, future};
+use tokio::time::Instant;
+
+use super::{Error, Handle, worker};
+use crate::{
+    model::{self, Priority, QueueName, validate},
+    queue::{Claim, Delivery, Granted, Leased, Shard},
+    telemetry::metrics,
+    wire::pb,
+};
+
+/// Bytes of tasks in one answer, unless the worker asks for another number: gRPC clients take 4 MiB by default, and the rest of
+/// 1,000 tasks (ids, tokens, names) fits beside it. A single task may be larger.
+const ANSWER_BYTES: usize = (3 << 20) + (512 << 10);
+/// What a worker may ask for, at most.
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
+/// Queues that one call may name.
+const MAX_QUEUES: usize = 100;
+/// Shards that one call asks at once.
+const PEEKS_AT_ONCE: usize = 64;
+
+/// The answer to a get call, and the leases in it. Whoever sends the answer calls [`Delivery::delivered`] on each when the worker has it,
+/// and drops them when it does not get it: then they go back at no cost.
+#[derive(Default)]
+pub struct Answer {
+    pub response: pb::GetTasksResponse,
+    pub deliveries: Vec<Delivery>,
+}
+
+impl Answer {
+    /// The response, taken as delivered.
+    pub fn deliver(self) -> pb::GetTasksResponse {
+        self.deliveries.into_iter().for_each(Delivery::delivered);
+        self.response
+    }
+}
+
+/// What one look has found so far.
+struct Found {
+    claim: Claim,
+    granted: Vec<Granted>,
+    tasks: usize,
+    bytes: usize,
+    /// The first shard that could not be asked.
+    error: Option<Error>,
+    /// Some shard was asked.
+    any_asked: bool,
+}
+
+impl Found {
+    fn new(claim: Claim) -> Self {
+        Self { claim, granted: Vec::new(), tasks: 0, bytes: 0, error: None, any_asked: false }
+    }
+
+    fn is_enough(&self) -> bool {
+        self.tasks >= self.claim.max_tasks || self.bytes >= self.claim.max_bytes
+    }
+
+    fn rest(&self, priority: Option<Priority>) -> Claim {
+        let (max_tasks, max_bytes) = (self.claim.max_tasks - self.tasks, self.claim.max_bytes - self.bytes);
+        Claim { max_tasks, max_bytes, is_first: self.tasks == 0, priority, ..self.claim.clone() }
+    }
+
+    fn add(&mut self, shard: &Shard, granted: Granted) {
+        self.tasks += granted.len();
+        self.bytes = (self.bytes + granted.bytes()).min(self.claim.max_bytes);
+        metrics::tasks_claimed(shard.id.queue.as_str(), granted.len());
+        self.granted.push(granted);
+    }
+}
+
+impl Handle {
+    pub(super) async fn get_tasks(&self, request: pb::GetTasksRequest) -> Result<Answer, Error> {
+        let queues = queues(&request)?;
+        let (claim, wait) = self.claim(&request)?;
+        let deadline = Instant::now() + wait;
+        let waiter = self.queue.wakes().waiter(&queues);
+        let mut look_at = queues.clone();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let is_last = left.is_zero() || self.stop.is_cancelled();
+            let look = async {
+                let found = self.look(&look_at, &claim).await;
+                // One shard that fails is no reason to stop waiting for the others.
+                let wait_on = found.granted.is_empty() && !is_last && (found.error.is_none() || found.any_asked);
+                (!wait_on).then_some(found)
+            };
+            let found = tokio::select! {
+                found = waiter.look_then_wait(look, left) => found,
+                () = self.stopped_while_waiting(is_last) => Err(queues.clone()),
+            };
+            match found {
+                Ok(Found { granted, error: Some(error), .. }) if granted.is_empty() => return Err(error),
+                Ok(found) => return Ok(answer(found.granted)),
+                // Only what was woken has something new; at the deadline all are asked once more.
+                Err(woken) if woken.is_empty() => look_at.clone_from(&queues),
+                Err(woken) => look_at = woken,
+            }
+        }
+    }
+
+    fn claim(&self, request: &pb::GetTasksRequest) -> Result<(Claim, Duration), Error> {
+        let worker = worker(&request.worker)?;
+        let limits = &self.settings.limits;
+        let max_tasks = request.max_tasks.max(1) as usize;
+        if max_tasks > limits.max_items {
+            return Err(Error::Invalid(format!("max_tasks is {max_tasks}; at most {}", limits.max_items)));
+        }
+        let lease = request.lease_duration.map(|lease| self.lease("lease_duration", lease)).transpose();
+        let lease = lease.map_err(Error::Invalid)?;
+        let wait = request.wait.map(|wait| validate::positive("wait", wait)).transpose().map_err(Error::Invalid)?;
+        let wait = wait.unwrap_or_default().min(limits.max_wait);
+        let max_bytes = match request.max_bytes.min(MAX_ANSWER_BYTES) {
+            0 => ANSWER_BYTES,
+            bytes => usize::try_from(bytes).unwrap_or(ANSWER_BYTES),
+        };
+        Ok((Claim { worker, max_tasks, max_bytes, is_first: true, lease, priority: None }, wait))
+    }
+
+    /// A stop ends long polls. The leases of a look that it cuts off go back.
+    async fn stopped_while_waiting(&self, is_last: bool) {
+        if is_last {
+            future::pending::<()>().await;
+        }
+        self.stop.cancelled().await;
+    }
+
+    /// One look at all shards of the queues, until there is enough.
+    async fn look(&self, queues: &[QueueName], claim: &Claim) -> Found {
+        let mut shards: Vec<_> = queues.iter().flat_map(|queue| self.queue.shards_of(queue)).collect();
+        let mut found = Found::new(claim.clone());
+        if let [shard] = &shards[..] {
+            // Its script knows the priorities.
+            self.take(shard, None, &mut found).await;
+            return found;
+        }
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        // So that no shard is always the last of its priority.
+        let first = (turn + turn / TURNS) % shards.len().max(1);
+        shards.rotate_left(first);
+        let peeks = shards.into_iter().map(|shard| async move { (self.queue.peek(&shard).await, shard) });
+        let peeks: Vec<_> = futures::stream::iter(peeks).buffered(PEEKS_AT_ONCE).collect().await;
+        for priority in order(turn) {
+            for (peeked, shard) in &peeks {
+                match peeked {
+                    Ok(priorities) if priorities.contains(&priority) => {
+                        self.take(shard, Some(priority), &mut found).await;
+                    }
+                    Ok(_) => found.any_asked = true,
+                    Err(error) => found.error = Some(error.clone().into()),
+                }
+                if found.is_enough() {
+                    return found;
+                }
+            }
+        }
+        found
+    }
+
+    /// Claims what the shard has, until there is enough.
+    async fn take(&self, shard: &Arc<Shard>, priority: Option<Priority>, found: &mut Found) {
+        loop {
+            match self.queue.claim(shard, found.rest(priority)).await {
+                Ok(granted) => {
+                    found.any_asked = true;
+                    let more = granted.more;
+                    if !granted.is_empty() {
+                        found.add(shard, granted);
+                    }
+                    if !more || found.is_enough() {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(shard = %shard.id, "cannot claim from {}: {error}", shard.id);
+                    found.error = Some(error.into());
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Calls after which the order of priorities begins again.
+const TURNS: usize = 20;
+
+/// Strict, but one call in ten is offered the lower ones first, in turn, so that none starves. (Of one shard, `claim.lua` does the same.)
+fn order(turn: usize) -> [Priority; 3] {
+    let [high, medium, low] = Priority::ALL;
+    match turn % TURNS {
+        9 => [medium, low, high],
+        19 => [low, medium, high],
+        _ => [high, medium, low],
+    }
+}
+
+fn queues(request: &pb::GetTasksRequest) -> Result<Vec<QueueName>, Error> {
+    if request.queues.is_empty() {
+        return Err(Error::Invalid("queues is empty: name at least one".into()));
+    }
+    if request.queues.len() > MAX_QUEUES {
+        return Err(Error::Invalid(format!("{} queues; at most {MAX_QUEUES}", request.queues.len())));
+    }
+    let mut queues = Vec::with_capacity(request.queues.len());
+    for name in &request.queues {
+        let queue = QueueName::new(name).map_err(|e| Error::Invalid(e.to_string()))?;
+        if !queues.contains(&queue) {
+            queues.push(queue);
+        }
+    }
+    Ok(queues)
+}
+
+fn answer(granted: Vec<Granted>) -> Answer {
+    let mut answer = Answer::default();
+    for one in granted {
+        answer.response.tasks.extend(one.tasks.into_iter().filter_map(leased_task));
+        answer.deliveries.push(one.delivery);
+    }
+    answer
+}
+
+fn leased_task(leased: Leased) -> Option<pb::LeasedTask> {
+    let body = match model::decode_body_blob(&leased.body) {
+        Ok(body) => body,
+        Err(error) => {
+            // Written by ourselves and checked by the fanout; the lease runs out, and at last the task is dead.
+            tracing::error!(id = %leased.id, "task {} has a body that cannot be read: {error}", leased.id);
+            return None;
+        }
+    };
+    Some(pb::LeasedTask {
+        id: leased.id.to_string(),
+        queue: leased.token.shard.queue.as_str().to_owned(),
+        key: body.key,
+        payload: body.payload,
+        payload_encoding: body.payload_encoding,
+        headers: body.headers,
+        traceparent: body.traceparent,
+        attempt: leased.token.attempt,
+        lease_token: leased.token.to_string(),
+        lease_expires_at: Some(model::timestamp(leased.expires_unix_ms)),
+        replicas: body.replicas,
+        priority: body.priority,
+    })
+}

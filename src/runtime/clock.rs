@@ -1,0 +1,152 @@
+//! Time: Redis's clock, as each process follows it, and waits that tests can shorten.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::sync::watch;
+
+use crate::model::now_unix_ms;
+
+/// A difference above this is a step of the clock, not a slow answer.
+const STEP_MS: i64 = 1000;
+/// The longest that an answer may take and still say when it was right.
+const PROMPT: Duration = Duration::from_millis(500);
+
+/// Redis's clock, followed by this process.
+///
+/// A time that one process writes and another compares goes by it, so that a machine with a wrong clock does no harm.
+/// Between two answers of Redis it advances with this machine's monotonic clock. A test may [advance](Self::advance) it:
+/// then waits end early instead of taking long. Clones are the same clock.
+#[derive(Clone)]
+pub struct Clock(Arc<Inner>);
+
+struct Inner {
+    began: Instant,
+    /// The time that the clock showed at `began`.
+    base_unix_ms: AtomicI64,
+    steps: AtomicU64,
+    /// The time that tests have skipped.
+    skipped: watch::Sender<Duration>,
+}
+
+impl Clock {
+    /// A clock that shows this machine's time until Redis answers another.
+    pub fn of_this_machine() -> Self {
+        Self(Arc::new(Inner {
+            began: Instant::now(),
+            base_unix_ms: AtomicI64::new(now_unix_ms()),
+            steps: AtomicU64::default(),
+            skipped: watch::Sender::new(Duration::ZERO),
+        }))
+    }
+
+    /// Milliseconds since 1970.
+    pub fn now_unix_ms(&self) -> i64 {
+        self.at(self.now())
+    }
+
+    /// Monotonic time: this machine's, plus what tests have skipped.
+    pub fn now(&self) -> Instant {
+        Instant::now() + *self.0.skipped.borrow()
+    }
+
+    /// Waits for `duration` of this clock's time.
+    pub async fn sleep(&self, duration: Duration) {
+        let mut skipped = self.0.skipped.subscribe();
+        let until = self.now() + duration;
+        loop {
+            let left = until.saturating_duration_since(self.now());
+            tokio::select! {
+                () = tokio::time::sleep(left) => return,
+                changed = skipped.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Skips `duration`: for tests. Redis does not follow; scripts get the time as an argument from then on.
+    pub fn advance(&self, duration: Duration) {
+        self.0.skipped.send_modify(|skipped| *skipped += duration);
+    }
+
+    /// The time for scripts, when a test has moved it; otherwise Redis's own clock decides.
+    pub fn moved_unix_ms(&self) -> Option<i64> {
+        (!self.0.skipped.borrow().is_zero()).then(|| self.now_unix_ms())
+    }
+
+    /// How often the clock has stepped: a time noted before a step may be far away after it.
+    pub fn steps(&self) -> u64 {
+        self.0.steps.load(Ordering::Relaxed)
+    }
+
+    /// Follows Redis, which was asked at `asked` and has just answered `unix_ms`. Answers by how many milliseconds the
+    /// clock has stepped, if it has.
+    pub fn follow(&self, unix_ms: i64, asked: Instant) -> Option<i64> {
+        let took = asked.elapsed();
+        let by = unix_ms - self.at(asked + took / 2);
+        let is_step = by.abs() > STEP_MS + ms(took);
+        if took > PROMPT && !is_step {
+            return None;
+        }
+        self.0.base_unix_ms.fetch_add(by, Ordering::Relaxed);
+        if is_step {
+            self.0.steps.fetch_add(1, Ordering::Relaxed);
+        }
+        is_step.then_some(by)
+    }
+
+    fn at(&self, instant: Instant) -> i64 {
+        self.0.base_unix_ms.load(Ordering::Relaxed) + ms(instant.saturating_duration_since(self.0.began))
+    }
+}
+
+fn ms(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_follows_and_counts_steps_alone() {
+        let clock = Clock::of_this_machine();
+        let same = clock.clone();
+        let now = clock.now_unix_ms();
+        assert_eq!(clock.follow(now + 200, Instant::now()), None);
+        assert!((200..1000).contains(&(same.now_unix_ms() - now)));
+        assert_eq!(clock.steps(), 0);
+
+        let hour = 3_600_000;
+        let by = clock.follow(now - hour, Instant::now()).unwrap();
+        assert!((-hour - 1000..=-hour).contains(&by), "{by}");
+        assert!((0..1000).contains(&(same.now_unix_ms() - now + hour)));
+        clock.follow(now, Instant::now()).unwrap();
+        assert_eq!(same.steps(), 2);
+    }
+
+    #[test]
+    fn an_answer_that_took_long_is_no_step() {
+        let clock = Clock::of_this_machine();
+        let asked = Instant::now() - Duration::from_secs(8);
+        assert_eq!(clock.follow(clock.now_unix_ms() - 8000, asked), None);
+        assert_eq!(clock.follow(clock.now_unix_ms(), asked), None);
+        assert!(clock.follow(clock.now_unix_ms() - 60_000, asked).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_skipped_hour_is_not_waited_for() {
+        let clock = Clock::of_this_machine();
+        assert_eq!(clock.moved_unix_ms(), None);
+        let (before, began) = (clock.now_unix_ms(), Instant::now());
+        let hour = Duration::from_secs(3600);
+        tokio::join!(clock.sleep(hour), async { clock.advance(hour) });
+        assert!(began.elapsed() < hour / 2);
+        assert!(clock.now_unix_ms() - before >= ms(hour));
+        assert!(clock.moved_unix_ms().is_some());
+    }
+}

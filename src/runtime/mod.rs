@@ -1,0 +1,9 @@
+//! How the process runs its own tasks: supervision, signs of life, time.
+
+pub mod clock;
+pub mod supervise;
+
+pub use self::{
+    clock::Clock,
+    supervise::{Beat, Loop, Policy, Progress, Supervisor, in_short, pauses},
+};

@@ -1,0 +1,4 @@
+//! Protobuf: the generated messages, and gRPC's codec.
+
+pub mod grpc_codec;
+pub mod pb;
