@@ -47,7 +47,7 @@ fn variables(command: &Command) -> Vec<String> {
     own.chain(command.get_subcommands().flat_map(variables)).collect()
 }
 
-/// Whether Kubernetes sets the variable, for a service whose name begins with taskd, or taskd's tests do.
+/// True if Kubernetes sets the variable, for a service whose name begins with taskd, or taskd's tests do.
 fn is_others(name: &str) -> bool {
     let rest = name.trim_start_matches("TASKD");
     rest.starts_with("_TEST_")

@@ -294,7 +294,7 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
     Ok(task)
 }
 
-/// Whether the call may succeed later: the server is busy or away. A broken connection shows as one of several codes.
+/// True if the call may succeed later: the server is busy or away. A broken connection shows as one of several codes.
 fn is_transient(status: &Status) -> bool {
     !matches!(
         status.code(),
