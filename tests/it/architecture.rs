@@ -9,8 +9,9 @@ use std::{
 /// From low to high.
 const LAYERS: &[&[&str]] = &[
     &["config", "model", "runtime", "telemetry", "wire"],
-    &["bus", "dedup", "embedded", "queue", "redis_pool", "store"],
-    &["outbox"],
+    &["bus", "coordination", "dedup", "embedded", "queue", "redis_pool", "store"],
+    &["admission"],
+    &["publishing"],
     &["discovery", "fanout", "tasks", "watchdog"],
     &["api"],
     &["ingress"],
@@ -28,6 +29,7 @@ const BESIDE: &[(&str, &str)] = &[
     ("telemetry", "config"),
     ("wire", "model"),
     ("bus", "redis_pool"),
+    ("coordination", "redis_pool"),
     ("dedup", "redis_pool"),
     ("queue", "redis_pool"),
 ];

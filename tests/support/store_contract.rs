@@ -776,7 +776,7 @@ pub(crate) async fn final_rows_met_in_the_outbox_are_removed(db: &impl Database)
     let store = db.open().await;
     let batch = rows("q", 5);
     insert_new(&*store, &batch).await;
-    let reports = batch[..4].iter().map(|row| completed(row, "w")).collect();
+    let reports: Vec<_> = batch[..4].iter().map(|row| completed(row, "w")).collect();
     store.settle(&reports).await.unwrap();
     let leave = |state: &str, due: &str| {
         format!(
@@ -1036,7 +1036,7 @@ pub(crate) async fn of_concurrent_settlements_one_credits_each_worker(db: &impl 
         let (store, mut rows) = (Arc::clone(&stores[n % 2]), batch.clone());
         rows.rotate_left(n * 7 % 30);
         let worker = format!("w{}", n / 2);
-        let reports =
+        let reports: Vec<_> =
             rows.iter().map(|row| discovering(row, &worker, vec![self::row("found", &row.task.key)])).collect();
         tokio::spawn(async move { store.settle(&reports).await.unwrap() })
     };

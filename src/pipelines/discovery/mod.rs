@@ -31,7 +31,7 @@ use crate::{
         admission::{Gates, Occupancy},
         publishing::{self, DeadLetters, Publisher},
     },
-    runtime::{Clock, Supervisor},
+    runtime::{Clock, LoopError, Supervisor},
     store::{self, Store, Turn},
     telemetry::metrics,
 };
@@ -70,12 +70,11 @@ pub enum Failure {
     Filter(#[from] RedisError),
 }
 
-impl Failure {
-    /// Whether the bus has to be opened anew: see [`bus::Error::is_lost`].
-    pub fn is_lost(&self) -> bool {
+impl LoopError for Failure {
+    fn ends_round(&self) -> bool {
         match self {
-            Self::Bus(error) => error.is_lost(),
-            Self::Publish(error) => error.is_lost(),
+            Self::Bus(error) => error.ends_round(),
+            Self::Publish(error) => error.ends_round(),
             Self::Store(_) | Self::Filter(_) => false,
         }
     }

@@ -21,10 +21,11 @@ use self::{groups::Groups, owned::Owned};
 use crate::{
     bus::{self, Bus, Message, Reading, Subscription, Topic},
     config::Settings,
+    coordination::{self, Coordination},
     model::ShardId,
     pipelines::{admission::Gates, publishing::DeadLetters},
     queue::{self, Queue},
-    runtime::{Clock, Loop, Policy, Supervisor},
+    runtime::{Clock, Loop, LoopError, Policy, Supervisor},
     store::{self, Store},
     telemetry::metrics::{self, FanoutBatch},
 };
@@ -38,6 +39,8 @@ pub enum Error {
     Bus(#[from] bus::Error),
     #[error(transparent)]
     Queue(#[from] queue::Error),
+    #[error(transparent)]
+    Coordination(#[from] coordination::Error),
     #[error("cannot enqueue to {shard}")]
     Enqueue {
         shard: ShardId,
@@ -54,10 +57,9 @@ pub enum Error {
     NotBehind { partition: u32 },
 }
 
-impl Error {
-    /// Whether the bus has to be opened anew: see [`bus::Error::is_lost`].
-    pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Bus(error) if error.is_lost())
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
+        matches!(self, Self::Bus(error) if error.ends_round())
     }
 }
 
@@ -67,6 +69,7 @@ pub struct Context {
     pub store: Arc<dyn Store>,
     pub bus: Arc<dyn Bus>,
     pub queue: Queue,
+    pub coordination: Coordination,
     pub letters: DeadLetters,
     pub gates: Gates,
     pub clock: Clock,

@@ -26,7 +26,7 @@ impl Fanout {
     /// held up.
     pub(super) async fn take_epoch(&self, partition: u32, tenure: u64, owned: &mut Owned) -> Result<(), Error> {
         if owned.epochs.get(&partition).is_none_or(|(of, _)| *of != tenure) {
-            let epoch = self.0.queue.take_epoch(partition).await?;
+            let epoch = self.0.coordination.take_epoch(partition).await?;
             owned.epochs.insert(partition, (tenure, epoch));
             // Other owners have enqueued since, and may have closed known shards.
             owned.last.retain(|shard, _| shard.number != partition);
@@ -37,7 +37,7 @@ impl Fanout {
     /// The error that ends a fenced reader. It joins the group anew, and takes a higher epoch if it gets the partition
     /// again.
     pub(super) async fn fenced(&self, partition: u32, epoch: u64, by: u64) -> Error {
-        match self.0.queue.epoch_is_at_least(partition, by).await {
+        match self.0.coordination.epoch_is_at_least(partition, by).await {
             Ok(()) => Error::Fenced { partition, epoch, by },
             Err(error) => error.into(),
         }

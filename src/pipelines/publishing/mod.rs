@@ -14,7 +14,7 @@ use prost::Message;
 use crate::{
     bus::{self, Bus, Record, Topic},
     model::{self, Offset, TaskId, TaskRow},
-    runtime::Clock,
+    runtime::{Clock, LoopError},
     store::{self, Published, Store, Turn},
 };
 
@@ -38,6 +38,12 @@ impl Error {
             Self::Store(error) => error.is_refusal(),
             Self::Bus(error) => matches!(error, bus::Error::TooLarge { .. }),
         }
+    }
+}
+
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
+        self.is_lost()
     }
 }
 

@@ -7,6 +7,7 @@ use crate::{
     model::{QueueName, ShardId},
     pipelines::publishing,
     queue::{self, FailedRound},
+    runtime::LoopError,
     store,
 };
 
@@ -40,17 +41,18 @@ pub enum Error {
     Stopping,
 }
 
-impl Error {
-    /// Whether the bus has to be opened anew: see [`bus::Error::is_lost`].
-    pub fn is_lost(&self) -> bool {
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
         match self {
-            Self::Bus(error) => error.is_lost(),
-            Self::Publish(error) => error.is_lost(),
-            Self::Shard { cause, .. } => cause.is_lost(),
+            Self::Bus(error) => error.ends_round(),
+            Self::Publish(error) => error.ends_round(),
+            Self::Shard { cause, .. } => cause.ends_round(),
             _ => false,
         }
     }
+}
 
+impl Error {
     /// Whether Redis lost the shard, or it is closed.
     pub(super) fn is_without_generation(&self) -> bool {
         matches!(self, Self::Queue(queue::Error::NoGeneration))

@@ -1,7 +1,8 @@
 //! Leadership: one watchdog at a time does the periodic work, under a lease in Redis.
 //!
 //! The lease saves work, and does not have to be exact. A holder that was stopped for a while may end a step beside the
-//! next holder. The data keeps both from doing harm: a task's turn in the outbox, a shard's generation, a lease's grant.
+//! next holder. The data keeps both from doing harm: a task's turn in the outbox, a shard's generation, a lease's
+//! grant.
 //!
 //! A holder may reach Redis but not the database or Kafka. When one of its loops makes no progress for `stall_after`,
 //! it stands back for a moment, so that another process can take the lease.
@@ -14,11 +15,13 @@ use std::{
 use tokio::sync::watch;
 
 use crate::{
-    queue::{self, Queue},
+    coordination::{self, Coordination},
     runtime::{Loop, Policy, Progress, Supervisor},
     telemetry::metrics,
 };
 
+/// The work that the lease is for.
+const WORK: &str = "watchdog";
 /// How long a holder that stopped asking keeps the lease.
 const LEASE: Duration = Duration::from_secs(4);
 const RENEW: Duration = Duration::from_secs(1);
@@ -41,9 +44,15 @@ impl Default for Lead {
 
 impl Lead {
     /// Keeps asking for the lease until the stop, and gives it back then. Stands back when one of `loops` stalls.
-    pub(super) fn keep(self, queue: Queue, loops: Vec<&'static str>, stall_after: Duration, supervisor: &Supervisor) {
+    pub(super) fn keep(
+        self,
+        coordination: Coordination,
+        loops: Vec<&'static str>,
+        stall_after: Duration,
+        supervisor: &Supervisor,
+    ) {
         let stalls = Stalls { progress: supervisor.progress().clone(), loops: loops.into(), after: stall_after };
-        let candidate = Candidate { queue, stalls, lead: self };
+        let candidate = Candidate { coordination, stalls, lead: self };
         supervisor.spawn_loop("watchdog/lead", Policy::Restart, move |cx| candidate.clone().run(cx));
     }
 
@@ -80,18 +89,18 @@ impl Stalls {
 
 #[derive(Clone)]
 struct Candidate {
-    queue: Queue,
+    coordination: Coordination,
     stalls: Stalls,
     lead: Lead,
 }
 
 impl Candidate {
-    async fn run(self, cx: Loop) -> queue::Result<()> {
+    async fn run(self, cx: Loop) -> coordination::Result<()> {
         let until = &self.lead.until;
         let mut since = Instant::now();
         loop {
             let asked = Instant::now();
-            let leads = self.queue.lease("watchdog", LEASE).await?;
+            let leads = self.coordination.lease(WORK, LEASE).await?;
             let led = until.borrow().is_some_and(|until| asked < until);
             if leads != led {
                 tracing::debug!("this process {} the watchdog's work", if leads { "does" } else { "leaves" });
@@ -117,8 +126,8 @@ impl Candidate {
         }
     }
 
-    async fn give_back(&self) -> queue::Result<()> {
+    async fn give_back(&self) -> coordination::Result<()> {
         self.lead.until.send_replace(None);
-        self.queue.lease("watchdog", Duration::ZERO).await.map(drop)
+        self.coordination.release(WORK).await
     }
 }

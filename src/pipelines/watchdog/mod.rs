@@ -1,9 +1,9 @@
 //! Watchdog: finds what ran out of time, stayed behind or got lost, and puts it back.
 //!
 //! - `leases`: expired leases and due delays, when the next one is due, at the latest every `interval`;
-//! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, parked rows whose queue has room;
+//! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, `parked` rows whose queue has room;
 //! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost (`lost_reports`);
-//! - `reconcile`: shards that Redis lost (`lost_shards`), and every `reconcile_every` a page of SQL compared with Redis;
+//! - `reconcile`: shards that Redis lost (`lost_shards`); every `reconcile_every` a page of SQL compared with Redis;
 //! - `retention`: tasks that finished longer ago than `retention` leave SQL;
 //! - `closing`: shards that had nothing for `forget_queues_after` are closed;
 //! - `trim`: old records that everybody has read leave the bus, once a minute;
@@ -33,6 +33,7 @@ use self::lead::Lead;
 use crate::{
     bus::Bus,
     config::{self, Settings},
+    coordination::Coordination,
     dedup::Filter,
     pipelines::{
         admission::{Gates, Occupancy},
@@ -49,6 +50,7 @@ pub struct Context {
     pub store: Arc<dyn Store>,
     pub bus: Arc<dyn Bus>,
     pub queue: Queue,
+    pub coordination: Coordination,
     pub filter: Filter,
     pub publisher: Publisher,
     pub letters: DeadLetters,
@@ -79,7 +81,7 @@ pub fn start(context: Context, supervisor: &Supervisor) {
     loops.start("watchdog/depths", depths::Depths::new(&context), depths::Depths::run);
     loops.start("watchdog/trim", trim::Trim::new(&context, &lead), trim::Trim::run);
     let names = loops.names;
-    lead.keep(context.queue, names, context.settings.stall_after, supervisor);
+    lead.keep(context.coordination, names, context.settings.stall_after, supervisor);
 }
 
 /// Held while a shard is closed or brought back.

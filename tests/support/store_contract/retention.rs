@@ -117,7 +117,7 @@ pub(crate) async fn a_report_of_a_removed_task_changes_nothing(db: &impl Databas
     let child = row("q", "child");
     insert_new(&*store, std::slice::from_ref(&parent)).await;
     let report = discovering(&parent, "w", vec![child.clone()]);
-    store.settle(&[report.clone()]).await.unwrap();
+    store.settle(std::slice::from_ref(&report)).await.unwrap();
     assert_eq!(remove_finished(&*store).await, 1);
 
     // Delivered again, a surplus one with something new, and a death.
