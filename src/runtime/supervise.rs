@@ -13,6 +13,8 @@ use backon::{BackoffBuilder as _, ExponentialBuilder};
 use tokio::{sync::SetOnce, task::JoinError};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use super::Clock;
+
 /// How long the log leaves out a loop that fails again for the same reason. An outage of an hour fills no disk.
 const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// A loop that ran for this long fails as if for the first time.
@@ -254,6 +256,11 @@ impl Loop {
     /// Waits for `future` and beats meanwhile: for waits that may be long because there is nothing to do.
     pub async fn idle<T>(&self, future: impl Future<Output = T>) -> T {
         self.beat.idle(future).await
+    }
+
+    /// Waits for `duration` of the clock's time; false at the stop.
+    pub async fn pause_by(&self, clock: &Clock, duration: Duration) -> bool {
+        self.stop.run_until_cancelled(clock.sleep(duration)).await.is_some()
     }
 
     /// Waits for `duration`; false at the stop.
