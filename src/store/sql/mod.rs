@@ -146,10 +146,10 @@ impl<DB: Backend> Store for SqlStore<DB> {
         .await
     }
 
-    async fn settle(&self, reports: Vec<Settlement>) -> Result<Vec<Settled>> {
+    async fn settle(&self, reports: &[Settlement]) -> Result<Vec<Settled>> {
         repeating(|| async {
             let mut tx = self.begin().await?;
-            let settled = settle::settle(&mut *tx, &reports, &self.old_keys).await?;
+            let settled = settle::settle(&mut *tx, reports, &self.old_keys).await?;
             tx.commit().await?;
             Ok(settled)
         })
