@@ -130,3 +130,24 @@ impl Candidate {
         self.coordination.release(WORK).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lead_that_nobody_renews_ends_with_its_lease() {
+        let (clock, progress) = (Clock::of_this_machine(), Progress::default());
+        let lead = Lead::new(clock.clone());
+        let cx = Loop { beat: Arc::new(progress.register("watchdog/test")), stop: CancellationToken::new() };
+        lead.until.send_replace(Some(clock.now() + LEASE));
+        assert!(lead.wait(&cx).await);
+        clock.advance(LEASE);
+        let mut waits = std::pin::pin!(lead.wait(&cx));
+        assert!(futures::poll!(&mut waits).is_pending(), "another process may lead by now");
+        lead.until.send_replace(Some(clock.now() + LEASE));
+        assert!(waits.await);
+    }
+}
