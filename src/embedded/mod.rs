@@ -12,7 +12,9 @@
 //! Every answer of this Redis is on disk before it is given (`appendfsync always`), so it may be killed at any moment and
 //! nothing that was answered is lost. A taskd that was killed leaves its redis-server behind; the next one ends it first.
 
+mod ask;
 mod data_dir;
+mod launch;
 mod machine;
 mod orphan;
 mod server;

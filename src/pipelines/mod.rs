@@ -1,5 +1,6 @@
 //! What moves tasks: three pipelines, the service that workers call, and what they share.
 
+pub mod memory;
 pub mod outbox;
 
 pub mod discovery;

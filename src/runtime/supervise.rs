@@ -10,7 +10,10 @@ use std::{
 };
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
-use tokio::{sync::SetOnce, task::JoinError};
+use tokio::{
+    sync::SetOnce,
+    task::{JoinError, JoinHandle},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// How long the log leaves out a loop that fails again for the same reason. An outage of an hour fills no disk.
@@ -148,9 +151,12 @@ impl Supervisor {
         });
     }
 
-    /// Runs a future that ends by itself (an answer being written, a batch in flight): the stop waits for it.
-    pub fn spawn_once(&self, future: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(future);
+    /// Runs a future that ends by itself, like a batch in flight: the stop waits for it.
+    pub fn spawn_once<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.tasks.spawn(future)
     }
 
     /// Cancels the token.

@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["config", "model", "runtime", "telemetry", "wire"],
     &["bus", "coordination", "dedup", "embedded", "queue", "redis_pool", "store"],
     &["outbox"],
-    &["discovery", "fanout", "tasks", "watchdog"],
+    &["discovery", "fanout", "memory", "tasks", "watchdog"],
     &["api"],
     &["ingress"],
     &["app"],
