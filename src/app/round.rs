@@ -89,7 +89,7 @@ pub(super) async fn run(
     let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
 
     // Nothing fails from here on, so whatever starts is also awaited.
-    let (supervisor, doors) = (Supervisor::giving_up_at(is_lost), Supervisor::new());
+    let (supervisor, doors) = (Supervisor::giving_up_at(is_lost, backends.clock.clone()), Supervisor::new());
     let cx = opened.start_upkeep(backends, &supervisor);
     let state = state(backends, &cx, &supervisor, &doors);
     let stop = wait.stop;

@@ -61,7 +61,7 @@ impl Traces<'_> {
         self.is_ours(pid).then_some(pid)
     }
 
-    /// Whether this process is a redis-server that works in the folder. The kernel gives a pid to many processes in turn.
+    /// Whether this process is a redis-server that works in the folder. Its pid may have been another process's.
     fn is_ours(&self, pid: u32) -> bool {
         let command = fs::read(proc(pid, "cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command);

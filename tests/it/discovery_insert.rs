@@ -79,7 +79,7 @@ impl Fixture {
         let clock = Clock::of_this_machine();
         let outbox = Outbox::new(Arc::clone(&store), bus.clone(), clock.clone());
         let is_lost = |error: &anyhow::Error| error.downcast_ref().is_some_and(outbox::Error::is_lost);
-        let supervisor = Supervisor::giving_up_at(is_lost);
+        let supervisor = Supervisor::giving_up_at(is_lost, clock.clone());
         let queues = QueueSync::start(outbox.clone(), Queue::new(redis.clone())).await.unwrap();
         queues.keep_on(&supervisor);
         let discovery = discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
