@@ -23,6 +23,7 @@ mod scale;
 mod servers;
 mod work;
 
+use anyhow::Context;
 use clap::Parser;
 
 use folder::folder;

@@ -7,21 +7,30 @@ use crate::{
     config::{Pipeline, Settings},
     coordination::Coordination,
     dedup::Filter,
-    pipelines::{discovery, fanout, outbox::Outbox, tasks, watchdog},
+    pipelines::{
+        admission::{Gates, Occupancy},
+        discovery, fanout,
+        publishing::{DeadLetters, Publisher},
+        tasks, watchdog,
+    },
     queue::Queue,
-    runtime::Supervisor,
+    runtime::{Clock, Supervisor},
     store::Store,
 };
 
-/// The boundaries of a round, open and checked.
+/// The boundaries of a round, open and checked, and what the pipelines share.
 pub(super) struct Context {
     pub(super) settings: Arc<Settings>,
     pub(super) store: Arc<dyn Store>,
     pub(super) bus: Arc<dyn Bus>,
     pub(super) queue: Queue,
     pub(super) coordination: Coordination,
-    pub(super) outbox: Outbox,
     pub(super) filter: Filter,
+    pub(super) publisher: Publisher,
+    pub(super) letters: DeadLetters,
+    pub(super) gates: Gates,
+    pub(super) occupancy: Occupancy,
+    pub(super) clock: Clock,
 }
 
 /// A condition that holds before a pipeline starts.
@@ -46,38 +55,62 @@ struct Component {
 
 /// In the order in which they start.
 const COMPONENTS: [Component; 4] = [
-    Component {
-        pipeline: Pipeline::Watchdog,
-        needs: &[],
-        start: |cx, supervisor, _| {
-            let (outbox, filter, queue) = (cx.outbox.clone(), cx.filter.clone(), cx.queue.clone());
-            watchdog::start(outbox, filter, queue, cx.coordination.clone(), &cx.settings, supervisor);
-        },
-    },
-    Component {
-        pipeline: Pipeline::Fanout,
-        needs: &[],
-        start: |cx, supervisor, _| {
-            fanout::start(cx.outbox.clone(), cx.queue.clone(), cx.coordination.clone(), &cx.settings, supervisor);
-        },
-    },
-    Component {
-        pipeline: Pipeline::Discovery,
-        needs: &[Need::CheckedFilter],
-        start: |cx, supervisor, handles| {
-            let handle = discovery::start(cx.outbox.clone(), cx.filter.clone(), &cx.settings, supervisor);
-            handles.discovery = Some(handle);
-        },
-    },
-    Component {
-        pipeline: Pipeline::Tasks,
-        needs: &[],
-        start: |cx, supervisor, handles| {
-            let (queue, store, bus) = (cx.queue.clone(), Arc::clone(&cx.store), Arc::clone(&cx.bus));
-            handles.tasks = Some(tasks::start(queue, store, bus, &cx.settings, supervisor));
-        },
-    },
+    Component { pipeline: Pipeline::Watchdog, needs: &[], start: start_watchdog },
+    Component { pipeline: Pipeline::Fanout, needs: &[], start: start_fanout },
+    Component { pipeline: Pipeline::Discovery, needs: &[Need::CheckedFilter], start: start_discovery },
+    Component { pipeline: Pipeline::Tasks, needs: &[], start: start_tasks },
 ];
+
+fn start_watchdog(cx: &Context, supervisor: &Supervisor, _: &mut Handles) {
+    let context = watchdog::Context {
+        store: Arc::clone(&cx.store),
+        bus: Arc::clone(&cx.bus),
+        queue: cx.queue.clone(),
+        coordination: cx.coordination.clone(),
+        filter: cx.filter.clone(),
+        publisher: cx.publisher.clone(),
+        letters: cx.letters.clone(),
+        gates: cx.gates.clone(),
+        occupancy: cx.occupancy.clone(),
+        clock: cx.clock.clone(),
+        settings: Arc::clone(&cx.settings),
+    };
+    watchdog::start(context, supervisor);
+}
+
+fn start_fanout(cx: &Context, supervisor: &Supervisor, _: &mut Handles) {
+    let context = fanout::Context {
+        store: Arc::clone(&cx.store),
+        bus: Arc::clone(&cx.bus),
+        queue: cx.queue.clone(),
+        coordination: cx.coordination.clone(),
+        letters: cx.letters.clone(),
+        gates: cx.gates.clone(),
+        clock: cx.clock.clone(),
+        settings: Arc::clone(&cx.settings),
+    };
+    fanout::start(context, supervisor);
+}
+
+fn start_discovery(cx: &Context, supervisor: &Supervisor, handles: &mut Handles) {
+    let context = discovery::Context {
+        store: Arc::clone(&cx.store),
+        bus: Arc::clone(&cx.bus),
+        filter: cx.filter.clone(),
+        publisher: cx.publisher.clone(),
+        letters: cx.letters.clone(),
+        gates: cx.gates.clone(),
+        occupancy: cx.occupancy.clone(),
+        clock: cx.clock.clone(),
+        settings: Arc::clone(&cx.settings),
+    };
+    handles.discovery = Some(discovery::start(context, supervisor));
+}
+
+fn start_tasks(cx: &Context, supervisor: &Supervisor, handles: &mut Handles) {
+    let (queue, store, bus) = (cx.queue.clone(), Arc::clone(&cx.store), Arc::clone(&cx.bus));
+    handles.tasks = Some(tasks::start(queue, store, bus, &cx.settings, supervisor));
+}
 
 fn chosen(settings: &Settings) -> impl Iterator<Item = &'static Component> {
     COMPONENTS.iter().filter(|component| settings.pipelines.contains(&component.pipeline))

@@ -26,8 +26,9 @@ use crate::{
     dedup::Filter,
     ingress::{self, Budget},
     pipelines::{
+        admission::{Gates, Occupancy, QueueSync},
         discovery, memory,
-        outbox::{self, Outbox, QueueSync},
+        publishing::{DeadLetters, Publisher},
     },
     queue::Queue,
     redis_pool::Redis,
@@ -141,28 +142,46 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     let Some(()) = wait.until("Redis", own).await? else { return Ok(None) };
 
     let queue = Queue::of_process(redis.clone(), process.clone());
-    let outbox = Outbox::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
-    let queues = || async { QueueSync::start(outbox.clone(), queue.clone()).await.map_err(unreadable) };
+    let (gates, occupancy) = (Gates::default(), Occupancy::default());
+    let queues = || async {
+        let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
+        QueueSync::start(store, queue.clone(), gates, occupancy, clock.clone()).await.map_err(unreadable)
+    };
     let Some(queues) = wait.until("the database", queues).await? else { return Ok(None) };
     let filter = Filter::new(redis.clone());
     for need in components::needs(settings) {
         let met = match need {
             Need::CheckedFilter => {
-                let check = || async { discovery::check_filter(&**store, &filter).await.map_err(Unreachable::Yet) };
+                let check = || async {
+                    let checked = discovery::check_filter(&**store, &filter).await;
+                    checked.map_err(|error| Unreachable::Yet(error.into()))
+                };
                 wait.until("the database", check).await?
             }
         };
         let Some(()) = met else { return Ok(None) };
     }
-    let (settings, store) = (Arc::clone(settings), Arc::clone(store));
-    Ok(Some(Opened { cx: Context { settings, store, bus, queue, coordination, outbox, filter }, store_id, queues }))
+    let cx = Context {
+        publisher: Publisher::new(Arc::clone(store), Arc::clone(&bus), clock.clone()),
+        letters: DeadLetters::new(Arc::clone(&bus), clock.clone()),
+        settings: Arc::clone(settings),
+        store: Arc::clone(store),
+        clock: clock.clone(),
+        bus,
+        queue,
+        coordination,
+        filter,
+        gates,
+        occupancy,
+    };
+    Ok(Some(Opened { cx, store_id, queues }))
 }
 
 impl Opened {
     /// Starts the loops that every process runs, whatever its pipelines.
     fn start_upkeep(self, backends: &Backends, supervisor: &Supervisor) -> Context {
         let Self { cx, store_id, queues } = self;
-        let (gates, most) = (cx.outbox.gates.clone(), cx.settings.redis.max_memory);
+        let (gates, most) = (cx.gates.clone(), cx.settings.redis.max_memory);
         cx.coordination.watch_owner(store_id, supervisor);
         bus::watch_partitions(Arc::clone(&cx.bus), supervisor);
         memory::watch(backends.redis.clone(), most, gates, cx.queue.clone(), supervisor);
@@ -179,9 +198,9 @@ fn state(backends: &Backends, cx: &Context, supervisor: &Supervisor, doors: &Sup
     ingress::State {
         discovery: handles.discovery,
         tasks: handles.tasks,
-        reading: Some(query::Handle::new(Arc::clone(&cx.store), cx.queue.clone(), backends.clock.clone())),
+        reading: Some(query::Handle::new(Arc::clone(&cx.store), cx.queue.clone(), cx.clock.clone())),
         progress: supervisor.progress().clone(),
-        gates: cx.outbox.gates.clone(),
+        gates: cx.gates.clone(),
         settings: Arc::clone(&cx.settings),
         metrics: backends.metrics.clone(),
         budget: backends.budget.clone(),
@@ -221,5 +240,5 @@ async fn drain(
 
 /// Whether an error without a type ends the round.
 fn is_lost(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(bus::Error::is_lost) || error.downcast_ref().is_some_and(outbox::Error::is_lost)
+    error.downcast_ref().is_some_and(bus::Error::is_lost)
 }

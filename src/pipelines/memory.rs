@@ -8,7 +8,7 @@ use std::{collections::HashSet, time::Duration};
 use redis::RedisResult;
 
 use crate::{
-    pipelines::outbox::{Gates, Shortage},
+    pipelines::admission::{Gates, Shortage},
     queue::Queue,
     redis_pool::{Memory, Redis},
     runtime::{Loop, Policy, Supervisor},

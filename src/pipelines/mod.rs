@@ -1,7 +1,8 @@
-//! What moves tasks: three pipelines, the service that workers call, and what they share.
+//! Pipelines that move tasks, the service that workers call, and what they share.
 
+pub mod admission;
 pub mod memory;
-pub mod outbox;
+pub mod publishing;
 
 pub mod discovery;
 pub mod fanout;

@@ -18,7 +18,8 @@ use self::{circles::Crate, tokens::tokens};
 const LAYERS: &[&[&str]] = &[
     &["config", "model", "runtime", "telemetry", "wire"],
     &["bus", "coordination", "dedup", "embedded", "queue", "redis_pool", "store"],
-    &["outbox"],
+    &["admission"],
+    &["publishing"],
     &["discovery", "fanout", "memory", "tasks", "watchdog"],
     &["api"],
     &["ingress"],
