@@ -280,7 +280,7 @@ fn tree(tokens: &[String]) -> Vec<(Names, String)> {
                 Some((only, [])) if only == "self" => {
                     (vec![first.clone()], if bound == "self" { first.clone() } else { bound })
                 }
-                _ => ([&[first.clone()], &path[..]].concat(), bound),
+                _ => ([std::slice::from_ref(first), &path[..]].concat(), bound),
             });
             below.collect()
         }
