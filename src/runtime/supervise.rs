@@ -24,7 +24,7 @@ const HEALTHY: Duration = Duration::from_secs(30);
 
 /// The error of a supervised loop.
 pub trait LoopError: Error + Send + Sync + 'static {
-    /// Whether only a new round of the process helps. The supervisor then does not run the loop again.
+    /// True if only a new round of the process helps. The supervisor then does not run the loop again.
     fn ends_round(&self) -> bool {
         false
     }
@@ -178,7 +178,7 @@ impl Supervisor {
     }
 }
 
-/// What follows an error or a panic of a loop.
+/// The rule for an error or a panic of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The loop runs again after a pause, unless its error [ends the round](LoopError::ends_round).
