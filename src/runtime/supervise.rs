@@ -134,6 +134,7 @@ impl Supervisor {
             loop {
                 let started = Instant::now();
                 // The run has a task of its own, so a panic ends the run and not its supervision.
+                #[allow(clippy::disallowed_methods)] // this loop awaits it
                 let error = match tokio::spawn(make()).await {
                     Ok(Ok(())) => break,
                     Ok(Err(error)) => error,
