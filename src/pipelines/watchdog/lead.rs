@@ -60,7 +60,7 @@ impl Lead {
     pub(super) async fn wait(&self, cx: &Loop) -> bool {
         let mut until = self.until.subscribe();
         loop {
-            if until.borrow_and_update().is_some_and(|until| cx.clock.now() < until) {
+            if until.borrow_and_update().is_some_and(|until| cx.clock().now() < until) {
                 return true;
             }
             tokio::select! {
@@ -97,9 +97,9 @@ struct Candidate {
 impl Candidate {
     async fn run(self, cx: Loop) -> coordination::Result<()> {
         let until = &self.lead.until;
-        let mut since = cx.clock.now();
+        let mut since = cx.clock().now();
         loop {
-            let asked = cx.clock.now();
+            let asked = cx.clock().now();
             let leads = self.coordination.lease(WORK, LEASE).await?;
             let led = until.borrow().is_some_and(|until| asked < until);
             if leads != led {
@@ -112,7 +112,7 @@ impl Candidate {
             let mut pause = RENEW;
             // The loops of a new holder have had no time for a round.
             if leads
-                && cx.clock.now() - since > self.stalls.after
+                && cx.clock().now() - since > self.stalls.after
                 && let Some(stalled) = self.stalls.first()
             {
                 tracing::debug!("{stalled} does not come round: another process may do the watchdog's work");
@@ -142,8 +142,8 @@ mod tests {
     #[tokio::test]
     async fn a_lead_that_nobody_renews_ends_with_its_lease() {
         let clock = Clock::of_this_machine();
-        let beat = Arc::new(Progress::new(clock.clone()).register("watchdog/test"));
-        let (lead, cx) = (Lead::default(), Loop { beat, stop: CancellationToken::new(), clock: clock.clone() });
+        let beat = Arc::new(Supervisor::with_clock(clock.clone()).progress().register("watchdog/test"));
+        let (lead, cx) = (Lead::default(), Loop { beat, stop: CancellationToken::new() });
         lead.until.send_replace(Some(clock.now() + LEASE));
         assert!(lead.wait(&cx).await);
         clock.advance(LEASE);

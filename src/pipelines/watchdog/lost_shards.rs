@@ -95,14 +95,14 @@ impl LostShards {
     ///
     /// The reports may stand in any partition: there may have been fewer when they came.
     async fn results_are_in_sql(&self, cx: &Loop) -> Result<(), Error> {
-        let deadline = cx.clock.now() + READ_WITHIN;
+        let deadline = cx.clock().now() + READ_WITHIN;
         // A partition that this process does not know yet may hold some too.
         self.bus.check_partitions().await?;
         let ends = self.bus.ends(Topic::TaskResults).await?;
         let unread =
             |committed: Vec<Option<Offset>>| ends.iter().zip(committed).any(|(end, committed)| committed < *end);
         while unread(self.bus.committed(Topic::TaskResults).await?) {
-            if cx.clock.now() >= deadline {
+            if cx.clock().now() >= deadline {
                 return Err(Error::ReportsUnread);
             }
             cx.beat();

@@ -49,9 +49,9 @@ impl Reconcile {
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
-        let (mut after, mut next_page, mut all_asked) = (None, cx.clock.now(), None::<Instant>);
+        let (mut after, mut next_page, mut all_asked) = (None, cx.clock().now(), None::<Instant>);
         while self.lead.wait(&cx).await {
-            let (started, now) = (Instant::now(), cx.clock.now());
+            let (started, now) = (Instant::now(), cx.clock().now());
             // An empty shard loses nothing but its generation, so it is asked rarely.
             let all = all_asked.is_none_or(|at| now - at >= ALL_EVERY);
             let shards = if all { self.queue.shards() } else { self.queue.awake_shards() };
@@ -60,9 +60,9 @@ impl Reconcile {
                 all_asked = Some(now);
             }
             let compares = Instant::now();
-            if next_page <= cx.clock.now() {
+            if next_page <= cx.clock().now() {
                 after = self.compare_page(after).await?;
-                next_page = cx.clock.now() + (compares.elapsed() * SHARE).min(LONGEST_WAIT);
+                next_page = cx.clock().now() + (compares.elapsed() * SHARE).min(LONGEST_WAIT);
             }
             metrics::watchdog_step("reconcile", started.elapsed());
             cx.beat();

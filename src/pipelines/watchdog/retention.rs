@@ -40,7 +40,7 @@ impl Retention {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
             // The database's clock decides, and does not know what a test has skipped.
-            let age = self.retention.saturating_sub(cx.clock.skipped());
+            let age = self.retention.saturating_sub(cx.clock().skipped());
             let removed = self.store.remove_finished(age, REMOVED_AT_ONCE).await?;
             metrics::watchdog_step("retention", started.elapsed());
             metrics::watchdog_handled(Watched::Removed, count(removed));
