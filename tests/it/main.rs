@@ -25,6 +25,7 @@ mod ingress_http;
 mod ingress_limits;
 mod lua_bus_state;
 mod lua_state;
+mod moved_time;
 mod partitions;
 mod queue_property;
 mod silent_connections;

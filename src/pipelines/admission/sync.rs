@@ -68,7 +68,7 @@ impl QueueSync {
             let sync = Arc::clone(&sync);
             async move {
                 let mut sync = sync.lock().await;
-                while cx.pause_by(&sync.clock, EVERY).await {
+                while cx.pause(EVERY).await {
                     sync.read().await?;
                     cx.beat();
                 }

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use prost::Message as _;
 
 use super::{
-    Context, Failure,
+    context::Context,
+    error::Failure,
     room::{self, Sent, Unstored, discovered},
 };
 use crate::{

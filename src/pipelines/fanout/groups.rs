@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Error, Fanout, record};
+use super::{context::Fanout, error::Error, record};
 use crate::{
     bus::{Message, Topic},
     model::{self, Offset, ShardId, TaskId},

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error, look_for};
+use super::{
+    context::{Context, look_for},
+    error::Error,
+};
 use crate::{
     bus::{Bus, Topic},
     config,
@@ -65,7 +68,7 @@ impl Depths {
             }
             failing.end_round("count")?;
             cx.beat();
-            if !cx.pause_by(&self.clock, EVERY).await {
+            if !cx.pause(EVERY).await {
                 return Ok(());
             }
         }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error};
+use super::{context::Context, error::Error};
 use crate::{
     bus::{Bus, Topic},
     model::{Offset, ShardId, TaskId},

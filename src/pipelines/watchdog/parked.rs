@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error, republish::Republish};
+use super::{context::Context, error::Error, republish::Republish};
 use crate::{
     bus::{Bus, Topic},
     config::Settings,

@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use bytes::Bytes;
 
-use super::{Context, Error};
+use super::{context::Context, error::Error};
 use crate::{
     dedup::Filter,
     model::{self, TaskId, TaskRow},
