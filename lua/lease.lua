@@ -1,17 +1,18 @@
-#!lua flags=allow-oom
--- Takes, keeps or gives back a lease on work that one process at a time does. Has no head: it is no shard's.
+-- Takes, keeps or gives up a lease on work that one process at a time does.
 --
--- KEYS[1] -> <prefix>:lease:<what>   string: who has it; expires with it
--- ARGV[1] process   ARGV[2] for how long from now on (ms), 0: gives it back
--- Returns 1 the process has it | 0 it has not
-local holder, ms = redis.call('GET', KEYS[1]), tonumber(ARGV[2])
-if holder and holder ~= ARGV[1] then
-  -- No process asks for so long, so the clock was set back: a key expires at a time of day.
-  if ms > 0 and redis.call('PTTL', KEYS[1]) > ms then redis.call('PEXPIRE', KEYS[1], ms) end
+-- KEYS[1] -> <p>:lease:<what>   string: the holder; expires with the lease
+-- ARGV[2] process   ARGV[3] for how long from now on (ms), 0: it gives the lease up
+-- Returns 1 the process has the lease | 0 it has not
+local process, ms = ARGV[2], tonumber(ARGV[3])
+local holder, deadline = redis.call('GET', KEYS[1]), redis.call('PEXPIRETIME', KEYS[1])
+-- A key expires by Redis's clock. Where a test moved the time, the lease is over before its key is.
+if holder and holder ~= process and deadline > now then
+  -- No process asks for longer, so the clock was set back.
+  if ms > 0 and deadline > now + ms then redis.call('PEXPIREAT', KEYS[1], now + ms) end
   return 0
 end
 if ms > 0 then
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', ms)
+  redis.call('SET', KEYS[1], process, 'PXAT', now + ms)
   return 1
 end
 redis.call('DEL', KEYS[1])

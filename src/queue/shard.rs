@@ -1,26 +1,32 @@
-//! One shard as this process knows it: its callers combined, what it last saw there, and deliveries to report.
+//! One shard as this process knows it: its combined callers, the last look, and the deliveries to report.
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{
-    Claim, Code, Completion, Granted, Look, Queue,
-    awake::Awake,
+    Claim, Code, Completion, Granted, Look, Shards,
     combiner::Combiner,
+    keys::ShardKeys,
+    upkeep::Awake,
     worker::{MAX_COMBINED, claim, complete, peek},
 };
-use crate::model::ShardId;
+use crate::{
+    model::ShardId,
+    redis_pool::{Call, Redis, Script},
+    runtime::Clock,
+};
 
 /// Grants whose delivery is reported in one call, at most.
 pub(super) const DELIVERIES_AT_ONCE: usize = 1000;
-/// Deliveries remembered while Redis does not answer. If the leases of those beyond run out, they cost nothing.
+/// Deliveries remembered while Redis does not answer. If the leases of the others run out, they cost nothing.
 const DELIVERIES_MAX: usize = 100_000;
 
 /// One shard of a queue.
@@ -29,20 +35,34 @@ pub struct Shard {
     pub(super) claims: Arc<Combiner<Claim, Granted>>,
     pub(super) completions: Arc<Combiner<Completion, Code>>,
     pub(super) peeks: Arc<Combiner<(), u8>>,
-    /// What the callers' answers keep of it.
+    /// What the answers to callers keep of the shard.
     pub(super) notes: Arc<Notes>,
 }
 
+/// What a call of a shard's script needs.
+#[derive(Clone)]
+pub(super) struct Reach {
+    pub(super) redis: Redis,
+    pub(super) keys: ShardKeys,
+    pub(super) clock: Clock,
+}
+
+impl Reach {
+    pub(super) fn call(&self, script: &'static Script) -> Call {
+        self.keys.call(script, self.clock.moved_unix_ms())
+    }
+}
+
 /// What this process has noted of a shard.
-#[derive(Debug)]
 pub(super) struct Notes {
     pub(super) id: ShardId,
+    clock: Clock,
     awake: Arc<Awake>,
-    /// Nothing stood in the shard at the last look, and nothing has happened since.
+    /// The shard was empty at the last look, and nothing has happened since.
     asleep: AtomicBool,
     delivered: Mutex<Vec<u64>>,
     notify: Arc<Notify>,
-    /// Counts what happened there, as far as this process knows.
+    /// Counts what happened in the shard, as far as this process knows.
     touched: AtomicU64,
     seen: Mutex<Option<Seen>>,
 }
@@ -55,45 +75,44 @@ struct Seen {
 }
 
 impl Shard {
-    pub(super) fn new(queue: &Queue, id: &ShardId) -> Self {
-        let (keys, redis, calls) = (queue.keys(id), queue.0.redis.clone(), &queue.0.calls);
+    pub(super) fn new(shards: &Shards, id: &ShardId) -> Self {
+        let calls = &shards.0.calls;
         let notes = Arc::new(Notes {
             id: id.clone(),
-            awake: Arc::clone(&queue.0.awake),
+            clock: shards.0.clock.clone(),
+            awake: Arc::clone(&shards.0.awake),
             asleep: AtomicBool::new(false),
             delivered: Mutex::default(),
-            notify: Arc::clone(&queue.0.delivered),
+            notify: Arc::clone(&shards.0.delivered),
             touched: AtomicU64::new(0),
             seen: Mutex::default(),
         });
+        let reach = shards.reach(id);
         let claims = {
-            let (redis, keys, id, notes) = (redis.clone(), keys.clone(), id.clone(), Arc::clone(&notes));
-            let release = queue.0.release.clone();
+            let (reach, notes, release) = (reach.clone(), Arc::clone(&notes), shards.0.release.clone());
             Combiner::new(MAX_COMBINED, calls.clone(), move |requests| {
-                claim(redis.conn(), keys.clone(), id.clone(), Arc::clone(&notes), release.clone(), requests)
+                claim(reach.clone(), Arc::clone(&notes), release.clone(), requests)
             })
         };
         let completions = {
-            let (redis, keys, notes) = (redis.clone(), keys.clone(), Arc::clone(&notes));
+            let (reach, notes) = (reach.clone(), Arc::clone(&notes));
             Combiner::new(MAX_COMBINED, calls.clone(), move |items: Vec<Completion>| {
                 notes.touch();
-                complete(redis.clone(), keys.clone(), items)
+                complete(reach.clone(), items)
             })
         };
-        let peeks = Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<()>| {
-            peek(redis.conn(), keys.clone(), callers.len())
-        });
+        let peeks = Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<()>| peek(reach.clone(), callers.len()));
         Self { id: id.clone(), claims, completions, peeks, notes }
     }
 
-    /// Something happened there that the next look must see.
+    /// Something happened in the shard that the next look must see.
     pub(super) fn touch(&self) {
         self.notes.touch();
     }
 }
 
 impl Notes {
-    /// Either this sees that the shard sleeps, or [`Self::saw`] sees that it was touched.
+    /// Notes that something happened. Either this sees that the shard sleeps, or [`Self::saw`] sees the touch.
     pub(super) fn touch(self: &Arc<Self>) {
         self.touched.fetch_add(1, Ordering::SeqCst);
         if self.get_up() {
@@ -101,15 +120,15 @@ impl Notes {
         }
     }
 
-    /// Ends its sleep; whether it slept.
+    /// Ends the sleep of the shard; whether it slept.
     pub(super) fn get_up(&self) -> bool {
         self.asleep.swap(false, Ordering::SeqCst)
     }
 
     /// The last look, if it was taken within `max_age` and nothing has happened since.
     pub(super) fn seen(&self, max_age: Duration) -> Option<(Look, Duration)> {
-        let seen = (*self.seen.lock().unwrap_or_else(PoisonError::into_inner))?;
-        let age = seen.at.elapsed();
+        let seen = (*self.seen.lock())?;
+        let age = self.clock.now().saturating_duration_since(seen.at);
         (age < max_age && seen.touched == self.touched()).then_some((seen.look, age))
     }
 
@@ -119,10 +138,10 @@ impl Notes {
     }
 
     pub(super) fn saw(self: &Arc<Self>, look: Look, touched: u64) {
-        let seen = Seen { look, at: Instant::now(), touched };
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(seen);
+        let seen = Seen { look, at: self.clock.now(), touched };
+        *self.seen.lock() = Some(seen);
         if look.is_idle {
-            self.awake.lay_down(self);
+            self.awake.lay_down(self, self.clock.now());
             self.asleep.store(true, Ordering::SeqCst);
             if touched != self.touched() && self.get_up() {
                 self.awake.wake(self);
@@ -132,7 +151,7 @@ impl Notes {
 
     /// The tasks of the grant have reached their worker.
     pub(super) fn note_delivered(&self, grant: u64) {
-        let mut delivered = self.delivered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut delivered = self.delivered.lock();
         if delivered.len() < DELIVERIES_MAX {
             delivered.push(grant);
             self.notify.notify_one();
@@ -141,14 +160,14 @@ impl Notes {
 
     /// Grants to report now.
     pub(super) fn take_delivered(&self) -> Vec<u64> {
-        let mut delivered = self.delivered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut delivered = self.delivered.lock();
         let keep = delivered.len().saturating_sub(DELIVERIES_AT_ONCE);
         delivered.split_off(keep)
     }
 
-    /// Those could not be reported.
+    /// Keeps grants that could not be reported.
     pub(super) fn put_back_delivered(&self, grants: Vec<u64>) {
-        self.delivered.lock().unwrap_or_else(PoisonError::into_inner).extend(grants);
+        self.delivered.lock().extend(grants);
         self.notify.notify_one();
     }
 }

@@ -5,11 +5,13 @@ mod cluster;
 mod connection;
 mod durability;
 mod memory;
+mod script;
+pub mod scripts;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use redis::{
-    ErrorKind, RedisError, ServerErrorKind,
+    ErrorKind, InfoDict, RedisError, ServerErrorKind,
     aio::{MultiplexedConnection, PubSub},
 };
 
@@ -20,6 +22,7 @@ pub use self::{
     connection::Connection,
     durability::{Durability, Shortfall},
     memory::Memory,
+    script::{Batch, Call, OfShard, Script},
 };
 use crate::config::{RedisAccess, without_password};
 
@@ -123,7 +126,7 @@ impl Redis {
     pub async fn check(&self) -> Result<(), Error> {
         for server in self.masters().await? {
             let mut conn = self.address.connect(&server, Some(RESPONSE)).await?;
-            let info: String = redis::cmd("INFO").query_async(&mut conn).await?;
+            let info: InfoDict = redis::cmd("INFO").query_async(&mut conn).await?;
             check(&info, self.address.is_cluster)?;
             if self.address.is_cluster {
                 check_state(&mut conn).await?;
@@ -214,44 +217,43 @@ async fn connect(address: &Address) -> Result<Connection, Error> {
 /// Whether it is a node of a cluster that works.
 async fn check_node(address: &Address, node: &redis::ConnectionInfo) -> Result<(), Error> {
     let mut conn = address.connect(node, Some(CONNECT)).await?;
-    let info: String = redis::cmd("INFO").arg("cluster").query_async(&mut conn).await?;
-    if value(&info, "cluster_enabled:").as_deref() != Some("1") {
+    let info: InfoDict = redis::cmd("INFO").arg("cluster").query_async(&mut conn).await?;
+    if !is_node(&info) {
         return Err(Error::NotCluster);
     }
     check_state(&mut conn).await
 }
 
 async fn check_state(conn: &mut MultiplexedConnection) -> Result<(), Error> {
-    let state: String = redis::cmd("CLUSTER").arg("INFO").query_async(conn).await?;
-    match value(&state, "cluster_state:").unwrap_or_default() {
+    let state: InfoDict = redis::cmd("CLUSTER").arg("INFO").query_async(conn).await?;
+    match state.get::<String>("cluster_state").unwrap_or_default() {
         state if state == "ok" => Ok(()),
         state => Err(Error::NotReady(state)),
     }
 }
 
-fn value(info: &str, name: &str) -> Option<String> {
-    info.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned())
+fn is_node(info: &InfoDict) -> bool {
+    info.get::<String>("cluster_enabled").as_deref() == Some("1")
 }
 
-/// Of the answer to INFO.
-fn check(info: &str, is_cluster: bool) -> Result<(), Error> {
+fn check(info: &InfoDict, is_cluster: bool) -> Result<(), Error> {
     let version = version(info);
     let major: u32 = version.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0);
     if major < 7 {
         return Err(Error::TooOld { version });
     }
-    if !is_cluster && value(info, "cluster_enabled:").as_deref() == Some("1") {
+    if !is_cluster && is_node(info) {
         return Err(Error::IsCluster);
     }
-    match value(info, "maxmemory_policy:") {
+    match info.get("maxmemory_policy") {
         Some(policy) if policy != "noeviction" => Err(Error::Evicts { policy }),
         _ => Ok(()),
     }
 }
 
-/// Valkey also says which Redis it is like, and that is 7.2 for ever.
-fn version(info: &str) -> String {
-    value(info, "redis_version:").unwrap_or_else(|| "of an unknown version".into())
+/// The version of Redis. Valkey names the one that it resembles, always 7.2.
+fn version(info: &InfoDict) -> String {
+    info.get("redis_version").unwrap_or_else(|| "of an unknown version".into())
 }
 
 #[cfg(test)]
@@ -261,18 +263,19 @@ mod tests {
     #[test]
     fn old_and_evicting_servers_are_refused() {
         let info = |version, policy| {
-            format!(
+            let text = format!(
                 "# Server\r\nredis_version:{version}\r\nredis_mode:standalone\r\n# Memory\r\nmaxmemory_policy:{policy}\r\n"
-            )
+            );
+            InfoDict::new(&text)
         };
         assert!(check(&info("7.0.0", "noeviction"), false).is_ok());
-        assert!(check("redis_version:10.1\r\n", false).is_ok());
+        assert!(check(&InfoDict::new("redis_version:10.1\r\n"), false).is_ok());
         let old = check(&info("6.2.14", "noeviction"), false).unwrap_err().to_string();
         assert_eq!(old, "redis 6.2.14 is too old; taskd needs 7.0 or newer");
-        assert!(check("", false).is_err());
+        assert!(check(&InfoDict::new(""), false).is_err());
         assert!(matches!(check(&info("7.2.4", "allkeys-lru"), false), Err(Error::Evicts { .. })));
-        let node = "redis_version:7.0.1\r\ncluster_enabled:1\r\n";
-        assert!(matches!(check(node, false), Err(Error::IsCluster)));
-        assert!(check(node, true).is_ok());
+        let node = InfoDict::new("redis_version:7.0.1\r\ncluster_enabled:1\r\n");
+        assert!(matches!(check(&node, false), Err(Error::IsCluster)));
+        assert!(check(&node, true).is_ok());
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     model::{
         self, LeaseNumber, LeaseToken, MAX_RECORD_BYTES, QueueName, ShardId, StoredStatus, TaskId, WorkerName, validate,
     },
-    queue::{self, Code, Completion, Extension, HandBack, How},
+    queue::{self, Code, Completion, Extension, Rejection, RejectMode},
     store::StateFor,
     telemetry::metrics::{self, Method, Rejected},
     wire::pb,
@@ -132,7 +132,7 @@ impl Handle {
         let shards: BTreeSet<_> = items.iter().map(|placed| placed.item.token.shard.clone()).collect();
         let answers = per_shard(
             items,
-            |item: &HandBack| item.token.shard.clone(),
+            |item: &Rejection| item.token.shard.clone(),
             |shard, items| async move {
                 let backoff = &self.settings.queues.get(&shard.queue).backoff;
                 self.queue.hand_back(&shard, &items, backoff).await
@@ -210,7 +210,7 @@ fn lease(id: &str, token: &str) -> Result<(TaskId, LeaseToken), String> {
     Ok((id, token.parse().map_err(|e: model::InvalidToken| e.to_string())?))
 }
 
-fn rejection(worker: &WorkerName, item: pb::Rejection) -> Result<HandBack, String> {
+fn rejection(worker: &WorkerName, item: pb::Rejection) -> Result<Rejection, String> {
     const MAX_REASON_BYTES: usize = 4096;
     let (id, token) = lease(&item.id, &item.lease_token)?;
     if item.reason.len() > MAX_REASON_BYTES {
@@ -221,10 +221,10 @@ fn rejection(worker: &WorkerName, item: pb::Rejection) -> Result<HandBack, Strin
         return Err(format!("delay is {}s; at most {}s, 365 days", delay.as_secs(), MAX_REJECT_DELAY.as_secs()));
     }
     let how = match item.retry {
-        Some(false) => How::Never,
-        _ => How::Retry(delay),
+        Some(false) => RejectMode::Never,
+        _ => RejectMode::Retry(delay),
     };
-    Ok(HandBack { id, token, worker: worker.clone(), how, reason: item.reason })
+    Ok(Rejection { id, token, worker: worker.clone(), how, reason: item.reason })
 }
 
 /// The answer of SQL, where it knows better than the queue.
