@@ -27,7 +27,7 @@ pub struct EnqueueTask {
 #[derive(Clone, Debug)]
 pub struct Enqueue<'a> {
     pub topic_generation: &'a str,
-    /// The epoch of the partition's owner.
+    /// The epoch that the owner of the partition took.
     pub epoch: u64,
     /// The offset of the last record of this queue before these, if this reader knows it.
     pub predecessor: Option<Offset>,

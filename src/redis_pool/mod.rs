@@ -24,7 +24,10 @@ pub use self::{
     memory::Memory,
     script::{Batch, Call, OfShard, Script},
 };
-use crate::config::{RedisAccess, without_password};
+use crate::{
+    config::{RedisAccess, without_password},
+    runtime::LoopError,
+};
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -68,6 +71,8 @@ impl Error {
         matches!(self, Self::NotReady(_) | Self::Redis(_))
     }
 }
+
+impl LoopError for Error {}
 
 impl From<RedisError> for Error {
     fn from(error: RedisError) -> Self {

@@ -13,8 +13,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use sqlx::{error::DatabaseError, mysql::MySqlDatabaseError};
 
-use crate::model::{
-    Encoding, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow, WorkerName,
+use crate::{
+    model::{Encoding, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow, WorkerName},
+    runtime::LoopError,
 };
 
 /// What a caller can do about it.
@@ -103,6 +104,8 @@ const MYSQL_REFUSED: &[u16] = &[
     1644, // a trigger says so
     3819, 4025, // check constraint (MySQL, MariaDB)
 ];
+
+impl LoopError for Error {}
 
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
