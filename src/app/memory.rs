@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     pipelines::outbox::{Gates, Shortage},
-    queue::Queue,
+    queue::Shards,
     redis_pool::{Memory, Redis},
     runtime::{Beat, Supervisor},
     telemetry::metrics,
@@ -28,10 +28,10 @@ struct Guard {
     /// `redis_max_memory`; 0: the server's own limit counts.
     most: u64,
     gates: Gates,
-    queue: Queue,
+    queue: Shards,
 }
 
-pub(super) fn watch(redis: Redis, most: u64, gates: Gates, queue: Queue, supervisor: &Supervisor) {
+pub(super) fn watch(redis: Redis, most: u64, gates: Gates, queue: Shards, supervisor: &Supervisor) {
     let guard = Guard { redis, most, gates, queue };
     let (beat, stop) = (Arc::new(supervisor.progress().register("memory")), supervisor.stop_token());
     supervisor.spawn("memory", move || guard.clone().run(Arc::clone(&beat), stop.clone()));

@@ -201,7 +201,7 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
         return Ok(Over::Stopped);
     };
 
-    let queue = Queue::of_process(redis.clone(), process.clone());
+    let queue = Queue::with_clock(redis.clone(), process.clone(), clock.clone());
     // They may go away again at any moment from now on, also at this one.
     let unreachable = |error: store::Error| Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"));
     let database = || async { store.store_id().await.map_err(unreachable) };
@@ -210,7 +210,7 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let own = || async { own(&coordination, &store_id).await.map_err(of_coordination) };
     let Some(()) = wait.until("Redis", own).await? else { return Ok(Over::Stopped) };
     let outbox = Outbox::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
-    let queues = || async { QueueSync::start(outbox.clone(), queue.clone()).await.map_err(unreachable) };
+    let queues = || async { QueueSync::start(outbox.clone(), queue.shards.clone()).await.map_err(unreachable) };
     let Some(queues) = wait.until("the database", queues).await? else { return Ok(Over::Stopped) };
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
     let filter = Filter::new(redis.clone());
@@ -226,20 +226,27 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     coordination.watch_owner(store_id, supervisor);
     partitions::watch(Arc::clone(&bus), supervisor);
     let gates = outbox.gates.clone();
-    memory::watch(redis.clone(), settings.redis.max_memory, gates.clone(), queue.clone(), supervisor);
+    memory::watch(redis.clone(), settings.redis.max_memory, gates.clone(), queue.shards.clone(), supervisor);
     coordination.watch_clock(supervisor);
     queues.keep_on(supervisor);
     queue.start_listening(supervisor);
     if runs(Pipeline::Watchdog) {
-        watchdog::start(outbox.clone(), filter.clone(), queue.clone(), coordination.clone(), settings, supervisor);
+        watchdog::start(
+            outbox.clone(),
+            filter.clone(),
+            queue.upkeep.clone(),
+            coordination.clone(),
+            settings,
+            supervisor,
+        );
     }
     if runs(Pipeline::Fanout) {
-        fanout::start(outbox.clone(), queue.clone(), coordination, settings, supervisor);
+        fanout::start(outbox.clone(), queue.enqueuer.clone(), coordination, settings, supervisor);
     }
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
     let tasks = runs(Pipeline::Tasks)
         .then(|| tasks::start(queue.clone(), Arc::clone(store), Arc::clone(&bus), settings, supervisor));
-    let reading = query::Handle::new(Arc::clone(store), queue.clone(), clock.clone());
+    let reading = query::Handle::new(Arc::clone(store), queue.shards.clone(), clock.clone());
     let end = wait.stop.child_token();
     let state = ingress::State {
         discovery,

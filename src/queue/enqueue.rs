@@ -30,7 +30,8 @@ impl Enqueuer {
     /// Opens shards, each in its generation, all at once.
     pub async fn open_shards(&self, shards: &[(ShardId, u64)], topic_generation: &str) -> Result<()> {
         for shards in shards.chunks(AT_ONCE) {
-            let opening = shards.iter().map(|(shard, generation)| self.open(shard, *generation, topic_generation, None));
+            let opening =
+                shards.iter().map(|(shard, generation)| self.open(shard, *generation, topic_generation, None));
             futures::future::try_join_all(opening).await?;
         }
         Ok(())

@@ -17,7 +17,7 @@ mod wakes;
 mod wire;
 mod worker;
 
-use std::{ops::Deref, sync::Arc, time::Duration};
+use std::{ops::Deref, time::Duration};
 
 use uuid::Uuid;
 
@@ -42,7 +42,7 @@ use crate::{
 /// The queue as one process has it. Cheap to clone.
 #[derive(Clone)]
 pub struct Queue {
-    shards: Shards,
+    pub shards: Shards,
     pub enqueuer: Enqueuer,
     pub worker: WorkerQueue,
     pub upkeep: Upkeep,

@@ -101,7 +101,8 @@ impl Shard {
                 complete(reach.clone(), items)
             })
         };
-        let peeks = Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<()>| peek(reach.clone(), callers.len()));
+        let peeks =
+            Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<()>| peek(reach.clone(), callers.len()));
         Self { id: id.clone(), claims, completions, peeks, notes }
     }
 

@@ -1,11 +1,7 @@
 //! Wakes for callers that wait for work: scripts publish the name of a queue that has something to hand out, and every
 //! process listens.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::{FutureExt, StreamExt};
 use parking_lot::{Mutex, MutexGuard};

@@ -170,12 +170,7 @@ impl Batch {
 }
 
 /// What is to run again from `first` on, and its places.
-fn missed(
-    pipe: &Pipeline,
-    scripts: &[Placed],
-    first: usize,
-    answers: &[RedisResult<Value>],
-) -> (Vec<usize>, Pipeline) {
+fn missed(pipe: &Pipeline, scripts: &[Placed], first: usize, answers: &[RedisResult<Value>]) -> (Vec<usize>, Pipeline) {
     let (mut places, mut rest) = (Vec::new(), Pipeline::new());
     for (place, command) in pipe.cmd_iter().enumerate().skip(first) {
         match scripts.iter().find(|placed| placed.place == place) {

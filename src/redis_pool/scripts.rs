@@ -63,7 +63,7 @@ macro_rules! lanes {
 }
 
 macro_rules! script {
-    ($constant:ident, $file:literal, $shard:expr, $($code:expr),*) => {
+    ($constant:ident, $file:literal, $shard:expr $(, $code:expr)*) => {
         pub static $constant: Script = Script {
             name: $file,
             code: concat!($($code,)* include_str!(concat!("../../lua/", $file, ".lua"))),
@@ -75,70 +75,73 @@ macro_rules! script {
 
 macro_rules! table {
     (
-        of shards: $($of_shard:ident = $file:literal [$($library:ident)*] $memory:ident [$($key:ident)*] $lanes:ident;)*
-        others: $($other:ident = $other_file:literal [$($other_library:ident)*] $other_memory:ident;)*
+        of shards {
+            $($of_shard:ident = $file:literal [$($library:ident)*] $memory:ident [$($key:ident)*] $lanes:ident;)*
+        }
+        others { $($other:ident = $other_file:literal [$($other_library:ident)*] $other_memory:ident;)* }
     ) => {
         $(script!(
             $of_shard, $file,
             Some(OfShard { keys: &[ShardKey::GENERATION, $(ShardKey::$key),*], lanes: lanes!($lanes) }),
             flags!($memory),
-            concat!("local GENERATION", $(", ", stringify!($key),)* " = unpack(KEYS)\n"),
-            $(library!($library)),*
+            concat!("local GENERATION", $(", ", stringify!($key),)* " = unpack(KEYS)\n")
+            $(, library!($library))*
         );)*
-        $(script!($other, $other_file, None, flags!($other_memory), $(library!($other_library)),*);)*
+        $(script!($other, $other_file, None, flags!($other_memory) $(, library!($other_library))*);)*
 
         pub static ALL: &[&Script] = &[$(&$of_shard,)* $(&$other),*];
     };
 }
 
 table! {
-    of shards:
-    OPEN = "open" [] at_full_memory
-        [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
-    CLOSE = "close" [shard] at_full_memory
-        [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
-    ENQUEUE = "enqueue" [shard record lanes] with_room [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
-    // Enqueues no task, only moves the offset past parked ones.
-    PASS = "enqueue" [shard record lanes] at_full_memory [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
-    REWIND = "rewind" [shard] at_full_memory [COUNTERS OFFSET] no_lanes;
-    CLAIM = "claim" [shard record lanes] with_room [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
-    CLAIM_AT_FULL_MEMORY = "claim" [shard record lanes] at_full_memory
-        [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
-    DELIVERED = "delivered" [shard] at_full_memory [UNDELIVERED] no_lanes;
-    COMPLETE = "complete" [shard record held] at_full_memory
-        [RECORDS BODIES LEASES COUNTERS OUTBOX FINALS] no_lanes;
-    REJECT = "reject" [shard record lanes held ending] at_full_memory
-        [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
-    EXTEND = "extend" [shard record held] at_full_memory [RECORDS LEASES COUNTERS UNDELIVERED] no_lanes;
-    EXPIRE = "expire" [shard record lanes held ending] at_full_memory
-        [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
-    PROMOTE = "promote" [shard record lanes held ending] at_full_memory [RECORDS BODIES DELAYED COUNTERS] lanes;
-    SWEEP = "sweep" [shard record lanes] at_full_memory [RECORDS COUNTERS] lanes;
-    LOOK = "look" [shard record lanes] with_room
-        [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
-    PEEK = "peek" [shard lanes] with_room [] lanes;
-    INSPECT = "inspect" [shard record] with_room [RECORDS OFFSET] no_lanes;
-    STATS = "stats" [shard record lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-    FINALS = "finals" [shard record] at_full_memory [RECORDS FINALS] no_lanes;
-    FORGET = "forget" [shard] at_full_memory [RECORDS FINALS] no_lanes;
-    OUTBOX = "outbox" [shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
-    FORWARDED = "forwarded" [shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
-
-    others:
-    LEASE = "lease" [clock] at_full_memory;
-    EPOCH = "epoch" [] at_full_memory;
-    TIME = "time" [clock] with_room;
-    FILTER_MARK = "filter_mark" [] with_room;
-    FILTER_DROP = "filter_drop" [] with_room;
-    // A call that waits for replicas may be one that frees memory.
-    WAITED = "waited" [] at_full_memory;
-    BUS_BEGIN = "bus_begin" [] at_full_memory;
-    BUS_COMMIT = "bus_commit" [] at_full_memory;
-    BUS_EXTENT = "bus_extent" [] with_room;
-    BUS_GROUP = "bus_group" [] at_full_memory;
-    BUS_OWN = "bus_own" [clock] at_full_memory;
-    BUS_PUBLISH = "bus_publish" [] at_full_memory;
-    BUS_TAKE_OVER = "bus_take_over" [clock] at_full_memory;
+    of shards {
+        OPEN = "open" [] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
+        CLOSE = "close" [shard] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
+        ENQUEUE = "enqueue" [shard record lanes] with_room [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
+        // Enqueues no task, only moves the offset past parked ones.
+        PASS = "enqueue" [shard record lanes] at_full_memory [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
+        REWIND = "rewind" [shard] at_full_memory [COUNTERS OFFSET] no_lanes;
+        CLAIM = "claim" [shard record lanes] with_room [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
+        CLAIM_AT_FULL_MEMORY = "claim" [shard record lanes] at_full_memory
+            [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
+        DELIVERED = "delivered" [shard] at_full_memory [UNDELIVERED] no_lanes;
+        COMPLETE = "complete" [shard record held] at_full_memory
+            [RECORDS BODIES LEASES COUNTERS OUTBOX FINALS] no_lanes;
+        REJECT = "reject" [shard record lanes held ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
+        EXTEND = "extend" [shard record held] at_full_memory [RECORDS LEASES COUNTERS UNDELIVERED] no_lanes;
+        EXPIRE = "expire" [shard record lanes held ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
+        PROMOTE = "promote" [shard record lanes held ending] at_full_memory [RECORDS BODIES DELAYED COUNTERS] lanes;
+        SWEEP = "sweep" [shard record lanes] at_full_memory [RECORDS COUNTERS] lanes;
+        LOOK = "look" [shard record lanes] with_room
+            [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
+        PEEK = "peek" [shard lanes] with_room [] lanes;
+        INSPECT = "inspect" [shard record] with_room [RECORDS OFFSET] no_lanes;
+        STATS = "stats" [shard record lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        FINALS = "finals" [shard record] at_full_memory [RECORDS FINALS] no_lanes;
+        FORGET = "forget" [shard] at_full_memory [RECORDS FINALS] no_lanes;
+        OUTBOX = "outbox" [shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
+        FORWARDED = "forwarded" [shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
+    }
+    others {
+        LEASE = "lease" [clock] at_full_memory;
+        EPOCH = "epoch" [] at_full_memory;
+        TIME = "time" [clock] with_room;
+        FILTER_MARK = "filter_mark" [] with_room;
+        FILTER_DROP = "filter_drop" [] with_room;
+        // A call that waits for replicas may be one that frees memory.
+        WAITED = "waited" [] at_full_memory;
+        BUS_BEGIN = "bus_begin" [] at_full_memory;
+        BUS_COMMIT = "bus_commit" [] at_full_memory;
+        BUS_EXTENT = "bus_extent" [] with_room;
+        BUS_GROUP = "bus_group" [] at_full_memory;
+        BUS_OWN = "bus_own" [clock] at_full_memory;
+        BUS_PUBLISH = "bus_publish" [] at_full_memory;
+        BUS_TAKE_OVER = "bus_take_over" [clock] at_full_memory;
+    }
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ impl Fixture {
         let outbox = Outbox::new(Arc::clone(&store), bus.clone(), clock.clone());
         let is_lost = |error: &anyhow::Error| error.downcast_ref().is_some_and(outbox::Error::is_lost);
         let supervisor = Supervisor::giving_up_at(is_lost);
-        let queues = QueueSync::start(outbox.clone(), Queue::new(redis.clone())).await.unwrap();
+        let queues = QueueSync::start(outbox.clone(), Queue::new(redis.clone()).shards).await.unwrap();
         queues.keep_on(&supervisor);
         let discovery = discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
         state.discovery = Some(discovery.clone());
@@ -301,7 +301,7 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     let queue = Queue::new(fixture.redis.clone());
     let filter = Filter::new(fixture.redis.clone());
     let coordination = coordination(&fixture.redis, "p");
-    watchdog::start(outbox, filter, queue, coordination, &fixture.state.settings, &fixture.supervisor);
+    watchdog::start(outbox, filter, queue.upkeep, coordination, &fixture.state.settings, &fixture.supervisor);
     until("nothing is left", async || fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().is_empty()).await;
     let dead = fixture.store.task(id).await.unwrap().unwrap();
     assert_eq!((dead.status, dead.unpublished), (StoredStatus::Dead, false));
@@ -337,7 +337,7 @@ async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
 
     let filter = Filter::new(fixture.redis.clone());
     let (queue, coordination) = (Queue::new(fixture.redis.clone()), coordination(&fixture.redis, "p"));
-    watchdog::start(outbox, filter, queue, coordination, &fixture.state.settings, &fixture.supervisor);
+    watchdog::start(outbox, filter, queue.upkeep, coordination, &fixture.state.settings, &fixture.supervisor);
     let leads = async || watched(&fixture.supervisor).contains(&"watchdog/outbox".to_owned());
     until("the watchdog looks", leads).await;
     fixture.clock.follow(fixture.clock.now_unix_ms() - hour, Instant::now()).unwrap();

@@ -117,7 +117,7 @@ async fn a_full_disk_holds_reports_up_and_drops_nothing() {
     supervisor.wait().await;
     let (store, supervisor) = (database.open().await, Supervisor::new());
     let outbox = Outbox::new(Arc::clone(&store), bus.clone(), Clock::of_this_machine());
-    let sync = QueueSync::start(outbox.clone(), Queue::new(redis.clone())).await.unwrap();
+    let sync = QueueSync::start(outbox.clone(), Queue::new(redis.clone()).shards).await.unwrap();
     sync.keep_on(&supervisor);
     discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
     until("it is settled", async || store.task(parent).await.unwrap().unwrap().status == StoredStatus::Completed).await;

@@ -23,6 +23,7 @@ mod lua_bus_state;
 mod lua_state;
 mod partitions;
 mod queue_property;
+mod redis_scripts;
 mod silent_connections;
 mod store_sqlite;
 mod tasks_service;

@@ -110,17 +110,21 @@ async fn a_lost_shard_waits_for_reports_in_every_partition() {
     assert!(fixture.store.due(i64::MAX, 10, &std::collections::HashSet::new()).await.unwrap().is_empty());
 
     let (queue, supervisor) = (Queue::new(fixture.redis.clone()), Supervisor::new());
-    QueueSync::start(outbox.clone(), queue.clone()).await.unwrap().keep_on(&supervisor);
+    QueueSync::start(outbox.clone(), queue.shards.clone()).await.unwrap().keep_on(&supervisor);
     let (filter, coordination) = (Filter::new(fixture.redis.clone()), coordination(&fixture.redis, "p"));
-    watchdog::start(outbox, filter, queue.clone(), coordination, &settings, &supervisor);
+    watchdog::start(outbox, filter, queue.upkeep.clone(), coordination, &settings, &supervisor);
     // It asks and asks where the topic stands: by then, one that does not wait has brought the shard back.
     until("it asks", async || fixture.scripts_called().await > 30).await;
-    assert_eq!(queue.generation(&shard).await.unwrap(), None, "it was brought back before its reports were read");
+    assert_eq!(
+        queue.upkeep.generations(&[shard.clone()]).await.unwrap()[0],
+        None,
+        "it was brought back before its reports were read"
+    );
 
     let mut reader = bus.subscribe(Topic::TaskResults, Reading::Shared).await.unwrap();
     let reports = reader.next(10).await.unwrap();
     reader.commit(&reports).await.unwrap();
-    until("it is brought back", async || queue.generation(&shard).await.unwrap() == Some(2)).await;
+    until("it is brought back", async || queue.upkeep.generations(&[shard.clone()]).await.unwrap()[0] == Some(2)).await;
     supervisor.stop();
     supervisor.wait().await;
 }

@@ -23,7 +23,7 @@ use crate::{
     coordination::Coordination,
     model::{self, Offset, ShardId, TaskId},
     pipelines::outbox::Outbox,
-    queue::{self, Enqueue, EnqueueTask, Enqueued, Queue},
+    queue::{self, Enqueue, EnqueueTask, Enqueued, Enqueuer},
     runtime::{Beat, Supervisor},
     store::{TaskState, Unpublished},
     telemetry::metrics::{self, FanoutBatch},
@@ -32,14 +32,14 @@ use crate::{
 #[derive(Clone)]
 struct Fanout {
     outbox: Outbox,
-    queue: Queue,
+    queue: Enqueuer,
     coordination: Coordination,
     settings: Arc<Settings>,
 }
 
 pub fn start(
     outbox: Outbox,
-    queue: Queue,
+    queue: Enqueuer,
     coordination: Coordination,
     settings: &Arc<Settings>,
     supervisor: &Supervisor,

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::Outbox;
 use crate::{
-    queue::Queue,
+    queue::Shards,
     runtime::Supervisor,
     store::{self, StoredShard},
 };
@@ -25,7 +25,7 @@ const WHOLE_EVERY: Duration = Duration::from_secs(60);
 /// The reader of one process, and how far it has read.
 pub struct QueueSync {
     outbox: Outbox,
-    queue: Queue,
+    queue: Shards,
     /// The last change of a shard that was read, and when all were.
     shards: Option<(u64, Instant)>,
     parked: Option<Instant>,
@@ -34,7 +34,7 @@ pub struct QueueSync {
 
 impl QueueSync {
     /// Reads for the first time.
-    pub async fn start(outbox: Outbox, queue: Queue) -> store::Result<Self> {
+    pub async fn start(outbox: Outbox, queue: Shards) -> store::Result<Self> {
         let mut sync = Self { outbox, queue, shards: None, parked: None, oldest: None };
         sync.read().await?;
         Ok(sync)

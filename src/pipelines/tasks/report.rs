@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
@@ -14,7 +15,7 @@ use crate::{
     model::{
         self, LeaseNumber, LeaseToken, MAX_RECORD_BYTES, QueueName, ShardId, StoredStatus, TaskId, WorkerName, validate,
     },
-    queue::{self, Code, Completion, Extension, Rejection, RejectMode},
+    queue::{self, Code, Completion, Extension, RejectMode, Rejection},
     store::StateFor,
     telemetry::metrics::{self, Method, Rejected},
     wire::pb,
@@ -72,7 +73,7 @@ impl Handle {
         if asked.is_empty() {
             return;
         }
-        let states = self.store.states_for(worker, &asked).await;
+        let states = self.store.states_for(worker, &asked).await.map_err(Arc::new);
         let states = states.map(|states| states.into_iter().map(|state| (state.id, state)).collect::<HashMap<_, _>>());
         for (place, answer) in answers.iter_mut().filter(|(_, answer)| unsure(answer)) {
             let (id, lease) = &leases[place];
@@ -82,7 +83,7 @@ impl Handle {
                         *answer = Ok(code);
                     }
                 }
-                Err(error) => *answer = Err(queue::Error::Unsure(error.to_string())),
+                Err(error) => *answer = Err(queue::Error::Unsure(Arc::clone(error) as _)),
             }
         }
     }
@@ -135,7 +136,7 @@ impl Handle {
             |item: &Rejection| item.token.shard.clone(),
             |shard, items| async move {
                 let backoff = &self.settings.queues.get(&shard.queue).backoff;
-                self.queue.hand_back(&shard, &items, backoff).await
+                self.queue.reject(&shard, &items, backoff).await
             },
         );
         let answers = answers.await;
@@ -220,11 +221,11 @@ fn rejection(worker: &WorkerName, item: pb::Rejection) -> Result<Rejection, Stri
     if let Some(delay) = delay.filter(|delay| *delay > MAX_REJECT_DELAY) {
         return Err(format!("delay is {}s; at most {}s, 365 days", delay.as_secs(), MAX_REJECT_DELAY.as_secs()));
     }
-    let how = match item.retry {
+    let mode = match item.retry {
         Some(false) => RejectMode::Never,
         _ => RejectMode::Retry(delay),
     };
-    Ok(Rejection { id, token, worker: worker.clone(), how, reason: item.reason })
+    Ok(Rejection { id, token, worker: worker.clone(), mode, reason: item.reason })
 }
 
 /// The answer of SQL, where it knows better than the queue.

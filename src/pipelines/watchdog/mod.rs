@@ -33,7 +33,7 @@ use crate::{
     coordination::Coordination,
     dedup::Filter,
     pipelines::outbox::Outbox,
-    queue::{self, Queue},
+    queue::{self, Upkeep},
     runtime::{Beat, Supervisor},
     telemetry::metrics,
 };
@@ -42,7 +42,7 @@ use crate::{
 struct Watchdog {
     outbox: Outbox,
     filter: Filter,
-    queue: Queue,
+    queue: Upkeep,
     settings: Arc<Settings>,
     lead: Lead,
     stop: CancellationToken,
@@ -53,7 +53,7 @@ struct Watchdog {
 pub fn start(
     outbox: Outbox,
     filter: Filter,
-    queue: Queue,
+    queue: Upkeep,
     coordination: Coordination,
     settings: &Arc<Settings>,
     supervisor: &Supervisor,

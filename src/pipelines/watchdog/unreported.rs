@@ -11,7 +11,7 @@ use crate::{
     bus::Topic,
     model::{Offset, ShardId, TaskId},
     pipelines::outbox::Outbox,
-    queue::Queue,
+    queue::Upkeep,
 };
 
 /// What one process knows of it.
@@ -41,7 +41,7 @@ impl Unreported {
         shard: &ShardId,
         unsettled: &HashSet<TaskId>,
         outbox: &Outbox,
-        queue: &Queue,
+        queue: &Upkeep,
     ) -> anyhow::Result<HashSet<TaskId>> {
         let none = HashSet::new();
         self.redone.retain(|_, at| at.elapsed() < AGAIN_AFTER);

@@ -14,10 +14,10 @@ use crate::queue::shard::Notes;
 const SLEEPS_FOR: Duration = Duration::from_secs(30);
 
 /// A process's shards by whether its loops look at them, so that ten thousand empty ones cost next to nothing.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(in crate::queue) struct Awake(Mutex<Lists>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Lists {
     /// By address: a shard that was closed may come again in another generation.
     awake: HashMap<usize, Arc<Notes>>,
