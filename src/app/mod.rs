@@ -33,8 +33,9 @@ use crate::{
     embedded::{DataDir, RedisServer},
     ingress::{self, Budget, Waiting},
     pipelines::{
+        admission::{Gates, Occupancy, QueueSync},
         discovery, fanout,
-        outbox::{self, Outbox, QueueSync},
+        publishing::{DeadLetters, Publisher},
         tasks, watchdog,
     },
     queue::Queue,
@@ -189,7 +190,7 @@ impl Listeners {
 
 /// Errors after which only a new round helps.
 fn is_lost(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(bus::Error::is_lost) || error.downcast_ref().is_some_and(outbox::Error::is_lost)
+    error.downcast_ref().is_some_and(bus::Error::is_lost)
 }
 
 /// Starts the pipelines and the ways in; ends them at the stop, or when Redis has lost everything. The next round finds the bus empty, in a
@@ -209,13 +210,21 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let coordination = Coordination::new(redis.clone(), process, clock.clone());
     let own = || async { own(&coordination, &store_id).await.map_err(of_coordination) };
     let Some(()) = wait.until("Redis", own).await? else { return Ok(Over::Stopped) };
-    let outbox = Outbox::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
-    let queues = || async { QueueSync::start(outbox.clone(), queue.shards.clone()).await.map_err(unreachable) };
+    let publisher = Publisher::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
+    let letters = DeadLetters::new(Arc::clone(&bus), clock.clone());
+    let (gates, occupancy) = (Gates::default(), Occupancy::default());
+    let queues = || async {
+        let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
+        QueueSync::start(store, queue.shards.clone(), gates, occupancy, clock.clone()).await.map_err(unreachable)
+    };
     let Some(queues) = wait.until("the database", queues).await? else { return Ok(Over::Stopped) };
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
     let filter = Filter::new(redis.clone());
     if runs(Pipeline::Discovery) {
-        let check = || async { discovery::check_filter(&**store, &filter).await.map_err(Unreachable::Yet) };
+        let check = || async {
+            let checked = discovery::check_filter(&**store, &filter).await;
+            checked.map_err(|error| Unreachable::Yet(error.into()))
+        };
         let Some(()) = wait.until("the database", check).await? else { return Ok(Over::Stopped) };
     }
     let (http, grpc) = (listeners.http()?, listeners.grpc()?);
@@ -225,25 +234,53 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let supervisor = &Supervisor::giving_up_at(is_lost);
     coordination.watch_owner(store_id, supervisor);
     partitions::watch(Arc::clone(&bus), supervisor);
-    let gates = outbox.gates.clone();
     memory::watch(redis.clone(), settings.redis.max_memory, gates.clone(), queue.shards.clone(), supervisor);
     coordination.watch_clock(supervisor);
     queues.keep_on(supervisor);
     queue.start_listening(supervisor);
     if runs(Pipeline::Watchdog) {
-        watchdog::start(
-            outbox.clone(),
-            filter.clone(),
-            queue.upkeep.clone(),
-            coordination.clone(),
-            settings,
-            supervisor,
-        );
+        let context = watchdog::Context {
+            store: Arc::clone(store),
+            bus: Arc::clone(&bus),
+            queue: queue.upkeep.clone(),
+            coordination: coordination.clone(),
+            filter: filter.clone(),
+            publisher: publisher.clone(),
+            letters: letters.clone(),
+            gates: gates.clone(),
+            occupancy: occupancy.clone(),
+            clock: clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        watchdog::start(context, supervisor);
     }
     if runs(Pipeline::Fanout) {
-        fanout::start(outbox.clone(), queue.enqueuer.clone(), coordination, settings, supervisor);
+        let context = fanout::Context {
+            store: Arc::clone(store),
+            bus: Arc::clone(&bus),
+            queue: queue.enqueuer.clone(),
+            coordination,
+            letters: letters.clone(),
+            gates: gates.clone(),
+            clock: clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        fanout::start(context, supervisor);
     }
-    let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
+    let discovery = runs(Pipeline::Discovery).then(|| {
+        let context = discovery::Context {
+            store: Arc::clone(store),
+            bus: Arc::clone(&bus),
+            filter,
+            publisher,
+            letters,
+            gates: gates.clone(),
+            occupancy,
+            clock: clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        discovery::start(context, supervisor)
+    });
     let tasks = runs(Pipeline::Tasks)
         .then(|| tasks::start(queue.clone(), Arc::clone(store), Arc::clone(&bus), settings, supervisor));
     let reading = query::Handle::new(Arc::clone(store), queue.shards.clone(), clock.clone());

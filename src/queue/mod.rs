@@ -30,7 +30,7 @@ pub use self::{
         Claim, Closing, Code, Completion, Delivery, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
         Granted, Inspected, Leased, Look, OutboxEntry, Promoted, RecordStatus, RejectMode, Rejection, Stats,
     },
-    upkeep::{Failing, LookFor, OUTBOX_FULL, OUTBOX_FULL_BYTES, Upkeep},
+    upkeep::{FailedRound, Failing, LookFor, OUTBOX_FULL, OUTBOX_FULL_BYTES, Upkeep},
     wakes::{Waiter, Wakes},
     worker::WorkerQueue,
 };

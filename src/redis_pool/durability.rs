@@ -17,13 +17,13 @@ pub struct Durability {
 
 /// Fewer copies than asked for were made in time. The write was made, and may yet be lost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("not yet durable ({0}): try again")]
-pub struct Shortfall(String);
-
-impl Shortfall {
-    pub(super) fn too_many() -> Self {
-        Self("too many others wait for replicas".into())
-    }
+pub enum Shortfall {
+    #[error("not yet durable (too many others wait for replicas): try again")]
+    TooManyWait,
+    #[error("not yet durable (not in the append-only file): try again")]
+    NotInFile,
+    #[error("not yet durable (on {has} of {wanted} replicas): try again")]
+    Replicas { has: i64, wanted: u32 },
 }
 
 impl Durability {
@@ -68,10 +68,10 @@ impl Durability {
             _ => (0, 0),
         };
         if local < 1 {
-            return Err(Shortfall("not in the append-only file".into()));
+            return Err(Shortfall::NotInFile);
         }
         if replicas < i64::from(self.replicas) {
-            return Err(Shortfall(format!("on {replicas} of {} replicas", self.replicas)));
+            return Err(Shortfall::Replicas { has: replicas, wanted: self.replicas });
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The one way to Redis. No logic of ours: connections, and the checks at the start.
+//! The way to Redis: connections, scripts, and the checks at the start.
 
 mod address;
 mod cluster;
@@ -31,17 +31,18 @@ use crate::{
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
-/// A call that gets no answer for so long fails, so that no caller waits for ever; it may have been carried out.
+/// How long a call waits for its answer. A call that fails then may have been carried out.
 const RESPONSE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "redis url {url:?} is not usable: {reason}; use redis://, rediss://, redis+cluster://, rediss+cluster:// or unix://"
+        "redis url {url:?} is not usable: {source}; use redis://, rediss://, redis+cluster://, rediss+cluster:// or \
+         unix://"
     )]
-    Url { url: String, reason: String },
-    #[error("cannot read {}: {reason}", path.display())]
-    File { path: PathBuf, reason: String },
+    Url { url: String, source: RedisError },
+    #[error("cannot read {}: {source}", path.display())]
+    File { path: PathBuf, source: std::io::Error },
     #[error("redis {version} is too old; taskd needs 7.0 or newer")]
     TooOld { version: String },
     #[error("redis evicts keys (maxmemory-policy {policy}), so it would lose tasks; set maxmemory-policy noeviction")]
@@ -55,10 +56,9 @@ pub enum Error {
     #[error("redis is not a cluster; write redis:// (or rediss://)")]
     NotCluster,
     #[error("redis refuses taskd: {0}; check the user, its password and its rights in the redis url")]
-    Refused(RedisError),
+    Refused(#[source] RedisError),
     #[error("no trust between redis and taskd: {0}; check redis_ca_file and the host in the redis url")]
-    Untrusted(RedisError),
-    /// Not yet.
+    Untrusted(#[source] RedisError),
     #[error("the cluster is not ready: cluster_state:{0}")]
     NotReady(String),
     #[error(transparent)]
@@ -66,7 +66,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether it may work later without anybody changing anything here.
+    /// Whether the same call may succeed later, with the same settings.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::NotReady(_) | Self::Redis(_))
     }
@@ -85,9 +85,9 @@ impl From<RedisError> for Error {
     }
 }
 
-/// A certificate that is not trusted, or no TLS at all where it should be.
+/// Whether the cause is a certificate without trust, or a server without TLS.
 fn is_tls(error: &RedisError) -> bool {
-    // What is below stands in an Arc, which is an error of its own.
+    // redis-rs wraps the cause in an Arc, which is an error of its own.
     let shared = std::error::Error::source(error)
         .and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>());
     let Some(cause) = shared else { return false };
@@ -99,14 +99,15 @@ fn timed_out() -> RedisError {
     std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 
-/// A server or a cluster, and the prefix of our keys on it. Clones share one pipelined connection.
+/// A server or a cluster, and the prefix of taskd's keys on it. Clones share one pipelined connection.
 #[derive(Clone)]
 pub struct Redis {
     address: Address,
     shared: Connection,
-    /// Where calls wait for replicas: on the shared one they would hold up all others.
+    /// For calls that wait for replicas: on the shared connection they would hold up all others.
     waiting: Connection,
-    /// For who waits there: more would get no answer in time while a replica is missing, and what they gave up would still stand in line.
+    /// Limits concurrent WAITs. Redis serves them one by one: any more would time out while a replica is down, and an
+    /// abandoned WAIT still holds its place.
     turns: Arc<Semaphore>,
     durability: Option<Durability>,
     prefix: Arc<str>,
@@ -127,7 +128,7 @@ impl Redis {
         Ok(Self { address, shared, waiting, turns: Arc::new(Semaphore::new(turns)), durability, prefix: prefix.into() })
     }
 
-    /// Refuses servers on which taskd's promises would not hold: of a cluster, every master.
+    /// Refuses a server, or a master of the cluster, on which taskd's promises would not hold.
     pub async fn check(&self) -> Result<(), Error> {
         for server in self.masters().await? {
             let mut conn = self.address.connect(&server, Some(RESPONSE)).await?;
@@ -155,27 +156,27 @@ impl Redis {
         Ok(servers)
     }
 
-    /// The shared connection: reconnects by itself; never for commands that block.
+    /// The shared connection, which reconnects by itself. Never for commands that block.
     pub fn conn(&self) -> Connection {
         self.shared.clone()
     }
 
-    /// Another shared one, for a call that ends with what [`Self::durability`] asks for. The permit is held until it is answered.
+    /// Another shared connection, for a call that ends with [`Durability::ask`]. Hold the permit until it is answered.
     pub async fn waiting_conn(&self) -> Result<(Connection, OwnedSemaphorePermit), Shortfall> {
         let turn = tokio::time::timeout(RESPONSE / 2, Arc::clone(&self.turns).acquire_owned()).await;
         match turn {
             Ok(Ok(turn)) => Ok((self.waiting.clone(), turn)),
-            Ok(Err(_)) | Err(_) => Err(Shortfall::too_many()),
+            Ok(Err(_)) | Err(_) => Err(Shortfall::TooManyWait),
         }
     }
 
-    /// `None`: what the master has is enough.
+    /// What a write waits for; `None` when the master is enough.
     pub fn durability(&self) -> Option<&Durability> {
         self.durability.as_ref()
     }
 
-    /// A connection of one's own, for commands that block; of a cluster, to the master that has `key` now. When it fails or the server says
-    /// that the key is elsewhere, another one is asked for.
+    /// A connection for one caller whose commands block; of a cluster, to the master that has `key` now. When it fails,
+    /// or the server says that the key is elsewhere, the caller asks for another one.
     pub async fn dedicated(&self, key: &str) -> redis::RedisResult<MultiplexedConnection> {
         if self.address.is_cluster {
             return cluster::dedicated(&self.address, &mut self.conn(), key).await;
@@ -183,7 +184,7 @@ impl Redis {
         self.address.connect(self.address.seed(), None).await
     }
 
-    /// In a cluster every node tells all others what is published: any that answers will do.
+    /// A connection that listens. In a cluster each node passes on what is published, so any that answers will do.
     pub async fn pubsub(&self) -> redis::RedisResult<PubSub> {
         let known = if self.address.is_cluster { self.masters().await.unwrap_or_default() } else { Vec::new() };
         let mut last = None;
@@ -196,7 +197,7 @@ impl Redis {
         Err(last.expect("a URL names at least one server"))
     }
 
-    /// What stands before every key of ours.
+    /// The beginning of every key of taskd.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -206,7 +207,7 @@ async fn connect(address: &Address) -> Result<Connection, Error> {
     if !address.is_cluster {
         return Ok(Connection::connect(address).await?);
     }
-    // The cluster's client does not say why it cannot connect.
+    // The client of the cluster does not say why it cannot connect.
     let mut last = None;
     for seed in address.seeds() {
         match check_node(address, seed).await {
@@ -219,7 +220,7 @@ async fn connect(address: &Address) -> Result<Connection, Error> {
     Err(last.expect("a URL names at least one server"))
 }
 
-/// Whether it is a node of a cluster that works.
+/// Refuses a server that is no node of a working cluster.
 async fn check_node(address: &Address, node: &redis::ConnectionInfo) -> Result<(), Error> {
     let mut conn = address.connect(node, Some(CONNECT)).await?;
     let info: InfoDict = redis::cmd("INFO").arg("cluster").query_async(&mut conn).await?;

@@ -1,5 +1,5 @@
-//! The table of all scripts. A row: the file in `lua/`, the libraries before it, whether a full Redis runs it, and, of a
-//! shard's script, its keys in the order in which it gets them.
+//! The table of all scripts. A row names the file in `lua/`, the libraries before it, whether a full Redis runs it, and,
+//! for a script of a shard, its keys in the order in which it gets them.
 //!
 //! A script that frees memory, or on which such a script depends, writes `at_full_memory` too; the others are refused
 //! there when they write.

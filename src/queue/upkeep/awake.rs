@@ -1,4 +1,4 @@
-//! Which shards the loops look at: those that are not empty or in which something has happened, and at times the others.
+//! Which shards the loops look at: those that are not empty or have just changed, and at times the others.
 
 use std::{
     collections::{HashMap, VecDeque},

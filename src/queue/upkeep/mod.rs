@@ -8,7 +8,7 @@ use std::{ops::Deref, sync::Arc, time::Duration};
 use futures::StreamExt;
 
 pub(super) use self::awake::Awake;
-pub use self::failing::Failing;
+pub use self::failing::{FailedRound, Failing};
 use super::{
     Closing, Error, Expired, Look, OutboxEntry, Promoted, Result, Shards,
     enqueue::AT_ONCE as KEYS_AT_ONCE,
