@@ -1,6 +1,6 @@
 //! The binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, or `insert` had lines rejected. 2: wrong command line or configuration, or no server to insert into.
+//! 0: done. 1: failed, or `insert` had lines rejected. 2: wrong command line or settings, or no server to insert into.
 
 use std::{future::Future, process::ExitCode, time::Duration};
 
@@ -14,9 +14,9 @@ use taskd::{
 };
 
 fn main() -> ExitCode {
-    // Redis and MySQL by TLS take the process's choice. It is refused only when there is one already.
+    // Redis and MySQL over TLS take the process's choice. The call fails only if a choice was made before.
     drop(rustls::crypto::ring::default_provider().install_default());
-    // Files are readable by their user alone.
+    // Only this user may read the files that taskd makes.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let command = match cli::parse(std::env::args_os()) {
         Ok(command) => command,
@@ -61,7 +61,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("cannot start the runtime")?;
     let result = runtime.block_on(future);
-    // What still blocks a thread, like a broker that does not answer, must not hold up the end.
+    // A thread that still blocks, as in a call to a silent broker, must not hold up the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(result)
 }

@@ -17,8 +17,8 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "this Redis holds the tasks of another database ({owner}, not {store_id}); use the database that belongs to it, \
-         or another --redis-prefix, or an empty Redis"
+        "this Redis holds the tasks of another database ({owner}, not {store_id}); use the database that belongs to \
+         it, or another --redis-prefix, or an empty Redis"
     )]
     OfAnother { owner: String, store_id: String },
     /// The ownership key is gone from Redis, so other keys are probably gone too.

@@ -1,17 +1,21 @@
 //! Named tasks: a token stops them, a policy says what follows an error, and the supervisor awaits each.
 
 use std::{
-    collections::BTreeMap,
     convert::Infallible,
     error::Error,
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
-use tokio::{sync::SetOnce, task::JoinError};
+use tokio::{
+    sync::SetOnce,
+    task::{JoinError, JoinHandle},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{Beat, Clock, Progress};
 
 /// How long the log leaves out a loop that fails again for the same reason. An outage of an hour fills no disk.
 const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
@@ -42,6 +46,7 @@ pub struct Supervisor {
     stop: CancellationToken,
     tasks: TaskTracker,
     progress: Progress,
+    clock: Clock,
     ends_round: fn(&anyhow::Error) -> bool,
     round_end: Arc<SetOnce<Box<dyn LoopError>>>,
 }
@@ -54,18 +59,24 @@ impl Default for Supervisor {
 
 impl Supervisor {
     pub fn new() -> Self {
-        Self::giving_up_at(|_| false)
+        Self::with_clock(Clock::of_this_machine())
     }
 
-    /// Judges the errors of [`Self::spawn`], which have no type.
-    pub fn giving_up_at(ends_round: fn(&anyhow::Error) -> bool) -> Self {
+    /// A supervisor whose pauses and signs of life follow `clock`.
+    pub fn with_clock(clock: Clock) -> Self {
         Self {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
-            progress: Progress::default(),
-            ends_round,
+            progress: Progress::new(clock.clone()),
+            clock,
+            ends_round: |_| false,
             round_end: Arc::default(),
         }
+    }
+
+    /// A supervisor that judges the errors of [`Self::spawn`], which have no type.
+    pub fn giving_up_at(ends_round: fn(&anyhow::Error) -> bool, clock: Clock) -> Self {
+        Self { ends_round, ..Self::with_clock(clock) }
     }
 
     /// Waits for the first error that ends the round. The other tasks go on until they are stopped.
@@ -90,7 +101,8 @@ impl Supervisor {
         Fut: Future<Output = Result<(), E>> + Send + 'static,
         E: LoopError,
     {
-        let cx = Loop { beat: Arc::new(self.progress.register(name)), stop: self.stop.clone() };
+        let beat = Arc::new(self.progress.register(name));
+        let cx = Loop { beat, stop: self.stop.clone(), clock: self.clock.clone() };
         self.supervise(name.to_owned(), policy, move || {
             let run = run(cx.clone());
             async move { run.await.map_err(|error| Box::new(error) as Box<dyn LoopError>) }
@@ -113,12 +125,13 @@ impl Supervisor {
         });
     }
 
+    #[allow(clippy::disallowed_methods, reason = "every other task is spawned through this supervisor")]
     fn supervise<F, Fut>(&self, name: String, policy: Policy, mut make: F)
     where
         F: FnMut() -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), Box<dyn LoopError>>> + Send + 'static,
     {
-        let (stop, round_end) = (self.stop.clone(), Arc::clone(&self.round_end));
+        let (stop, clock, round_end) = (self.stop.clone(), self.clock.clone(), Arc::clone(&self.round_end));
         self.tasks.spawn(async move {
             let mut failures = Failures::new(name.clone());
             loop {
@@ -140,7 +153,7 @@ impl Supervisor {
                     break;
                 }
                 let wait = failures.note(&*error, started.elapsed());
-                if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
+                if stop.run_until_cancelled(clock.sleep(wait)).await.is_none() {
                     break;
                 }
             }
@@ -148,9 +161,12 @@ impl Supervisor {
         });
     }
 
-    /// Runs a future that ends by itself (an answer being written, a batch in flight): the stop waits for it.
-    pub fn spawn_once(&self, future: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(future);
+    /// Runs a future that ends by itself, like a batch in flight: the stop waits for it.
+    pub fn spawn_once<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.tasks.spawn(future)
     }
 
     /// Cancels the token.
@@ -243,6 +259,7 @@ pub fn pauses() -> impl Iterator<Item = Duration> + Send {
 pub struct Loop {
     pub beat: Arc<Beat>,
     pub stop: CancellationToken,
+    pub clock: Clock,
 }
 
 impl Loop {
@@ -256,63 +273,9 @@ impl Loop {
         self.beat.idle(future).await
     }
 
-    /// Waits for `duration`; false at the stop.
+    /// Waits for `duration` of the clock's time; false at the stop.
     pub async fn pause(&self, duration: Duration) -> bool {
-        self.stop.run_until_cancelled(tokio::time::sleep(duration)).await.is_some()
-    }
-}
-
-/// When each loop was last seen alive. A loop beats each time it comes round, whether there was work or not.
-#[derive(Clone, Default)]
-pub struct Progress(Arc<Mutex<BTreeMap<String, Instant>>>);
-
-impl Progress {
-    /// A loop under this name; forgotten when the beat is dropped.
-    pub fn register(&self, name: impl Into<String>) -> Beat {
-        let beat = Beat { name: name.into(), progress: self.clone() };
-        beat.beat();
-        beat
-    }
-
-    /// The loops that have not come round for `limit`, with how long.
-    pub fn stalled(&self, limit: Duration) -> Vec<(String, Duration)> {
-        let beats = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let stalled = beats.iter().map(|(name, at)| (name.clone(), at.elapsed()));
-        stalled.filter(|(_, age)| *age > limit).collect()
-    }
-}
-
-/// A loop's sign of life.
-pub struct Beat {
-    name: String,
-    progress: Progress,
-}
-
-impl Beat {
-    pub fn beat(&self) {
-        let mut beats = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match beats.get_mut(&self.name) {
-            Some(at) => *at = Instant::now(),
-            None => drop(beats.insert(self.name.clone(), Instant::now())),
-        }
-    }
-
-    /// Waits for `future` and beats meanwhile: for waits that may be long because there is nothing to do.
-    pub async fn idle<T>(&self, future: impl Future<Output = T>) -> T {
-        tokio::pin!(future);
-        loop {
-            tokio::select! {
-                done = &mut future => { self.beat(); return done; }
-                () = tokio::time::sleep(Duration::from_secs(1)) => self.beat(),
-            }
-        }
-    }
-}
-
-impl Drop for Beat {
-    fn drop(&mut self) {
-        let mut beats = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
-        beats.remove(&self.name);
+        self.stop.run_until_cancelled(self.clock.sleep(duration)).await.is_some()
     }
 }
 

@@ -6,6 +6,7 @@ mod support;
 
 mod architecture;
 mod bus_redis_streams;
+mod coordination;
 mod discovery_insert;
 mod discovery_results;
 mod embedded;

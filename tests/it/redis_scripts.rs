@@ -5,7 +5,6 @@ use std::time::Duration;
 use redis::Value;
 use taskd::{
     bus::{Bus, Reading, Topic, redis_streams::RedisStreams},
-    coordination::Coordination,
     model::{Offset, QueueName, ShardId, TaskId, WorkerName},
     queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Queue},
     redis_pool::{Batch, Redis, scripts},
@@ -111,22 +110,6 @@ async fn rust_and_lua_pack_the_same_bytes() {
         vec![0, 1, 127, 128, 255, 256, 65_535, 65_536, u64::from(u32::MAX), 1 << 32, 1_700_000_000_000];
     let as_text: Vec<String> = numbers.iter().map(u64::to_string).collect();
     assert_eq!(rmp_serde::to_vec(&numbers).unwrap(), lua(true, &as_text).await);
-}
-
-#[tokio::test]
-async fn a_lease_on_work_ends_when_the_clock_moves() {
-    let (_server, redis) = server().await;
-    let clock = Clock::of_this_machine();
-    let [a, b] = ["a", "b"].map(|process| Coordination::new(redis.clone(), process, clock.clone()));
-    let hour = Duration::from_secs(3600);
-    assert!(a.lease("work", hour).await.unwrap() && !b.lease("work", hour).await.unwrap());
-    clock.advance(hour / 2);
-    assert!(!b.lease("work", hour).await.unwrap());
-    assert!(a.lease("work", hour).await.unwrap(), "kept for another hour");
-    clock.advance(hour * 3 / 4);
-    assert!(!b.lease("work", hour).await.unwrap());
-    clock.advance(hour / 2);
-    assert!(b.lease("work", hour).await.unwrap() && !a.lease("work", hour).await.unwrap());
 }
 
 #[tokio::test]

@@ -60,7 +60,7 @@ impl Lead {
     pub(super) async fn wait(&self, cx: &Loop) -> bool {
         let mut until = self.until.subscribe();
         loop {
-            if until.borrow_and_update().is_some_and(|until| Instant::now() < until) {
+            if until.borrow_and_update().is_some_and(|until| cx.clock.now() < until) {
                 return true;
             }
             tokio::select! {
@@ -97,9 +97,9 @@ struct Candidate {
 impl Candidate {
     async fn run(self, cx: Loop) -> coordination::Result<()> {
         let until = &self.lead.until;
-        let mut since = Instant::now();
+        let mut since = cx.clock.now();
         loop {
-            let asked = Instant::now();
+            let asked = cx.clock.now();
             let leads = self.coordination.lease(WORK, LEASE).await?;
             let led = until.borrow().is_some_and(|until| asked < until);
             if leads != led {
@@ -112,7 +112,7 @@ impl Candidate {
             let mut pause = RENEW;
             // The loops of a new holder have had no time for a round.
             if leads
-                && since.elapsed() > self.stalls.after
+                && cx.clock.now() - since > self.stalls.after
                 && let Some(stalled) = self.stalls.first()
             {
                 tracing::debug!("{stalled} does not come round: another process may do the watchdog's work");
