@@ -3,7 +3,7 @@
 -- KEYS[1] -> <p>:{bus}:<topic>:<partition>             the stream
 -- KEYS[2] -> <p>:{bus}:<topic>:<partition>:committed   a stream id, "ms-seq"
 -- Returns {last id ever appended, first id that is still there or nil, last id that was ever acknowledged away,
---          committed id or nil}; 0-0 stands for an id that never was
+--          committed id or nil}; 0-0 where there never was an id
 
 local committed = redis.call('GET', KEYS[2])
 if redis.call('EXISTS', KEYS[1]) == 0 then

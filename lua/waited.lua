@@ -1,4 +1,4 @@
--- Writes a key that nobody reads, right before a WAIT. Redis waits for the last write of the same connection, and a
+-- Writes a key that no one reads, right before a WAIT. Redis waits for the last write of the same connection, and a
 -- call that repeats another connection's write changes nothing of its own.
 --
 -- KEYS[1] -> <p>:{…}:waited   string, gone after a minute

@@ -51,9 +51,8 @@ local function finish(id, t, status)
   count('live', -1)
 end
 
--- Offers one more replica of the task in a new element, which no worker has passed. The task's older elements may
--- stand where every worker has been, and count no more. `t` is the record before; the caller makes room in it
--- afterwards.
+-- Offers one more replica of the task in a new element, which no worker has passed. All workers may have passed the
+-- task's older elements, which count no more. `t` is the record before; the caller makes room in it afterwards.
 local function offer(id, t, lane)
   if left(t) <= 0 then
     count('open', 1)

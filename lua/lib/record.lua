@@ -61,7 +61,7 @@ local function left(t)
   return t[NUM] - #t[CREDITED] / 2 - #t[HELD] / 2 - #t[WAIT]
 end
 
--- Where the worker stands in a flat {worker, …, worker, …} list.
+-- The place of the worker in a flat list of pairs that begin with a worker.
 local function find_worker(list, worker)
   for i = 1, #list, 2 do if list[i] == worker then return i end end
 end
@@ -81,6 +81,6 @@ end
 -- An open task weighs its body and this: about what its record, element and lease take.
 local OVERHEAD = 400
 
--- The head of a larger body (priority, max_attempts, lease) also stands in the field id .. 'h', so that a script reads
--- nine bytes instead of a megabyte.
+-- The field id .. 'h' has the head of a larger body again (priority, max_attempts, lease), so that a script reads nine
+-- bytes instead of a megabyte.
 local LARGE, HEAD = 1024, 9

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 
-use super::{Error, Result};
+use super::error::{Error, Result};
 
 /// Callers that may wait for one combiner. More are refused.
 const MAX_WAITING: usize = 20_000;

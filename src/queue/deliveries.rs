@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Error, Rejection, Result, Shard, WorkerQueue};
+use super::{
+    error::{Error, Result},
+    shard::Shard,
+    types::Rejection,
+    worker::WorkerQueue,
+};
 use crate::{model::ShardId, redis_pool::scripts, runtime::Beat};
 
 /// How long deliveries gather before they are reported, where no claim takes them along.
@@ -16,11 +21,11 @@ const DELIVERIES_AGAIN: Duration = Duration::from_secs(1);
 impl WorkerQueue {
     /// Releases what could not be delivered and reports what was; at the stop, what is left. Runs once.
     pub async fn settle_deliveries(&self, beat: &Beat, stop: &CancellationToken) {
-        let Some(mut released) = self.0.0.released.lock().take() else { return };
+        let Some(mut released) = self.released() else { return };
         loop {
             tokio::select! {
                 Some((shard, items)) = beat.idle(released.recv()) => self.release(&shard, &items).await,
-                () = self.0.0.delivered.notified() => {
+                () = self.delivered().notified() => {
                     stop.run_until_cancelled(tokio::time::sleep(DELIVERIES_GATHER)).await;
                     if !self.report_deliveries().await {
                         stop.run_until_cancelled(tokio::time::sleep(DELIVERIES_AGAIN)).await;

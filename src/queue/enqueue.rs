@@ -3,7 +3,9 @@
 use std::ops::Deref;
 
 use super::{
-    Enqueue, Enqueued, Result, Shards,
+    error::Result,
+    shards::Shards,
+    types::{Enqueue, Enqueued},
     wire::{items, number, packed_strings, text},
 };
 use crate::{

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     model::ShardId,
-    redis_pool::{Call, Script, scripts::ShardKey},
+    redis_pool::{Call, Script, ShardKey},
 };
 
 /// The lanes in the order of their keys: each priority's retry lane before its lane.
@@ -53,7 +53,7 @@ impl ShardKeys {
         &self.0.lanes
     }
 
-    /// Written by calls that wait for replicas, and read by nobody.
+    /// Written by calls that wait for replicas, and read by no one.
     pub(super) fn waited(&self) -> &str {
         &self.0.waited
     }

@@ -4,11 +4,14 @@
 //! Each user has a type of its own, with what it may do: the fanout an [`Enqueuer`], the tasks service a
 //! [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them see the [`Shards`] of the process.
 
+mod calls;
 mod combiner;
 mod deliveries;
+mod delivery;
 mod enqueue;
 mod error;
 pub mod keys;
+mod notes;
 mod shard;
 mod shards;
 mod types;
@@ -17,20 +20,22 @@ mod wakes;
 mod wire;
 mod worker;
 
-use std::{ops::Deref, time::Duration};
+use std::ops::Deref;
 
 use uuid::Uuid;
 
 pub use self::{
+    delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},
     shard::Shard,
     shards::Shards,
     types::{
-        Claim, Closing, Code, Completion, Delivery, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
-        Granted, Inspected, Leased, Look, OutboxEntry, Promoted, RecordStatus, RejectMode, Rejection, Stats,
+        Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
+        Inspected, Leased, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode,
+        Rejection, Stats,
     },
-    upkeep::{FailedRound, Failing, LookFor, OUTBOX_FULL, OUTBOX_FULL_BYTES, Upkeep},
+    upkeep::{FailedRound, Failing, LookFor, Upkeep},
     wakes::{Waiter, Wakes},
     worker::WorkerQueue,
 };
@@ -82,13 +87,4 @@ impl Queue {
             async move { shards.listen(&cx).await }
         });
     }
-}
-
-/// A new seed for each call: Redis gives every script run the same one.
-fn seed() -> u32 {
-    Uuid::new_v4().as_fields().0 >> 1
-}
-
-fn ms(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

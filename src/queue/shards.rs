@@ -8,11 +8,14 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Error, Inspected, Result, Shard, Stats, Wakes, keys,
-    keys::ShardKeys,
-    shard::{Notes, Reach},
-    types::Undelivered,
-    upkeep::Awake,
+    calls::Reach,
+    delivery::Undelivered,
+    error::{Error, Result},
+    keys,
+    notes::Notes,
+    shard::{Process, Shard},
+    types::{Inspected, Stats},
+    wakes::Wakes,
     wire::{inspected, items, numbers, text, unsigned},
 };
 use crate::{
@@ -26,42 +29,27 @@ use crate::{
 pub struct Shards(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
-    pub(super) redis: Redis,
+    process: Process,
     /// Names this process to the others.
-    pub(super) process: String,
-    pub(super) clock: Clock,
-    pub(super) wakes: Arc<Wakes>,
+    name: String,
+    wakes: Arc<Wakes>,
     shards: RwLock<BTreeMap<QueueName, Vec<Arc<Shard>>>>,
-    pub(super) release: mpsc::UnboundedSender<Undelivered>,
-    pub(super) released: Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
-    /// Some shard has deliveries to report.
-    pub(super) delivered: Arc<Notify>,
-    pub(super) awake: Arc<Awake>,
-    /// Calls under way.
-    pub(super) calls: TaskTracker,
+    released: Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
 }
 
 impl Shards {
-    pub(super) fn new(redis: Redis, process: String, clock: Clock) -> Self {
+    pub(super) fn new(redis: Redis, name: String, clock: Clock) -> Self {
         let (release, released) = mpsc::unbounded_channel();
-        Self(Arc::new(Inner {
-            redis,
-            process,
-            clock,
-            wakes: Arc::default(),
-            shards: RwLock::default(),
-            release,
-            released: Mutex::new(Some(released)),
-            delivered: Arc::default(),
-            awake: Arc::default(),
-            calls: TaskTracker::new(),
-        }))
+        let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
+        let process = Process { redis, clock, release, delivered, awake, calls };
+        let (wakes, shards) = (Arc::default(), RwLock::default());
+        Self(Arc::new(Inner { process, name, wakes, shards, released: Mutex::new(Some(released)) }))
     }
 
     /// Waits for the calls under way.
     pub async fn drained(&self) {
-        self.0.calls.close();
-        self.0.calls.wait().await;
+        self.0.process.calls.close();
+        self.0.process.calls.wait().await;
     }
 
     // --- wakes
@@ -82,7 +70,7 @@ impl Shards {
             Some(name) => self.shards_of(name).iter().for_each(|shard| shard.touch()),
             None => self.all().iter().for_each(|shard| shard.touch()),
         };
-        self.0.wakes.listen(&self.0.redis, cx, woken).await
+        self.0.wakes.listen(&self.0.process.redis, cx, woken).await
     }
 
     pub(super) fn wake_channel(&self) -> String {
@@ -113,8 +101,8 @@ impl Shards {
             if of_queue.iter().any(|shard| shard.id == *id) {
                 return;
             }
-            let shard = Arc::new(Shard::new(self, id));
-            self.0.awake.wake(&shard.notes);
+            let shard = Arc::new(Shard::new(&self.0.process, id));
+            self.0.process.awake.wake(&shard.notes);
             of_queue.push(shard);
             of_queue.sort_by_key(|shard| shard.id.number);
         }
@@ -143,7 +131,7 @@ impl Shards {
 
     pub(super) fn awake(&self) -> Vec<Arc<Notes>> {
         let shards = self.0.shards.read();
-        self.0.awake.list(self.0.clock.now(), |notes| {
+        self.0.process.awake.list(self.0.process.clock.now(), |notes| {
             let of_queue = shards.get(&notes.id.queue);
             of_queue.is_some_and(|of_queue| of_queue.iter().any(|shard| Arc::ptr_eq(&shard.notes, notes)))
         })
@@ -206,33 +194,41 @@ impl Shards {
         items: usize,
         args: impl FnOnce(&mut Call),
     ) -> Result<Value> {
-        let mut call = self.keys(shard).call(script, self.now()).of_items(items);
+        let mut call = self.reach(shard).call(script).of_items(items);
         args(&mut call);
         Ok(call.run(&mut self.conn()).await?)
     }
 
     pub(super) fn reach(&self, shard: &ShardId) -> Reach {
-        Reach { redis: self.0.redis.clone(), keys: self.keys(shard), clock: self.0.clock.clone() }
+        self.0.process.reach(shard)
     }
 
-    fn keys(&self, shard: &ShardId) -> ShardKeys {
-        ShardKeys::new(self.prefix(), shard)
+    // --- for deliveries
+
+    pub(super) fn release(&self) -> mpsc::UnboundedSender<Undelivered> {
+        self.0.process.release.clone()
     }
 
-    /// The time for scripts; `None` unless a test has moved it.
-    pub(super) fn now(&self) -> Option<i64> {
-        self.0.clock.moved_unix_ms()
+    /// Leases that were not delivered; once.
+    pub(super) fn released(&self) -> Option<mpsc::UnboundedReceiver<Undelivered>> {
+        self.0.released.lock().take()
     }
+
+    pub(super) fn delivered(&self) -> &Notify {
+        &self.0.process.delivered
+    }
+
+    // --- Redis
 
     pub(super) fn conn(&self) -> Connection {
-        self.0.redis.conn()
+        self.0.process.redis.conn()
     }
 
     pub(super) fn prefix(&self) -> &str {
-        self.0.redis.prefix()
+        self.0.process.redis.prefix()
     }
 
     pub(super) fn process(&self) -> &str {
-        &self.0.process
+        &self.0.name
     }
 }

@@ -1,13 +1,15 @@
 //! What callers ask of the queue, and what it answers.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
 
-use super::shard::Notes;
-use super::{Error, Result};
-use crate::model::{LeaseToken, Offset, Priority, ShardId, TaskId, WorkerName};
+use super::error::{Error, Result};
+use crate::model::{LeaseToken, Offset, Priority, TaskId, WorkerName};
+
+/// Entries and bytes in a shard's outbox at which claims and expiries pause.
+pub const OUTBOX_FULL: usize = 10_000;
+pub const OUTBOX_FULL_BYTES: usize = 64 << 20;
 
 /// A task to enqueue, as `pipeline` has it.
 #[derive(Clone, Debug)]
@@ -72,74 +74,6 @@ pub struct Leased {
     /// Of `model::body_blob`.
     pub body: Bytes,
     pub expires_unix_ms: i64,
-}
-
-/// Leases of a shard that were not delivered.
-pub(super) type Undelivered = (ShardId, Vec<Rejection>);
-
-/// The answer to a claim.
-pub struct Granted {
-    pub tasks: Vec<Leased>,
-    /// The scan ended at its bound: ask again before waiting.
-    pub more: bool,
-    pub delivery: Delivery,
-}
-
-impl Granted {
-    pub fn len(&self) -> usize {
-        self.tasks.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.tasks.is_empty()
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.tasks.iter().map(|task| task.body.len()).sum()
-    }
-
-    /// The tasks, taken as delivered.
-    pub fn deliver(self) -> Vec<Leased> {
-        self.delivery.delivered();
-        self.tasks
-    }
-}
-
-/// Leases on their way to their worker.
-///
-/// Dropped before [`Delivery::delivered`], it releases them at no cost, because no worker has seen them. A process that
-/// dies in between costs nothing either: the lease runs out, and its grant is known as undelivered.
-pub struct Delivery {
-    pub(super) worker: WorkerName,
-    pub(super) leases: Vec<(TaskId, LeaseToken)>,
-    pub(super) shard: ShardId,
-    pub(super) notes: Arc<Notes>,
-    pub(super) release: mpsc::UnboundedSender<Undelivered>,
-}
-
-impl Delivery {
-    /// The worker has the leases: their failures count from now on.
-    pub fn delivered(mut self) {
-        if let Some((_, token)) = self.leases.first() {
-            self.notes.note_delivered(token.grant);
-        }
-        self.leases.clear();
-    }
-}
-
-impl Drop for Delivery {
-    fn drop(&mut self) {
-        if self.leases.is_empty() {
-            return;
-        }
-        let worker = &self.worker;
-        let back = self.leases.drain(..).map(|(id, token)| {
-            let mode = RejectMode::Release;
-            Rejection { id, token, worker: worker.clone(), mode, reason: String::new() }
-        });
-        // The receiver is gone only when the process ends; the leases run out then.
-        drop(self.release.send((self.shard.clone(), back.collect())));
-    }
 }
 
 /// A completion of one task.

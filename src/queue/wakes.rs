@@ -7,7 +7,10 @@ use futures::{FutureExt, StreamExt};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use super::{Error, Result, keys};
+use super::{
+    error::{Error, Result},
+    keys,
+};
 use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
 
 /// How often the connection is pinged, and how long its answer may take. Wakes may be missed meanwhile.

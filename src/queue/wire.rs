@@ -8,9 +8,22 @@ use serde::{
     Deserialize, Deserializer, Serialize,
     de::{self, SeqAccess, Visitor},
 };
+use uuid::Uuid;
 
-use super::{Code, Error, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus, Result, ms};
+use super::{
+    error::{Error, Result},
+    types::{Code, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus},
+};
 use crate::model::TaskId;
+
+/// A new seed for each call: Redis gives every script run the same one.
+pub(super) fn seed() -> u32 {
+    Uuid::new_v4().as_fields().0 >> 1
+}
+
+pub(super) fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// A msgpack array of texts as `cmsgpack` reads it, '' when there are none.
 pub(super) fn packed_strings(texts: &[String]) -> Vec<u8> {

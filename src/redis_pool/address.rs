@@ -3,15 +3,19 @@
 use std::{path::Path, time::Duration};
 
 use redis::{
-    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, TlsCertificates,
+    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, TlsCertificates,
     aio::{MultiplexedConnection, PubSub},
     cluster::{ClusterClient, ClusterClientBuilder},
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 
-use super::{CONNECT, Error, RESPONSE, timed_out, without_password};
-use crate::config::RedisAccess;
+use super::error::Error;
+use crate::config::{RedisAccess, without_password};
 
+/// How long a connection may take.
+pub(super) const CONNECT: Duration = Duration::from_secs(5);
+/// How long a call waits for its answer. A call that fails then may have been carried out.
+pub(super) const RESPONSE: Duration = Duration::from_secs(10);
 /// The schemes of clusters; the rest is as in `redis://` and `rediss://`, with several hosts between commas.
 const CLUSTER: [(&str, &str); 2] = [("redis+cluster://", "redis://"), ("rediss+cluster://", "rediss://")];
 /// Retries of a cluster's call, redirections and waits for a restarting node included. [`RESPONSE`] ends them all.
@@ -121,6 +125,10 @@ impl Address {
 fn tcp_settings() -> TcpSettings {
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_AFTER);
     TcpSettings::default().set_nodelay(true).set_keepalive(probes).set_user_timeout(GONE_AFTER)
+}
+
+pub(super) fn timed_out() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 
 /// `user:password@a:1,b:2/` as a URL for each host.

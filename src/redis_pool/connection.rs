@@ -10,7 +10,7 @@ use redis::{
     cluster_async::ClusterConnection,
 };
 
-use super::{CONNECT, RESPONSE, address::Address, timed_out};
+use super::address::{Address, CONNECT, RESPONSE, timed_out};
 
 /// A pipelined connection that many callers share. Clones are the same connection. Never for commands that block.
 ///

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::{Cmd, InfoDict, Value, aio::MultiplexedConnection};
 
-use super::{Batch, Error, scripts, version};
+use super::{check::version, error::Error, script::Batch, scripts};
 use crate::config::RedisAccess;
 
 /// What a write waits for, in the exchange that makes it.

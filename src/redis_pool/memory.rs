@@ -2,7 +2,7 @@
 
 use redis::{InfoDict, RedisError, Value};
 
-use super::Redis;
+use super::server::Redis;
 
 /// The memory of one server in bytes, as far as it counts for `maxmemory`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl Redis {
                 .into_iter()
                 .map(|(server, info)| read(redis::from_redis_value(server.extract_error()?)?, info))
                 .collect(),
-            info => Ok(vec![read(self.address.seed().addr().to_string(), info)?]),
+            info => Ok(vec![read(self.address().seed().addr().to_string(), info)?]),
         }
     }
 }

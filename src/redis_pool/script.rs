@@ -6,7 +6,6 @@ use redis::{
     Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, ToRedisArgs, Value, aio::ConnectionLike,
 };
 
-use super::scripts::ShardKey;
 use crate::telemetry::metrics;
 
 /// One file of `lua/` behind the libraries that it uses: one text for Redis, with one SHA.
@@ -17,6 +16,21 @@ pub struct Script {
     pub(super) sha: LazyLock<String>,
     /// `None`: the script belongs to no shard.
     pub(super) of_shard: Option<OfShard>,
+}
+
+/// The keys of a shard, by the names that scripts call them; `lua/README.md` describes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardKey {
+    GENERATION,
+    RECORDS,
+    BODIES,
+    LEASES,
+    DELAYED,
+    COUNTERS,
+    OUTBOX,
+    FINALS,
+    OFFSET,
+    UNDELIVERED,
 }
 
 /// What a script gets of a shard.

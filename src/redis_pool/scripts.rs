@@ -1,27 +1,12 @@
-//! The table of all scripts. A row names the file in `lua/`, the libraries before it, whether a full Redis runs it, and,
-//! for a script of a shard, its keys in the order in which it gets them.
+//! The table of all scripts. A row names the file in `lua/`, the libraries before it, whether a full Redis runs it,
+//! and, for a script of a shard, its keys in the order in which it gets them.
 //!
 //! A script that frees memory, or on which such a script depends, writes `at_full_memory` too; the others are refused
 //! there when they write.
 
 use std::sync::LazyLock;
 
-use super::script::{OfShard, Script};
-
-/// The keys of a shard, by the names that scripts call them; `lua/README.md` describes them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShardKey {
-    GENERATION,
-    RECORDS,
-    BODIES,
-    LEASES,
-    DELAYED,
-    COUNTERS,
-    OUTBOX,
-    FINALS,
-    OFFSET,
-    UNDELIVERED,
-}
+use super::script::{OfShard, Script, ShardKey};
 
 macro_rules! flags {
     (at_full_memory) => {

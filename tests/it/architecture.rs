@@ -68,8 +68,6 @@ const KNOWN_CIRCLES: &[&str] = &[
     "src/config",
     "src/pipelines/discovery",
     "src/pipelines/tasks",
-    "src/queue",
-    "src/redis_pool",
     "src/store/sql",
 ];
 

@@ -1,8 +1,9 @@
-//! The queue beside a small model: random histories step by step, the shortest history of each rule, and many workers at once.
+//! The queue beside a small model: random histories step by step, the shortest history of each rule, and many workers at
+//! once.
 //!
-//! In the model a worker may have what is left of a task that it neither holds nor was credited with, and must get all of that if it asks:
-//! where the pointers stand is no excuse. Nothing sleeps: true deadlines are an hour off, and time passes where a step writes a score
-//! into the past.
+//! In the model a worker may have what is left of a task that it neither holds nor was credited with. A worker that asks
+//! gets all of that, wherever the pointers are. Nothing sleeps: true deadlines are an hour off, and a step makes time
+//! pass by writing a score into the past.
 
 #[path = "queue_property/checked.rs"]
 mod checked;
@@ -451,7 +452,8 @@ async fn live(queue: &Queue, shard: &ShardId) -> u64 {
     queue.stats(shard).await.expect("stats").live
 }
 
-/// Claims, completes (one in four twice at once), refuses and forgets until nothing is live; answers the reports that were answered OK.
+/// Claims, completes (one in four twice at once), rejects and forgets until nothing is live. Answers the reports of the
+/// completions that were answered OK.
 async fn work(queue: Queue, shard: Arc<Shard>, name: WorkerName, mut dice: Dice) -> Vec<String> {
     let (mut credits, mut late) = (Vec::new(), Vec::<Leased>::new());
     loop {

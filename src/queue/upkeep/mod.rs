@@ -1,20 +1,20 @@
 //! For the watchdog and the forwarder: what ran out of time, what is to be reported, which shards close.
 
-mod awake;
 mod failing;
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
 use futures::StreamExt;
 
-pub(super) use self::awake::Awake;
 pub use self::failing::{FailedRound, Failing};
 use super::{
-    Closing, Error, Expired, Look, OutboxEntry, Promoted, Result, Shards,
     enqueue::AT_ONCE as KEYS_AT_ONCE,
-    keys, ms, seed,
-    shard::Notes,
-    wire::{items, look, number, numbers, outbox_entry, packed_ms, task_id, unsigned},
+    error::{Error, Result},
+    keys,
+    notes::Notes,
+    shards::Shards,
+    types::{Closing, Expired, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
+    wire::{items, look, ms, number, numbers, outbox_entry, packed_ms, seed, task_id, unsigned},
 };
 use crate::{
     model::{Offset, ShardId, TaskId},
@@ -24,10 +24,6 @@ use crate::{
 /// How long a forwarder owns a shard's outbox. Entries that are still there afterwards mean that it died, or that the
 /// bus is down.
 const FORWARDING: Duration = Duration::from_secs(3);
-
-/// Entries and bytes in a shard's outbox at which claims and expiries pause.
-pub const OUTBOX_FULL: usize = 10_000;
-pub const OUTBOX_FULL_BYTES: usize = 64 << 20;
 
 /// Shards that are asked at once.
 const AT_ONCE: usize = 64;

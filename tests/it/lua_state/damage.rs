@@ -1,4 +1,5 @@
-//! What no script wrote: a record or a body that cannot be read. It holds up nobody, and goes, so that the reconciler brings the task back.
+//! A record or a body that no script wrote and that cannot be read. It holds up no other task, and goes, so that the
+//! reconciler brings the task back.
 
 use taskd::redis_pool::{Call, scripts};
 

@@ -163,7 +163,8 @@ async fn enqueue_counts_what_waits_for_its_time_against_the_bound_on_live_tasks_
     let f = Fixture::new().await;
     let later = NOW + 600_000;
     let tasks = [("1-0", 'a', 1, later), ("2-0", 'b', 1, later), ("3-0", 'c', 1, 0), ("4-0", 'd', 1, 0)];
-    // High water 1: two that wait are not ahead of anybody, the third is the first in a lane, the fourth is one too many.
+    // High water 1: the two that wait are ahead of no worker, the third is the first in a lane, the fourth is one too
+    // many.
     let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "", "4-0", 1, &tasks)).await.expect("enqueue");
     assert_eq!(flat(answer), ["ok", "3", "3", "0"]);
     let before = f.state().await;

@@ -566,7 +566,8 @@ impl Checked {
         first.map(|(id, _)| i64::try_from(id.0.as_u128() >> 80).expect("48 bits")).min()
     }
 
-    /// An element leaves the tail when it is spent; a sweep may also put it in front again. Who has something left is offered.
+    /// An element leaves the tail when it is spent; a sweep may also put it in front again. A task with something left
+    /// is offered.
     fn compare_lanes(&mut self, lanes: &[Vec<Vec<u8>>], gone: &[Option<usize>], swept: bool) {
         let model = &mut self.model;
         let live = |(id, offer): &(TaskId, u32)| model.tasks.get(id).is_some_and(|task| task.is_offered_by(*offer));
