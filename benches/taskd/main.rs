@@ -4,6 +4,9 @@
 //! Figures depend on the machine and its mood, ratios much less: each is taken run by run against limits measured a moment before. A run
 //! that lost or doubled a task, or in which anything was answered otherwise than it should be, ends with an error and without a figure.
 
+// A run awaits what it spawns, or ends with it.
+#![allow(clippy::disallowed_methods)]
+
 mod claim;
 mod daemon;
 mod database;

@@ -37,7 +37,7 @@ use crate::{
     telemetry::metrics,
 };
 
-/// What stays from round to round.
+/// The backends that stay from round to round.
 pub(super) struct Backends {
     pub(super) settings: Arc<Settings>,
     pub(super) redis: Redis,
@@ -238,7 +238,7 @@ async fn drain(
     Ok(())
 }
 
-/// Whether an error without a type ends the round.
+/// True if an error without a type ends the round.
 fn is_lost(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(bus::Error::is_lost)
 }

@@ -29,7 +29,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed later.
+    /// True if the same call may succeed later.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Redis(_))
     }

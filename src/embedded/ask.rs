@@ -14,7 +14,7 @@ async fn connect(url: &str) -> redis::RedisResult<MultiplexedConnection> {
     redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
 }
 
-/// Whether the server answers and has loaded its data: it refuses PING until then.
+/// True if the server answers and has loaded its data: it refuses PING until then.
 pub(super) async fn is_ready(url: &str) -> bool {
     let Ok(mut conn) = connect(url).await else { return false };
     redis::cmd("PING").query_async::<String>(&mut conn).await.is_ok()

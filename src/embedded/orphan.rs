@@ -61,7 +61,7 @@ impl Traces<'_> {
         self.is_ours(pid).then_some(pid)
     }
 
-    /// Whether this process is a redis-server that works in the folder. Its pid may have been another process's.
+    /// True if this process is a redis-server that works in the folder. Its pid may have been another process's.
     fn is_ours(&self, pid: u32) -> bool {
         let command = fs::read(proc(pid, "cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command);
@@ -100,7 +100,7 @@ async fn gone(pid: u32, limit: Duration) -> bool {
     .is_ok()
 }
 
-/// Whether a process runs. A zombie counts as gone: it has let go of its files.
+/// True if a process runs. A zombie counts as gone: it has let go of its files.
 fn alive(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(proc(pid, "stat")) else { return false };
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
@@ -111,7 +111,7 @@ fn proc(pid: u32, file: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{file}"))
 }
 
-/// Whether two paths lead to one folder. Links and mounts give it several names.
+/// True if two paths lead to one folder. Links and mounts give it several names.
 fn same_folder(a: &Path, b: &Path) -> bool {
     match (a.metadata(), b.metadata()) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),

@@ -73,6 +73,11 @@ impl Clock {
         self.0.skipped.send_modify(|skipped| *skipped += duration);
     }
 
+    /// The time that tests have skipped. A clock that does not follow this one, such as the database's, lacks it.
+    pub fn skipped(&self) -> Duration {
+        *self.0.skipped.borrow()
+    }
+
     /// The time for scripts after a test has moved it. `None`: Redis's own clock decides.
     pub fn moved_unix_ms(&self) -> Option<i64> {
         (!self.0.skipped.borrow().is_zero()).then(|| self.now_unix_ms())

@@ -26,6 +26,10 @@ impl Progress {
         Self { beats: Arc::default(), clock }
     }
 
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
     /// Registers a loop until its beat is dropped.
     pub fn register(&self, name: impl Into<String>) -> Beat {
         let beat = Beat { name: name.into(), progress: self.clone() };
@@ -48,6 +52,10 @@ pub struct Beat {
 }
 
 impl Beat {
+    pub(super) fn clock(&self) -> &Clock {
+        self.progress.clock()
+    }
+
     /// Shows that the loop is alive.
     pub fn beat(&self) {
         let now = self.progress.clock.now();

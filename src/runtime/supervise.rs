@@ -24,7 +24,7 @@ const HEALTHY: Duration = Duration::from_secs(30);
 
 /// The error of a supervised loop.
 pub trait LoopError: Error + Send + Sync + 'static {
-    /// Whether only a new round of the process helps. The supervisor then does not run the loop again.
+    /// True if only a new round of the process helps. The supervisor then does not run the loop again.
     fn ends_round(&self) -> bool {
         false
     }
@@ -46,7 +46,6 @@ pub struct Supervisor {
     stop: CancellationToken,
     tasks: TaskTracker,
     progress: Progress,
-    clock: Clock,
     ends_round: fn(&anyhow::Error) -> bool,
     round_end: Arc<SetOnce<Box<dyn LoopError>>>,
 }
@@ -67,8 +66,7 @@ impl Supervisor {
         Self {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
-            progress: Progress::new(clock.clone()),
-            clock,
+            progress: Progress::new(clock),
             ends_round: |_| false,
             round_end: Arc::default(),
         }
@@ -101,8 +99,7 @@ impl Supervisor {
         Fut: Future<Output = Result<(), E>> + Send + 'static,
         E: LoopError,
     {
-        let beat = Arc::new(self.progress.register(name));
-        let cx = Loop { beat, stop: self.stop.clone(), clock: self.clock.clone() };
+        let cx = Loop { beat: Arc::new(self.progress.register(name)), stop: self.stop.clone() };
         self.supervise(name.to_owned(), policy, move || {
             let run = run(cx.clone());
             async move { run.await.map_err(|error| Box::new(error) as Box<dyn LoopError>) }
@@ -131,12 +128,13 @@ impl Supervisor {
         F: FnMut() -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), Box<dyn LoopError>>> + Send + 'static,
     {
-        let (stop, clock, round_end) = (self.stop.clone(), self.clock.clone(), Arc::clone(&self.round_end));
+        let (stop, clock, round_end) = (self.stop.clone(), self.progress.clock().clone(), Arc::clone(&self.round_end));
         self.tasks.spawn(async move {
             let mut failures = Failures::new(name.clone());
             loop {
                 let started = Instant::now();
                 // The run has a task of its own, so a panic ends the run and not its supervision.
+                #[allow(clippy::disallowed_methods)] // this loop awaits it
                 let error = match tokio::spawn(make()).await {
                     Ok(Ok(())) => break,
                     Ok(Err(error)) => error,
@@ -181,7 +179,7 @@ impl Supervisor {
     }
 }
 
-/// What follows an error or a panic of a loop.
+/// The rule for an error or a panic of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The loop runs again after a pause, unless its error [ends the round](LoopError::ends_round).
@@ -259,7 +257,6 @@ pub fn pauses() -> impl Iterator<Item = Duration> + Send {
 pub struct Loop {
     pub beat: Arc<Beat>,
     pub stop: CancellationToken,
-    pub clock: Clock,
 }
 
 impl Loop {
@@ -274,8 +271,13 @@ impl Loop {
     }
 
     /// Waits for `duration` of the clock's time; false at the stop.
+    pub async fn pause_by(&self, clock: &Clock, duration: Duration) -> bool {
+        self.stop.run_until_cancelled(clock.sleep(duration)).await.is_some()
+    }
+
+    /// Waits for `duration` of the supervisor's time; false at the stop.
     pub async fn pause(&self, duration: Duration) -> bool {
-        self.stop.run_until_cancelled(self.clock.sleep(duration)).await.is_some()
+        self.pause_by(self.beat.clock(), duration).await
     }
 }
 

@@ -67,7 +67,9 @@ const KNOWN_CIRCLES: &[&str] = &[
     "src/bus/redis_streams",
     "src/config",
     "src/pipelines/discovery",
+    "src/pipelines/fanout",
     "src/pipelines/tasks",
+    "src/pipelines/watchdog",
     "src/store/sql",
 ];
 

@@ -302,7 +302,8 @@ fn a_folder_has_one_taskd() {
     assert_eq!(
         error,
         format!(
-            "data folder {shown} is in use by another taskd (pid {pid}); stop it, or choose another folder with --data-dir"
+            "data folder {shown} is in use by another taskd (pid {pid}); stop it, or choose another folder with \
+             --data-dir"
         )
     );
     drop(first);
@@ -374,7 +375,10 @@ async fn a_server_that_is_killed_at_its_start_is_started_again() {
     let folder = Folder::new();
     let data = folder.lock();
     let once = folder.path.join("killed-once");
-    let script = r#"printf '#!/bin/sh\n[ "$1" = --version ] || ! mkdir "$0.was-here" 2>/dev/null || kill -9 $$\nexec redis-server "$@"\n' > "$0" && chmod +x "$0""#;
+    let script = concat!(
+        r#"printf '#!/bin/sh\n[ "$1" = --version ] || ! mkdir "$0.was-here" 2>/dev/null || kill -9 $$\n"#,
+        r#"exec redis-server "$@"\n' > "$0" && chmod +x "$0""#
+    );
     assert!(Command::new("sh").args(["-c", script]).arg(&once).status().expect("sh").success());
     let server = RedisServer::start_binary(&data, once.to_str().expect("a path")).await.expect("the second time");
     assert_eq!(get(server.url()).await, None);

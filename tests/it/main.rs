@@ -1,5 +1,8 @@
 //! The quick tests: everything that needs no more than a redis-server and SQLite.
 
+// A test awaits what it spawns, or ends with it.
+#![allow(clippy::disallowed_methods)]
+
 #[macro_use]
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,8 +1,8 @@
 //! Circles between files: the arrows of one file to another, and the files that reach themselves by them.
 //!
 //! An arrow leads from a file to the file that *defines* what it uses: a name that a `mod.rs` only re-exports leads to
-//! the child behind it. Declarations (`mod x;`) are no arrows, nor are re-exports (`pub use`) of names that the file does
-//! not use itself. So a `mod.rs` may be the front of its folder. Tests (`#[cfg(test)]`) may use everything.
+//! the child behind it. Declarations (`mod x;`) are no arrows, nor are re-exports (`pub use`) of names that the file
+//! does not use itself. So a `mod.rs` may be the front of its folder. Tests (`#[cfg(test)]`) may use everything.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -228,7 +228,7 @@ fn is_word(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// Whether a path or a name begins at this token: not what follows `::` or `.`.
+/// True if a path or a name begins at this token: not what follows `::` or `.`.
 fn is_start(tokens: &[String], at: usize) -> bool {
     is_word(&tokens[at])
         && (at == 0
@@ -280,7 +280,7 @@ fn tree(tokens: &[String]) -> Vec<(Names, String)> {
                 Some((only, [])) if only == "self" => {
                     (vec![first.clone()], if bound == "self" { first.clone() } else { bound })
                 }
-                _ => ([&[first.clone()], &path[..]].concat(), bound),
+                _ => ([std::slice::from_ref(first), &path[..]].concat(), bound),
             });
             below.collect()
         }
