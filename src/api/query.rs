@@ -6,7 +6,7 @@ use futures::StreamExt as _;
 
 use crate::{
     model::{self, QueueName, ShardId, StoredStatus, TaskId},
-    queue::{self, Inspected, Queue, RecordStatus},
+    queue::{self, Inspected, RecordStatus, Shards},
     runtime::Clock,
     store::{ResultRow, Store, TaskDetail},
     wire::pb,
@@ -56,12 +56,12 @@ pub struct QueueOverview {
 #[derive(Clone)]
 pub struct Handle {
     store: Arc<dyn Store>,
-    queue: Queue,
+    queue: Shards,
     clock: Clock,
 }
 
 impl Handle {
-    pub fn new(store: Arc<dyn Store>, queue: Queue, clock: Clock) -> Self {
+    pub fn new(store: Arc<dyn Store>, queue: Shards, clock: Clock) -> Self {
         Self { store, queue, clock }
     }
 

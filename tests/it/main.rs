@@ -28,6 +28,7 @@ mod lua_state;
 mod moved_time;
 mod partitions;
 mod queue_property;
+mod redis_scripts;
 mod silent_connections;
 mod store_sqlite;
 mod tasks_service;

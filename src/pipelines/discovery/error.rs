@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use redis::RedisError;
-
-use crate::{bus, pipelines::publishing, runtime::LoopError, store};
+use crate::{bus, dedup, pipelines::publishing, runtime::LoopError, store};
 
 /// Why an insert was not answered per task. Nothing of it is promised.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -37,7 +35,7 @@ pub enum Failure {
     #[error(transparent)]
     Publish(#[from] publishing::Error),
     #[error(transparent)]
-    Filter(#[from] RedisError),
+    Filter(#[from] dedup::Error),
 }
 
 impl LoopError for Failure {

@@ -7,7 +7,7 @@ use crate::{
     config::Settings,
     coordination::Coordination,
     pipelines::{admission::Gates, publishing::DeadLetters},
-    queue::Queue,
+    queue::Enqueuer,
     runtime::Clock,
     store::Store,
 };
@@ -17,7 +17,7 @@ use crate::{
 pub struct Context {
     pub store: Arc<dyn Store>,
     pub bus: Arc<dyn Bus>,
-    pub queue: Queue,
+    pub queue: Enqueuer,
     pub coordination: Coordination,
     pub letters: DeadLetters,
     pub gates: Gates,

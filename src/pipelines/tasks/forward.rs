@@ -17,7 +17,7 @@ use crate::{
     bus::{self, Bus, Record, Topic},
     config::Settings,
     model::ShardId,
-    queue::{self, Event, Failing, LookFor, Queue},
+    queue::{self, Event, Failing, LookFor, Upkeep},
     runtime::{Beat, Supervisor},
     telemetry::metrics,
     wire::pb,
@@ -54,21 +54,21 @@ impl Reported {
 }
 
 pub(super) fn start(
-    queue: &Queue,
+    queue: Upkeep,
     bus: Arc<dyn Bus>,
     reported: Arc<Reported>,
     settings: &Settings,
     supervisor: &Supervisor,
 ) {
     let look_for = LookFor { max_age: LOOK_EVERY, grace: settings.watchdog.grace, horizon: settings.watchdog.horizon };
-    let forwarder = Forwarder { queue: queue.clone(), bus, reported, look_for };
+    let forwarder = Forwarder { queue, bus, reported, look_for };
     let (beat, stop) = (Arc::new(supervisor.progress().register("tasks/forward")), supervisor.stop_token());
     supervisor.spawn("tasks/forward", move || forwarder.clone().run(Arc::clone(&beat), stop.clone()));
 }
 
 #[derive(Clone)]
 struct Forwarder {
-    queue: Queue,
+    queue: Upkeep,
     bus: Arc<dyn Bus>,
     reported: Arc<Reported>,
     look_for: LookFor,

@@ -18,7 +18,7 @@ use crate::{
     bus::Bus,
     config::Settings,
     model::{WorkerName, validate},
-    queue::{self, Queue},
+    queue::{self, Queue, WorkerQueue},
     runtime::Supervisor,
     store::Store,
     telemetry::metrics::{self, CallResult, Method},
@@ -44,7 +44,7 @@ impl From<queue::Error> for Error {
 /// How callers reach the service. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
-    queue: Queue,
+    queue: WorkerQueue,
     store: Arc<dyn Store>,
     settings: Arc<Settings>,
     /// Tells the forwarder which outboxes have something.
@@ -63,8 +63,9 @@ pub fn start(
     supervisor: &Supervisor,
 ) -> Handle {
     let reported = Arc::<Reported>::default();
-    forward::start(&queue, bus, Arc::clone(&reported), settings, supervisor);
+    forward::start(queue.upkeep, bus, Arc::clone(&reported), settings, supervisor);
     let (beat, stop) = (Arc::new(supervisor.progress().register("tasks/deliveries")), supervisor.stop_token());
+    let queue = queue.worker;
     let deliveries = queue.clone();
     supervisor.spawn("tasks/deliveries", move || {
         let (queue, beat, stop) = (deliveries.clone(), Arc::clone(&beat), stop.clone());

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
@@ -14,7 +15,7 @@ use crate::{
     model::{
         self, LeaseNumber, LeaseToken, MAX_RECORD_BYTES, QueueName, ShardId, StoredStatus, TaskId, WorkerName, validate,
     },
-    queue::{self, Code, Completion, Extension, HandBack, How},
+    queue::{self, Code, Completion, Extension, RejectMode, Rejection},
     store::StateFor,
     telemetry::metrics::{self, Method, Rejected},
     wire::pb,
@@ -72,7 +73,7 @@ impl Handle {
         if asked.is_empty() {
             return;
         }
-        let states = self.store.states_for(worker, &asked).await;
+        let states = self.store.states_for(worker, &asked).await.map_err(Arc::new);
         let states = states.map(|states| states.into_iter().map(|state| (state.id, state)).collect::<HashMap<_, _>>());
         for (place, answer) in answers.iter_mut().filter(|(_, answer)| unsure(answer)) {
             let (id, lease) = &leases[place];
@@ -82,7 +83,7 @@ impl Handle {
                         *answer = Ok(code);
                     }
                 }
-                Err(error) => *answer = Err(queue::Error::Unsure(error.to_string())),
+                Err(error) => *answer = Err(queue::Error::Unsure(Arc::clone(error) as _)),
             }
         }
     }
@@ -132,10 +133,10 @@ impl Handle {
         let shards: BTreeSet<_> = items.iter().map(|placed| placed.item.token.shard.clone()).collect();
         let answers = per_shard(
             items,
-            |item: &HandBack| item.token.shard.clone(),
+            |item: &Rejection| item.token.shard.clone(),
             |shard, items| async move {
                 let backoff = &self.settings.queues.get(&shard.queue).backoff;
-                self.queue.hand_back(&shard, &items, backoff).await
+                self.queue.reject(&shard, &items, backoff).await
             },
         );
         let answers = answers.await;
@@ -210,7 +211,7 @@ fn lease(id: &str, token: &str) -> Result<(TaskId, LeaseToken), String> {
     Ok((id, token.parse().map_err(|e: model::InvalidToken| e.to_string())?))
 }
 
-fn rejection(worker: &WorkerName, item: pb::Rejection) -> Result<HandBack, String> {
+fn rejection(worker: &WorkerName, item: pb::Rejection) -> Result<Rejection, String> {
     const MAX_REASON_BYTES: usize = 4096;
     let (id, token) = lease(&item.id, &item.lease_token)?;
     if item.reason.len() > MAX_REASON_BYTES {
@@ -220,11 +221,11 @@ fn rejection(worker: &WorkerName, item: pb::Rejection) -> Result<HandBack, Strin
     if let Some(delay) = delay.filter(|delay| *delay > MAX_REJECT_DELAY) {
         return Err(format!("delay is {}s; at most {}s, 365 days", delay.as_secs(), MAX_REJECT_DELAY.as_secs()));
     }
-    let how = match item.retry {
-        Some(false) => How::Never,
-        _ => How::Retry(delay),
+    let mode = match item.retry {
+        Some(false) => RejectMode::Never,
+        _ => RejectMode::Retry(delay),
     };
-    Ok(HandBack { id, token, worker: worker.clone(), how, reason: item.reason })
+    Ok(Rejection { id, token, worker: worker.clone(), mode, reason: item.reason })
 }
 
 /// The answer of SQL, where it knows better than the queue.

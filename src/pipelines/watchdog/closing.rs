@@ -21,7 +21,7 @@ use super::{
 use crate::{
     dedup::Filter,
     model::ShardId,
-    queue::{self, Failing, Queue},
+    queue::{self, Failing, Upkeep},
     runtime::Loop,
     store::Store,
 };
@@ -34,7 +34,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 #[derive(Clone)]
 pub(super) struct Closing {
     store: Arc<dyn Store>,
-    queue: Queue,
+    queue: Upkeep,
     filter: Filter,
     after: Duration,
     moves_shards: MovesShards,

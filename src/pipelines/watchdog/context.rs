@@ -11,7 +11,7 @@ use crate::{
         admission::{Gates, Occupancy},
         publishing::{DeadLetters, Publisher},
     },
-    queue::{LookFor, Queue},
+    queue::{LookFor, Upkeep},
     runtime::Clock,
     store::Store,
 };
@@ -21,7 +21,7 @@ use crate::{
 pub struct Context {
     pub store: Arc<dyn Store>,
     pub bus: Arc<dyn Bus>,
-    pub queue: Queue,
+    pub queue: Upkeep,
     pub coordination: Coordination,
     pub filter: Filter,
     pub publisher: Publisher,

@@ -15,7 +15,7 @@ use crate::{
     config,
     model::QueueName,
     pipelines::admission::Occupancy,
-    queue::{self, Failing, Queue},
+    queue::{self, Failing, Upkeep},
     runtime::{Clock, Loop},
     telemetry::metrics::{self, QueueDepth},
 };
@@ -27,7 +27,7 @@ const SHOW_ALL_EVERY: Duration = Duration::from_secs(20);
 #[derive(Clone)]
 pub(super) struct Depths {
     bus: Arc<dyn Bus>,
-    queue: Queue,
+    queue: Upkeep,
     occupancy: Occupancy,
     clock: Clock,
     settings: config::Watchdog,

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     config::Settings,
     model::{ShardId, TaskId},
-    queue::{Failing, Queue},
+    queue::{Failing, Upkeep},
     runtime::Loop,
     store::Store,
     telemetry::metrics::{self, Watched},
@@ -27,7 +27,7 @@ const LOOK_AGE: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(super) struct Finals {
     store: Arc<dyn Store>,
-    queue: Queue,
+    queue: Upkeep,
     settings: Arc<Settings>,
     lost_reports: LostReports,
     lead: Lead,

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     config::Settings,
     model::ShardId,
-    queue::{self, Failing, Look, Queue},
+    queue::{self, Failing, Look, Upkeep},
     runtime::Loop,
     telemetry::metrics::{self, Watched},
 };
@@ -34,7 +34,7 @@ const AT_ONCE: usize = 8;
 
 #[derive(Clone)]
 pub(super) struct Leases {
-    queue: Queue,
+    queue: Upkeep,
     settings: Arc<Settings>,
     lead: Lead,
 }

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     bus::{Bus, Topic},
     model::{Offset, ShardId},
-    queue::Queue,
+    queue::Upkeep,
     runtime::Loop,
     store::Store,
     telemetry::metrics::{self, Watched},
@@ -23,7 +23,7 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 pub(super) struct LostShards {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
-    queue: Queue,
+    queue: Upkeep,
     /// Tasks of one transaction.
     batch_max: usize,
     moves_shards: MovesShards,

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     bus::{Bus, Topic},
     model::{Offset, ShardId, TaskId},
-    queue::{self, Queue},
+    queue::{self, Upkeep},
     runtime::Loop,
     store::{PublishedTask, Store, Unpublished},
     telemetry::metrics::{self, Watched},
@@ -35,7 +35,7 @@ const AT_ONCE: usize = 1000;
 pub(super) struct Reconcile {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
-    queue: Queue,
+    queue: Upkeep,
     every: Duration,
     lost_shards: LostShards,
     lead: Lead,
