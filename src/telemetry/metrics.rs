@@ -73,6 +73,9 @@ pub const BUILD_INFO: &str = "taskd_build_info";
 pub const SCRIPT_DURATION: &str = "taskd_redis_script_duration_seconds";
 pub const SCRIPT_BATCH_SIZE: &str = "taskd_redis_script_batch_size_items";
 
+pub const SQL_DURATION: &str = "taskd_sql_operation_duration_seconds";
+pub const SQL_RETRIES: &str = "taskd_sql_operation_retries_total";
+
 /// Label values: a closed set of names.
 macro_rules! label {
     ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal),* $(,)? }) => {
@@ -435,6 +438,16 @@ pub fn process() {
 pub fn redis_script(script: &'static str, items: usize, elapsed: Duration) {
     histogram!(SCRIPT_DURATION, "script" => script).record(elapsed);
     histogram!(SCRIPT_BATCH_SIZE, "script" => script).record(items as f64);
+}
+
+/// An operation on the database ended, with all its retries.
+pub fn sql_operation(operation: &'static str, elapsed: Duration) {
+    histogram!(SQL_DURATION, "operation" => operation).record(elapsed);
+}
+
+/// An operation on the database is repeated.
+pub fn sql_retry(operation: &'static str) {
+    counter!(SQL_RETRIES, "operation" => operation).increment(1);
 }
 
 #[cfg(test)]

@@ -122,9 +122,9 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
 
     cut();
     let shard = ShardId { queue: batch[0].task.queue.clone(), number: 0 };
-    assert_eq!(store.next_life(&shard, 0).await.unwrap(), 1);
+    assert_eq!(store.next_generation(&shard, 0).await.unwrap(), 1);
     cut();
-    assert_eq!(store.next_life(&shard, 1).await.unwrap(), 2);
+    assert_eq!(store.next_generation(&shard, 1).await.unwrap(), 2);
 
     cut();
     assert_eq!(store.remove_finished(AGE, 10).await.unwrap(), 0, "it is gone already");

@@ -261,7 +261,7 @@ pub(crate) async fn counts(store: &dyn Store) -> Vec<QueueCount> {
 
 /// With their lives.
 async fn open_shards(store: &dyn Store) -> Vec<(ShardId, u64)> {
-    store.shards(None).await.unwrap().into_iter().map(|shard| (shard.id, shard.life)).collect()
+    store.shards(None).await.unwrap().into_iter().map(|shard| (shard.id, shard.generation)).collect()
 }
 
 pub(crate) async fn insert_new(store: &dyn Store, rows: &[NewRow]) {
@@ -939,15 +939,15 @@ pub(crate) async fn a_life_is_raised_once(db: &impl Database) {
     let store = db.open().await;
     let [first, second] = [0, 1].map(|number| ShardId { queue: queue("q"), number });
     for _ in 0..2 {
-        assert_eq!(store.next_life(&first, 0).await.unwrap(), 1);
+        assert_eq!(store.next_generation(&first, 0).await.unwrap(), 1);
     }
-    assert_eq!(store.next_life(&first, 1).await.unwrap(), 2);
-    assert_eq!(store.next_life(&first, 0).await.unwrap(), 2, "somebody was further");
+    assert_eq!(store.next_generation(&first, 1).await.unwrap(), 2);
+    assert_eq!(store.next_generation(&first, 0).await.unwrap(), 2, "somebody was further");
 
-    let racing = join_all((0..8).map(|_| store.next_life(&second, 0))).await;
-    assert!(racing.into_iter().all(|life| life.unwrap() == 1));
-    let racing = join_all((0..8).map(|_| store.next_life(&first, 2))).await;
-    assert!(racing.into_iter().all(|life| life.unwrap() == 3));
+    let racing = join_all((0..8).map(|_| store.next_generation(&second, 0))).await;
+    assert!(racing.into_iter().all(|generation| generation.unwrap() == 1));
+    let racing = join_all((0..8).map(|_| store.next_generation(&first, 2))).await;
+    assert!(racing.into_iter().all(|generation| generation.unwrap() == 3));
     assert_eq!(open_shards(&*store).await, [(first, 3), (second, 1)]);
 }
 
@@ -957,7 +957,7 @@ pub(crate) async fn everything_is_there_after_a_restart(db: &impl Database) {
     insert_new(&*before, &batch).await;
     publish(&*before, &batch[..1], at(1, 2)).await;
     before.settle(vec![completed(&batch[1], "w")]).await.unwrap();
-    before.next_life(&ShardId { queue: queue("q"), number: 3 }, 0).await.unwrap();
+    before.next_generation(&ShardId { queue: queue("q"), number: 3 }, 0).await.unwrap();
     let id = before.store_id().await.unwrap();
     assert!(!id.is_empty());
     before.close().await;

@@ -347,7 +347,7 @@ impl Fanout {
         let shards: Vec<ShardId> = shards.cloned().collect();
         let openings = self.outbox.store.open_shards(&shards).await?;
         let opened = shards.iter().zip(openings).filter(|(_, opening)| opening.is_new);
-        let opened: Vec<_> = opened.map(|(shard, opening)| (shard.clone(), opening.life)).collect();
+        let opened: Vec<_> = opened.map(|(shard, opening)| (shard.clone(), opening.generation)).collect();
         self.queue.open_shards(&opened, self.outbox.bus.generation()).await?;
         // Nothing was enqueued in this life.
         owned.last.retain(|shard, _| !opened.iter().any(|(opened, _)| opened == shard));

@@ -69,7 +69,7 @@ impl Watchdog {
         let _alone = beat.idle(self.shards.lock()).await;
         let lost = without_generation(lost).await?;
         let open = self.outbox.store.shards(None).await?;
-        let open: HashMap<ShardId, u64> = open.into_iter().map(|shard| (shard.id, shard.life)).collect();
+        let open: HashMap<ShardId, u64> = open.into_iter().map(|shard| (shard.id, shard.generation)).collect();
         for shard in lost {
             match open.get(&shard) {
                 Some(life) => {
@@ -95,7 +95,7 @@ impl Watchdog {
             metrics::watchdog_handled(Watched::Republished, count(back.tasks));
             beat.beat();
         }
-        let life = self.outbox.store.next_life(shard, life).await?;
+        let life = self.outbox.store.next_generation(shard, life).await?;
         self.queue.open_shard(shard, life, self.outbox.bus.generation(), end).await?;
         tracing::info!(
             %shard,
