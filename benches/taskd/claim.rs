@@ -1,4 +1,5 @@
-//! The cost of one claim, by how many tasks wait and where the worker stands; of the completion behind it, and of enqueueing.
+//! The cost of one claim, by how many tasks wait and where the worker stands; of the completion behind it, and of
+//! enqueueing.
 
 use std::{future::Future, sync::Arc, time::Instant};
 

@@ -1,5 +1,5 @@
-//! The whole of taskd: insert → claim → complete through gRPC, in the release binary on embedded defaults, beside the least that Redis,
-//! SQLite and gRPC must do for the same work.
+//! The whole of taskd: insert → claim → complete through gRPC, in the release binary on embedded defaults, beside the
+//! least that Redis, SQLite and gRPC must do for the same work.
 
 use std::{
     collections::HashSet,

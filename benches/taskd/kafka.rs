@@ -77,7 +77,8 @@ impl ProducerContext for Taken {
     }
 }
 
-/// Writes the records to a topic of its own, with what taskd tells its producer: records a second until all are acknowledged.
+/// Writes the records to a topic of its own, with what taskd tells its producer: records a second until all are
+/// acknowledged.
 pub(crate) async fn write(place: &Place<'_>, values: &[Vec<u8>]) -> anyhow::Result<f64> {
     let topic = place.topic(LIMIT);
     place.create_topic(&topic).await?;

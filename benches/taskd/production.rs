@@ -1,5 +1,5 @@
-//! taskd on MariaDB and Kafka: insert through HTTP, fanout from Kafka, and the way back when Redis has lost everything; beside the least that
-//! those servers must do for the same tasks.
+//! taskd on MariaDB and Kafka: insert through HTTP, fanout from Kafka, and the way back when Redis has lost everything;
+//! beside the least that those servers must do for the same tasks.
 
 use std::{fmt::Write as _, sync::Arc, time::Instant};
 
@@ -23,7 +23,8 @@ const BATCH: usize = 1000;
 pub(crate) const QUEUE: &str = "bench";
 /// Each so-manieth task is for two workers.
 pub(crate) const FOR_TWO: usize = 10;
-/// More than any queue gets, so that nothing is parked; leases that outlast everything; and what waited for its fanout is not looked up.
+/// More than any queue gets, so that nothing is parked; leases that outlast everything; and what waited for its fanout
+/// is not looked up.
 pub(crate) const CONFIG: &str = "grace = \"10m\"\n[queues.default]\nhigh_water_tasks = 1000000\nlease = \"10m\"\n";
 pub(crate) const PAYLOAD: &str = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\
                                   xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";

@@ -1,4 +1,5 @@
-//! MariaDB and Kafka as in production: the servers of the tests, and on them a database and topics of one measurement's own.
+//! MariaDB and Kafka as in production: the servers of the tests, and on them a database and topics of one measurement's
+//! own.
 
 use std::{env, path::Path, process::Command, str::FromStr};
 

@@ -28,10 +28,10 @@ const PREPARED: usize = 256;
 
 /// Settings of a session, which no setting of a server or a proxy may change.
 ///
-/// Two statements, because the variable of the first one has different names in MySQL and MariaDB. READ COMMITTED: after
-/// a wait for a row the transaction sees it, and it locks no gaps between other keys. Strict: a value that does not fit is
-/// an error. A long wait for a lock ends with a retry. The server ends a session that is silent for 20 s; otherwise a
-/// client that was cut off would hold its locks for hours.
+/// Two statements, because the variable of the first one has different names in MySQL and MariaDB. READ COMMITTED:
+/// after a wait for a row the transaction sees it, and it locks no gaps between other keys. Strict: a value that does
+/// not fit is an error. A long wait for a lock ends with a retry. The server ends a session that is silent for 20 s;
+/// otherwise a client that was cut off would hold its locks for hours.
 const SESSION: &str = "\
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -96,8 +96,8 @@ const FILES: &[&str] = &["ssl-ca", "sslca", "ssl-cert", "sslcert", "ssl-key", "s
 impl MysqlStore {
     /// Connects to `mysql://user:password@host:port/database` and migrates it.
     ///
-    /// `?ssl-mode=` is DISABLED, PREFERRED (the default: TLS where the server offers it, without a check), REQUIRED (TLS,
-    /// without a check), VERIFY_CA or VERIFY_IDENTITY (by the system's certificates and those of `ssl-ca`).
+    /// `?ssl-mode=` is DISABLED, PREFERRED (the default: TLS where the server offers it, without a check), REQUIRED
+    /// (TLS, without a check), VERIFY_CA or VERIFY_IDENTITY (by the system's certificates and those of `ssl-ca`).
     pub async fn connect(url: &str, connections: u32) -> Result<Self> {
         check_files(url).await?;
         let options = MySqlConnectOptions::from_str(url).map_err(MySqlConnection::error)?;

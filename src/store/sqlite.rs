@@ -25,7 +25,8 @@ const PREPARED: usize = 256;
 const ROWS_AT_ONCE: usize = 1024;
 /// 16 MiB of pages in memory. Key hashes fall anywhere in their index, so that a batch touches most of its pages.
 const CACHE_KIB: &str = "-16384";
-/// SQLite copies its log back each 32 MiB instead of 4. By then the log has many pages twice: inserts are a third faster.
+/// SQLite copies its log back each 32 MiB instead of 4. By then the log has many pages twice: inserts are a third
+/// faster.
 const CHECKPOINT_PAGES: &str = "8192";
 
 /// SQLite's primary result codes.

@@ -54,8 +54,8 @@ pub struct OutboxRow {
 
 /// The number of an outbox row's stay, which each `Store::unpublish` chooses anew.
 ///
-/// A fanout may park a task before its publisher has marked it. The late mark must not remove the parked row, because the
-/// bus has no record of it.
+/// A fanout may park a task before its publisher has marked it. The late mark must not remove the parked row, because
+/// the bus has no record of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Turn(pub i64);
 

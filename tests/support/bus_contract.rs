@@ -380,7 +380,8 @@ pub async fn a_shared_next_may_be_cancelled(backend: &dyn Backend) {
     read_with_cancellations(backend, Topic::TaskResults, Reading::Shared).await;
 }
 
-/// Drops `next()` again and again at every stage it can be in, while records are published; each must come exactly once.
+/// Drops `next()` again and again at every stage it can be in, while records are published; each must come exactly
+/// once.
 async fn read_with_cancellations(backend: &dyn Backend, topic: Topic, reading: Reading) -> Vec<Message> {
     const RECORDS: usize = 600;
     let bus = backend.open().await;

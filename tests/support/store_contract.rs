@@ -1,4 +1,5 @@
-//! What every store promises (`src/store/mod.rs`), sentence by sentence. `store_contract!(SomeDatabase)` runs it on a backend.
+//! What every store promises (`src/store/mod.rs`), sentence by sentence. `store_contract!(SomeDatabase)` runs it on a
+//! backend.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -994,7 +995,8 @@ pub(crate) async fn a_newer_schema_is_used_where_it_allows_it(db: &impl Database
 pub(crate) async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) {
     const KEYS: usize = 60;
     let stores = [db.open().await, db.open().await];
-    // Every writer inserts all keys, each in another order (2n + 1 has no factor in common with KEYS) and in small batches.
+    // Every writer inserts all keys, each in another order (2n + 1 has no factor in common with KEYS) and in small
+    // batches.
     let writer = |n: usize| {
         let store = Arc::clone(&stores[n % 2]);
         let key = move |i: usize| format!("key {}", (i * (2 * n + 1) + 7 * n) % KEYS);

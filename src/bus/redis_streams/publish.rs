@@ -1,16 +1,19 @@
-//! Publishing, within the bounds that a topic has.
+//! Publishing within the bounds of a topic.
 
 use std::collections::BTreeMap;
 
 use redis::{Cmd, ErrorKind, RedisError, Value};
 
-use super::{Streams, position};
+use super::{
+    failure::Failure,
+    streams::{Streams, position},
+};
 use crate::{
-    bus::{Error, Record, Result, Topic},
+    bus::{Cause, Error, Record, Result, Topic},
     model::Offset,
 };
 
-/// One pipeline holds at most so much, so that one big batch does not hold up everybody else on the connection.
+/// The bounds of one pipeline, so that a big batch does not delay all other calls on the connection.
 const CHUNK_RECORDS: usize = 1000;
 const CHUNK_BYTES: usize = 4 << 20;
 
@@ -18,7 +21,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// million reports without a result, and as much as `high_water_bytes` allows one queue. Above it the forwarder waits,
 /// the shards' outboxes fill, and claims pause.
 const BACKLOG_BYTES: u64 = 256 << 20;
-/// The least that one partition may hold, however many share the limit.
+/// The lowest limit of one partition, however many share the whole.
 const LEAST_BACKLOG_BYTES: u64 = 1 << 20;
 
 /// Limits the reports for people, which need no reader: the oldest leave first.
@@ -51,9 +54,8 @@ impl Bound {
 }
 
 impl Streams {
-    /// Publishes in one exchange.
+    /// Publishes the records in one exchange.
     pub(super) async fn publish_chunk(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
-        let failed = |reason: String| Error::Publish { topic, reason };
         let appends = self.appends(topic, records);
         let mut pipe = redis::Pipeline::with_capacity(appends.len() + 3);
         for (append, _) in &appends {
@@ -63,23 +65,23 @@ impl Streams {
         let (mut conn, mut turn) = (self.redis.conn(), None);
         if let Some(durability) = self.redis.durability() {
             durability.ask(&mut pipe, &format!("{}:{{bus}}:waiting", self.redis.prefix()));
-            let (waiting, its_turn) = self.redis.waiting_conn().await.map_err(|e| failed(e.to_string()))?;
+            let (waiting, its_turn) = self.redis.waiting_conn().await.map_err(Error::publish(topic))?;
             (conn, turn) = (waiting, Some(its_turn));
         }
         let answered = pipe.query_async(&mut conn).await;
         drop(turn);
-        let mut answers: Vec<Value> = answered.map_err(|e: RedisError| failed(in_short(&e)))?;
+        let mut answers: Vec<Value> = answered.map_err(|e: RedisError| Error::publish(topic)(in_short(e)))?;
         if let Some(durability) = self.redis.durability() {
             let waited = answers.pop().unwrap_or(Value::Nil);
-            durability.judge(&waited).map_err(|e| failed(e.to_string()))?;
+            durability.judge(&waited).map_err(Error::publish(topic))?;
             answers.pop();
         }
         let generation: Option<String> = answers.pop().and_then(|value| redis::from_redis_value(value).ok());
         self.check_generation(generation.as_deref())?;
-        offsets(&appends, answers, records.len()).map_err(|e| failed(e.to_string()))
+        offsets(&appends, answers, records.len()).map_err(Error::publish(topic))
     }
 
-    /// The commands that append the records, and which of them each appends.
+    /// The commands that append the records, each with the places of its records.
     fn appends(&self, topic: Topic, records: &[Record]) -> Vec<(Cmd, Vec<usize>)> {
         let Some(bound) = Bound::of(topic, self.partitions[&topic]) else {
             let append = |(place, record): (usize, &Record)| {
@@ -105,13 +107,20 @@ impl Streams {
 }
 
 /// The server's words about the first command of a pipeline that failed.
-fn in_short(error: &RedisError) -> String {
+fn in_short(error: RedisError) -> Cause {
     let said = error.clone().into_server_errors().and_then(|all| all.first().map(|(_, error)| error.clone()));
-    said.map_or_else(|| error.to_string(), |said| format!("{}: {}", said.code(), said.details().unwrap_or_default()))
+    match said {
+        Some(said) => {
+            let (code, details) = (said.code().to_owned(), said.details().unwrap_or_default().to_owned());
+            Failure::Refused { code, details }.into()
+        }
+        None => error.into(),
+    }
 }
 
-/// The offset of each record, in the order of the records. An answer is one id, or the ids of all records that its
-/// command appended.
+/// The offsets of the records, in their order.
+///
+/// An answer is one id, or the ids of all records that its command appended.
 fn offsets(appends: &[(Cmd, Vec<usize>)], answers: Vec<Value>, count: usize) -> redis::RedisResult<Vec<Offset>> {
     let wrong = || RedisError::from((ErrorKind::UnexpectedReturnType, "not the ids of what was appended"));
     let mut offsets = vec![Offset::default(); count];
@@ -130,7 +139,7 @@ fn offsets(appends: &[(Cmd, Vec<usize>)], answers: Vec<Value>, count: usize) -> 
     Ok(offsets)
 }
 
-/// Pieces of at most [`CHUNK_RECORDS`] and, unless one record alone is larger, [`CHUNK_BYTES`].
+/// Splits `records` into chunks of at most [`CHUNK_RECORDS`] and [`CHUNK_BYTES`], unless one record alone is larger.
 pub(super) fn chunks(mut records: &[Record]) -> impl Iterator<Item = &[Record]> {
     std::iter::from_fn(move || {
         let mut bytes = 0;

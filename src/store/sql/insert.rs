@@ -1,7 +1,7 @@
 //! Inserts of tasks that may be new.
 //!
-//! The unique key decides, and the row that is there afterwards tells the owner of the key. If no row had the key, `seen`
-//! tells whether a removed task had it.
+//! The unique key decides, and the row that is there afterwards tells the owner of the key. If no row had the key,
+//! `seen` tells whether a removed task had it.
 
 use std::{
     collections::HashMap,

@@ -1,12 +1,12 @@
 //! Brings the schema up to date at a start.
 //!
 //! MySQL and MariaDB commit at each statement that changes the schema. A start that is killed during a migration leaves
-//! one of which only the first statements took effect. sqlx notes that (`success = FALSE`) and refuses to go on. So taskd
-//! may run each statement of a migration again, and skips what exists already. A migration never drops what it made, and
-//! changes data only in a repeatable way.
+//! one of which only the first statements took effect. sqlx notes that (`success = FALSE`) and refuses to go on. So
+//! taskd may run each statement of a migration again, and skips what exists already. A migration never drops what it
+//! made, and changes data only in a repeatable way.
 //!
-//! A taskd that knows fewer migrations than the database has may use it if they allow it: `meta.lowest_schema` names the
-//! first schema that a taskd must know.
+//! A taskd that knows fewer migrations than the database has may use it if they allow it: `meta.lowest_schema` names
+//! the first schema that a taskd must know.
 
 use sqlx::{
     Pool,

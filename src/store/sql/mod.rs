@@ -8,8 +8,8 @@
 //! - `shards`: the shards that ever were, each with its generation and whether it is closed.
 //! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the few rows briefly.
 //!
-//! A transaction that settles or moves tasks locks their rows first, in the order of ids. Keys are inserted in the order
-//! of their hashes. When two transactions conflict nevertheless, a deadlock ends one of them, and it is repeated.
+//! A transaction that settles or moves tasks locks their rows first, in the order of ids. Keys are inserted in the
+//! order of their hashes. When two transactions conflict nevertheless, a deadlock ends one of them, and it is repeated.
 
 mod backend;
 mod counts;

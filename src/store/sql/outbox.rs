@@ -76,7 +76,8 @@ pub(super) async fn mark_published<S: Session>(session: &mut S, generation: &str
     for tasks in lists(&tasks) {
         let (ids, turns) = apart(tasks);
         let moved = move_forward(session, generation, published, &ids).await?;
-        // A task that did not move is final, or was marked at a later offset: a batch and its retry may overtake each other.
+        // A task that did not move is final, or was marked at a later offset: a batch and its retry may overtake each
+        // other.
         if moved < ids.len() as u64 {
             let stay = Statement::new("UPDATE tasks SET on_bus = 1 WHERE status = 0 AND id IN ").list(&ids);
             session.execute(stay).await?;
@@ -100,7 +101,8 @@ fn apart(pairs: &[(TaskId, Turn)]) -> (Vec<TaskId>, Vec<Turn>) {
     (ids, turns)
 }
 
-/// Removes rows in their turns. A turn is random: a row that came back meanwhile never has the turn of another row here.
+/// Removes rows in their turns. A turn is random: a row that came back meanwhile never has the turn of another row
+/// here.
 async fn remove_turns<S: Session>(session: &mut S, ids: &[TaskId], turns: &[Turn]) -> Result<u64> {
     let remove = Statement::new("DELETE FROM outbox WHERE task_id IN ").list(ids).sql(" AND turn IN ").list(turns);
     Ok(session.execute(remove).await?)

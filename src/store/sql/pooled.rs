@@ -1,7 +1,8 @@
 //! Pool connections and transactions with time limits, so that a server that falls silent cannot block the pool.
 //!
-//! Each statement has a limit, and a connection that exceeds it is closed. The return to the pool has one too. There sqlx
-//! pings the connection and waits without a limit, and a connection that waits for ever is missing from the pool for ever.
+//! Each statement has a limit, and a connection that exceeds it is closed. The return to the pool has one too. There
+//! sqlx pings the connection and waits without a limit, and a connection that waits for ever is missing from the pool
+//! for ever.
 
 use std::{
     ops::{Deref, DerefMut},

@@ -1,7 +1,8 @@
 //! Tasks that finished long ago are removed, except for their keys.
 //!
-//! A key is in `tasks` or in `seen`, never in both, and moves once, in one transaction. An insert asks the unique key of
-//! `tasks` first, and then `seen` as of that moment. A removal that has freed the key has committed, so `seen` has it.
+//! A key is in `tasks` or in `seen`, never in both, and moves once, in one transaction. An insert asks the unique key
+//! of `tasks` first, and then `seen` as of that moment. A removal that has freed the key has committed, so `seen` has
+//! it.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -1,7 +1,7 @@
 //! Retries of a whole transaction, on another connection, after a conflict or a server's restart.
 //!
-//! The crash window: when a connection breaks during COMMIT, nobody knows whether it took effect. The retry then meets its
-//! own work, and each operation is made so that this changes nothing:
+//! The crash window: when a connection breaks during COMMIT, nobody knows whether it took effect. The retry then meets
+//! its own work, and each operation is made so that this changes nothing:
 //!
 //! - `insert`: a row whose id is stored is `New` again, never a duplicate of itself. It is neither counted nor put into
 //!   the outbox again.
@@ -10,7 +10,8 @@
 //! - `unpublish`: the row gets a new turn. At worst the task is published once more, and the queue knows it.
 //! - `remove_finished`: the page is gone, and the call takes the next one.
 //! - `next_generation`, `close_shard`: the generation is raised, or the shard closed, already.
-//! - `open_shards`: the shard is open already, so that nobody opens it in Redis. The watchdog finds it lost and opens it.
+//! - `open_shards`: the shard is open already, so that nobody opens it in Redis. The watchdog finds it lost and opens
+//!   it.
 //! - `bring_forward`: the rows are due already.
 
 use std::{future::Future, io, time::Duration};
