@@ -28,6 +28,7 @@ use crate::{
         redis_streams::RedisStreams,
     },
     config::{Pipeline, Settings, without_password},
+    coordination::{self, Coordination},
     dedup::Filter,
     embedded::{DataDir, RedisServer},
     ingress::{self, Budget, Waiting},
@@ -36,7 +37,7 @@ use crate::{
         outbox::{self, Outbox, QueueSync},
         tasks, watchdog,
     },
-    queue::{self, Queue},
+    queue::Queue,
     redis_pool::{self, Redis},
     runtime::{Clock, Supervisor, in_short},
     store::{self, Store, mysql::MysqlStore, sqlite::SqliteStore},
@@ -186,16 +187,9 @@ impl Listeners {
     }
 }
 
-/// Redis does not say any more whose tasks it holds. Whoever took that away took more.
-#[derive(Debug, thiserror::Error)]
-#[error("redis has forgotten whose tasks it holds")]
-struct Disowned;
-
 /// Errors after which only a new round helps.
 fn is_lost(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(bus::Error::is_lost)
-        || error.downcast_ref().is_some_and(outbox::Error::is_lost)
-        || error.is::<Disowned>()
+    error.downcast_ref().is_some_and(bus::Error::is_lost) || error.downcast_ref().is_some_and(outbox::Error::is_lost)
 }
 
 /// Starts the pipelines and the ways in; ends them at the stop, or when Redis has lost everything. The next round finds the bus empty, in a
@@ -212,17 +206,9 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let unreachable = |error: store::Error| Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"));
     let database = || async { store.store_id().await.map_err(unreachable) };
     let Some(store_id) = wait.until("the database", database).await? else { return Ok(Over::Stopped) };
-    let owner = || async {
-        follow(&queue, clock).await.map_err(|error| Unreachable::Yet(error.into()))?;
-        queue.belongs_to(&store_id).await.map_err(|error| Unreachable::Yet(error.into()))
-    };
-    let Some(owner) = wait.until("Redis", owner).await? else { return Ok(Over::Stopped) };
-    if owner != store_id {
-        bail!(
-            "this Redis holds the tasks of another database ({owner}, not {store_id}); use the database that belongs to it, \
-             or another --redis-prefix, or an empty Redis"
-        );
-    }
+    let coordination = Coordination::new(redis.clone(), process, clock.clone());
+    let own = || async { own(&coordination, &store_id).await.map_err(of_coordination) };
+    let Some(()) = wait.until("Redis", own).await? else { return Ok(Over::Stopped) };
     let outbox = Outbox::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
     let queues = || async { QueueSync::start(outbox.clone(), queue.clone()).await.map_err(unreachable) };
     let Some(queues) = wait.until("the database", queues).await? else { return Ok(Over::Stopped) };
@@ -237,18 +223,18 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
 
     // Nothing fails from here on: what is started is also awaited.
     let supervisor = &Supervisor::giving_up_at(is_lost);
-    watch_owner(queue.clone(), store_id, supervisor);
+    coordination.watch_owner(store_id, supervisor);
     partitions::watch(Arc::clone(&bus), supervisor);
     let gates = outbox.gates.clone();
     memory::watch(redis.clone(), settings.redis.max_memory, gates.clone(), queue.clone(), supervisor);
-    watch_clock(queue.clone(), clock.clone(), supervisor);
+    coordination.watch_clock(supervisor);
     queues.keep_on(supervisor);
     queue.start_listening(supervisor);
     if runs(Pipeline::Watchdog) {
-        watchdog::start(outbox.clone(), filter.clone(), queue.clone(), settings, supervisor);
+        watchdog::start(outbox.clone(), filter.clone(), queue.clone(), coordination.clone(), settings, supervisor);
     }
     if runs(Pipeline::Fanout) {
-        fanout::start(outbox.clone(), queue.clone(), settings, supervisor);
+        fanout::start(outbox.clone(), queue.clone(), coordination, settings, supervisor);
     }
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
     let tasks = runs(Pipeline::Tasks)
@@ -311,45 +297,14 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     Ok(over)
 }
 
-fn watch_owner(queue: Queue, store_id: String, supervisor: &Supervisor) {
-    let (beat, stop) = (Arc::new(supervisor.progress().register("owner")), supervisor.stop_token());
-    supervisor.spawn("owner", move || {
-        let (queue, store_id, beat, stop) = (queue.clone(), store_id.clone(), Arc::clone(&beat), stop.clone());
-        async move {
-            while queue.owner().await? == Some(store_id.clone()) {
-                beat.beat();
-                if stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await.is_none() {
-                    return Ok(());
-                }
-            }
-            Err(Disowned.into())
-        }
-    });
+/// Sets this process's clock, and claims Redis for the database.
+async fn own(coordination: &Coordination, store_id: &str) -> coordination::Result<()> {
+    coordination.follow_clock().await?;
+    coordination.own(store_id).await
 }
 
-/// How often Redis is asked what time it is.
-const ASK_TIME_EVERY: Duration = Duration::from_secs(1);
-
-fn watch_clock(queue: Queue, clock: Clock, supervisor: &Supervisor) {
-    let (beat, stop) = (Arc::new(supervisor.progress().register("clock")), supervisor.stop_token());
-    supervisor.spawn("clock", move || {
-        let (queue, clock, beat, stop) = (queue.clone(), clock.clone(), Arc::clone(&beat), stop.clone());
-        async move {
-            while stop.run_until_cancelled(tokio::time::sleep(ASK_TIME_EVERY)).await.is_some() {
-                follow(&queue, &clock).await?;
-                beat.beat();
-            }
-            Ok(())
-        }
-    });
-}
-
-async fn follow(queue: &Queue, clock: &Clock) -> queue::Result<()> {
-    let asked = Instant::now();
-    if let Some(by) = clock.follow(queue.time().await?, asked) {
-        tracing::warn!("redis's clock stands {by} ms beside what this process took the time for: Redis's counts");
-    }
-    Ok(())
+fn of_coordination(error: coordination::Error) -> Unreachable {
+    if error.is_transient() { Unreachable::Yet(error.into()) } else { Unreachable::Ever(error.into()) }
 }
 
 /// Starts it again whenever it dies; answers its URL.
@@ -400,10 +355,10 @@ impl Wait<'_> {
                 }
                 Err(Unreachable::Ever(error)) => return Err(error),
                 Err(Unreachable::Yet(error)) if !waited => {
-                    tracing::warn!("waiting for {what}: {}", in_short(&error));
+                    tracing::warn!("waiting for {what}: {}", in_short(&*error));
                     waited = true;
                 }
-                Err(Unreachable::Yet(error)) => tracing::debug!("still waiting for {what}: {}", in_short(&error)),
+                Err(Unreachable::Yet(error)) => tracing::debug!("still waiting for {what}: {}", in_short(&*error)),
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),

@@ -1,6 +1,7 @@
 //! What a caller can do about an error of the bus.
 
 use super::Topic;
+use crate::runtime::LoopError;
 
 /// What a backend said.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
@@ -88,6 +89,12 @@ impl Error {
 
     pub(super) fn setup<E: Into<Cause>>(cause: E) -> Self {
         Self::Setup(cause.into())
+    }
+}
+
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
+        self.is_lost()
     }
 }
 

@@ -4,6 +4,8 @@ use std::{io, time::Duration};
 
 use sqlx::error::DatabaseError;
 
+use crate::runtime::LoopError;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The server is away or busy, or this call lost a deadlock: the same call may succeed later.
@@ -92,5 +94,7 @@ impl Error {
         matches!(self, Self::Refused(_) | Self::Corrupt { .. })
     }
 }
+
+impl LoopError for Error {}
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -9,7 +9,7 @@ use std::{
 /// From low to high.
 const LAYERS: &[&[&str]] = &[
     &["config", "model", "runtime", "telemetry", "wire"],
-    &["bus", "dedup", "embedded", "queue", "redis_pool", "store"],
+    &["bus", "coordination", "dedup", "embedded", "queue", "redis_pool", "store"],
     &["outbox"],
     &["discovery", "fanout", "tasks", "watchdog"],
     &["api"],
@@ -28,6 +28,7 @@ const BESIDE: &[(&str, &str)] = &[
     ("telemetry", "config"),
     ("wire", "model"),
     ("bus", "redis_pool"),
+    ("coordination", "redis_pool"),
     ("dedup", "redis_pool"),
     ("queue", "redis_pool"),
 ];

@@ -33,6 +33,7 @@ use taskd::{
 use crate::{
     ingress_http::idle_state,
     support::{
+        coordination,
         redis::{Fsync, RedisServer},
         sqlite::SqliteFile,
         store_contract::Database,
@@ -299,7 +300,8 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     let outbox = Outbox::new(Arc::clone(&fixture.store), bus, Clock::of_this_machine());
     let queue = Queue::new(fixture.redis.clone());
     let filter = Filter::new(fixture.redis.clone());
-    watchdog::start(outbox, filter, queue, &fixture.state.settings, &fixture.supervisor);
+    let coordination = coordination(&fixture.redis, "p");
+    watchdog::start(outbox, filter, queue, coordination, &fixture.state.settings, &fixture.supervisor);
     until("nothing is left", async || fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().is_empty()).await;
     let dead = fixture.store.task(id).await.unwrap().unwrap();
     assert_eq!((dead.status, dead.unpublished), (StoredStatus::Dead, false));
@@ -334,7 +336,8 @@ async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
     fixture.store.insert(&rows).await.unwrap();
 
     let filter = Filter::new(fixture.redis.clone());
-    watchdog::start(outbox, filter, Queue::new(fixture.redis.clone()), &fixture.state.settings, &fixture.supervisor);
+    let (queue, coordination) = (Queue::new(fixture.redis.clone()), coordination(&fixture.redis, "p"));
+    watchdog::start(outbox, filter, queue, coordination, &fixture.state.settings, &fixture.supervisor);
     let leads = async || watched(&fixture.supervisor).contains(&"watchdog/outbox".to_owned());
     until("the watchdog looks", leads).await;
     fixture.clock.follow(fixture.clock.now_unix_ms() - hour, Instant::now()).unwrap();

@@ -23,6 +23,7 @@ use taskd::{
 };
 
 use crate::support::{
+    coordination,
     redis::{Fsync, RedisServer},
     sqlite::SqliteFile,
     store_contract::Database,
@@ -70,9 +71,10 @@ async fn an_owner_of_before_is_refused_and_the_present_one_joins_anew() {
     let (queue, supervisor) = (Queue::new(redis.clone()), Supervisor::new());
     let outbox = Outbox::new(store, bus.clone(), Clock::of_this_machine());
     let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
-    let zombie = queue.take_epoch(0).await.unwrap();
+    let coordination = coordination(&redis, "p");
+    let zombie = coordination.take_epoch(0).await.unwrap();
 
-    fanout::start(outbox, queue.clone(), &Arc::new(Settings::default()), &supervisor);
+    fanout::start(outbox, queue.clone(), coordination, &Arc::new(Settings::default()), &supervisor);
     let mut published = 0;
     let mut publish = async || {
         published += 1;
@@ -120,7 +122,9 @@ impl Fixture {
     }
 
     fn run(&self) {
-        fanout::start(self.outbox.clone(), self.queue.clone(), &Arc::new(Settings::default()), &self.supervisor);
+        let coordination = coordination(&self.redis, "p");
+        let settings = Arc::new(Settings::default());
+        fanout::start(self.outbox.clone(), self.queue.clone(), coordination, &settings, &self.supervisor);
     }
 
     async fn stop(&mut self) {
@@ -297,7 +301,8 @@ async fn a_closing_that_was_killed_between_its_steps_is_brought_back_empty() {
     let Fixture { outbox, queue, supervisor, .. } = &fixture;
     QueueSync::start(outbox.clone(), queue.clone()).await.unwrap().keep_on(supervisor);
     let filter = Filter::new(fixture.redis.clone());
-    watchdog::start(outbox.clone(), filter, queue.clone(), &Arc::new(Settings::default()), supervisor);
+    let coordination = coordination(&fixture.redis, "p");
+    watchdog::start(outbox.clone(), filter, queue.clone(), coordination, &Arc::new(Settings::default()), supervisor);
     until("it lives again", async || queue.generation(&shard("q")).await.unwrap() == Some(2)).await;
     fixture.has("q", 0).await;
     fixture.publish(&["q"]).await;

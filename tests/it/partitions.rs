@@ -19,6 +19,7 @@ use taskd::{
 };
 
 use crate::support::{
+    coordination,
     redis::{Fsync, RedisServer},
     sqlite::SqliteFile,
     store_contract::Database,
@@ -110,7 +111,8 @@ async fn a_lost_shard_waits_for_reports_in_every_partition() {
 
     let (queue, supervisor) = (Queue::new(fixture.redis.clone()), Supervisor::new());
     QueueSync::start(outbox.clone(), queue.clone()).await.unwrap().keep_on(&supervisor);
-    watchdog::start(outbox, Filter::new(fixture.redis.clone()), queue.clone(), &settings, &supervisor);
+    let (filter, coordination) = (Filter::new(fixture.redis.clone()), coordination(&fixture.redis, "p"));
+    watchdog::start(outbox, filter, queue.clone(), coordination, &settings, &supervisor);
     // It asks and asks where the topic stands: by then, one that does not wait has brought the shard back.
     until("it asks", async || fixture.scripts_called().await > 30).await;
     assert_eq!(queue.generation(&shard).await.unwrap(), None, "it was brought back before its reports were read");

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     bus::{Message, Reading, Subscription, Topic},
     config::Settings,
+    coordination::Coordination,
     model::{self, Offset, ShardId, TaskId},
     pipelines::outbox::Outbox,
     queue::{self, Enqueue, EnqueueTask, Enqueued, Queue},
@@ -32,11 +33,18 @@ use crate::{
 struct Fanout {
     outbox: Outbox,
     queue: Queue,
+    coordination: Coordination,
     settings: Arc<Settings>,
 }
 
-pub fn start(outbox: Outbox, queue: Queue, settings: &Arc<Settings>, supervisor: &Supervisor) {
-    let fanout = Fanout { outbox, queue, settings: Arc::clone(settings) };
+pub fn start(
+    outbox: Outbox,
+    queue: Queue,
+    coordination: Coordination,
+    settings: &Arc<Settings>,
+    supervisor: &Supervisor,
+) {
+    let fanout = Fanout { outbox, queue, coordination, settings: Arc::clone(settings) };
     let (beat, stop) = (Arc::new(supervisor.progress().register("fanout")), supervisor.stop_token());
     supervisor.spawn("fanout", move || fanout.clone().consume(Arc::clone(&beat), stop.clone()));
 }
@@ -294,7 +302,7 @@ impl Fanout {
     /// it was held up.
     async fn take_epoch(&self, partition: u32, tenure: u64, owned: &mut Owned) -> anyhow::Result<()> {
         if owned.epochs.get(&partition).is_none_or(|(of, _)| *of != tenure) {
-            let epoch = self.queue.take_epoch(partition).await?;
+            let epoch = self.coordination.take_epoch(partition).await?;
             owned.epochs.insert(partition, (tenure, epoch));
             // Others have enqueued since, and may have closed what was known.
             owned.last.retain(|shard, _| shard.number != partition);
@@ -305,7 +313,7 @@ impl Fanout {
     /// Ends this reader: it joins the group anew, and takes a higher epoch if the partition is given to it again.
     async fn fenced(&self, shard: &ShardId, epoch: u64, by: u64) -> anyhow::Error {
         let partition = shard.number;
-        match self.queue.epoch_is_at_least(partition, by).await {
+        match self.coordination.epoch_is_at_least(partition, by).await {
             Ok(()) => anyhow::anyhow!(
                 "pipeline/{partition} has another owner, with epoch {by} above our {epoch}: joining anew"
             ),

@@ -17,7 +17,7 @@ use crate::{
     bus::{self, Bus, Record, Topic},
     config::Settings,
     model::{self, Offset, TaskId, TaskRow},
-    runtime::Clock,
+    runtime::{Clock, LoopError},
     store::{self, NewRow, Published, Store, Turn, Unpublished},
 };
 
@@ -41,6 +41,12 @@ impl Error {
             Self::Store(error) => error.is_refusal(),
             Self::Bus(error) => matches!(error, bus::Error::TooLarge { .. }),
         }
+    }
+}
+
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
+        self.is_lost()
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    queue::Queue,
+    coordination::Coordination,
     runtime::{Beat, Progress, Supervisor},
     telemetry::metrics,
 };
@@ -35,13 +35,13 @@ pub(super) struct Lead {
 
 impl Lead {
     /// Keeps asking for it until the stop, and gives it back then.
-    pub(super) fn start(queue: Queue, stall_after: Duration, supervisor: &Supervisor) -> Self {
+    pub(super) fn start(coordination: Coordination, stall_after: Duration, supervisor: &Supervisor) -> Self {
         let lead = Self { until: Arc::new(watch::Sender::new(None)) };
         let (beat, stop) = (Arc::new(supervisor.progress().register("watchdog/lead")), supervisor.stop_token());
         let (until, progress) = (Arc::clone(&lead.until), supervisor.progress().clone());
         supervisor.spawn("watchdog/lead", move || {
             let stalls = Stalls { progress: progress.clone(), after: stall_after };
-            keep(queue.clone(), stalls, Arc::clone(&until), Arc::clone(&beat), stop.clone())
+            keep(coordination.clone(), stalls, Arc::clone(&until), Arc::clone(&beat), stop.clone())
         });
         lead
     }
@@ -76,7 +76,7 @@ impl Stalls {
 }
 
 async fn keep(
-    queue: Queue,
+    coordination: Coordination,
     stalls: Stalls,
     until: Arc<watch::Sender<Option<Instant>>>,
     beat: Arc<Beat>,
@@ -85,7 +85,7 @@ async fn keep(
     let mut since = Instant::now();
     loop {
         let asked = Instant::now();
-        let leads = queue.lease("watchdog", LEASE).await?;
+        let leads = coordination.lease("watchdog", LEASE).await?;
         let led = until.borrow().is_some_and(|until| asked < until);
         if leads != led {
             tracing::debug!("this process {} the watchdog's work", if leads { "does" } else { "leaves" });
@@ -102,13 +102,13 @@ async fn keep(
         {
             tracing::debug!("{stalled} does not come round: another process may do the watchdog's work");
             until.send_replace(None);
-            queue.lease("watchdog", Duration::ZERO).await?;
+            coordination.release("watchdog").await?;
             metrics::watchdog_leads(false);
             pause = STAND_BACK;
         }
         if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
             until.send_replace(None);
-            queue.lease("watchdog", Duration::ZERO).await?;
+            coordination.release("watchdog").await?;
             return Ok(());
         }
     }

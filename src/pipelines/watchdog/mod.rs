@@ -30,6 +30,7 @@ use self::lead::Lead;
 use crate::{
     bus::{Keep, Topic},
     config::Settings,
+    coordination::Coordination,
     dedup::Filter,
     pipelines::outbox::Outbox,
     queue::{self, Queue},
@@ -49,8 +50,15 @@ struct Watchdog {
     shards: Arc<tokio::sync::Mutex<()>>,
 }
 
-pub fn start(outbox: Outbox, filter: Filter, queue: Queue, settings: &Arc<Settings>, supervisor: &Supervisor) {
-    let (lead, stop) = (Lead::start(queue.clone(), settings.stall_after, supervisor), supervisor.stop_token());
+pub fn start(
+    outbox: Outbox,
+    filter: Filter,
+    queue: Queue,
+    coordination: Coordination,
+    settings: &Arc<Settings>,
+    supervisor: &Supervisor,
+) {
+    let (lead, stop) = (Lead::start(coordination, settings.stall_after, supervisor), supervisor.stop_token());
     let settings_of = Arc::clone(settings);
     let watchdog = Watchdog { outbox, filter, queue, settings: settings_of, lead, stop, shards: Arc::default() };
     let spawn = |name: &'static str| (watchdog.clone(), Arc::new(supervisor.progress().register(name)));
