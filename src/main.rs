@@ -37,7 +37,7 @@ fn main() -> ExitCode {
             Err(error) => exit(Err(error), 1),
         },
         Command::CheckConfig(loaded) => {
-            print!("{}", config::to_toml(&loaded.settings, &loaded.origins));
+            print!("{}", config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret));
             exit(app::check(&loaded.settings), cli::USAGE)
         }
     }

@@ -17,11 +17,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::{
-    Scale,
     daemon::{Counts, Daemon},
-    limits::{self, take},
+    limits,
     progress::Progress,
     report::{Row, Runs, Table, Unit, quantile},
+    work::{Scale, Work, pause, take},
 };
 
 const CHANNELS: usize = 4;
@@ -29,22 +29,6 @@ const QUEUE: &str = "bench";
 const PAYLOAD: [u8; 100] = [b'x'; 100];
 /// Long enough that no call is repeated because of it.
 pub(crate) const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration { seconds: 20, nanos: 0 });
-
-/// Who does how much at once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Work {
-    pub(crate) tasks: usize,
-    pub(crate) inserters: usize,
-    pub(crate) insert_batch: usize,
-    pub(crate) workers: usize,
-    /// Tasks of a get call, and of the complete call behind it.
-    pub(crate) batch: usize,
-}
-
-/// Between single tasks: long enough that everything is idle again, and in no rhythm with taskd's own loops.
-pub(crate) fn pause(sample: usize) -> Duration {
-    Duration::from_micros(5_000 + (sample as u64 * 2_654_435_761) % 10_000)
-}
 
 /// The limits in one run.
 #[derive(Default)]
@@ -242,7 +226,7 @@ async fn do_all(channels: &[Channel], work: &Work) -> anyhow::Result<Instant> {
     Ok(began + Duration::from_nanos(ended.load(Relaxed)))
 }
 
-/// What a worker does; the ids that were answered OK, which are all of them.
+/// The work of a worker. Answers the ids that were answered OK, which are all of them.
 async fn get_and_complete(
     client: &mut TasksClient<Channel>,
     worker: &str,
@@ -339,7 +323,8 @@ fn throughput_table(many: &Work, single: &Work, limits: &Limits, figures: &Figur
         title: "flow: tasks a second through one taskd",
         conditions: format!(
             "`taskd --pipelines all` on embedded defaults: Redis appendfsync always, SQLite synchronous FULL. \
-             {} tasks with 100 bytes of payload, {inserters} inserters × {insert_batch} a call, {workers} workers × {batch} a call; \
+             {} tasks with 100 bytes of payload, {inserters} inserters × {insert_batch} a call, {workers} workers × \
+             {batch} a call; \
              1 a call: {} tasks, {callers} workers. {CHANNELS} gRPC connections, the callers on the same machine. \
              Limits at the same durability, in the same batches, from as many connections.",
             many.tasks, single.tasks,

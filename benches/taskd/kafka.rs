@@ -1,4 +1,4 @@
-//! What Kafka can do at most: a consumer group that only reads, an idempotent producer that only writes.
+//! The limits of Kafka: a consumer group that only reads, an idempotent producer that only writes.
 
 use std::{
     sync::{

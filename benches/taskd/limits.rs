@@ -1,4 +1,4 @@
-//! What the machine can do at most: the least that any queue must ask of Redis, SQLite and gRPC for the same work, by
+//! The limits of the machine: the least that any queue must ask of Redis, SQLite and gRPC for the same work, by
 //! the same number of callers, in the same batches, at the same durability.
 
 use std::{
@@ -18,7 +18,11 @@ use sqlx::{
 use tonic::transport::Channel;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
-use crate::{flow, redis_server::RedisServer, report::quantile};
+use crate::{
+    redis_server::RedisServer,
+    report::quantile,
+    work::{Work, pause, take},
+};
 
 /// Of a task with a payload of 100 bytes: what stands in Redis.
 const ELEMENT: [u8; 200] = [b'x'; 200];
@@ -100,8 +104,8 @@ impl Redis {
     }
 
     /// Both at once.
-    pub(crate) fn whole(&self, work: &flow::Work) -> anyhow::Result<f64> {
-        let flow::Work { tasks, inserters, insert_batch, workers, batch } = *work;
+    pub(crate) fn whole(&self, work: &Work) -> anyhow::Result<f64> {
+        let Work { tasks, inserters, insert_batch, workers, batch } = *work;
         let mut connections = self.connect(inserters + workers)?;
         let (left, done) = (AtomicUsize::new(tasks / insert_batch), AtomicUsize::new(0));
         let began = Instant::now();
@@ -137,7 +141,7 @@ impl Redis {
         on_threads(&mut connections, |number, conn| {
             for (sample, began) in began.iter().enumerate() {
                 if number == 0 {
-                    std::thread::sleep(flow::pause(sample));
+                    std::thread::sleep(pause(sample));
                     *began.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
                     redis::cmd("LPUSH").arg("l").arg(&ELEMENT[..]).exec(conn)?;
                 } else {
@@ -167,12 +171,6 @@ fn on_threads(
                 .try_for_each(|thread| thread.join().unwrap_or_else(|_| anyhow::bail!("a caller panicked")))
         })
     })
-}
-
-/// Takes up to `most` of what is left; 0 when nothing is.
-pub(crate) fn take(left: &AtomicUsize, most: usize) -> usize {
-    let before = left.fetch_update(Relaxed, Relaxed, |left| (left > 0).then(|| left.saturating_sub(most)));
-    before.map_or(0, |left| left.min(most))
 }
 
 fn add(conn: &mut Connection, count: usize) -> anyhow::Result<()> {
@@ -276,7 +274,7 @@ impl Sqlite {
     pub(crate) async fn insert_one(&mut self, samples: usize) -> anyhow::Result<f64> {
         let mut micros = Vec::new();
         for sample in 0..samples {
-            tokio::time::sleep(flow::pause(sample)).await;
+            tokio::time::sleep(pause(sample)).await;
             let began = Instant::now();
             self.insert_batch(1).await?;
             micros.push(began.elapsed().as_secs_f64() * 1e6);

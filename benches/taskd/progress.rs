@@ -1,4 +1,4 @@
-//! What is being measured now, where somebody looks.
+//! The present measurement, shown on a terminal.
 
 use std::{io::IsTerminal, time::Duration};
 

@@ -82,7 +82,7 @@ impl<'a> Place<'a> {
         format!("{}.{name}", self.name)
     }
 
-    /// What a taskd is told to be here.
+    /// The arguments of a taskd here.
     pub(crate) fn arguments(&self) -> anyhow::Result<Vec<String>> {
         let bus = format!("kafka://{}", self.brokers());
         let prefix = self.topic("");

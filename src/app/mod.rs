@@ -27,14 +27,15 @@ use crate::{
         kafka::{self, Kafka},
         redis_streams::RedisStreams,
     },
-    config::{Pipeline, Settings, without_password},
+    config::{self, DatabaseUrl, Pipeline, Settings, without_password},
     coordination::{self, Coordination},
     dedup::Filter,
     embedded::{DataDir, RedisServer},
     ingress::{self, Budget, Waiting},
     pipelines::{
+        admission::{Gates, Occupancy, QueueSync},
         discovery, fanout,
-        outbox::{self, Outbox, QueueSync},
+        publishing::{DeadLetters, Publisher},
         tasks, watchdog,
     },
     queue::Queue,
@@ -77,6 +78,9 @@ pub async fn migrate(settings: Settings) -> anyhow::Result<()> {
 /// The name of a process with a Redis of its own: the lock on the data folder makes it the only one there.
 const ALONE: &str = "alone";
 
+/// What only Kafka knows of its properties.
+pub const PROPERTY_RULES: config::Rules = kafka::RULES;
+
 /// What only a backend knows to be wrong with the settings, as far as it can be told without a server.
 pub fn check(settings: &Settings) -> anyhow::Result<()> {
     match kafka_config(settings)? {
@@ -107,7 +111,7 @@ async fn serve(
             let server = Arc::new(RedisServer::start_with(data_dir, settings.redis.max_memory).await?);
             watch_redis(own_redis.get_or_init(|| server), base)
         }
-        (Some(url), _) => url.clone(),
+        (Some(url), _) => url.as_str().to_owned(),
         (None, None) => bail!("an embedded Redis needs a data folder"),
     };
     let Some(redis) = wait.until("Redis", || connect_redis(&redis_url, settings)).await? else {
@@ -189,7 +193,7 @@ impl Listeners {
 
 /// Errors after which only a new round helps.
 fn is_lost(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(bus::Error::is_lost) || error.downcast_ref().is_some_and(outbox::Error::is_lost)
+    error.downcast_ref().is_some_and(bus::Error::is_lost)
 }
 
 /// Starts the pipelines and the ways in; ends them at the stop, or when Redis has lost everything. The next round finds the bus empty, in a
@@ -209,13 +213,21 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let coordination = Coordination::new(redis.clone(), process, clock.clone());
     let own = || async { own(&coordination, &store_id).await.map_err(of_coordination) };
     let Some(()) = wait.until("Redis", own).await? else { return Ok(Over::Stopped) };
-    let outbox = Outbox::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
-    let queues = || async { QueueSync::start(outbox.clone(), queue.clone()).await.map_err(unreachable) };
+    let publisher = Publisher::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
+    let letters = DeadLetters::new(Arc::clone(&bus), clock.clone());
+    let (gates, occupancy) = (Gates::default(), Occupancy::default());
+    let queues = || async {
+        let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
+        QueueSync::start(store, queue.clone(), gates, occupancy, clock.clone()).await.map_err(unreachable)
+    };
     let Some(queues) = wait.until("the database", queues).await? else { return Ok(Over::Stopped) };
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
     let filter = Filter::new(redis.clone());
     if runs(Pipeline::Discovery) {
-        let check = || async { discovery::check_filter(&**store, &filter).await.map_err(Unreachable::Yet) };
+        let check = || async {
+            let checked = discovery::check_filter(&**store, &filter).await;
+            checked.map_err(|error| Unreachable::Yet(error.into()))
+        };
         let Some(()) = wait.until("the database", check).await? else { return Ok(Over::Stopped) };
     }
     let (http, grpc) = (listeners.http()?, listeners.grpc()?);
@@ -225,18 +237,53 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let supervisor = &Supervisor::giving_up_at(is_lost);
     coordination.watch_owner(store_id, supervisor);
     partitions::watch(Arc::clone(&bus), supervisor);
-    let gates = outbox.gates.clone();
     memory::watch(redis.clone(), settings.redis.max_memory, gates.clone(), queue.clone(), supervisor);
     coordination.watch_clock(supervisor);
     queues.keep_on(supervisor);
     queue.start_listening(supervisor);
     if runs(Pipeline::Watchdog) {
-        watchdog::start(outbox.clone(), filter.clone(), queue.clone(), coordination.clone(), settings, supervisor);
+        let context = watchdog::Context {
+            store: Arc::clone(store),
+            bus: Arc::clone(&bus),
+            queue: queue.clone(),
+            coordination: coordination.clone(),
+            filter: filter.clone(),
+            publisher: publisher.clone(),
+            letters: letters.clone(),
+            gates: gates.clone(),
+            occupancy: occupancy.clone(),
+            clock: clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        watchdog::start(context, supervisor);
     }
     if runs(Pipeline::Fanout) {
-        fanout::start(outbox.clone(), queue.clone(), coordination, settings, supervisor);
+        let context = fanout::Context {
+            store: Arc::clone(store),
+            bus: Arc::clone(&bus),
+            queue: queue.clone(),
+            coordination,
+            letters: letters.clone(),
+            gates: gates.clone(),
+            clock: clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        fanout::start(context, supervisor);
     }
-    let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
+    let discovery = runs(Pipeline::Discovery).then(|| {
+        let context = discovery::Context {
+            store: Arc::clone(store),
+            bus: Arc::clone(&bus),
+            filter,
+            publisher,
+            letters,
+            gates: gates.clone(),
+            occupancy,
+            clock: clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        discovery::start(context, supervisor)
+    });
     let tasks = runs(Pipeline::Tasks)
         .then(|| tasks::start(queue.clone(), Arc::clone(store), Arc::clone(&bus), settings, supervisor));
     let reading = query::Handle::new(Arc::clone(store), queue.clone(), clock.clone());
@@ -380,14 +427,12 @@ async fn connect_redis(url: &str, settings: &Settings) -> Result<Redis, Unreacha
 }
 
 async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>, Unreachable> {
-    let opened: store::Result<Arc<dyn Store>> = match settings.database_url.as_deref() {
+    let opened: store::Result<Arc<dyn Store>> = match &settings.database_url {
         None => sqlite(&settings.data_dir.join("taskd.db")).await,
-        Some(url) => match url.strip_prefix("sqlite://") {
-            Some(path) => sqlite(Path::new(path)).await,
-            None => {
-                MysqlStore::connect(url, settings.database_pool).await.map(|store| Arc::new(store) as Arc<dyn Store>)
-            }
-        },
+        Some(DatabaseUrl::Sqlite(path)) => sqlite(path).await,
+        Some(DatabaseUrl::Server(url)) => {
+            MysqlStore::connect(url, settings.database_pool).await.map(|store| Arc::new(store) as Arc<dyn Store>)
+        }
     };
     opened.map_err(|error| {
         let transient = error.is_transient();
@@ -415,17 +460,14 @@ async fn open_bus(settings: &Settings, redis: Option<&Redis>, process: &str) -> 
 
 /// Who is refused for a password or a certificate will not be let in later.
 fn unreachable_bus(error: bus::Error) -> Unreachable {
-    match error {
-        bus::Error::Misconfigured(_) => Unreachable::Ever(error.into()),
-        _ => Unreachable::Yet(error.into()),
-    }
+    if error.is_transient() { Unreachable::Yet(error.into()) } else { Unreachable::Ever(error.into()) }
 }
 
 fn kafka_config(settings: &Settings) -> anyhow::Result<Option<kafka::Config>> {
-    let Some(url) = settings.bus_url.as_deref() else { return Ok(None) };
+    let Some(url) = &settings.bus_url else { return Ok(None) };
     Ok(Some(kafka::Config {
-        brokers: url.strip_prefix("kafka://").unwrap_or(url).to_owned(),
-        properties: settings.kafka.resolved().map_err(anyhow::Error::msg)?,
+        brokers: url.brokers.clone(),
+        properties: kafka::resolved(&settings.kafka).map_err(anyhow::Error::msg)?,
         topic_prefix: settings.topic_prefix.clone(),
         partitions: settings.partitions,
         retention: settings.topic_retention,
@@ -442,7 +484,7 @@ impl From<Unreachable> for anyhow::Error {
 
 fn store_name(settings: &Settings) -> String {
     match &settings.database_url {
-        Some(url) => without_password(url),
+        Some(url) => url.to_string(),
         None => format!("SQLite in {}", settings.data_dir.join("taskd.db").display()),
     }
 }
@@ -478,11 +520,10 @@ fn watch_signals(
 /// On a terminal: what runs where, and what to try next.
 fn greet(settings: &Settings, http: std::net::SocketAddr, grpc: std::net::SocketAddr) {
     let pipelines: Vec<_> = settings.pipelines.iter().map(|pipeline| pipeline.as_str()).collect();
-    let redis = settings
-        .redis_url
-        .as_deref()
-        .map_or_else(|| format!("redis-server of its own in {}", settings.data_dir.display()), without_password);
-    let bus = settings.bus_url.as_deref().map_or_else(|| "Redis Streams in that Redis".to_owned(), without_password);
+    let redis = settings.redis_url.as_ref();
+    let redis = redis
+        .map_or_else(|| format!("redis-server of its own in {}", settings.data_dir.display()), ToString::to_string);
+    let bus = settings.bus_url.as_ref().map_or_else(|| "Redis Streams in that Redis".to_owned(), ToString::to_string);
     tracing::info!(pipelines = pipelines.join(","), %http, %grpc, "taskd is up: http {http}, grpc {grpc}");
     if !std::io::stdout().is_terminal() {
         return;

@@ -1,9 +1,9 @@
-//! What a caller can do about an error of the bus.
+//! Errors of the bus, by what a caller can do about them.
 
 use super::Topic;
 use crate::runtime::LoopError;
 
-/// What a backend said.
+/// The error of a backend.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +56,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed later, on the same opening of the bus.
+    /// True if the same call may succeed later, on the same opening of the bus.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Publish { .. } | Self::Read { .. } | Self::Commit { .. } | Self::Trim { .. } | Self::Setup(_) => true,
@@ -65,7 +65,7 @@ impl Error {
         }
     }
 
-    /// Whether only a new opening of the bus helps.
+    /// True if only a new opening of the bus helps.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::Gone { .. } | Self::Grown { .. })
     }

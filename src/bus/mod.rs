@@ -36,7 +36,7 @@ impl Topic {
         }
     }
 
-    /// Whether taskd reads it. People read the others.
+    /// True for topics that taskd reads. People read the others.
     pub fn is_read(self) -> bool {
         matches!(self, Self::Pipeline | Self::TaskResults)
     }
@@ -68,7 +68,7 @@ pub struct Message {
     pub value: Bytes,
 }
 
-/// What a trim keeps: the last `records` of each partition that are not older than `age`.
+/// The records that a trim keeps: the last `records` of each partition that are not older than `age`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
     pub age: Duration,
@@ -80,7 +80,7 @@ pub struct Keep {
 pub enum Reading {
     /// Each partition in order, from behind the committed offset, with one reader at a time per partition.
     Ordered,
-    /// Any reader of the group that is free. What a dead reader had not committed comes again, out of order.
+    /// Any reader of the group that is free. Uncommitted records of a dead reader come again, out of order.
     Shared,
 }
 
@@ -108,7 +108,7 @@ pub trait Bus: Send + Sync {
     /// The offset that the group has committed, by partition.
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
-    /// Whether a partition that once held this offset ends before it now, so that the bus assigns offsets again.
+    /// True if a partition that once held this offset ends before it now, so that the bus assigns offsets again.
     ///
     /// The topic was made anew, or the partition has lost its last records. Always false on a bus that never assigns an
     /// offset twice.

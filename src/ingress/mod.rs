@@ -30,7 +30,7 @@ pub use listener::bind;
 use crate::{
     api::query,
     config::Settings,
-    pipelines::{discovery, outbox::Gates, tasks},
+    pipelines::{admission::Gates, discovery, tasks},
     runtime::Progress,
     telemetry::metrics,
     wire::pb,

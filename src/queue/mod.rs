@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use self::{awake::Awake, keys::ShardKeys, scripts::Script, shard::Notes, types::Undelivered};
 pub use self::{
-    failing::Failing,
+    failing::{FailedRound, Failing},
     shard::Shard,
     types::{
         Claim, Closing, Code, Completion, Delivery, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,

@@ -1,4 +1,4 @@
-//! What a caller can do about an error of the store.
+//! Errors of the store, by what a caller can do about them.
 
 use std::{io, time::Duration};
 
@@ -52,7 +52,7 @@ pub enum Error {
     Migrate(#[from] sqlx::migrate::MigrateError),
 }
 
-/// What the code of a database's error means for the caller.
+/// The meaning of a database's error code for the caller.
 pub enum Class {
     Transient,
     Full,
@@ -84,12 +84,12 @@ impl Error {
         Self::Transient(sqlx::Error::Io(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Whether the same call may succeed later.
+    /// True if the same call may succeed later.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Transient(_) | Self::GaveUp { .. } | Self::Busy { .. } | Self::Full(_))
     }
 
-    /// Whether the content of a row is at fault.
+    /// True if the content of a row is at fault.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused(_) | Self::Corrupt { .. })
     }

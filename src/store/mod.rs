@@ -38,7 +38,7 @@ pub trait Store: Send + Sync {
     ///
     /// A report that comes twice, also within one call, is `repeated`. A task with NUM credited workers becomes
     /// Completed. The first final status stays.
-    async fn settle(&self, reports: Vec<Settlement>) -> Result<Vec<Settled>>;
+    async fn settle(&self, reports: &[Settlement]) -> Result<Vec<Settled>>;
 
     /// Removes the outbox rows of `published`, unless they have another turn by now, and keeps the tasks' offsets.
     /// `generation` is the topic's.

@@ -10,10 +10,12 @@ use sqlx::{
 
 use super::{
     Class, Error, Result,
-    sql::{Dialect, SqlStore},
+    sql::{Dialect, MigrationFile, SqlStore, migration_files},
 };
 
 pub type MysqlStore = SqlStore<MySql>;
+
+const MIGRATIONS: &[MigrationFile] = migration_files!("mysql");
 
 /// The longest wait for a connection: shorter than for a lock, so that callers behind a long lock get an error.
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -104,7 +106,7 @@ impl MysqlStore {
         let options = options.statement_cache_capacity(PREPARED).disable_statement_logging();
         let lock = migration_lock(&options).await.map_err(MySqlConnection::error)?.ok_or_else(Error::timed_out)?;
         let pool = pool(options, connections).await.map_err(MySqlConnection::error)?;
-        let store = Self::migrate(sqlx::migrate!("migrations/mysql"), pool.clone(), pool).await?;
+        let store = Self::migrate(MIGRATIONS, pool.clone(), pool).await?;
         // The lock ends with its connection.
         lock.close().await.map_err(MySqlConnection::error)?;
         Ok(store)

@@ -10,10 +10,12 @@ use sqlx::{
 
 use super::{
     Class, Error, Result,
-    sql::{Dialect, SqlStore},
+    sql::{Dialect, MigrationFile, SqlStore, migration_files},
 };
 
 pub type SqliteStore = SqlStore<Sqlite>;
+
+const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
 
 /// The longest wait for the file, which another process may hold, and for the connection.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -72,7 +74,7 @@ impl SqliteStore {
             .max_connections(READERS)
             .acquire_timeout(PATIENCE)
             .connect_lazy_with(options.pragma("query_only", "on"));
-        Self::migrate(sqlx::migrate!("migrations/sqlite"), writer, readers).await
+        Self::migrate(MIGRATIONS, writer, readers).await
     }
 }
 
@@ -173,7 +175,7 @@ mod tests {
             discovered: vec![row("1"), row("child")],
         };
         let died = Settlement::Died { id: ids[4], reason: "no luck".into(), attempts: 1, at_unix_ms: 1 };
-        store.settle(vec![completed.clone(), completed, died]).await.unwrap();
+        store.settle(&[completed.clone(), completed, died]).await.unwrap();
         let without: HashSet<TaskId> = [ids[10]].into();
         store.due(i64::MAX, 5, &without).await.unwrap();
         let queue = &rows[0].task.queue;

@@ -1,4 +1,4 @@
-//! What goes into the store and what comes out of it.
+//! Arguments and answers of the store.
 
 use bytes::Bytes;
 
@@ -16,7 +16,7 @@ pub enum Inserted {
 }
 
 /// Why a row is in the outbox. SQL stores the discriminants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Unpublished {
     /// Its inserter is about to publish it. After `republish_after` the watchdog does.
@@ -93,7 +93,7 @@ pub enum Settlement {
     },
 }
 
-/// What a report changed.
+/// The outcome of a report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settled {
     /// The report was settled before: the call changed nothing and ignored its discovered tasks.
@@ -110,7 +110,7 @@ pub struct Settled {
     pub discovered: Vec<Inserted>,
 }
 
-/// What the fanout and the settler need to know about a task.
+/// The state of a task, for the fanout and the settler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskState {
     pub id: TaskId,

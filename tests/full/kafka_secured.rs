@@ -70,8 +70,10 @@ async fn through_the_binary(server: &KafkaServer) {
     let secret = dir.path().join("password");
     let config = |ca: &Path| {
         format!(
-            "redis_url = {:?}\nbus_url = \"kafka://{}\"\ntopic_prefix = \"binary.\"\n[kafka]\nsecurity.protocol = \"SASL_SSL\"\n\
-             ssl.ca.location = {ca:?}\nsasl.mechanism = \"SCRAM-SHA-512\"\nsasl.username = \"taskd\"\n\"sasl.password.file\" = {secret:?}\n",
+            "redis_url = {:?}\nbus_url = \"kafka://{}\"\ntopic_prefix = \"binary.\"\n[kafka]\nsecurity.protocol = \
+             \"SASL_SSL\"\n\
+             ssl.ca.location = {ca:?}\nsasl.mechanism = \"SCRAM-SHA-512\"\nsasl.username = \
+             \"taskd\"\n\"sasl.password.file\" = {secret:?}\n",
             redis.url(),
             server.secured_brokers(),
         )

@@ -10,7 +10,8 @@ use std::{
 const LAYERS: &[&[&str]] = &[
     &["config", "model", "runtime", "telemetry", "wire"],
     &["bus", "coordination", "dedup", "embedded", "queue", "redis_pool", "store"],
-    &["outbox"],
+    &["admission"],
+    &["publishing"],
     &["discovery", "fanout", "tasks", "watchdog"],
     &["api"],
     &["ingress"],

@@ -15,15 +15,12 @@ use serde_json::Value;
 use taskd::{
     bus::{self, Bus, Keep, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
     config::Settings,
-    dedup::Filter,
     ingress::{self, State},
     model::{Offset, QueueName, StoredStatus, TaskId, validate},
     pipelines::{
-        discovery::{self, Error, Handle},
-        outbox::{self, Outbox, QueueSync},
-        watchdog,
+        discovery::{Error, Handle},
+        publishing,
     },
-    queue::Queue,
     redis_pool::Redis,
     runtime::{Clock, Supervisor},
     store::{Settlement, Store, sqlite::SqliteStore},
@@ -33,7 +30,7 @@ use taskd::{
 use crate::{
     ingress_http::idle_state,
     support::{
-        coordination,
+        process::Process,
         redis::{Fsync, RedisServer},
         sqlite::SqliteFile,
         store_contract::Database,
@@ -77,12 +74,10 @@ impl Fixture {
         let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&database.path(), pages).await.unwrap());
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
         let clock = Clock::of_this_machine();
-        let outbox = Outbox::new(Arc::clone(&store), bus.clone(), clock.clone());
-        let is_lost = |error: &anyhow::Error| error.downcast_ref().is_some_and(outbox::Error::is_lost);
-        let supervisor = Supervisor::giving_up_at(is_lost);
-        let queues = QueueSync::start(outbox.clone(), Queue::new(redis.clone())).await.unwrap();
-        queues.keep_on(&supervisor);
-        let discovery = discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
+        let supervisor = Supervisor::new();
+        let process = Process::with_clock(&redis, &store, bus.clone(), clock.clone());
+        process.sync_queues(&supervisor).await;
+        let discovery = process.discovery(&state.settings, &supervisor);
         state.discovery = Some(discovery.clone());
         Self { discovery, state, store, supervisor, redis, bus, clock, database, server }
     }
@@ -193,7 +188,7 @@ async fn lines_are_stored_when_there_is_room_and_only_what_was_missing() {
     let settle_when_the_others_are_stored = async {
         until("the others are stored", async || fixture.unfinished().await.get("q") == Some(&2)).await;
         let (reason, at_unix_ms) = (String::new(), 0);
-        fixture.store.settle(vec![Settlement::Died { id, reason, attempts: 1, at_unix_ms }]).await.unwrap();
+        fixture.store.settle(&[Settlement::Died { id, reason, attempts: 1, at_unix_ms }]).await.unwrap();
     };
     let body = lines(&["q", "q", "", "full"]).join("\n").replace("\"3\"", "\"another\"");
     let answers = async { fixture.post("application/x-ndjson", body).await.text().await.unwrap() };
@@ -297,11 +292,8 @@ async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     fixture.database.execute("UPDATE outbox SET due_ms = 0").await;
 
     let bus = Arc::new(Picky(fixture.bus.clone()));
-    let outbox = Outbox::new(Arc::clone(&fixture.store), bus, Clock::of_this_machine());
-    let queue = Queue::new(fixture.redis.clone());
-    let filter = Filter::new(fixture.redis.clone());
-    let coordination = coordination(&fixture.redis, "p");
-    watchdog::start(outbox, filter, queue, coordination, &fixture.state.settings, &fixture.supervisor);
+    let process = Process::new(&fixture.redis, &fixture.store, bus);
+    process.watchdog(&fixture.state.settings, &fixture.supervisor);
     until("nothing is left", async || fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().is_empty()).await;
     let dead = fixture.store.task(id).await.unwrap().unwrap();
     assert_eq!((dead.status, dead.unpublished), (StoredStatus::Dead, false));
@@ -323,21 +315,20 @@ async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
     let hour = 3_600_000;
     fixture.clock.follow(fixture.clock.now_unix_ms() + hour, Instant::now()).unwrap();
     // Stored, and killed before it was published.
-    let outbox = Outbox::new(Arc::clone(&fixture.store), fixture.bus.clone(), fixture.clock.clone());
+    let clock = fixture.clock.clone();
+    let process = Process::with_clock(&fixture.redis, &fixture.store, fixture.bus.clone(), clock);
     let rows: Vec<_> = tasks(&["q"; 5])
         .into_iter()
         .map(|task| {
             let (settings, now) = (&fixture.state.settings, fixture.clock.now_unix_ms());
             let row = validate::task_row(task, TaskId::at(now, 0), &settings.queues.default, &settings.limits, 1, now)
                 .unwrap();
-            outbox.new_row(row, settings)
+            publishing::new_row(row, &process.gates, settings)
         })
         .collect();
     fixture.store.insert(&rows).await.unwrap();
 
-    let filter = Filter::new(fixture.redis.clone());
-    let (queue, coordination) = (Queue::new(fixture.redis.clone()), coordination(&fixture.redis, "p"));
-    watchdog::start(outbox, filter, queue, coordination, &fixture.state.settings, &fixture.supervisor);
+    process.watchdog(&fixture.state.settings, &fixture.supervisor);
     let leads = async || watched(&fixture.supervisor).contains(&"watchdog/outbox".to_owned());
     until("the watchdog looks", leads).await;
     fixture.clock.follow(fixture.clock.now_unix_ms() - hour, Instant::now()).unwrap();

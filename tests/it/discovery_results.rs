@@ -1,24 +1,18 @@
 //! The results side of discovery: what reports become, and what goes to `dead-letters` instead.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use prost::Message as _;
 use taskd::{
     bus::{Bus, Record, Topic},
-    dedup::Filter,
     model::{QueueName, StoredStatus, TaskId},
-    pipelines::{
-        discovery,
-        outbox::{Outbox, QueueSync},
-    },
-    queue::Queue,
-    runtime::{Clock, Supervisor},
+    runtime::Supervisor,
     wire::pb::{self, InsertStatus, report::What},
 };
 
 use crate::{
     discovery_insert::{Fixture, tasks},
-    support::{store_contract::Database, until},
+    support::{process::Process, store_contract::Database, until},
 };
 
 fn discovered(queue: &str, key: &str) -> pb::NewTask {
@@ -116,10 +110,9 @@ async fn a_full_disk_holds_reports_up_and_drops_nothing() {
     supervisor.stop();
     supervisor.wait().await;
     let (store, supervisor) = (database.open().await, Supervisor::new());
-    let outbox = Outbox::new(Arc::clone(&store), bus.clone(), Clock::of_this_machine());
-    let sync = QueueSync::start(outbox.clone(), Queue::new(redis.clone())).await.unwrap();
-    sync.keep_on(&supervisor);
-    discovery::start(outbox, Filter::new(redis.clone()), &state.settings, &supervisor);
+    let process = Process::new(&redis, &store, bus.clone());
+    process.sync_queues(&supervisor).await;
+    process.discovery(&state.settings, &supervisor);
     until("it is settled", async || store.task(parent).await.unwrap().unwrap().status == StoredStatus::Completed).await;
     let unfinished: BTreeMap<_, _> = store.unfinished().await.unwrap().into_iter().collect();
     assert_eq!(unfinished[&QueueName::new("q").unwrap()], 100);

@@ -7,7 +7,7 @@ use reqwest::{Client, Method, Response, StatusCode, header};
 use taskd::{
     config::Settings,
     ingress::{self, Budget, State},
-    pipelines::outbox::Gates,
+    pipelines::admission::Gates,
     runtime::Progress,
 };
 use tokio::{

@@ -357,7 +357,7 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
         at_unix_ms: 1,
         discovered: vec![],
     };
-    service.store.settle(vec![done]).await.unwrap();
+    service.store.settle(&[done]).await.unwrap();
 
     // It was missing in Redis, for another worker, and is there again: the queue knows who, and not by which lease.
     service.redis("DEL", &["t:{q:0}:R"]).await;

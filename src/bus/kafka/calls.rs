@@ -25,7 +25,7 @@ pub(super) const DELIVER_WITHIN: Duration = Duration::from_secs(30);
 /// `model::MAX_RECORD_BYTES`, and protobuf around it.
 pub(super) const MAX_RECORD_BYTES: &str = "16777216";
 
-/// What went wrong with the brokers.
+/// A failure of the brokers, or of librdkafka.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error(transparent)]
@@ -64,7 +64,8 @@ impl From<Failure> for Error {
     }
 }
 
-/// Runs a call that blocks. The deadline is for calls without one of their own; a call beyond it ends on its own thread.
+/// Runs a call that blocks. The deadline is for calls without one of their own; a call beyond it ends on its own
+/// thread.
 pub(super) async fn blocking<T, E>(call: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, Failure>
 where
     T: Send + 'static,

@@ -148,7 +148,7 @@ fn message(record: &BorrowedMessage<'_>) -> Option<Message> {
     Some(Message { partition, offset: offset(record.offset())?, value })
 }
 
-/// Whether librdkafka recovers from the error by itself: it makes new connections, and joins the group again.
+/// True if librdkafka recovers from the error by itself: it makes new connections, and joins the group again.
 ///
 /// A member that waits for its brokers keeps its place in the group. A new one would wait until the group gives up the
 /// old one.
@@ -163,7 +163,7 @@ fn is_passing(error: &KafkaError) -> bool {
     }
 }
 
-/// Whether the group is changing, or has changed, so that this member does not know its partitions yet.
+/// True if the group is changing, or has changed, so that this member does not know its partitions yet.
 fn is_rebalance(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode::{IllegalGeneration, RebalanceInProgress, UnknownMemberId};
     matches!(code, RebalanceInProgress | IllegalGeneration | UnknownMemberId)

@@ -1,4 +1,4 @@
-//! What librdkafka reports by itself.
+//! Events that librdkafka reports by itself.
 
 use std::{
     sync::Arc,
@@ -15,8 +15,8 @@ use rdkafka::{
 
 /// The events of all clients of one opening.
 ///
-/// librdkafka reports each connection that fails, again and again: those reports are for debugging. The log says at most
-/// once a minute that all brokers are away, or why one refuses taskd.
+/// librdkafka reports each connection that fails, again and again: those reports are for debugging. The log says at
+/// most once a minute that all brokers are away, or why one refuses taskd.
 #[derive(Clone, Default)]
 pub(super) struct ClientEvents(Arc<Mutex<Reported>>);
 

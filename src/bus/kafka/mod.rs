@@ -6,6 +6,7 @@ mod consumer;
 mod detached;
 mod events;
 mod group;
+mod properties;
 mod topics;
 mod trim;
 
@@ -24,6 +25,7 @@ use rdkafka::{
     producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer},
 };
 
+pub use self::properties::{RULES, resolved};
 use self::{
     calls::{ANSWER_WITHIN, DELIVER_WITHIN, blocking, committed, index, offset, watermarks},
     configs::ClientConfigs,

@@ -71,7 +71,7 @@ pub(super) fn count(metadata: &Metadata, name: &str) -> Option<u32> {
     u32::try_from(found.partitions().len()).ok().filter(|count| *count > 0)
 }
 
-/// Whether the brokers say that the topic does not exist. A topic that is not ready yet is not gone.
+/// True if the brokers say that the topic does not exist. A topic that is not ready yet is not gone.
 pub(super) fn is_gone(metadata: &Metadata, name: &str) -> bool {
     let found = metadata.topics().iter().find(|found| found.name() == name);
     found.is_some_and(|found| found.error() == Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART))
@@ -156,8 +156,8 @@ pub(super) async fn warn_of_retention(configs: &ClientConfigs, admin: &AdminClie
         let key = by_age_or_size.or_else(|| value("cleanup.policy").contains("compact").then_some("cleanup.policy"));
         if let Some(key) = key {
             tracing::warn!(
-                "kafka may delete records of {name} before they are read ({key} = {}): set retention.ms=-1, retention.bytes=-1 and \
-                 cleanup.policy=delete there; taskd deletes what it has read",
+                "kafka may delete records of {name} before they are read ({key} = {}): set retention.ms=-1, \
+                 retention.bytes=-1 and cleanup.policy=delete there; taskd deletes what it has read",
                 value(key)
             );
         }

@@ -73,7 +73,7 @@ async fn exchange(
     tokio::time::timeout(DEADLINE, answered).await.unwrap_or_else(|_| Err(no_answer()))
 }
 
-/// Whether the server is not the master of the bus any more, or not yet.
+/// True if the server is not the master of the bus any more, or not yet.
 fn is_elsewhere(error: &RedisError) -> bool {
     error.is_cluster_error() || matches!(error.code(), Some("READONLY" | "UNBLOCKED" | "MASTERDOWN" | "LOADING"))
 }

@@ -33,7 +33,7 @@ const TAKE_OVER_EVERY: Duration = Duration::from_secs(5);
 /// The most entries of each partition that one look takes over.
 const TAKEN_OVER: usize = 100;
 
-/// What a read asks for.
+/// The purpose of a read.
 #[derive(Clone, Copy)]
 enum Step {
     /// Entries that this consumer received before and has not acknowledged.
@@ -193,7 +193,7 @@ async fn create_group(streams: &Streams, keys: &[String]) -> RedisResult<()> {
     create.query_async(&mut streams.redis.conn()).await
 }
 
-/// Whether Redis was emptied. 7.0 answers NOGROUP to the next read; later ones also answer UNBLOCKED to a waiting read.
+/// True if Redis was emptied. 7.0 answers NOGROUP to the next read; later ones also answer UNBLOCKED to a waiting read.
 fn group_is_gone(error: &RedisError) -> bool {
     matches!(error.code(), Some("NOGROUP" | "UNBLOCKED"))
 }

@@ -167,7 +167,7 @@ pub(super) struct Extent {
     pub(super) last: Option<Offset>,
     /// The first record that is still there.
     first: Option<Offset>,
-    /// Whether a shared reader has ever acknowledged a record.
+    /// True if a shared reader has ever acknowledged a record.
     acknowledged: bool,
     /// The committed offset of ordered reading.
     committed: Option<Offset>,

@@ -8,16 +8,16 @@ use crate::{
     wire::pb,
 };
 
-/// A record of `pipeline`, or why no script could enqueue it.
+/// Decodes a record of `pipeline`, or says why no script could enqueue it.
 pub(super) fn decode(message: &Message) -> Result<(TaskId, QueueName, pb::PipelineRecord), String> {
     let record = pb::PipelineRecord::decode(message.value.clone()).map_err(|e| e.to_string())?;
     let id = TaskId::from_slice(&record.id).ok_or("the id has not 16 bytes")?;
     let queue = QueueName::new(&record.queue).map_err(|e| e.to_string())?;
-    // The widest bounds there are, not this process's settings: those may have been wider when the task was stored.
+    // This process's settings may be narrower than those under which the task was stored: the widest bounds count.
     if record.replicas == 0 || record.replicas > MAX_REPLICAS {
         return Err(format!("replicas is {}; must be 1 to {MAX_REPLICAS}", record.replicas));
     }
-    // The scripts make a key of it.
+    // The scripts make a key of the priority.
     if !(1..=3).contains(&record.priority) {
         return Err(format!("priority is {}; must be 1 to 3", record.priority));
     }

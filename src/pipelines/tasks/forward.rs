@@ -110,13 +110,14 @@ impl Forwarder {
                     // Nothing will be forwarded any more, to nobody.
                     Err(error) if matches!(error.downcast_ref(), Some(bus::Error::Lost { .. })) => return Err(error),
                     // One damaged shard does not hold up the others.
-                    Err(error) if error.is::<queue::Error>() => drop(failing.note::<(), _>(&shard, began, Err(error))),
+                    Err(error) if error.is::<queue::Error>() => drop(failing.note::<()>(&shard, began, Err(error))),
                     Err(error) => failed = failed.and(Err(error.context(format!("cannot forward reports of {shard}")))),
                 }
             }
             drop(turns);
             failed?;
-            failing.end_round("forward reports of")?;
+            let ended = failing.end_round("forward reports of");
+            ended.map_err(|round| round.cause.context(format!("cannot {} {}", round.step, round.shard)))?;
             beat.beat();
             if !again.is_empty() {
                 continue;

@@ -1,4 +1,4 @@
-//! What a database needs to hold the store.
+//! The requirements for a database that holds the store.
 
 use sqlx::migrate::Migrate;
 

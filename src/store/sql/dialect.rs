@@ -1,4 +1,4 @@
-//! What the two databases write differently.
+//! The differences between the two databases.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub trait Dialect {
     /// INSERT suffix that skips rows whose unique key exists. `column` may be any column (MySQL must assign one).
     fn keep_first(column: &str) -> String;
 
-    /// Whether such an INSERT tells how many rows it inserted. If it inserted all, nothing needs to be read back.
+    /// True if such an INSERT tells how many rows it inserted. If it inserted all, nothing needs to be read back.
     const COUNTS_INSERTED: bool;
 
     /// INSERT suffix that sets `columns` to the new values where `key` exists.
@@ -53,10 +53,10 @@ pub trait Dialect {
     /// The text before and behind a SELECT with a `task_id`: sets the columns of each such task from its row.
     fn update_tasks(set: &str) -> [String; 2];
 
-    /// What the code of an error means for the caller.
+    /// The meaning of an error code for the caller.
     fn class(error: &dyn DatabaseError) -> Class;
 
-    /// Whether a statement of a migration failed only because it ran before.
+    /// True if a statement of a migration failed only because it ran before.
     fn is_there_already(error: &Error) -> bool;
 
     /// An error of sqlx, sorted.

@@ -41,7 +41,7 @@ impl From<Removed> for Owner {
     }
 }
 
-/// Whether many of the latest keys were those of removed tasks.
+/// True while many of the latest keys are those of removed tasks.
 ///
 /// Then it is cheaper to ask for them before the insert than to take rows back after it.
 #[derive(Default)]

@@ -36,6 +36,7 @@ use std::{collections::HashSet, time::Duration};
 use async_trait::async_trait;
 use sqlx::Pool;
 
+pub(super) use self::migrate::{MigrationFile, migration_files};
 pub use self::{backend::Backend, dialect::Dialect};
 use self::{
     counts::{CountColumns, Counts},
@@ -62,11 +63,11 @@ pub struct SqlStore<DB: sqlx::Database> {
 impl<DB: Backend> SqlStore<DB> {
     /// Brings the database up to date.
     pub(super) async fn migrate(
-        migrator: sqlx::migrate::Migrator,
+        migrations: &'static [MigrationFile],
         writers: Pool<DB>,
         readers: Pool<DB>,
     ) -> Result<Self> {
-        let migrated = migrate::run(migrator, &writers).await?;
+        let migrated = migrate::run(migrations, &writers).await?;
         Ok(Self { pools: Pools { writers, readers }, migrated, old_keys: OldKeys::default() })
     }
 
@@ -97,8 +98,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
         self.pools.run("insert", insert).await
     }
 
-    async fn settle(&self, reports: Vec<Settlement>) -> Result<Vec<Settled>> {
-        let reports = &reports;
+    async fn settle(&self, reports: &[Settlement]) -> Result<Vec<Settled>> {
         self.pools
             .run("settle", |mut tx| async move {
                 let done = settle::settle(&mut *tx, reports, &self.old_keys).await?;

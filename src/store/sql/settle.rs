@@ -6,7 +6,7 @@ use super::{
     counts::Counts,
     insert::{self, OldKeys},
     outbox,
-    rows::{key_hash, number, queue_name, status, task_id, worker_name},
+    rows::{from_row, key_hash, number, queue_name, status, task_id, worker_name},
     session::Session,
     statement::{Statement, Value, lists, pieces},
 };
@@ -101,7 +101,6 @@ async fn lock_tasks<S: Session>(session: &mut S, reports: &[Settlement]) -> Resu
     Ok(tasks)
 }
 
-#[derive(sqlx::FromRow)]
 struct ProgressColumns {
     id: Vec<u8>,
     key_hash: Vec<u8>,
@@ -113,6 +112,7 @@ struct ProgressColumns {
     reason: String,
     updated_ms: i64,
 }
+from_row!(ProgressColumns { id, key_hash, queue, replicas, status, completed, attempts, reason, updated_ms });
 
 impl ProgressColumns {
     fn into_progress(self) -> Result<Progress> {
@@ -212,8 +212,8 @@ async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -
                 r.result.into(),
             ]
         });
-        const INSERT: &str = "INSERT INTO results (task_id, worker, lease_generation, lease_grant, attempt, completed_ms, surplus, \
-             result_encoding, result)";
+        const INSERT: &str = "INSERT INTO results (task_id, worker, lease_generation, lease_grant, attempt, \
+             completed_ms, surplus, result_encoding, result)";
         session.execute(Statement::new(INSERT).values(rows)).await?;
     }
     Ok(())
@@ -238,7 +238,8 @@ async fn store_progress<S: Session>(
 
 fn update<'a, S: Session>(tasks: &[(&'a TaskId, &'a Progress)]) -> Statement<'a> {
     let row = format!(
-        "SELECT {} AS task_id, ? AS new_status, ? AS new_completed, ? AS new_attempts, ? AS new_reason, ? AS new_updated",
+        "SELECT {} AS task_id, ? AS new_status, ? AS new_completed, ? AS new_attempts, ? AS new_reason, \
+         ? AS new_updated",
         S::ID
     );
     let rows = tasks.iter().map(|(id, task)| -> [Value<'a>; 6] {

@@ -21,7 +21,7 @@ label! {
     FanoutDropped { Repeated = "repeated", AgainFinal = "again_final" }
 }
 
-/// What became of one batch of records in the fanout.
+/// The outcome of one batch of records in the fanout.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FanoutBatch {
     pub records: usize,

@@ -11,7 +11,7 @@ pub const WATCHDOG_LEADS: &str = "taskd_watchdog_leading_processes";
 pub const WATCHDOG_STEP_DURATION: &str = "taskd_watchdog_step_duration_seconds";
 
 label! {
-    /// What the watchdog did with a task. Undelivered: its lease ran out before its worker had it.
+    /// An act of the watchdog on a task. Undelivered: the lease expired before the worker had the task.
     Watched {
         Expired = "expired",
         Retried = "retried",
@@ -35,7 +35,7 @@ pub fn watchdog_handled(what: Watched, count: usize) {
     counter!(WATCHDOG_HANDLED, "what" => what.as_str()).increment(count as u64);
 }
 
-/// Whether this process does the watchdog's work now.
+/// This process has the leader lease now, or not.
 pub fn watchdog_leads(leads: bool) {
     gauge!(WATCHDOG_LEADS).set(if leads { 1.0 } else { 0.0 });
 }

@@ -29,7 +29,7 @@ label! {
 }
 
 label! {
-    /// What a rejection made of a task.
+    /// The outcome of a rejection.
     Rejected { Retried = "retried", Dead = "dead" }
 }
 
