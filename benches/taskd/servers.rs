@@ -15,6 +15,9 @@ use uuid::Uuid;
 
 use crate::redis_server::RedisServer;
 
+/// The topic that the producer alone writes.
+pub(crate) const LIMIT: &str = "limit";
+
 /// Those that `TASKD_TEST_MYSQL_URL` and `TASKD_TEST_KAFKA` name; else those that the tests start and leave running.
 pub(crate) struct Servers {
     mysql: String,
@@ -116,8 +119,7 @@ impl<'a> Place<'a> {
     /// The servers are as before.
     pub(crate) async fn remove(self) -> anyhow::Result<()> {
         self.on_server(format!("DROP DATABASE {}", self.name)).await?;
-        let topics: Vec<String> =
-            Topic::ALL.iter().map(|topic| self.topic(topic)).chain([self.topic(crate::kafka::LIMIT)]).collect();
+        let topics: Vec<String> = Topic::ALL.iter().map(|topic| self.topic(topic)).chain([self.topic(LIMIT)]).collect();
         let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
         // Not all are there after an error.
         self.admin()?.delete_topics(&topics, &AdminOptions::new()).await?;

@@ -1,6 +1,6 @@
 //! Errors of the bus, by what a caller can do about them.
 
-use super::Topic;
+use super::topic::Topic;
 use crate::runtime::LoopError;
 
 /// The error of a backend.

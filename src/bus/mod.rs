@@ -5,53 +5,19 @@
 mod error;
 pub mod kafka;
 pub mod redis_streams;
+mod topic;
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
 use self::error::NoPartition;
-pub use self::error::{Cause, Error, Result};
+pub use self::{
+    error::{Cause, Error, Result},
+    topic::Topic,
+};
 use crate::model::Offset;
-
-/// The topics. Their names are public, behind the prefix `Settings::topic_prefix`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Topic {
-    Pipeline,
-    TaskResults,
-    Expirations,
-    DeadLetters,
-}
-
-impl Topic {
-    pub const ALL: [Self; 4] = [Self::Pipeline, Self::TaskResults, Self::Expirations, Self::DeadLetters];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pipeline => "pipeline",
-            Self::TaskResults => "task-results",
-            Self::Expirations => "expirations",
-            Self::DeadLetters => "dead-letters",
-        }
-    }
-
-    /// True for topics that taskd reads. People read the others.
-    pub fn is_read(self) -> bool {
-        matches!(self, Self::Pipeline | Self::TaskResults)
-    }
-
-    /// The number of partitions: one for reports for people, the configured number for the others.
-    pub fn partitions(self, configured: u32) -> u32 {
-        if self.is_read() { configured } else { 1 }
-    }
-}
-
-impl fmt::Display for Topic {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// A record to publish.
 #[derive(Clone, Debug)]
