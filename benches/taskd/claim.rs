@@ -1,5 +1,4 @@
-//! The cost of one claim, by how many tasks wait and where the worker stands; of the completion behind it, and of
-//! enqueueing.
+//! The cost of one claim, by how many tasks wait and where the worker stands; of the completion behind it, and of enqueueing.
 
 use std::{future::Future, sync::Arc, time::Instant};
 
@@ -19,13 +18,13 @@ use crate::{
     progress::Progress,
     redis_server::RedisServer,
     report::{Row, Runs, Table, Unit, quantile},
-    work::Scale,
+    scale::Scale,
 };
 
 const PREFIX: &str = "bench";
 /// Tasks of one enqueue call, as the fanout makes them.
 const ENQUEUE: usize = 1000;
-/// The most that `tasks` asks for.
+/// What `tasks` asks for at most.
 const MAX_BYTES: usize = 8 << 20;
 /// Of a queue, at most this part is taken before it is filled anew: so its length is what the row says.
 const PART: usize = 10;
@@ -38,7 +37,7 @@ enum Place {
     Middle,
 }
 
-/// A measurement, with its duration in each run in µs.
+/// What is measured, and in each run how long it took in µs.
 struct Cell {
     replicas: u32,
     place: Place,
@@ -119,7 +118,7 @@ fn cells(scale: &Scale) -> Vec<Cell> {
         for place in [Place::Tail, Place::Middle] {
             for most in [1, 100] {
                 for waiting in &scale.waiting {
-                    // A claim of a hundred needs so many tasks, with the middle ahead of it.
+                    // What hands out a hundred must have them, in the middle ahead of it.
                     let waiting = if *waiting < 2 * most { 2 * most } else { *waiting };
                     let (claim, complete) = (Cost::default(), Cost::default());
                     cells.push(Cell { replicas, place, most, waiting, claim, complete });
@@ -397,10 +396,8 @@ fn claim_table(cells: &[Cell]) -> Table {
     Table {
         bench: "claim",
         title: "claim: µs of one call by how many tasks wait",
-        conditions: "`taskd::queue::Queue` on a redis-server of its own, appendfsync everysec (a claim's fsync would \
-        hide its cost; \
-                     `flow` has it in), one connection, one call at a time, the median call of each run. tail: \
-                     workers that never \
+        conditions: "`taskd::queue::Queue` on a redis-server of its own, appendfsync everysec (a claim's fsync would hide its cost; \
+                     `flow` has it in), one connection, one call at a time, the median call of each run. tail: workers that never \
                      claimed; middle: a worker that has passed half of the elements."
             .into(),
         references: vec!["fewest wait".into(), "fewest wait, inside Redis".into(), "EVALSHA".into()],
@@ -441,8 +438,7 @@ fn fill_table(fills: &[Fill], body: usize) -> Table {
         bench: "claim",
         title: "enqueue: µs and bytes of one task",
         conditions: format!(
-            "The same queues while they were filled: {ENQUEUE} tasks a call, bodies of {body} bytes, the last ten \
-             calls; used_memory."
+            "The same queues while they were filled: {ENQUEUE} tasks a call, bodies of {body} bytes, the last ten calls; used_memory."
         ),
         references: vec!["fewest wait".into(), "body".into()],
         rows,

@@ -41,11 +41,11 @@ impl Daemon {
 
     /// `config`: what its file says.
     pub(crate) async fn start_as(pipelines: &str, arguments: &[String], config: &str) -> anyhow::Result<Self> {
-        let folder = crate::folder()?;
+        let folder = crate::folder::folder()?;
         let [http, grpc] = [free_address()?, free_address()?];
         let log = File::create(folder.path().join("taskd.log"))?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-        // Settings of this shell must not change the figures.
+        // What this shell has set must not change what is measured.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
             command.env_remove(name);
         }

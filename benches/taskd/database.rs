@@ -1,4 +1,4 @@
-//! The limits of the database: rows like taskd's into a table like its own, and reading them again.
+//! What the database can do at most: rows like taskd's into a table like its own, and reading them again.
 
 use std::{
     sync::{
@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, MySqlConnection, QueryBuilder, Row, Sq
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::{servers::connect, work::take};
+use crate::{limits::take, lines, servers::connect};
 
 /// A taskd's, asked past it.
 pub(crate) enum Database {
@@ -84,8 +84,8 @@ impl Database {
     }
 }
 
-/// Inserts rows into a copy of taskd's empty table `tasks`, with all of its indexes, as many at once as in taskd's
-/// transactions and from as many connections as taskd has callers: rows a second.
+/// Inserts rows into a copy of taskd's empty table `tasks`, with all of its indexes, as many at once as in taskd's transactions and
+/// from as many connections as taskd has callers: rows a second.
 pub(crate) async fn insert_rows(url: &str, connections: usize, batch: usize, rows: usize) -> anyhow::Result<f64> {
     let mut conn = connect(url).await?;
     sqlx::raw_sql("CREATE TABLE limit_rows LIKE tasks").execute(&mut conn).await?;
@@ -127,7 +127,7 @@ async fn insert_batch(conn: &mut MySqlConnection, numbers: std::ops::Range<usize
     let mut rows: Vec<_> = numbers
         .map(|number| {
             let hash = <sha2::Sha256 as sha2::Digest>::digest(number.to_be_bytes());
-            (Uuid::now_v7(), hash.to_vec(), crate::load::key(number))
+            (Uuid::now_v7(), hash.to_vec(), lines::key(number))
         })
         .collect();
     // As taskd: everybody takes the keys in one order.
@@ -140,7 +140,7 @@ async fn insert_batch(conn: &mut MySqlConnection, numbers: std::ops::Range<usize
         row.push_bind(id.as_bytes().to_vec()).push_bind(hash).push_bind("bench").push_bind(0_i64);
         row.push_bind(key.into_bytes()).push_bind(1_i64).push_bind(2_i64).push_bind(5_i64).push_bind(30_000_i64);
         row.push_bind(0_i64).push_bind("[]").push_bind("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
-        row.push_bind(1_i64).push_bind(1_i64).push_bind(1_i64).push_bind(crate::load::PAYLOAD.as_bytes());
+        row.push_bind(1_i64).push_bind(1_i64).push_bind(1_i64).push_bind(lines::PAYLOAD.as_bytes());
     });
     // The first column again where the key is known: not IGNORE, which would also swallow data that does not fit.
     insert.push(" ON DUPLICATE KEY UPDATE id = id").build().execute(conn).await?;

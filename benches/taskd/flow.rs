@@ -1,5 +1,5 @@
-//! The whole of taskd: insert → claim → complete through gRPC, in the release binary on embedded defaults, beside the
-//! least that Redis, SQLite and gRPC must do for the same work.
+//! The whole of taskd: insert → claim → complete through gRPC, in the release binary on embedded defaults, beside the least that Redis,
+//! SQLite and gRPC must do for the same work.
 
 use std::{
     collections::HashSet,
@@ -18,10 +18,11 @@ use tonic::transport::Channel;
 
 use crate::{
     daemon::{Counts, Daemon},
-    limits,
+    limits::{self, take},
     progress::Progress,
     report::{Row, Runs, Table, Unit, quantile},
-    work::{Scale, Work, pause, take},
+    scale::Scale,
+    work::{Work, pause},
 };
 
 const CHANNELS: usize = 4;
@@ -226,7 +227,7 @@ async fn do_all(channels: &[Channel], work: &Work) -> anyhow::Result<Instant> {
     Ok(began + Duration::from_nanos(ended.load(Relaxed)))
 }
 
-/// The work of a worker. Answers the ids that were answered OK, which are all of them.
+/// What a worker does; the ids that were answered OK, which are all of them.
 async fn get_and_complete(
     client: &mut TasksClient<Channel>,
     worker: &str,
@@ -323,8 +324,7 @@ fn throughput_table(many: &Work, single: &Work, limits: &Limits, figures: &Figur
         title: "flow: tasks a second through one taskd",
         conditions: format!(
             "`taskd --pipelines all` on embedded defaults: Redis appendfsync always, SQLite synchronous FULL. \
-             {} tasks with 100 bytes of payload, {inserters} inserters × {insert_batch} a call, {workers} workers × \
-             {batch} a call; \
+             {} tasks with 100 bytes of payload, {inserters} inserters × {insert_batch} a call, {workers} workers × {batch} a call; \
              1 a call: {} tasks, {callers} workers. {CHANNELS} gRPC connections, the callers on the same machine. \
              Limits at the same durability, in the same batches, from as many connections.",
             many.tasks, single.tasks,

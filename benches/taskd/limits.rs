@@ -1,5 +1,5 @@
-//! The limits of the machine: the least that any queue must ask of Redis, SQLite and gRPC for the same work, by
-//! the same number of callers, in the same batches, at the same durability.
+//! What the machine can do at most: the least that any queue must ask of Redis, SQLite and gRPC for the same work, by the same number of
+//! callers, in the same batches, at the same durability.
 
 use std::{
     sync::{
@@ -21,7 +21,7 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use crate::{
     redis_server::RedisServer,
     report::quantile,
-    work::{Work, pause, take},
+    work::{Work, pause},
 };
 
 /// Of a task with a payload of 100 bytes: what stands in Redis.
@@ -29,8 +29,7 @@ const ELEMENT: [u8; 200] = [b'x'; 200];
 const STREAM: &str = "s";
 const GROUP: &str = "g";
 
-/// Redis from blocking connections, one thread each: less work for a client than any other way, so that the server is
-/// the bound.
+/// Redis from blocking connections, one thread each: less work for a client than any other way, so that the server is the bound.
 pub(crate) struct Redis {
     server: RedisServer,
 }
@@ -173,6 +172,12 @@ fn on_threads(
     })
 }
 
+/// Takes up to `most` of what is left; 0 when nothing is.
+pub(crate) fn take(left: &AtomicUsize, most: usize) -> usize {
+    let before = left.fetch_update(Relaxed, Relaxed, |left| (left > 0).then(|| left.saturating_sub(most)));
+    before.map_or(0, |left| left.min(most))
+}
+
 fn add(conn: &mut Connection, count: usize) -> anyhow::Result<()> {
     let mut pipe = redis::pipe();
     for _ in 0..count {
@@ -224,7 +229,7 @@ const ROWS: usize = 250;
 
 impl Sqlite {
     pub(crate) async fn start() -> anyhow::Result<Self> {
-        let folder = crate::folder()?;
+        let folder = crate::folder::folder()?;
         let options = SqliteConnectOptions::new()
             .filename(folder.path().join("limit.db"))
             .create_if_missing(true)

@@ -1,4 +1,4 @@
-//! The machine of the figures.
+//! What the figures were measured on.
 
 use std::{fs::File, io::Write, path::Path, process::Command, time::Instant};
 
@@ -14,7 +14,7 @@ pub(crate) struct Machine {
     commit: String,
     /// Of one append of 4 KiB with fdatasync where the data folders are.
     sync_micros: f64,
-    /// The CPU that others use before the measurements.
+    /// What others use, before anything is measured.
     pub(crate) busy_cores: f64,
 }
 

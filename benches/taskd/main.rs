@@ -1,17 +1,20 @@
 //! `make bench`: what taskd does, beside what the machine's Redis, SQLite, gRPC, MariaDB and Kafka can do at most, in
 //! one run.
 //!
-//! Figures depend on the machine and its mood, ratios much less: each is taken run by run against limits measured a
-//! moment before. A run that lost or doubled a task, or in which anything was answered otherwise than it should be,
-//! ends with an error and without a figure.
+//! Figures depend on the machine and its mood, ratios much less: each is taken run by run against limits measured a moment before. A run
+//! that lost or doubled a task, or in which anything was answered otherwise than it should be, ends with an error and without a figure.
+
+// A run awaits what it spawns, or ends with it.
+#![allow(clippy::disallowed_methods)]
 
 mod claim;
 mod daemon;
 mod database;
 mod flow;
+mod folder;
 mod kafka;
 mod limits;
-mod load;
+mod lines;
 mod machine;
 mod production;
 mod progress;
@@ -19,17 +22,18 @@ mod queues;
 mod rebuild;
 mod redis_server;
 mod report;
+mod scale;
 mod servers;
 mod work;
 
 use anyhow::Context;
 use clap::Parser;
 
+use folder::folder;
 use machine::Machine;
 use progress::Progress;
 use report::{Form, Table};
-use tempfile::TempDir;
-use work::Scale;
+use scale::Scale;
 
 /// Measures taskd beside the limits of this machine
 #[derive(Parser)]
@@ -102,10 +106,4 @@ async fn run(args: Args) -> anyhow::Result<()> {
 
 fn show(form: Form, tables: &[Table]) {
     tables.iter().for_each(|table| table.print(form));
-}
-
-/// A folder for what a benchmark writes, on the disk that TMPDIR names.
-pub(crate) fn folder() -> anyhow::Result<TempDir> {
-    // A short name: the path of a socket holds 107 bytes.
-    tempfile::Builder::new().prefix("taskd-").tempdir().context("cannot make a folder")
 }

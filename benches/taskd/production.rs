@@ -1,5 +1,5 @@
-//! taskd on MariaDB and Kafka: insert through HTTP, fanout from Kafka, and the way back when Redis has lost everything;
-//! beside the least that those servers must do for the same tasks.
+//! taskd on MariaDB and Kafka: insert through HTTP, fanout from Kafka, and the way back when Redis has lost everything; beside the least that
+//! those servers must do for the same tasks.
 
 use std::time::Instant;
 
@@ -9,12 +9,12 @@ use taskd::{bus::Topic, telemetry::metrics::FANOUT_ENQUEUED};
 use crate::{
     daemon::{Counts, Daemon},
     database, kafka, limits,
-    load::{CONFIG, CONNECTIONS, QUEUE, insert},
+    lines::{CONFIG, CONNECTIONS, QUEUE, insert},
     progress::Progress,
     rebuild::Rebuilds,
     report::{Row, Runs, Table, Unit},
+    scale::Scale,
     servers::{Place, Servers},
-    work::Scale,
 };
 
 const BATCH: usize = 1000;
@@ -144,10 +144,8 @@ fn table(scale: &Scale, servers: &Servers, limits: &Limits, figures: &Figures) -
         bench: "production",
         title: "production: tasks a second through one taskd on MariaDB and Kafka",
         conditions: format!(
-            "{}; Kafka: one broker, taskd's producer (idempotent, acks all, zstd), 1 partition; Redis appendfsync \
-             always. NDJSON through \
-             {CONNECTIONS} HTTP connections, {} tasks with 100 bytes of payload; {} for the fanout. Servers, taskd \
-             and callers on one machine.",
+            "{}; Kafka: one broker, taskd's producer (idempotent, acks all, zstd), 1 partition; Redis appendfsync always. NDJSON through \
+             {CONNECTIONS} HTTP connections, {} tasks with 100 bytes of payload; {} for the fanout. Servers, taskd and callers on one machine.",
             servers.about, scale.lines, scale.rebuilt,
         ),
         references: vec!["MariaDB".into(), "producer".into(), "consumer".into(), "Redis".into()],

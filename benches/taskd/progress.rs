@@ -1,4 +1,4 @@
-//! The present measurement, shown on a terminal.
+//! What is being measured now, where somebody looks.
 
 use std::{io::IsTerminal, time::Duration};
 

@@ -21,7 +21,7 @@ use crate::{
     flow::{WAIT, complete, new_task},
     progress::Progress,
     report::{Row, Runs, Table, Unit, quantile},
-    work::Scale,
+    scale::Scale,
 };
 
 const MANY: &str = "max_queues = 20000";
@@ -243,8 +243,7 @@ fn idle_table(idle: &[Idle]) -> Table {
         bench: "queues",
         title: "queues: what empty queues cost",
         conditions: format!(
-            "`taskd --pipelines all` on embedded defaults. Each queue has had {TASKS_OF_EACH} tasks, all of them \
-             completed and settled. For \
+            "`taskd --pipelines all` on embedded defaults. Each queue has had {TASKS_OF_EACH} tasks, all of them completed and settled. For \
              {} s nobody calls.",
             MEASURED.as_secs()
         ),
@@ -258,8 +257,7 @@ fn neighbour_table(scale: &Scale, alone: &Neighbour, beside: &Neighbour, names: 
         bench: "queues",
         title: "queues: a queue beside new names",
         conditions: format!(
-            "`taskd --pipelines all` on embedded defaults. One task after the other through a queue that is there, \
-             alone and while a call \
+            "`taskd --pipelines all` on embedded defaults. One task after the other through a queue that is there, alone and while a call \
              inserts {} tasks, each into a queue of a new name.",
             scale.new_names
         ),
@@ -294,8 +292,7 @@ fn replicas_table(scale: &Scale, replicas: &[Replicas]) -> Table {
         bench: "queues",
         title: "queues: µs and bytes of one task by NUM",
         conditions: format!(
-            "`taskd::queue::Queue` on a redis-server of its own, appendfsync everysec, {} tasks a call, one worker \
-             after the other. The last \
+            "`taskd::queue::Queue` on a redis-server of its own, appendfsync everysec, {} tasks a call, one worker after the other. The last \
              tenth of the workers; the memory before the last completions.",
             scale.tasks_of_replicas
         ),

@@ -10,7 +10,7 @@ use crate::{
     daemon::{Counts, Daemon},
     database::Database,
     limits,
-    load::{CONFIG, FOR_TWO, QUEUE, insert},
+    lines::{CONFIG, FOR_TWO, QUEUE, insert},
     redis_server::RedisServer,
     report::{Row, Runs, Table, Unit},
     servers::Place,
@@ -62,8 +62,7 @@ impl Rebuilds {
             bench: "rebuild",
             title: "rebuild: seconds for 100,000 tasks after FLUSHALL",
             conditions: format!(
-                "{count} unfinished tasks in Redis, one in {IN_HAND} in a worker's hand, one in {FOR_TWO} of those \
-                 completed by one of two \
+                "{count} unfinished tasks in Redis, one in {IN_HAND} in a worker's hand, one in {FOR_TWO} of those completed by one of two \
                  workers. From FLUSHALL until /v1/queues shows all of them waiting; taskd notices by itself.",
             ),
             references: vec!["SELECT + LPUSH".into()],

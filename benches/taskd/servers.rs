@@ -1,5 +1,4 @@
-//! MariaDB and Kafka as in production: the servers of the tests, and on them a database and topics of one measurement's
-//! own.
+//! MariaDB and Kafka as in production: the servers of the tests, and on them a database and topics of one measurement's own.
 
 use std::{env, path::Path, process::Command, str::FromStr};
 
@@ -14,9 +13,6 @@ use taskd::bus::Topic;
 use uuid::Uuid;
 
 use crate::redis_server::RedisServer;
-
-/// The topic that the producer alone writes.
-pub(crate) const LIMIT: &str = "limit";
 
 /// Those that `TASKD_TEST_MYSQL_URL` and `TASKD_TEST_KAFKA` name; else those that the tests start and leave running.
 pub(crate) struct Servers {
@@ -54,6 +50,9 @@ pub(crate) async fn connect(url: &str) -> anyhow::Result<MySqlConnection> {
     Ok(MySqlConnectOptions::from_str(url)?.disable_statement_logging().connect().await?)
 }
 
+/// The topic of a producer alone, the limit of Kafka.
+pub(crate) const LIMIT: &str = "limit";
+
 /// A taskd's database and topics, and a redis-server.
 pub(crate) struct Place<'a> {
     servers: &'a Servers,
@@ -85,7 +84,7 @@ impl<'a> Place<'a> {
         format!("{}.{name}", self.name)
     }
 
-    /// The arguments of a taskd here.
+    /// What a taskd is told to be here.
     pub(crate) fn arguments(&self) -> anyhow::Result<Vec<String>> {
         let bus = format!("kafka://{}", self.brokers());
         let prefix = self.topic("");

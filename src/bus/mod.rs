@@ -6,6 +6,7 @@ mod error;
 pub mod kafka;
 pub mod redis_streams;
 mod topic;
+mod watch;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,6 +17,7 @@ use self::error::NoPartition;
 pub use self::{
     error::{Cause, Error, Result},
     topic::Topic,
+    watch::watch_partitions,
 };
 use crate::model::Offset;
 

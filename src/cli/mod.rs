@@ -2,6 +2,7 @@
 
 mod environment;
 pub mod insert;
+mod run;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -10,8 +11,11 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
-use crate::app::PROPERTY_RULES;
-use crate::config::{self, Loaded, Options, Origins, Settings};
+pub use self::run::run;
+use crate::{
+    app,
+    config::{self, Loaded, Options, Origins, Settings},
+};
 
 /// Exit code for a wrong command line or configuration, and for a server that `insert` cannot reach.
 pub const USAGE: u8 = 2;
@@ -143,7 +147,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         let vars = vars.filter(|(_, value)| !value.is_empty());
         let options = Options { kafka: environment::kafka(vars), ..options };
         let origins = Origins::given(innermost(&matches)).with_environment(&options.kafka);
-        Ok::<_, Refusal>(config::load(options, origins, PROPERTY_RULES)?)
+        Ok::<_, Refusal>(config::load(options, origins, app::PROPERTY_RULES)?)
     };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),

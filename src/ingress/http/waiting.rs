@@ -7,8 +7,7 @@ use axum::{
     routing::get,
 };
 use serde_json::json;
-use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
-use tokio_util::sync::CancellationToken;
+use tokio::{net::TcpListener, sync::watch};
 
 use super::{
     super::{
@@ -19,6 +18,7 @@ use super::{
     problem::Problem,
     request::pace,
 };
+use crate::runtime::Supervisor;
 
 /// Until there is more to do than to tell that.
 const MAX_CONNECTIONS: usize = 256;
@@ -28,13 +28,12 @@ const BUDGET: usize = 1 << 20;
 /// Answers on the HTTP port until [`Waiting::end`].
 pub struct Waiting {
     what: watch::Sender<&'static str>,
-    stop: CancellationToken,
-    server: JoinHandle<()>,
+    server: Supervisor,
 }
 
 impl Waiting {
     pub fn start(http: TcpListener) -> Self {
-        let (what, stop) = (watch::Sender::new("its redis-server"), CancellationToken::new());
+        let (what, server) = (watch::Sender::new("its redis-server"), Supervisor::new());
         let answering = Answering {
             protocol: Protocol::Http1,
             router: router(what.subscribe()),
@@ -42,11 +41,11 @@ impl Waiting {
             pace,
             may_stay: |_| false,
             wrap: |cut| Box::new(cut),
-            stop: stop.clone(),
+            stop: server.stop_token(),
         };
         let door = Door { name: "HTTP", answering, max_connections: MAX_CONNECTIONS, without_room: None };
-        let server = tokio::spawn(listener::serve(http, door));
-        Self { what, stop, server }
+        server.spawn_once(listener::serve(http, door));
+        Self { what, server }
     }
 
     /// Names what callers are told.
@@ -56,10 +55,8 @@ impl Waiting {
 
     /// Ends when those who asked are answered.
     pub async fn end(self) {
-        self.stop.cancel();
-        if let Err(error) = self.server.await {
-            tracing::warn!("the listener of the start ended with {error}");
-        }
+        self.server.stop();
+        self.server.wait().await;
     }
 }
 

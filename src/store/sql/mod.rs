@@ -120,8 +120,8 @@ impl<DB: Backend> Store for SqlStore<DB> {
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()> {
         self.pools
             .run("unpublish", |mut tx| async move {
-                let done = outbox::unpublish(&mut *tx, ids, why).await?;
-                tx.commit(done).await
+                outbox::unpublish(&mut *tx, ids, why).await?;
+                tx.commit(()).await
             })
             .await
     }

@@ -39,8 +39,8 @@ pub(super) async fn page<'a, DB: Backend>(
             let over = &over;
             pools
                 .run("remove_over", |mut tx| async move {
-                    let done = outbox::remove_over(&mut *tx, over).await?;
-                    tx.commit(done).await
+                    outbox::remove_over(&mut *tx, over).await?;
+                    tx.commit(()).await
                 })
                 .await?;
         }

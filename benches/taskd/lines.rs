@@ -1,4 +1,4 @@
-//! The tasks of the runs on servers, and their insert through HTTP.
+//! Tasks as lines through HTTP.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -10,10 +10,9 @@ use crate::daemon::Daemon;
 
 pub(crate) const CONNECTIONS: usize = 4;
 pub(crate) const QUEUE: &str = "bench";
-/// Each task whose number it divides is for two workers.
+/// One task in so many is for two workers.
 pub(crate) const FOR_TWO: usize = 10;
-/// High water above any queue, so that no task is parked; leases longer than a run; and a grace time in which the
-/// fanout asks SQL for no task.
+/// Settings under which nothing is parked, no lease ends, and the fanout looks no task up.
 pub(crate) const CONFIG: &str = "grace = \"10m\"\n[queues.default]\nhigh_water_tasks = 1000000\nlease = \"10m\"\n";
 pub(crate) const PAYLOAD: &str = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\
                                   xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
@@ -22,7 +21,7 @@ pub(crate) fn key(number: usize) -> String {
     format!("https://www.example.org/pages/{number:012}")
 }
 
-/// Inserts tasks as lines, through all connections at once. Each must be answered with `wanted`.
+/// Inserts tasks as lines, from all connections at once. Each must be answered `wanted`.
 pub(crate) async fn insert(daemon: &Daemon, queue: &str, count: usize, wanted: &str) -> anyhow::Result<()> {
     let status = Arc::<str>::from(format!("{{\"status\":\"{wanted}\""));
     let each = count.div_ceil(CONNECTIONS);
