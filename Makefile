@@ -32,7 +32,6 @@ install: ## Put taskd on the path: in ~/.cargo/bin, or in PREFIX/bin (PREFIX=/us
 .PHONY: test
 test: ## Everything that CI checks: format, lints, all tests against real servers
 	@scripts/install-deps test
-	@scripts/install-deps checkers
 	@scripts/test
 
 # Most tests wait more than they compute: more of them at once than there are cores.

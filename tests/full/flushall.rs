@@ -7,7 +7,8 @@ use uuid::Uuid;
 
 use crate::support::{daemon::Daemon, kafka, until};
 
-const CONFIG: &str = "reconcile_every = \"100ms\"\nrepublish_after = \"200ms\"\n[queues.q]\nlease = \"2m\"\n";
+/// A get whose answer is lost at the end of a round keeps its tasks for a lease.
+const CONFIG: &str = "reconcile_every = \"100ms\"\nrepublish_after = \"200ms\"\n[queues.q]\nlease = \"15s\"\n";
 
 /// Every second one is for two workers.
 fn tasks(from: usize, to: usize) -> Vec<Value> {

@@ -268,6 +268,7 @@ async fn answers_that_nobody_reads_have_the_same_budget() {
     assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
     // Answers that were not sent cost nothing, nor do those to clients that hung up.
     drop(deaf);
+    until("their answers are given up", async || held_bytes(&daemon).await < 7 * MIB).await;
     let status = client.clone().max_decoding_message_size(4 * MIB).get_tasks(get).await.unwrap_err();
     assert!(status.message().contains("message length too large"), "{}", status.message());
     assert!(daemon.get("/metrics").await.1.as_str().unwrap().contains("taskd_grpc_oversized_answers_total 1\n"));
