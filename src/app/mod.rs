@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    api::query,
+    api::{Api, query},
     bus::{
         self, Bus,
         kafka::{self, Kafka},
@@ -253,12 +253,10 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
     let tasks = runs(Pipeline::Tasks)
         .then(|| tasks::start(queue.clone(), Arc::clone(store), Arc::clone(&bus), settings, supervisor));
-    let reading = query::Handle::new(Arc::clone(store), queue.clone(), clock.clone());
+    let query = query::Handle::new(Arc::clone(store), queue.clone(), clock.clone());
     let end = wait.stop.child_token();
     let state = ingress::State {
-        discovery,
-        tasks,
-        reading: Some(reading),
+        api: Api { discovery, tasks, query: Some(query), stop: end.clone() },
         progress: supervisor.progress().clone(),
         gates,
         settings: Arc::clone(settings),

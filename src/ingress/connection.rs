@@ -31,6 +31,7 @@ use super::{
     delivery::{Record, Shipped, ship},
     socket::{Received, Socket, WRITE_TIMEOUT},
 };
+use crate::model::{Caller, Protocol};
 
 /// Bytes of a request that HTTP/1 may keep before they are read, its head among them.
 const READ_BUFFER: usize = 64 << 10;
@@ -47,12 +48,6 @@ const PREFACE: usize = 24;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// After a stop, for the last bytes to a client of whom nothing is in hand.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Protocol {
-    Http1,
-    Http2,
-}
 
 /// The way in which a listener answers requests. Cheap to clone.
 #[derive(Clone)]
@@ -74,17 +69,18 @@ pub(super) struct Answering {
 /// `patience`.
 pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Duration) {
     let (record, received) = (Arc::<Record>::default(), Received::default());
+    let caller = Caller { protocol: answering.protocol, peer: stream.peer_addr().ok() };
     let io = TokioIo::new(Socket::new(stream, Arc::clone(&record), Arc::clone(&received)));
     let (stop, protocol) = (answering.stop.clone(), answering.protocol);
-    let requests = Requests { answering, record: Arc::clone(&record) };
+    let requests = Requests { answering, caller, record: Arc::clone(&record) };
     match protocol {
-        Protocol::Http1 => {
+        Protocol::Http => {
             let mut builder = http1::Builder::new();
             builder.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(READ_BUFFER);
             let connection = pin!(builder.serve_connection(io, requests));
             drive(connection, http1::Connection::graceful_shutdown, future::pending(), &record, &stop).await;
         }
-        Protocol::Http2 => {
+        Protocol::Grpc => {
             let mut builder = http2::Builder::new(TokioExecutor::new());
             builder
                 .timer(TokioTimer::new())
@@ -139,6 +135,7 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
 /// The requests of one connection.
 struct Requests {
     answering: Answering,
+    caller: Caller,
     record: Arc<Record>,
 }
 
@@ -155,11 +152,12 @@ impl Service<Request<Incoming>> for Requests {
         let (in_hand, unread) = (self.record.begin(!may_stay), Unread::default());
         let body = Counted::new(body, unread.clone(), share.clone(), stop.clone(), pace(&parts), *wrap);
         parts.extensions.insert(share.clone());
+        parts.extensions.insert(self.caller);
         let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));
         let protocol = *protocol;
         Box::pin(async move {
             let response = ship(answer.await?, in_hand, share);
-            if protocol == Protocol::Http2 {
+            if protocol == Protocol::Grpc {
                 unread.drain().await;
             }
             Ok(response)

@@ -29,17 +29,28 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The time between two lines about connections that are turned away.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
+/// A port that taskd cannot have.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {addr} ({what}): {}; choose another with --{what}-listen", why(.error))]
+pub struct CannotListen {
+    addr: SocketAddr,
+    what: &'static str,
+    /// Not a source: the message says it already.
+    error: io::Error,
+}
+
+fn why(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "address in use".to_owned(),
+        io::ErrorKind::AddrNotAvailable => "this machine has no such address".to_owned(),
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
 /// Listens on `addr`; `what` is `http` or `grpc`, as in `--http-listen`.
-pub async fn bind(addr: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(addr).await.map_err(|error| {
-        let why = match error.kind() {
-            io::ErrorKind::AddrInUse => "address in use".to_owned(),
-            io::ErrorKind::AddrNotAvailable => "this machine has no such address".to_owned(),
-            io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
-            _ => error.to_string(),
-        };
-        anyhow::anyhow!("cannot listen on {addr} ({what}): {why}; choose another with --{what}-listen")
-    })
+pub async fn bind(addr: SocketAddr, what: &'static str) -> Result<TcpListener, CannotListen> {
+    TcpListener::bind(addr).await.map_err(|error| CannotListen { addr, what, error })
 }
 
 /// A listener's rules.

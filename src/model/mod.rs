@@ -1,13 +1,19 @@
 //! What a task is, and the names that every part uses for it. No I/O.
 
-mod codec;
+mod call;
 mod names;
+mod records;
 mod token;
 pub mod validate;
 
-pub use codec::{body, body_blob, decode_body_blob, new_task, pipeline_record};
+pub use call::{
+    Batch, Caller, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
+    LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
+};
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
+pub use records::{Completed, Died, Expiration, Failure};
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
+pub use validate::TaskRules;
 
 use std::{fmt, str::FromStr};
 
@@ -15,13 +21,11 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use uuid::{Timestamp, Uuid};
 
-use crate::wire::pb;
-
-/// What one task or one report may have in bytes. Kafka's records, MariaDB's packets and a MEDIUMBLOB end at 16 MiB, with all that stands
-/// around it.
+/// The most bytes of a task or a report. Kafka's records, MariaDB's packets and a MEDIUMBLOB end at 16 MiB, together
+/// with all that surrounds the task.
 pub const MAX_RECORD_BYTES: usize = 8 << 20;
 
-/// What `max_replicas` may be.
+/// The highest value of `max_replicas`.
 pub const MAX_REPLICAS: u32 = 10_000;
 
 /// A task's id: a UUIDv7, so that ids made later sort later (and land at the end of SQL's index).
@@ -133,14 +137,6 @@ impl Priority {
             _ => Self::Medium,
         }
     }
-
-    pub fn to_pb(self) -> pb::Priority {
-        match self {
-            Self::High => pb::Priority::High,
-            Self::Medium => pb::Priority::Medium,
-            Self::Low => pb::Priority::Low,
-        }
-    }
 }
 
 /// The kind of a payload or of a result. The discriminants stand in SQL.
@@ -163,20 +159,6 @@ impl Encoding {
             2 => Self::Text,
             3 => Self::Json,
             _ => Self::Unknown,
-        }
-    }
-
-    /// Of what taskd hands out.
-    pub fn from_pb(encoding: pb::Encoding) -> Self {
-        Self::from_number(i64::from(i32::from(encoding)))
-    }
-
-    pub fn to_pb(self) -> pb::Encoding {
-        match self {
-            Self::Unknown => pb::Encoding::Unspecified,
-            Self::Bytes => pb::Encoding::Bytes,
-            Self::Text => pb::Encoding::Text,
-            Self::Json => pb::Encoding::Json,
         }
     }
 }
@@ -231,9 +213,13 @@ pub struct TaskRow {
 impl TaskRow {
     /// What it weighs in a buffer, in bytes, about.
     pub fn weight(&self) -> usize {
-        let headers: usize = self.headers.iter().map(|(k, v)| k.len() + v.len()).sum();
-        self.key.len() + self.payload.len() + headers + 256
+        weight(self.key.len(), self.payload.len(), self.headers.iter().map(|(name, value)| (name, value)))
     }
+}
+
+/// The bytes of a task in a buffer, about.
+fn weight<'a>(key: usize, payload: usize, headers: impl Iterator<Item = (&'a String, &'a String)>) -> usize {
+    key + payload + headers.map(|(name, value)| name.len() + value.len()).sum::<usize>() + 256
 }
 
 /// SHA-256 of a queue and a key.
@@ -284,12 +270,6 @@ impl FromStr for Offset {
 pub fn now_unix_ms() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// Milliseconds since 1970 as protobuf has them.
-pub fn timestamp(unix_ms: i64) -> prost_types::Timestamp {
-    let nanos = i32::try_from(unix_ms.rem_euclid(1000) * 1_000_000).unwrap_or(0);
-    prost_types::Timestamp { seconds: unix_ms.div_euclid(1000), nanos }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Names that users choose, checked once where they come in.
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Borrow, fmt, sync::Arc};
 
 /// A queue's name: 1 to 64 characters of `A-Z a-z 0-9 . _ -`. It stands in Redis keys, so braces and colons are out.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,6 +33,13 @@ impl QueueName {
     }
 
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A map by queue may be asked with a text.
+impl Borrow<str> for QueueName {
+    fn borrow(&self) -> &str {
         &self.0
     }
 }

@@ -46,7 +46,7 @@ fn record() -> pb::PipelineRecord {
 async fn enqueue(queue: &Queue, bus: &dyn Bus, shard: &ShardId, epoch: u64, offset: Offset) -> Enqueued {
     let record = record();
     let id = TaskId::from_slice(&record.id).unwrap();
-    let (body, credited) = (model::body_blob(&record), vec![]);
+    let (body, credited) = (wire::body_blob(&record), vec![]);
     let task = EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited };
     let batch = Enqueue {
         topic_generation: bus.generation(),

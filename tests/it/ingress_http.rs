@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use reqwest::{Client, Method, Response, StatusCode, header};
 use taskd::{
+    api::Api,
     config::Settings,
     ingress::{self, Budget, State},
     pipelines::outbox::Gates,
@@ -21,16 +22,15 @@ use tokio_util::sync::CancellationToken;
 pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
     let mut settings = Settings::default();
     change(&mut settings);
+    let stop = CancellationToken::new();
     State {
         budget: Budget::new(settings.limits.request_budget),
-        discovery: None,
-        tasks: None,
-        reading: None,
+        api: Api { discovery: None, tasks: None, query: None, stop: stop.clone() },
         progress: Progress::default(),
         gates: Gates::default(),
         settings: Arc::new(settings),
         metrics: PrometheusBuilder::new().build_recorder().handle().into(),
-        stop: CancellationToken::new(),
+        stop,
     }
 }
 

@@ -284,7 +284,7 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
     let text = line.text.as_ref().map_err(ToString::to_string)?;
     let mut task = match format {
         Format::Keys => pb::NewTask { key: text.clone(), ..Default::default() },
-        Format::Ndjson | Format::Auto => json::insert::new_task(text)?,
+        Format::Ndjson | Format::Auto => json::insert::new_task(text)?.into(),
     };
     if task.queue.is_empty() {
         task.queue = args.queue.clone().unwrap_or_default();

@@ -15,11 +15,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::{
-    super::{ECHO, shorten},
-    problem::Problem,
+use super::problem::Problem;
+use crate::{
+    api::{ECHO, shorten},
+    config::Settings,
 };
-use crate::config::Settings;
 
 /// Which names are ours.
 #[derive(Clone, Debug)]

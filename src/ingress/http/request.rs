@@ -12,13 +12,11 @@ use futures::StreamExt;
 
 use super::{
     super::{
-        ECHO, State,
+        State,
         body::{Cut, Pace},
-        shorten,
     },
     problem::Problem,
 };
-use crate::model::TaskId;
 
 /// The pace at which a body that is not NDJSON must come.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
@@ -106,18 +104,7 @@ impl From<Cut> for Problem {
     }
 }
 
-pub(super) fn task_id(path: Result<Path<String>, PathRejection>) -> Result<TaskId, Problem> {
-    let none = |text: &str| {
-        let text = shorten(text, ECHO);
-        Problem::bad_request(format!("{text:?} is not a task id; ids are UUIDs, as an insert answers them"))
-    };
-    let Path(text) = path.map_err(|rejection| none(&rejection.body_text()))?;
-    text.parse().map_err(|_| none(&text))
-}
-
-pub(super) fn no_such_task(id: TaskId) -> Problem {
-    Problem::new(
-        StatusCode::NOT_FOUND,
-        format!("there is no task {id}, or it finished so long ago that it was removed"),
-    )
+/// The text in the place of a task's id.
+pub(super) fn task_id(path: Result<Path<String>, PathRejection>) -> String {
+    path.map_or_else(|rejection| rejection.body_text(), |Path(text)| text)
 }

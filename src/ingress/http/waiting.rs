@@ -13,12 +13,13 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         Budget,
-        connection::{Answering, Protocol},
+        connection::Answering,
         listener::{self, Door},
     },
     problem::Problem,
     request::pace,
 };
+use crate::model::Protocol;
 
 /// Until there is more to do than to tell that.
 const MAX_CONNECTIONS: usize = 256;
@@ -36,7 +37,7 @@ impl Waiting {
     pub fn start(http: TcpListener) -> Self {
         let (what, stop) = (watch::Sender::new("its redis-server"), CancellationToken::new());
         let answering = Answering {
-            protocol: Protocol::Http1,
+            protocol: Protocol::Http,
             router: router(what.subscribe()),
             budget: Budget::new(BUDGET),
             pace,

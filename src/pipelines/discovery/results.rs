@@ -172,7 +172,7 @@ async fn send_letters(parts: &Parts, reports: &[Reported<'_>], settled: &[Settle
         for row in parts.outbox.store.rows(&ids).await? {
             if let Some(letter) = letters.get_mut(&row.id) {
                 letter.queue = row.queue.as_str().to_owned();
-                letter.task = Some(model::new_task(&row));
+                letter.task = Some(model::NewTask::from(&row).into());
             }
         }
         parts.outbox.send_letters(letters.into_values().collect()).await?;
@@ -191,7 +191,7 @@ fn settlement(
     match report.what {
         Some(pb::report::What::Completed(done)) => {
             WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
-            let encoding = Encoding::from_pb(done.result_encoding());
+            let encoding = Encoding::from_number(done.result_encoding.into());
             let rows = done.discovered.into_iter().enumerate().filter_map(|(index, task)| {
                 let index = u32::try_from(index).ok()?;
                 row(parts, task, id, TaskId::derived(id, &done.worker, index, at_unix_ms), unstored)
@@ -215,10 +215,11 @@ fn settlement(
 fn row(parts: &Parts, task: pb::NewTask, parent: TaskId, id: TaskId, unstored: &mut Vec<Unstored>) -> Option<TaskRow> {
     let settings = &parts.settings;
     let queue = QueueName::new(&task.queue);
-    let of_queue = queue.as_ref().map_or(&settings.queues.default, |queue| settings.queues.get(queue));
     let partitions = parts.outbox.bus.partitions(Topic::Pipeline);
     let now = parts.outbox.clock.now_unix_ms();
-    match validate::task_row(task.clone(), id, of_queue, &settings.limits, partitions, now) {
+    let rules = settings.task_rules(&task.queue);
+    let new = model::NewTask::try_from(task.clone());
+    match new.and_then(|new| validate::task_row(new, id, &rules, partitions, now)) {
         Ok(row) => Some(row),
         Err(reason) => {
             let key = queue.ok().filter(|_| !task.key.is_empty());
@@ -247,16 +248,15 @@ fn new_tasks(reports: &[Reported<'_>], settled: &[Settled]) -> (Vec<TaskRow>, us
 mod tests {
     use super::*;
     use crate::{
-        config::{Limits, QueueSettings},
-        model::Offset,
+        config::Settings,
+        model::{NewTask, Offset},
         store::{NewRow, Unpublished},
     };
 
     fn sizes(discovered: &[usize]) -> Vec<usize> {
         let message = Message { partition: 0, offset: Offset { major: 1, minor: 0 }, value: "".into() };
-        let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
-        let task =
-            validate::task_row(task, TaskId::new(), &QueueSettings::default(), &Limits::default(), 1, 1).unwrap();
+        let task = NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
+        let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
         let row = NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 };
         let report = |discovered: &usize| {
             let (id, worker, discovered) = (TaskId::new(), "w".to_owned(), vec![row.clone(); *discovered]);

@@ -57,7 +57,7 @@ pub(super) async fn make_room(parts: &Parts, reports: &mut [&mut Settlement]) ->
                 // Several may have discovered it.
                 if gone.insert(task.key_hash) {
                     let key = Some((task.queue.clone(), task.key_hash));
-                    let task = model::new_task(task);
+                    let task = model::NewTask::from(task).into();
                     unstored.push(Unstored { parent, task, key, why: *why, reason: reason.clone() });
                 }
                 false

@@ -20,12 +20,13 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     bus::{Message, Reading, Subscription, Topic},
     config::Settings,
-    model::{self, Offset, ShardId, TaskId},
+    model::{Offset, ShardId, TaskId},
     pipelines::outbox::Outbox,
     queue::{self, Enqueue, EnqueueTask, Enqueued, Queue},
     runtime::{Beat, Supervisor},
     store::{TaskState, Unpublished},
     telemetry::metrics::{self, FanoutBatch},
+    wire,
 };
 
 #[derive(Clone)]
@@ -205,7 +206,7 @@ impl Fanout {
                 id,
                 replicas: record.replicas,
                 not_before_unix_ms: record.not_before_unix_ms,
-                body: model::body_blob(&record),
+                body: wire::body_blob(&record),
                 credited,
             });
         }

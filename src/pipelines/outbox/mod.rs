@@ -16,7 +16,7 @@ use prost::Message;
 use crate::{
     bus::{self, Bus, Record, Topic},
     config::Settings,
-    model::{self, Offset, TaskId, TaskRow},
+    model::{Offset, TaskId, TaskRow},
     runtime::Clock,
     store::{self, NewRow, Published, Store, Turn, Unpublished},
 };
@@ -124,7 +124,7 @@ impl Outbox {
         let records: Vec<_> = rows
             .iter()
             .map(|(row, _)| {
-                let value = model::pipeline_record(row, again, now).encode_to_vec().into();
+                let value = crate::wire::pipeline_record(row, again, now).encode_to_vec().into();
                 Record { partition: row.partition % partitions, value }
             })
             .collect();

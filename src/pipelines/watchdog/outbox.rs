@@ -126,7 +126,7 @@ impl Watchdog {
                 at_unix_ms,
                 task_id: Bytes::copy_from_slice(id.as_bytes()),
                 queue: task.queue.as_str().to_owned(),
-                task: Some(model::new_task(task)),
+                task: Some(model::NewTask::from(*task).into()),
                 ..Default::default()
             });
             deaths.push(Settlement::Died { id: *id, reason: reason.clone(), attempts: 0, at_unix_ms });
