@@ -6,6 +6,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# rustup puts ~/.cargo/bin on the path, and it needs no root.
+BIN := $(if $(PREFIX),$(PREFIX)/bin,$(or $(CARGO_HOME),$(HOME)/.cargo)/bin)
 # rustup tells new shells where cargo is; this one may be older.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
@@ -19,17 +21,30 @@ run: ## Build taskd and run all pipelines, with nothing to configure (ARGS="--ht
 	cargo build --release --locked
 	@exec "$(TARGET)/release/taskd" --pipelines all $(ARGS)
 
+.PHONY: install
+install: ## Put taskd on the path: in ~/.cargo/bin, or in PREFIX/bin (PREFIX=/usr/local; DESTDIR for packages)
+	@scripts/install-deps run
+	cargo build --release --locked
+	install -D -m 755 "$(TARGET)/release/taskd" "$(DESTDIR)$(BIN)/taskd"
+
 .PHONY: test
 test: ## Everything that CI checks: format, lints, all tests against real servers
 	@scripts/install-deps test
+	@scripts/install-deps checkers
 	@scripts/test
 
 .PHONY: quick
-quick: ## Format, lints and the tests that need no more than redis-server: under two minutes
+quick: ## Format, lints and the tests that need no more than redis-server: a minute after a change of one file
 	@scripts/install-deps run
+	@scripts/check-style
+	@scripts/check-dependencies
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo test --locked --lib --bins --test it
+
+.PHONY: proto
+proto: ## Generate src/wire/pb after a change of proto/
+	@scripts/proto
 
 .PHONY: soak
 soak: ## All faults in random order while the work goes on (ARGS="--minutes 10 --seed 42")

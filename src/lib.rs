@@ -12,6 +12,7 @@ pub mod wire;
 
 // The boundaries: one folder each, with its trait and its backends.
 pub mod bus;
+pub mod coordination;
 pub mod dedup;
 pub mod embedded;
 pub mod queue;

@@ -47,7 +47,7 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("taskd: {}", in_short(&error));
+            eprintln!("taskd: {}", in_short(&*error));
             ExitCode::from(code_of_failure)
         }
     }

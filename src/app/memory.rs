@@ -8,7 +8,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    pipelines::outbox::{Gates, Shortage},
+    pipelines::admission::{Gates, Shortage},
     queue::Queue,
     redis_pool::{Memory, Redis},
     runtime::{Beat, Supervisor},

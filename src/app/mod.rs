@@ -28,15 +28,17 @@ use crate::{
         redis_streams::RedisStreams,
     },
     config::{Pipeline, Settings, without_password},
+    coordination::{self, Coordination},
     dedup::Filter,
     embedded::{DataDir, RedisServer},
     ingress::{self, Budget, Waiting},
     pipelines::{
+        admission::{Gates, Occupancy, QueueSync},
         discovery, fanout,
-        outbox::{self, Outbox, QueueSync},
+        publishing::{DeadLetters, Publisher},
         tasks, watchdog,
     },
-    queue::{self, Queue},
+    queue::Queue,
     redis_pool::{self, Redis},
     runtime::{Clock, Supervisor, in_short},
     store::{self, Store, mysql::MysqlStore, sqlite::SqliteStore},
@@ -186,16 +188,9 @@ impl Listeners {
     }
 }
 
-/// Redis does not say any more whose tasks it holds. Whoever took that away took more.
-#[derive(Debug, thiserror::Error)]
-#[error("redis has forgotten whose tasks it holds")]
-struct Disowned;
-
 /// Errors after which only a new round helps.
 fn is_lost(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(bus::Error::is_lost)
-        || error.downcast_ref().is_some_and(outbox::Error::is_lost)
-        || error.is::<Disowned>()
 }
 
 /// Starts the pipelines and the ways in; ends them at the stop, or when Redis has lost everything. The next round finds the bus empty, in a
@@ -212,24 +207,24 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     let unreachable = |error: store::Error| Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"));
     let database = || async { store.store_id().await.map_err(unreachable) };
     let Some(store_id) = wait.until("the database", database).await? else { return Ok(Over::Stopped) };
-    let owner = || async {
-        follow(&queue, clock).await.map_err(|error| Unreachable::Yet(error.into()))?;
-        queue.belongs_to(&store_id).await.map_err(|error| Unreachable::Yet(error.into()))
+    let coordination = Coordination::new(redis.clone(), process, clock.clone());
+    let own = || async { own(&coordination, &store_id).await.map_err(of_coordination) };
+    let Some(()) = wait.until("Redis", own).await? else { return Ok(Over::Stopped) };
+    let publisher = Publisher::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
+    let letters = DeadLetters::new(Arc::clone(&bus), clock.clone());
+    let (gates, occupancy) = (Gates::default(), Occupancy::default());
+    let queues = || async {
+        let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
+        QueueSync::start(store, queue.clone(), gates, occupancy, clock.clone()).await.map_err(unreachable)
     };
-    let Some(owner) = wait.until("Redis", owner).await? else { return Ok(Over::Stopped) };
-    if owner != store_id {
-        bail!(
-            "this Redis holds the tasks of another database ({owner}, not {store_id}); use the database that belongs to it, \
-             or another --redis-prefix, or an empty Redis"
-        );
-    }
-    let outbox = Outbox::new(Arc::clone(store), Arc::clone(&bus), clock.clone());
-    let queues = || async { QueueSync::start(outbox.clone(), queue.clone()).await.map_err(unreachable) };
     let Some(queues) = wait.until("the database", queues).await? else { return Ok(Over::Stopped) };
     let runs = |pipeline| settings.pipelines.contains(&pipeline);
     let filter = Filter::new(redis.clone());
     if runs(Pipeline::Discovery) {
-        let check = || async { discovery::check_filter(&**store, &filter).await.map_err(Unreachable::Yet) };
+        let check = || async {
+            let checked = discovery::check_filter(&**store, &filter).await;
+            checked.map_err(|error| Unreachable::Yet(error.into()))
+        };
         let Some(()) = wait.until("the database", check).await? else { return Ok(Over::Stopped) };
     }
     let (http, grpc) = (listeners.http()?, listeners.grpc()?);
@@ -237,20 +232,55 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
 
     // Nothing fails from here on: what is started is also awaited.
     let supervisor = &Supervisor::giving_up_at(is_lost);
-    watch_owner(queue.clone(), store_id, supervisor);
+    coordination.watch_owner(store_id, supervisor);
     partitions::watch(Arc::clone(&bus), supervisor);
-    let gates = outbox.gates.clone();
     memory::watch(redis.clone(), settings.redis.max_memory, gates.clone(), queue.clone(), supervisor);
-    watch_clock(queue.clone(), clock.clone(), supervisor);
+    coordination.watch_clock(supervisor);
     queues.keep_on(supervisor);
     queue.start_listening(supervisor);
     if runs(Pipeline::Watchdog) {
-        watchdog::start(outbox.clone(), filter.clone(), queue.clone(), settings, supervisor);
+        let context = watchdog::Context {
+            store: Arc::clone(store),
+            bus: Arc::clone(&bus),
+            queue: queue.clone(),
+            coordination: coordination.clone(),
+            filter: filter.clone(),
+            publisher: publisher.clone(),
+            letters: letters.clone(),
+            gates: gates.clone(),
+            occupancy: occupancy.clone(),
+            clock: clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        watchdog::start(context, supervisor);
     }
     if runs(Pipeline::Fanout) {
-        fanout::start(outbox.clone(), queue.clone(), settings, supervisor);
+        let context = fanout::Context {
+            store: Arc::clone(store),
+            bus: Arc::clone(&bus),
+            queue: queue.clone(),
+            coordination,
+            letters: letters.clone(),
+            gates: gates.clone(),
+            clock: clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        fanout::start(context, supervisor);
     }
-    let discovery = runs(Pipeline::Discovery).then(|| discovery::start(outbox.clone(), filter, settings, supervisor));
+    let discovery = runs(Pipeline::Discovery).then(|| {
+        let context = discovery::Context {
+            store: Arc::clone(store),
+            bus: Arc::clone(&bus),
+            filter,
+            publisher,
+            letters,
+            gates: gates.clone(),
+            occupancy,
+            clock: clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        discovery::start(context, supervisor)
+    });
     let tasks = runs(Pipeline::Tasks)
         .then(|| tasks::start(queue.clone(), Arc::clone(store), Arc::clone(&bus), settings, supervisor));
     let query = query::Handle::new(Arc::clone(store), queue.clone(), clock.clone());
@@ -309,45 +339,14 @@ async fn round(what: &Foundation, listeners: Listeners, wait: Wait<'_>, is_first
     Ok(over)
 }
 
-fn watch_owner(queue: Queue, store_id: String, supervisor: &Supervisor) {
-    let (beat, stop) = (Arc::new(supervisor.progress().register("owner")), supervisor.stop_token());
-    supervisor.spawn("owner", move || {
-        let (queue, store_id, beat, stop) = (queue.clone(), store_id.clone(), Arc::clone(&beat), stop.clone());
-        async move {
-            while queue.owner().await? == Some(store_id.clone()) {
-                beat.beat();
-                if stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await.is_none() {
-                    return Ok(());
-                }
-            }
-            Err(Disowned.into())
-        }
-    });
+/// Sets this process's clock, and claims Redis for the database.
+async fn own(coordination: &Coordination, store_id: &str) -> coordination::Result<()> {
+    coordination.follow_clock().await?;
+    coordination.own(store_id).await
 }
 
-/// How often Redis is asked what time it is.
-const ASK_TIME_EVERY: Duration = Duration::from_secs(1);
-
-fn watch_clock(queue: Queue, clock: Clock, supervisor: &Supervisor) {
-    let (beat, stop) = (Arc::new(supervisor.progress().register("clock")), supervisor.stop_token());
-    supervisor.spawn("clock", move || {
-        let (queue, clock, beat, stop) = (queue.clone(), clock.clone(), Arc::clone(&beat), stop.clone());
-        async move {
-            while stop.run_until_cancelled(tokio::time::sleep(ASK_TIME_EVERY)).await.is_some() {
-                follow(&queue, &clock).await?;
-                beat.beat();
-            }
-            Ok(())
-        }
-    });
-}
-
-async fn follow(queue: &Queue, clock: &Clock) -> queue::Result<()> {
-    let asked = Instant::now();
-    if let Some(by) = clock.follow(queue.time().await?, asked) {
-        tracing::warn!("redis's clock stands {by} ms beside what this process took the time for: Redis's counts");
-    }
-    Ok(())
+fn of_coordination(error: coordination::Error) -> Unreachable {
+    if error.is_transient() { Unreachable::Yet(error.into()) } else { Unreachable::Ever(error.into()) }
 }
 
 /// Starts it again whenever it dies; answers its URL.
@@ -398,10 +397,10 @@ impl Wait<'_> {
                 }
                 Err(Unreachable::Ever(error)) => return Err(error),
                 Err(Unreachable::Yet(error)) if !waited => {
-                    tracing::warn!("waiting for {what}: {}", in_short(&error));
+                    tracing::warn!("waiting for {what}: {}", in_short(&*error));
                     waited = true;
                 }
-                Err(Unreachable::Yet(error)) => tracing::debug!("still waiting for {what}: {}", in_short(&error)),
+                Err(Unreachable::Yet(error)) => tracing::debug!("still waiting for {what}: {}", in_short(&*error)),
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::model::Offset;
+use crate::{model::Offset, runtime::LoopError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -45,6 +45,12 @@ impl Error {
     /// Only opening the bus anew helps.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::Gone { .. } | Self::Grown { .. })
+    }
+}
+
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
+        self.is_lost()
     }
 }
 

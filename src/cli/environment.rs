@@ -1,4 +1,4 @@
-//! Variables that begin like ours and are none: most likely a setting that somebody believes to have made.
+//! Rejects unknown `TASKD_*` variables: most likely a misspelt setting.
 
 use std::ffi::OsStr;
 
@@ -6,7 +6,9 @@ use clap::{Arg, Command, builder::Resettable};
 
 use crate::config::Properties;
 
-/// `Err`: the first of `given` that no option of `command` reads, and the nearest one that an option does.
+/// Checks that an option of `command` reads each of `given`.
+///
+/// `Err` names the first unknown variable, and the nearest known one.
 pub(super) fn check(command: &Command, given: impl IntoIterator<Item = String>) -> Result<(), String> {
     let known = variables(command);
     let strange =
@@ -17,14 +19,14 @@ pub(super) fn check(command: &Command, given: impl IntoIterator<Item = String>) 
     Err(format!("unknown variable {name} in the environment; the nearest that taskd knows is {nearest}"))
 }
 
-/// A variable that is empty is one that is not set: so writes docker compose what nobody has given.
+/// `command` with empty variables unset: docker compose writes a variable without a value as empty.
 pub(super) fn without_empty(command: Command) -> Command {
     let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
     let unset = |arg: Arg| if arg.get_env().is_some_and(is_empty) { arg.env(Resettable::Reset) } else { arg };
     command.mut_args(unset).mut_subcommands(without_empty)
 }
 
-/// Properties of `[kafka]`: `TASKD_KAFKA_SASL_PASSWORD` is `sasl.password`.
+/// The properties of `[kafka]` in `given`: `TASKD_KAFKA_SASL_PASSWORD` is `sasl.password`.
 pub(super) fn kafka(given: impl IntoIterator<Item = (String, String)>) -> Properties {
     let mut properties = Properties::default();
     for (name, value) in given.into_iter().filter(|(name, _)| is_property(name)) {
@@ -39,13 +41,13 @@ fn is_property(name: &str) -> bool {
     name.len() > KAFKA.len() && name.starts_with(KAFKA) && !is_others(name)
 }
 
-/// Of the command and those below it.
+/// The variables of a command and of its subcommands.
 fn variables(command: &Command) -> Vec<String> {
     let own = command.get_arguments().filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()));
     own.chain(command.get_subcommands().flat_map(variables)).collect()
 }
 
-/// What Kubernetes tells each pod about services whose names begin with taskd, and what our tests use.
+/// True if Kubernetes sets the variable, for a service whose name begins with taskd, or taskd's tests do.
 fn is_others(name: &str) -> bool {
     let rest = name.trim_start_matches("TASKD");
     rest.starts_with("_TEST_")

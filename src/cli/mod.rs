@@ -1,4 +1,4 @@
-//! Arguments: what the user wants done, or why that cannot be.
+//! Arguments: the command that the user asks for, or the reason why taskd refuses it.
 
 mod environment;
 pub mod insert;
@@ -17,26 +17,26 @@ pub const USAGE: u8 = 2;
 
 const EXAMPLES: &str = "\
 Examples:
-  taskd --pipelines all                       everything in one process, nothing else needed
-  taskd --pipelines tasks --config prod.toml  one part of it, with the backends that the file names
-  taskd insert --queue crawl urls.txt         put in one task per line
-  taskd check-config --config prod.toml       what counts in the end, and where it came from
+  taskd --pipelines all                       run everything in one process; needs nothing else
+  taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
+  taskd insert --queue crawl urls.txt         insert one task per line
+  taskd check-config --config prod.toml       print the effective settings and their origins
 
 Each flag is also an environment variable (--http-listen: TASKD_HTTP_LISTEN) and a key of the
-configuration file (http_listen). A flag wins over the environment, the environment over the file.
-taskd.toml in the source documents every key.";
+configuration file (http_listen). A flag overrides the environment, and the environment overrides
+the file. taskd.toml in the source documents every key.";
 
 const HINT: &str = "\
-taskd works through an open-ended set of tasks that grows while it is being worked on.
+taskd is a task queue for work that grows while it is being done.
 
-Say what this process should do:
+Say which pipelines this process should run:
 
   taskd --pipelines all        everything in one process; try this first
   taskd --pipelines LIST       some of discovery, fanout, watchdog, tasks
   taskd --help                 all flags and commands
 ";
 
-/// Works through an open-ended set of tasks that grows while it is being worked on
+/// A task queue for work that grows while it is being done
 #[derive(Parser)]
 #[command(name = "taskd", version, after_help = EXAMPLES, max_term_width = 110)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
@@ -62,24 +62,24 @@ struct Migrate {
     options: Options,
 }
 
-/// Give the bus more partitions, and each queue as many shards, and exit. Running processes notice it by themselves
+/// Give the bus more partitions, and each queue as many shards, and exit; running processes notice it
 #[derive(Args)]
 struct Partitions {
-    /// How many there are to be, 1 to 1024; never fewer than now
+    /// The new number of partitions, 1 to 1024; never fewer than now
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(config::MOST_PARTITIONS)))]
     count: u32,
     #[command(flatten)]
     options: Options,
 }
 
-/// Print the configuration that counts in the end as TOML (passwords hidden), with where each value came from
+/// Print the effective settings as TOML (passwords hidden), with the origin of each
 #[derive(Args)]
 struct CheckConfig {
     #[command(flatten)]
     options: Options,
 }
 
-/// What to do.
+/// The command that the user asks for.
 pub enum Command {
     Run(Settings),
     Migrate(Settings),
@@ -88,22 +88,22 @@ pub enum Command {
     Insert(insert::Insert),
 }
 
-/// Nothing to do: the user is told why.
+/// The reason why taskd does nothing, for the user.
 pub enum Refusal {
-    /// `--help`, `--version`.
+    /// The user asked for `--help` or `--version`.
     Asked(clap::Error),
-    /// Neither a pipeline nor a command was named.
+    /// The user named neither a pipeline nor a command.
     NothingNamed,
-    /// One line.
+    /// A mistake, in one line.
     Usage(String),
 }
 
 impl Refusal {
-    /// Tells the user, and answers the exit code.
+    /// Tells the user, and returns the exit code.
     pub fn show(self) -> ExitCode {
         match self {
             Self::Asked(text) => {
-                // Whoever closed our stdout has read enough.
+                // A reader that closed stdout has read enough.
                 let _closed = text.print();
                 ExitCode::SUCCESS
             }
@@ -165,7 +165,9 @@ fn innermost(matches: &ArgMatches) -> &ArgMatches {
     matches.subcommand().map_or(matches, |(_, inner)| inner)
 }
 
-/// clap's message without its usage, which `--help` shows better; with the variable's name where a value came from one.
+/// clap's message in one line, without its usage.
+///
+/// `--help` shows the usage better. If a value came from a variable, the line names the variable.
 fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
     let text = error.render().to_string();
     let said =

@@ -1,4 +1,4 @@
-//! What may be set, and how each is called: `--some-thing` = `TASKD_SOME_THING` = `some_thing = …` in the file.
+//! The settings by their names: `--some-thing` = `TASKD_SOME_THING` = `some_thing = …` in the file.
 //!
 //! To add a setting: a field here, a line in `apply`, a line in `of`, and a paragraph in `taskd.toml`.
 
@@ -13,32 +13,33 @@ use super::{
 };
 use crate::model::Priority;
 
-/// What somebody has set; `None` where they have not.
+/// The settings that one source sets; `None` for the others.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Options {
-    /// What this process does: `all`, or a comma list of discovery, fanout, watchdog, tasks
+    /// The pipelines of this process: `all`, or a comma list of discovery, fanout, watchdog, tasks
     #[arg(long, env = "TASKD_PIPELINES", hide_env = true, value_name = "all|LIST")]
     pub pipelines: Option<Pipelines>,
 
-    /// A TOML file with the same settings (long names with _ for -) and the queues' own
+    /// A TOML file with the same settings (long names, _ for -) and the settings of queues
     #[arg(long, env = "TASKD_CONFIG", hide_env = true, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
-    /// Where the embedded redis-server and SQLite keep their files [default: ./taskd-data]
+    /// The folder for the files of the embedded redis-server and SQLite [default: ./taskd-data]
     #[arg(long, env = "TASKD_DATA_DIR", hide_env = true, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 
-    /// redis://, rediss://, redis+cluster://, rediss+cluster:// or unix://; empty: a redis-server of our own in the data folder
+    /// redis://, rediss://, redis+cluster://, rediss+cluster:// or unix://; empty: an embedded redis-server in the data
+    /// folder
     #[arg(long, env = "TASKD_REDIS_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
     pub redis_url: Option<String>,
 
-    /// Who vouches for the Redis of rediss:// [default: empty, those that the system trusts]
+    /// Certificate authority of a rediss:// server [default: empty, the authorities of the system]
     #[arg(long, env = "TASKD_REDIS_CA_FILE", hide_env = true, value_name = "PEM", help_heading = "Backends")]
     pub redis_ca_file: Option<PathBuf>,
 
-    /// taskd's certificate, where the Redis of rediss:// asks for one [default: empty]
+    /// taskd's certificate, if a rediss:// server requests one [default: empty]
     #[arg(long, env = "TASKD_REDIS_CERT_FILE", hide_env = true, value_name = "PEM", help_heading = "Backends")]
     pub redis_cert_file: Option<PathBuf>,
 
@@ -46,7 +47,7 @@ pub struct Options {
     #[arg(long, env = "TASKD_REDIS_KEY_FILE", hide_env = true, value_name = "PEM", help_heading = "Backends")]
     pub redis_key_file: Option<PathBuf>,
 
-    /// Redis replicas that must have a completion before it is answered (WAIT) [default: 0]
+    /// Redis replicas that must have a completion before taskd answers it (WAIT) [default: 0]
     #[arg(long, env = "TASKD_REDIS_WAIT_REPLICAS", hide_env = true, value_name = "N", help_heading = "Backends")]
     pub redis_wait_replicas: Option<u32>,
 
@@ -54,20 +55,20 @@ pub struct Options {
     #[arg(long, env = "TASKD_REDIS_WAIT_AOF", hide_env = true, value_name = "BOOL", help_heading = "Backends")]
     pub redis_wait_aof: Option<bool>,
 
-    /// How long a completion waits for that; then the worker is told to try again [default: 1s]
+    /// The longest such wait of a completion; then taskd tells the worker to try again [default: 1s]
     #[arg(long, env = "TASKD_REDIS_WAIT_TIMEOUT", hide_env = true, value_name = "TIME", help_heading = "Backends")]
     pub redis_wait_timeout: Option<Time>,
 
-    /// Memory that a Redis server may use; at 80 % of it inserts are refused [default: 0, its maxmemory; embedded: half
+    /// Memory that a Redis server may use; at 80 % taskd refuses inserts [default: 0, its maxmemory; embedded: half
     /// of the machine's]
     #[arg(long, env = "TASKD_REDIS_MAX_MEMORY", hide_env = true, value_name = "SIZE", help_heading = "Backends")]
     pub redis_max_memory: Option<ByteSize>,
 
-    /// mysql:// or sqlite://; empty: SQLite in the data folder
+    /// mysql://, mariadb:// or sqlite://; empty: SQLite in the data folder
     #[arg(long, env = "TASKD_DATABASE_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
     pub database_url: Option<String>,
 
-    /// Connections to a MySQL or MariaDB server, at most [default: 16]
+    /// Most connections to a MySQL or MariaDB server [default: 16]
     #[arg(long, env = "TASKD_DATABASE_POOL", hide_env = true, value_name = "N", help_heading = "Backends")]
     pub database_pool: Option<u32>,
 
@@ -75,48 +76,48 @@ pub struct Options {
     #[arg(long, env = "TASKD_BUS_URL", hide_env = true, value_name = "URL", help_heading = "Backends")]
     pub bus_url: Option<String>,
 
-    /// Stands before every Redis key [default: taskd]
+    /// Prefix of every Redis key [default: taskd]
     #[arg(long, env = "TASKD_REDIS_PREFIX", hide_env = true, value_name = "TEXT", help_heading = "Backends")]
     pub redis_prefix: Option<String>,
 
-    /// Stands before every topic [default: empty]
+    /// Prefix of every topic [default: empty]
     #[arg(long, env = "TASKD_TOPIC_PREFIX", hide_env = true, value_name = "TEXT", help_heading = "Backends")]
     pub topic_prefix: Option<String>,
 
-    /// Partitions of the bus and shards of each queue, when they are made [default: 1]
+    /// Partitions of the bus, and shards of each queue, when taskd creates the topics [default: 1]
     #[arg(long, env = "TASKD_PARTITIONS", hide_env = true, value_name = "N", help_heading = "Backends")]
     pub partitions: Option<u32>,
 
-    /// Bus records that were read stay so long, reports too [default: 7days]
+    /// How long read bus records and reports stay [default: 7days]
     #[arg(long, env = "TASKD_TOPIC_RETENTION", hide_env = true, value_name = "TIME", help_heading = "Backends")]
     pub topic_retention: Option<Time>,
 
-    /// The same by number: the last so many of each partition [default: 10000000]
+    /// How many of them stay in each partition, the last ones [default: 10000000]
     #[arg(long, env = "TASKD_TOPIC_RETENTION_RECORDS", hide_env = true, value_name = "N", help_heading = "Backends")]
     pub topic_retention_records: Option<u64>,
 
-    /// [default: 127.0.0.1:7600]
+    /// Address of the HTTP port [default: 127.0.0.1:7600]
     #[arg(long, env = "TASKD_HTTP_LISTEN", hide_env = true, value_name = "IP:PORT", help_heading = "Listeners")]
     pub http_listen: Option<Address>,
 
-    /// [default: 127.0.0.1:7601]
+    /// Address of the gRPC port [default: 127.0.0.1:7601]
     #[arg(long, env = "TASKD_GRPC_LISTEN", hide_env = true, value_name = "IP:PORT", help_heading = "Listeners")]
     pub grpc_listen: Option<Address>,
 
-    /// Names of this taskd for HTTP, beside IP addresses and localhost; .NAME for all below it, * for any [default:
-    /// empty]
+    /// Host names of this taskd for HTTP, besides IP addresses and localhost; .NAME for all below it, * for any
+    /// [default: empty]
     #[arg(long, env = "TASKD_ALLOWED_HOSTS", hide_env = true, value_name = "LIST", help_heading = "Listeners")]
     pub allowed_hosts: Option<Hosts>,
 
-    /// Connections of each listener; fewer where there are not enough file descriptors [default: 10000]
+    /// Most connections of each listener; fewer if file descriptors are short [default: 10000]
     #[arg(long, env = "TASKD_MAX_CONNECTIONS", hide_env = true, value_name = "N", help_heading = "Listeners")]
     pub max_connections: Option<usize>,
 
-    /// How long a stop may take; then what is left is dropped and comes again [default: 25s]
+    /// How long a stop may take; work still in hand comes again later [default: 25s]
     #[arg(long, env = "TASKD_GRACE_PERIOD", hide_env = true, value_name = "TIME", help_heading = "Process")]
     pub grace_period: Option<Time>,
 
-    /// A loop that has not come round for so long makes /readyz answer 503 [default: 30s]
+    /// A loop without progress for this long makes /readyz answer 503 [default: 30s]
     #[arg(long, env = "TASKD_STALL_AFTER", hide_env = true, value_name = "TIME", help_heading = "Process")]
     pub stall_after: Option<Time>,
 
@@ -132,47 +133,47 @@ pub struct Options {
     )]
     pub log_format: Option<LogFormat>,
 
-    /// What to log: a level, or a filter such as warn,taskd=debug [default: info]
+    /// Log level, or a filter such as warn,taskd=debug [default: info]
     #[arg(long, env = "TASKD_LOG", hide_env = true, value_name = "FILTER", help_heading = "Process")]
     pub log: Option<String>,
 
-    /// Payload of one task [default: 1MiB]
+    /// Largest payload of one task [default: 1MiB]
     #[arg(long, env = "TASKD_MAX_PAYLOAD_BYTES", hide_env = true, value_name = "SIZE", help_heading = "Limits")]
     pub max_payload_bytes: Option<ByteSize>,
 
-    /// Headers of one task, names and values together [default: 16KiB]
+    /// Largest headers of one task, names and values together [default: 16KiB]
     #[arg(long, env = "TASKD_MAX_HEADERS_BYTES", hide_env = true, value_name = "SIZE", help_heading = "Limits")]
     pub max_headers_bytes: Option<ByteSize>,
 
-    /// Result of one completion [default: 1MiB]
+    /// Largest result of one completion [default: 1MiB]
     #[arg(long, env = "TASKD_MAX_RESULT_BYTES", hide_env = true, value_name = "SIZE", help_heading = "Limits")]
     pub max_result_bytes: Option<ByteSize>,
 
-    /// Workers that one task may ask for [default: 100]
+    /// Most distinct workers that one task may ask for [default: 100]
     #[arg(long, env = "TASKD_MAX_REPLICAS", hide_env = true, value_name = "N", help_heading = "Limits")]
     pub max_replicas: Option<u32>,
 
-    /// How long a worker may hold a task without extending [default: 12h]
+    /// Longest lease [default: 12h]
     #[arg(long, env = "TASKD_MAX_LEASE", hide_env = true, value_name = "TIME", help_heading = "Limits")]
     pub max_lease: Option<Time>,
 
-    /// One gRPC message, or one HTTP body that is not NDJSON [default: 32MiB]
+    /// Largest gRPC message, HTTP body that is not NDJSON, or line of NDJSON [default: 32MiB]
     #[arg(long, env = "TASKD_MAX_REQUEST_BYTES", hide_env = true, value_name = "SIZE", help_heading = "Limits")]
     pub max_request_bytes: Option<ByteSize>,
 
-    /// All requests in hand together; beyond that callers are told to try later [default: 256MiB]
+    /// Memory of all requests in hand together; beyond it taskd tells callers to try later [default: 256MiB]
     #[arg(long, env = "TASKD_REQUEST_BUDGET", hide_env = true, value_name = "SIZE", help_heading = "Limits")]
     pub request_budget: Option<ByteSize>,
 
-    /// Tasks in one get, complete, reject or extend call [default: 1000]
+    /// Most tasks in one get, complete, reject or extend call [default: 1000]
     #[arg(long, env = "TASKD_MAX_ITEMS", hide_env = true, value_name = "N", help_heading = "Limits")]
     pub max_items: Option<usize>,
 
-    /// How long a get call may wait for a task [default: 1m]
+    /// Longest wait of a get call for a task [default: 1m]
     #[arg(long, env = "TASKD_MAX_WAIT", hide_env = true, value_name = "TIME", help_heading = "Limits")]
     pub max_wait: Option<Time>,
 
-    /// Tasks stored in one transaction, 1 to 1000 [default: 1000]
+    /// Most tasks in one transaction, 1 to 1000 [default: 1000]
     #[arg(long, env = "TASKD_DISCOVERY_BATCH_MAX", hide_env = true, value_name = "N", help_heading = "Discovery")]
     pub discovery_batch_max: Option<usize>,
 
@@ -180,27 +181,27 @@ pub struct Options {
     #[arg(long, env = "TASKD_DISCOVERY_BATCH_DELAY", hide_env = true, value_name = "TIME", help_heading = "Discovery")]
     pub discovery_batch_delay: Option<Time>,
 
-    /// Tasks that may wait to be stored; beyond that callers are told to try later [default: 20000]
+    /// Most tasks that wait to be stored; beyond it taskd tells callers to try later [default: 20000]
     #[arg(long, env = "TASKD_DISCOVERY_BUFFER", hide_env = true, value_name = "N", help_heading = "Discovery")]
     pub discovery_buffer: Option<usize>,
 
-    /// Queues that there may be at a time; a task of another one is rejected [default: 1000]
+    /// Most queues at a time; taskd rejects a task of another one [default: 1000]
     #[arg(long, env = "TASKD_MAX_QUEUES", hide_env = true, value_name = "N", help_heading = "Discovery")]
     pub max_queues: Option<usize>,
 
-    /// Records read and enqueued at once, 1 to 1000 [default: 1000]
+    /// Most records that fanout reads and enqueues at once, 1 to 1000 [default: 1000]
     #[arg(long, env = "TASKD_FANOUT_BATCH_MAX", hide_env = true, value_name = "N", help_heading = "Fanout")]
     pub fanout_batch_max: Option<usize>,
 
-    /// How often leases and delays are looked at, at least [default: 250ms]
+    /// Longest time between two looks at leases and delays [default: 250ms]
     #[arg(long, env = "TASKD_WATCHDOG_INTERVAL", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
     pub watchdog_interval: Option<Time>,
 
-    /// Leases, delays or repairs handled in one step, 1 to 1000 [default: 1000]
+    /// Most leases, delays or repairs in one step, 1 to 1000 [default: 1000]
     #[arg(long, env = "TASKD_WATCHDOG_BATCH_MAX", hide_env = true, value_name = "N", help_heading = "Watchdog")]
     pub watchdog_batch_max: Option<usize>,
 
-    /// A task stored so long ago and not on the bus is published again [default: 5s]
+    /// Age after which the watchdog publishes a stored task that is not on the bus [default: 5s]
     #[arg(long, env = "TASKD_REPUBLISH_AFTER", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
     pub republish_after: Option<Time>,
 
@@ -208,11 +209,11 @@ pub struct Options {
     #[arg(long, env = "TASKD_GRACE", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
     pub grace: Option<Time>,
 
-    /// What is due later than this from now stays in SQL [default: 10m]
+    /// A task that is due later than this from now stays in SQL [default: 10m]
     #[arg(long, env = "TASKD_HORIZON", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
     pub horizon: Option<Time>,
 
-    /// How often a page of unfinished tasks is compared with Redis [default: 1s]
+    /// How often the watchdog compares a page of unfinished tasks with Redis [default: 1s]
     #[arg(long, env = "TASKD_RECONCILE_EVERY", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
     pub reconcile_every: Option<Time>,
 
@@ -220,22 +221,22 @@ pub struct Options {
     #[arg(long, env = "TASKD_RETENTION", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
     pub retention: Option<Time>,
 
-    /// A queue that was empty for so long gives its keys and metrics back [default: 1day; 0s: never]
+    /// taskd closes a queue that was empty for this long: its keys and metrics go [default: 1day; 0s: never]
     #[arg(long, env = "TASKD_FORGET_QUEUES_AFTER", hide_env = true, value_name = "TIME", help_heading = "Watchdog")]
     pub forget_queues_after: Option<Time>,
 
-    /// In the file; in the environment each as `TASKD_KAFKA_…`.
+    /// `[kafka]` in the file; `TASKD_KAFKA_…` in the environment.
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Properties::is_empty")]
     pub kafka: Properties,
 
-    /// Only in the file.
+    /// `[queues.NAME]`, in the file only.
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub queues: BTreeMap<String, QueueOptions>,
 }
 
-/// `[queues.NAME]`: what is not set is as in `[queues.default]`, and what is not set there has taskd's default.
+/// `[queues.NAME]`. A setting that is absent comes from `[queues.default]`, or else from taskd's defaults.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section [queues.NAME]")]
 pub struct QueueOptions {
@@ -280,7 +281,7 @@ impl From<Priority> for PriorityName {
 }
 
 impl Options {
-    /// Puts what is set here over `settings`, except for the queues.
+    /// Overrides `settings` with these options, except for the queues.
     pub(super) fn apply(self, settings: &mut Settings) {
         let Settings { redis, limits, discovery, fanout, watchdog, .. } = settings;
         set(&mut settings.pipelines, self.pipelines.map(|list| list.0));
@@ -334,7 +335,7 @@ impl Options {
         set_time(&mut watchdog.forget_queues_after, self.forget_queues_after);
     }
 
-    /// The options that give `settings`: every one set.
+    /// The options that result in `settings`, all of them set.
     pub(super) fn of(settings: &Settings) -> Self {
         // Taken apart without `..`, so that a new setting cannot be forgotten here.
         let Settings { redis, limits, discovery, fanout, watchdog, queues, .. } = settings;
@@ -422,7 +423,7 @@ impl Options {
 }
 
 impl QueueOptions {
-    /// Puts what is set here over `queue`.
+    /// Overrides `queue` with these options.
     pub(super) fn apply(self, queue: &mut QueueSettings) {
         set(&mut queue.replicas, self.replicas);
         set(&mut queue.priority, self.priority.map(Priority::from));

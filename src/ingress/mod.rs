@@ -27,7 +27,7 @@ pub use descriptors::raise_limit;
 pub use http::Waiting;
 pub use listener::{CannotListen, bind};
 
-use crate::{api::Api, config::Settings, pipelines::outbox::Gates, runtime::Progress, telemetry::metrics};
+use crate::{api::Api, config::Settings, pipelines::admission::Gates, runtime::Progress, telemetry::metrics};
 
 /// What the routes need.
 #[derive(Clone)]

@@ -11,7 +11,7 @@ pub use call::{
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
-pub use records::{Completed, Died, Expiration, Failure};
+pub use records::{Completed, DeadLetter, Died, Expiration, Failure, PipelineTask, Report, What};
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use validate::TaskRules;
 

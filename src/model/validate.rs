@@ -37,19 +37,16 @@ pub struct TaskRules {
     pub max_attempts: u32,
 }
 
-/// The parts of a row that a check computes.
-struct Checked {
+/// The outcome of a check: the parts of the row that it computed.
+pub struct Checked {
     queue: QueueName,
     payload_encoding: Encoding,
     replicas: u32,
+    priority: Priority,
     max_attempts: u32,
     lease: Duration,
     not_before_unix_ms: i64,
-}
-
-/// Checks a task that somebody else will store.
-pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<(), String> {
-    checked(task, rules, now_unix_ms).map(drop)
+    created_unix_ms: i64,
 }
 
 /// Turns `task` into a row with the id `id`.
@@ -60,33 +57,39 @@ pub fn task_row(
     partitions: u32,
     now_unix_ms: i64,
 ) -> Result<TaskRow, String> {
-    let Checked { queue, payload_encoding, replicas, max_attempts, lease, not_before_unix_ms } =
-        checked(&task, rules, now_unix_ms)?;
-    // Key and payload may be slices of a body of megabytes. The row outlives the request and must not keep the body.
-    let key = if task.key.is_empty() { payload_key(&task.payload) } else { Bytes::copy_from_slice(&task.key) };
-    let mut headers: Vec<_> = task.headers.into_iter().collect();
-    headers.sort();
-    let key_hash = KeyHash::new(&queue, &key);
-    Ok(TaskRow {
-        id,
-        partition: key_hash.partition(partitions),
-        queue,
-        key,
-        key_hash,
-        payload: Bytes::copy_from_slice(&task.payload),
-        payload_encoding,
-        replicas,
-        priority: task.priority.unwrap_or(rules.priority),
-        max_attempts,
-        lease_ms: u32::try_from(lease.as_millis()).unwrap_or(u32::MAX),
-        not_before_unix_ms,
-        headers,
-        traceparent: if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent },
-        created_unix_ms: now_unix_ms,
-    })
+    Ok(check(&task, rules, now_unix_ms)?.row(task, id, partitions))
 }
 
-fn checked(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Checked, String> {
+impl Checked {
+    /// Turns the checked task into a row with the id `id`.
+    pub fn row(self, task: NewTask, id: TaskId, partitions: u32) -> TaskRow {
+        // Key and payload may be slices of a body of megabytes. The row outlives the request, and must not keep it.
+        let key = if task.key.is_empty() { payload_key(&task.payload) } else { Bytes::copy_from_slice(&task.key) };
+        let mut headers: Vec<_> = task.headers.into_iter().collect();
+        headers.sort();
+        let key_hash = KeyHash::new(&self.queue, &key);
+        TaskRow {
+            id,
+            partition: key_hash.partition(partitions),
+            queue: self.queue,
+            key,
+            key_hash,
+            payload: Bytes::copy_from_slice(&task.payload),
+            payload_encoding: self.payload_encoding,
+            replicas: self.replicas,
+            priority: self.priority,
+            max_attempts: self.max_attempts,
+            lease_ms: u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX),
+            not_before_unix_ms: self.not_before_unix_ms,
+            headers,
+            traceparent: if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent },
+            created_unix_ms: self.created_unix_ms,
+        }
+    }
+}
+
+/// Checks a task without taking it.
+pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Checked, String> {
     let queue = QueueName::new(&task.queue).map_err(|e| e.to_string())?;
     if task.key.len() > MAX_KEY_BYTES {
         return Err(format!("key has {} bytes; at most {MAX_KEY_BYTES}", task.key.len()));
@@ -115,7 +118,16 @@ fn checked(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Checke
     if weight > MAX_RECORD_BYTES {
         return Err(format!("the task has {weight} bytes with key and headers; at most {MAX_RECORD_BYTES}"));
     }
-    Ok(Checked { queue, payload_encoding, replicas, max_attempts, lease, not_before_unix_ms })
+    Ok(Checked {
+        queue,
+        payload_encoding,
+        replicas,
+        priority: task.priority.unwrap_or(rules.priority),
+        max_attempts,
+        lease,
+        not_before_unix_ms,
+        created_unix_ms: now_unix_ms,
+    })
 }
 
 /// The time of the first claim; 0: at once.

@@ -1,6 +1,7 @@
-//! What moves tasks: three pipelines, the service that workers call, and what they share.
+//! Pipelines that move tasks, the service that workers call, and what they share.
 
-pub mod outbox;
+pub mod admission;
+pub mod publishing;
 
 pub mod discovery;
 pub mod fanout;

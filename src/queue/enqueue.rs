@@ -71,29 +71,6 @@ impl Queue {
         })
     }
 
-    /// For a new owner of a partition of `pipeline`: higher than that of every owner before, who is refused from the next enqueue on.
-    pub async fn take_epoch(&self, partition: u32) -> Result<u64> {
-        self.raise_epoch(partition, 1).await
-    }
-
-    /// After a refusal: a Redis that fell back may have forgotten how high the epochs were. The next one taken is above `known`.
-    pub async fn epoch_is_at_least(&self, partition: u32, known: u64) -> Result<()> {
-        let now = self.raise_epoch(partition, 0).await?;
-        if now < known {
-            // Two at once raise it too far, which does no harm.
-            self.raise_epoch(partition, known - now).await?;
-        }
-        Ok(())
-    }
-
-    async fn raise_epoch(&self, partition: u32, by: u64) -> Result<u64> {
-        // A full Redis must allow it: the owner of a partition moves its records to SQL.
-        const RAISE: &str = "#!lua flags=allow-oom\nreturn redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])";
-        let mut raise = redis::cmd("EVAL");
-        raise.arg(RAISE).arg(1).arg(keys::epochs(self.0.redis.prefix())).arg(partition).arg(by);
-        Ok(raise.query_async(&mut self.0.redis.conn()).await?)
-    }
-
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
         let script = if batch.tasks.is_empty() { &scripts::PASS } else { &scripts::ENQUEUE };
         let value = self

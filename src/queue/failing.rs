@@ -16,26 +16,35 @@ const NAMED: usize = 10;
 
 /// A loop's shards that failed. Each is left out for as long as its failure took, so that the others have half of the
 /// loop's time at least.
-#[derive(Debug, Default)]
-pub struct Failing {
+#[derive(Debug)]
+pub struct Failing<E> {
     until: HashMap<ShardId, Instant>,
     /// In this round; whether it is new.
-    failed: Vec<(ShardId, anyhow::Error, bool)>,
+    failed: Vec<(ShardId, E, bool)>,
     done: usize,
 }
 
-impl Failing {
+/// A round in which shards failed and none was done: its first failure.
+#[derive(Debug)]
+pub struct FailedRound<E> {
+    pub step: &'static str,
+    pub shard: ShardId,
+    pub cause: E,
+}
+
+impl<E> Default for Failing<E> {
+    fn default() -> Self {
+        Self { until: HashMap::new(), failed: Vec::new(), done: 0 }
+    }
+}
+
+impl<E: Display> Failing<E> {
     pub fn leaves_out(&self, shard: &ShardId) -> bool {
         self.until.get(shard).is_some_and(|until| Instant::now() < *until)
     }
 
     /// Notes the outcome of a shard's turn, which began then.
-    pub fn note<T, E: Into<anyhow::Error>>(
-        &mut self,
-        shard: &ShardId,
-        began: Instant,
-        outcome: Result<T, E>,
-    ) -> Option<T> {
+    pub fn note<T>(&mut self, shard: &ShardId, began: Instant, outcome: Result<T, E>) -> Option<T> {
         match outcome {
             Ok(value) => {
                 self.done += 1;
@@ -45,27 +54,27 @@ impl Failing {
             Err(error) => {
                 let pause = began.elapsed().clamp(LEFT_OUT, LEFT_OUT_AT_MOST);
                 let is_new = self.until.insert(shard.clone(), Instant::now() + pause).is_none();
-                self.failed.push((shard.clone(), error.into(), is_new));
+                self.failed.push((shard.clone(), error, is_new));
                 None
             }
         }
     }
 
     /// Ends a round. An error when some shards failed and none was done: then it is not theirs.
-    pub fn end_round(&mut self, what: impl Display) -> anyhow::Result<()> {
+    pub fn end_round(&mut self, step: &'static str) -> Result<(), FailedRound<E>> {
         let now = Instant::now();
         // One that has not failed again for long is not there any more.
         self.until.retain(|_, until| now < *until + LEFT_OUT_AT_MOST);
         let (failed, done) = (std::mem::take(&mut self.failed), std::mem::take(&mut self.done));
         if done > 0 {
             for (shard, error, _) in failed.iter().filter(|(.., is_new)| *is_new).take(NAMED) {
-                tracing::warn!(%shard, "cannot {what} {shard}, which is tried again from time to time: {error:#}");
+                tracing::warn!(%shard, "cannot {step} {shard}, which is tried again from time to time: {error:#}");
             }
             return Ok(());
         }
-        let Some((shard, error, _)) = failed.into_iter().next() else { return Ok(()) };
+        let Some((shard, cause, _)) = failed.into_iter().next() else { return Ok(()) };
         self.until.clear();
-        Err(error.context(format!("cannot {what} {shard}")))
+        Err(FailedRound { step, shard, cause })
     }
 }
 
@@ -80,14 +89,15 @@ mod tests {
     #[test]
     fn one_that_fails_is_left_out_and_no_error_where_others_are_done() {
         let (mut failing, began) = (Failing::default(), Instant::now());
-        assert_eq!(failing.note(&shard(0), began, anyhow::Ok(7)), Some(7));
-        assert_eq!(failing.note(&shard(1), began, Err::<(), _>(anyhow::anyhow!("no"))), None);
+        assert_eq!(failing.note(&shard(0), began, Ok(7)), Some(7));
+        assert_eq!(failing.note::<()>(&shard(1), began, Err("no")), None);
         assert!(failing.end_round("tend").is_ok());
         assert_eq!([0, 1].map(|n| failing.leaves_out(&shard(n))), [false, true]);
 
-        failing.note(&shard(1), began, Err::<(), _>(anyhow::anyhow!("no")));
-        assert_eq!(format!("{:#}", failing.end_round("tend").unwrap_err()), "cannot tend q:1: no");
-        failing.note(&shard(1), began, anyhow::Ok(()));
+        failing.note::<()>(&shard(1), began, Err("no"));
+        let FailedRound { step, shard: failed, cause } = failing.end_round("tend").unwrap_err();
+        assert_eq!((step, failed, cause), ("tend", shard(1), "no"));
+        failing.note(&shard(1), began, Ok(()));
         assert!(!failing.leaves_out(&shard(1)) && failing.end_round("tend").is_ok());
     }
 }

@@ -53,18 +53,3 @@ pub(super) fn generation(prefix: &str, shard: &ShardId) -> String {
 pub fn wake_channel(prefix: &str) -> String {
     format!("{prefix}:wake")
 }
-
-/// Whose tasks this Redis holds.
-pub fn store_id(prefix: &str) -> String {
-    format!("{prefix}:store-id")
-}
-
-/// How often each partition of `pipeline` has had a new owner.
-pub fn epochs(prefix: &str) -> String {
-    format!("{prefix}:epochs")
-}
-
-/// Who does what one process at a time does.
-pub fn lease(prefix: &str, what: &str) -> String {
-    format!("{prefix}:lease:{what}")
-}

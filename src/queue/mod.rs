@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use self::{awake::Awake, keys::ShardKeys, scripts::Script, shard::Notes, types::Undelivered};
 pub use self::{
-    failing::Failing,
+    failing::{FailedRound, Failing},
     shard::Shard,
     types::{
         Claim, Closing, Code, Completion, Delivery, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
@@ -41,7 +41,7 @@ pub use self::{
 use crate::{
     model::{QueueName, ShardId},
     redis_pool::{Connection, Redis, Shortfall},
-    runtime::{Beat, Supervisor},
+    runtime::{Beat, LoopError, Supervisor},
     telemetry::metrics,
 };
 
@@ -86,6 +86,8 @@ impl Error {
         matches!(self, Self::Redis(error) if error.code() == Some("OOM"))
     }
 }
+
+impl LoopError for Error {}
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -305,40 +307,6 @@ impl Queue {
 
     fn wake_channel(&self) -> String {
         keys::wake_channel(self.0.redis.prefix())
-    }
-
-    /// Takes or keeps the lease on work that one process at a time does, or gives it back (zero); whether this process has it.
-    pub async fn lease(&self, what: &str, lease: Duration) -> Result<bool> {
-        let mut call = scripts::LEASE.on_key(&keys::lease(self.0.redis.prefix(), what));
-        call.arg(&self.0.process).arg(lease.as_millis() as u64);
-        wire::number::<u8>(Some(call.run(&mut self.0.redis.conn()).await?)).map(|has| has == 1)
-    }
-
-    /// Remembers whose tasks this Redis holds; answers whose they are.
-    pub async fn belongs_to(&self, store_id: &str) -> Result<String> {
-        // A full Redis refuses the write, so it is only made where the key is missing.
-        if let Some(owner) = self.owner().await? {
-            return Ok(owner);
-        }
-        let key = keys::store_id(self.0.redis.prefix());
-        let mut pipe = redis::pipe();
-        pipe.atomic().set_nx(&key, store_id).ignore().get(&key);
-        let (owner,): (String,) = pipe.query_async(&mut self.0.redis.conn()).await?;
-        Ok(owner)
-    }
-
-    /// The time by Redis's clock, in unix ms; in a cluster by that of one node, the same each time.
-    pub async fn time(&self) -> Result<i64> {
-        let mut command = redis::cmd("EVAL");
-        command.arg("return redis.call('TIME')").arg(1).arg(keys::store_id(self.0.redis.prefix()));
-        let (seconds, micros): (i64, i64) = command.query_async(&mut self.0.redis.conn()).await?;
-        Ok(seconds * 1000 + micros / 1000)
-    }
-
-    /// Whose tasks this Redis says that it holds; `None` when it has lost that.
-    pub async fn owner(&self) -> Result<Option<String>> {
-        let key = keys::store_id(self.0.redis.prefix());
-        Ok(redis::cmd("GET").arg(key).query_async(&mut self.0.redis.conn()).await?)
     }
 }
 

@@ -75,7 +75,6 @@ script!(FINALS, "finals", shard, allow_oom, lanes: false);
 script!(FORGET, "forget", shard, allow_oom, lanes: false);
 script!(OUTBOX, "outbox", shard, allow_oom, lanes: false);
 script!(FORWARDED, "forwarded", shard, allow_oom, lanes: false);
-script!(LEASE, "lease", none, as_written, lanes: false);
 
 impl Script {
     /// A call on a shard. `now_ms` only in tests: Redis's own clock counts, so that a process with a wrong one does no harm.
@@ -87,13 +86,6 @@ impl Script {
             Some(now) => command.arg(now),
             None => command.arg(""),
         };
-        Call { script: self, command }
-    }
-
-    /// A call on one key that belongs to no shard. The script takes no clock.
-    pub(super) fn on_key(&'static self, key: &str) -> Call {
-        let mut command = Cmd::new();
-        command.arg("EVALSHA").arg(self.sha.as_str()).arg(1).arg(key);
         Call { script: self, command }
     }
 }

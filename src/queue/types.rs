@@ -27,7 +27,7 @@ pub struct EnqueueTask {
 #[derive(Clone, Debug)]
 pub struct Enqueue<'a> {
     pub topic_generation: &'a str,
-    /// Of [`Queue::take_epoch`].
+    /// The epoch that the owner of the partition took.
     pub epoch: u64,
     /// The record of this queue that was enqueued before these, if this reader knows it.
     pub predecessor: Option<Offset>,

@@ -21,7 +21,10 @@ pub use self::{
     durability::{Durability, Shortfall},
     memory::Memory,
 };
-use crate::config::{RedisAccess, without_password};
+use crate::{
+    config::{RedisAccess, without_password},
+    runtime::LoopError,
+};
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -65,6 +68,8 @@ impl Error {
         matches!(self, Self::NotReady(_) | Self::Redis(_))
     }
 }
+
+impl LoopError for Error {}
 
 impl From<RedisError> for Error {
     fn from(error: RedisError) -> Self {

@@ -5,5 +5,5 @@ pub mod supervise;
 
 pub use self::{
     clock::Clock,
-    supervise::{Beat, Loop, Policy, Progress, Supervisor, in_short, pauses},
+    supervise::{Beat, Loop, LoopError, Policy, Progress, Supervisor, in_short, pauses},
 };

@@ -2,18 +2,39 @@
 
 use std::{
     collections::BTreeMap,
+    convert::Infallible,
+    error::Error,
     future::Future,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
-use tokio::sync::SetOnce;
+use tokio::{sync::SetOnce, task::JoinError};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// How long the log leaves out a task that fails again for the same reason. A server that is away for an hour fills no
-/// disk.
+/// How long the log leaves out a loop that fails again for the same reason. An outage of an hour fills no disk.
 const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// A loop that ran for this long fails as if for the first time.
+const HEALTHY: Duration = Duration::from_secs(30);
+
+/// The error of a supervised loop.
+pub trait LoopError: Error + Send + Sync + 'static {
+    /// Whether only a new round of the process helps. The supervisor then does not run the loop again.
+    fn ends_round(&self) -> bool {
+        false
+    }
+}
+
+/// A loop that cannot fail.
+impl LoopError for Infallible {}
+
+/// A panic of a loop.
+#[derive(Debug, thiserror::Error)]
+#[error("panicked: {0}")]
+struct Panicked(JoinError);
+
+impl LoopError for Panicked {}
 
 /// Starts tasks and waits for their end. Clones are the same supervisor.
 #[derive(Clone)]
@@ -21,8 +42,8 @@ pub struct Supervisor {
     stop: CancellationToken,
     tasks: TaskTracker,
     progress: Progress,
-    is_hopeless: fn(&anyhow::Error) -> bool,
-    hopeless: Arc<SetOnce<anyhow::Error>>,
+    ends_round: fn(&anyhow::Error) -> bool,
+    round_end: Arc<SetOnce<Box<dyn LoopError>>>,
 }
 
 impl Default for Supervisor {
@@ -36,20 +57,20 @@ impl Supervisor {
         Self::giving_up_at(|_| false)
     }
 
-    /// A task whose error is hopeless is not run again.
-    pub fn giving_up_at(is_hopeless: fn(&anyhow::Error) -> bool) -> Self {
+    /// Judges the errors of [`Self::spawn`], which have no type.
+    pub fn giving_up_at(ends_round: fn(&anyhow::Error) -> bool) -> Self {
         Self {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
             progress: Progress::default(),
-            is_hopeless,
-            hopeless: Arc::default(),
+            ends_round,
+            round_end: Arc::default(),
         }
     }
 
-    /// Waits for the first hopeless error. The other tasks go on until they are stopped.
-    pub async fn given_up(&self) -> &anyhow::Error {
-        self.hopeless.wait().await
+    /// Waits for the first error that ends the round. The other tasks go on until they are stopped.
+    pub async fn given_up(&self) -> &dyn LoopError {
+        &**self.round_end.wait().await
     }
 
     /// Is cancelled when it is time to stop: take no new work, finish what is in hand, return.
@@ -61,76 +82,66 @@ impl Supervisor {
         &self.progress
     }
 
-    /// Runs a named loop until it returns `Ok` or the stop comes. `run` gets a new [`Loop`] for each run, and must return
-    /// soon after the stop.
+    /// Runs a named loop until it returns `Ok` or the stop comes. `run` gets a new [`Loop`] for each run, and must
+    /// return soon after the stop.
     pub fn spawn_loop<F, Fut, E>(&self, name: &str, policy: Policy, mut run: F)
     where
         F: FnMut(Loop) -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), E>> + Send + 'static,
-        E: Into<anyhow::Error>,
+        E: LoopError,
     {
         let cx = Loop { beat: Arc::new(self.progress.register(name)), stop: self.stop.clone() };
-        let ends_round = match policy {
-            Policy::Restart => self.is_hopeless,
-            Policy::EndRound => |_: &anyhow::Error| true,
-        };
-        self.supervise(name.to_owned(), ends_round, move || {
+        self.supervise(name.to_owned(), policy, move || {
             let run = run(cx.clone());
-            async move { run.await.map_err(Into::into) }
+            async move { run.await.map_err(|error| Box::new(error) as Box<dyn LoopError>) }
         });
     }
 
-    /// Runs `make()` until it returns `Ok` or the stop comes; after an error (but a hopeless one) again, with a wait that doubles from 100 ms to 5 s.
-    /// `make` must return by itself soon after the stop token is cancelled.
-    pub fn spawn<F, Fut>(&self, name: impl Into<String>, make: F)
+    /// Runs a loop whose errors have no type yet. New loops use [`Self::spawn_loop`].
+    pub fn spawn<F, Fut>(&self, name: impl Into<String>, mut make: F)
     where
         F: FnMut() -> Fut + Send + 'static,
         Fut: Future<Output = anyhow::Result<()>> + Send + 'static,
     {
-        self.supervise(name.into(), self.is_hopeless, make);
+        let ends_round = self.ends_round;
+        self.supervise(name.into(), Policy::Restart, move || {
+            let run = make();
+            async move {
+                let untyped = |error| Untyped { ends_round: ends_round(&error), error };
+                run.await.map_err(|error| Box::new(untyped(error)) as Box<dyn LoopError>)
+            }
+        });
     }
 
-    fn supervise<F, Fut>(&self, name: String, is_hopeless: fn(&anyhow::Error) -> bool, mut make: F)
+    fn supervise<F, Fut>(&self, name: String, policy: Policy, mut make: F)
     where
         F: FnMut() -> Fut + Send + 'static,
-        Fut: Future<Output = anyhow::Result<()>> + Send + 'static,
+        Fut: Future<Output = Result<(), Box<dyn LoopError>>> + Send + 'static,
     {
-        let (stop, hopeless) = (self.stop.clone(), Arc::clone(&self.hopeless));
+        let (stop, round_end) = (self.stop.clone(), Arc::clone(&self.round_end));
         self.tasks.spawn(async move {
-            let mut waits = pauses();
-            let mut said: Option<(String, Instant)> = None;
+            let mut failures = Failures::new(name.clone());
             loop {
                 let started = Instant::now();
-                // In a task of its own, so that a panic ends this run and not the supervision.
+                // The run has a task of its own, so a panic ends the run and not its supervision.
                 let error = match tokio::spawn(make()).await {
                     Ok(Ok(())) => break,
                     Ok(Err(error)) => error,
-                    Err(join) => anyhow::anyhow!("panicked: {join}"),
+                    Err(error) => Box::new(Panicked(error)) as Box<dyn LoopError>,
                 };
                 if stop.is_cancelled() {
-                    tracing::debug!(task = %name, "ended at the stop with {error:#}");
+                    tracing::debug!(task = %name, "ended at the stop with {}", in_short(&*error));
                     break;
                 }
-                if is_hopeless(&error) {
-                    tracing::debug!(task = %name, "{name} gave up: {error:#}");
-                    // Several may find out; who was first is told.
-                    drop(hopeless.set(error));
+                if policy == Policy::EndRound || error.ends_round() {
+                    tracing::debug!(task = %name, "{name} gave up: {}", in_short(&*error));
+                    // Several loops may find out; the first one's error is kept.
+                    drop(round_end.set(error));
                     break;
                 }
-                if started.elapsed() > Duration::from_secs(30) {
-                    waits = pauses();
-                }
-                let wait = waits.next().unwrap_or(LONGEST_PAUSE);
-                let reason = in_short(&error);
-                if said.as_ref().is_some_and(|(said, at)| *said == reason && at.elapsed() < SAY_AGAIN_AFTER) {
-                    tracing::debug!(task = %name, "{name} failed again, starts again in {wait:?}: {reason}");
-                } else {
-                    tracing::warn!(task = %name, "{name} failed, starts again in {wait:?}: {reason}");
-                    said = Some((reason, Instant::now()));
-                }
-                tokio::select! {
-                    () = tokio::time::sleep(wait) => {}
-                    () = stop.cancelled() => break,
+                let wait = failures.note(&*error, started.elapsed());
+                if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
+                    break;
                 }
             }
             tracing::debug!(task = %name, "{name} ended");
@@ -157,21 +168,77 @@ impl Supervisor {
 /// What follows an error or a panic of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The loop runs again after a pause with jitter, doubling from 100 ms to 5 s. A hopeless error ends the round.
+    /// The loop runs again after a pause, unless its error [ends the round](LoopError::ends_round).
     Restart,
     /// The round ends.
     EndRound,
 }
 
+/// An error without a type, judged when it came.
+#[derive(Debug)]
+struct Untyped {
+    error: anyhow::Error,
+    ends_round: bool,
+}
+
+impl std::fmt::Display for Untyped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl Error for Untyped {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl LoopError for Untyped {
+    fn ends_round(&self) -> bool {
+        self.ends_round
+    }
+}
+
+/// The failures of one loop: how long it waits, and which the log names.
+struct Failures {
+    name: String,
+    pauses: Box<dyn Iterator<Item = Duration> + Send>,
+    said: Option<(String, Instant)>,
+}
+
+impl Failures {
+    fn new(name: String) -> Self {
+        Self { name, pauses: Box::new(pauses()), said: None }
+    }
+
+    /// Logs a failure of a run that lasted `ran`. Answers the pause before the next run.
+    fn note(&mut self, error: &dyn Error, ran: Duration) -> Duration {
+        if ran > HEALTHY {
+            self.pauses = Box::new(pauses());
+        }
+        let wait = self.pauses.next().unwrap_or(LONGEST_PAUSE);
+        let (name, reason) = (&self.name, in_short(error));
+        if self.said.as_ref().is_some_and(|(said, at)| *said == reason && at.elapsed() < SAY_AGAIN_AFTER) {
+            tracing::debug!(task = %name, "{name} failed again, starts again in {wait:?}: {reason}");
+        } else {
+            tracing::warn!(task = %name, "{name} failed, starts again in {wait:?}: {reason}");
+            self.said = Some((reason, Instant::now()));
+        }
+        wait
+    }
+}
+
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The pauses of a loop that fails again and again. The jitter, up to the same again, parts processes that lost one server.
+/// The pauses of a loop that fails again and again: they double from 100 ms to 5 s.
+///
+/// The jitter, up to half of a pause, parts processes that lost the same server.
 pub fn pauses() -> impl Iterator<Item = Duration> + Send {
     let pauses = ExponentialBuilder::new().with_min_delay(Duration::from_millis(100)).with_max_delay(LONGEST_PAUSE / 2);
     pauses.with_jitter().without_max_times().build()
 }
 
-/// What a loop needs to run under supervision.
+/// The context of a loop under supervision.
 #[derive(Clone)]
 pub struct Loop {
     pub beat: Arc<Beat>,
@@ -249,15 +316,16 @@ impl Drop for Beat {
     }
 }
 
-/// An error with its causes, without those that only repeat what has been said.
-pub fn in_short(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if text.is_empty() {
-            text = cause;
-        } else if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
+/// An error with its causes, without those that repeat what was said.
+pub fn in_short(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
         }
+        cause = error.source();
     }
     text
 }
@@ -266,9 +334,27 @@ pub fn in_short(error: &anyhow::Error) -> String {
 mod tests {
     use super::*;
 
+    #[derive(Debug, thiserror::Error)]
+    #[error("the bus is gone")]
+    struct Gone;
+
+    impl LoopError for Gone {
+        fn ends_round(&self) -> bool {
+            true
+        }
+    }
+
+    #[tokio::test]
+    async fn an_error_that_ends_the_round_is_told_and_its_loop_does_not_run_again() {
+        let supervisor = Supervisor::new();
+        supervisor.spawn_loop("reader", Policy::Restart, |_| std::future::ready(Err(Gone)));
+        assert_eq!(supervisor.given_up().await.to_string(), "the bus is gone");
+        supervisor.wait().await;
+    }
+
     #[test]
     fn causes_that_repeat_are_said_once() {
         let error = anyhow::anyhow!("refused").context("connecting: refused").context("cannot open mysql");
-        assert_eq!(in_short(&error), "cannot open mysql: connecting: refused");
+        assert_eq!(in_short(&*error), "cannot open mysql: connecting: refused");
     }
 }

@@ -13,8 +13,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use sqlx::{error::DatabaseError, mysql::MySqlDatabaseError};
 
-use crate::model::{
-    Encoding, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow, WorkerName,
+use crate::{
+    model::{Encoding, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow, WorkerName},
+    runtime::LoopError,
 };
 
 /// What a caller can do about it.
@@ -104,6 +105,8 @@ const MYSQL_REFUSED: &[u16] = &[
     3819, 4025, // check constraint (MySQL, MariaDB)
 ];
 
+impl LoopError for Error {}
+
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         match &error {
@@ -173,7 +176,7 @@ pub enum Inserted {
 }
 
 /// Why a row stands in the outbox. The discriminants stand in SQL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Unpublished {
     /// Just inserted, its inserter is about to publish it; after `republish_after` somebody else may.
@@ -373,7 +376,7 @@ pub trait Store: Send + Sync {
 
     /// Stores results, statuses and discoveries in one transaction; one answer per report, in order. A report that comes twice, also
     /// within one call, is `repeated`. A task with NUM credited workers becomes Completed; the first final status stays.
-    async fn settle(&self, reports: Vec<Settlement>) -> Result<Vec<Settled>>;
+    async fn settle(&self, reports: &[Settlement]) -> Result<Vec<Settled>>;
 
     /// Removes the outbox rows of `published`, unless they have another turn by now, and keeps where the tasks stand. `generation` is the
     /// topic's.

@@ -9,8 +9,10 @@ use sqlx::{
 
 use super::{
     Error, Result,
-    sql::{Dialect, SqlStore},
+    sql::{Dialect, MigrationFile, SqlStore, migration_files},
 };
+
+const MIGRATIONS: &[MigrationFile] = migration_files!("mysql");
 
 pub type MysqlStore = SqlStore<MySql>;
 
@@ -86,7 +88,7 @@ impl MysqlStore {
             })
             .connect_with(options)
             .await?;
-        let store = Self::migrate(sqlx::migrate!("migrations/mysql"), pool.clone(), pool).await?;
+        let store = Self::migrate(MIGRATIONS, pool.clone(), pool).await?;
         lock.close().await?; // which gives the lock back
         Ok(store)
     }

@@ -9,8 +9,10 @@ use sqlx::{
 
 use super::{
     Result,
-    sql::{Dialect, SqlStore},
+    sql::{Dialect, MigrationFile, SqlStore, migration_files},
 };
+
+const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
 
 pub type SqliteStore = SqlStore<Sqlite>;
 
@@ -57,7 +59,7 @@ impl SqliteStore {
             .max_connections(READERS)
             .acquire_timeout(PATIENCE)
             .connect_lazy_with(options.pragma("query_only", "on"));
-        Self::migrate(sqlx::migrate!("migrations/sqlite"), writer, readers).await
+        Self::migrate(MIGRATIONS, writer, readers).await
     }
 }
 

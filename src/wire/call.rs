@@ -69,6 +69,25 @@ impl TryFrom<pb::NewTask> for NewTask {
     }
 }
 
+/// Reads a task of a record, which taskd has checked before. Values of a newer taskd that this one does not know count
+/// as not given.
+pub(super) fn recorded_task(task: pb::NewTask) -> NewTask {
+    NewTask {
+        payload_encoding: Encoding::from_number(task.payload_encoding.into()),
+        priority: read_priority(task.priority).unwrap_or_default(),
+        delay: task.delay.and_then(|delay| delay.try_into().ok()),
+        not_before_unix_ms: task.not_before.map(unix_ms),
+        lease_duration: task.lease_duration.and_then(|lease| lease.try_into().ok()),
+        queue: task.queue,
+        key: task.key,
+        payload: task.payload,
+        replicas: task.replicas,
+        max_attempts: task.max_attempts,
+        headers: task.headers,
+        traceparent: task.traceparent,
+    }
+}
+
 impl From<NewTask> for pb::NewTask {
     fn from(task: NewTask) -> Self {
         Self {

@@ -7,5 +7,6 @@ mod records;
 pub mod time;
 
 pub use records::{
-    body, body_blob, completed_report, died_report, expiration, pipeline_record, read_body, report_batch, with_time,
+    body_blob, completed_report, dead_letter, died_report, expiration, one_report, pipeline_record, read_body,
+    read_pipeline_record, read_reports, report_batch, with_time,
 };

@@ -163,7 +163,6 @@ async fn undone(node: &mut Node, key: &str) -> Option<String> {
     (!pending.is_empty()).then(|| pending.join(", "))
 }
 
-#[derive(sqlx::FromRow)]
 struct Task {
     id: Vec<u8>,
     queue: String,
@@ -174,7 +173,6 @@ struct Task {
     reason: String,
 }
 
-#[derive(sqlx::FromRow)]
 struct Outcome {
     task_id: Vec<u8>,
     worker: Vec<u8>,
@@ -185,14 +183,30 @@ struct Outcome {
 /// SQL against the ledger. All that is wrong is shown, then it panics.
 pub(crate) async fn everything(world: &World<'_>) {
     let mut connection = MySqlConnection::connect(&world.database).await.unwrap();
-    let tasks: Vec<Task> = sqlx::query_as("SELECT id, queue, task_key, replicas, status, completed, reason FROM tasks")
+    let tasks = sqlx::query_as("SELECT id, queue, task_key, replicas, status, completed, reason FROM tasks")
         .fetch_all(&mut connection)
         .await
         .unwrap();
-    let outcomes: Vec<Outcome> = sqlx::query_as("SELECT task_id, worker, surplus, result FROM results")
+    let tasks: Vec<Task> = tasks
+        .into_iter()
+        .map(|(id, queue, task_key, replicas, status, completed, reason)| Task {
+            id,
+            queue,
+            task_key,
+            replicas,
+            status,
+            completed,
+            reason,
+        })
+        .collect();
+    let outcomes = sqlx::query_as("SELECT task_id, worker, surplus, result FROM results")
         .fetch_all(&mut connection)
         .await
         .unwrap();
+    let outcomes: Vec<Outcome> = outcomes
+        .into_iter()
+        .map(|(task_id, worker, surplus, result)| Outcome { task_id, worker, surplus, result })
+        .collect();
     let counts: Vec<(String, i64, i64)> =
         sqlx::query_as("SELECT queue, CAST(status AS SIGNED), count FROM queue_counts WHERE count <> 0")
             .fetch_all(&mut connection)

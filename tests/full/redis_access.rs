@@ -15,7 +15,7 @@ use crate::support::{
     until,
 };
 
-/// What README.md gives to the user of taskd.
+/// The rights that docs/backends.md gives to the user of taskd.
 const RULES: &str = "~taskd:* resetchannels &taskd:wake -@all +@read +@write +@connection +@transaction +@pubsub -@dangerous +eval +evalsha \
                      +time +info +wait +cluster|info +cluster|slots +cluster|keyslot";
 
@@ -97,9 +97,9 @@ fn a_wrong_ca_ends_the_start_with_one_line() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_needs_no_more_than_the_rights_of_the_readme() {
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../../docs/backends.md");
     let server = PrivateRedis::start(&[]);
-    assert!(readme.contains(RULES), "README.md should say: {RULES}");
+    assert!(readme.contains(RULES), "docs/backends.md should say: {RULES}");
     let rules: Vec<_> = ["ACL", "SETUSER", "taskd", "on", ">secret"].into_iter().chain(RULES.split(' ')).collect();
     assert_eq!(server.run(&rules), "OK");
     let url = format!("redis://taskd:secret@127.0.0.1:{}", server.port());

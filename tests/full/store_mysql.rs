@@ -22,7 +22,7 @@ async fn a_call_survives_the_loss_of_all_connections() {
     insert_new(&*store, &batch[..5]).await;
     assert!(database.kill_connections().await > 0);
     insert_new(&*store, &batch).await;
-    store.settle(batch.iter().map(|row| completed(row, "w")).collect()).await.unwrap();
+    store.settle(&batch.iter().map(|row| completed(row, "w")).collect::<Vec<_>>()).await.unwrap();
     assert_eq!(counts(&*store).await, [count("q", Completed, 10)]);
     database.remove().await;
 }
@@ -41,7 +41,7 @@ async fn the_loser_of_a_deadlock_tries_again() {
     let others = "UPDATE tasks SET attempts = attempts + 1 WHERE id > ? AND id <= ?";
     sqlx::query(others).bind(&first).bind(&last).execute(&mut *rival).await.unwrap();
     let reports = vec![completed(&batch[0], "w"), completed(&batch[19], "w")];
-    let settling = tokio::spawn(async move { (store.settle(reports).await, store) });
+    let settling = tokio::spawn(async move { (store.settle(&reports).await, store) });
     database.wait_for_lock_wait().await;
     // Now each waits for the other, and the server ends the smaller transaction.
     sqlx::query("UPDATE tasks SET attempts = 0 WHERE id = ?").bind(&first).execute(&mut *rival).await.unwrap();

@@ -41,7 +41,7 @@ async fn work(store: Arc<dyn Store>, worker: usize, batches: usize, done: Arc<At
         done.fetch_add(1, Ordering::SeqCst);
         let report =
             |row: &NewRow| discovering(row, "w", vec![self::row("found", &row.task.key), self::row("one", "k")]);
-        let settled = store.settle(batch.iter().map(report).collect()).await.unwrap();
+        let settled = store.settle(&batch.iter().map(report).collect::<Vec<_>>()).await.unwrap();
         assert!(settled.iter().all(|settled| settled.status == Some(Completed)));
         done.fetch_add(1, Ordering::SeqCst);
     }
@@ -113,7 +113,7 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
 
     cut();
     let child = row("q", "child");
-    let settled = store.settle(vec![discovering(&batch[0], "w", vec![child.clone()])]).await.unwrap();
+    let settled = store.settle(&[discovering(&batch[0], "w", vec![child.clone()])]).await.unwrap();
     assert!(settled[0].repeated && settled[0].status == Some(Completed));
     assert_eq!(store.results(ids[0]).await.unwrap().len(), 1);
     assert!(store.task(child.task.id).await.unwrap().unwrap().unpublished, "the watchdog will publish it");
@@ -196,7 +196,7 @@ async fn a_lock_that_is_held_for_long_is_waited_for_again() {
     insert_new(&*store, &batch).await;
     let mut rival = hold(&database, &batch[0]).await;
     let report = vec![completed(&batch[0], "w")];
-    let settling = tokio::spawn(async move { (store.settle(report).await, store) });
+    let settling = tokio::spawn(async move { (store.settle(&report).await, store) });
     let first = database.wait_for_lock_wait_but("").await;
     // The server has ended the first try, and the second one waits.
     database.wait_for_lock_wait_but(&first).await;
@@ -213,7 +213,7 @@ async fn an_insert_that_waits_for_a_removal_finds_the_key_moved() {
     let store = database.open().await;
     let batch = rows("q", 2);
     insert_new(&*store, &batch).await;
-    store.settle(vec![completed(&batch[0], "w")]).await.unwrap();
+    store.settle(&[completed(&batch[0], "w")]).await.unwrap();
     // A removal that has done all but its commit.
     let mut removal = MySqlConnection::connect(&database.url()).await.unwrap();
     let steps = "START TRANSACTION; \
@@ -241,7 +241,7 @@ async fn a_pool_whose_connections_are_all_in_use_says_so() {
     let settling: Vec<_> = (0..2)
         .map(|i| {
             let (store, report) = (Arc::clone(&store), vec![completed(&batch[i], "w")]);
-            tokio::spawn(async move { store.settle(report).await })
+            tokio::spawn(async move { store.settle(&report).await })
         })
         .collect();
     let first = database.wait_for_lock_wait_but("").await;
@@ -349,7 +349,7 @@ async fn no_query_scans_a_table() {
     let offset = taskd::model::Offset { major: 1, minor: 0 };
     store.mark_published("g", &[Published { partition: 0, offset, tasks }]).await.unwrap();
     store.unpublish(&ids[2000..3000], Unpublished::Parked).await.unwrap();
-    store.settle(batch[..1000].iter().map(|row| completed(row, "w")).collect()).await.unwrap();
+    store.settle(&batch[..1000].iter().map(|row| completed(row, "w")).collect::<Vec<_>>()).await.unwrap();
     assert_eq!(store.remove_finished(AGE, 300).await.unwrap(), 300);
     // Names that were there once.
     let names: Vec<ShardId> = (0..3000).map(|n| ShardId { queue: queue_name(n), number: n % 4 }).collect();
@@ -397,9 +397,9 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     let [on_bus, parked, due] = [&batch[1500], &batch[2500], &batch[3500]];
     let queue = &parked.task.queue;
     store.insert(&[row("q0", "0"), row("q0", "900"), row("q0", "brand new")]).await.unwrap();
-    store.settle(vec![discovering(on_bus, "w", vec![row("q1", "1")]), completed(&batch[3600], "w")]).await.unwrap();
+    store.settle(&[discovering(on_bus, "w", vec![row("q1", "1")]), completed(&batch[3600], "w")]).await.unwrap();
     let died = Settlement::Died { id: ids[1600], reason: "no luck".into(), attempts: 1, at_unix_ms: 1 };
-    store.settle(vec![died]).await.unwrap();
+    store.settle(&[died]).await.unwrap();
     let without = [due.task.id].into_iter().collect();
     assert!(!store.due(i64::MAX, 10, &without).await.unwrap().is_empty());
     assert!(!store.parked(queue, 10, &without).await.unwrap().is_empty());

@@ -7,22 +7,16 @@ use prost::Message as _;
 use sqlx::{Connection, SqliteConnection};
 use taskd::{
     bus::{Bus, Record, Topic, redis_streams::RedisStreams},
-    config::Settings,
-    dedup::Filter,
-    model::{self, Offset, Priority, QueueName, ShardId, TaskId, WorkerName},
-    pipelines::{
-        fanout,
-        outbox::{Outbox, QueueSync},
-        watchdog,
-    },
+    model::{self, Offset, QueueName, ShardId, TaskId, WorkerName},
     queue::{Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue},
     redis_pool::Redis,
-    runtime::{Clock, Supervisor},
-    store::sqlite::SqliteStore,
-    wire::pb,
+    runtime::Supervisor,
+    wire::{self, pb},
 };
 
 use crate::support::{
+    coordination,
+    process::Process,
     redis::{Fsync, RedisServer},
     sqlite::SqliteFile,
     store_contract::Database,
@@ -34,7 +28,7 @@ fn record() -> pb::PipelineRecord {
         id: TaskId::new().as_bytes().to_vec().into(),
         queue: "q".into(),
         replicas: 1,
-        priority: Priority::Medium.to_pb().into(),
+        priority: pb::Priority::Medium.into(),
         max_attempts: 5,
         lease_ms: 30_000,
         published_unix_ms: model::now_unix_ms(),
@@ -65,14 +59,13 @@ async fn enqueue(queue: &Queue, bus: &dyn Bus, shard: &ShardId, epoch: u64, offs
 async fn an_owner_of_before_is_refused_and_the_present_one_joins_anew() {
     let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
     let redis = Redis::connect(&server.url(), "t").await.unwrap();
-    let store = Arc::new(SqliteStore::open(&database.path(), None).await.unwrap());
     let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
-    let (queue, supervisor) = (Queue::new(redis.clone()), Supervisor::new());
-    let outbox = Outbox::new(store, bus.clone(), Clock::of_this_machine());
+    let (process, supervisor) = (Process::new(&redis, &database.open().await, bus.clone()), Supervisor::new());
+    let queue = &process.queue;
     let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
-    let zombie = queue.take_epoch(0).await.unwrap();
+    let zombie = coordination(&redis, "zombie").take_epoch(0).await.unwrap();
 
-    fanout::start(outbox, queue.clone(), &Arc::new(Settings::default()), &supervisor);
+    process.fanout(&Arc::default(), &supervisor);
     let mut published = 0;
     let mut publish = async || {
         published += 1;
@@ -84,14 +77,14 @@ async fn an_owner_of_before_is_refused_and_the_present_one_joins_anew() {
     let offset = publish().await;
     let behind = |by| Offset { major: offset.major + by, minor: 0 };
     // Held up since before; what it has read lies behind what is stored, so that only the epoch tells.
-    let refused = enqueue(&queue, &*bus, &shard, zombie, behind(1)).await;
+    let refused = enqueue(queue, &*bus, &shard, zombie, behind(1)).await;
     assert_eq!(refused, Enqueued::Fenced(zombie + 1));
 
     // A Redis that fell back hands out the same epochs again: somebody comes with one that is far above what the fanout will take next.
-    let taken = enqueue(&queue, &*bus, &shard, 100, offset).await;
+    let taken = enqueue(queue, &*bus, &shard, 100, offset).await;
     assert_eq!(taken, Enqueued::Done { dealt_with: 1, added: 0 });
     publish().await;
-    assert_eq!(enqueue(&queue, &*bus, &shard, 100, offset).await, Enqueued::Fenced(101));
+    assert_eq!(enqueue(queue, &*bus, &shard, 100, offset).await, Enqueued::Fenced(101));
     supervisor.stop();
     supervisor.wait().await;
 }
@@ -100,8 +93,8 @@ async fn an_owner_of_before_is_refused_and_the_present_one_joins_anew() {
 struct Fixture {
     redis: Redis,
     bus: Arc<RedisStreams>,
+    process: Process,
     queue: Queue,
-    outbox: Outbox,
     database: SqliteFile,
     supervisor: Supervisor,
     _server: RedisServer,
@@ -112,15 +105,15 @@ impl Fixture {
         let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
         let redis = Redis::connect(&server.url(), "t").await.unwrap();
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
-        let outbox = Outbox::new(database.open().await, bus.clone(), Clock::of_this_machine());
-        let (queue, supervisor) = (Queue::new(redis.clone()), Supervisor::new());
-        let fixture = Self { redis, bus, queue, outbox, database, supervisor, _server: server };
+        let process = Process::new(&redis, &database.open().await, bus.clone());
+        let (queue, supervisor) = (process.queue.clone(), Supervisor::new());
+        let fixture = Self { redis, bus, process, queue, database, supervisor, _server: server };
         fixture.run();
         fixture
     }
 
     fn run(&self) {
-        fanout::start(self.outbox.clone(), self.queue.clone(), &Arc::new(Settings::default()), &self.supervisor);
+        self.process.fanout(&Arc::default(), &self.supervisor);
     }
 
     async fn stop(&mut self) {
@@ -162,7 +155,7 @@ impl Fixture {
 
     /// How many transactions have opened or closed shards.
     async fn openings(&self) -> u64 {
-        self.outbox.store.shards(None).await.unwrap().iter().map(|shard| shard.version).max().unwrap_or(0)
+        self.process.store.shards(None).await.unwrap().iter().map(|shard| shard.version).max().unwrap_or(0)
     }
 
     /// All keys of a shard.
@@ -271,7 +264,7 @@ async fn a_queue_that_was_closed_is_opened_in_its_next_life() {
     fixture.publish(&["q", "other"]).await;
     fixture.has("other", 1).await;
     assert_eq!(fixture.queue.generation(&shard("q")).await.unwrap(), None);
-    assert!(fixture.outbox.store.close_shard(&shard("q"), 1).await.unwrap());
+    assert!(fixture.process.store.close_shard(&shard("q"), 1).await.unwrap());
     fixture.has("q", 1).await;
     assert_eq!(fixture.queue.generation(&shard("q")).await.unwrap(), Some(2));
 
@@ -279,7 +272,7 @@ async fn a_queue_that_was_closed_is_opened_in_its_next_life() {
     fixture.work_off("q").await;
     assert!(matches!(fixture.queue.close_shard(&shard("q"), Duration::ZERO).await.unwrap(), Closing::In(_)));
     assert_eq!(fixture.queue.close_shard(&shard("q"), Duration::ZERO).await.unwrap(), Closing::Closed(2));
-    assert!(fixture.outbox.store.close_shard(&shard("q"), 2).await.unwrap());
+    assert!(fixture.process.store.close_shard(&shard("q"), 2).await.unwrap());
     fixture.queue.remove_shard(&shard("q"));
     fixture.publish(&["q"]).await;
     fixture.has("q", 1).await;
@@ -294,10 +287,9 @@ async fn a_closing_that_was_killed_between_its_steps_is_brought_back_empty() {
     fixture.has("q", 1).await;
     fixture.work_off("q").await;
     fixture.close_in_redis("q").await;
-    let Fixture { outbox, queue, supervisor, .. } = &fixture;
-    QueueSync::start(outbox.clone(), queue.clone()).await.unwrap().keep_on(supervisor);
-    let filter = Filter::new(fixture.redis.clone());
-    watchdog::start(outbox.clone(), filter, queue.clone(), &Arc::new(Settings::default()), supervisor);
+    let Fixture { process, queue, supervisor, .. } = &fixture;
+    process.sync_queues(supervisor).await;
+    process.watchdog(&Arc::default(), supervisor);
     until("it lives again", async || queue.generation(&shard("q")).await.unwrap() == Some(2)).await;
     fixture.has("q", 0).await;
     fixture.publish(&["q"]).await;

@@ -5,10 +5,9 @@ use std::{sync::Arc, time::Duration};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use reqwest::{Client, Method, Response, StatusCode, header};
 use taskd::{
-    api::Api,
     config::Settings,
     ingress::{self, Budget, State},
-    pipelines::outbox::Gates,
+    pipelines::admission::Gates,
     runtime::Progress,
 };
 use tokio::{
@@ -25,7 +24,7 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
     let stop = CancellationToken::new();
     State {
         budget: Budget::new(settings.limits.request_budget),
-        api: Api { discovery: None, tasks: None, query: None, stop: stop.clone() },
+        api: taskd::api::Api { discovery: None, tasks: None, query: None, stop: stop.clone() },
         progress: Progress::default(),
         gates: Gates::default(),
         settings: Arc::new(settings),

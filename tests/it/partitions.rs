@@ -5,20 +5,15 @@ use std::{sync::Arc, time::Duration};
 use taskd::{
     bus::{Reading, Record, Topic, redis_streams::RedisStreams},
     config::Settings,
-    dedup::Filter,
-    model::{self, QueueName, ShardId, TaskId, validate},
-    pipelines::{
-        outbox::{Outbox, QueueSync},
-        watchdog,
-    },
-    queue::Queue,
+    model::{self, NewTask, QueueName, ShardId, TaskId, validate},
+    pipelines::publishing,
     redis_pool::Redis,
-    runtime::{Clock, Supervisor},
+    runtime::Supervisor,
     store::{Store, Turn, sqlite::SqliteStore},
-    wire::pb,
 };
 
 use crate::support::{
+    process::Process,
     redis::{Fsync, RedisServer},
     sqlite::SqliteFile,
     store_contract::Database,
@@ -41,9 +36,9 @@ impl Fixture {
     }
 
     /// As one process opens it.
-    async fn outbox(&self, partitions: u32) -> Outbox {
+    async fn process(&self, partitions: u32) -> Process {
         let bus = Arc::new(RedisStreams::open(self.redis.clone(), "", partitions).await.unwrap());
-        Outbox::new(Arc::clone(&self.store), bus, Clock::of_this_machine())
+        Process::new(&self.redis, &self.store, bus)
     }
 }
 
@@ -58,34 +53,33 @@ impl Fixture {
 
 /// A task of the shard with this number.
 fn task(settings: &Settings, key: &str, partition: u32) -> model::TaskRow {
-    let new = pb::NewTask { queue: "q".into(), key: key.to_owned().into(), ..Default::default() };
-    let (queue, now) = (&settings.queues.default, model::now_unix_ms());
-    let row = validate::task_row(new, TaskId::new(), queue, &settings.limits, 1, now).unwrap();
+    let new = NewTask { queue: "q".into(), key: key.to_owned().into(), ..Default::default() };
+    let row = validate::task_row(new, TaskId::new(), &settings.task_rules("q"), 1, model::now_unix_ms()).unwrap();
     model::TaskRow { partition, ..row }
 }
 
 #[tokio::test]
 async fn a_task_of_a_partition_that_a_process_does_not_know_is_left_to_others() {
     let fixture = Fixture::start().await;
-    let (settings, old) = (Settings::default(), fixture.outbox(2).await);
+    let (settings, old) = (Settings::default(), fixture.process(2).await);
     old.bus.raise_partitions(Topic::Pipeline, 5).await.unwrap();
     let rows = [task(&settings, "a", 0), task(&settings, "b", 4)];
-    let new_rows: Vec<_> = rows.iter().map(|row| old.new_row(row.clone(), &settings)).collect();
+    let new_rows: Vec<_> = rows.iter().map(|row| publishing::new_row(row.clone(), &old.gates, &settings)).collect();
     fixture.store.insert(&new_rows).await.unwrap();
     let turns: Vec<_> = rows.iter().map(|row| (row, Turn::FIRST)).collect();
 
     // In partition 0 it would be handed out a second time when it stands in 4 already.
-    let refused = old.publish(&turns, true).await.unwrap_err();
+    let refused = old.publisher().publish(&turns, true).await.unwrap_err();
     assert!(refused.is_lost(), "{refused}");
     assert_eq!(old.bus.backlog(Topic::Pipeline).await.unwrap(), 0);
-    let new = fixture.outbox(2).await;
-    let last = new.publish(&turns, true).await.unwrap();
+    let new = fixture.process(2).await;
+    let last = new.publisher().publish(&turns, true).await.unwrap();
     assert_eq!(last.into_keys().collect::<Vec<_>>(), [0, 4]);
 
     // On a bus that began anew with fewer it goes to one of those.
     redis::cmd("FLUSHALL").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
-    let anew = fixture.outbox(2).await;
-    let last = anew.publish(&turns, true).await.unwrap();
+    let anew = fixture.process(2).await;
+    let last = anew.publisher().publish(&turns, true).await.unwrap();
     assert_eq!(last.into_keys().collect::<Vec<_>>(), [0]);
 }
 
@@ -96,21 +90,21 @@ async fn a_lost_shard_waits_for_reports_in_every_partition() {
         watchdog: taskd::config::Watchdog { reconcile_every: Duration::from_millis(10), ..Default::default() },
         ..Default::default()
     });
-    let outbox = fixture.outbox(3).await;
-    let bus = Arc::clone(&outbox.bus);
+    let process = fixture.process(3).await;
+    let (bus, queue) = (Arc::clone(&process.bus), process.queue.clone());
     // The shard's reports went to partition 2 when there were other numbers of partitions, and nobody has read them.
     let report = Record { partition: 2, value: "report".into() };
     bus.publish(Topic::TaskResults, &[report]).await.unwrap();
     let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
     assert_eq!(fixture.store.next_life(&shard, 0).await.unwrap(), 1);
     let row = task(&settings, "a", 0);
-    fixture.store.insert(&[outbox.new_row(row.clone(), &settings)]).await.unwrap();
-    outbox.publish(&[(&row, Turn::FIRST)], false).await.unwrap();
+    fixture.store.insert(&[publishing::new_row(row.clone(), &process.gates, &settings)]).await.unwrap();
+    process.publisher().publish(&[(&row, Turn::FIRST)], false).await.unwrap();
     assert!(fixture.store.due(i64::MAX, 10, &std::collections::HashSet::new()).await.unwrap().is_empty());
 
-    let (queue, supervisor) = (Queue::new(fixture.redis.clone()), Supervisor::new());
-    QueueSync::start(outbox.clone(), queue.clone()).await.unwrap().keep_on(&supervisor);
-    watchdog::start(outbox, Filter::new(fixture.redis.clone()), queue.clone(), &settings, &supervisor);
+    let supervisor = Supervisor::new();
+    process.sync_queues(&supervisor).await;
+    process.watchdog(&settings, &supervisor);
     // It asks and asks where the topic stands: by then, one that does not wait has brought the shard back.
     until("it asks", async || fixture.scripts_called().await > 30).await;
     assert_eq!(queue.generation(&shard).await.unwrap(), None, "it was brought back before its reports were read");

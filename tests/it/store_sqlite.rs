@@ -38,7 +38,7 @@ async fn a_full_database_says_so_and_goes_on_when_there_is_room() {
     assert_eq!(counts(&store).await, [count("q", Unfinished, 10)], "nothing of it was stored");
 
     // There is room for small things still, and for everything once the limit is gone.
-    store.settle(vec![completed(&stored[0], "w")]).await.unwrap();
+    store.settle(&[completed(&stored[0], "w")]).await.unwrap();
     store.close().await;
     let store = file.open().await;
     insert_new(&*store, &refused).await;

@@ -5,13 +5,12 @@ use std::{sync::Arc, time::Duration};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use prost::Message as _;
 use taskd::{
-    bus::{Bus, Topic, redis_streams::RedisStreams},
     api::{Api, Error, Kind},
+    bus::{Bus, Topic, redis_streams::RedisStreams},
     config::Settings,
     model::{
         Batch, Caller, Completion, Encoding, Extension, GetTasks, Item, ItemAnswer, ItemStatus, LeaseToken, LeasedTask,
-        NewTask, Offset, Protocol, QueueName, Rejection, ShardId, TaskBody, TaskId,
-        validate,
+        NewTask, Offset, Protocol, QueueName, Rejection, ShardId, TaskBody, TaskId, validate,
     },
     pipelines::tasks,
     queue::{Enqueue, EnqueueTask, Queue},
@@ -367,7 +366,7 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
         at_unix_ms: 1,
         discovered: vec![],
     };
-    service.store.settle(vec![done]).await.unwrap();
+    service.store.settle(&[done]).await.unwrap();
 
     // It was missing in Redis, for another worker, and is there again: the queue knows who, and not by which lease.
     service.redis("DEL", &["t:{q:0}:R"]).await;

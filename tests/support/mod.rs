@@ -3,11 +3,14 @@
 
 use std::time::{Duration, Instant};
 
+use taskd::{coordination::Coordination, redis_pool::Redis, runtime::Clock};
+
 pub(crate) mod bus_contract;
 pub(crate) mod commit_proxy;
 pub(crate) mod daemon;
 pub(crate) mod kafka;
 pub(crate) mod mariadb;
+pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod redis_cluster;
@@ -15,6 +18,11 @@ pub(crate) mod redis_private;
 pub(crate) mod sqlite;
 #[macro_use]
 pub(crate) mod store_contract;
+
+/// A process that agrees with others in this Redis.
+pub(crate) fn coordination(redis: &Redis, process: &str) -> Coordination {
+    Coordination::new(redis.clone(), process, Clock::of_this_machine())
+}
 
 /// Waits until `condition` holds, for a minute.
 pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {

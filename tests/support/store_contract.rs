@@ -345,7 +345,7 @@ pub(crate) async fn a_key_is_new_once(db: &impl Database) {
     assert!(store.task(again[0].task.id).await.unwrap().is_none());
     assert_eq!(detail_of(&*store, &first).await, detail(&first));
 
-    store.settle(vec![completed(&first, "w"), died(&again[1])]).await.unwrap();
+    store.settle(&[completed(&first, "w"), died(&again[1])]).await.unwrap();
     let completed = Duplicate { id: first.task.id, status: Completed };
     let dead = Duplicate { id: again[1].task.id, status: Dead };
     let once_more = [row("q", "k2"), row("q", "k")];
@@ -373,7 +373,7 @@ pub(crate) async fn a_repeated_insert_changes_nothing(db: &impl Database) {
     let batch = rows("q", 3);
     insert_new(&*store, &batch).await;
     publish(&*store, &batch[..1], at(1, 0)).await;
-    store.settle(vec![completed(&batch[1], "w")]).await.unwrap();
+    store.settle(&[completed(&batch[1], "w")]).await.unwrap();
 
     // As if the answer had been lost: the same ids, in another order, one with other data, and one row more.
     let changed = NewRow { unpublished: Parked, due_unix_ms: 0, ..batch[2].clone() };
@@ -420,7 +420,7 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
         at_unix_ms: NOW,
         discovered: vec![],
     };
-    let answers = store.settle(batch.iter().map(report).collect()).await.unwrap();
+    let answers = store.settle(&batch.iter().map(report).collect::<Vec<_>>()).await.unwrap();
     assert_eq!(answers, vec![settled(Completed); 20]);
     assert_eq!(store.results(batch[19].task.id).await.unwrap()[0].result, payload);
     assert_eq!(store.results_bytes(batch[19].task.id).await.unwrap(), payload.len());
@@ -438,7 +438,7 @@ pub(crate) async fn what_payloads_and_results_are_is_remembered(db: &impl Databa
     for out in due_rows(&*store, NOW + 5_000, 10).await {
         assert_eq!(out.task.key, format!("{:?}", out.task.payload_encoding));
     }
-    store.settle(rows.iter().map(|row| completed(row, "w")).collect()).await.unwrap();
+    store.settle(&rows.iter().map(|row| completed(row, "w")).collect::<Vec<_>>()).await.unwrap();
     for row in &rows {
         let (id, encoding) = (row.task.id, row.task.payload_encoding);
         assert_eq!(store.task(id).await.unwrap().unwrap().task.payload_encoding, encoding);
@@ -458,9 +458,9 @@ pub(crate) async fn a_report_is_settled_once(db: &impl Database) {
 
     let twice = vec![completed(&row, "w"), completed(&row, "w")];
     let repeated = Settled { repeated: true, ..settled(Unfinished) };
-    assert_eq!(store.settle(twice).await.unwrap(), [settled(Unfinished), repeated.clone()]);
+    assert_eq!(store.settle(&twice).await.unwrap(), [settled(Unfinished), repeated.clone()]);
     let with_discovery = discovering(&row, "w", vec![self::row("q", "child")]);
-    assert_eq!(store.settle(vec![with_discovery]).await.unwrap(), [repeated]);
+    assert_eq!(store.settle(&[with_discovery]).await.unwrap(), [repeated]);
 
     assert_eq!(store.results(row.task.id).await.unwrap(), [result_of("w", false)]);
     let expected = TaskDetail { completed: 1, attempts: 1, updated_unix_ms: NOW + 10, ..detail(&row) };
@@ -474,14 +474,14 @@ pub(crate) async fn num_workers_complete_a_task_and_the_rest_is_surplus(db: &imp
     insert_new(&*store, std::slice::from_ref(&row)).await;
 
     let reports = ["a", "b"].map(|worker| completed(&row, worker)).to_vec();
-    assert_eq!(store.settle(reports).await.unwrap(), [settled(Unfinished), settled(Unfinished)]);
+    assert_eq!(store.settle(&reports).await.unwrap(), [settled(Unfinished), settled(Unfinished)]);
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)]);
 
     let child = self::row("q", "child");
     let reports = vec![completed(&row, "c"), discovering(&row, "d", vec![child.clone()]), completed(&row, "d")];
     let surplus = Settled { surplus: true, discovered: vec![New], ..settled(Completed) };
     let repeated = Settled { repeated: true, ..settled(Completed) };
-    assert_eq!(store.settle(reports).await.unwrap(), [settled(Completed), surplus, repeated]);
+    assert_eq!(store.settle(&reports).await.unwrap(), [settled(Completed), surplus, repeated]);
 
     assert_eq!(detail_of(&*store, &row).await, detail_completed(&row));
     assert_eq!(detail_of(&*store, &child).await, detail(&child));
@@ -496,18 +496,18 @@ pub(crate) async fn the_first_final_status_stays(db: &impl Database) {
     insert_new(&*store, &[early.clone(), late.clone(), both.clone()]).await;
 
     assert_eq!(
-        store.settle(vec![died(&early), completed(&late, "w")]).await.unwrap(),
+        store.settle(&[died(&early), completed(&late, "w")]).await.unwrap(),
         [settled_dead(&early), settled(Completed)]
     );
     let child = row("q", "child");
     let surplus = Settled { surplus: true, discovered: vec![New], ..settled_dead(&early) };
     let reports = vec![discovering(&early, "w", vec![child.clone()]), died(&late), died(&early)];
     let repeated = Settled { repeated: true, ..settled_dead(&early) };
-    assert_eq!(store.settle(reports).await.unwrap(), [surplus, settled(Completed), repeated]);
+    assert_eq!(store.settle(&reports).await.unwrap(), [surplus, settled(Completed), repeated]);
 
     // The same within one call.
     let surplus = Settled { surplus: true, ..settled_dead(&both) };
-    let answers = store.settle(vec![died(&both), completed(&both, "w")]).await.unwrap();
+    let answers = store.settle(&[died(&both), completed(&both, "w")]).await.unwrap();
     assert_eq!(answers, [settled_dead(&both), surplus]);
 
     for row in [&early, &both] {
@@ -524,7 +524,8 @@ pub(crate) async fn workers_are_compared_bytewise(db: &impl Database) {
     let workers = ["w", "W", "w ", "\u{fc}", "u\u{308}", &"w".repeat(128)];
     let row = replicated("k", 6);
     insert_new(&*store, std::slice::from_ref(&row)).await;
-    let answers = store.settle(workers.iter().map(|worker| completed(&row, worker)).collect()).await.unwrap();
+    let answers =
+        store.settle(&workers.iter().map(|worker| completed(&row, worker)).collect::<Vec<_>>()).await.unwrap();
     let mut expected = vec![settled(Unfinished); 5];
     expected.push(settled(Completed));
     assert_eq!(answers, expected);
@@ -537,7 +538,7 @@ pub(crate) async fn discoveries_are_stored_with_their_report(db: &impl Database)
 
     let parked = NewRow { unpublished: Parked, ..row("other", "parked") };
     let discovered = vec![row("q", "known"), parked.clone(), row("q", "parent"), row("other", "parked")];
-    let answers = store.settle(vec![discovering(&parent, "w", discovered)]).await.unwrap();
+    let answers = store.settle(&[discovering(&parent, "w", discovered)]).await.unwrap();
     let duplicate = |row: &NewRow, status| Duplicate { id: row.task.id, status };
     let expected = Settled {
         discovered: vec![
@@ -566,7 +567,7 @@ pub(crate) async fn the_first_report_to_discover_a_key_wins(db: &impl Database) 
     ];
     let taken = Duplicate { id: children[0].task.id, status: Unfinished };
     let expected = [vec![New], vec![taken, New]].map(|discovered| Settled { discovered, ..settled(Completed) });
-    assert_eq!(store.settle(reports).await.unwrap(), expected);
+    assert_eq!(store.settle(&reports).await.unwrap(), expected);
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 2), count("q", Completed, 2)]);
 }
 
@@ -575,8 +576,8 @@ pub(crate) async fn an_unknown_task_changes_nothing(db: &impl Database) {
     let nowhere = row("q", "k");
     let reports = vec![discovering(&nowhere, "w", vec![row("q", "child")]), died(&nowhere)];
     let unknown = Settled { unknown: true, ..Settled::default() };
-    assert_eq!(store.settle(reports).await.unwrap(), [unknown.clone(), unknown]);
-    assert_eq!(store.settle(vec![]).await.unwrap(), []);
+    assert_eq!(store.settle(&reports).await.unwrap(), [unknown.clone(), unknown]);
+    assert_eq!(store.settle(&[]).await.unwrap(), []);
     assert_eq!(counts(&*store).await, []);
     assert_eq!(store.results(nowhere.task.id).await.unwrap(), []);
 }
@@ -586,7 +587,7 @@ pub(crate) async fn many_reports_are_settled_at_once(db: &impl Database) {
     let batch = rows("q", 700);
     insert_new(&*store, &batch).await;
     let report = |(i, row): (usize, &NewRow)| if i % 7 == 0 { died(row) } else { completed(row, &format!("w{i}")) };
-    let answers = store.settle(batch.iter().enumerate().map(report).collect()).await.unwrap();
+    let answers = store.settle(&batch.iter().enumerate().map(report).collect::<Vec<_>>()).await.unwrap();
     let expected = |(i, row): (usize, &NewRow)| if i % 7 == 0 { settled_dead(row) } else { settled(Completed) };
     assert_eq!(answers, batch.iter().enumerate().map(expected).collect::<Vec<_>>());
     for (i, row) in batch.iter().enumerate().step_by(10) {
@@ -602,7 +603,7 @@ pub(crate) async fn what_is_final_leaves_the_outbox(db: &impl Database) {
     let (batch, open) = (rows("q", 3), replicated("open", 2));
     insert_new(&*store, &batch).await;
     insert_new(&*store, std::slice::from_ref(&open)).await;
-    store.settle(vec![completed(&batch[0], "w"), died(&batch[1]), completed(&open, "w")]).await.unwrap();
+    store.settle(&[completed(&batch[0], "w"), died(&batch[1]), completed(&open, "w")]).await.unwrap();
     assert_eq!(outbox(&*store).await, [in_outbox(&batch[2], Fresh), in_outbox(&open, Fresh)]);
 }
 
@@ -611,7 +612,7 @@ pub(crate) async fn a_published_task_leaves_the_outbox_and_its_place_is_kept(db:
     let batch = rows("q", 4);
     insert_new(&*store, &batch).await;
     assert_eq!(published(&*store).await, []);
-    store.settle(vec![completed(&batch[2], "w")]).await.unwrap();
+    store.settle(&[completed(&batch[2], "w")]).await.unwrap();
 
     let unknown = TaskId::new();
     let marks = [
@@ -628,7 +629,7 @@ pub(crate) async fn a_published_task_leaves_the_outbox_and_its_place_is_kept(db:
     }
     assert_eq!(detail_of(&*store, &batch[0]).await, TaskDetail { unpublished: false, ..detail(&batch[0]) });
 
-    store.settle(vec![completed(&batch[0], "w"), died(&batch[1])]).await.unwrap();
+    store.settle(&[completed(&batch[0], "w"), died(&batch[1])]).await.unwrap();
     assert_eq!(published(&*store).await, [], "what is final is not waited for");
 }
 
@@ -665,7 +666,7 @@ pub(crate) async fn an_unpublished_task_is_back_in_the_outbox(db: &impl Database
     batch[3].task.not_before_unix_ms = NOW + 99;
     insert_new(&*store, &batch).await;
     publish(&*store, &batch, at(1, 0)).await;
-    store.settle(vec![completed(&batch[2], "w")]).await.unwrap();
+    store.settle(&[completed(&batch[2], "w")]).await.unwrap();
 
     for _ in 0..2 {
         store.unpublish(&[batch[0].task.id, batch[2].task.id, TaskId::new()], Missing).await.unwrap();
@@ -775,8 +776,8 @@ pub(crate) async fn final_rows_met_in_the_outbox_are_removed(db: &impl Database)
     let store = db.open().await;
     let batch = rows("q", 5);
     insert_new(&*store, &batch).await;
-    let reports = batch[..4].iter().map(|row| completed(row, "w")).collect();
-    store.settle(reports).await.unwrap();
+    let reports: Vec<_> = batch[..4].iter().map(|row| completed(row, "w")).collect();
+    store.settle(&reports).await.unwrap();
     let leave = |state: &str, due: &str| {
         format!(
             "INSERT INTO outbox (task_id, state, queue, priority, due_ms, turn) \
@@ -846,7 +847,7 @@ pub(crate) async fn published_tasks_are_paged_by_id(db: &impl Database) {
     insert_new(&*store, &batch).await;
     publish(&*store, &batch[..6], at(3, 1)).await;
     store.unpublish(&ids(&batch[2..3]), Missing).await.unwrap();
-    store.settle(vec![died(&batch[3])]).await.unwrap();
+    store.settle(&[died(&batch[3])]).await.unwrap();
 
     let expected = [0, 1, 4, 5].map(|i| published_at(&batch[i], Some(at(3, 1))));
     let mut after = None;
@@ -870,7 +871,7 @@ pub(crate) async fn a_shard_is_unpublished_page_by_page(db: &impl Database) {
     insert_new(&*store, std::slice::from_ref(&elsewhere)).await;
     publish(&*store, &batch, at(1, 0)).await;
     publish(&*store, std::slice::from_ref(&elsewhere), at(1, 0)).await;
-    store.settle(vec![completed(&batch[1], "w"), completed(&batch[2], "w")]).await.unwrap();
+    store.settle(&[completed(&batch[1], "w"), completed(&batch[2], "w")]).await.unwrap();
 
     let shard = ShardId { queue: queue("q"), number: 0 };
     let mut after = None;
@@ -892,7 +893,7 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
     let stored = [twice.clone(), once.clone(), never.clone()];
     insert_new(&*store, &stored).await;
     let reports = [("a", &twice), ("b", &twice), ("late", &twice), ("a", &once)];
-    store.settle(reports.map(|(worker, row)| completed(row, worker)).to_vec()).await.unwrap();
+    store.settle(&reports.map(|(worker, row)| completed(row, worker))).await.unwrap();
 
     let mut asked = ids(&stored);
     asked.extend((0..300).map(|_| TaskId::new()));
@@ -956,7 +957,7 @@ pub(crate) async fn everything_is_there_after_a_restart(db: &impl Database) {
     let batch = rows("q", 3);
     insert_new(&*before, &batch).await;
     publish(&*before, &batch[..1], at(1, 2)).await;
-    before.settle(vec![completed(&batch[1], "w")]).await.unwrap();
+    before.settle(&[completed(&batch[1], "w")]).await.unwrap();
     before.next_life(&ShardId { queue: queue("q"), number: 3 }, 0).await.unwrap();
     let id = before.store_id().await.unwrap();
     assert!(!id.is_empty());
@@ -1035,9 +1036,9 @@ pub(crate) async fn of_concurrent_settlements_one_credits_each_worker(db: &impl 
         let (store, mut rows) = (Arc::clone(&stores[n % 2]), batch.clone());
         rows.rotate_left(n * 7 % 30);
         let worker = format!("w{}", n / 2);
-        let reports =
+        let reports: Vec<_> =
             rows.iter().map(|row| discovering(row, &worker, vec![self::row("found", &row.task.key)])).collect();
-        tokio::spawn(async move { store.settle(reports).await.unwrap() })
+        tokio::spawn(async move { store.settle(&reports).await.unwrap() })
     };
     let answers: Vec<Settled> = join_all((0..8).map(delivery)).await.into_iter().flat_map(Result::unwrap).collect();
 

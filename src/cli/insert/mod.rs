@@ -1,4 +1,4 @@
-//! `taskd insert`: a file or stdin, one task a line, over gRPC, several batches at once.
+//! `taskd insert`: inserts a file or stdin, one task per line, over gRPC, several batches at once.
 
 mod progress;
 
@@ -34,22 +34,22 @@ use crate::{
 };
 
 const READ_BYTES: usize = 256 << 10;
-/// As much as a server takes by default.
+/// The longest line, as much as a server accepts by default.
 const MAX_LINE_BYTES: usize = 32 << 20;
-/// A server that answers nothing for so long is asked again.
+/// How long to wait for an answer before the next try.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two tries.
+/// The waits between two tries.
 const WAITS: ExponentialBuilder = ExponentialBuilder::new()
     .with_jitter()
     .with_min_delay(Duration::from_millis(50))
     .with_max_delay(Duration::from_secs(2))
     .without_max_times();
-/// How often it is looked whether taskd has fallen silent.
+/// How often to check whether taskd has fallen silent.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 type Client = DiscoveryClient<Channel>;
 
-/// Put in one task per line, from a file or stdin
+/// Insert one task per line, from a file or stdin
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -58,11 +58,11 @@ Examples:
                                                         {\"queue\": \"crawl\", \"key\": \"https://…\", \"payload\": {…}}
   taskd insert --queue crawl --json urls.txt | jq .created
 
-A key is its line as it is, with the blanks in it and around it. JSON comes one task per line, not as one array.
-A line that is wrong is reported and the others go on. Inserting the same file twice makes no task twice.
-Exit code: 0 when nothing was rejected, 1 when lines were, 2 when the server cannot be reached or takes no lines.")]
+A key is the whole line, with the blanks in it and around it. JSON comes one task per line, not as one array.
+taskd reports a wrong line and goes on with the others. Inserting the same file twice creates no task twice.
+Exit code: 0 if nothing was rejected, 1 if lines were, 2 if the server cannot be reached or takes no lines.")]
 pub struct Insert {
-    /// Lines to put in; - is stdin
+    /// File of lines to insert; - is stdin
     #[arg(value_name = "FILE", default_value = "-")]
     file: PathBuf,
 
@@ -70,7 +70,7 @@ pub struct Insert {
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
 
-    /// Where taskd listens for gRPC; host:port is enough
+    /// gRPC address of taskd; host:port is enough
     #[arg(
         long,
         env = "TASKD_GRPC_URL",
@@ -81,11 +81,11 @@ pub struct Insert {
     )]
     grpc: String,
 
-    /// ndjson: a task in JSON per line; keys: a key per line; auto: as the first line looks
+    /// ndjson: a task in JSON per line; keys: a key per line; auto: the first line decides
     #[arg(long, value_enum, default_value_t = Format::Auto, hide_possible_values = true)]
     format: Format,
 
-    /// How many distinct workers must complete each task whose line does not say
+    /// Distinct workers that must complete each task whose line does not say
     #[arg(long, value_name = "N")]
     replicas: Option<u32>,
 
@@ -93,11 +93,11 @@ pub struct Insert {
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     batch: u16,
 
-    /// Requests on their way at a time
+    /// Requests in flight at a time
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     in_flight: u16,
 
-    /// How long to go on while taskd takes no line, counted from its last answer
+    /// How long to go on while taskd accepts no line, from its last answer
     #[arg(long, value_name = "TIME", default_value = "60s")]
     give_up_after: Time,
 
@@ -117,7 +117,7 @@ enum Format {
     Keys,
 }
 
-/// What became of the lines.
+/// The outcome of all lines.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Summary {
     pub lines: u64,
@@ -128,8 +128,9 @@ pub struct Summary {
     pub lines_per_second: f64,
 }
 
-/// Puts all lines in and prints the summary. `Err`: the input cannot be read or the server not be reached; what was stored until
-/// then has been printed.
+/// Inserts all lines and prints the summary.
+///
+/// `Err`: the input or the server failed. The summary of what taskd stored until then is printed.
 pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     let client = connect(&args.grpc).await?;
     let (input, size) = open(&args.file).await?;
@@ -155,7 +156,7 @@ async fn connect(url: &str) -> anyhow::Result<Client> {
     Ok(DiscoveryClient::new(channel))
 }
 
-/// The input, and how long it is where that is known.
+/// Opens the input; with its length, if it is known.
 async fn open(path: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Send + Unpin>, Option<u64>)> {
     if path == Path::new("-") {
         return Ok((Box::new(tokio::io::stdin()), None));
@@ -169,7 +170,7 @@ async fn open(path: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Send + Unpin>,
     Ok((Box::new(file), metadata.is_file().then_some(metadata.len())))
 }
 
-/// Draws nothing where stderr is not a terminal.
+/// A progress bar; it draws nothing if stderr is not a terminal.
 fn progress_bar(size: Option<u64>) -> ProgressBar {
     let (bar, template) = match size {
         Some(size) => (ProgressBar::new(size), "{bar:30} {bytes}/{total_bytes}  {msg}  {eta} left"),
@@ -200,7 +201,7 @@ async fn send_all(
     }
 }
 
-/// Batches of lines, with the format that the first line shows where none was given.
+/// Batches of lines, with their format: the given one, or that of the first line.
 fn batches<S>(args: &Insert, lines: Lines<S, std::io::Error>) -> impl Stream<Item = anyhow::Result<(Format, Vec<Line>)>>
 where
     S: Stream<Item = std::io::Result<Bytes>> + Unpin,
@@ -215,7 +216,7 @@ where
     })
 }
 
-/// The byte order mark, with which some editors begin a file. It is no part of a key.
+/// Drops the byte order mark with which some editors begin a file: it is no part of a key.
 fn skip_mark(line: &mut Line) {
     const MARK: &[u8] = "\u{feff}".as_bytes();
     if let (1, Ok(text)) = (line.number, &mut line.text)
@@ -237,7 +238,7 @@ fn format_of(line: &Line) -> anyhow::Result<Format> {
     }
 }
 
-/// Sends a batch until all of it is answered.
+/// Sends a batch until taskd has answered all of it.
 async fn send(
     mut client: Client,
     args: &Insert,
@@ -259,7 +260,7 @@ async fn send(
     let mut waits = WAITS.build();
     while let Some(first) = rest.first().map(|(number, _)| *number) {
         let tasks: Vec<_> = rest.iter().map(|(_, task)| task.clone()).collect();
-        // Sending again is safe, also when the answer was lost: what is stored already is a duplicate.
+        // It is safe to send again, even if the answer was lost: a stored task is then a duplicate.
         match client.insert_tasks(pb::InsertTasksRequest { tasks }).await {
             Ok(response) => {
                 let sent = rest.len();
@@ -293,7 +294,7 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
     Ok(task)
 }
 
-/// May go through later: the server is busy or away. A connection that breaks shows as one of several codes.
+/// True if the call may succeed later: the server is busy or away. A broken connection shows as one of several codes.
 fn is_transient(status: &Status) -> bool {
     !matches!(
         status.code(),

@@ -1,4 +1,4 @@
-//! What has become of the lines so far, and whether taskd still answers: for the bar, for stderr and for the summary.
+//! The progress of the lines, and whether taskd still answers: for the bar, for stderr and for the summary.
 
 use std::{
     cell::RefCell,
@@ -12,12 +12,12 @@ use tonic::{Code, Status};
 use super::{Insert, Summary};
 use crate::{config::Time, wire::pb};
 
-/// How often it is said that taskd is waited for.
+/// How often to tell the user that the insert waits for taskd.
 const TELL_EVERY: Duration = Duration::from_secs(10);
-/// Further ones are only counted.
+/// The most rejections to show; further ones are only counted.
 const REPORTED: u64 = 100;
 
-/// Shared by all batches on their way.
+/// The progress of all batches in flight.
 pub(super) struct Progress<'a> {
     args: &'a Insert,
     bar: &'a ProgressBar,
@@ -29,11 +29,11 @@ struct State {
     summary: Summary,
     /// Batches that wait for an answer.
     waiting: usize,
-    /// The last answer, or since when one is waited for.
+    /// The time of the last answer, or the beginning of the wait for one.
     since: Instant,
-    /// Why the last request brought nothing.
+    /// Why the last request failed.
     why: String,
-    /// When it was last said that taskd is waited for; `None` after an answer.
+    /// When the user was last told about the wait; `None` after an answer.
     told: Option<Instant>,
 }
 
@@ -60,7 +60,7 @@ impl<'a> Progress<'a> {
         Waiting(self)
     }
 
-    /// Counts the answers to a request; answers what is to be sent again.
+    /// Counts the answers to a request, and returns the tasks to send again.
     pub(super) fn answered(
         &self,
         sent: Vec<(u64, pb::NewTask)>,
@@ -95,10 +95,10 @@ impl<'a> Progress<'a> {
         self.state.borrow_mut().summary.rejected += 1;
     }
 
-    /// A request that brought no answer. A server that is only busy is mentioned when it stays so.
+    /// Notes a failed request. The user learns of a busy server only if it stays busy.
     pub(super) fn failed(&self, status: &Status) {
         self.state.borrow_mut().why = match status.message() {
-            // All that is said of a server that does not speak gRPC.
+            // A server that does not speak gRPC has no better message.
             vague @ "transport error" => format!("{vague}; is that taskd's gRPC port?"),
             why => why.to_owned(),
         };
@@ -107,7 +107,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Says from time to time that taskd is waited for. `Err`: it was waited for long enough.
+    /// Tells the user from time to time about the wait. `Err`: the wait was long enough.
     pub(super) fn look(&self) -> anyhow::Result<()> {
         let state = self.state.borrow();
         if state.waiting == 0 {
@@ -156,7 +156,7 @@ impl<'a> Progress<'a> {
         self.bar.set_message(format!("{} lines, {}/s", HumanCount(lines), HumanCount(lines_per_second as u64)));
     }
 
-    /// On stderr, also where there is no bar.
+    /// Prints a line on stderr, even without a bar.
     fn say(&self, line: &str) {
         self.bar.suspend(|| eprintln!("{line}"));
     }

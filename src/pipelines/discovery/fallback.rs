@@ -1,39 +1,35 @@
-//! A database that was set back: tasks that were stored are not, and the filter would call their keys duplicates of
-//! nothing.
+//! A database that was set back: the filter would call keys duplicates of tasks that are gone.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, time::Duration};
 
-use tokio_util::sync::CancellationToken;
-
-use super::Parts;
+use super::{Context, Failure};
 use crate::{
     dedup::{Filter, LastStored},
     model::{KeyHash, TaskId},
-    runtime::{Beat, Supervisor},
+    runtime::{Loop, Policy, Supervisor},
     store::Store,
 };
 
-/// How often SQL is asked whether it has what was stored last.
+/// How often SQL is asked whether it has the tasks that were stored last.
 const EVERY: Duration = Duration::from_secs(2);
-/// Asked again before anything is dropped: a proxy may read from a replica that is behind.
+/// The wait before a second question: a proxy may have read from a replica that is behind.
 const CONFIRM_AFTER: Duration = Duration::from_secs(1);
 
-pub(super) fn start(parts: &Parts, supervisor: &Supervisor) {
-    let (parts, stop) = (parts.clone(), supervisor.stop_token());
-    let beat = Arc::new(supervisor.progress().register("discovery/filter"));
-    supervisor.spawn("discovery/filter", move || watch(parts.clone(), Arc::clone(&beat), stop.clone()));
+pub(super) fn start(context: &Context, supervisor: &Supervisor) {
+    let context = context.clone();
+    supervisor.spawn_loop("discovery/filter", Policy::Restart, move |cx| watch(context.clone(), cx));
 }
 
-async fn watch(parts: Parts, beat: Arc<Beat>, stop: CancellationToken) -> anyhow::Result<()> {
-    while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
-        check(&*parts.outbox.store, &parts.filter).await?;
-        beat.beat();
+async fn watch(context: Context, cx: Loop) -> Result<(), Failure> {
+    while cx.pause(EVERY).await {
+        check(&*context.store, &context.filter).await?;
+        cx.beat();
     }
     Ok(())
 }
 
-/// Drops the filter when SQL has not what was stored last; learns whether somebody else has.
-pub async fn check(store: &dyn Store, filter: &Filter) -> anyhow::Result<()> {
+/// Drops the filter when SQL lacks the tasks that were stored last. Also learns whether another process dropped it.
+pub async fn check(store: &dyn Store, filter: &Filter) -> Result<(), Failure> {
     let last = filter.last_stored().await?;
     if missing(store, &last).await? == 0 {
         return Ok(());
@@ -51,8 +47,8 @@ pub async fn check(store: &dyn Store, filter: &Filter) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many of these tasks SQL does not have, nor had.
-async fn missing(store: &dyn Store, last: &LastStored) -> anyhow::Result<usize> {
+/// The number of these tasks that SQL neither has nor had.
+async fn missing(store: &dyn Store, last: &LastStored) -> Result<usize, Failure> {
     let keys: Vec<KeyHash> = last.tasks.iter().map(|(key, _)| *key).collect();
     let owners: HashSet<(KeyHash, TaskId)> = store.owners(&keys).await?.into_iter().collect();
     Ok(last.tasks.iter().filter(|task| !owners.contains(task)).count())

@@ -1,14 +1,16 @@
 //! Discovery: from the insert API and from `task-results` to new tasks in SQL and on the bus.
 //!
-//! filter → one SQL transaction (new tasks, their outbox rows, results, statuses) → publish → mark published → mark the filter → commit
-//! the input. Each effect may be repeated; an insert's caller is answered after the SQL commit. Crash windows:
+//! filter → one SQL transaction (new tasks, their outbox rows, results, statuses) → publish → mark published → mark the
+//! filter → commit the input. Each effect may be repeated. An insert's caller is answered after the SQL commit. Crash
+//! windows:
 //!
-//! - before the commit: nothing happened; the caller was told nothing, or the report comes again.
-//! - after the commit, before the publish or its mark: the outbox row stays, the watchdog publishes it (again).
-//! - before the filter's mark: SQL says "duplicate" instead of the filter.
+//! - before the SQL commit: nothing happened. The caller has no answer, or the report comes again.
+//! - after the SQL commit, before the publish or its mark: the watchdog publishes the outbox row (again).
+//! - before the filter's mark: SQL answers "duplicate" instead of the filter.
 //! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its letters to
 //!   `dead-letters` are sent again.
 
+mod batch;
 mod fallback;
 mod insert;
 mod results;
@@ -18,14 +20,20 @@ use std::sync::Arc;
 
 pub use fallback::check as check_filter;
 pub use insert::Handle;
+use redis::RedisError;
 
 use crate::{
+    bus::{self, Bus},
     config::Settings,
     dedup::Filter,
-    model::{self, QueueName},
-    pipelines::outbox::{self, Outbox},
-    runtime::Supervisor,
-    store::Turn,
+    model::{QueueName, TaskRow},
+    pipelines::{
+        admission::{Gates, Occupancy},
+        publishing::{self, DeadLetters, Publisher},
+    },
+    runtime::{Clock, LoopError, Supervisor},
+    store::{self, Store, Turn},
+    telemetry::metrics,
 };
 
 /// Why an insert was not answered per task. Nothing of it is promised.
@@ -36,22 +44,61 @@ pub enum Error {
     Busy(String),
     /// HTTP 503, gRPC UNAVAILABLE.
     #[error("cannot store tasks now: {0}")]
-    Unavailable(String),
+    Unavailable(Unavailable),
 }
 
-/// What both inputs need.
+/// Why no task can be stored now.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Unavailable {
+    #[error("the process is stopping")]
+    Stopping,
+    /// All callers of a batch share the error.
+    #[error(transparent)]
+    Store(Arc<store::Error>),
+}
+
+/// Why a loop of discovery ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error(transparent)]
+    Bus(#[from] bus::Error),
+    #[error(transparent)]
+    Publish(#[from] publishing::Error),
+    #[error(transparent)]
+    Filter(#[from] RedisError),
+}
+
+impl LoopError for Failure {
+    fn ends_round(&self) -> bool {
+        match self {
+            Self::Bus(error) => error.ends_round(),
+            Self::Publish(error) => error.ends_round(),
+            Self::Store(_) | Self::Filter(_) => false,
+        }
+    }
+}
+
+/// Everything that discovery uses.
 #[derive(Clone)]
-struct Parts {
-    outbox: Outbox,
-    filter: Filter,
-    settings: Arc<Settings>,
+pub struct Context {
+    pub store: Arc<dyn Store>,
+    pub bus: Arc<dyn Bus>,
+    pub filter: Filter,
+    pub publisher: Publisher,
+    pub letters: DeadLetters,
+    pub gates: Gates,
+    pub occupancy: Occupancy,
+    pub clock: Clock,
+    pub settings: Arc<Settings>,
 }
 
-impl Parts {
-    /// A task of a queue that nobody knows needs room among the names.
+impl Context {
+    /// Lets in tasks of a queue. A new queue needs room among the names.
     fn let_in(&self, queue: &QueueName) -> Result<(), String> {
         let max = self.settings.discovery.max_queues;
-        match self.outbox.gates.lets_in(queue, max, &self.settings.queues) {
+        match self.occupancy.lets_in(queue, max, &self.settings.queues) {
             true => Ok(()),
             false => {
                 Err(format!("queue {queue} is new, and there are {max} queues already (max_queues); use one of those"))
@@ -59,25 +106,27 @@ impl Parts {
         }
     }
 
-    /// Publishes stored tasks. What fails stays in the outbox; an error only when everything will fail from now on.
-    async fn publish(&self, rows: &[model::TaskRow]) -> Result<(), outbox::Error> {
-        let stored: Vec<_> = rows.iter().map(|row| (row, Turn::FIRST)).collect();
-        // So late, or since the clock stepped, that the watchdog may have published them before: perhaps they are done
-        // and forgotten by now.
+    /// Publishes stored tasks. Answers an error only when every later publish will fail too; after any other error the
+    /// rows stay in the outbox.
+    async fn publish(&self, rows: &[&TaskRow]) -> Result<(), publishing::Error> {
+        let stored: Vec<_> = rows.iter().map(|row| (*row, Turn::FIRST)).collect();
+        // After this time, or a step of the clock, the watchdog may have published the rows. Perhaps their tasks are
+        // done and forgotten by now.
         let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
-        let now = self.outbox.clock.now_unix_ms();
+        let now = self.clock.now_unix_ms();
         let again = rows.iter().any(|row| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)));
-        match self.outbox.publish(&stored, again).await {
-            Ok(_) => crate::telemetry::metrics::outbox_published(rows.len()),
+        match self.publisher.publish(&stored, again).await {
+            Ok(_) => metrics::outbox_published(rows.len()),
             Err(error) if error.is_lost() => return Err(error),
             Err(error) => tracing::warn!("could not publish {} new tasks, the watchdog will: {error}", rows.len()),
         }
         Ok(())
     }
 
-    async fn mark(&self, rows: &[model::TaskRow]) {
-        // The filter only saves SQL queries: it must not take the last memory.
-        if self.outbox.gates.is_short() {
+    /// Marks stored tasks in the filter.
+    async fn mark(&self, rows: &[&TaskRow]) {
+        // The filter only saves SQL queries, so it must not take Redis's last memory.
+        if self.gates.is_short() {
             return;
         }
         let keys: Vec<_> = rows.iter().map(|row| (row.queue.clone(), row.key_hash, row.id)).collect();
@@ -87,10 +136,9 @@ impl Parts {
     }
 }
 
-/// Starts the pipeline; the handle is its insert side.
-pub fn start(outbox: Outbox, filter: Filter, settings: &Arc<Settings>, supervisor: &Supervisor) -> Handle {
-    let parts = Parts { outbox, filter, settings: Arc::clone(settings) };
-    fallback::start(&parts, supervisor);
-    results::start(&parts, supervisor);
-    insert::start(&parts, supervisor)
+/// Starts the pipeline. The handle is its insert side.
+pub fn start(context: Context, supervisor: &Supervisor) -> Handle {
+    fallback::start(&context, supervisor);
+    results::start(&context, supervisor);
+    insert::start(context, supervisor)
 }

@@ -1,242 +1,270 @@
-//! The results side: what workers reported becomes results, statuses and new tasks.
+//! The results side: reports of workers become results, statuses and new tasks.
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
-
-use bytes::Bytes;
-use prost::Message as _;
-use tokio_util::sync::CancellationToken;
+use std::{collections::HashMap, ops::Range, time::Instant};
 
 use super::{
-    Parts,
+    Context, Failure,
     room::{self, Sent, Unstored, discovered},
 };
 use crate::{
     bus::{Message, Reading, Topic},
-    model::{self, Encoding, KeyHash, LeaseNumber, QueueName, StoredStatus, TaskId, TaskRow, WorkerName, validate},
-    runtime::{Beat, Supervisor},
+    model::{
+        self, Completed, DeadLetter, KeyHash, NewTask, QueueName, Report, StoredStatus, TaskId, TaskRow, What,
+        WorkerName, validate,
+    },
+    pipelines::publishing,
+    runtime::{Loop, Policy, Supervisor},
     store::{Inserted, Settled, Settlement},
     telemetry::metrics::{self, Lettered, Source},
-    wire::pb,
+    wire,
 };
 
-/// Records of `task-results` read at once; each has up to a thousand reports.
+/// Records of `task-results` that are read at once. Each has up to a thousand reports.
 const RECORDS: usize = 64;
 
-/// Reports in one transaction. One that ran into the statement timeout would be repeated as large as it was.
+/// Reports in one transaction. A retry after a statement timeout would be as large.
 const SETTLED_AT_ONCE: usize = 1000;
-/// Dead tasks whose rows are read at once: each may have 8 MiB.
+/// Dead tasks whose rows are read at once. Each may have 8 MiB.
 const LETTERS_AT_ONCE: usize = 8;
 /// Discovered tasks in one transaction, unless a single report has more.
 const DISCOVERED_AT_ONCE: usize = 5000;
 
-pub(super) fn start(parts: &Parts, supervisor: &Supervisor) {
-    let (parts, sent, stop) = (parts.clone(), Sent::default(), supervisor.stop_token());
-    let beat = Arc::new(supervisor.progress().register("discovery/results"));
-    supervisor
-        .spawn("discovery/results", move || consume(parts.clone(), sent.clone(), Arc::clone(&beat), stop.clone()));
+pub(super) fn start(context: &Context, supervisor: &Supervisor) {
+    let (context, sent) = (context.clone(), Sent::default());
+    supervisor.spawn_loop("discovery/results", Policy::Restart, move |cx| {
+        let results = Results { context: context.clone(), sent: sent.clone() };
+        async move { results.consume(cx).await }
+    });
 }
 
-async fn consume(parts: Parts, sent: Sent, beat: Arc<Beat>, stop: CancellationToken) -> anyhow::Result<()> {
-    let mut subscription = parts.outbox.bus.subscribe(Topic::TaskResults, Reading::Shared).await?;
-    loop {
-        let messages = tokio::select! {
-            messages = beat.idle(subscription.next(RECORDS)) => messages?,
-            () = stop.cancelled() => return Ok(()),
-        };
-        handle(&parts, &messages, &sent).await?;
-        sent.clear();
-        subscription.commit(&messages).await?;
-        beat.beat();
+struct Results {
+    context: Context,
+    sent: Sent,
+}
+
+impl Results {
+    async fn consume(&self, cx: Loop) -> Result<(), Failure> {
+        let mut subscription = self.context.bus.subscribe(Topic::TaskResults, Reading::Shared).await?;
+        loop {
+            let messages = tokio::select! {
+                messages = cx.idle(subscription.next(RECORDS)) => messages?,
+                () = cx.stop.cancelled() => return Ok(()),
+            };
+            self.handle(&messages).await?;
+            self.sent.clear();
+            subscription.commit(&messages).await?;
+            cx.beat();
+        }
     }
-}
 
-async fn handle(parts: &Parts, messages: &[Message], sent: &Sent) -> anyhow::Result<()> {
-    let (mut reports, mut poison, mut unstored) = (Vec::new(), Vec::new(), Vec::new());
-    for message in messages {
-        match pb::ReportBatch::decode(message.value.clone()) {
-            Ok(batch) => {
-                for (index, report) in batch.reports.into_iter().enumerate() {
-                    match settlement(parts, report, &mut unstored) {
-                        Ok((settlement, history)) => reports.push(Reported { settlement, history, message, index }),
-                        Err(reason) => poison.push((alone(message, index), reason)),
+    async fn handle(&self, messages: &[Message]) -> Result<(), Failure> {
+        let (mut reports, mut poison) = (Reports::default(), Vec::new());
+        for message in messages {
+            match wire::read_reports(&message.value) {
+                Ok(batch) => {
+                    for (index, report) in batch.into_iter().enumerate() {
+                        let read = report.and_then(|report| self.read(report, message, index, &mut reports));
+                        if let Err(reason) = read {
+                            poison.push((alone(message, index), reason));
+                        }
                     }
                 }
+                Err(reason) => poison.push((message.clone(), reason)),
             }
-            Err(error) => poison.push((message.clone(), error.to_string())),
+        }
+        self.context.letters.bury(Topic::TaskResults, &poison).await?;
+        let Reports { mut settlements, origins, mut unstored } = reports;
+        unstored.extend(room::make_room(&self.context, &mut settlements).await?);
+        room::send(&self.context, unstored, &self.sent).await?;
+        self.settle(&settlements, &origins).await
+    }
+
+    /// Settles the reports piece by piece. After a crash in between, the pieces before it are `repeated`.
+    async fn settle(&self, settlements: &[Settlement], origins: &[Origin<'_>]) -> Result<(), Failure> {
+        let mut rest = pieces(settlements);
+        rest.reverse();
+        while let Some(piece) = rest.pop() {
+            let started = Instant::now();
+            let (reports, origins) = (&settlements[piece.clone()], &origins[piece.clone()]);
+            match self.context.store.settle(reports).await {
+                Ok(settled) => self.follow(reports, origins, settled, started).await?,
+                Err(error) if !error.is_refusal() => return Err(error.into()),
+                Err(error) => match origins {
+                    [origin] => {
+                        let letter = (alone(origin.message, origin.index), error.to_string());
+                        self.context.letters.bury(Topic::TaskResults, &[letter]).await?;
+                    }
+                    // Halves, the first one first, until the refused report is alone.
+                    _ => {
+                        let half = piece.start + piece.len() / 2;
+                        rest.extend([half..piece.end, piece.start..half]);
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what comes after the SQL commit: publish, mark, letters, filter.
+    async fn follow(
+        &self,
+        reports: &[Settlement],
+        origins: &[Origin<'_>],
+        settled: Vec<Settled>,
+        started: Instant,
+    ) -> Result<(), Failure> {
+        let Context { gates, settings, .. } = &self.context;
+        let (new, duplicates) = new_tasks(reports, &settled);
+        metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
+        let goes_out = |row: &&TaskRow| publishing::goes_out_now(row, gates, settings);
+        let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
+        self.context.publish(&publish).await?;
+        self.context.mark(&new).await;
+        self.send_letters(reports, origins, &settled).await?;
+        let closed: Vec<(QueueName, KeyHash)> = settled.into_iter().filter_map(|one| one.key).collect();
+        if let Err(error) = self.context.filter.forget(&closed).await {
+            tracing::debug!("could not take {} keys out of the filter: {error}", closed.len());
+        }
+        Ok(())
+    }
+
+    /// Sends the letters of tasks that are dead, with their rows from SQL.
+    ///
+    /// A repeated report counts too: perhaps its letter was not sent.
+    async fn send_letters(
+        &self,
+        reports: &[Settlement],
+        origins: &[Origin<'_>],
+        settled: &[Settled],
+    ) -> Result<(), Failure> {
+        let reports = reports.iter().zip(origins).zip(settled);
+        let dead: Vec<_> = reports.filter(|(_, settled)| settled.status == Some(StoredStatus::Dead)).collect();
+        for dead in dead.chunks(LETTERS_AT_ONCE) {
+            let mut letters: HashMap<TaskId, DeadLetter> = HashMap::new();
+            for ((report, origin), _) in dead {
+                // A completion of a dead task is no death.
+                let Settlement::Died { id, reason, attempts, at_unix_ms } = report else { continue };
+                let letter = DeadLetter {
+                    reason: reason.clone(),
+                    at_unix_ms: *at_unix_ms,
+                    task_id: Some(*id),
+                    attempts: *attempts,
+                    history: origin.history.clone(),
+                    ..Default::default()
+                };
+                letters.insert(*id, letter);
+            }
+            let ids: Vec<TaskId> = letters.keys().copied().collect();
+            for row in self.context.store.rows(&ids).await? {
+                if let Some(letter) = letters.get_mut(&row.id) {
+                    letter.queue = row.queue.as_str().to_owned();
+                    letter.task = Some(NewTask::from(&row));
+                }
+            }
+            self.context.letters.send(letters.into_values().collect()).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds a report to `reports`. Its discovered tasks that are not valid any more become `unstored`.
+    fn read<'m>(
+        &self,
+        report: Report,
+        message: &'m Message,
+        index: usize,
+        reports: &mut Reports<'m>,
+    ) -> Result<(), String> {
+        let Report { id, at_unix_ms, what } = report;
+        let (settlement, history) = match what {
+            What::Completed(done) => (self.completed(id, done, at_unix_ms, &mut reports.unstored)?, Vec::new()),
+            What::Died(died) => {
+                (Settlement::Died { id, reason: died.reason, attempts: died.attempts, at_unix_ms }, died.history)
+            }
+        };
+        reports.settlements.push(settlement);
+        reports.origins.push(Origin { message, index, history });
+        Ok(())
+    }
+
+    fn completed(
+        &self,
+        id: TaskId,
+        done: Completed,
+        at_unix_ms: i64,
+        unstored: &mut Vec<Unstored>,
+    ) -> Result<Settlement, String> {
+        WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
+        let Context { gates, settings, .. } = &self.context;
+        let Completed { worker, result, result_encoding: encoding, attempt, lease, discovered } = done;
+        let rows = discovered.into_iter().enumerate().filter_map(|(index, task)| {
+            let index = u32::try_from(index).ok()?;
+            self.row(task, id, TaskId::derived(id, &worker, index, at_unix_ms), unstored)
+        });
+        let discovered = rows.map(|row| publishing::new_row(row, gates, settings)).collect();
+        Ok(Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, discovered })
+    }
+
+    /// Makes a row of a discovered task. The tasks service checked it before it answered OK, but settings may have
+    /// changed since.
+    fn row(&self, task: NewTask, parent: TaskId, id: TaskId, unstored: &mut Vec<Unstored>) -> Option<TaskRow> {
+        let rules = self.context.settings.task_rules(&task.queue);
+        match validate::check(&task, &rules, self.context.clock.now_unix_ms()) {
+            Ok(checked) => Some(checked.row(task, id, self.context.bus.partitions(Topic::Pipeline))),
+            Err(reason) => {
+                let key = QueueName::new(&task.queue).ok().filter(|_| !task.key.is_empty());
+                let key = key.map(|queue| (queue.clone(), KeyHash::new(&queue, &task.key)));
+                unstored.push(Unstored { parent, task, key, why: Lettered::Invalid, reason });
+                None
+            }
         }
     }
-    parts.outbox.bury(Topic::TaskResults, &poison).await?;
-    let mut settlements: Vec<_> = reports.iter_mut().map(|report| &mut report.settlement).collect();
-    unstored.extend(room::make_room(parts, &mut settlements).await?);
-    room::send(parts, unstored, sent).await?;
-    // Each piece may be settled again: after a crash in between, those before it are `repeated`.
-    let mut rest = pieces(&reports);
-    rest.reverse();
-    while let Some(some) = rest.pop() {
-        let started = Instant::now();
-        match parts.outbox.store.settle(some.iter().map(|report| report.settlement.clone()).collect()).await {
-            Ok(settled) => follow(parts, some, settled, started).await?,
-            Err(error) if !error.is_refusal() => return Err(error.into()),
-            // Halves, the first one first, until the report that is refused stands alone.
-            Err(error) => match some {
-                [report] => {
-                    let letter = (alone(report.message, report.index), error.to_string());
-                    parts.outbox.bury(Topic::TaskResults, &[letter]).await?;
-                }
-                _ => {
-                    let (first, second) = some.split_at(some.len() / 2);
-                    rest.extend([second, first]);
-                }
-            },
-        }
-    }
-    Ok(())
 }
 
-/// A report, and where it stood.
-struct Reported<'a> {
-    settlement: Settlement,
-    /// Of a task that died.
-    history: Vec<pb::Failure>,
-    message: &'a Message,
+/// The reports of some messages.
+#[derive(Default)]
+struct Reports<'m> {
+    settlements: Vec<Settlement>,
+    /// One per settlement.
+    origins: Vec<Origin<'m>>,
+    unstored: Vec<Unstored>,
+}
+
+/// The place of a report on the bus.
+struct Origin<'m> {
+    message: &'m Message,
     index: usize,
+    /// The failures of a task that died.
+    history: Vec<model::Failure>,
 }
 
-/// What one transaction settles. In order.
-fn pieces<'a, 'm>(reports: &'a [Reported<'m>]) -> Vec<&'a [Reported<'m>]> {
-    let (mut pieces, mut rest) = (Vec::new(), reports);
-    while !rest.is_empty() {
+/// The reports that one transaction settles, in order.
+fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
+    let (mut pieces, mut start) = (Vec::new(), 0);
+    while start < reports.len() {
         let mut rows = 0;
-        let fits = rest.iter().take(SETTLED_AT_ONCE).take_while(|report| {
-            rows += discovered(&report.settlement).len();
+        let fits = reports[start..].iter().take(SETTLED_AT_ONCE).take_while(|report| {
+            rows += discovered(report).len();
             rows <= DISCOVERED_AT_ONCE
         });
-        let (piece, behind) = rest.split_at(fits.count().max(1));
-        pieces.push(piece);
-        rest = behind;
+        let end = start + fits.count().max(1);
+        pieces.push(start..end);
+        start = end;
     }
     pieces
 }
 
-/// The message with only this report of it.
+/// The message with only one of its reports.
 fn alone(message: &Message, index: usize) -> Message {
-    let mut alone = message.clone();
-    if let Ok(mut batch) = pb::EncodedReportBatch::decode(message.value.clone()) {
-        batch.reports = batch.reports.get(index).cloned().into_iter().collect();
-        alone.value = batch.encode_to_vec().into();
-    }
-    alone
+    Message { value: wire::one_report(&message.value, index), ..message.clone() }
 }
 
-/// What comes after the SQL commit.
-async fn follow(
-    parts: &Parts,
-    reports: &[Reported<'_>],
-    settled: Vec<Settled>,
-    started: Instant,
-) -> anyhow::Result<()> {
-    let (new, duplicates) = new_tasks(reports, &settled);
-    metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
-    let publish: Vec<_> = new.iter().filter(|row| parts.outbox.goes_out_now(row, &parts.settings)).cloned().collect();
-    parts.publish(&publish).await?;
-    parts.mark(&new).await;
-    send_letters(parts, reports, &settled).await?;
-    let closed: Vec<(QueueName, model::KeyHash)> = settled.into_iter().filter_map(|one| one.key).collect();
-    if let Err(error) = parts.filter.forget(&closed).await {
-        tracing::debug!("could not take {} keys out of the filter: {error}", closed.len());
-    }
-    Ok(())
-}
-
-/// Of tasks that are dead, with what SQL has of them. A report that comes again is perhaps one whose letter was not
-/// sent.
-async fn send_letters(parts: &Parts, reports: &[Reported<'_>], settled: &[Settled]) -> anyhow::Result<()> {
-    let is_dead = |settled: &Settled| settled.status == Some(StoredStatus::Dead);
-    let dead: Vec<_> = reports.iter().zip(settled).filter(|(_, settled)| is_dead(settled)).collect();
-    for dead in dead.chunks(LETTERS_AT_ONCE) {
-        let mut letters: HashMap<TaskId, pb::DeadLetter> = HashMap::new();
-        for (report, _) in dead {
-            // Another report of a task that is dead is no death.
-            let Settlement::Died { id, reason, attempts, at_unix_ms } = &report.settlement else { continue };
-            let letter = pb::DeadLetter {
-                reason: reason.clone(),
-                at_unix_ms: *at_unix_ms,
-                task_id: Bytes::copy_from_slice(id.as_bytes()),
-                attempts: *attempts,
-                history: report.history.clone(),
-                ..Default::default()
-            };
-            letters.insert(*id, letter);
-        }
-        let ids: Vec<TaskId> = letters.keys().copied().collect();
-        for row in parts.outbox.store.rows(&ids).await? {
-            if let Some(letter) = letters.get_mut(&row.id) {
-                letter.queue = row.queue.as_str().to_owned();
-                letter.task = Some(model::NewTask::from(&row).into());
-            }
-        }
-        parts.outbox.send_letters(letters.into_values().collect()).await?;
-    }
-    Ok(())
-}
-
-/// With the history of its failures; what it discovered and cannot be stored is added to `unstored`.
-fn settlement(
-    parts: &Parts,
-    report: pb::Report,
-    unstored: &mut Vec<Unstored>,
-) -> Result<(Settlement, Vec<pb::Failure>), String> {
-    let id = TaskId::from_slice(&report.task_id).ok_or("a report whose task_id has not 16 bytes")?;
-    let at_unix_ms = report.at_unix_ms;
-    match report.what {
-        Some(pb::report::What::Completed(done)) => {
-            WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
-            let encoding = Encoding::from_number(done.result_encoding.into());
-            let rows = done.discovered.into_iter().enumerate().filter_map(|(index, task)| {
-                let index = u32::try_from(index).ok()?;
-                row(parts, task, id, TaskId::derived(id, &done.worker, index, at_unix_ms), unstored)
-            });
-            let discovered = rows.map(|row| parts.outbox.new_row(row, &parts.settings)).collect();
-            let lease = LeaseNumber { generation: done.generation, grant: done.grant };
-            let (worker, result, attempt) = (done.worker, done.result, done.attempt);
-            let settlement =
-                Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, discovered };
-            Ok((settlement, Vec::new()))
-        }
-        Some(pb::report::What::Died(died)) => {
-            let settlement = Settlement::Died { id, reason: died.reason, attempts: died.attempts, at_unix_ms };
-            Ok((settlement, died.history))
-        }
-        None => Err("a report of a kind that this version does not know".into()),
-    }
-}
-
-/// A discovered task. The tasks service has checked it before it answered OK; settings may have changed since.
-fn row(parts: &Parts, task: pb::NewTask, parent: TaskId, id: TaskId, unstored: &mut Vec<Unstored>) -> Option<TaskRow> {
-    let settings = &parts.settings;
-    let queue = QueueName::new(&task.queue);
-    let partitions = parts.outbox.bus.partitions(Topic::Pipeline);
-    let now = parts.outbox.clock.now_unix_ms();
-    let rules = settings.task_rules(&task.queue);
-    let new = model::NewTask::try_from(task.clone());
-    match new.and_then(|new| validate::task_row(new, id, &rules, partitions, now)) {
-        Ok(row) => Some(row),
-        Err(reason) => {
-            let key = queue.ok().filter(|_| !task.key.is_empty());
-            let key = key.map(|queue| (queue.clone(), KeyHash::new(&queue, &task.key)));
-            unstored.push(Unstored { parent, task, key, why: Lettered::Invalid, reason });
-            None
-        }
-    }
-}
-
-/// The rows that were new, and how many were not.
-fn new_tasks(reports: &[Reported<'_>], settled: &[Settled]) -> (Vec<TaskRow>, usize) {
+/// The discovered tasks that were new, and the number of the others.
+fn new_tasks<'a>(reports: &'a [Settlement], settled: &[Settled]) -> (Vec<&'a TaskRow>, usize) {
     let (mut new, mut duplicates) = (Vec::new(), 0);
     for (report, settled) in reports.iter().zip(settled) {
-        for (row, inserted) in discovered(&report.settlement).iter().zip(&settled.discovered) {
+        for (row, inserted) in discovered(report).iter().zip(&settled.discovered) {
             match inserted {
-                Inserted::New => new.push(row.task.clone()),
+                Inserted::New => new.push(&row.task),
                 Inserted::Duplicate { .. } => duplicates += 1,
             }
         }
@@ -249,12 +277,11 @@ mod tests {
     use super::*;
     use crate::{
         config::Settings,
-        model::{NewTask, Offset},
+        model::{Encoding, LeaseNumber},
         store::{NewRow, Unpublished},
     };
 
     fn sizes(discovered: &[usize]) -> Vec<usize> {
-        let message = Message { partition: 0, offset: Offset { major: 1, minor: 0 }, value: "".into() };
         let task = NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
         let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
         let row = NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 };
@@ -262,12 +289,10 @@ mod tests {
             let (id, worker, discovered) = (TaskId::new(), "w".to_owned(), vec![row.clone(); *discovered]);
             let (lease, result, encoding) = (LeaseNumber::UNKNOWN, "".into(), Encoding::Bytes);
             let (attempt, at_unix_ms) = (1, 1);
-            let settlement =
-                Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, discovered };
-            Reported { settlement, history: Vec::new(), message: &message, index: 0 }
+            Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, discovered }
         };
         let reports: Vec<_> = discovered.iter().map(report).collect();
-        pieces(&reports).into_iter().map(<[_]>::len).collect()
+        pieces(&reports).into_iter().map(|piece| piece.len()).collect()
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Discovered tasks for which there is no room, or that are not valid any more. Their worker's completion was answered
-//! long ago, so nobody can be told to try later: what of them is new goes to `dead-letters`, with all that inserts it
-//! again, and the crawl goes on.
+//! Discovered tasks that have no room, or that are not valid any more.
 //!
-//! Letters are sent before the report is settled: killed in between, the report comes again, and so do its letters.
+//! taskd answered the worker's completion long ago, so it cannot ask anybody to try later. It sends the new ones of
+//! these tasks to `dead-letters`, with all that inserts them again, and the crawl goes on. Letters go before the report
+//! is settled. After a crash in between the report comes again, and so do its letters.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -11,37 +11,36 @@ use std::{
 
 use bytes::Bytes;
 
-use super::Parts;
+use super::{Context, Failure};
 use crate::{
-    model::{self, KeyHash, QueueName, TaskId, TaskRow},
+    model::{DeadLetter, KeyHash, NewTask, QueueName, TaskId, TaskRow},
     store::{NewRow, Settlement},
     telemetry::metrics::{self, Lettered},
-    wire::pb,
 };
 
 /// A discovered task that is not stored.
 pub(super) struct Unstored {
     pub(super) parent: TaskId,
-    pub(super) task: pb::NewTask,
-    /// `None`: what there is of it is not a key.
+    pub(super) task: NewTask,
+    /// `None` when its queue or its key is not valid.
     pub(super) key: Option<(QueueName, KeyHash)>,
     pub(super) why: Lettered,
     pub(super) reason: String,
 }
 
-/// Takes what has no room out of the reports: what is new of the queues that have their `max_unfinished`, or are beyond
+/// Takes the new tasks that have no room out of the reports. Their queues have `max_unfinished` tasks, or are beyond
 /// `max_queues`.
-pub(super) async fn make_room(parts: &Parts, reports: &mut [&mut Settlement]) -> anyhow::Result<Vec<Unstored>> {
-    let full = full_queues(parts, reports);
+pub(super) async fn make_room(context: &Context, reports: &mut [Settlement]) -> Result<Vec<Unstored>, Failure> {
+    let full = full_queues(context, reports);
     if full.is_empty() {
         return Ok(Vec::new());
     }
-    let rows = reports.iter().flat_map(|report| discovered(report)).map(|row| &row.task);
+    let rows = reports.iter().flat_map(discovered).map(|row| &row.task);
     let keys: BTreeMap<KeyHash, QueueName> =
         rows.filter(|task| full.contains_key(&task.queue)).map(|task| (task.key_hash, task.queue.clone())).collect();
     let keys: Vec<(QueueName, KeyHash)> = keys.into_iter().map(|(hash, queue)| (queue, hash)).collect();
-    let known = known(parts, &keys).await?;
-    let mut room = room_left(parts, &full).await?;
+    let known = known(context, &keys).await?;
+    let mut room = room_left(context, &full).await?;
     let (mut unstored, mut stay, mut gone) = (Vec::new(), HashSet::new(), HashSet::new());
     let mut stays = |parent: TaskId, task: &TaskRow| {
         let Some((why, reason)) = full.get(&task.queue) else { return true };
@@ -54,10 +53,10 @@ pub(super) async fn make_room(parts: &Parts, reports: &mut [&mut Settlement]) ->
                 stay.insert(task.key_hash)
             }
             None => {
-                // Several may have discovered it.
+                // Several reports may have discovered the task. One letter is enough.
                 if gone.insert(task.key_hash) {
                     let key = Some((task.queue.clone(), task.key_hash));
-                    let task = model::NewTask::from(task).into();
+                    let task = NewTask::from(task);
                     unstored.push(Unstored { parent, task, key, why: *why, reason: reason.clone() });
                 }
                 false
@@ -74,22 +73,23 @@ pub(super) async fn make_room(parts: &Parts, reports: &mut [&mut Settlement]) ->
 
 type FullQueues = HashMap<QueueName, (Lettered, String)>;
 
-/// Those that have no room for all, and why. Takes the room of the others; of new names the first.
-fn full_queues(parts: &Parts, reports: &[&mut Settlement]) -> FullQueues {
+/// The queues that have no room for all their tasks, each with the reason. Takes the room of the other queues, and the
+/// place of new names in their order.
+fn full_queues(context: &Context, reports: &[Settlement]) -> FullQueues {
     let (mut counts, mut places): (Vec<(&QueueName, u64)>, HashMap<&QueueName, usize>) = Default::default();
-    for row in reports.iter().flat_map(|report| discovered(report)) {
+    for row in reports.iter().flat_map(discovered) {
         let place = *places.entry(&row.task.queue).or_insert_with(|| {
             counts.push((&row.task.queue, 0));
             counts.len() - 1
         });
         counts[place].1 += 1;
     }
-    let queues = &parts.settings.queues;
+    let queues = &context.settings.queues;
     let mut full = FullQueues::new();
     for (queue, count) in counts {
-        if let Err(reason) = parts.let_in(queue) {
+        if let Err(reason) = context.let_in(queue) {
             full.insert(queue.clone(), (Lettered::MaxQueues, reason));
-        } else if !parts.outbox.gates.admit_all(queue, count, queues) {
+        } else if !context.occupancy.admit_all(queue, count, queues) {
             let max = queues.get(queue).max_unfinished;
             let reason = format!("queue {queue} has {max} unfinished tasks, its max_unfinished");
             full.insert(queue.clone(), (Lettered::MaxUnfinished, reason));
@@ -98,12 +98,12 @@ fn full_queues(parts: &Parts, reports: &[&mut Settlement]) -> FullQueues {
     full
 }
 
-/// The room that each full queue has by SQL's present count; a queue beyond `max_queues` has none.
-async fn room_left(parts: &Parts, full: &FullQueues) -> anyhow::Result<HashMap<QueueName, u64>> {
-    let unfinished: HashMap<QueueName, u64> = parts.outbox.store.unfinished().await?.into_iter().collect();
+/// The room of each full queue by SQL's present count. A queue beyond `max_queues` has none.
+async fn room_left(context: &Context, full: &FullQueues) -> Result<HashMap<QueueName, u64>, Failure> {
+    let unfinished: HashMap<QueueName, u64> = context.store.unfinished().await?.into_iter().collect();
     let with_a_name = full.iter().filter(|(_, (why, _))| *why == Lettered::MaxUnfinished);
     let room = |queue: &QueueName| {
-        let max = parts.settings.queues.get(queue).max_unfinished;
+        let max = context.settings.queues.get(queue).max_unfinished;
         max.saturating_sub(unfinished.get(queue).copied().unwrap_or(0))
     };
     Ok(with_a_name.map(|(queue, _)| (queue.clone(), room(queue))).collect())
@@ -112,12 +112,12 @@ async fn room_left(parts: &Parts, full: &FullQueues) -> anyhow::Result<HashMap<Q
 /// Parent, queue and key.
 type Letter = (TaskId, String, Bytes);
 
-/// The letters of reports that are not settled yet: while SQL is full these are tried again and again.
+/// The letters of reports that are not settled yet. While SQL is full, the same reports are tried again and again.
 #[derive(Clone, Default)]
 pub(super) struct Sent(Arc<Mutex<HashSet<Letter>>>);
 
 impl Sent {
-    /// The reports are settled.
+    /// Forgets the letters, because their reports are settled.
     pub(super) fn clear(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -131,14 +131,14 @@ impl Sent {
     }
 }
 
-/// Sends what is new of it.
-pub(super) async fn send(parts: &Parts, unstored: Vec<Unstored>, sent: &Sent) -> anyhow::Result<()> {
+/// Sends letters for the tasks that are new.
+pub(super) async fn send(context: &Context, unstored: Vec<Unstored>, sent: &Sent) -> Result<(), Failure> {
     if unstored.is_empty() {
         return Ok(());
     }
     let keys: Vec<(QueueName, KeyHash)> = unstored.iter().filter_map(|one| one.key.clone()).collect();
-    let known = known(parts, &keys).await?;
-    let at_unix_ms = parts.outbox.clock.now_unix_ms();
+    let known = known(context, &keys).await?;
+    let at_unix_ms = context.clock.now_unix_ms();
     let (mut letters, mut names) = (Vec::new(), Vec::new());
     for Unstored { parent, task, key, why, reason } in unstored {
         let name = (parent, task.queue.clone(), task.key.clone());
@@ -148,23 +148,23 @@ pub(super) async fn send(parts: &Parts, unstored: Vec<Unstored>, sent: &Sent) ->
         names.push(name);
         tracing::warn!(%parent, "a task that {parent} discovered goes to dead-letters: {reason}");
         metrics::discovery_lettered(why, 1);
-        letters.push(pb::DeadLetter {
+        letters.push(DeadLetter {
             reason,
             at_unix_ms,
             queue: task.queue.clone(),
             task: Some(task),
-            parent_id: Bytes::copy_from_slice(parent.as_bytes()),
+            parent_id: Some(parent),
             ..Default::default()
         });
     }
-    parts.outbox.send_letters(letters).await?;
+    context.letters.send(letters).await?;
     sent.add(names);
     Ok(())
 }
 
-/// Keys of tasks that are stored, or were.
-async fn known(parts: &Parts, keys: &[(QueueName, KeyHash)]) -> anyhow::Result<HashSet<KeyHash>> {
-    let seen = parts.filter.seen(keys).await.unwrap_or_else(|error| {
+/// The keys of tasks that are stored, or were.
+async fn known(context: &Context, keys: &[(QueueName, KeyHash)]) -> Result<HashSet<KeyHash>, Failure> {
+    let seen = context.filter.seen(keys).await.unwrap_or_else(|error| {
         tracing::debug!("the filter does not answer, SQL decides: {error}");
         vec![None; keys.len()]
     });
@@ -175,7 +175,7 @@ async fn known(parts: &Parts, keys: &[(QueueName, KeyHash)]) -> anyhow::Result<H
             None => unseen.push(*hash),
         }
     }
-    known.extend(parts.outbox.store.owners(&unseen).await?.into_iter().map(|(hash, _)| hash));
+    known.extend(context.store.owners(&unseen).await?.into_iter().map(|(hash, _)| hash));
     Ok(known)
 }
 

@@ -17,8 +17,8 @@ use crate::{
     bus::{self, Bus, Record, Topic},
     config::Settings,
     model::{Died, Expiration, Failure, ShardId},
-    queue::{self, Event, Failing, LookFor, Queue},
-    runtime::{Loop, Policy, Supervisor},
+    queue::{self, Event, FailedRound, Failing, LookFor, Queue},
+    runtime::{Loop, LoopError, Policy, Supervisor},
     telemetry::metrics,
     wire,
 };
@@ -62,8 +62,25 @@ enum Error {
     #[error("cannot forward reports of {0}: {1}")]
     Bus(ShardId, #[source] bus::Error),
     /// No shard's turn went well.
-    #[error("{0:#}")]
-    AllShards(anyhow::Error),
+    #[error("cannot {step} {shard}: {cause}")]
+    AllShards {
+        step: &'static str,
+        shard: ShardId,
+        #[source]
+        cause: queue::Error,
+    },
+}
+
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
+        matches!(self, Self::Bus(_, error) if error.ends_round())
+    }
+}
+
+impl From<FailedRound<queue::Error>> for Error {
+    fn from(FailedRound { step, shard, cause }: FailedRound<queue::Error>) -> Self {
+        Self::AllShards { step, shard, cause }
+    }
 }
 
 pub(super) fn start(
@@ -126,7 +143,7 @@ impl Forwarder {
     async fn round(
         &self,
         mut due: BTreeSet<ShardId>,
-        failing: &mut Failing,
+        failing: &mut Failing<queue::Error>,
         cx: &Loop,
     ) -> Result<BTreeSet<ShardId>, Error> {
         let began = Instant::now();
@@ -141,7 +158,7 @@ impl Forwarder {
             cx.beat();
             match left {
                 Ok(has_more) => {
-                    failing.note(&shard, began, Ok::<_, queue::Error>(()));
+                    failing.note(&shard, began, Ok(()));
                     if has_more {
                         more.insert(shard);
                     }
@@ -151,12 +168,12 @@ impl Forwarder {
                 // No process will ever forward anything over this bus.
                 Err(error @ Error::Bus(_, bus::Error::Lost { .. })) => return Err(error),
                 // One damaged shard does not hold up the others.
-                Err(Error::Queue(error)) => drop(failing.note::<(), _>(&shard, began, Err(error))),
+                Err(Error::Queue(error)) => drop(failing.note::<()>(&shard, began, Err(error))),
                 Err(error) => failed = failed.and(Err(error)),
             }
         }
         failed?;
-        failing.end_round("forward reports of").map_err(Error::AllShards)?;
+        failing.end_round("forward reports of")?;
         Ok(more)
     }
 

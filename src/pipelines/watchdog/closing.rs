@@ -1,64 +1,81 @@
-//! A queue that has been empty for long gives back what it costs: each of its shards is closed, its filter forgotten.
+//! Queues that were empty for long give back what they cost: their shards are closed, their filters forgotten.
 //!
-//! First `close.lua` removes all keys of the shard, then SQL notes that it is closed; its row stays, so that no life
-//! comes twice. Processes that know the shard drop it half a second later. Crash windows:
+//! First `close.lua` removes all keys of the shard, then SQL notes that it is closed. SQL keeps its row, so that no
+//! generation comes twice. Other processes drop the shard half a second later. Crash windows:
 //!
 //! - between the two steps the shard looks lost: it is brought back, with nothing in it, and closed another time.
-//! - a fanout that still knows the shard, or reads a task of it between the steps, is told that it has no generation.
-//!   It asks SQL: what is closed it opens in the next life, what is not it leaves to the watchdog.
-//! - two watchdogs: the second finds no generation, or SQL in another life, and changes nothing.
+//! - a fanout that knows the shard, or reads a task of it between the steps, meets no generation. It asks SQL: it opens
+//!   a closed shard in the next generation, and leaves a lost one to the watchdog.
+//! - two watchdogs: the second finds no generation, or SQL in another one, and changes nothing.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
-
-use super::Watchdog;
+use super::{Context, Error, Lead, MovesShards};
 use crate::{
+    dedup::Filter,
     model::ShardId,
-    queue::{self, Closing, Failing},
-    runtime::Beat,
+    queue::{self, Failing, Queue},
+    runtime::Loop,
+    store::Store,
 };
 
-/// A shard is looked at so often in the time after which it is closed, but within these bounds.
+/// Looks at a shard in the time after which it is closed, within the bounds below.
 const LOOKS: u32 = 24;
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(3600);
 
-impl Watchdog {
-    pub(super) async fn close_idle(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        let every = (self.settings.watchdog.forget_queues_after / LOOKS).clamp(SHORTEST, LONGEST);
+#[derive(Clone)]
+pub(super) struct Closing {
+    store: Arc<dyn Store>,
+    queue: Queue,
+    filter: Filter,
+    after: Duration,
+    moves_shards: MovesShards,
+    lead: Lead,
+}
+
+impl Closing {
+    pub(super) fn new(context: &Context, lead: &Lead, moves_shards: &MovesShards) -> Self {
+        let Context { store, queue, filter, settings, .. } = context.clone();
+        let after = settings.watchdog.forget_queues_after;
+        Self { store, queue, filter, after, moves_shards: Arc::clone(moves_shards), lead: lead.clone() }
+    }
+
+    pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
+        let every = (self.after / LOOKS).clamp(SHORTEST, LONGEST);
         let mut failing = Failing::default();
-        while self.lead.wait(&beat, &self.stop).await {
+        while self.lead.wait(&cx).await {
             for shard in self.queue.shards() {
-                let closed = self.close_if_idle(&shard, &beat).await;
+                let closed = self.close_if_idle(&shard, &cx).await;
                 failing.note(&shard, Instant::now(), closed);
             }
             failing.end_round("close")?;
-            if !beat.idle(self.pause(every)).await {
+            if !cx.idle(cx.pause(every)).await {
                 break;
             }
         }
         Ok(())
     }
 
-    async fn close_if_idle(&self, shard: &ShardId, beat: &Beat) -> anyhow::Result<()> {
-        let _alone = beat.idle(self.shards.lock()).await;
-        let life = match self.queue.close_shard(shard, self.settings.watchdog.forget_queues_after).await {
-            Ok(Closing::Closed(life)) => life,
-            Ok(Closing::InUse | Closing::In(_)) | Err(queue::Error::NoGeneration) => return Ok(()),
+    async fn close_if_idle(&self, shard: &ShardId, cx: &Loop) -> Result<(), Error> {
+        let _alone = cx.idle(self.moves_shards.lock()).await;
+        let generation = match self.queue.close_shard(shard, self.after).await {
+            Ok(queue::Closing::Closed(generation)) => generation,
+            Ok(queue::Closing::InUse | queue::Closing::In(_)) | Err(queue::Error::NoGeneration) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        if !self.outbox.store.close_shard(shard, life).await? {
-            // SQL is further: somebody has brought it back meanwhile.
+        if !self.store.close_shard(shard, generation).await? {
+            // Another process has brought the shard back, and SQL is ahead.
             return Ok(());
         }
         self.queue.remove_shard(shard);
         tracing::info!(%shard, "closed shard {shard}: it has been empty for long");
         if self.queue.shards_of(&shard.queue).is_empty() {
-            self.filter.forget_queue(&shard.queue).await.context("cannot forget its filter")?;
+            let forgotten = self.filter.forget_queue(&shard.queue).await;
+            forgotten.map_err(|cause| Error::Filter { queue: shard.queue.clone(), cause })?;
         }
         Ok(())
     }

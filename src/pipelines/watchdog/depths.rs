@@ -1,4 +1,4 @@
-//! Gauges: how queues, outboxes and the bus stand.
+//! Gauges: what stands in queues, in outboxes and on the bus.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,76 +6,119 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Watchdog;
+use super::{Context, Error, look_for};
 use crate::{
-    bus::Topic,
+    bus::{Bus, Topic},
+    config,
     model::QueueName,
-    queue::{self, Failing},
-    runtime::Beat,
+    pipelines::admission::Occupancy,
+    queue::{self, Failing, Queue},
+    runtime::{Clock, Loop},
     telemetry::metrics::{self, QueueDepth},
 };
 
 const EVERY: Duration = Duration::from_secs(2);
-/// How often zeros are shown for queues in which nothing stands, so that their gauges stay.
+/// How often empty queues are shown as zero, so that their gauges stay.
 const SHOW_ALL_EVERY: Duration = Duration::from_secs(20);
 
-impl Watchdog {
-    pub(super) async fn depths(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        let (mut failing, mut shown, mut all_shown) = (Failing::default(), BTreeSet::new(), None::<Instant>);
-        let show_all_every = (self.settings.watchdog.forget_queues_after / 3).clamp(EVERY, SHOW_ALL_EVERY);
+#[derive(Clone)]
+pub(super) struct Depths {
+    bus: Arc<dyn Bus>,
+    queue: Queue,
+    occupancy: Occupancy,
+    clock: Clock,
+    settings: config::Watchdog,
+}
+
+/// The gauges as they were shown last.
+#[derive(Default)]
+struct Shown {
+    /// Queues that were not empty.
+    queues: BTreeSet<QueueName>,
+    /// When all queues were shown.
+    all: Option<Instant>,
+}
+
+type QueueDepths = BTreeMap<QueueName, QueueDepth>;
+
+impl Depths {
+    pub(super) fn new(context: &Context) -> Self {
+        let Context { bus, queue, occupancy, clock, settings, .. } = context.clone();
+        Self { bus, queue, occupancy, clock, settings: settings.watchdog.clone() }
+    }
+
+    pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
+        let (mut failing, mut shown) = (Failing::default(), Shown::default());
         loop {
-            let mut depths: BTreeMap<QueueName, QueueDepth> = BTreeMap::new();
-            // Queues that were shown and are empty now are shown as zero.
-            depths.extend(std::mem::take(&mut shown).into_iter().map(|queue| (queue, QueueDepth::default())));
-            if all_shown.is_none_or(|at| at.elapsed() >= show_all_every) {
-                let all = self.queue.shards().into_iter().map(|shard| (shard.queue, QueueDepth::default()));
-                depths.extend(all);
-                all_shown = Some(Instant::now());
-            }
-            let mut to_forward = 0;
-            for (queue, unfinished) in self.outbox.gates.unfinished() {
-                // Less what Redis has, below.
-                depths.entry(queue).or_default().pending = unfinished;
-            }
-            let now = self.outbox.clock.now_unix_ms();
-            let age = |created: i64| Duration::from_millis(u64::try_from(now.saturating_sub(created)).unwrap_or(0));
-            for (queue, created) in self.outbox.gates.oldest() {
-                depths.entry(queue).or_default().oldest = age(created);
-            }
-            for (shard, look) in self.queue.look(self.look_for(EVERY)).await {
-                let depth = depths.entry(shard.queue.clone()).or_default();
-                if look.is_err() || failing.leaves_out(&shard) {
-                    continue;
-                }
-                let began = Instant::now();
-                let stats = match self.queue.stats(&shard).await {
-                    Err(queue::Error::NoGeneration) => continue,
-                    other => failing.note(&shard, began, other),
-                };
-                // Others are shown all the same.
-                let Some(stats) = stats else { continue };
-                to_forward += stats.outbox;
-                depth.pending = depth.pending.saturating_sub(stats.live);
-                depth.waiting += stats.open;
-                depth.leased += stats.leases;
-                depth.delayed += stats.delayed;
-                depth.oldest = depth.oldest.max(stats.oldest_created_unix_ms.map(age).unwrap_or_default());
-            }
+            let mut depths = self.to_show(&mut shown);
+            self.add_waiting(&mut depths);
+            let to_forward = self.add_queued(&mut depths, &mut failing).await;
             for (queue, depth) in depths {
                 metrics::queue_depth(queue.as_str(), depth);
                 if depth != QueueDepth::default() {
-                    shown.insert(queue);
+                    shown.queues.insert(queue);
                 }
             }
             metrics::results_depth(to_forward);
             for topic in [Topic::Pipeline, Topic::TaskResults] {
-                metrics::bus_backlog(topic.as_str(), self.outbox.bus.backlog(topic).await?);
+                metrics::bus_backlog(topic.as_str(), self.bus.backlog(topic).await?);
             }
             failing.end_round("count")?;
-            beat.beat();
-            if !self.pause(EVERY).await {
+            cx.beat();
+            if !cx.pause(EVERY).await {
                 return Ok(());
             }
         }
+    }
+
+    /// Zeros for the queues that may have become empty since they were shown, from time to time for all.
+    fn to_show(&self, shown: &mut Shown) -> QueueDepths {
+        let show_all_every = (self.settings.forget_queues_after / 3).clamp(EVERY, SHOW_ALL_EVERY);
+        let mut queues = std::mem::take(&mut shown.queues);
+        if shown.all.is_none_or(|at| at.elapsed() >= show_all_every) {
+            queues.extend(self.queue.shards().into_iter().map(|shard| shard.queue));
+            shown.all = Some(Instant::now());
+        }
+        queues.into_iter().map(|queue| (queue, QueueDepth::default())).collect()
+    }
+
+    fn age(&self, created_unix_ms: i64) -> Duration {
+        let age_ms = self.clock.now_unix_ms().saturating_sub(created_unix_ms);
+        Duration::from_millis(u64::try_from(age_ms).unwrap_or(0))
+    }
+
+    /// Adds all unfinished tasks as pending, and the age of the oldest that waits in SQL.
+    fn add_waiting(&self, depths: &mut QueueDepths) {
+        for (queue, unfinished) in self.occupancy.unfinished() {
+            depths.entry(queue).or_default().pending = unfinished;
+        }
+        for (queue, created) in self.occupancy.oldest() {
+            depths.entry(queue).or_default().oldest = self.age(created);
+        }
+    }
+
+    /// Moves the tasks that Redis has from pending to their place there. Answers the entries of all outboxes.
+    async fn add_queued(&self, depths: &mut QueueDepths, failing: &mut Failing<queue::Error>) -> u64 {
+        let mut to_forward = 0;
+        for (shard, look) in self.queue.look(look_for(&self.settings, EVERY)).await {
+            let depth = depths.entry(shard.queue.clone()).or_default();
+            if look.is_err() || failing.leaves_out(&shard) {
+                continue;
+            }
+            let began = Instant::now();
+            let stats = match self.queue.stats(&shard).await {
+                Err(queue::Error::NoGeneration) => continue,
+                other => failing.note(&shard, began, other),
+            };
+            // A shard that fails does not hide the others.
+            let Some(stats) = stats else { continue };
+            to_forward += stats.outbox;
+            depth.pending = depth.pending.saturating_sub(stats.live);
+            depth.waiting += stats.open;
+            depth.leased += stats.leases;
+            depth.delayed += stats.delayed;
+            depth.oldest = depth.oldest.max(stats.oldest_created_unix_ms.map(|at| self.age(at)).unwrap_or_default());
+        }
+        to_forward
     }
 }

@@ -1,4 +1,4 @@
-//! Final records that SQL shows final, and that are older than the grace time, are forgotten; so are those whose report is lost.
+//! Final records that are older than the grace time and that SQL shows final, or whose report is lost.
 
 use std::{
     collections::HashSet,
@@ -6,58 +6,75 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Watchdog, count, is_lost, unreported::Unreported};
+use super::{Context, Error, Lead, count, look_for, lost_reports::LostReports};
 use crate::{
+    config::Settings,
     model::{ShardId, TaskId},
-    queue::Failing,
-    runtime::Beat,
+    queue::{Failing, Queue},
+    runtime::Loop,
+    store::Store,
     telemetry::metrics::{self, Watched},
 };
 
-/// How old a look may be by which a shard is left out.
+/// The age up to which a look may leave out a shard.
 const LOOK_AGE: Duration = Duration::from_secs(1);
 
-impl Watchdog {
-    pub(super) async fn finals(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        let (mut unreported, mut failing) = (Unreported::default(), Failing::default());
-        let pause = (self.settings.watchdog.grace / 10).min(Duration::from_secs(1));
-        while self.lead.wait(&beat, &self.stop).await {
+#[derive(Clone)]
+pub(super) struct Finals {
+    store: Arc<dyn Store>,
+    queue: Queue,
+    settings: Arc<Settings>,
+    lost_reports: LostReports,
+    lead: Lead,
+}
+
+impl Finals {
+    pub(super) fn new(context: &Context, lead: &Lead) -> Self {
+        let Context { store, queue, settings, .. } = context.clone();
+        Self { store, queue, settings, lost_reports: LostReports::new(context), lead: lead.clone() }
+    }
+
+    pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
+        let mut failing = Failing::default();
+        let pause = (self.settings.watchdog.grace / 10).min(LOOK_AGE);
+        while self.lead.wait(&cx).await {
             let started = Instant::now();
             let mut busy = false;
-            for (shard, look) in self.queue.look(self.look_for(pause.min(LOOK_AGE))).await {
+            for (shard, look) in self.queue.look(look_for(&self.settings.watchdog, pause)).await {
                 if failing.leaves_out(&shard) {
                     continue;
                 }
                 let began = Instant::now();
                 let settled = match look {
                     Ok(look) if !look.settles => Ok(false),
-                    Ok(_) => self.settle_finals(&shard, &mut unreported).await,
+                    Ok(_) => self.settle(&shard).await,
                     Err(error) => Err(error.into()),
                 };
-                let settled = settled.or_else(|error| if is_lost(&error) { Ok(false) } else { Err(error) });
+                let settled =
+                    settled.or_else(|error| if error.is_without_generation() { Ok(false) } else { Err(error) });
                 busy |= failing.note(&shard, began, settled).unwrap_or(false);
             }
             failing.end_round("settle")?;
             metrics::watchdog_step("finals", started.elapsed());
-            beat.beat();
-            self.pause(if busy { Duration::from_millis(1) } else { pause }).await;
+            cx.beat();
+            cx.pause(if busy { Duration::from_millis(1) } else { pause }).await;
         }
         Ok(())
     }
 
-    /// Forgets some final records; whether a full page was forgotten.
-    async fn settle_finals(&self, shard: &ShardId, unreported: &mut Unreported) -> anyhow::Result<bool> {
+    /// Forgets some final records. Answers whether it was a full page.
+    async fn settle(&mut self, shard: &ShardId) -> Result<bool, Error> {
         let most = self.settings.watchdog.batch_max;
         let ids = self.queue.finals(shard, self.settings.watchdog.grace, most).await?;
         if ids.is_empty() {
             return Ok(false);
         }
-        let states = self.outbox.store.states(&ids).await?;
-        // What SQL does not have was final for so long that it was removed.
+        let states = self.store.states(&ids).await?;
+        // A task that SQL does not have was final for so long that it was removed.
         let open: HashSet<TaskId> = states.into_iter().filter(|s| !s.status.is_final()).map(|s| s.id).collect();
-        let lost = unreported.lost(shard, &open, &self.outbox, &self.queue).await?;
+        let lost = self.lost_reports.among(shard, &open).await?;
         if !lost.is_empty() {
-            // Without a record they are missing, and go out again.
+            // Without a record these tasks are missing, and go out again.
             tracing::warn!(%shard, "the reports of {} tasks of {shard} are lost: they are done again", lost.len());
         }
         let settled: Vec<_> = ids.iter().map(|id| (*id, !open.contains(id) || lost.contains(id))).collect();

@@ -1,4 +1,4 @@
-//! Leases that ran out, delays that are over, elements that are spent: in each shard, when its next one is due.
+//! Expired leases, due delays and spent elements: in each shard, when its next one is due.
 
 use std::{
     collections::HashMap,
@@ -8,76 +8,116 @@ use std::{
 
 use futures::StreamExt;
 
-use super::{Watchdog, count};
+use super::{Context, Error, Lead, count, look_for};
 use crate::{
+    config::Settings,
     model::ShardId,
-    queue::{self, Failing, Look, LookFor},
-    runtime::Beat,
+    queue::{self, Failing, Look, Queue},
+    runtime::Loop,
     telemetry::metrics::{self, Watched},
 };
 
-/// How often a shard is asked in which tasks only wait, and no lease or delay runs. Another process may have leased them.
+/// How often a shard is asked in which tasks only wait. Another process may have leased them.
 const WAITING: Duration = Duration::from_secs(1);
 /// Elements per lane that one sweep looks at.
 const SWEEP: usize = 512;
-/// How often a shard is swept, where elements or pointers are spent.
+/// How often a shard with spent elements or pointers is swept.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
+/// The shortest pause between two rounds.
+const SHORTEST: Duration = Duration::from_millis(5);
 /// Shards that are tended at once. Each has one step a round, so that none holds up the others.
 const AT_ONCE: usize = 8;
 
-impl Watchdog {
-    pub(super) async fn leases(self, beat: Arc<Beat>) -> anyhow::Result<()> {
+#[derive(Clone)]
+pub(super) struct Leases {
+    queue: Queue,
+    settings: Arc<Settings>,
+    lead: Lead,
+}
+
+/// A shard and what there is to do in it.
+struct Step {
+    shard: ShardId,
+    look: Look,
+    sweep: bool,
+}
+
+/// The state of the loop.
+#[derive(Default)]
+struct Rounds {
+    swept: HashMap<ShardId, Instant>,
+    failing: Failing<queue::Error>,
+}
+
+impl Leases {
+    pub(super) fn new(context: &Context, lead: &Lead) -> Self {
+        Self { queue: context.queue.clone(), settings: Arc::clone(&context.settings), lead: lead.clone() }
+    }
+
+    pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         let interval = self.settings.watchdog.interval;
-        let (mut swept, mut failing) = (HashMap::<ShardId, Instant>::new(), Failing::default());
-        while self.lead.wait(&beat, &self.stop).await {
+        let mut rounds = Rounds::default();
+        while self.lead.wait(&cx).await {
             let started = Instant::now();
-            let looks = self.queue.look(self.look_for(WAITING)).await;
-            let (mut wait, mut steps) = (interval, Vec::new());
-            for (shard, look) in looks.into_iter().filter(|(shard, _)| !failing.leaves_out(shard)).collect::<Vec<_>>() {
-                let look = match look {
-                    Ok(look) => look,
-                    Err(error) => {
-                        failing.note::<(), _>(&shard, started, Err(error));
-                        continue;
-                    }
-                };
-                // A step does what is due now, and says whether to come again at once.
-                wait = wait.min(look.next.filter(|next| !next.is_zero()).unwrap_or(interval));
-                let is_swept = swept.get(&shard).is_some_and(|at| at.elapsed() < SWEEP_EVERY);
-                let sweep = !is_swept && (look.spent > 0 || look.pointers > 0);
-                if sweep {
-                    swept.insert(shard.clone(), Instant::now());
-                }
-                match look.expires || look.promotes || sweep {
-                    true => steps.push((shard, look, sweep)),
-                    false => drop(failing.note(&shard, started, anyhow::Ok(()))),
-                }
-            }
-            let steps = steps.into_iter().map(|(shard, look, sweep)| {
-                let watchdog = &self;
-                async move {
-                    let step = watchdog.tend(&shard, look, sweep).await;
-                    (shard, step)
-                }
-            });
-            let mut steps = futures::stream::iter(steps).buffer_unordered(AT_ONCE);
-            while let Some((shard, step)) = steps.next().await {
-                if failing.note(&shard, started, step) == Some(true) {
-                    wait = Duration::ZERO;
-                }
-            }
-            drop(steps);
-            swept.retain(|_, at| at.elapsed() < SWEEP_EVERY);
-            failing.end_round("tend")?;
+            let wait = self.round(&mut rounds, started).await?;
             metrics::watchdog_step("leases", started.elapsed());
-            beat.beat();
-            self.pause(wait.clamp(Duration::from_millis(5), interval)).await;
+            cx.beat();
+            cx.pause(wait.clamp(SHORTEST, interval)).await;
         }
         Ok(())
     }
 
-    /// One step of what is due in the shard; whether to come again at once. Not while expiries pause: nothing moves then.
-    async fn tend(&self, shard: &ShardId, look: Look, sweep: bool) -> queue::Result<bool> {
+    /// Does one step in each shard. Answers how long until something is due.
+    async fn round(&self, rounds: &mut Rounds, started: Instant) -> Result<Duration, Error> {
+        let (mut wait, steps) = self.steps(rounds, started).await;
+        let steps = steps.into_iter().map(|step| async move {
+            let done = self.tend(&step).await;
+            (step.shard, done)
+        });
+        let mut steps = futures::stream::iter(steps).buffer_unordered(AT_ONCE);
+        while let Some((shard, done)) = steps.next().await {
+            if rounds.failing.note(&shard, started, done) == Some(true) {
+                wait = Duration::ZERO;
+            }
+        }
+        rounds.swept.retain(|_, at| at.elapsed() < SWEEP_EVERY);
+        rounds.failing.end_round("tend")?;
+        Ok(wait)
+    }
+
+    /// Looks at the shards. Answers the time until the next thing is due in any, and what is due now.
+    async fn steps(&self, rounds: &mut Rounds, started: Instant) -> (Duration, Vec<Step>) {
+        let interval = self.settings.watchdog.interval;
+        let (mut wait, mut steps) = (interval, Vec::new());
+        for (shard, look) in self.queue.look(look_for(&self.settings.watchdog, WAITING)).await {
+            if rounds.failing.leaves_out(&shard) {
+                continue;
+            }
+            let look = match look {
+                Ok(look) => look,
+                Err(error) => {
+                    rounds.failing.note::<()>(&shard, started, Err(error));
+                    continue;
+                }
+            };
+            // A step does what is due now, and says whether to come again at once.
+            wait = wait.min(look.next.filter(|next| !next.is_zero()).unwrap_or(interval));
+            let is_swept = rounds.swept.get(&shard).is_some_and(|at| at.elapsed() < SWEEP_EVERY);
+            let sweep = !is_swept && (look.spent > 0 || look.pointers > 0);
+            if sweep {
+                rounds.swept.insert(shard.clone(), Instant::now());
+            }
+            match look.expires || look.promotes || sweep {
+                true => steps.push(Step { shard, look, sweep }),
+                false => drop(rounds.failing.note(&shard, started, Ok(()))),
+            }
+        }
+        (wait, steps)
+    }
+
+    /// Does what is due in the shard. Answers whether to come again at once: not while expiries pause, since nothing
+    /// moves then.
+    async fn tend(&self, Step { shard, look, sweep }: &Step) -> queue::Result<bool> {
         let most = self.settings.watchdog.batch_max;
         let mut more = false;
         if look.expires {
@@ -93,13 +133,9 @@ impl Watchdog {
             metrics::watchdog_handled(Watched::Promoted, count(promoted.promoted));
             more |= promoted.promoted > 0;
         }
-        if sweep {
+        if *sweep {
             self.queue.sweep(shard, SWEEP).await?;
         }
         Ok(more)
-    }
-
-    pub(super) fn look_for(&self, max_age: Duration) -> LookFor {
-        LookFor { max_age, grace: self.settings.watchdog.grace, horizon: self.settings.watchdog.horizon }
     }
 }

@@ -1,114 +1,111 @@
-//! Watchdog: what ran out of time, stayed behind or got lost is found and put back.
+//! Watchdog: finds what ran out of time, stayed behind or got lost, and puts it back.
 //!
-//! - leases and delays: each shard, when its next one is due, at the latest every `interval`;
-//! - the outbox: rows that were stored and not published (`republish_after`), what was scheduled, what was parked and has room now;
-//! - finals: records that SQL shows final and that are older than `grace` are forgotten; so are those whose report is lost (`unreported`);
-//! - shards that Redis lost: a new generation, and all that SQL knows as unfinished goes out again;
-//! - what finished longer ago than `retention` is removed from SQL;
-//! - shards that had nothing for `forget_queues_after` are closed;
-//! - tasks that SQL has and Redis does not: a page of SQL is compared with Redis every `reconcile_every`;
-//! - the bus: what was read and is old is deleted, once a minute.
+//! - `leases`: expired leases and due delays, when the next one is due, at the latest every `interval`;
+//! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, `parked` rows whose queue has room;
+//! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost (`lost_reports`);
+//! - `reconcile`: shards that Redis lost (`lost_shards`); every `reconcile_every` a page of SQL compared with Redis;
+//! - `retention`: tasks that finished longer ago than `retention` leave SQL;
+//! - `closing`: shards that had nothing for `forget_queues_after` are closed;
+//! - `trim`: old records that everybody has read leave the bus, once a minute;
+//! - `depths`: gauges.
 //!
-//! Of many processes one at a time does this.
+//! One process at a time does this (`lead`).
 
 mod closing;
 mod depths;
+mod error;
 mod finals;
 mod lead;
 mod leases;
+mod lost_reports;
+mod lost_shards;
 mod outbox;
+mod parked;
 mod reconcile;
+mod republish;
 mod retention;
-mod unreported;
+mod trim;
 
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-
+pub use self::error::Error;
 use self::lead::Lead;
 use crate::{
-    bus::{Keep, Topic},
-    config::Settings,
+    bus::Bus,
+    config::{self, Settings},
+    coordination::Coordination,
     dedup::Filter,
-    pipelines::outbox::Outbox,
-    queue::{self, Queue},
-    runtime::{Beat, Supervisor},
-    telemetry::metrics,
+    pipelines::{
+        admission::{Gates, Occupancy},
+        publishing::{DeadLetters, Publisher},
+    },
+    queue::{LookFor, Queue},
+    runtime::{Clock, Loop, Policy, Supervisor},
+    store::Store,
 };
 
+/// Everything that the loops use, each of them a part.
 #[derive(Clone)]
-struct Watchdog {
-    outbox: Outbox,
-    filter: Filter,
-    queue: Queue,
-    settings: Arc<Settings>,
-    lead: Lead,
-    stop: CancellationToken,
-    /// Held while a shard is closed or brought back: between the two steps of a closing it looks lost.
-    shards: Arc<tokio::sync::Mutex<()>>,
+pub struct Context {
+    pub store: Arc<dyn Store>,
+    pub bus: Arc<dyn Bus>,
+    pub queue: Queue,
+    pub coordination: Coordination,
+    pub filter: Filter,
+    pub publisher: Publisher,
+    pub letters: DeadLetters,
+    pub gates: Gates,
+    pub occupancy: Occupancy,
+    pub clock: Clock,
+    pub settings: Arc<Settings>,
 }
 
-pub fn start(outbox: Outbox, filter: Filter, queue: Queue, settings: &Arc<Settings>, supervisor: &Supervisor) {
-    let (lead, stop) = (Lead::start(queue.clone(), settings.stall_after, supervisor), supervisor.stop_token());
-    let settings_of = Arc::clone(settings);
-    let watchdog = Watchdog { outbox, filter, queue, settings: settings_of, lead, stop, shards: Arc::default() };
-    let spawn = |name: &'static str| (watchdog.clone(), Arc::new(supervisor.progress().register(name)));
-    let (dog, beat) = spawn("watchdog/leases");
-    supervisor.spawn("watchdog/leases", move || dog.clone().leases(Arc::clone(&beat)));
-    let (dog, beat) = spawn("watchdog/outbox");
-    supervisor.spawn("watchdog/outbox", move || dog.clone().publish_outbox(Arc::clone(&beat)));
-    let (dog, beat) = spawn("watchdog/finals");
-    supervisor.spawn("watchdog/finals", move || dog.clone().finals(Arc::clone(&beat)));
-    let (dog, beat) = spawn("watchdog/reconcile");
-    supervisor.spawn("watchdog/reconcile", move || dog.clone().reconcile(Arc::clone(&beat)));
-    if !settings.watchdog.retention.is_zero() {
-        let (dog, beat) = spawn("watchdog/retention");
-        supervisor.spawn("watchdog/retention", move || dog.clone().remove_finished(Arc::clone(&beat)));
+/// Starts the loops. Those that change something wait until this process leads.
+pub fn start(context: Context, supervisor: &Supervisor) {
+    let lead = Lead::default();
+    let mut loops = Loops { supervisor, names: Vec::new() };
+    // A shard that is being closed looks lost between the two steps.
+    let moves_shards = Arc::default();
+    loops.start("watchdog/leases", leases::Leases::new(&context, &lead), leases::Leases::run);
+    loops.start("watchdog/outbox", outbox::Outbox::new(&context, &lead), outbox::Outbox::run);
+    loops.start("watchdog/finals", finals::Finals::new(&context, &lead), finals::Finals::run);
+    let reconcile = reconcile::Reconcile::new(&context, &lead, &moves_shards);
+    loops.start("watchdog/reconcile", reconcile, reconcile::Reconcile::run);
+    if !context.settings.watchdog.retention.is_zero() {
+        loops.start("watchdog/retention", retention::Retention::new(&context, &lead), retention::Retention::run);
     }
-    if !settings.watchdog.forget_queues_after.is_zero() {
-        let (dog, beat) = spawn("watchdog/closing");
-        supervisor.spawn("watchdog/closing", move || dog.clone().close_idle(Arc::clone(&beat)));
+    if !context.settings.watchdog.forget_queues_after.is_zero() {
+        let closing = closing::Closing::new(&context, &lead, &moves_shards);
+        loops.start("watchdog/closing", closing, closing::Closing::run);
     }
-    let (dog, beat) = spawn("watchdog/depths");
-    supervisor.spawn("watchdog/depths", move || dog.clone().depths(Arc::clone(&beat)));
-    let (dog, beat) = spawn("watchdog/trim");
-    supervisor.spawn("watchdog/trim", move || dog.clone().trim(Arc::clone(&beat)));
+    loops.start("watchdog/depths", depths::Depths::new(&context), depths::Depths::run);
+    loops.start("watchdog/trim", trim::Trim::new(&context, &lead), trim::Trim::run);
+    let names = loops.names;
+    lead.keep(context.coordination, names, context.settings.stall_after, supervisor);
 }
 
-/// How often the topics are trimmed.
-const TRIM_EVERY: Duration = Duration::from_secs(60);
+/// Held while a shard is closed or brought back.
+type MovesShards = Arc<tokio::sync::Mutex<()>>;
 
-impl Watchdog {
-    /// Waits; false at the stop.
-    async fn pause(&self, duration: Duration) -> bool {
-        tokio::select! {
-            () = tokio::time::sleep(duration) => true,
-            () = self.stop.cancelled() => false,
-        }
-    }
+/// The loops that were started: a leader stands back when one of them makes no progress.
+struct Loops<'a> {
+    supervisor: &'a Supervisor,
+    names: Vec<&'static str>,
+}
 
-    // --- what was read
-
-    async fn trim(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        let keep = Keep { age: self.settings.topic_retention, records: self.settings.topic_retention_records };
-        while self.lead.wait(&beat, &self.stop).await {
-            let started = Instant::now();
-            for topic in Topic::ALL {
-                let trimmed = self.outbox.bus.trim(topic, keep).await?;
-                if trimmed > 0 {
-                    tracing::debug!(%topic, "deleted {trimmed} old records of {topic}");
-                }
-            }
-            metrics::watchdog_step("trim", started.elapsed());
-            beat.idle(self.pause(TRIM_EVERY)).await;
-        }
-        Ok(())
+impl Loops<'_> {
+    fn start<T, Fut>(&mut self, name: &'static str, of: T, run: fn(T, Loop) -> Fut)
+    where
+        T: Clone + Send + 'static,
+        Fut: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        self.names.push(name);
+        self.supervisor.spawn_loop(name, Policy::Restart, move |cx| run(of.clone(), cx));
     }
 }
 
-fn is_lost(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(queue::Error::NoGeneration))
+fn look_for(settings: &config::Watchdog, max_age: Duration) -> LookFor {
+    LookFor { max_age, grace: settings.grace, horizon: settings.horizon }
 }
 
 fn count(number: u64) -> usize {

@@ -1,32 +1,49 @@
-//! Removes from SQL what finished long ago.
+//! Tasks that finished long ago leave SQL.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Watchdog, count};
+use super::{Context, Error, Lead, count};
 use crate::{
-    runtime::Beat,
+    runtime::Loop,
+    store::Store,
     telemetry::metrics::{self, Watched},
 };
 
-/// Tasks removed in one transaction: so few that nobody waits long for it.
+/// Tasks that one transaction removes: few, so that nobody waits long for it.
 const REMOVED_AT_ONCE: u32 = 256;
+/// The shortest pause, and the longest after a full and after any other page.
+const SHORTEST: Duration = Duration::from_millis(10);
+const LONGEST_BUSY: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(60);
 
-impl Watchdog {
-    pub(super) async fn remove_finished(self, beat: Arc<Beat>) -> anyhow::Result<()> {
-        let retention = self.settings.watchdog.retention;
-        while self.lead.wait(&beat, &self.stop).await {
+#[derive(Clone)]
+pub(super) struct Retention {
+    store: Arc<dyn Store>,
+    retention: Duration,
+    lead: Lead,
+}
+
+impl Retention {
+    pub(super) fn new(context: &Context, lead: &Lead) -> Self {
+        let retention = context.settings.watchdog.retention;
+        Self { store: Arc::clone(&context.store), retention, lead: lead.clone() }
+    }
+
+    pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
+        while self.lead.wait(&cx).await {
             let started = Instant::now();
-            let removed = self.outbox.store.remove_finished(retention, REMOVED_AT_ONCE).await?;
+            let removed = self.store.remove_finished(self.retention, REMOVED_AT_ONCE).await?;
             metrics::watchdog_step("retention", started.elapsed());
             metrics::watchdog_handled(Watched::Removed, count(removed));
-            beat.beat();
-            // At most half of the time, so that others get at the database, however much is due.
-            let busy = removed == u64::from(REMOVED_AT_ONCE);
-            let wait = if busy { started.elapsed() } else { retention / 10 };
-            let most = if busy { Duration::from_secs(10) } else { Duration::from_secs(60) };
-            beat.idle(self.pause(wait.clamp(Duration::from_millis(10), most))).await;
+            cx.beat();
+            // The loop works at most half of the time, so that others reach the database, however much is due.
+            let wait = match removed == u64::from(REMOVED_AT_ONCE) {
+                true => started.elapsed().clamp(SHORTEST, LONGEST_BUSY),
+                false => (self.retention / 10).clamp(SHORTEST, LONGEST),
+            };
+            cx.idle(cx.pause(wait)).await;
         }
         Ok(())
     }

@@ -9,8 +9,8 @@
 //! the first schema that a taskd must know.
 
 use sqlx::{
-    Pool,
-    migrate::{Migrate, Migration, Migrator},
+    Pool, SqlStr,
+    migrate::{Migrate, Migration, MigrationType, Migrator},
 };
 
 use super::{
@@ -22,9 +22,45 @@ use crate::store::{Error, Result};
 
 const TABLE: &str = "_sqlx_migrations";
 
+/// A migration file: its name (`<version>_<description>`) and its SQL.
+pub(crate) type MigrationFile = (&'static str, &'static str);
+
+/// The migration files of one backend. Each backend has all of them.
+macro_rules! migration_files {
+    ($backend:literal) => {
+        migration_files!(
+            $backend:
+            "0001_create_store",
+            "0002_bound_what_is_kept",
+            "0003_remember_encodings",
+            "0004_close_shards",
+            "0005_remember_leases",
+        )
+    };
+    ($backend:literal: $($name:literal,)+) => {
+        &[$((
+            $name,
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/", $backend, "/", $name, ".sql")),
+        )),+]
+    };
+}
+pub(crate) use migration_files;
+
+/// The migrator that `sqlx::migrate!` would make of the same files. The macro would compile sqlx a second time.
+fn migrator(files: &[MigrationFile]) -> Migrator {
+    let migrations = files.iter().map(|&(name, sql)| {
+        let (version, description) = name.split_once('_').expect("a migration's name has a version and a description");
+        let version = version.parse().expect("a migration's version is a number");
+        let description = description.replace('_', " ").into();
+        Migration::new(version, description, MigrationType::Simple, SqlStr::from_static(sql), false)
+    });
+    Migrator::with_migrations(migrations.collect())
+}
+
 /// Applies what is missing; answers how many migrations were applied or finished. The caller keeps other processes from
 /// doing the same.
-pub(super) async fn run<DB: Backend>(mut migrator: Migrator, pool: &Pool<DB>) -> Result<usize> {
+pub(super) async fn run<DB: Backend>(migrations: &'static [MigrationFile], pool: &Pool<DB>) -> Result<usize> {
+    let mut migrator = migrator(migrations);
     let mut connection = pool.acquire().await?;
     connection.ensure_migrations_table(TABLE).await?;
     check_known(&migrator, &mut *connection).await?;
@@ -98,7 +134,25 @@ fn statements(sql: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    /// The parts of a migration that the database stores or that decide how it runs.
+    fn parts(migrator: &Migrator) -> Vec<(i64, &str, &str, &[u8], bool)> {
+        migrator.iter().map(|m| (m.version, &*m.description, m.sql.as_str(), &*m.checksum, m.no_tx)).collect()
+    }
+
+    #[tokio::test]
+    async fn the_migrations_in_the_binary_are_those_that_sqlx_finds_in_the_folder() {
+        let mysql: &[MigrationFile] = migration_files!("mysql");
+        let sqlite: &[MigrationFile] = migration_files!("sqlite");
+        for (backend, files) in [("mysql", mysql), ("sqlite", sqlite)] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(backend);
+            let found = Migrator::new(folder).await.unwrap();
+            assert_eq!(parts(&migrator(files)), parts(&found), "{backend}");
+        }
+    }
 
     #[test]
     fn a_migration_falls_into_its_statements() {

@@ -36,6 +36,7 @@ use async_trait::async_trait;
 use sqlx::{ConnectOptions, Connection, Pool, migrate::Migrate};
 
 pub use self::dialect::Dialect;
+pub(super) use self::migrate::{MigrationFile, migration_files};
 use self::{
     counts::{CountColumns, Counts},
     insert::OldKeys,
@@ -69,11 +70,11 @@ impl<DB> Backend for DB where DB: sqlx::Database<Connection: Session + Migrate> 
 impl<DB: Backend> SqlStore<DB> {
     /// Brings the database up to date.
     pub(super) async fn migrate(
-        migrator: sqlx::migrate::Migrator,
+        migrations: &'static [MigrationFile],
         writers: Pool<DB>,
         readers: Pool<DB>,
     ) -> Result<Self> {
-        let migrated = migrate::run(migrator, &writers).await?;
+        let migrated = migrate::run(migrations, &writers).await?;
         Ok(Self { writers, readers, migrated, old_keys: OldKeys::default() })
     }
 
@@ -146,10 +147,10 @@ impl<DB: Backend> Store for SqlStore<DB> {
         .await
     }
 
-    async fn settle(&self, reports: Vec<Settlement>) -> Result<Vec<Settled>> {
+    async fn settle(&self, reports: &[Settlement]) -> Result<Vec<Settled>> {
         repeating(|| async {
             let mut tx = self.begin().await?;
-            let settled = settle::settle(&mut *tx, &reports, &self.old_keys).await?;
+            let settled = settle::settle(&mut *tx, reports, &self.old_keys).await?;
             tx.commit().await?;
             Ok(settled)
         })

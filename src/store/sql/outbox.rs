@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::{
-    rows::{TASK_COLUMNS, TaskColumns, corrupt, number, queue_name, task_id},
+    rows::{TASK_COLUMNS, TaskColumns, corrupt, from_row, number, queue_name, task_id},
     statement::{Session, Statement, lists, pieces},
 };
 use crate::model::{Priority, QueueName, StoredStatus, TaskId, TaskRow};
@@ -297,12 +297,15 @@ pub(super) fn oldest_due<'a, S: Session>(now_ms: i64) -> Statement<'a> {
         .bind(Unpublished::Scheduled)
 }
 
-#[derive(sqlx::FromRow)]
 pub(super) struct UnfinishedColumns {
-    #[sqlx(flatten)]
     pub(super) task: TaskColumns,
     status: i64,
 }
+from_row!(UnfinishedColumns {
+    #[flatten]
+    task,
+    status
+});
 
 impl UnfinishedColumns {
     pub(super) fn is_final(&self) -> bool {

@@ -55,7 +55,7 @@ async fn no_statement_scans_a_table() {
         discovered: vec![row("1"), row("child")],
     };
     let died = Settlement::Died { id: ids[4], reason: "no luck".into(), attempts: 1, at_unix_ms: 1 };
-    store.settle(vec![completed.clone(), completed, died]).await.unwrap();
+    store.settle(&[completed.clone(), completed, died]).await.unwrap();
     let without: HashSet<TaskId> = [ids[10]].into();
     store.due(i64::MAX, 5, &without).await.unwrap();
     let queue = &rows[0].task.queue;

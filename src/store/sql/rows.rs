@@ -9,7 +9,28 @@ use crate::store::{Error, Result, TaskDetail};
 pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, replicas, \
      tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms";
 
-#[derive(sqlx::FromRow)]
+/// Implements `FromRow`: a field from the column of its name, a `#[flatten]` field from the whole row.
+/// The derive of sqlx would compile sqlx a second time.
+macro_rules! from_row {
+    ($columns:ident { $(#[flatten] $part:ident,)? $($field:ident),+ $(,)? }) => {
+        impl<'r, R: sqlx::Row> sqlx::FromRow<'r, R> for $columns
+        where
+            &'static str: sqlx::ColumnIndex<R>,
+            i64: sqlx::Decode<'r, R::Database> + sqlx::Type<R::Database>,
+            String: sqlx::Decode<'r, R::Database> + sqlx::Type<R::Database>,
+            Vec<u8>: sqlx::Decode<'r, R::Database> + sqlx::Type<R::Database>,
+        {
+            fn from_row(row: &'r R) -> sqlx::Result<Self> {
+                Ok(Self {
+                    $($part: sqlx::FromRow::from_row(row)?,)?
+                    $($field: row.try_get(stringify!($field))?,)+
+                })
+            }
+        }
+    };
+}
+pub(super) use from_row;
+
 pub struct TaskColumns {
     id: Vec<u8>,
     key_hash: Vec<u8>,
@@ -27,6 +48,23 @@ pub struct TaskColumns {
     traceparent: String,
     created_ms: i64,
 }
+from_row!(TaskColumns {
+    id,
+    key_hash,
+    queue,
+    shard,
+    task_key,
+    payload,
+    payload_encoding,
+    replicas,
+    priority,
+    max_attempts,
+    lease_ms,
+    not_before_ms,
+    headers,
+    traceparent,
+    created_ms
+});
 
 impl TryFrom<TaskColumns> for TaskRow {
     type Error = Error;
@@ -52,9 +90,7 @@ impl TryFrom<TaskColumns> for TaskRow {
     }
 }
 
-#[derive(sqlx::FromRow)]
 pub(super) struct TaskDetailColumns {
-    #[sqlx(flatten)]
     task: TaskColumns,
     status: i64,
     completed: i64,
@@ -63,6 +99,16 @@ pub(super) struct TaskDetailColumns {
     updated_ms: i64,
     unpublished: i64,
 }
+from_row!(TaskDetailColumns {
+    #[flatten]
+    task,
+    status,
+    completed,
+    attempts,
+    reason,
+    updated_ms,
+    unpublished
+});
 
 impl TryFrom<TaskDetailColumns> for TaskDetail {
     type Error = Error;

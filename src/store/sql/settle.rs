@@ -6,7 +6,7 @@ use super::{
     counts::Counts,
     insert::{self, OldKeys},
     outbox,
-    rows::{key_hash, number, queue_name, status, task_id, worker_name},
+    rows::{from_row, key_hash, number, queue_name, status, task_id, worker_name},
     statement::{Session, Statement, Value, lists, pieces},
 };
 use crate::model::{Encoding, KeyHash, LeaseNumber, QueueName, StoredStatus, TaskId};
@@ -100,7 +100,6 @@ async fn lock_tasks<S: Session>(session: &mut S, reports: &[Settlement]) -> Resu
     Ok(tasks)
 }
 
-#[derive(sqlx::FromRow)]
 struct ProgressColumns {
     id: Vec<u8>,
     key_hash: Vec<u8>,
@@ -112,6 +111,7 @@ struct ProgressColumns {
     reason: String,
     updated_ms: i64,
 }
+from_row!(ProgressColumns { id, key_hash, queue, replicas, status, completed, attempts, reason, updated_ms });
 
 impl ProgressColumns {
     fn into_progress(self) -> Result<Progress> {

@@ -84,7 +84,7 @@ pub(crate) async fn only_queues_with_unfinished_tasks_are_counted(db: &impl Data
     let (busy, over) = (rows("busy", 3), rows("over", 2));
     insert_new(&*store, &busy).await;
     insert_new(&*store, &over).await;
-    store.settle(vec![completed(&over[0], "w"), died(&over[1]), completed(&busy[0], "w")]).await.unwrap();
+    store.settle(&[completed(&over[0], "w"), died(&over[1]), completed(&busy[0], "w")]).await.unwrap();
     assert_eq!(store.unfinished().await.unwrap(), [(queue("busy"), 2)]);
     insert_new(&*store, &[row("over", "new")]).await;
     let mut unfinished = store.unfinished().await.unwrap();
@@ -160,7 +160,7 @@ pub(crate) async fn rows_and_owners_are_found_by_ids_and_keys(db: &impl Database
     assert_eq!(store.rows(&[]).await.unwrap(), []);
 
     // Also of a task that was removed.
-    store.settle(vec![completed(&stored[0], "w")]).await.unwrap();
+    store.settle(&[completed(&stored[0], "w")]).await.unwrap();
     assert_eq!(store.remove_finished(std::time::Duration::from_secs(1), 10).await.unwrap(), 1);
     let mut keys: Vec<_> = stored.iter().map(|row| row.task.key_hash).collect();
     keys.push(row("q", "nobody's").task.key_hash);

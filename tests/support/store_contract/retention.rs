@@ -41,7 +41,7 @@ pub(crate) async fn what_finished_long_ago_is_removed_and_stays_a_duplicate(db: 
     insert_new(&*store, &all).await;
     publish(&*store, &all, at(1, 0)).await;
     let recently = Settlement::Died { id: recent.task.id, reason: "no luck".into(), attempts: 5, at_unix_ms: now };
-    store.settle(vec![completed(&done, "w"), died(&dead), recently, completed(&half, "w")]).await.unwrap();
+    store.settle(&[completed(&done, "w"), died(&dead), recently, completed(&half, "w")]).await.unwrap();
     db.execute("UPDATE tasks SET status = 3, on_bus = 0 WHERE task_key = x'63616e63656c6c6564'").await;
     assert_eq!(store.remove_finished(Duration::MAX, 10).await.unwrap(), 0);
     let before = counts(&*store).await;
@@ -99,7 +99,7 @@ pub(crate) async fn the_earliest_finished_are_removed_first(db: &impl Database) 
             },
         }
     };
-    store.settle(order.iter().enumerate().map(report).collect()).await.unwrap();
+    store.settle(&order.iter().enumerate().map(report).collect::<Vec<_>>()).await.unwrap();
 
     for removed in [2, 4, 6] {
         assert_eq!(store.remove_finished(AGE, 2).await.unwrap(), 2);
@@ -117,13 +117,13 @@ pub(crate) async fn a_report_of_a_removed_task_changes_nothing(db: &impl Databas
     let child = row("q", "child");
     insert_new(&*store, std::slice::from_ref(&parent)).await;
     let report = discovering(&parent, "w", vec![child.clone()]);
-    store.settle(vec![report.clone()]).await.unwrap();
+    store.settle(std::slice::from_ref(&report)).await.unwrap();
     assert_eq!(remove_finished(&*store).await, 1);
 
     // Delivered again, a surplus one with something new, and a death.
     let surplus = discovering(&parent, "late", vec![row("q", "other child")]);
     let unknown = Settled { unknown: true, ..Settled::default() };
-    let answers = store.settle(vec![report, surplus, died(&parent)]).await.unwrap();
+    let answers = store.settle(&[report, surplus, died(&parent)]).await.unwrap();
     assert_eq!(answers, [unknown.clone(), unknown.clone(), unknown]);
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1), count("q", Completed, 1)]);
     assert_eq!(outbox(&*store).await, [in_outbox(&child, Fresh)]);
@@ -140,7 +140,7 @@ pub(crate) async fn a_repeated_insert_of_a_removed_task_is_no_duplicate_of_itsel
     let store = db.open().await;
     let batch = rows("q", 3);
     insert_new(&*store, &batch).await;
-    store.settle(vec![completed(&batch[1], "w")]).await.unwrap();
+    store.settle(&[completed(&batch[1], "w")]).await.unwrap();
     assert_eq!(remove_finished(&*store).await, 1);
     for _ in 0..2 {
         insert_new(&*store, &batch).await;
@@ -153,11 +153,11 @@ pub(crate) async fn discoveries_of_removed_keys_are_duplicates(db: &impl Databas
     let store = db.open().await;
     let [old, parent] = ["old", "parent"].map(|key| row("q", key));
     insert_new(&*store, &[old.clone(), parent.clone()]).await;
-    store.settle(vec![died(&old)]).await.unwrap();
+    store.settle(&[died(&old)]).await.unwrap();
     assert_eq!(remove_finished(&*store).await, 1);
 
     let children = vec![row("q", "old"), row("q", "new")];
-    let answers = store.settle(vec![discovering(&parent, "w", children)]).await.unwrap();
+    let answers = store.settle(&[discovering(&parent, "w", children)]).await.unwrap();
     assert_eq!(answers[0].discovered, [Duplicate { id: old.task.id, status: Dead }, New]);
 }
 
@@ -165,7 +165,7 @@ pub(crate) async fn many_old_keys_among_new_ones_are_told_apart(db: &impl Databa
     let store = db.open().await;
     let old = rows("q", 600);
     insert_new(&*store, &old).await;
-    store.settle(old.iter().map(|row| completed(row, "w")).collect()).await.unwrap();
+    store.settle(&old.iter().map(|row| completed(row, "w")).collect::<Vec<_>>()).await.unwrap();
     assert_eq!(remove_finished(&*store).await, 600);
 
     // Few old keys, then many, then few: each way to ask for them.
@@ -185,7 +185,7 @@ pub(crate) async fn no_key_is_new_again_while_its_task_is_removed(db: &impl Data
     let stores = [db.open().await, db.open().await, db.open().await];
     let old = rows("q", KEYS);
     insert_new(&*stores[0], &old).await;
-    stores[0].settle(old.iter().map(|row| completed(row, "w")).collect()).await.unwrap();
+    stores[0].settle(&old.iter().map(|row| completed(row, "w")).collect::<Vec<_>>()).await.unwrap();
 
     // Two remove, in small pages, while two insert the same keys again and again.
     let remover = |n: usize| {

@@ -1,24 +1,21 @@
-//! From SQL to the bus: the step that discovery (right after the insert) and the watchdog (for what stayed) share, and what both know
-//! about queues that are full.
+//! From SQL to the bus: the step that discovery takes after an insert, and the watchdog for rows that stayed.
 
-mod gates;
 mod letters;
-mod sync;
+mod rows;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 pub use self::{
-    gates::{Gates, Shortage},
-    sync::QueueSync,
+    letters::DeadLetters,
+    rows::{goes_out_now, new_row},
 };
-use prost::Message;
 
 use crate::{
     bus::{self, Bus, Record, Topic},
-    config::Settings,
     model::{Offset, TaskId, TaskRow},
-    runtime::Clock,
-    store::{self, NewRow, Published, Store, Turn, Unpublished},
+    runtime::{Clock, LoopError},
+    store::{self, Published, Store, Turn},
+    wire,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -30,17 +27,23 @@ pub enum Error {
 }
 
 impl Error {
-    /// The bus has to be opened anew: see [`bus::Error::Lost`].
+    /// Whether the bus has to be opened anew: see [`bus::Error::is_lost`].
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Bus(error) if error.is_lost())
     }
 
-    /// A row is at fault, not the bus or the database.
+    /// Whether a row is at fault, not the bus or the database.
     fn is_refusal(&self) -> bool {
         match self {
             Self::Store(error) => error.is_refusal(),
             Self::Bus(error) => matches!(error, bus::Error::TooLarge { .. }),
         }
+    }
+}
+
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
+        self.is_lost()
     }
 }
 
@@ -50,32 +53,34 @@ const PUBLISH_BYTES: usize = 8 << 20;
 /// The last offset that was published, per partition.
 pub type Last = BTreeMap<u32, Offset>;
 
-/// The outcome of [`Outbox::publish_others`].
+/// The outcome of [`Publisher::publish_around_refused`].
 #[derive(Debug, Default)]
-pub struct Others {
+pub struct Outcome {
     /// The last offset per partition.
     pub last: Last,
-    /// Rows that the bus will never take, and why.
+    /// Rows that the bus will never take, each with the reason.
     pub too_large: Vec<(TaskId, String)>,
-    /// Rows that SQL refuses to mark: they stay where they are.
+    /// Rows that SQL refuses to mark. They stay in the outbox.
     pub stay: Vec<TaskId>,
 }
 
+/// Publishes stored tasks and marks them as published.
 #[derive(Clone)]
-pub struct Outbox {
-    pub store: Arc<dyn Store>,
-    pub bus: Arc<dyn Bus>,
-    pub gates: Gates,
-    pub clock: Clock,
+pub struct Publisher {
+    store: Arc<dyn Store>,
+    bus: Arc<dyn Bus>,
+    clock: Clock,
 }
 
-impl Outbox {
+impl Publisher {
     pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
-        Self { store, bus, gates: Gates::default(), clock }
+        Self { store, bus, clock }
     }
 
-    /// Publishes rows of the outbox to `pipeline`, then marks them. Killed in between, they are published again: the queue ignores what it knows,
-    /// and `again` makes the fanout ask SQL about the rest. Answers the last offset per partition.
+    /// Publishes rows of the outbox to `pipeline`, then marks them. Answers the last offset per partition.
+    ///
+    /// A process that is killed in between leaves the rows to be published again. The queue ignores a task that it
+    /// knows, and `again` makes the fanout ask SQL about the others.
     pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
         let (mut rest, mut last) = (rows, Last::new());
         while !rest.is_empty() {
@@ -91,45 +96,45 @@ impl Outbox {
         Ok(last)
     }
 
-    /// The same, but a row that is refused does not hold up the others.
-    pub async fn publish_others(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Others, Error> {
+    /// Publishes like [`Self::publish`], but a refused row does not hold up the others.
+    pub async fn publish_around_refused(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Outcome, Error> {
         match self.publish(rows, again).await {
             Err(error) if error.is_refusal() => {}
-            other => return other.map(|last| Others { last, ..Others::default() }),
+            other => return other.map(|last| Outcome { last, ..Outcome::default() }),
         }
-        let mut others = Others::default();
+        let mut outcome = Outcome::default();
         for row in rows {
             let id = row.0.id;
-            // Some of the batch may stand on the bus: again.
+            // The first try may have published a part of the batch, so all of it goes as `again`.
             match self.publish_some(std::slice::from_ref(row), true).await {
-                Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => others.too_large.push((id, error.to_string())),
+                Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => outcome.too_large.push((id, error.to_string())),
                 Err(error) if error.is_refusal() => {
                     tracing::error!(%id, "task {id} cannot be marked as published, and stays in the outbox: {error}");
-                    others.stay.push(id);
+                    outcome.stay.push(id);
                 }
-                other => others.last.extend(other?),
+                other => outcome.last.extend(other?),
             }
         }
-        Ok(others)
+        Ok(outcome)
     }
 
     async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
         let now = self.clock.now_unix_ms();
         let partitions = self.bus.partitions(Topic::Pipeline).max(1);
         if rows.iter().any(|(row, _)| row.partition >= partitions) {
-            // From a process that knows more partitions. A task that stood in two would be handed out twice. Where there really are
-            // fewer, on a bus that began anew, it goes to one of them.
+            // Another process knows more partitions and may have published the task to its own one. In a second
+            // partition it would be handed out twice. Only on a bus that began anew are there really fewer.
             self.bus.check_partitions().await?;
         }
         let records: Vec<_> = rows
             .iter()
             .map(|(row, _)| {
-                let value = crate::wire::pipeline_record(row, again, now).encode_to_vec().into();
+                let value = wire::pipeline_record(row, again, now);
                 Record { partition: row.partition % partitions, value }
             })
             .collect();
         let offsets = self.bus.publish(Topic::Pipeline, &records).await?;
-        // One offset per partition, the last: a task stands at or before it.
+        // One offset per partition is enough, the last: every task stands at or before it.
         let mut published: BTreeMap<u32, Published> = BTreeMap::new();
         for (((row, turn), record), offset) in rows.iter().zip(&records).zip(offsets) {
             let entry = published.entry(record.partition).or_insert_with(|| Published {
@@ -144,31 +149,4 @@ impl Outbox {
         self.store.mark_published(self.bus.generation(), &published).await?;
         Ok(published.into_iter().map(|some| (some.partition, some.offset)).collect())
     }
-
-    /// A row as it goes into the store: with the reason why it is not on the bus yet.
-    pub fn new_row(&self, task: TaskRow, settings: &Settings) -> NewRow {
-        let publish_at = publish_at(&task, settings);
-        let (unpublished, due_unix_ms) = if publish_at > task.created_unix_ms {
-            (Unpublished::Scheduled, publish_at)
-        } else if self.gates.is_closed(&task.queue) {
-            (Unpublished::Parked, 0)
-        } else {
-            (Unpublished::Fresh, task.created_unix_ms + ms(settings.watchdog.republish_after))
-        };
-        NewRow { task, unpublished, due_unix_ms }
-    }
-
-    /// Whether who stored the row publishes it too. What is left out here, or differs from what was stored, the watchdog finds.
-    pub fn goes_out_now(&self, task: &TaskRow, settings: &Settings) -> bool {
-        publish_at(task, settings) <= task.created_unix_ms && !self.gates.is_closed(&task.queue)
-    }
-}
-
-/// What is due beyond the horizon stays in SQL.
-fn publish_at(task: &TaskRow, settings: &Settings) -> i64 {
-    task.not_before_unix_ms - ms(settings.watchdog.horizon)
-}
-
-fn ms(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

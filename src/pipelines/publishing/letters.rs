@@ -1,16 +1,17 @@
-//! Dead letters: what taskd could not deal with goes to a topic, with all that sends it again.
+//! Dead letters: records and tasks that taskd gives up, on a topic for people.
 
-use prost::Message;
+use std::sync::Arc;
 
-use super::{Error, Outbox, PUBLISH_BYTES};
+use super::PUBLISH_BYTES;
 use crate::{
-    bus::{self, Record, Topic},
-    model::MAX_RECORD_BYTES,
-    wire::pb,
+    bus::{self, Bus, Record, Topic},
+    model::{DeadLetter, MAX_RECORD_BYTES},
+    runtime::Clock,
+    wire,
 };
 
-/// The part that is left out, and how.
-type Shorten = (&'static str, fn(&mut pb::DeadLetter));
+/// A part that a letter may leave out, and how.
+type Shorten = (&'static str, fn(&mut DeadLetter));
 
 /// The parts that a letter leaves out, one after the other, until the bus takes it.
 const SHORTER: [Shorten; 3] = [
@@ -28,42 +29,53 @@ const SHORTER: [Shorten; 3] = [
     }),
 ];
 
-impl Outbox {
-    /// Sends letters. Killed in between, some are sent again.
-    pub async fn send_letters(&self, letters: Vec<pb::DeadLetter>) -> Result<(), Error> {
+/// Sends letters to `dead-letters`, with all that inserts a task again.
+#[derive(Clone)]
+pub struct DeadLetters {
+    bus: Arc<dyn Bus>,
+    clock: Clock,
+}
+
+impl DeadLetters {
+    pub fn new(bus: Arc<dyn Bus>, clock: Clock) -> Self {
+        Self { bus, clock }
+    }
+
+    /// Sends letters. A process that is killed in between sends some of them again.
+    pub async fn send(&self, letters: Vec<DeadLetter>) -> bus::Result<()> {
         let (mut records, mut some, mut bytes) = (Vec::new(), Vec::new(), 0);
         let count = letters.len();
         for (n, letter) in letters.into_iter().enumerate() {
-            let value = letter.encode_to_vec();
+            let value = wire::dead_letter(&letter);
             bytes += value.len();
-            records.push(Record { partition: 0, value: value.into() });
+            records.push(Record { partition: 0, value });
             some.push(letter);
             if bytes < PUBLISH_BYTES && n + 1 < count {
                 continue;
             }
             match self.bus.publish(Topic::DeadLetters, &records).await {
                 Ok(_) => {}
-                // One is at fault: each alone, as long as it is or shorter.
+                // One letter is too large: each goes alone, whole or shortened.
                 Err(bus::Error::TooLarge { .. }) => {
                     for letter in std::mem::take(&mut some) {
-                        self.send_letter(letter).await?;
+                        self.send_one(letter).await?;
                     }
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
             (bytes, records, some) = (0, Vec::new(), Vec::new());
         }
         Ok(())
     }
 
-    /// One that is larger than the bus takes names the task instead of carrying it.
-    async fn send_letter(&self, mut letter: pb::DeadLetter) -> Result<(), Error> {
+    /// Sends one letter. A letter that the bus does not take names the task instead of carrying it.
+    async fn send_one(&self, mut letter: DeadLetter) -> bus::Result<()> {
         let (mut shorter, reason) = (SHORTER.iter(), letter.reason.clone());
         loop {
-            let record = Record { partition: 0, value: letter.encode_to_vec().into() };
+            let record = Record { partition: 0, value: wire::dead_letter(&letter) };
             match self.bus.publish(Topic::DeadLetters, &[record]).await {
                 Err(error @ bus::Error::TooLarge { .. }) => {
-                    let Some((without, shorten)) = shorter.next() else { return Err(error.into()) };
+                    let Some((without, shorten)) = shorter.next() else { return Err(error) };
                     shorten(&mut letter);
                     letter.reason = format!("{reason} ({without}: too large for this topic)");
                 }
@@ -75,11 +87,11 @@ impl Outbox {
         }
     }
 
-    /// Sends what could not be decoded, so that the ones behind it flow on.
-    pub async fn bury(&self, topic: Topic, poison: &[(bus::Message, String)]) -> Result<(), Error> {
+    /// Sends records that nobody can handle, so that the records behind them flow on.
+    pub async fn bury(&self, topic: Topic, poison: &[(bus::Message, String)]) -> bus::Result<()> {
         let letter = |(message, reason): &(bus::Message, String)| {
             tracing::warn!(%topic, partition = message.partition, offset = %message.offset, "poison: {reason}");
-            pb::DeadLetter {
+            DeadLetter {
                 reason: reason.clone(),
                 at_unix_ms: self.clock.now_unix_ms(),
                 topic: topic.as_str().to_owned(),
@@ -89,6 +101,6 @@ impl Outbox {
                 ..Default::default()
             }
         };
-        self.send_letters(poison.iter().map(letter).collect()).await
+        self.send(poison.iter().map(letter).collect()).await
     }
 }

@@ -1,0 +1,139 @@
+//! Agreement between processes: whose tasks Redis holds, who does a shared work, who owns a partition, what time it is.
+//!
+//! Every fact is a key beside those of the shards (`lua/README.md`). A lost key is safe: the ownership key starts the
+//! process over, a lease saves work only, and an epoch that fell back is raised again.
+
+mod watch;
+
+use std::{sync::Arc, time::Duration};
+
+use redis::{Cmd, RedisError};
+
+use crate::{
+    redis_pool::Redis,
+    runtime::{Clock, LoopError},
+};
+
+const LEASE: &str = include_str!("../../lua/lease.lua");
+/// Runs in a full Redis too: the owner of a partition moves its records to SQL.
+const RAISE: &str = "#!lua flags=allow-oom\nreturn redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])";
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "this Redis holds the tasks of another database ({owner}, not {store_id}); use the database that belongs to it, \
+         or another --redis-prefix, or an empty Redis"
+    )]
+    OfAnother { owner: String, store_id: String },
+    /// The ownership key is gone from Redis, so other keys are probably gone too.
+    #[error("redis has forgotten whose tasks it holds")]
+    Disowned,
+    #[error(transparent)]
+    Redis(#[from] RedisError),
+}
+
+impl Error {
+    /// Whether the same call may succeed later.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Redis(_))
+    }
+}
+
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
+        matches!(self, Self::Disowned)
+    }
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// One process among the others. Clones are the same process.
+#[derive(Clone)]
+pub struct Coordination {
+    redis: Redis,
+    /// The name of this process, which no other living process has.
+    process: Arc<str>,
+    clock: Clock,
+}
+
+impl Coordination {
+    pub fn new(redis: Redis, process: &str, clock: Clock) -> Self {
+        Self { redis, process: process.into(), clock }
+    }
+
+    /// Claims Redis for the database `store_id`, if no database has it. Fails when it holds the tasks of another.
+    pub async fn own(&self, store_id: &str) -> Result<()> {
+        // A full Redis refuses the write, so only a missing key is written.
+        let owner = match self.owner().await? {
+            Some(owner) => owner,
+            None => {
+                let key = self.owner_key();
+                let mut pipe = redis::pipe();
+                pipe.atomic().set_nx(&key, store_id).ignore().get(&key);
+                let (owner,): (String,) = pipe.query_async(&mut self.redis.conn()).await?;
+                owner
+            }
+        };
+        if owner != store_id {
+            return Err(Error::OfAnother { owner, store_id: store_id.to_owned() });
+        }
+        Ok(())
+    }
+
+    /// The database whose tasks this Redis holds; `None` when the key is gone.
+    async fn owner(&self) -> Result<Option<String>> {
+        Ok(redis::cmd("GET").arg(self.owner_key()).query_async(&mut self.redis.conn()).await?)
+    }
+
+    /// Takes or keeps the lease on a work that one process at a time does. Answers whether this process has it.
+    pub async fn lease(&self, work: &str, lease: Duration) -> Result<bool> {
+        let mut call = eval(LEASE, &format!("{}:lease:{work}", self.redis.prefix()));
+        call.arg(&*self.process).arg(lease.as_millis() as u64);
+        let has: u8 = call.query_async(&mut self.redis.conn()).await?;
+        Ok(has == 1)
+    }
+
+    /// Gives the lease back, if this process has it.
+    pub async fn release(&self, work: &str) -> Result<()> {
+        self.lease(work, Duration::ZERO).await?;
+        Ok(())
+    }
+
+    /// A new owner's epoch of a partition of `pipeline`. An enqueue with a lower epoch is refused from the next on.
+    pub async fn take_epoch(&self, partition: u32) -> Result<u64> {
+        self.raise_epoch(partition, 1).await
+    }
+
+    /// Raises a partition's epoch to `known`: a Redis that fell back may hand out a lower one.
+    pub async fn epoch_is_at_least(&self, partition: u32, known: u64) -> Result<()> {
+        let now = self.raise_epoch(partition, 0).await?;
+        if now < known {
+            // Two callers at once raise it too far, which does no harm.
+            self.raise_epoch(partition, known - now).await?;
+        }
+        Ok(())
+    }
+
+    async fn raise_epoch(&self, partition: u32, by: u64) -> Result<u64> {
+        let mut call = eval(RAISE, &format!("{}:epochs", self.redis.prefix()));
+        call.arg(partition).arg(by);
+        Ok(call.query_async(&mut self.redis.conn()).await?)
+    }
+
+    /// Redis's time, in unix ms. In a cluster one node answers, the same each time.
+    async fn time(&self) -> Result<i64> {
+        let call = eval("return redis.call('TIME')", &self.owner_key());
+        let (seconds, micros): (i64, i64) = call.query_async(&mut self.redis.conn()).await?;
+        Ok(seconds * 1000 + micros / 1000)
+    }
+
+    fn owner_key(&self) -> String {
+        format!("{}:store-id", self.redis.prefix())
+    }
+}
+
+fn eval(script: &str, key: &str) -> Cmd {
+    let mut call = redis::cmd("EVAL");
+    call.arg(script).arg(1).arg(key);
+    call
+}

@@ -1,0 +1,55 @@
+//! The loops of each process: the ownership key and Redis's clock, once a second.
+
+use std::time::{Duration, Instant};
+
+use super::{Coordination, Error, Result};
+use crate::runtime::{Loop, Policy, Supervisor};
+
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+impl Coordination {
+    /// Ends the round when Redis has lost the ownership key.
+    pub fn watch_owner(&self, store_id: String, supervisor: &Supervisor) {
+        let coordination = self.clone();
+        supervisor
+            .spawn_loop("owner", Policy::Restart, move |cx| coordination.clone().check_owner(store_id.clone(), cx));
+    }
+
+    async fn check_owner(self, store_id: String, cx: Loop) -> Result<()> {
+        while self.owner().await?.as_ref() == Some(&store_id) {
+            cx.beat();
+            if !self.pause(&cx).await {
+                return Ok(());
+            }
+        }
+        Err(Error::Disowned)
+    }
+
+    /// Makes this process's clock follow Redis's.
+    pub fn watch_clock(&self, supervisor: &Supervisor) {
+        let coordination = self.clone();
+        supervisor.spawn_loop("clock", Policy::Restart, move |cx| coordination.clone().keep_time(cx));
+    }
+
+    async fn keep_time(self, cx: Loop) -> Result<()> {
+        while self.pause(&cx).await {
+            self.follow_clock().await?;
+            cx.beat();
+        }
+        Ok(())
+    }
+
+    /// Asks Redis for its time once.
+    pub async fn follow_clock(&self) -> Result<()> {
+        let asked = Instant::now();
+        if let Some(by) = self.clock.follow(self.time().await?, asked) {
+            tracing::warn!("redis's clock stands {by} ms beside what this process took the time for: Redis's counts");
+        }
+        Ok(())
+    }
+
+    /// Waits; false at the stop.
+    async fn pause(&self, cx: &Loop) -> bool {
+        cx.stop.run_until_cancelled(self.clock.sleep(ASK_EVERY)).await.is_some()
+    }
+}

@@ -1,0 +1,118 @@
+//! The one reader of what all processes know about queues: open shards, unfinished tasks, full queues.
+//!
+//! Its cost grows with the queues that have something, not with the names that ever were.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use tokio::{sync::Mutex, time::Instant};
+
+use super::{Gates, Occupancy};
+use crate::{
+    queue::Queue,
+    runtime::{Clock, Policy, Supervisor},
+    store::{self, Store, StoredShard},
+};
+
+/// The age up to which shards, names and unfinished tasks are used.
+const EVERY: Duration = Duration::from_millis(500);
+/// The same for full queues.
+const PARKED_EVERY: Duration = Duration::from_secs(1);
+/// The same for the age of the oldest task.
+const OLDEST_EVERY: Duration = Duration::from_secs(2);
+/// How often all open shards are read. Changes may be missed: of a database that was set back, or by a taskd that does
+/// not number them.
+const WHOLE_EVERY: Duration = Duration::from_secs(60);
+
+/// The reader of one process, and how far it has read.
+pub struct QueueSync {
+    store: Arc<dyn Store>,
+    queue: Queue,
+    gates: Gates,
+    occupancy: Occupancy,
+    clock: Clock,
+    shards: Option<ShardsRead>,
+    parked: Option<Instant>,
+    oldest: Option<Instant>,
+}
+
+#[derive(Clone, Copy)]
+struct ShardsRead {
+    /// The last change that was read.
+    version: u64,
+    /// When all open shards were read.
+    whole: Instant,
+}
+
+impl QueueSync {
+    /// Reads for the first time. From then on it moves `gates` and `occupancy`.
+    pub async fn start(
+        store: Arc<dyn Store>,
+        queue: Queue,
+        gates: Gates,
+        occupancy: Occupancy,
+        clock: Clock,
+    ) -> store::Result<Self> {
+        let mut sync = Self { store, queue, gates, occupancy, clock, shards: None, parked: None, oldest: None };
+        sync.read().await?;
+        Ok(sync)
+    }
+
+    /// Goes on reading until the stop.
+    pub fn keep_on(self, supervisor: &Supervisor) {
+        let sync = Arc::new(Mutex::new(self));
+        supervisor.spawn_loop("queues", Policy::Restart, move |cx| {
+            let sync = Arc::clone(&sync);
+            async move {
+                let mut sync = sync.lock().await;
+                while cx.pause(EVERY).await {
+                    sync.read().await?;
+                    cx.beat();
+                }
+                Ok::<(), store::Error>(())
+            }
+        });
+    }
+
+    async fn read(&mut self) -> store::Result<()> {
+        self.read_shards().await?;
+        let unfinished = self.store.unfinished().await?.into_iter().collect();
+        self.occupancy.set_names(unfinished, self.queue.shards().into_iter().map(|shard| shard.queue));
+        if is_due(self.parked, PARKED_EVERY) {
+            self.gates.follow(&self.store.parked_queues().await?);
+            self.parked = Some(Instant::now());
+        }
+        if is_due(self.oldest, OLDEST_EVERY) {
+            let oldest = self.store.oldest_waiting(self.clock.now_unix_ms()).await?;
+            self.occupancy.set_oldest(oldest.into_iter().collect());
+            self.oldest = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    async fn read_shards(&mut self) -> store::Result<()> {
+        let known = self.shards.filter(|read| read.whole.elapsed() < WHOLE_EVERY);
+        let shards = self.store.shards(known.map(|read| read.version)).await?;
+        for StoredShard { id, is_open, .. } in &shards {
+            match is_open {
+                true => self.queue.add_shard(id),
+                false => self.queue.remove_shard(id),
+            }
+        }
+        if known.is_none() {
+            // A shard that was opened meanwhile comes back with the next change.
+            let open: HashSet<_> = shards.iter().map(|shard| &shard.id).collect();
+            self.queue.shards().iter().filter(|id| !open.contains(id)).for_each(|id| self.queue.remove_shard(id));
+        }
+        let last = shards.iter().map(|shard| shard.version).max();
+        self.shards = Some(match known {
+            // The version may be lower than before, if the database was set back.
+            None => ShardsRead { version: last.unwrap_or(0), whole: Instant::now() },
+            Some(read) => ShardsRead { version: last.unwrap_or(read.version), ..read },
+        });
+        Ok(())
+    }
+}
+
+fn is_due(at: Option<Instant>, every: Duration) -> bool {
+    at.is_none_or(|at| at.elapsed() >= every)
+}

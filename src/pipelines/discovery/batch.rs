@@ -1,0 +1,208 @@
+//! Batches: the tasks of concurrent callers go into SQL in one transaction, then to the bus.
+
+use std::{ops::Range, sync::Arc, time::Instant};
+
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+
+use super::{Context, Error, Failure, Unavailable};
+use crate::{
+    model::{StoredStatus, TaskId, TaskRow},
+    pipelines::publishing,
+    runtime::Loop,
+    store::{self, Inserted, NewRow},
+    telemetry::metrics::{self, Source},
+};
+
+/// Batches that wait to be published. Beyond that the next batch waits, and so do its callers.
+pub(super) const TO_PUBLISH: usize = 8;
+
+/// One caller's tasks on their way to SQL.
+pub(super) struct Pending {
+    pub(super) rows: Vec<TaskRow>,
+    pub(super) answer: oneshot::Sender<Result<Vec<Inserted>, Error>>,
+    pub(super) room: Room,
+}
+
+/// A caller's room in the buffer, by number and by weight.
+pub(super) type Room = [OwnedSemaphorePermit; 2];
+
+/// Stores batch after batch until the stop, and then the tasks that are left.
+pub(super) async fn insert(
+    context: Context,
+    receiver: &mut mpsc::UnboundedReceiver<Pending>,
+    stored: mpsc::Sender<Vec<TaskRow>>,
+    cx: Loop,
+) {
+    loop {
+        let first = tokio::select! {
+            biased;
+            first = cx.idle(receiver.recv()) => first,
+            () = cx.stop.cancelled() => receiver.try_recv().ok(),
+        };
+        let Some(first) = first else { return };
+        let batch = gather(&context, first, receiver).await;
+        let new = store(&context, batch).await;
+        if !new.is_empty() && stored.send(new).await.is_err() {
+            tracing::debug!("nobody publishes any more: the watchdog will");
+        }
+        cx.beat();
+    }
+}
+
+/// Publishes stored batches until there are no more. Batches that pile up go together.
+pub(super) async fn publish(
+    context: Context,
+    receiver: &mut mpsc::Receiver<Vec<TaskRow>>,
+    cx: Loop,
+) -> Result<(), Failure> {
+    loop {
+        let mut batches = Vec::new();
+        let count = tokio::select! {
+            biased;
+            count = cx.idle(receiver.recv_many(&mut batches, TO_PUBLISH)) => count,
+            // The inserter may still be storing. A last batch that is missed here stays in the outbox.
+            () = cx.stop.cancelled() => match receiver.try_recv() {
+                Ok(batch) => { batches.push(batch); 1 }
+                Err(_) => 0,
+            },
+        };
+        if count == 0 {
+            return Ok(());
+        }
+        let rows: Vec<&TaskRow> = batches.iter().flatten().collect();
+        context.publish(&rows).await?;
+        context.mark(&rows).await;
+        cx.beat();
+    }
+}
+
+/// Adds callers to the first one: those that wait, and those that come within the delay.
+async fn gather(context: &Context, first: Pending, receiver: &mut mpsc::UnboundedReceiver<Pending>) -> Vec<Pending> {
+    let (max, delay) = (context.settings.discovery.batch_max, context.settings.discovery.batch_delay);
+    let deadline = tokio::time::Instant::now() + delay;
+    let mut rows = first.rows.len();
+    let mut batch = vec![first];
+    while rows < max {
+        let next = match receiver.try_recv() {
+            Ok(next) => Some(next),
+            Err(_) if delay.is_zero() => None,
+            Err(_) => tokio::time::timeout_at(deadline, receiver.recv()).await.ok().flatten(),
+        };
+        let Some(next) = next else { break };
+        rows += next.rows.len();
+        batch.push(next);
+    }
+    batch
+}
+
+/// A caller whose tasks are being stored.
+struct Caller {
+    answer: oneshot::Sender<Result<Vec<Inserted>, Error>>,
+    /// Per task, its owner if the filter knows its key.
+    seen: Vec<Option<TaskId>>,
+    /// Its other tasks, among the rows of the batch.
+    rows: Range<usize>,
+    _room: Room,
+}
+
+impl Caller {
+    /// Answers per task, in order. `inserted` are the answers to its own rows.
+    fn tell(self, inserted: &[Inserted]) {
+        let mut inserted = inserted.iter().copied();
+        let answers = self.seen.into_iter().filter_map(|seen| match seen {
+            Some(id) => Some(Inserted::Duplicate { id, status: StoredStatus::Unfinished }),
+            None => inserted.next(),
+        });
+        // A caller that went away was promised nothing. Its tasks are kept all the same.
+        drop(self.answer.send(Ok(answers.collect())));
+    }
+
+    fn refuse(self, error: &Arc<store::Error>) {
+        drop(self.answer.send(Err(Error::Unavailable(Unavailable::Store(Arc::clone(error))))));
+    }
+}
+
+/// Stores a batch and answers its callers. Answers the new tasks that go to the bus now.
+async fn store(context: &Context, batch: Vec<Pending>) -> Vec<TaskRow> {
+    let started = Instant::now();
+    let (callers, rows) = unseen(context, batch).await;
+    let inserted = match insert_rows(context, &rows).await {
+        Ok(inserted) => {
+            count_batch(&callers, &inserted, started);
+            for caller in callers {
+                let rows = caller.rows.clone();
+                caller.tell(&inserted[rows]);
+            }
+            inserted.into_iter().map(Some).collect()
+        }
+        // One caller's rows are no reason to refuse the others.
+        Err(error) if !error.is_transient() && callers.len() > 1 => {
+            tracing::warn!("could not store {} tasks together, now by caller: {error}", tasks_of(&callers));
+            store_by_caller(context, callers, &rows).await
+        }
+        Err(error) => {
+            refuse(callers, error);
+            Vec::new()
+        }
+    };
+    let new = rows.into_iter().zip(inserted).filter(|(_, one)| *one == Some(Inserted::New)).map(|(row, _)| row.task);
+    new.filter(|row| publishing::goes_out_now(row, &context.gates, &context.settings)).collect()
+}
+
+/// Drops the tasks whose keys the filter knows; makes rows of the others.
+async fn unseen(context: &Context, batch: Vec<Pending>) -> (Vec<Caller>, Vec<NewRow>) {
+    let rows = batch.iter().flat_map(|pending| &pending.rows);
+    let keys: Vec<_> = rows.map(|row| (row.queue.clone(), row.key_hash)).collect();
+    let seen = context.filter.seen(&keys).await.unwrap_or_else(|error| {
+        tracing::debug!("the filter does not answer, SQL decides: {error}");
+        vec![None; keys.len()]
+    });
+    let (mut callers, mut rows, mut seen) = (Vec::with_capacity(batch.len()), Vec::new(), seen.into_iter());
+    for Pending { rows: tasks, answer, room } in batch {
+        let (seen, first): (Vec<_>, _) = (seen.by_ref().take(tasks.len()).collect(), rows.len());
+        let unseen = tasks.into_iter().zip(&seen).filter(|(_, seen)| seen.is_none());
+        rows.extend(unseen.map(|(task, _)| publishing::new_row(task, &context.gates, &context.settings)));
+        callers.push(Caller { answer, seen, rows: first..rows.len(), _room: room });
+    }
+    (callers, rows)
+}
+
+async fn insert_rows(context: &Context, rows: &[NewRow]) -> store::Result<Vec<Inserted>> {
+    if rows.is_empty() { Ok(Vec::new()) } else { context.store.insert(rows).await }
+}
+
+/// Stores each caller's rows in a transaction of their own. Answers per row, in order: `None` when it was refused.
+async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow]) -> Vec<Option<Inserted>> {
+    let mut all = Vec::with_capacity(rows.len());
+    for caller in callers {
+        let (started, rows) = (Instant::now(), &rows[caller.rows.clone()]);
+        match insert_rows(context, rows).await {
+            Ok(inserted) => {
+                count_batch(std::slice::from_ref(&caller), &inserted, started);
+                caller.tell(&inserted);
+                all.extend(inserted.into_iter().map(Some));
+            }
+            Err(error) => {
+                refuse(vec![caller], error);
+                all.extend(rows.iter().map(|_| None));
+            }
+        }
+    }
+    all
+}
+
+fn count_batch(callers: &[Caller], inserted: &[Inserted], started: Instant) {
+    let (tasks, created) = (tasks_of(callers), inserted.iter().filter(|one| **one == Inserted::New).count());
+    metrics::discovery_batch(Source::Api, tasks, created, tasks - created, started.elapsed());
+}
+
+/// Answers callers none of whose rows is stored.
+fn refuse(callers: Vec<Caller>, error: store::Error) {
+    tracing::warn!("could not store {} tasks: {error}", tasks_of(&callers));
+    let error = Arc::new(error);
+    callers.into_iter().for_each(|caller| caller.refuse(&error));
+}
+
+fn tasks_of(callers: &[Caller]) -> usize {
+    callers.iter().map(|caller| caller.seen.len()).sum()
+}

@@ -1,0 +1,77 @@
+//! The records of a batch by shard.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
+
+use super::{Error, Fanout};
+use crate::{
+    bus::{Message, Topic},
+    model::{Offset, PipelineTask, ShardId, TaskId},
+    queue::EnqueueTask,
+    store::TaskState,
+    telemetry::metrics::{self, FanoutBatch},
+    wire,
+};
+
+/// The records of one shard in one batch.
+#[derive(Default)]
+pub(super) struct Group {
+    pub(super) tasks: Vec<EnqueueTask>,
+    pub(super) upto: Offset,
+}
+
+pub(super) type Groups = BTreeMap<ShardId, Group>;
+
+impl Fanout {
+    /// Sorts the batch by shard. Leaves out tasks that SQL shows final, and buries records that nobody can enqueue.
+    pub(super) async fn groups(&self, messages: &[Message], done: &mut FanoutBatch) -> Result<Groups, Error> {
+        let grace_ms = i64::try_from(self.0.settings.watchdog.grace.as_millis()).unwrap_or(i64::MAX);
+        let now = self.0.clock.now_unix_ms();
+        // A record from the future was published before the clock stepped back.
+        let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);
+        let (mut records, mut poison, mut ask) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
+        for message in messages {
+            match wire::read_pipeline_record(&message.value) {
+                Ok(task) => {
+                    if task.again || !recent.contains(&task.published_unix_ms) {
+                        ask.push(task.id);
+                    }
+                    records.push((message, task));
+                }
+                Err(reason) => poison.push((message.clone(), reason)),
+            }
+        }
+        if let Some(oldest) = records.iter().map(|(_, task)| task.published_unix_ms).min() {
+            let age_ms = u64::try_from(now.saturating_sub(oldest)).unwrap_or(0);
+            metrics::fanout_oldest(Duration::from_millis(age_ms));
+        }
+        done.poison = poison.len();
+        self.0.letters.bury(Topic::Pipeline, &poison).await?;
+        let states = if ask.is_empty() { Vec::new() } else { self.0.store.states(&ask).await? };
+        let mut states: HashMap<TaskId, TaskState> = states.into_iter().map(|state| (state.id, state)).collect();
+        let asked: HashSet<_> = ask.into_iter().collect();
+
+        let mut groups = Groups::new();
+        for (message, task) in records {
+            let PipelineTask { id, queue, replicas, not_before_unix_ms, body, .. } = task;
+            let group = groups.entry(ShardId { queue, number: message.partition }).or_default();
+            group.upto = message.offset;
+            let mut credited = Vec::new();
+            if asked.contains(&id) {
+                match states.remove(&id) {
+                    Some(state) if !state.status.is_final() => credited = state.workers,
+                    // The task is final or removed, stands twice in this batch, or belongs to a replaced store.
+                    _ => {
+                        done.again_final += 1;
+                        continue;
+                    }
+                }
+            }
+            let offset = message.offset;
+            group.tasks.push(EnqueueTask { offset, id, replicas, not_before_unix_ms, body, credited });
+        }
+        Ok(groups)
+    }
+}

@@ -1,0 +1,39 @@
+//! New rows of the outbox: who publishes them, and when.
+
+use std::time::Duration;
+
+use crate::{
+    config::Settings,
+    model::TaskRow,
+    pipelines::admission::Gates,
+    store::{NewRow, Unpublished},
+};
+
+/// A row as it goes into the store, with the reason why it is not on the bus yet.
+pub fn new_row(task: TaskRow, gates: &Gates, settings: &Settings) -> NewRow {
+    let publish_at = publish_at(&task, settings);
+    let (unpublished, due_unix_ms) = if publish_at > task.created_unix_ms {
+        (Unpublished::Scheduled, publish_at)
+    } else if gates.is_closed(&task.queue) {
+        (Unpublished::Parked, 0)
+    } else {
+        (Unpublished::Fresh, task.created_unix_ms + ms(settings.watchdog.republish_after))
+    };
+    NewRow { task, unpublished, due_unix_ms }
+}
+
+/// Whether the process that stored the row publishes it at once.
+///
+/// The gate may have moved since [`new_row`] asked it. The watchdog finds a row that nobody publishes.
+pub fn goes_out_now(task: &TaskRow, gates: &Gates, settings: &Settings) -> bool {
+    publish_at(task, settings) <= task.created_unix_ms && !gates.is_closed(&task.queue)
+}
+
+/// From when on the task may go to the bus. A task that is due beyond the horizon stays in SQL until then.
+fn publish_at(task: &TaskRow, settings: &Settings) -> i64 {
+    task.not_before_unix_ms - ms(settings.watchdog.horizon)
+}
+
+fn ms(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}

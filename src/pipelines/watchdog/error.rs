@@ -1,0 +1,70 @@
+//! Why a loop of the watchdog ended.
+
+use redis::RedisError;
+
+use crate::{
+    bus,
+    model::{QueueName, ShardId},
+    pipelines::publishing,
+    queue::{self, FailedRound},
+    runtime::LoopError,
+    store,
+};
+
+/// Why a loop of the watchdog ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error(transparent)]
+    Bus(#[from] bus::Error),
+    #[error(transparent)]
+    Queue(#[from] queue::Error),
+    #[error(transparent)]
+    Publish(#[from] publishing::Error),
+    #[error("cannot {step} {shard}")]
+    Shard {
+        step: &'static str,
+        shard: ShardId,
+        #[source]
+        cause: Box<Error>,
+    },
+    #[error("cannot forget the filter of {queue}")]
+    Filter {
+        queue: QueueName,
+        #[source]
+        cause: RedisError,
+    },
+    #[error("task-results is not read to its end")]
+    ReportsUnread,
+    #[error("the process is stopping")]
+    Stopping,
+}
+
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
+        match self {
+            Self::Bus(error) => error.ends_round(),
+            Self::Publish(error) => error.ends_round(),
+            Self::Shard { cause, .. } => cause.ends_round(),
+            _ => false,
+        }
+    }
+}
+
+impl Error {
+    /// Whether Redis lost the shard, or it is closed.
+    pub(super) fn is_without_generation(&self) -> bool {
+        matches!(self, Self::Queue(queue::Error::NoGeneration))
+    }
+
+    pub(super) fn of_shard(self, step: &'static str, shard: &ShardId) -> Self {
+        Self::Shard { step, shard: shard.clone(), cause: Box::new(self) }
+    }
+}
+
+impl<E: Into<Error>> From<FailedRound<E>> for Error {
+    fn from(FailedRound { step, shard, cause }: FailedRound<E>) -> Self {
+        cause.into().of_shard(step, &shard)
+    }
+}

@@ -1,0 +1,121 @@
+//! Parked rows go to the bus when their queue has room.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{Context, Error, republish::Republish};
+use crate::{
+    bus::{Bus, Topic},
+    config::Settings,
+    model::{QueueName, TaskId},
+    pipelines::{admission::Gates, publishing::Last},
+    queue::{self, Queue},
+    store::Store,
+    telemetry::metrics::Republished,
+};
+
+/// When released tasks are late, the watchdog asks whether the topic was made anew. Then no reader ever reaches their
+/// offsets.
+const LATE: Duration = Duration::from_secs(10);
+
+#[derive(Clone)]
+pub(super) struct Parked {
+    store: Arc<dyn Store>,
+    bus: Arc<dyn Bus>,
+    queue: Queue,
+    gates: Gates,
+    settings: Arc<Settings>,
+    republish: Republish,
+    on_their_way: OnTheirWay,
+}
+
+/// Released tasks that the fanout has not read yet, by queue, and since when.
+type OnTheirWay = HashMap<QueueName, (Last, Instant)>;
+
+impl Parked {
+    pub(super) fn new(context: &Context) -> Self {
+        let Context { store, bus, queue, gates, settings, .. } = context.clone();
+        let republish = Republish::new(context);
+        Self { store, bus, queue, gates, settings, republish, on_their_way: OnTheirWay::new() }
+    }
+
+    /// Closes the gates of queues with parked tasks. Another process may have parked them.
+    pub(super) async fn close_gates(&self) -> Result<(), Error> {
+        for queue in self.store.parked_queues().await? {
+            self.gates.close(&queue);
+        }
+        Ok(())
+    }
+
+    /// Whether the fanout has not read all released tasks yet.
+    pub(super) fn are_on_their_way(&self) -> bool {
+        !self.on_their_way.is_empty()
+    }
+
+    /// Publishes parked tasks of queues that have room again. Opens the gate of a queue that has none parked.
+    pub(super) async fn release(&mut self, refused: &mut HashSet<TaskId>) -> Result<(), Error> {
+        self.follow_released().await?;
+        for queue in self.gates.closed() {
+            // The tasks that were released last are not counted in their shards yet.
+            if self.on_their_way.contains_key(&queue) || !self.has_room(&queue).await? {
+                continue;
+            }
+            let parked = self.store.parked(&queue, self.settings.watchdog.batch_max, refused).await?;
+            if parked.is_empty() {
+                self.gates.open(&queue);
+                continue;
+            }
+            let rows: Vec<_> = parked.iter().map(|row| (&row.task, row.turn)).collect();
+            let last = self.republish.publish(&rows, Republished::Unparked, refused).await?;
+            self.on_their_way.insert(queue, (last, Instant::now()));
+        }
+        Ok(())
+    }
+
+    /// Forgets released tasks that the fanout has read, or that a topic made anew does not have.
+    async fn follow_released(&mut self) -> Result<(), Error> {
+        if self.on_their_way.is_empty() {
+            return Ok(());
+        }
+        let committed = self.bus.committed(Topic::Pipeline).await?;
+        let read = |partition: u32| committed.get(partition as usize).copied().flatten();
+        self.on_their_way.retain(|_, (released, _)| {
+            released.retain(|partition, last| read(*partition) < Some(*last));
+            !released.is_empty()
+        });
+        for (released, since) in self.on_their_way.values_mut().filter(|(_, since)| since.elapsed() > LATE) {
+            for (partition, last) in released.clone() {
+                if self.bus.lies_beyond(Topic::Pipeline, partition, last).await? {
+                    released.remove(&partition);
+                }
+            }
+            *since = Instant::now();
+        }
+        self.on_their_way.retain(|_, (released, _)| !released.is_empty());
+        Ok(())
+    }
+
+    /// Whether every shard of the queue is below nine tenths of its high water.
+    async fn has_room(&self, queue: &QueueName) -> Result<bool, Error> {
+        let settings = self.settings.queues.get(queue);
+        for shard in self.queue.shards_of(queue) {
+            let stats = match self.queue.stats(&shard.id).await {
+                Err(queue::Error::NoGeneration) => return Ok(false),
+                other => other?,
+            };
+            let nine_tenths = |bound: u64| bound - bound / 10;
+            if stats.ahead >= nine_tenths(settings.high_water_tasks)
+                || stats.waiting_bytes >= nine_tenths(settings.high_water_bytes)
+                || stats.live >= nine_tenths(settings.live_tasks_max())
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}

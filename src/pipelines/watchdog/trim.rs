@@ -1,0 +1,44 @@
+//! Old records that everybody has read leave the bus.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{Context, Error, Lead};
+use crate::{
+    bus::{Bus, Keep, Topic},
+    runtime::Loop,
+    telemetry::metrics,
+};
+
+const EVERY: Duration = Duration::from_secs(60);
+
+#[derive(Clone)]
+pub(super) struct Trim {
+    bus: Arc<dyn Bus>,
+    keep: Keep,
+    lead: Lead,
+}
+
+impl Trim {
+    pub(super) fn new(context: &Context, lead: &Lead) -> Self {
+        let settings = &context.settings;
+        let keep = Keep { age: settings.topic_retention, records: settings.topic_retention_records };
+        Self { bus: Arc::clone(&context.bus), keep, lead: lead.clone() }
+    }
+
+    pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
+        while self.lead.wait(&cx).await {
+            let started = Instant::now();
+            for topic in Topic::ALL {
+                let trimmed = self.bus.trim(topic, self.keep).await?;
+                if trimmed > 0 {
+                    tracing::debug!(%topic, "deleted {trimmed} old records of {topic}");
+                }
+            }
+            metrics::watchdog_step("trim", started.elapsed());
+            cx.idle(cx.pause(EVERY)).await;
+        }
+        Ok(())
+    }
+}

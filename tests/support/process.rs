@@ -1,0 +1,112 @@
+//! A process of which a test starts the pipelines that it needs.
+
+use std::sync::Arc;
+
+use taskd::{
+    bus::Bus,
+    config::Settings,
+    coordination::Coordination,
+    dedup::Filter,
+    pipelines::{
+        admission::{Gates, Occupancy, QueueSync},
+        discovery, fanout,
+        publishing::{DeadLetters, Publisher},
+        watchdog,
+    },
+    queue::Queue,
+    redis_pool::Redis,
+    runtime::{Clock, Supervisor},
+    store::Store,
+};
+
+/// One process over its backends.
+pub(crate) struct Process {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) bus: Arc<dyn Bus>,
+    pub(crate) queue: Queue,
+    pub(crate) gates: Gates,
+    pub(crate) clock: Clock,
+    coordination: Coordination,
+    filter: Filter,
+    occupancy: Occupancy,
+}
+
+impl Process {
+    pub(crate) fn new(redis: &Redis, store: &Arc<dyn Store>, bus: Arc<dyn Bus>) -> Self {
+        Self::with_clock(redis, store, bus, Clock::of_this_machine())
+    }
+
+    pub(crate) fn with_clock(redis: &Redis, store: &Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
+        Self {
+            store: Arc::clone(store),
+            bus,
+            queue: Queue::new(redis.clone()),
+            gates: Gates::default(),
+            coordination: Coordination::new(redis.clone(), "p", clock.clone()),
+            clock,
+            filter: Filter::new(redis.clone()),
+            occupancy: Occupancy::default(),
+        }
+    }
+
+    pub(crate) fn publisher(&self) -> Publisher {
+        Publisher::new(Arc::clone(&self.store), Arc::clone(&self.bus), self.clock.clone())
+    }
+
+    fn letters(&self) -> DeadLetters {
+        DeadLetters::new(Arc::clone(&self.bus), self.clock.clone())
+    }
+
+    /// Keeps what the process knows about queues up to date.
+    pub(crate) async fn sync_queues(&self, supervisor: &Supervisor) {
+        let (gates, occupancy) = (self.gates.clone(), self.occupancy.clone());
+        let (store, queue) = (Arc::clone(&self.store), self.queue.clone());
+        QueueSync::start(store, queue, gates, occupancy, self.clock.clone()).await.unwrap().keep_on(supervisor);
+    }
+
+    pub(crate) fn discovery(&self, settings: &Arc<Settings>, supervisor: &Supervisor) -> discovery::Handle {
+        let context = discovery::Context {
+            store: Arc::clone(&self.store),
+            bus: Arc::clone(&self.bus),
+            filter: self.filter.clone(),
+            publisher: self.publisher(),
+            letters: self.letters(),
+            gates: self.gates.clone(),
+            occupancy: self.occupancy.clone(),
+            clock: self.clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        discovery::start(context, supervisor)
+    }
+
+    pub(crate) fn fanout(&self, settings: &Arc<Settings>, supervisor: &Supervisor) {
+        let context = fanout::Context {
+            store: Arc::clone(&self.store),
+            bus: Arc::clone(&self.bus),
+            queue: self.queue.clone(),
+            coordination: self.coordination.clone(),
+            letters: self.letters(),
+            gates: self.gates.clone(),
+            clock: self.clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        fanout::start(context, supervisor);
+    }
+
+    pub(crate) fn watchdog(&self, settings: &Arc<Settings>, supervisor: &Supervisor) {
+        let context = watchdog::Context {
+            store: Arc::clone(&self.store),
+            bus: Arc::clone(&self.bus),
+            queue: self.queue.clone(),
+            coordination: self.coordination.clone(),
+            filter: self.filter.clone(),
+            publisher: self.publisher(),
+            letters: self.letters(),
+            gates: self.gates.clone(),
+            occupancy: self.occupancy.clone(),
+            clock: self.clock.clone(),
+            settings: Arc::clone(settings),
+        };
+        watchdog::start(context, supervisor);
+    }
+}
