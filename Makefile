@@ -33,6 +33,7 @@ test: ## Everything that CI checks: format, lints, all tests against real server
 	@scripts/install-deps checkers
 	@scripts/test
 
+# Most tests wait more than they compute: more of them at once than there are cores.
 .PHONY: quick
 quick: ## Format, lints and the tests that need no more than redis-server: a minute after a change of one file
 	@scripts/install-deps run
@@ -40,7 +41,7 @@ quick: ## Format, lints and the tests that need no more than redis-server: a min
 	@scripts/check-dependencies
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
-	cargo test --locked --lib --bins --test it
+	cargo test --locked --lib --test it -- --test-threads $(or $(RUST_TEST_THREADS),8)
 
 .PHONY: proto
 proto: ## Generate src/wire/pb after a change of proto/

@@ -15,10 +15,10 @@ use taskd::{
 };
 
 use crate::{
-    Scale,
     progress::Progress,
     redis_server::RedisServer,
     report::{Row, Runs, Table, Unit, quantile},
+    scale::Scale,
 };
 
 const PREFIX: &str = "bench";

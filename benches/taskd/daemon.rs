@@ -41,7 +41,7 @@ impl Daemon {
 
     /// `config`: what its file says.
     pub(crate) async fn start_as(pipelines: &str, arguments: &[String], config: &str) -> anyhow::Result<Self> {
-        let folder = crate::folder()?;
+        let folder = crate::folder::folder()?;
         let [http, grpc] = [free_address()?, free_address()?];
         let log = File::create(folder.path().join("taskd.log"))?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));

@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, MySqlConnection, QueryBuilder, Row, Sq
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::{limits::take, servers::connect};
+use crate::{limits::take, lines, servers::connect};
 
 /// A taskd's, asked past it.
 pub(crate) enum Database {
@@ -127,7 +127,7 @@ async fn insert_batch(conn: &mut MySqlConnection, numbers: std::ops::Range<usize
     let mut rows: Vec<_> = numbers
         .map(|number| {
             let hash = <sha2::Sha256 as sha2::Digest>::digest(number.to_be_bytes());
-            (Uuid::now_v7(), hash.to_vec(), crate::production::key(number))
+            (Uuid::now_v7(), hash.to_vec(), lines::key(number))
         })
         .collect();
     // As taskd: everybody takes the keys in one order.
@@ -140,7 +140,7 @@ async fn insert_batch(conn: &mut MySqlConnection, numbers: std::ops::Range<usize
         row.push_bind(id.as_bytes().to_vec()).push_bind(hash).push_bind("bench").push_bind(0_i64);
         row.push_bind(key.into_bytes()).push_bind(1_i64).push_bind(2_i64).push_bind(5_i64).push_bind(30_000_i64);
         row.push_bind(0_i64).push_bind("[]").push_bind("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
-        row.push_bind(1_i64).push_bind(1_i64).push_bind(1_i64).push_bind(crate::production::PAYLOAD.as_bytes());
+        row.push_bind(1_i64).push_bind(1_i64).push_bind(1_i64).push_bind(lines::PAYLOAD.as_bytes());
     });
     // The first column again where the key is known: not IGNORE, which would also swallow data that does not fit.
     insert.push(" ON DUPLICATE KEY UPDATE id = id").build().execute(conn).await?;

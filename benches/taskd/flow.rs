@@ -17,11 +17,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::{
-    Scale,
     daemon::{Counts, Daemon},
     limits::{self, take},
     progress::Progress,
     report::{Row, Runs, Table, Unit, quantile},
+    scale::Scale,
+    work::{Work, pause},
 };
 
 const CHANNELS: usize = 4;
@@ -29,22 +30,6 @@ const QUEUE: &str = "bench";
 const PAYLOAD: [u8; 100] = [b'x'; 100];
 /// Long enough that no call is repeated because of it.
 pub(crate) const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration { seconds: 20, nanos: 0 });
-
-/// Who does how much at once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Work {
-    pub(crate) tasks: usize,
-    pub(crate) inserters: usize,
-    pub(crate) insert_batch: usize,
-    pub(crate) workers: usize,
-    /// Tasks of a get call, and of the complete call behind it.
-    pub(crate) batch: usize,
-}
-
-/// Between single tasks: long enough that everything is idle again, and in no rhythm with taskd's own loops.
-pub(crate) fn pause(sample: usize) -> Duration {
-    Duration::from_micros(5_000 + (sample as u64 * 2_654_435_761) % 10_000)
-}
 
 /// The limits in one run.
 #[derive(Default)]

@@ -16,10 +16,8 @@ use rdkafka::{
     producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, ThreadedProducer},
 };
 
-use crate::servers::Place;
+use crate::servers::{LIMIT, Place};
 
-/// The topic that the producer writes.
-pub(crate) const LIMIT: &str = "limit";
 const WITHIN: Duration = Duration::from_secs(120);
 
 fn consumer(place: &Place<'_>) -> anyhow::Result<BaseConsumer> {

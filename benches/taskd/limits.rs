@@ -18,7 +18,11 @@ use sqlx::{
 use tonic::transport::Channel;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
-use crate::{flow, redis_server::RedisServer, report::quantile};
+use crate::{
+    redis_server::RedisServer,
+    report::quantile,
+    work::{Work, pause},
+};
 
 /// Of a task with a payload of 100 bytes: what stands in Redis.
 const ELEMENT: [u8; 200] = [b'x'; 200];
@@ -99,8 +103,8 @@ impl Redis {
     }
 
     /// Both at once.
-    pub(crate) fn whole(&self, work: &flow::Work) -> anyhow::Result<f64> {
-        let flow::Work { tasks, inserters, insert_batch, workers, batch } = *work;
+    pub(crate) fn whole(&self, work: &Work) -> anyhow::Result<f64> {
+        let Work { tasks, inserters, insert_batch, workers, batch } = *work;
         let mut connections = self.connect(inserters + workers)?;
         let (left, done) = (AtomicUsize::new(tasks / insert_batch), AtomicUsize::new(0));
         let began = Instant::now();
@@ -136,7 +140,7 @@ impl Redis {
         on_threads(&mut connections, |number, conn| {
             for (sample, began) in began.iter().enumerate() {
                 if number == 0 {
-                    std::thread::sleep(flow::pause(sample));
+                    std::thread::sleep(pause(sample));
                     *began.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
                     redis::cmd("LPUSH").arg("l").arg(&ELEMENT[..]).exec(conn)?;
                 } else {
@@ -225,7 +229,7 @@ const ROWS: usize = 250;
 
 impl Sqlite {
     pub(crate) async fn start() -> anyhow::Result<Self> {
-        let folder = crate::folder()?;
+        let folder = crate::folder::folder()?;
         let options = SqliteConnectOptions::new()
             .filename(folder.path().join("limit.db"))
             .create_if_missing(true)
@@ -275,7 +279,7 @@ impl Sqlite {
     pub(crate) async fn insert_one(&mut self, samples: usize) -> anyhow::Result<f64> {
         let mut micros = Vec::new();
         for sample in 0..samples {
-            tokio::time::sleep(flow::pause(sample)).await;
+            tokio::time::sleep(pause(sample)).await;
             let began = Instant::now();
             self.insert_batch(1).await?;
             micros.push(began.elapsed().as_secs_f64() * 1e6);

@@ -4,12 +4,17 @@
 //! Figures depend on the machine and its mood, ratios much less: each is taken run by run against limits measured a moment before. A run
 //! that lost or doubled a task, or in which anything was answered otherwise than it should be, ends with an error and without a figure.
 
+// A run awaits what it spawns, or ends with it.
+#![allow(clippy::disallowed_methods)]
+
 mod claim;
 mod daemon;
 mod database;
 mod flow;
+mod folder;
 mod kafka;
 mod limits;
+mod lines;
 mod machine;
 mod production;
 mod progress;
@@ -17,15 +22,18 @@ mod queues;
 mod rebuild;
 mod redis_server;
 mod report;
+mod scale;
 mod servers;
+mod work;
 
 use anyhow::Context;
 use clap::Parser;
 
+use folder::folder;
 use machine::Machine;
 use progress::Progress;
 use report::{Form, Table};
-use tempfile::TempDir;
+use scale::Scale;
 
 /// Measures taskd beside the limits of this machine
 #[derive(Parser)]
@@ -45,66 +53,6 @@ struct Args {
     /// Given by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
-}
-
-/// How much is measured.
-pub(crate) struct Scale {
-    pub(crate) runs: usize,
-    pub(crate) flow_tasks: usize,
-    pub(crate) flow_single_tasks: usize,
-    pub(crate) latency_samples: usize,
-    /// Tasks that wait while something is claimed.
-    pub(crate) waiting: Vec<usize>,
-    /// Claims of one kind in one run.
-    pub(crate) claims: usize,
-    /// Lines inserted through HTTP.
-    pub(crate) lines: usize,
-    /// Tasks of a fanout that is behind, and of a Redis that is lost.
-    pub(crate) rebuilt: usize,
-    /// Empty queues, each time more.
-    pub(crate) queues: Vec<usize>,
-    /// Queues that come while another works.
-    pub(crate) new_names: usize,
-    /// NUM of tasks.
-    pub(crate) replicas: Vec<u32>,
-    pub(crate) tasks_of_replicas: usize,
-}
-
-impl Scale {
-    fn full() -> Self {
-        Self {
-            runs: 3,
-            // Below the 100,000 at which a queue is full.
-            flow_tasks: 80_000,
-            flow_single_tasks: 20_000,
-            latency_samples: 300,
-            waiting: vec![10, 10_000, 1_000_000],
-            claims: 200,
-            lines: 60_000,
-            rebuilt: 100_000,
-            queues: vec![1, 1000, 10_000],
-            new_names: 1000,
-            replicas: vec![1, 10, 100, 1000],
-            tasks_of_replicas: 100,
-        }
-    }
-
-    fn quick() -> Self {
-        Self {
-            runs: 1,
-            flow_tasks: 5_000,
-            flow_single_tasks: 1_000,
-            latency_samples: 20,
-            waiting: vec![10, 2_000],
-            claims: 20,
-            lines: 4_000,
-            rebuilt: 4_000,
-            queues: vec![1, 20],
-            new_names: 50,
-            replicas: vec![1, 5],
-            tasks_of_replicas: 10,
-        }
-    }
 }
 
 fn main() -> anyhow::Result<()> {
@@ -158,10 +106,4 @@ async fn run(args: Args) -> anyhow::Result<()> {
 
 fn show(form: Form, tables: &[Table]) {
     tables.iter().for_each(|table| table.print(form));
-}
-
-/// A folder for what a benchmark writes, on the disk that TMPDIR names.
-pub(crate) fn folder() -> anyhow::Result<TempDir> {
-    // A short name: the path of a socket holds 107 bytes.
-    tempfile::Builder::new().prefix("taskd-").tempdir().context("cannot make a folder")
 }

@@ -1,32 +1,23 @@
 //! taskd on MariaDB and Kafka: insert through HTTP, fanout from Kafka, and the way back when Redis has lost everything; beside the least that
 //! those servers must do for the same tasks.
 
-use std::{fmt::Write as _, sync::Arc, time::Instant};
+use std::time::Instant;
 
 use anyhow::ensure;
-use bytes::Bytes;
-use futures::future;
 use taskd::{bus::Topic, telemetry::metrics::FANOUT_ENQUEUED};
 
 use crate::{
-    Scale,
     daemon::{Counts, Daemon},
     database, kafka, limits,
+    lines::{CONFIG, CONNECTIONS, QUEUE, insert},
     progress::Progress,
     rebuild::Rebuilds,
     report::{Row, Runs, Table, Unit},
+    scale::Scale,
     servers::{Place, Servers},
 };
 
-const CONNECTIONS: usize = 4;
 const BATCH: usize = 1000;
-pub(crate) const QUEUE: &str = "bench";
-/// Each so-manieth task is for two workers.
-pub(crate) const FOR_TWO: usize = 10;
-/// More than any queue gets, so that nothing is parked; leases that outlast everything; and what waited for its fanout is not looked up.
-pub(crate) const CONFIG: &str = "grace = \"10m\"\n[queues.default]\nhigh_water_tasks = 1000000\nlease = \"10m\"\n";
-pub(crate) const PAYLOAD: &str = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\
-                                  xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
 
 #[derive(Default)]
 struct Limits {
@@ -43,10 +34,6 @@ struct Figures {
     duplicates: Runs,
     insert_alone: Runs,
     fanout: Runs,
-}
-
-pub(crate) fn key(number: usize) -> String {
-    format!("https://www.example.org/pages/{number:012}")
 }
 
 pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Table>> {
@@ -144,39 +131,6 @@ async fn fanout_rate(daemon: &Daemon, count: usize) -> anyhow::Result<f64> {
 
 fn rate(tasks: usize, began: Instant) -> f64 {
     tasks as f64 / began.elapsed().as_secs_f64()
-}
-
-/// Inserts tasks as lines, from all connections at once, until each is answered so.
-pub(crate) async fn insert(daemon: &Daemon, queue: &str, count: usize, wanted: &str) -> anyhow::Result<()> {
-    let status = Arc::<str>::from(format!("{{\"status\":\"{wanted}\""));
-    let each = count.div_ceil(CONNECTIONS);
-    let parts = (0..count).step_by(each).map(|first| first..count.min(first + each));
-    let parts: Vec<_> = parts.map(|numbers| (numbers.len(), lines(queue, numbers))).collect();
-    let calls = parts.into_iter().map(|(sent, lines)| {
-        let status = Arc::clone(&status);
-        async move {
-            let mut answered = 0;
-            let read = |line: &str| {
-                ensure!(line.starts_with(&*status), "a line was answered {line}");
-                answered += 1;
-                Ok(())
-            };
-            daemon.insert_lines(lines, read).await?;
-            ensure!(answered == sent, "{answered} of {sent} lines were answered");
-            Ok(())
-        }
-    });
-    future::try_join_all(calls).await.map(drop)
-}
-
-fn lines(queue: &str, numbers: std::ops::Range<usize>) -> Bytes {
-    let mut text = String::with_capacity(numbers.len() * 240);
-    for number in numbers {
-        let (key, replicas) = (key(number), 1 + usize::from(number % FOR_TWO == 0));
-        let task = format_args!(r#"{{"queue":"{queue}","key":"{key}","replicas":{replicas},"payload":"{PAYLOAD}"}}"#);
-        writeln!(text, "{task}").expect("a String takes everything");
-    }
-    text.into()
 }
 
 fn table(scale: &Scale, servers: &Servers, limits: &Limits, figures: &Figures) -> Table {

@@ -16,12 +16,12 @@ use taskd::{
 use tonic::transport::Channel;
 
 use crate::{
-    Scale,
     claim::Bed,
     daemon::{Counts, Daemon, Used},
     flow::{WAIT, complete, new_task},
     progress::Progress,
     report::{Row, Runs, Table, Unit, quantile},
+    scale::Scale,
 };
 
 const MANY: &str = "max_queues = 20000";

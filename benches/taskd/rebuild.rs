@@ -10,7 +10,7 @@ use crate::{
     daemon::{Counts, Daemon},
     database::Database,
     limits,
-    production::{CONFIG, FOR_TWO, QUEUE, insert},
+    lines::{CONFIG, FOR_TWO, QUEUE, insert},
     redis_server::RedisServer,
     report::{Row, Runs, Table, Unit},
     servers::Place,

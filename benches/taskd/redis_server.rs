@@ -15,7 +15,7 @@ pub(crate) struct RedisServer {
 impl RedisServer {
     /// Fsync always, as embedded.
     pub(crate) async fn start() -> anyhow::Result<Self> {
-        let folder = crate::folder()?;
+        let folder = crate::folder::folder()?;
         let server = embedded::RedisServer::start(&DataDir::lock(folder.path())?).await?;
         let conn = redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
         Ok(Self { server, conn, _folder: folder })

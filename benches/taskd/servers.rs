@@ -50,6 +50,9 @@ pub(crate) async fn connect(url: &str) -> anyhow::Result<MySqlConnection> {
     Ok(MySqlConnectOptions::from_str(url)?.disable_statement_logging().connect().await?)
 }
 
+/// The topic of a producer alone, the limit of Kafka.
+pub(crate) const LIMIT: &str = "limit";
+
 /// A taskd's database and topics, and a redis-server.
 pub(crate) struct Place<'a> {
     servers: &'a Servers,
@@ -115,8 +118,7 @@ impl<'a> Place<'a> {
     /// The servers are as before.
     pub(crate) async fn remove(self) -> anyhow::Result<()> {
         self.on_server(format!("DROP DATABASE {}", self.name)).await?;
-        let topics: Vec<String> =
-            Topic::ALL.iter().map(|topic| self.topic(topic)).chain([self.topic(crate::kafka::LIMIT)]).collect();
+        let topics: Vec<String> = Topic::ALL.iter().map(|topic| self.topic(topic)).chain([self.topic(LIMIT)]).collect();
         let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
         // Not all are there after an error.
         self.admin()?.delete_topics(&topics, &AdminOptions::new()).await?;

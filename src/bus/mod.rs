@@ -4,12 +4,14 @@
 
 pub mod kafka;
 pub mod redis_streams;
+mod watch;
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
+pub use self::watch::watch_partitions;
 use crate::{model::Offset, runtime::LoopError};
 
 #[derive(Debug, thiserror::Error)]

@@ -2,6 +2,7 @@
 
 mod environment;
 pub mod insert;
+mod run;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -10,6 +11,7 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
+pub use self::run::run;
 use crate::config::{self, Loaded, Options, Origins, Settings};
 
 /// Exit code for a wrong command line or configuration, and for a server that `insert` cannot reach.

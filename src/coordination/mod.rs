@@ -21,8 +21,8 @@ const RAISE: &str = "#!lua flags=allow-oom\nreturn redis.call('HINCRBY', KEYS[1]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "this Redis holds the tasks of another database ({owner}, not {store_id}); use the database that belongs to it, \
-         or another --redis-prefix, or an empty Redis"
+        "this Redis holds the tasks of another database ({owner}, not {store_id}); use the database that belongs to \
+         it, or another --redis-prefix, or an empty Redis"
     )]
     OfAnother { owner: String, store_id: String },
     /// The ownership key is gone from Redis, so other keys are probably gone too.
@@ -33,7 +33,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed later.
+    /// True if the same call may succeed later.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Redis(_))
     }
@@ -89,6 +89,9 @@ impl Coordination {
     pub async fn lease(&self, work: &str, lease: Duration) -> Result<bool> {
         let mut call = eval(LEASE, &format!("{}:lease:{work}", self.redis.prefix()));
         call.arg(&*self.process).arg(lease.as_millis() as u64);
+        if let Some(now) = self.clock.moved_unix_ms() {
+            call.arg(now);
+        }
         let has: u8 = call.query_async(&mut self.redis.conn()).await?;
         Ok(has == 1)
     }

@@ -18,7 +18,7 @@ impl Coordination {
     async fn check_owner(self, store_id: String, cx: Loop) -> Result<()> {
         while self.owner().await?.as_ref() == Some(&store_id) {
             cx.beat();
-            if !self.pause(&cx).await {
+            if !cx.pause(ASK_EVERY).await {
                 return Ok(());
             }
         }
@@ -32,7 +32,7 @@ impl Coordination {
     }
 
     async fn keep_time(self, cx: Loop) -> Result<()> {
-        while self.pause(&cx).await {
+        while cx.pause(ASK_EVERY).await {
             self.follow_clock().await?;
             cx.beat();
         }
@@ -46,10 +46,5 @@ impl Coordination {
             tracing::warn!("redis's clock stands {by} ms beside what this process took the time for: Redis's counts");
         }
         Ok(())
-    }
-
-    /// Waits; false at the stop.
-    async fn pause(&self, cx: &Loop) -> bool {
-        cx.stop.run_until_cancelled(self.clock.sleep(ASK_EVERY)).await.is_some()
     }
 }

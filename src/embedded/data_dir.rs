@@ -1,4 +1,4 @@
-//! The data folder, and that only one taskd uses it.
+//! The data folder, which one taskd at a time uses.
 
 use std::{
     env,
@@ -18,10 +18,10 @@ use sha2::{Digest, Sha256};
 
 use super::Error;
 
-/// What the kernel takes as the path of a unix socket (`sun_path` without its final NUL).
+/// The longest path of a unix socket that the kernel takes (`sun_path` without its final NUL).
 const MAX_SOCKET_PATH: usize = 107;
 
-/// The data folder, locked for as long as one clone of this lives.
+/// The data folder, locked while a clone of this lives.
 #[derive(Clone, Debug)]
 pub struct DataDir {
     path: PathBuf,
@@ -29,12 +29,12 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Creates the folder where there is none, and takes it. The kernel gives it up with this process, however that ends.
+    /// Creates the folder if it is missing, and locks it. The kernel unlocks it when this process ends in any way.
     pub fn lock(path: impl AsRef<Path>) -> Result<Self, Error> {
         let folder = path.as_ref();
         let fail = |cause| Error::Folder { folder: folder.to_owned(), cause };
         create_private(folder, true).map_err(fail)?;
-        // Absolute: redis-server works in a folder of its own, and a link that is changed later must not move us.
+        // The path is absolute: redis-server works in another folder, and a link that changes later must not move it.
         let path = folder.canonicalize().map_err(fail)?;
         let not_safe = |why| Error::Unsafe { folder: folder.to_owned(), why };
         if let Some(why) = open_to_others(&path).map_err(fail)?.or_else(|| link_in(&path)) {
@@ -57,7 +57,7 @@ impl DataDir {
         &self.path
     }
 
-    /// A folder in it that only we may enter.
+    /// Creates a folder in it that only this user may enter.
     pub(super) fn private_folder(&self, name: &str) -> Result<PathBuf, Error> {
         let folder = self.path.join(name);
         match create_private(&folder, true) {
@@ -66,7 +66,7 @@ impl DataDir {
         }
     }
 
-    /// Where redis-server listens: in the folder if the path is short enough, else in a folder of ours under `temp`.
+    /// The socket of redis-server: in the folder if the path is short enough, otherwise in a private one under `temp`.
     pub(super) fn socket(&self, temp: &Path) -> Result<PathBuf, Error> {
         let near = self.path.join("redis.sock");
         if near.as_os_str().len() <= MAX_SOCKET_PATH {
@@ -91,7 +91,7 @@ fn create_private(folder: &Path, parents: bool) -> io::Result<()> {
     DirBuilder::new().mode(0o700).recursive(parents).create(folder)
 }
 
-/// Why a folder is not ours alone: other users could put links into it that lead to files of this user.
+/// The reason why a folder is unsafe: other users could put links into it that lead to files of this user.
 fn open_to_others(folder: &Path) -> io::Result<Option<String>> {
     let found = folder.metadata()?;
     if found.uid() != us()? && found.uid() != 0 {
@@ -108,7 +108,7 @@ fn open_to_others(folder: &Path) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Why nothing of the folder is opened: what is opened would be another file.
+/// The reason why the folder is unsafe: a link in it would open another file.
 fn link_in(folder: &Path) -> Option<String> {
     let is_link = |name: &&str| folder.join(name).symlink_metadata().is_ok_and(|found| found.is_symlink());
     let name = ["lock", "taskd.db", "taskd.db-wal", "taskd.db-shm"].into_iter().find(is_link)?;
@@ -120,7 +120,7 @@ fn us() -> io::Result<u32> {
     Ok(Path::new("/proc/self").metadata()?.uid())
 }
 
-/// Anybody may make folders under the temp dir: what is there already must be ours, and closed to others.
+/// Creates a folder under the temp dir, where every user may. One that exists must be private to this user.
 fn own_folder(folder: &Path) -> io::Result<()> {
     match create_private(folder, false) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -141,7 +141,7 @@ fn own_folder(folder: &Path) -> io::Result<()> {
 }
 
 fn open_lock(folder: &Path) -> io::Result<File> {
-    // Not truncated: until the lock is ours, the pid in it is somebody else's.
+    // Not truncated: before this process has the lock, the file has the pid of its holder.
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
     options.open(folder.join("lock"))

@@ -1,9 +1,11 @@
-//! How much memory there is for the embedded redis-server.
+//! The memory for the embedded redis-server.
 
 use std::{fs, path::Path};
 
-/// Half of the memory of this machine or container, the default limit. The other half is for SQLite, taskd, and the
-/// pages that fork copies while redis-server rewrites its append-only file. `None`: the kernel does not say.
+/// Half of the memory of this machine or container, the default limit. `None`: the kernel does not say.
+///
+/// SQLite and taskd use the other half, and so do the pages that fork copies while redis-server rewrites its
+/// append-only file.
 pub(super) fn half_of_memory() -> Option<u64> {
     let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -11,7 +13,7 @@ pub(super) fn half_of_memory() -> Option<u64> {
     total.into_iter().chain(limits).min().map(|bytes| bytes / 2)
 }
 
-/// Of `/proc/meminfo`, in bytes.
+/// The memory in `/proc/meminfo`, in bytes.
 fn total(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
@@ -28,7 +30,7 @@ fn limit_of(line: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
         _ => return None,
     };
     let path = Path::new(path.trim_start_matches('/'));
-    // In a container the path may be that of the host: then only the root exists.
+    // In a container the path may be the host's; then only the root exists.
     let limit = |group: &Path| read(&Path::new(root).join(group).join(file))?.trim().parse().ok();
     path.ancestors().filter_map(limit).min()
 }

@@ -1,18 +1,20 @@
-//! The embedded default: a real redis-server of our own.
+//! The embedded default: a real redis-server that taskd runs itself.
 //!
 //! ```text
 //! <data dir>/            0700, one taskd at a time
 //!     lock               held by that taskd, with its pid
 //!     redis/             the append-only file; 0700
-//!     redis.sock         or, where that path is too long, a private folder under the temp dir
+//!     redis.sock         or in a private folder under the temp dir, if this path is too long
 //!     redis.pid          written by redis-server
 //!     redis.log
 //! ```
 //!
-//! Every answer of this Redis is on disk before it is given (`appendfsync always`), so it may be killed at any moment and
-//! nothing that was answered is lost. A taskd that was killed leaves its redis-server behind; the next one ends it first.
+//! This Redis writes to disk before it answers (`appendfsync always`), so a kill at any moment loses no answered write.
+//! A killed taskd leaves its redis-server behind. The next taskd ends it before it starts its own.
 
+mod ask;
 mod data_dir;
+mod launch;
 mod machine;
 mod orphan;
 mod server;
@@ -22,7 +24,7 @@ use std::{io, path::PathBuf, process::ExitStatus, time::Duration};
 pub use data_dir::DataDir;
 pub use server::RedisServer;
 
-/// Why there is no Redis of our own. Each says what to do about it.
+/// The reason why there is no embedded Redis. Each says what the user can do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -31,10 +33,15 @@ pub enum Error {
     )]
     InUse { folder: PathBuf, holder: Option<u32> },
     #[error(
-        "cannot use data folder {}: {cause}; make it a folder that this user may write to, or choose another one with --data-dir",
+        "cannot use data folder {}: {cause}; make it a folder that this user may write to, or choose another one with \
+         --data-dir",
         folder.display()
     )]
-    Folder { folder: PathBuf, cause: io::Error },
+    Folder {
+        folder: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
     #[error("cannot use data folder {}: {why}, or choose another folder with --data-dir", folder.display())]
     Unsafe { folder: PathBuf, why: String },
     #[error(
@@ -45,7 +52,11 @@ pub enum Error {
     #[error("{binary} is version {version}; taskd needs Redis 7.0 or newer: install one, or name one with --redis-url")]
     TooOld { binary: String, version: String },
     #[error("cannot run {binary}: {cause}; repair it, or name a Redis that runs elsewhere with --redis-url")]
-    Run { binary: String, cause: io::Error },
+    Run {
+        binary: String,
+        #[source]
+        cause: io::Error,
+    },
     #[error(
         "cannot use {} for the socket of redis-server: {reason}; remove it, or choose a shorter path with --data-dir",
         folder.display()
@@ -61,7 +72,8 @@ pub enum Error {
     )]
     Foreign { socket: PathBuf, dir: String },
     #[error(
-        "an old redis-server (pid {pid}) of this data folder does not end; end it, or choose another folder with --data-dir"
+        "an old redis-server (pid {pid}) of this data folder does not end; end it, or choose another folder with \
+         --data-dir"
     )]
     Stuck { pid: u32 },
 }

@@ -1,4 +1,4 @@
-//! A redis-server whose taskd was killed. Two on one append-only file would ruin it, so the old one ends before a new one starts.
+//! The end of a redis-server whose taskd was killed. Two servers on one append-only file would ruin it.
 
 use std::{
     fs,
@@ -16,15 +16,15 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Error, server};
+use super::{Error, ask};
 
-/// How long a server that was killed may take to be gone.
+/// The longest that a killed server may take to be gone.
 const KILLED: Duration = Duration::from_secs(10);
 
-/// What the kernel says for a process that this one cannot see.
+/// The pid that the kernel tells for a process of another container.
 const UNSEEN: u32 = 0;
 
-/// Where the redis-server of a data folder is found.
+/// The places where the redis-server of a data folder leaves traces.
 pub(super) struct Traces<'a> {
     pub(super) url: &'a str,
     pub(super) socket: &'a Path,
@@ -34,22 +34,22 @@ pub(super) struct Traces<'a> {
 }
 
 impl Traces<'_> {
-    /// Ends what an earlier taskd left behind. Takes at most `server::STOP` and `KILLED`, and a few seconds of asking.
+    /// Ends a server that an earlier taskd left behind. Takes at most [`ask::STOP`], [`KILLED`] and some seconds.
     pub(super) async fn end(&self) -> Result<(), Error> {
         let Some(pid) = listener(self.socket).await.or_else(|| self.noted()) else { return Ok(()) };
         if pid == UNSEEN {
             return Err(self.foreign("it runs in another container"));
         }
-        let told = server::folder_of(self.url).await;
+        let told = ask::folder_of(self.url).await;
         if let Some(dir) = told.as_ref().filter(|dir| !same_folder(Path::new(dir), self.redis)) {
             return Err(self.foreign(dir));
         }
         if told.is_none() && !self.is_ours(pid) {
-            // It may also have ended while it was asked.
+            // The server may also have ended meanwhile.
             return if alive(pid) { Err(self.foreign("it does not say which")) } else { Ok(()) };
         }
         tracing::info!("ending redis-server (pid {pid}), which an earlier taskd left behind");
-        if told.is_some() && server::ask_to_end(self.url).await && gone(pid, server::STOP).await {
+        if told.is_some() && ask::ask_to_end(self.url).await && gone(pid, ask::STOP).await {
             return Ok(());
         }
         self.kill(pid).await
@@ -61,7 +61,7 @@ impl Traces<'_> {
         self.is_ours(pid).then_some(pid)
     }
 
-    /// Whether this process is a redis-server that works in our folder: a number alone may be anybody's.
+    /// True if this process is a redis-server that works in the folder. Its pid may have been another process's.
     fn is_ours(&self, pid: u32) -> bool {
         let command = fs::read(proc(pid, "cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command);
@@ -77,14 +77,14 @@ impl Traces<'_> {
         if self.is_ours(pid) {
             tracing::warn!("redis-server (pid {pid}) does not end when asked: killed");
             let pid = i32::try_from(pid).map_err(|_| Error::Stuck { pid })?;
-            // Fails only if it has gone meanwhile, or may not be killed by us; the wait below tells which.
+            // It fails if the process is gone, or belongs to another user. The wait below tells which.
             kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
         }
         if gone(pid, KILLED).await { Ok(()) } else { Err(Error::Stuck { pid }) }
     }
 }
 
-/// Who listens on this socket. The kernel answers, so that a server that hangs is found too.
+/// The pid that listens on this socket. The kernel answers, also for a server that hangs.
 async fn listener(socket: &Path) -> Option<u32> {
     let stream = timeout(Duration::from_secs(1), UnixStream::connect(socket)).await.ok()?.ok()?;
     u32::try_from(stream.peer_cred().ok()?.pid()?).ok()
@@ -100,7 +100,7 @@ async fn gone(pid: u32, limit: Duration) -> bool {
     .is_ok()
 }
 
-/// A zombie has let go of its files: it is as good as gone, though nobody may ever collect it.
+/// True if a process runs. A zombie counts as gone: it has let go of its files.
 fn alive(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(proc(pid, "stat")) else { return false };
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
@@ -111,7 +111,7 @@ fn proc(pid: u32, file: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{file}"))
 }
 
-/// One folder may have several paths (links, mounts), so not its name is compared.
+/// True if two paths lead to one folder. Links and mounts give it several names.
 fn same_folder(a: &Path, b: &Path) -> bool {
     match (a.metadata(), b.metadata()) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),

@@ -3,7 +3,7 @@
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -11,6 +11,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
@@ -50,7 +51,7 @@ impl Unread {
     pub(super) async fn drain(self) {
         const BYTES: usize = 64 << 10;
         const WAIT: Duration = Duration::from_secs(1);
-        let Some(mut body) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let Some(mut body) = self.0.lock().take() else { return };
         let read = async {
             let mut bytes = 0;
             while let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
@@ -167,7 +168,7 @@ impl Body for Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         if !self.is_cut && !self.is_end_stream() {
-            *self.unread.0.lock().unwrap_or_else(PoisonError::into_inner) = self.inner.take();
+            *self.unread.0.lock() = self.inner.take();
         }
     }
 }

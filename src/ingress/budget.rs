@@ -4,8 +4,9 @@
 //! A request has a [`Share`] of it, which grows as its body comes in and returns when its answer is written. A request
 //! that finds no room is told to try again; nothing waits for room, because those that wait would hold what they have.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The budget is counted in units of so many bytes.
@@ -78,7 +79,7 @@ impl Held {
 impl Share {
     /// Takes room for so many bytes more.
     pub(super) fn grow(&self, bytes: usize) -> Result<(), NoRoom> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         let total = held.bytes + bytes;
         let more = total.div_ceil(UNIT).saturating_sub(held.units());
         if more > 0 {
@@ -102,7 +103,7 @@ impl Share {
 
     /// Holds as much as an answer of `bytes` bytes takes.
     pub(super) fn become_answer(&self, bytes: usize) {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).bytes;
+        let held = self.held.lock().bytes;
         self.change(held, bytes);
     }
 
@@ -121,12 +122,12 @@ impl Share {
     pub(super) fn left(&self) -> usize {
         let units = self.budget.bytes / UNIT;
         let most = (units - units / KEPT_FOR_SMALL) * UNIT;
-        most.saturating_sub(self.held.lock().unwrap_or_else(PoisonError::into_inner).bytes)
+        most.saturating_sub(self.held.lock().bytes)
     }
 
     /// Gives room back, of a request whose parts are answered one after another.
     pub(super) fn shrink(&self, bytes: usize) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         held.bytes = held.bytes.saturating_sub(bytes);
         let less = held.units() - held.bytes.div_ceil(UNIT).min(held.units());
         drop(held.permit.as_mut().and_then(|permit| permit.split(less)));

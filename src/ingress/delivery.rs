@@ -10,7 +10,7 @@ use std::{
     collections::HashMap,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, ready},
@@ -20,6 +20,7 @@ use std::{
 use axum::http::Response;
 use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::budget::Share;
@@ -37,11 +38,11 @@ impl From<Vec<Delivery>> for Deliveries {
 
 impl Deliveries {
     fn is_empty(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.0.lock().is_empty()
     }
 
     fn take(&self) -> Vec<Delivery> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
@@ -69,7 +70,7 @@ struct Unread {
 impl Record {
     /// The deliveries whose answers the socket was given since the last call.
     pub(super) fn take_written(&self) -> Vec<Delivery> {
-        std::mem::take(&mut *self.written.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.written.lock())
     }
 
     /// Whether an answer with deliveries is on its way.
@@ -83,7 +84,7 @@ impl Record {
     }
 
     fn unread(&self) -> MutexGuard<'_, HashMap<u64, Unread>> {
-        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unread.lock()
     }
 
     /// Counts a request until its answer was written, or will not be. One that `is_awaited` keeps [`Self::idle`]
@@ -175,7 +176,7 @@ impl Shipment {
     fn part_left(&self) {
         let is_last = self.parts.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last && !self.is_broken.load(Ordering::Acquire) {
-            let mut written = self.in_hand.record.written.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut written = self.in_hand.record.written.lock();
             written.append(&mut self.unload());
         }
     }

@@ -71,6 +71,8 @@ impl Error {
 
 impl LoopError for Error {}
 
+impl LoopError for RedisError {}
+
 impl From<RedisError> for Error {
     fn from(error: RedisError) -> Self {
         match error.kind() {

@@ -1,4 +1,4 @@
-//! Time: Redis's clock, as each process follows it, and waits that tests can shorten.
+//! The clock of a process: it follows Redis's, and tests can move it.
 
 use std::{
     sync::{
@@ -14,14 +14,14 @@ use crate::model::now_unix_ms;
 
 /// A difference above this is a step of the clock, not a slow answer.
 const STEP_MS: i64 = 1000;
-/// The longest that an answer may take and still say when it was right.
+/// The longest that an answer may take and still correct the clock.
 const PROMPT: Duration = Duration::from_millis(500);
 
 /// Redis's clock, followed by this process.
 ///
-/// A time that one process writes and another compares goes by it, so that a machine with a wrong clock does no harm.
-/// Between two answers of Redis it advances with this machine's monotonic clock. A test may [advance](Self::advance) it:
-/// then waits end early instead of taking long. Clones are the same clock.
+/// Times that one process writes and another compares come from it, so a machine with a wrong clock does no harm.
+/// Between two answers of Redis it advances with this machine's monotonic clock. A test may [advance](Self::advance)
+/// it, and then waits end early. Clones are the same clock.
 #[derive(Clone)]
 pub struct Clock(Arc<Inner>);
 
@@ -35,7 +35,7 @@ struct Inner {
 }
 
 impl Clock {
-    /// A clock that shows this machine's time until Redis answers another.
+    /// A clock that shows this machine's time until the first answer of Redis.
     pub fn of_this_machine() -> Self {
         Self(Arc::new(Inner {
             began: Instant::now(),
@@ -68,23 +68,27 @@ impl Clock {
         }
     }
 
-    /// Skips `duration`: for tests. Redis does not follow; scripts get the time as an argument from then on.
+    /// Skips `duration`, for tests. Redis does not follow, so scripts then get the time as an argument.
     pub fn advance(&self, duration: Duration) {
         self.0.skipped.send_modify(|skipped| *skipped += duration);
     }
 
-    /// The time for scripts, when a test has moved it; otherwise Redis's own clock decides.
+    /// The time that tests have skipped. A clock that does not follow this one, such as the database's, lacks it.
+    pub fn skipped(&self) -> Duration {
+        *self.0.skipped.borrow()
+    }
+
+    /// The time for scripts after a test has moved it. `None`: Redis's own clock decides.
     pub fn moved_unix_ms(&self) -> Option<i64> {
         (!self.0.skipped.borrow().is_zero()).then(|| self.now_unix_ms())
     }
 
-    /// How often the clock has stepped: a time noted before a step may be far away after it.
+    /// The number of steps of the clock. A time that was noted before a step may be far away after it.
     pub fn steps(&self) -> u64 {
         self.0.steps.load(Ordering::Relaxed)
     }
 
-    /// Follows Redis, which was asked at `asked` and has just answered `unix_ms`. Answers by how many milliseconds the
-    /// clock has stepped, if it has.
+    /// Follows Redis, which was asked at `asked` and has just answered `unix_ms`. Returns the milliseconds of a step.
     pub fn follow(&self, unix_ms: i64, asked: Instant) -> Option<i64> {
         let took = asked.elapsed();
         let by = unix_ms - self.at(asked + took / 2);

@@ -1,9 +1,11 @@
-//! How the process runs its own tasks: supervision, signs of life, time.
+//! The ground of every process: supervised tasks, signs of life, and time.
 
-pub mod clock;
-pub mod supervise;
+mod clock;
+mod progress;
+mod supervise;
 
 pub use self::{
     clock::Clock,
-    supervise::{Beat, Loop, LoopError, Policy, Progress, Supervisor, in_short, pauses},
+    progress::{Beat, Progress},
+    supervise::{Loop, LoopError, Policy, Supervisor, in_short, pauses},
 };

@@ -1,17 +1,21 @@
 //! Named tasks: a token stops them, a policy says what follows an error, and the supervisor awaits each.
 
 use std::{
-    collections::BTreeMap,
     convert::Infallible,
     error::Error,
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
-use tokio::{sync::SetOnce, task::JoinError};
+use tokio::{
+    sync::SetOnce,
+    task::{JoinError, JoinHandle},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{Beat, Clock, Progress};
 
 /// How long the log leaves out a loop that fails again for the same reason. An outage of an hour fills no disk.
 const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
@@ -20,7 +24,7 @@ const HEALTHY: Duration = Duration::from_secs(30);
 
 /// The error of a supervised loop.
 pub trait LoopError: Error + Send + Sync + 'static {
-    /// Whether only a new round of the process helps. The supervisor then does not run the loop again.
+    /// True if only a new round of the process helps. The supervisor then does not run the loop again.
     fn ends_round(&self) -> bool {
         false
     }
@@ -54,18 +58,23 @@ impl Default for Supervisor {
 
 impl Supervisor {
     pub fn new() -> Self {
-        Self::giving_up_at(|_| false)
+        Self::with_clock(Clock::of_this_machine())
     }
 
-    /// Judges the errors of [`Self::spawn`], which have no type.
-    pub fn giving_up_at(ends_round: fn(&anyhow::Error) -> bool) -> Self {
+    /// A supervisor whose pauses and signs of life follow `clock`.
+    pub fn with_clock(clock: Clock) -> Self {
         Self {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
-            progress: Progress::default(),
-            ends_round,
+            progress: Progress::new(clock),
+            ends_round: |_| false,
             round_end: Arc::default(),
         }
+    }
+
+    /// A supervisor that judges the errors of [`Self::spawn`], which have no type.
+    pub fn giving_up_at(ends_round: fn(&anyhow::Error) -> bool, clock: Clock) -> Self {
+        Self { ends_round, ..Self::with_clock(clock) }
     }
 
     /// Waits for the first error that ends the round. The other tasks go on until they are stopped.
@@ -113,17 +122,19 @@ impl Supervisor {
         });
     }
 
+    #[allow(clippy::disallowed_methods, reason = "every other task is spawned through this supervisor")]
     fn supervise<F, Fut>(&self, name: String, policy: Policy, mut make: F)
     where
         F: FnMut() -> Fut + Send + 'static,
         Fut: Future<Output = Result<(), Box<dyn LoopError>>> + Send + 'static,
     {
-        let (stop, round_end) = (self.stop.clone(), Arc::clone(&self.round_end));
+        let (stop, clock, round_end) = (self.stop.clone(), self.progress.clock().clone(), Arc::clone(&self.round_end));
         self.tasks.spawn(async move {
             let mut failures = Failures::new(name.clone());
             loop {
                 let started = Instant::now();
                 // The run has a task of its own, so a panic ends the run and not its supervision.
+                #[allow(clippy::disallowed_methods)] // this loop awaits it
                 let error = match tokio::spawn(make()).await {
                     Ok(Ok(())) => break,
                     Ok(Err(error)) => error,
@@ -140,7 +151,7 @@ impl Supervisor {
                     break;
                 }
                 let wait = failures.note(&*error, started.elapsed());
-                if stop.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
+                if stop.run_until_cancelled(clock.sleep(wait)).await.is_none() {
                     break;
                 }
             }
@@ -148,9 +159,12 @@ impl Supervisor {
         });
     }
 
-    /// Runs a future that ends by itself (an answer being written, a batch in flight): the stop waits for it.
-    pub fn spawn_once(&self, future: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(future);
+    /// Runs a future that ends by itself, like a batch in flight: the stop waits for it.
+    pub fn spawn_once<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.tasks.spawn(future)
     }
 
     /// Cancels the token.
@@ -165,7 +179,7 @@ impl Supervisor {
     }
 }
 
-/// What follows an error or a panic of a loop.
+/// The rule for an error or a panic of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The loop runs again after a pause, unless its error [ends the round](LoopError::ends_round).
@@ -256,63 +270,14 @@ impl Loop {
         self.beat.idle(future).await
     }
 
-    /// Waits for `duration`; false at the stop.
+    /// Waits for `duration` of the clock's time; false at the stop.
+    pub async fn pause_by(&self, clock: &Clock, duration: Duration) -> bool {
+        self.stop.run_until_cancelled(clock.sleep(duration)).await.is_some()
+    }
+
+    /// Waits for `duration` of the supervisor's time; false at the stop.
     pub async fn pause(&self, duration: Duration) -> bool {
-        self.stop.run_until_cancelled(tokio::time::sleep(duration)).await.is_some()
-    }
-}
-
-/// When each loop was last seen alive. A loop beats each time it comes round, whether there was work or not.
-#[derive(Clone, Default)]
-pub struct Progress(Arc<Mutex<BTreeMap<String, Instant>>>);
-
-impl Progress {
-    /// A loop under this name; forgotten when the beat is dropped.
-    pub fn register(&self, name: impl Into<String>) -> Beat {
-        let beat = Beat { name: name.into(), progress: self.clone() };
-        beat.beat();
-        beat
-    }
-
-    /// The loops that have not come round for `limit`, with how long.
-    pub fn stalled(&self, limit: Duration) -> Vec<(String, Duration)> {
-        let beats = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let stalled = beats.iter().map(|(name, at)| (name.clone(), at.elapsed()));
-        stalled.filter(|(_, age)| *age > limit).collect()
-    }
-}
-
-/// A loop's sign of life.
-pub struct Beat {
-    name: String,
-    progress: Progress,
-}
-
-impl Beat {
-    pub fn beat(&self) {
-        let mut beats = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match beats.get_mut(&self.name) {
-            Some(at) => *at = Instant::now(),
-            None => drop(beats.insert(self.name.clone(), Instant::now())),
-        }
-    }
-
-    /// Waits for `future` and beats meanwhile: for waits that may be long because there is nothing to do.
-    pub async fn idle<T>(&self, future: impl Future<Output = T>) -> T {
-        tokio::pin!(future);
-        loop {
-            tokio::select! {
-                done = &mut future => { self.beat(); return done; }
-                () = tokio::time::sleep(Duration::from_secs(1)) => self.beat(),
-            }
-        }
-    }
-}
-
-impl Drop for Beat {
-    fn drop(&mut self) {
-        let mut beats = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
-        beats.remove(&self.name);
+        self.pause_by(self.beat.clock(), duration).await
     }
 }
 

@@ -6,6 +6,9 @@
 //! recover. `cargo test --test faults redis` runs those with "redis" in their name, `TASKD_SEED=7` with that seed.
 //! With `TASKD_SOAK` it is `make soak`.
 
+// A test awaits what it spawns, or ends with it.
+#![allow(clippy::disallowed_methods)]
+
 #[macro_use]
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,25 +1,33 @@
-//! Imports point one way: each module may use those of the layers below its own, and only the named ones beside it.
+//! Imports point one way: a module may use the layers below its own, and only the named modules beside it.
+//! No files form a circle.
+//!
+//! `DRAW=1 cargo test --test it architecture::drawing -- --nocapture` prints the arrows for ARCHITECTURE.md.
+
+mod circles;
+mod tokens;
 
 use std::{
-    collections::BTreeSet,
-    fs,
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
     path::{Path, PathBuf},
 };
 
-/// From low to high.
+use self::{circles::Crate, tokens::tokens};
+
+/// The layers, from low to high.
 const LAYERS: &[&[&str]] = &[
     &["config", "model", "runtime", "telemetry", "wire"],
     &["bus", "coordination", "dedup", "embedded", "queue", "redis_pool", "store"],
     &["admission"],
     &["publishing"],
-    &["discovery", "fanout", "tasks", "watchdog"],
+    &["discovery", "fanout", "memory", "tasks", "watchdog"],
     &["api"],
     &["ingress"],
     &["app"],
     &["cli"],
 ];
 
-/// Who may use whom within a layer. Boundaries do not know each other, nor do pipelines.
+/// The arrows within a layer. Boundaries do not know each other, nor do pipelines.
 const BESIDE: &[(&str, &str)] = &[
     ("config", "model"),
     ("runtime", "model"),
@@ -35,7 +43,7 @@ const BESIDE: &[(&str, &str)] = &[
 /// The folder whose modules have layers of their own.
 const GROUP: &str = "pipelines";
 
-/// How the names of backends begin; only they themselves and `app` say them.
+/// The beginnings of the names of backends. Only the backends themselves and `app` say them.
 const BACKENDS: &[&str] = &["SqliteStore", "MysqlStore", "MySqlStore", "Kafka", "RedisStreams"];
 const MAY_NAME_BACKENDS: &[&str] = &["app", "bus", "store"];
 
@@ -49,6 +57,51 @@ fn imports_point_from_the_high_layers_to_the_low() {
 fn only_the_composition_root_names_backends() {
     let wrong: Vec<String> = sources().iter().flat_map(Source::backends_named).collect();
     assert!(wrong.is_empty(), "only src/app chooses a backend:\n{}", wrong.join("\n"));
+}
+
+/// Folders whose files still form a circle. The list only shrinks.
+const KNOWN_CIRCLES: &[&str] = &[
+    "src/bus/kafka",
+    "src/bus/redis_streams",
+    "src/config",
+    "src/pipelines/discovery",
+    "src/pipelines/fanout",
+    "src/pipelines/tasks",
+    "src/pipelines/watchdog",
+    "src/queue",
+    "src/redis_pool",
+    "src/store/sql",
+];
+
+#[test]
+fn no_files_form_a_circle() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let crates = ["src/lib.rs", "benches/taskd/main.rs"].map(|file| Crate::read(&root.join(file)));
+    let circles: Vec<_> = crates.iter().flat_map(Crate::circles).collect();
+    let is_known = |folder: &Path| KNOWN_CIRCLES.iter().any(|known| folder == Path::new(known));
+    let new: Vec<_> = circles.iter().filter(|circle| !is_known(&circle.folder())).map(ToString::to_string).collect();
+    assert!(new.is_empty(), "{}", new.join("\n"));
+    let gone = |known: &&&str| !circles.iter().any(|circle| circle.folder() == Path::new(known));
+    let gone: Vec<_> = KNOWN_CIRCLES.iter().filter(gone).collect();
+    assert!(gone.is_empty(), "without a circle now: remove {gone:?} from KNOWN_CIRCLES");
+}
+
+#[test]
+fn drawing() {
+    let mut arrows: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for source in sources() {
+        let Some(module) = source.module else { continue };
+        let used = modules_used(&source.tokens).filter(|used| *used != module && layer(used).is_some());
+        let used: Vec<_> = used.collect();
+        arrows.entry(module).or_default().extend(used);
+    }
+    assert!(arrows["app"].contains("api"));
+    if env::var_os("DRAW").is_some() {
+        for name in LAYERS.iter().rev().flat_map(|layer| layer.iter()) {
+            let to: Vec<_> = arrows.get(*name).into_iter().flatten().map(String::as_str).collect();
+            println!("{name} -> {}", to.join(", "));
+        }
+    }
 }
 
 #[test]
@@ -116,7 +169,7 @@ fn imports_are_found_in_every_form_and_not_in_comments_or_strings() {
 /// A file of `src/`, as words and signs.
 struct Source {
     path: PathBuf,
-    /// The top module it belongs to; `None` for lib.rs and main.rs, which stand above all.
+    /// The top module of the file; `None` for lib.rs and main.rs, which may use all.
     module: Option<String>,
     tokens: Vec<String>,
 }
@@ -149,7 +202,7 @@ impl Source {
 fn allowed(from: &str, to: &str) -> bool {
     match (layer(from), layer(to)) {
         (Some(from_layer), Some(to_layer)) => to_layer < from_layer || BESIDE.contains(&(from, to)),
-        // `every_module_has_its_layer` speaks of modules that have none; what is no module is an item of lib.rs.
+        // `every_module_has_its_layer` names modules without a layer. Other names are items of lib.rs.
         _ => true,
     }
 }
@@ -184,7 +237,7 @@ fn modules_used(tokens: &[String]) -> impl Iterator<Item = String> {
     starts.flat_map(|at| modules_at(&tokens[at + 3..]))
 }
 
-/// What a path or a tree of paths begins with; within the group what follows its name.
+/// The modules at the beginning of a path or a tree of paths; within the group, the names after the group's.
 fn modules_at(tree: &[String]) -> Vec<String> {
     let mut names = first_names(tree);
     if let Some(at) = names.iter().position(|name| name == GROUP) {
@@ -217,99 +270,4 @@ fn first_names(tree: &[String]) -> Vec<String> {
         }
     }
     names
-}
-
-/// Words and single signs, without comments and without what is quoted.
-fn tokens(text: &str) -> Vec<String> {
-    let (mut rest, mut tokens) = (text, Vec::new());
-    while let Some(first) = rest.chars().next() {
-        let length = not_code(rest).unwrap_or_else(|| {
-            let word = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
-            let length = if word > 0 { word } else { first.len_utf8() };
-            if !first.is_whitespace() {
-                tokens.push(rest[..length].to_owned());
-            }
-            length
-        });
-        rest = &rest[length..];
-    }
-    tokens
-}
-
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
-}
-
-/// The length of the comment, string or character that stands here (and of the mark of a raw name).
-fn not_code(text: &str) -> Option<usize> {
-    if text.starts_with("//") {
-        return Some(text.find('\n').unwrap_or(text.len()));
-    }
-    if text.starts_with("/*") {
-        return Some(block_comment(text));
-    }
-    let prefix = ["br", "cr", "b", "c", "r", ""].into_iter().find(|prefix| {
-        let quoted = text.strip_prefix(prefix);
-        quoted.is_some_and(|quoted| quoted.starts_with(['"', '\'']) || prefix.ends_with('r') && quoted.starts_with('#'))
-    })?;
-    let quoted = &text[prefix.len()..];
-    let length = match quoted.as_bytes()[0] {
-        b'\'' if prefix.is_empty() || prefix == "b" => character(quoted)?,
-        b'\'' => return None,
-        _ if prefix.ends_with('r') => raw_string(quoted),
-        _ => closing(quoted, '"'),
-    };
-    Some(prefix.len() + length)
-}
-
-fn block_comment(text: &str) -> usize {
-    let (mut at, mut depth) = (0, 0);
-    while at < text.len() {
-        let pair = &text.as_bytes()[at..text.len().min(at + 2)];
-        match pair {
-            b"/*" => depth += 1,
-            b"*/" => depth -= 1,
-            _ => {
-                at += 1;
-                continue;
-            }
-        }
-        at += 2;
-        if depth == 0 {
-            break;
-        }
-    }
-    at
-}
-
-/// `'a'` or `'\n'`, but not the lifetime `'a`.
-fn character(text: &str) -> Option<usize> {
-    let mut inside = text[1..].chars();
-    let first = inside.next()?;
-    if first == '\\' {
-        return Some(closing(text, '\''));
-    }
-    (inside.next() == Some('\'')).then_some(first.len_utf8() + 2)
-}
-
-/// `#"…"#`; for the raw name `r#fourth` only its `#`.
-fn raw_string(text: &str) -> usize {
-    let hashes = text.bytes().take_while(|byte| *byte == b'#').count();
-    let Some(body) = text[hashes..].strip_prefix('"') else { return hashes };
-    let end = format!("\"{}", "#".repeat(hashes));
-    body.find(&end).map_or(text.len(), |at| hashes + 1 + at + end.len())
-}
-
-/// Up to the quote that closes the one at the start.
-fn closing(text: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, c) in text.char_indices().skip(1) {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            c if c == quote => return at + 1,
-            _ => {}
-        }
-    }
-    text.len()
 }

@@ -1,4 +1,4 @@
-//! The redis-server of our own: it keeps its data through every kind of death, and there is never a second one in a folder.
+//! The embedded redis-server: it keeps its data through every kind of death, and a folder never has two.
 
 use std::{
     env, fs,
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::until;
 
-/// A data folder in which servers are started one after the other.
+/// A data folder in which a test starts servers one after the other.
 struct Folder {
     _root: TempDir,
     path: PathBuf,
@@ -57,7 +57,7 @@ impl Folder {
     }
 }
 
-/// A server that is watched, and the way to end it.
+/// A supervised server, and the way to end it.
 struct Watched {
     url: String,
     stop: CancellationToken,
@@ -93,7 +93,7 @@ async fn set(url: &str, value: &str) {
     conn.set::<_, _, ()>("key", value).await.expect("SET is answered");
 }
 
-/// What the server answers as soon as it does again.
+/// The first answer of the server after it comes back.
 async fn get_after_death(url: &str) -> Option<String> {
     let mut value = None;
     until("redis-server is back", async || {
@@ -207,7 +207,7 @@ async fn a_server_that_is_dropped_ends() {
     until("redis-server has ended", async || !is_alive(pid)).await;
 }
 
-/// Another process that has a server in this folder, as taskd has.
+/// Starts another process that has a server in this folder, as taskd has.
 fn helper(folder: &Folder) -> Child {
     let mut command = Command::new(env::current_exe().expect("this program"));
     command.args(["embedded::helper_process", "--exact", "--ignored", "--nocapture"]);
@@ -218,7 +218,7 @@ fn helper(folder: &Folder) -> Child {
     child
 }
 
-/// Not a test: what `helper` runs.
+/// Not a test: the program of `helper`.
 #[tokio::test]
 #[ignore = "run by other tests, in a process of its own"]
 async fn helper_process() {
@@ -229,7 +229,7 @@ async fn helper_process() {
     std::future::pending::<()>().await;
 }
 
-/// Leaves a redis-server behind whose taskd was killed, with "kept" in it.
+/// Leaves a redis-server behind that holds "kept" and whose taskd was killed.
 async fn leave_an_orphan(folder: &Folder) -> i32 {
     let mut helper = helper(folder);
     let socket = folder.path.join("redis.sock");
@@ -302,7 +302,8 @@ fn a_folder_has_one_taskd() {
     assert_eq!(
         error,
         format!(
-            "data folder {shown} is in use by another taskd (pid {pid}); stop it, or choose another folder with --data-dir"
+            "data folder {shown} is in use by another taskd (pid {pid}); stop it, or choose another folder with \
+             --data-dir"
         )
     );
     drop(first);
@@ -362,7 +363,7 @@ async fn an_old_redis_is_refused() {
     let folder = Folder::new();
     let data = folder.lock();
     let old = folder.path.join("old-redis");
-    // Written by another process: a file that this one has open for writing, or a child forked meanwhile, cannot be run.
+    // Another process writes it: the kernel runs no file that this process, or a child forked meanwhile, can write.
     let script = r#"printf '#!/bin/sh\necho Redis server v=6.2.14 sha=0\n' > "$0" && chmod +x "$0""#;
     assert!(Command::new("sh").args(["-c", script]).arg(&old).status().expect("sh").success());
     let error = RedisServer::start_binary(&data, old.to_str().expect("a path")).await.expect_err("old");
@@ -374,7 +375,10 @@ async fn a_server_that_is_killed_at_its_start_is_started_again() {
     let folder = Folder::new();
     let data = folder.lock();
     let once = folder.path.join("killed-once");
-    let script = r#"printf '#!/bin/sh\n[ "$1" = --version ] || ! mkdir "$0.was-here" 2>/dev/null || kill -9 $$\nexec redis-server "$@"\n' > "$0" && chmod +x "$0""#;
+    let script = concat!(
+        r#"printf '#!/bin/sh\n[ "$1" = --version ] || ! mkdir "$0.was-here" 2>/dev/null || kill -9 $$\n"#,
+        r#"exec redis-server "$@"\n' > "$0" && chmod +x "$0""#
+    );
     assert!(Command::new("sh").args(["-c", script]).arg(&once).status().expect("sh").success());
     let server = RedisServer::start_binary(&data, once.to_str().expect("a path")).await.expect("the second time");
     assert_eq!(get(server.url()).await, None);

@@ -1,11 +1,15 @@
 //! The quick tests: everything that needs no more than a redis-server and SQLite.
 
+// A test awaits what it spawns, or ends with it.
+#![allow(clippy::disallowed_methods)]
+
 #[macro_use]
 #[path = "../support/mod.rs"]
 mod support;
 
 mod architecture;
 mod bus_redis_streams;
+mod coordination;
 mod discovery_insert;
 mod discovery_results;
 mod embedded;

@@ -37,12 +37,17 @@ impl Process {
     }
 
     pub(crate) fn with_clock(redis: &Redis, store: &Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
+        Self::named("p", redis, store, bus, clock)
+    }
+
+    /// A process of this name on this clock.
+    pub(crate) fn named(name: &str, redis: &Redis, store: &Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
         Self {
             store: Arc::clone(store),
             bus,
             queue: Queue::new(redis.clone()),
             gates: Gates::default(),
-            coordination: Coordination::new(redis.clone(), "p", clock.clone()),
+            coordination: Coordination::new(redis.clone(), name, clock.clone()),
             clock,
             filter: Filter::new(redis.clone()),
             occupancy: Occupancy::default(),

@@ -15,8 +15,6 @@ use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
-use progress::Progress;
-use serde::Serialize;
 use tokio::io::AsyncRead;
 use tokio_util::io::ReaderStream;
 use tonic::{
@@ -24,6 +22,8 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
+use self::progress::Progress;
+pub use self::progress::Summary;
 use crate::{
     config::Time,
     ingress::{
@@ -117,17 +117,6 @@ enum Format {
     Keys,
 }
 
-/// The outcome of all lines.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Summary {
-    pub lines: u64,
-    pub created: u64,
-    pub duplicate: u64,
-    pub rejected: u64,
-    pub seconds: f64,
-    pub lines_per_second: f64,
-}
-
 /// Inserts all lines and prints the summary.
 ///
 /// `Err`: the input or the server failed. The summary of what taskd stored until then is printed.
@@ -135,7 +124,7 @@ pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     let client = connect(&args.grpc).await?;
     let (input, size) = open(&args.file).await?;
     let bar = progress_bar(size);
-    let progress = Progress::new(&args, &bar);
+    let progress = Progress::new(&args.grpc, args.give_up_after, &bar);
     let sent = send_all(&args, client, input, &progress).await;
     bar.finish_and_clear();
     let summary = progress.summary();
@@ -202,7 +191,7 @@ async fn send_all(
 }
 
 /// Batches of lines, with their format: the given one, or that of the first line.
-fn batches<S>(args: &Insert, lines: Lines<S, std::io::Error>) -> impl Stream<Item = anyhow::Result<(Format, Vec<Line>)>>
+fn batches<S>(args: &Insert, lines: Lines<S>) -> impl Stream<Item = anyhow::Result<(Format, Vec<Line>)>>
 where
     S: Stream<Item = std::io::Result<Bytes>> + Unpin,
 {

@@ -7,9 +7,9 @@ use std::{
 
 use anyhow::bail;
 use indicatif::{HumanCount, ProgressBar};
+use serde::Serialize;
 use tonic::{Code, Status};
 
-use super::{Insert, Summary};
 use crate::{config::Time, wire::pb};
 
 /// How often to tell the user that the insert waits for taskd.
@@ -17,9 +17,22 @@ const TELL_EVERY: Duration = Duration::from_secs(10);
 /// The most rejections to show; further ones are only counted.
 const REPORTED: u64 = 100;
 
+/// The outcome of all lines.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Summary {
+    pub lines: u64,
+    pub created: u64,
+    pub duplicate: u64,
+    pub rejected: u64,
+    pub seconds: f64,
+    pub lines_per_second: f64,
+}
+
 /// The progress of all batches in flight.
 pub(super) struct Progress<'a> {
-    args: &'a Insert,
+    /// The URL of taskd, for messages.
+    server: &'a str,
+    give_up_after: Time,
     bar: &'a ProgressBar,
     started: Instant,
     state: RefCell<State>,
@@ -41,10 +54,10 @@ struct State {
 pub(super) struct Waiting<'a>(&'a Progress<'a>);
 
 impl<'a> Progress<'a> {
-    pub(super) fn new(args: &'a Insert, bar: &'a ProgressBar) -> Self {
+    pub(super) fn new(server: &'a str, give_up_after: Time, bar: &'a ProgressBar) -> Self {
         let started = Instant::now();
         let state = State { summary: Summary::default(), waiting: 0, since: started, why: String::new(), told: None };
-        Self { args, bar, started, state: state.into() }
+        Self { server, give_up_after, bar, started, state: state.into() }
     }
 
     pub(super) fn read(&self, bytes: usize) {
@@ -113,12 +126,12 @@ impl<'a> Progress<'a> {
         if state.waiting == 0 {
             return Ok(());
         }
-        let Time(limit) = self.args.give_up_after;
+        let Time(limit) = self.give_up_after;
         if state.since.elapsed() >= limit {
             bail!(
                 "gave up: taskd at {} took no line for {}: {}; inserting the same file again makes no task twice",
-                self.args.grpc,
-                self.args.give_up_after,
+                self.server,
+                self.give_up_after,
                 state.why()
             );
         }
@@ -141,7 +154,7 @@ impl<'a> Progress<'a> {
     fn tell(&self) {
         let mut state = self.state.borrow_mut();
         state.told = Some(Instant::now());
-        self.say(&format!("waiting for taskd at {}: {}", self.args.grpc, state.why()));
+        self.say(&format!("waiting for taskd at {}: {}", self.server, state.why()));
     }
 
     fn heard(&self) {

@@ -4,6 +4,7 @@
 //! client must read while it sends. Memory holds [`IN_FLIGHT`] batches, which count against the budget of all requests.
 
 use std::{
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,7 +19,7 @@ use axum::{
 };
 use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
-use futures::{Stream, StreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -134,9 +135,12 @@ fn answers(inserter: Inserter, first: Batch, source: Source, stop: CancellationT
     stream::once(std::future::ready(Ok(first))).chain(reads).map(answer).buffered(IN_FLIGHT)
 }
 
+/// A body as a reader wants it.
+type BodyChunks = stream::MapErr<BodyDataStream, fn(axum::Error) -> io::Error>;
+
 /// The lines of a request.
 struct Source {
-    lines: Lines<BodyDataStream, axum::Error>,
+    lines: Lines<BodyChunks>,
     share: Share,
     settings: Arc<Settings>,
     stop: CancellationToken,
@@ -151,7 +155,8 @@ enum Read {
 
 impl Source {
     fn new(state: &State, share: Share, body: Body) -> Self {
-        let lines = Lines::new(body.into_data_stream(), state.settings.limits.max_request_bytes);
+        let chunks = body.into_data_stream().map_err(io::Error::other as fn(axum::Error) -> io::Error);
+        let lines = Lines::new(chunks, state.settings.limits.max_request_bytes);
         Self { lines, share, settings: Arc::clone(&state.settings), stop: state.stop.clone() }
     }
 
@@ -160,7 +165,7 @@ impl Source {
         match self.stop.run_until_cancelled(batch).await {
             None => Read::Cut(Cut::Stopping.into()),
             Some(Err(_)) => Read::Cut(Cut::Late(IDLE).into()),
-            Some(Ok(Err(error))) => Read::Cut(request::cut(error)),
+            Some(Ok(Err(error))) => Read::Cut(request::cut_line(error)),
             Some(Ok(Ok(lines))) if lines.is_empty() => Read::End,
             Some(Ok(Ok(lines))) => Read::Lines(self.batch(lines)),
         }

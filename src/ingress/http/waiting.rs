@@ -1,4 +1,4 @@
-//! The way in while servers are waited for: probes and callers are told what is missing, instead of hanging until it is there.
+//! The way in while taskd waits for servers: it tells probes and callers what is missing, instead of letting them hang.
 
 use axum::{
     Json, Router,
@@ -7,8 +7,7 @@ use axum::{
     routing::get,
 };
 use serde_json::json;
-use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
-use tokio_util::sync::CancellationToken;
+use tokio::{net::TcpListener, sync::watch};
 
 use super::{
     super::{
@@ -19,23 +18,22 @@ use super::{
     problem::Problem,
     request::pace,
 };
-use crate::model::Protocol;
+use crate::{model::Protocol, runtime::Supervisor};
 
-/// Until there is more to do than to tell that.
+/// The limit until taskd can do more than tell what is missing.
 const MAX_CONNECTIONS: usize = 256;
-/// Nobody reads the bodies.
+/// A small budget is enough: no handler reads a body.
 const BUDGET: usize = 1 << 20;
 
 /// Answers on the HTTP port until [`Waiting::end`].
 pub struct Waiting {
     what: watch::Sender<&'static str>,
-    stop: CancellationToken,
-    server: JoinHandle<()>,
+    server: Supervisor,
 }
 
 impl Waiting {
     pub fn start(http: TcpListener) -> Self {
-        let (what, stop) = (watch::Sender::new("its redis-server"), CancellationToken::new());
+        let (what, server) = (watch::Sender::new("its redis-server"), Supervisor::new());
         let answering = Answering {
             protocol: Protocol::Http,
             router: router(what.subscribe()),
@@ -43,11 +41,11 @@ impl Waiting {
             pace,
             may_stay: |_| false,
             wrap: |cut| Box::new(cut),
-            stop: stop.clone(),
+            stop: server.stop_token(),
         };
         let door = Door { name: "HTTP", answering, max_connections: MAX_CONNECTIONS, without_room: None };
-        let server = tokio::spawn(listener::serve(http, door));
-        Self { what, stop, server }
+        server.spawn_once(listener::serve(http, door));
+        Self { what, server }
     }
 
     /// Names what callers are told.
@@ -55,12 +53,10 @@ impl Waiting {
         self.what.send_replace(what);
     }
 
-    /// Ends when those who asked are answered.
+    /// Stops, and ends when all callers are answered.
     pub async fn end(self) {
-        self.stop.cancel();
-        if let Err(error) = self.server.await {
-            tracing::warn!("the listener of the start ended with {error}");
-        }
+        self.server.stop();
+        self.server.wait().await;
     }
 }
 

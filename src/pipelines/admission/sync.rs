@@ -2,9 +2,13 @@
 //!
 //! Its cost grows with the queues that have something, not with the names that ever were.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use tokio::{sync::Mutex, time::Instant};
+use tokio::sync::Mutex;
 
 use super::{Gates, Occupancy};
 use crate::{
@@ -64,7 +68,7 @@ impl QueueSync {
             let sync = Arc::clone(&sync);
             async move {
                 let mut sync = sync.lock().await;
-                while cx.pause(EVERY).await {
+                while cx.pause_by(&sync.clock, EVERY).await {
                     sync.read().await?;
                     cx.beat();
                 }
@@ -77,20 +81,21 @@ impl QueueSync {
         self.read_shards().await?;
         let unfinished = self.store.unfinished().await?.into_iter().collect();
         self.occupancy.set_names(unfinished, self.queue.shards().into_iter().map(|shard| shard.queue));
-        if is_due(self.parked, PARKED_EVERY) {
+        if self.is_due(self.parked, PARKED_EVERY) {
             self.gates.follow(&self.store.parked_queues().await?);
-            self.parked = Some(Instant::now());
+            self.parked = Some(self.clock.now());
         }
-        if is_due(self.oldest, OLDEST_EVERY) {
+        if self.is_due(self.oldest, OLDEST_EVERY) {
             let oldest = self.store.oldest_waiting(self.clock.now_unix_ms()).await?;
             self.occupancy.set_oldest(oldest.into_iter().collect());
-            self.oldest = Some(Instant::now());
+            self.oldest = Some(self.clock.now());
         }
         Ok(())
     }
 
     async fn read_shards(&mut self) -> store::Result<()> {
-        let known = self.shards.filter(|read| read.whole.elapsed() < WHOLE_EVERY);
+        let now = self.clock.now();
+        let known = self.shards.filter(|read| now - read.whole < WHOLE_EVERY);
         let shards = self.store.shards(known.map(|read| read.version)).await?;
         for StoredShard { id, is_open, .. } in &shards {
             match is_open {
@@ -106,13 +111,13 @@ impl QueueSync {
         let last = shards.iter().map(|shard| shard.version).max();
         self.shards = Some(match known {
             // The version may be lower than before, if the database was set back.
-            None => ShardsRead { version: last.unwrap_or(0), whole: Instant::now() },
+            None => ShardsRead { version: last.unwrap_or(0), whole: now },
             Some(read) => ShardsRead { version: last.unwrap_or(read.version), ..read },
         });
         Ok(())
     }
-}
 
-fn is_due(at: Option<Instant>, every: Duration) -> bool {
-    at.is_none_or(|at| at.elapsed() >= every)
+    fn is_due(&self, at: Option<Instant>, every: Duration) -> bool {
+        at.is_none_or(|at| self.clock.now() - at >= every)
+    }
 }

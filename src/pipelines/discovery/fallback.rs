@@ -21,7 +21,7 @@ pub(super) fn start(context: &Context, supervisor: &Supervisor) {
 }
 
 async fn watch(context: Context, cx: Loop) -> Result<(), Failure> {
-    while cx.pause(EVERY).await {
+    while cx.pause_by(&context.clock, EVERY).await {
         check(&*context.store, &context.filter).await?;
         cx.beat();
     }

@@ -18,7 +18,7 @@ use crate::{
     dedup::Filter,
     model::ShardId,
     queue::{self, Failing, Queue},
-    runtime::Loop,
+    runtime::{Clock, Loop},
     store::Store,
 };
 
@@ -33,15 +33,16 @@ pub(super) struct Closing {
     queue: Queue,
     filter: Filter,
     after: Duration,
+    clock: Clock,
     moves_shards: MovesShards,
     lead: Lead,
 }
 
 impl Closing {
     pub(super) fn new(context: &Context, lead: &Lead, moves_shards: &MovesShards) -> Self {
-        let Context { store, queue, filter, settings, .. } = context.clone();
+        let Context { store, queue, filter, clock, settings, .. } = context.clone();
         let after = settings.watchdog.forget_queues_after;
-        Self { store, queue, filter, after, moves_shards: Arc::clone(moves_shards), lead: lead.clone() }
+        Self { store, queue, filter, after, clock, moves_shards: Arc::clone(moves_shards), lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -53,7 +54,7 @@ impl Closing {
                 failing.note(&shard, Instant::now(), closed);
             }
             failing.end_round("close")?;
-            if !cx.idle(cx.pause(every)).await {
+            if !cx.idle(cx.pause_by(&self.clock, every)).await {
                 break;
             }
         }

@@ -65,7 +65,7 @@ impl Depths {
             }
             failing.end_round("count")?;
             cx.beat();
-            if !cx.pause(EVERY).await {
+            if !cx.pause_by(&self.clock, EVERY).await {
                 return Ok(());
             }
         }
@@ -75,9 +75,9 @@ impl Depths {
     fn to_show(&self, shown: &mut Shown) -> QueueDepths {
         let show_all_every = (self.settings.forget_queues_after / 3).clamp(EVERY, SHOW_ALL_EVERY);
         let mut queues = std::mem::take(&mut shown.queues);
-        if shown.all.is_none_or(|at| at.elapsed() >= show_all_every) {
+        if shown.all.is_none_or(|at| self.clock.now() - at >= show_all_every) {
             queues.extend(self.queue.shards().into_iter().map(|shard| shard.queue));
-            shown.all = Some(Instant::now());
+            shown.all = Some(self.clock.now());
         }
         queues.into_iter().map(|queue| (queue, QueueDepth::default())).collect()
     }

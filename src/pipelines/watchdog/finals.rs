@@ -11,7 +11,7 @@ use crate::{
     config::Settings,
     model::{ShardId, TaskId},
     queue::{Failing, Queue},
-    runtime::Loop,
+    runtime::{Clock, Loop},
     store::Store,
     telemetry::metrics::{self, Watched},
 };
@@ -23,6 +23,7 @@ const LOOK_AGE: Duration = Duration::from_secs(1);
 pub(super) struct Finals {
     store: Arc<dyn Store>,
     queue: Queue,
+    clock: Clock,
     settings: Arc<Settings>,
     lost_reports: LostReports,
     lead: Lead,
@@ -30,8 +31,8 @@ pub(super) struct Finals {
 
 impl Finals {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let Context { store, queue, settings, .. } = context.clone();
-        Self { store, queue, settings, lost_reports: LostReports::new(context), lead: lead.clone() }
+        let Context { store, queue, clock, settings, .. } = context.clone();
+        Self { store, queue, clock, settings, lost_reports: LostReports::new(context), lead: lead.clone() }
     }
 
     pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
@@ -57,7 +58,7 @@ impl Finals {
             failing.end_round("settle")?;
             metrics::watchdog_step("finals", started.elapsed());
             cx.beat();
-            cx.pause(if busy { Duration::from_millis(1) } else { pause }).await;
+            cx.pause_by(&self.clock, if busy { Duration::from_millis(1) } else { pause }).await;
         }
         Ok(())
     }

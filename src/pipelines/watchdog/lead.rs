@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::{
     coordination::{self, Coordination},
-    runtime::{Loop, Policy, Progress, Supervisor},
+    runtime::{Clock, Loop, Policy, Progress, Supervisor},
     telemetry::metrics,
 };
 
@@ -31,18 +31,17 @@ const STAND_BACK: Duration = Duration::from_secs(3);
 /// Whether this process leads. Clones share it.
 #[derive(Clone)]
 pub(super) struct Lead {
-    /// The end of the lease by this machine's clock, counted from before the question. So it ends here before it ends
+    /// The end of the lease by this process's clock, counted from before the question. So it ends here before it ends
     /// in Redis.
     until: Arc<watch::Sender<Option<Instant>>>,
-}
-
-impl Default for Lead {
-    fn default() -> Self {
-        Self { until: Arc::new(watch::Sender::new(None)) }
-    }
+    clock: Clock,
 }
 
 impl Lead {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self { until: Arc::new(watch::Sender::new(None)), clock }
+    }
+
     /// Keeps asking for the lease until the stop, and gives it back then. Stands back when one of `loops` stalls.
     pub(super) fn keep(
         self,
@@ -60,7 +59,7 @@ impl Lead {
     pub(super) async fn wait(&self, cx: &Loop) -> bool {
         let mut until = self.until.subscribe();
         loop {
-            if until.borrow_and_update().is_some_and(|until| Instant::now() < until) {
+            if until.borrow_and_update().is_some_and(|until| self.clock.now() < until) {
                 return true;
             }
             tokio::select! {
@@ -96,10 +95,10 @@ struct Candidate {
 
 impl Candidate {
     async fn run(self, cx: Loop) -> coordination::Result<()> {
-        let until = &self.lead.until;
-        let mut since = Instant::now();
+        let Lead { until, clock } = &self.lead;
+        let mut since = clock.now();
         loop {
-            let asked = Instant::now();
+            let asked = clock.now();
             let leads = self.coordination.lease(WORK, LEASE).await?;
             let led = until.borrow().is_some_and(|until| asked < until);
             if leads != led {
@@ -112,7 +111,7 @@ impl Candidate {
             let mut pause = RENEW;
             // The loops of a new holder have had no time for a round.
             if leads
-                && since.elapsed() > self.stalls.after
+                && clock.now() - since > self.stalls.after
                 && let Some(stalled) = self.stalls.first()
             {
                 tracing::debug!("{stalled} does not come round: another process may do the watchdog's work");
@@ -120,7 +119,7 @@ impl Candidate {
                 metrics::watchdog_leads(false);
                 pause = STAND_BACK;
             }
-            if !cx.pause(pause).await {
+            if !cx.pause_by(clock, pause).await {
                 return self.give_back().await;
             }
         }

@@ -13,7 +13,7 @@ use crate::{
     config::Settings,
     model::ShardId,
     queue::{self, Failing, Look, Queue},
-    runtime::Loop,
+    runtime::{Clock, Loop},
     telemetry::metrics::{self, Watched},
 };
 
@@ -31,6 +31,7 @@ const AT_ONCE: usize = 8;
 #[derive(Clone)]
 pub(super) struct Leases {
     queue: Queue,
+    clock: Clock,
     settings: Arc<Settings>,
     lead: Lead,
 }
@@ -51,7 +52,8 @@ struct Rounds {
 
 impl Leases {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        Self { queue: context.queue.clone(), settings: Arc::clone(&context.settings), lead: lead.clone() }
+        let Context { queue, clock, settings, .. } = context.clone();
+        Self { queue, clock, settings, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -62,7 +64,7 @@ impl Leases {
             let wait = self.round(&mut rounds, started).await?;
             metrics::watchdog_step("leases", started.elapsed());
             cx.beat();
-            cx.pause(wait.clamp(SHORTEST, interval)).await;
+            cx.pause_by(&self.clock, wait.clamp(SHORTEST, interval)).await;
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use crate::{
     bus::{Bus, Topic},
     model::{Offset, ShardId, TaskId},
     queue::Queue,
+    runtime::Clock,
     store::Store,
 };
 
@@ -29,6 +30,7 @@ pub(super) struct LostReports {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
     queue: Queue,
+    clock: Clock,
     looks: HashMap<ShardId, Look>,
     /// Tasks that were done again, and when.
     redone: HashMap<TaskId, Instant>,
@@ -44,8 +46,8 @@ struct Look {
 
 impl LostReports {
     pub(super) fn new(context: &Context) -> Self {
-        let Context { store, bus, queue, .. } = context.clone();
-        Self { store, bus, queue, looks: HashMap::new(), redone: HashMap::new() }
+        let Context { store, bus, queue, clock, .. } = context.clone();
+        Self { store, bus, queue, clock, looks: HashMap::new(), redone: HashMap::new() }
     }
 
     /// Of final records that SQL does not show final, those that it never will.
@@ -57,7 +59,8 @@ impl LostReports {
         unsettled: &HashSet<TaskId>,
     ) -> Result<HashSet<TaskId>, Error> {
         let none = HashSet::new();
-        self.redone.retain(|_, at| at.elapsed() < AGAIN_AFTER);
+        let now = self.clock.now();
+        self.redone.retain(|_, at| now - *at < AGAIN_AFTER);
         let unsettled: HashSet<_> = unsettled.iter().filter(|id| !self.redone.contains_key(id)).copied().collect();
         if unsettled.is_empty() {
             self.looks.remove(shard);
@@ -85,7 +88,7 @@ impl LostReports {
         if self.redone.len() > MOST_REDONE {
             self.redone.clear();
         }
-        self.redone.extend(lost.iter().map(|id| (*id, Instant::now())));
+        self.redone.extend(lost.iter().map(|id| (*id, now)));
         Ok(lost.into_iter().collect())
     }
 

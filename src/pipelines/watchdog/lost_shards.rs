@@ -1,17 +1,13 @@
 //! Shards that Redis lost: SQL knows their unfinished tasks, and a new generation begins with them.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use super::{Context, Error, MovesShards, count};
 use crate::{
     bus::{Bus, Topic},
     model::{Offset, ShardId},
     queue::Queue,
-    runtime::Loop,
+    runtime::{Clock, Loop},
     store::Store,
     telemetry::metrics::{self, Watched},
 };
@@ -25,6 +21,7 @@ pub(super) struct LostShards {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
     queue: Queue,
+    clock: Clock,
     /// Tasks of one transaction.
     batch_max: usize,
     moves_shards: MovesShards,
@@ -32,8 +29,9 @@ pub(super) struct LostShards {
 
 impl LostShards {
     pub(super) fn new(context: &Context, moves_shards: &MovesShards) -> Self {
-        let Context { store, bus, queue, settings, .. } = context.clone();
-        Self { store, bus, queue, batch_max: settings.watchdog.batch_max, moves_shards: Arc::clone(moves_shards) }
+        let Context { store, bus, queue, clock, settings, .. } = context.clone();
+        let batch_max = settings.watchdog.batch_max;
+        Self { store, bus, queue, clock, batch_max, moves_shards: Arc::clone(moves_shards) }
     }
 
     /// Brings back those of `shards` that are open and have no generation.
@@ -95,18 +93,18 @@ impl LostShards {
     ///
     /// The reports may stand in any partition: there may have been fewer when they came.
     async fn results_are_in_sql(&self, cx: &Loop) -> Result<(), Error> {
-        let deadline = Instant::now() + READ_WITHIN;
+        let deadline = self.clock.now() + READ_WITHIN;
         // A partition that this process does not know yet may hold some too.
         self.bus.check_partitions().await?;
         let ends = self.bus.ends(Topic::TaskResults).await?;
         let unread =
             |committed: Vec<Option<Offset>>| ends.iter().zip(committed).any(|(end, committed)| committed < *end);
         while unread(self.bus.committed(Topic::TaskResults).await?) {
-            if Instant::now() >= deadline {
+            if self.clock.now() >= deadline {
                 return Err(Error::ReportsUnread);
             }
             cx.beat();
-            if !cx.pause(ASK_EVERY).await {
+            if !cx.pause_by(&self.clock, ASK_EVERY).await {
                 return Err(Error::Stopping);
             }
         }

@@ -62,7 +62,7 @@ pub struct Context {
 
 /// Starts the loops. Those that change something wait until this process leads.
 pub fn start(context: Context, supervisor: &Supervisor) {
-    let lead = Lead::default();
+    let lead = Lead::new(context.clock.clone());
     let mut loops = Loops { supervisor, names: Vec::new() };
     // A shard that is being closed looks lost between the two steps.
     let moves_shards = Arc::default();

@@ -3,10 +3,8 @@
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
-
-use tokio::time::Instant;
 
 use super::{Context, Error, Lead, parked::Parked, republish::Republish};
 use crate::{
@@ -54,12 +52,12 @@ impl Outbox {
 
     pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
         self.parked.close_gates().await?;
-        let mut rounds = Rounds { looked: Instant::now(), refused: HashSet::new(), steps: None };
+        let mut rounds = Rounds { looked: self.clock.now(), refused: HashSet::new(), steps: None };
         while self.lead.wait(&cx).await {
             if self.gates.is_short() {
                 // The fanout would park every task again.
                 cx.beat();
-                cx.pause(IDLE).await;
+                cx.pause_by(&self.clock, IDLE).await;
                 continue;
             }
             let started = Instant::now();
@@ -71,7 +69,7 @@ impl Outbox {
                 (false, true) => Duration::from_millis(20),
                 (false, false) => IDLE,
             };
-            cx.pause(wait).await;
+            cx.pause_by(&self.clock, wait).await;
         }
         Ok(())
     }
@@ -85,8 +83,8 @@ impl Outbox {
         }
         let is_full = self.publish_due(&mut rounds.refused).await?;
         self.parked.release(&mut rounds.refused).await?;
-        if rounds.looked.elapsed() > LOOK_EVERY {
-            rounds.looked = Instant::now();
+        if self.clock.now() - rounds.looked > LOOK_EVERY {
+            rounds.looked = self.clock.now();
             rounds.refused.clear();
             self.parked.close_gates().await?;
         }

@@ -3,10 +3,8 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
-
-use tokio::time::Instant;
 
 use super::{Context, Error, republish::Republish};
 use crate::{
@@ -15,6 +13,7 @@ use crate::{
     model::{QueueName, TaskId},
     pipelines::{admission::Gates, publishing::Last},
     queue::{self, Queue},
+    runtime::Clock,
     store::Store,
     telemetry::metrics::Republished,
 };
@@ -29,6 +28,7 @@ pub(super) struct Parked {
     bus: Arc<dyn Bus>,
     queue: Queue,
     gates: Gates,
+    clock: Clock,
     settings: Arc<Settings>,
     republish: Republish,
     on_their_way: OnTheirWay,
@@ -39,9 +39,9 @@ type OnTheirWay = HashMap<QueueName, (Last, Instant)>;
 
 impl Parked {
     pub(super) fn new(context: &Context) -> Self {
-        let Context { store, bus, queue, gates, settings, .. } = context.clone();
+        let Context { store, bus, queue, gates, clock, settings, .. } = context.clone();
         let republish = Republish::new(context);
-        Self { store, bus, queue, gates, settings, republish, on_their_way: OnTheirWay::new() }
+        Self { store, bus, queue, gates, clock, settings, republish, on_their_way: OnTheirWay::new() }
     }
 
     /// Closes the gates of queues with parked tasks. Another process may have parked them.
@@ -72,7 +72,7 @@ impl Parked {
             }
             let rows: Vec<_> = parked.iter().map(|row| (&row.task, row.turn)).collect();
             let last = self.republish.publish(&rows, Republished::Unparked, refused).await?;
-            self.on_their_way.insert(queue, (last, Instant::now()));
+            self.on_their_way.insert(queue, (last, self.clock.now()));
         }
         Ok(())
     }
@@ -88,13 +88,14 @@ impl Parked {
             released.retain(|partition, last| read(*partition) < Some(*last));
             !released.is_empty()
         });
-        for (released, since) in self.on_their_way.values_mut().filter(|(_, since)| since.elapsed() > LATE) {
+        let now = self.clock.now();
+        for (released, since) in self.on_their_way.values_mut().filter(|(_, since)| now - *since > LATE) {
             for (partition, last) in released.clone() {
                 if self.bus.lies_beyond(Topic::Pipeline, partition, last).await? {
                     released.remove(&partition);
                 }
             }
-            *since = Instant::now();
+            *since = now;
         }
         self.on_their_way.retain(|_, (released, _)| !released.is_empty());
         Ok(())

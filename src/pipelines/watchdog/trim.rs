@@ -1,13 +1,14 @@
 //! Old records that everybody has read leave the bus.
 
-use std::{sync::Arc, time::Duration};
-
-use tokio::time::Instant;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{Context, Error, Lead};
 use crate::{
     bus::{Bus, Keep, Topic},
-    runtime::Loop,
+    runtime::{Clock, Loop},
     telemetry::metrics,
 };
 
@@ -17,14 +18,15 @@ const EVERY: Duration = Duration::from_secs(60);
 pub(super) struct Trim {
     bus: Arc<dyn Bus>,
     keep: Keep,
+    clock: Clock,
     lead: Lead,
 }
 
 impl Trim {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let settings = &context.settings;
+        let Context { bus, clock, settings, .. } = context.clone();
         let keep = Keep { age: settings.topic_retention, records: settings.topic_retention_records };
-        Self { bus: Arc::clone(&context.bus), keep, lead: lead.clone() }
+        Self { bus, keep, clock, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -37,7 +39,7 @@ impl Trim {
                 }
             }
             metrics::watchdog_step("trim", started.elapsed());
-            cx.idle(cx.pause(EVERY)).await;
+            cx.idle(cx.pause_by(&self.clock, EVERY)).await;
         }
         Ok(())
     }

@@ -3,15 +3,15 @@
 //! A full Redis refuses enqueues and claims. Completions, the forwarder and commits still run and give memory back. The
 //! guard stops new tasks early, so that taskd does not fill Redis by itself.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, time::Duration};
 
-use tokio_util::sync::CancellationToken;
+use redis::RedisResult;
 
 use crate::{
     pipelines::admission::{Gates, Shortage},
     queue::Queue,
     redis_pool::{Memory, Redis},
-    runtime::{Beat, Supervisor},
+    runtime::{Loop, Policy, Supervisor},
     telemetry::metrics,
 };
 
@@ -31,14 +31,14 @@ struct Guard {
     queue: Queue,
 }
 
-pub(super) fn watch(redis: Redis, most: u64, gates: Gates, queue: Queue, supervisor: &Supervisor) {
+/// Starts the guard of this process.
+pub fn watch(redis: Redis, most: u64, gates: Gates, queue: Queue, supervisor: &Supervisor) {
     let guard = Guard { redis, most, gates, queue };
-    let (beat, stop) = (Arc::new(supervisor.progress().register("memory")), supervisor.stop_token());
-    supervisor.spawn("memory", move || guard.clone().run(Arc::clone(&beat), stop.clone()));
+    supervisor.spawn_loop("memory", Policy::Restart, move |cx| guard.clone().run(cx));
 }
 
 impl Guard {
-    async fn run(self, beat: Arc<Beat>, stop: CancellationToken) -> anyhow::Result<()> {
+    async fn run(self, cx: Loop) -> RedisResult<()> {
         let mut unlimited = HashSet::new();
         loop {
             let mut servers = self.redis.memory().await?;
@@ -56,8 +56,8 @@ impl Guard {
                 }
             }
             self.judge(&servers, is_full);
-            beat.beat();
-            if stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_none() {
+            cx.beat();
+            if !cx.pause(LOOK_EVERY).await {
                 return Ok(());
             }
         }

@@ -1,0 +1,61 @@
+//! The sizes of a run: the full one, and a quick one that measures nothing.
+
+/// The sizes of a run.
+pub(crate) struct Scale {
+    pub(crate) runs: usize,
+    pub(crate) flow_tasks: usize,
+    pub(crate) flow_single_tasks: usize,
+    pub(crate) latency_samples: usize,
+    /// Tasks that wait while a worker claims.
+    pub(crate) waiting: Vec<usize>,
+    /// Claims of one kind in one run.
+    pub(crate) claims: usize,
+    /// Lines inserted through HTTP.
+    pub(crate) lines: usize,
+    /// Tasks of a fanout that is behind, and of a Redis that is lost.
+    pub(crate) rebuilt: usize,
+    /// Empty queues, more in each step.
+    pub(crate) queues: Vec<usize>,
+    /// New queues while another works.
+    pub(crate) new_names: usize,
+    /// NUM of tasks.
+    pub(crate) replicas: Vec<u32>,
+    pub(crate) tasks_of_replicas: usize,
+}
+
+impl Scale {
+    pub(crate) fn full() -> Self {
+        Self {
+            runs: 3,
+            // Below the 100,000 at which a queue is full.
+            flow_tasks: 80_000,
+            flow_single_tasks: 20_000,
+            latency_samples: 300,
+            waiting: vec![10, 10_000, 1_000_000],
+            claims: 200,
+            lines: 60_000,
+            rebuilt: 100_000,
+            queues: vec![1, 1000, 10_000],
+            new_names: 1000,
+            replicas: vec![1, 10, 100, 1000],
+            tasks_of_replicas: 100,
+        }
+    }
+
+    pub(crate) fn quick() -> Self {
+        Self {
+            runs: 1,
+            flow_tasks: 5_000,
+            flow_single_tasks: 1_000,
+            latency_samples: 20,
+            waiting: vec![10, 2_000],
+            claims: 20,
+            lines: 4_000,
+            rebuilt: 4_000,
+            queues: vec![1, 20],
+            new_names: 50,
+            replicas: vec![1, 5],
+            tasks_of_replicas: 10,
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Connecting to Redis, the database and the bus, with waits for servers that are not there yet.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::Context as _;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    bus::{
+        self, Bus,
+        kafka::{self, Kafka},
+        redis_streams::RedisStreams,
+    },
+    config::{Settings, without_password},
+    coordination,
+    ingress::Waiting,
+    redis_pool::{self, Redis},
+    runtime::{in_short, pauses},
+    store::{self, Store, mysql::MysqlStore, sqlite::SqliteStore},
+};
+
+/// The reason why a server cannot be used.
+pub(super) enum Unreachable {
+    /// It may come.
+    Yet(anyhow::Error),
+    /// The user has to change something.
+    Ever(anyhow::Error),
+}
+
+impl From<Unreachable> for anyhow::Error {
+    fn from(unreachable: Unreachable) -> Self {
+        match unreachable {
+            Unreachable::Yet(error) | Unreachable::Ever(error) => error,
+        }
+    }
+}
+
+impl Unreachable {
+    fn new(error: anyhow::Error, is_transient: bool) -> Self {
+        if is_transient { Self::Yet(error) } else { Self::Ever(error) }
+    }
+}
+
+impl From<coordination::Error> for Unreachable {
+    fn from(error: coordination::Error) -> Self {
+        let is_transient = error.is_transient();
+        Self::new(error.into(), is_transient)
+    }
+}
+
+/// Waits for servers, and tells callers meanwhile what is missing.
+pub(super) struct Wait<'a> {
+    pub(super) door: Waiting,
+    pub(super) stop: &'a CancellationToken,
+}
+
+impl Wait<'_> {
+    /// Tries until it works. The log names `what` once, and once how it went on. `None` at the stop.
+    pub(super) async fn until<T, Fut>(
+        &self,
+        what: &'static str,
+        mut connect: impl FnMut() -> Fut,
+    ) -> anyhow::Result<Option<T>>
+    where
+        Fut: Future<Output = Result<T, Unreachable>>,
+    {
+        self.door.wait_for(what);
+        let mut waited = false;
+        for pause in pauses() {
+            match self.stop.run_until_cancelled(connect()).await {
+                None => break,
+                Some(Ok(connected)) => {
+                    if waited {
+                        tracing::info!("{what} is there: going on");
+                    }
+                    return Ok(Some(connected));
+                }
+                Some(Err(Unreachable::Ever(error))) => return Err(error),
+                Some(Err(Unreachable::Yet(error))) if !waited => {
+                    tracing::warn!("waiting for {what}: {}", in_short(&*error));
+                    waited = true;
+                }
+                Some(Err(Unreachable::Yet(error))) => {
+                    tracing::debug!("still waiting for {what}: {}", in_short(&*error));
+                }
+            }
+            if self.stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                break;
+            }
+        }
+        Ok(None)
+    }
+}
+
+pub(super) async fn redis(url: &str, settings: &Settings) -> Result<Redis, Unreachable> {
+    let unreachable = |error: redis_pool::Error| {
+        let is_transient = error.is_transient();
+        let error = anyhow::Error::new(error).context(format!("cannot use {}", without_password(url)));
+        Unreachable::new(error, is_transient)
+    };
+    let redis = Redis::connect_as(url, &settings.redis_prefix, &settings.redis).await.map_err(unreachable)?;
+    redis.check().await.map_err(unreachable)?;
+    Ok(redis)
+}
+
+pub(super) async fn store(settings: &Settings) -> Result<Arc<dyn Store>, Unreachable> {
+    let opened: store::Result<Arc<dyn Store>> = match settings.database_url.as_deref() {
+        None => sqlite(&settings.data_dir.join("taskd.db")).await,
+        Some(url) => match url.strip_prefix("sqlite://") {
+            Some(path) => sqlite(Path::new(path)).await,
+            None => {
+                MysqlStore::connect(url, settings.database_pool).await.map(|store| Arc::new(store) as Arc<dyn Store>)
+            }
+        },
+    };
+    opened.map_err(|error| {
+        let is_transient = error.is_transient();
+        let error = anyhow::Error::new(error).context(format!("cannot open {}", store_name(settings)));
+        Unreachable::new(error, is_transient)
+    })
+}
+
+async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
+    Ok(Arc::new(SqliteStore::open(path, None).await?))
+}
+
+/// The name of the store for people, without a password.
+pub(super) fn store_name(settings: &Settings) -> String {
+    match &settings.database_url {
+        Some(url) => without_password(url),
+        None => format!("SQLite in {}", settings.data_dir.join("taskd.db").display()),
+    }
+}
+
+/// An error in reading an open store: the database may go away at any moment.
+pub(super) fn unreadable(error: store::Error) -> Unreachable {
+    Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"))
+}
+
+/// Opens the bus: Kafka if the settings name it, otherwise Redis Streams in `redis`.
+pub(super) async fn bus(
+    settings: &Settings,
+    redis: Option<&Redis>,
+    process: &str,
+) -> Result<Arc<dyn Bus>, Unreachable> {
+    let opened: bus::Result<Arc<dyn Bus>> = match kafka_config(settings).map_err(Unreachable::Ever)? {
+        None => {
+            let redis = redis.context("Redis Streams need a Redis").map_err(Unreachable::Ever)?;
+            let opened = RedisStreams::open(redis.clone(), &settings.topic_prefix, settings.partitions).await;
+            opened.map(|bus| Arc::new(bus.process(process)) as Arc<dyn Bus>)
+        }
+        Some(config) => Kafka::open(config).await.map(|bus| Arc::new(bus) as Arc<dyn Bus>),
+    };
+    opened.map_err(|error| {
+        // A refused password or certificate is also refused later.
+        let is_transient = !matches!(error, bus::Error::Misconfigured(_));
+        Unreachable::new(error.into(), is_transient)
+    })
+}
+
+/// Checks the settings that only a backend can judge, as far as it can without a server.
+pub fn check(settings: &Settings) -> anyhow::Result<()> {
+    match kafka_config(settings)? {
+        Some(config) => Ok(Kafka::check(&config)?),
+        None => Ok(()),
+    }
+}
+
+fn kafka_config(settings: &Settings) -> anyhow::Result<Option<kafka::Config>> {
+    let Some(url) = settings.bus_url.as_deref() else { return Ok(None) };
+    Ok(Some(kafka::Config {
+        brokers: url.strip_prefix("kafka://").unwrap_or(url).to_owned(),
+        properties: settings.kafka.resolved().map_err(anyhow::Error::msg)?,
+        topic_prefix: settings.topic_prefix.clone(),
+        partitions: settings.partitions,
+        retention: settings.topic_retention,
+    }))
+}

@@ -1,0 +1,247 @@
+//! One round: opens the bus, starts the pipelines and the ways in, and ends them in order.
+//!
+//! A round ends at the stop, or when Redis or the bus has lost everything. The next round finds the bus empty in a new
+//! generation, and shards without one, which the watchdog brings back from SQL. Records that were published into the
+//! emptied Redis before a process noticed are not marked as published, or the watchdog finds their tasks missing.
+
+use std::{io, sync::Arc};
+
+use anyhow::{Context as _, bail};
+use tokio::{
+    net::TcpListener,
+    task::JoinHandle,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    components::{self, Context, Need},
+    connect::{self, Unreachable, Wait, unreadable},
+    greeting::greet,
+};
+use crate::{
+    api::{Api, query},
+    bus,
+    config::Settings,
+    coordination::Coordination,
+    dedup::Filter,
+    ingress::{self, Budget},
+    pipelines::{
+        admission::{Gates, Occupancy, QueueSync},
+        discovery, memory,
+        publishing::{DeadLetters, Publisher},
+    },
+    queue::Queue,
+    redis_pool::Redis,
+    runtime::{Clock, Supervisor, in_short},
+    store::Store,
+    telemetry::metrics,
+};
+
+/// The backends that stay from round to round.
+pub(super) struct Backends {
+    pub(super) settings: Arc<Settings>,
+    pub(super) redis: Redis,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) metrics: metrics::Handle,
+    /// Callers of an earlier round may still hold some of it.
+    pub(super) budget: Budget,
+    /// The name of this process. A process that starts again under its name keeps what it had.
+    pub(super) process: String,
+    pub(super) clock: Clock,
+}
+
+/// How a round ended.
+pub(super) enum RoundEnd {
+    Stopped,
+    /// Redis or the bus has lost everything. The next round keeps the ports, so callers wait meanwhile.
+    Lost(Listeners),
+}
+
+/// The bound ports. A round listens on copies, so the process keeps them between two rounds.
+pub(super) struct Listeners {
+    http: std::net::TcpListener,
+    grpc: std::net::TcpListener,
+}
+
+impl Listeners {
+    pub(super) async fn bind(settings: &Settings) -> anyhow::Result<Self> {
+        let http = ingress::bind(settings.http_listen, "http").await?.into_std()?;
+        Ok(Self { http, grpc: ingress::bind(settings.grpc_listen, "grpc").await?.into_std()? })
+    }
+
+    pub(super) fn http(&self) -> io::Result<TcpListener> {
+        TcpListener::from_std(self.http.try_clone()?)
+    }
+
+    fn grpc(&self) -> io::Result<TcpListener> {
+        TcpListener::from_std(self.grpc.try_clone()?)
+    }
+}
+
+/// Runs one round.
+pub(super) async fn run(
+    backends: &Backends,
+    listeners: Listeners,
+    wait: Wait<'_>,
+    is_first: bool,
+) -> anyhow::Result<RoundEnd> {
+    let Some(opened) = open(backends, &wait).await? else { return Ok(RoundEnd::Stopped) };
+    let (http, grpc) = (listeners.http()?, listeners.grpc()?);
+    let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
+
+    // Nothing fails from here on, so whatever starts is also awaited.
+    let (supervisor, doors) = (Supervisor::giving_up_at(is_lost, backends.clock.clone()), Supervisor::new());
+    let cx = opened.start_upkeep(backends, &supervisor);
+    let state = state(backends, &cx, &supervisor, &doors);
+    let stop = wait.stop;
+    wait.door.end().await;
+    let served = doors.spawn_once(async move {
+        Ok(tokio::join!(ingress::http::serve(http, state.clone()), ingress::grpc::serve(grpc, state)).1?)
+    });
+    if is_first {
+        greet(&backends.settings, http_addr, grpc_addr);
+    }
+
+    let end = tokio::select! {
+        () = stop.cancelled() => {
+            tracing::info!("stopping: no new work; finishing what is in hand");
+            // From now on connections are refused.
+            drop(listeners);
+            RoundEnd::Stopped
+        }
+        error = supervisor.given_up() => {
+            tracing::warn!("starting over: {}", in_short(error));
+            RoundEnd::Lost(listeners)
+        }
+    };
+    doors.stop();
+    drain(&cx, &supervisor, served, &end).await?;
+    Ok(end)
+}
+
+/// A round before its loops run.
+struct Opened {
+    cx: Context,
+    store_id: String,
+    queues: QueueSync,
+}
+
+/// Opens the bus and checks the boundaries. Each may go away again at any moment, also at this one. `None` at the stop.
+async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Opened>> {
+    let Backends { settings, redis, store, process, clock, .. } = backends;
+    let bus = || connect::bus(settings, Some(redis), process);
+    let Some(bus) = wait.until("the bus", bus).await? else { return Ok(None) };
+    let store_id = || async { store.store_id().await.map_err(unreadable) };
+    let Some(store_id) = wait.until("the database", store_id).await? else { return Ok(None) };
+
+    let coordination = Coordination::new(redis.clone(), process, clock.clone());
+    let own = || async {
+        coordination.follow_clock().await?;
+        Ok(coordination.own(&store_id).await?)
+    };
+    let Some(()) = wait.until("Redis", own).await? else { return Ok(None) };
+
+    let queue = Queue::of_process(redis.clone(), process.clone());
+    let (gates, occupancy) = (Gates::default(), Occupancy::default());
+    let queues = || async {
+        let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
+        QueueSync::start(store, queue.clone(), gates, occupancy, clock.clone()).await.map_err(unreadable)
+    };
+    let Some(queues) = wait.until("the database", queues).await? else { return Ok(None) };
+    let filter = Filter::new(redis.clone());
+    for need in components::needs(settings) {
+        let met = match need {
+            Need::CheckedFilter => {
+                let check = || async {
+                    let checked = discovery::check_filter(&**store, &filter).await;
+                    checked.map_err(|error| Unreachable::Yet(error.into()))
+                };
+                wait.until("the database", check).await?
+            }
+        };
+        let Some(()) = met else { return Ok(None) };
+    }
+    let cx = Context {
+        publisher: Publisher::new(Arc::clone(store), Arc::clone(&bus), clock.clone()),
+        letters: DeadLetters::new(Arc::clone(&bus), clock.clone()),
+        settings: Arc::clone(settings),
+        store: Arc::clone(store),
+        clock: clock.clone(),
+        bus,
+        queue,
+        coordination,
+        filter,
+        gates,
+        occupancy,
+    };
+    Ok(Some(Opened { cx, store_id, queues }))
+}
+
+impl Opened {
+    /// Starts the loops that every process runs, whatever its pipelines.
+    fn start_upkeep(self, backends: &Backends, supervisor: &Supervisor) -> Context {
+        let Self { cx, store_id, queues } = self;
+        let (gates, most) = (cx.gates.clone(), cx.settings.redis.max_memory);
+        cx.coordination.watch_owner(store_id, supervisor);
+        bus::watch_partitions(Arc::clone(&cx.bus), supervisor);
+        memory::watch(backends.redis.clone(), most, gates, cx.queue.clone(), supervisor);
+        cx.coordination.watch_clock(supervisor);
+        queues.keep_on(supervisor);
+        cx.queue.start_listening(supervisor);
+        cx
+    }
+}
+
+/// Starts the pipelines, and answers what the ways in need.
+fn state(backends: &Backends, cx: &Context, supervisor: &Supervisor, doors: &Supervisor) -> ingress::State {
+    let handles = components::start(cx, supervisor);
+    ingress::State {
+        api: Api {
+            discovery: handles.discovery,
+            tasks: handles.tasks,
+            query: Some(query::Handle::new(Arc::clone(&cx.store), cx.queue.clone(), cx.clock.clone())),
+            stop: doors.stop_token(),
+        },
+        progress: supervisor.progress().clone(),
+        gates: cx.gates.clone(),
+        settings: Arc::clone(&cx.settings),
+        metrics: backends.metrics.clone(),
+        budget: backends.budget.clone(),
+        stop: doors.stop_token(),
+    }
+}
+
+/// Ends a round within the grace period: the ways in while the pipelines still answer, then the pipelines and the bus.
+async fn drain(
+    cx: &Context,
+    supervisor: &Supervisor,
+    served: JoinHandle<anyhow::Result<()>>,
+    end: &RoundEnd,
+) -> anyhow::Result<()> {
+    let period = cx.settings.grace_period;
+    let (deadline, grace) = (Instant::now() + period, humantime::format_duration(period));
+    // The pipelines keep a quarter of the period.
+    let served = timeout_at(deadline - period / 4, served).await;
+    supervisor.stop();
+    let drained = timeout_at(deadline, async {
+        supervisor.wait().await;
+        cx.queue.drained().await;
+        cx.bus.close().await;
+    });
+    if drained.await.is_err() {
+        bail!("what was in hand did not end within the grace period ({grace}); it is put back when its leases run out");
+    }
+    match (served, end) {
+        (Ok(served), _) => served.context("a listener panicked")??,
+        // These callers do not read their answers, which promise them nothing: the stop went well.
+        (Err(_), RoundEnd::Stopped) => tracing::warn!("some callers did not end within the grace period ({grace})"),
+        // These callers are told to try again, whenever they end.
+        (Err(_), RoundEnd::Lost(_)) => tracing::warn!("some callers of before are still there"),
+    }
+    Ok(())
+}
+
+/// True if an error without a type ends the round.
+fn is_lost(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(bus::Error::is_lost)
+}

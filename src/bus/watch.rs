@@ -1,0 +1,23 @@
+//! The loop that notices new partitions, or a topic that is gone.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Bus, Result};
+use crate::runtime::{Loop, Policy, Supervisor};
+
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Ends the round when the topics differ from what this process knows: it has no reader for the new partitions.
+pub fn watch_partitions(bus: Arc<dyn Bus>, supervisor: &Supervisor) {
+    supervisor.spawn_loop("partitions", Policy::Restart, move |cx| watch(Arc::clone(&bus), cx));
+}
+
+async fn watch(bus: Arc<dyn Bus>, cx: Loop) -> Result<()> {
+    loop {
+        bus.check_partitions().await?;
+        cx.beat();
+        if cx.stop.run_until_cancelled(cx.idle(tokio::time::sleep(LOOK_EVERY))).await.is_none() {
+            return Ok(());
+        }
+    }
+}

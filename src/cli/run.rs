@@ -1,0 +1,68 @@
+//! The whole binary: arguments, configuration, run; exit codes.
+//!
+//! 0: done. 1: failed, or `insert` had lines rejected. 2: wrong command line or settings, or no server to insert into.
+
+use std::{future::Future, process::ExitCode, time::Duration};
+
+use super::{Command, USAGE, insert, parse};
+use crate::{
+    app,
+    config::{self, Settings},
+    runtime::in_short,
+    telemetry::logging,
+};
+use anyhow::Context;
+
+/// The `main` of the binary.
+pub fn run() -> ExitCode {
+    // Redis and MySQL over TLS take the process's choice. The call fails only if a choice was made before.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    // Only this user may read the files that taskd makes.
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    let command = match parse(std::env::args_os()) {
+        Ok(command) => command,
+        Err(refusal) => return refusal.show(),
+    };
+    match command {
+        Command::Run(settings) => match app::check(&settings) {
+            Ok(()) => exit(with_logging(&settings).and_then(|()| block_on(app::run(settings))?), 1),
+            mistake => exit(mistake, USAGE),
+        },
+        Command::Migrate(settings) => exit(with_logging(&settings).and_then(|()| block_on(app::migrate(settings))?), 1),
+        Command::Partitions(settings, count) => {
+            exit(with_logging(&settings).and_then(|()| block_on(app::raise_partitions(settings, count))?), 1)
+        }
+        Command::Insert(args) => match block_on(insert::run(args)) {
+            Ok(Ok(summary)) if summary.rejected > 0 => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
+        Command::CheckConfig(loaded) => {
+            print!("{}", config::to_toml(&loaded.settings, &loaded.origins));
+            exit(app::check(&loaded.settings), USAGE)
+        }
+    }
+}
+
+fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("taskd: {}", in_short(&*error));
+            ExitCode::from(code_of_failure)
+        }
+    }
+}
+
+fn with_logging(settings: &Settings) -> anyhow::Result<()> {
+    logging::init(&settings.log, settings.log_format)
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.context("cannot start the runtime")?;
+    let result = runtime.block_on(future);
+    // A thread that still blocks, as in a call to a silent broker, must not hold up the end.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(result)
+}

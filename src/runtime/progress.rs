@@ -1,0 +1,86 @@
+//! Signs of life: which loop makes no progress.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use super::Clock;
+
+/// The last sign of life of each loop. A loop beats in each turn, whether there was work or not.
+#[derive(Clone)]
+pub struct Progress {
+    beats: Arc<Mutex<BTreeMap<String, Instant>>>,
+    clock: Clock,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self::new(Clock::of_this_machine())
+    }
+}
+
+impl Progress {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self { beats: Arc::default(), clock }
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Registers a loop until its beat is dropped.
+    pub fn register(&self, name: impl Into<String>) -> Beat {
+        let beat = Beat { name: name.into(), progress: self.clone() };
+        beat.beat();
+        beat
+    }
+
+    /// The loops without a beat for `limit`, with the time since their last.
+    pub fn stalled(&self, limit: Duration) -> Vec<(String, Duration)> {
+        let (beats, now) = (self.beats.lock().unwrap_or_else(PoisonError::into_inner), self.clock.now());
+        let stalled = beats.iter().map(|(name, at)| (name.clone(), now.saturating_duration_since(*at)));
+        stalled.filter(|(_, age)| *age > limit).collect()
+    }
+}
+
+/// A loop's sign of life.
+pub struct Beat {
+    name: String,
+    progress: Progress,
+}
+
+impl Beat {
+    pub(super) fn clock(&self) -> &Clock {
+        self.progress.clock()
+    }
+
+    /// Shows that the loop is alive.
+    pub fn beat(&self) {
+        let now = self.progress.clock.now();
+        let mut beats = self.progress.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        match beats.get_mut(&self.name) {
+            Some(at) => *at = now,
+            None => drop(beats.insert(self.name.clone(), now)),
+        }
+    }
+
+    /// Waits for `future` and beats meanwhile: for waits that may be long because there is nothing to do.
+    pub async fn idle<T>(&self, future: impl Future<Output = T>) -> T {
+        tokio::pin!(future);
+        loop {
+            tokio::select! {
+                done = &mut future => { self.beat(); return done; }
+                () = tokio::time::sleep(Duration::from_secs(1)) => self.beat(),
+            }
+        }
+    }
+}
+
+impl Drop for Beat {
+    fn drop(&mut self) {
+        let mut beats = self.progress.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        beats.remove(&self.name);
+    }
+}
