@@ -44,7 +44,7 @@ pub enum Error {
     Queue(#[from] queue::Error),
 }
 
-/// What a caller can do about an error.
+/// The kind of an error: the caller's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The request is wrong.
@@ -83,7 +83,7 @@ fn span(operation: &'static str, caller: &Caller) -> Span {
     )
 }
 
-/// Parts what can be read from what is answered already. [`merge`] puts the answers together in the order of the items.
+/// Parts readable items from answered ones. [`merge`] puts the answers together in the order of the items.
 fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<T>, Vec<Option<A>>) {
     let mut readable = Vec::with_capacity(items.len());
     let mut note = |item| match item {

@@ -47,13 +47,13 @@ use crate::{
     },
 };
 
-/// The pace at which the message of a call must come.
+/// The pace of a call's message.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
 
-/// The largest answer that a client takes unless it is told otherwise.
+/// The largest answer that clients take by default.
 const TAKEN_BY_DEFAULT: usize = 4 << 20;
 
-/// Serves until `state.stop`, then until the calls in hand are answered.
+/// Serves until `state.stop`, then answers the calls in hand.
 pub async fn serve(listener: TcpListener, state: State) -> Result<(), ReflectionError> {
     let (router, health) = router(&state).await?;
     let answering = Answering {
@@ -68,7 +68,7 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
     let max_connections = descriptors::for_each_listener(&state.settings);
     let stopping = async {
         state.stop.cancelled().await;
-        // Load balancers look elsewhere while the last calls are answered.
+        // Load balancers turn to other processes while taskd answers the last calls.
         set_health(&health, &[DISCOVERY, TASKS, WHOLE], ServingStatus::NotServing).await;
     };
     let door = Door { name: "gRPC", answering, max_connections, without_room: None };
@@ -76,7 +76,7 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
     Ok(())
 }
 
-/// The calls of reflection and health are streams. Those of taskd have one message each.
+/// True for reflection and health, whose calls are streams. A call of taskd has one message.
 fn may_stay(head: &request::Parts) -> bool {
     !head.uri.path().starts_with("/taskd.v1.")
 }

@@ -29,7 +29,7 @@ pub use listener::{CannotListen, bind};
 
 use crate::{api::Api, config::Settings, pipelines::admission::Gates, runtime::Progress, telemetry::metrics};
 
-/// What the routes need.
+/// Everything that the routes use.
 #[derive(Clone)]
 pub struct State {
     pub api: Api,

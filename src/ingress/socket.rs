@@ -22,14 +22,14 @@ use tokio_io_timeout::TimeoutWriter;
 use super::delivery::Record;
 use crate::queue::Delivery;
 
-/// The time after which a client that takes nothing of its answer has gone. It is shorter than the default lease, so the
-/// client costs no attempt.
+/// The time after which a client that takes nothing of its answer has gone. It is shorter than the default lease, so
+/// the client costs no attempt.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The unsent bytes that the system may hold. Without this limit megabytes of an answer would count as written.
 const UNSENT: u32 = 128 << 10;
 
-/// The probes of a silent client: the first after `SILENCE`, then one each `PROBE_EVERY`. A client that waits for a task
-/// may go without a word.
+/// The probes of a silent client: the first after `SILENCE`, then one each `PROBE_EVERY`. A client that waits for a
+/// task may go without a word.
 const SILENCE: Duration = Duration::from_secs(10);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 2;

@@ -1,4 +1,4 @@
-//! What a task is, and the names that every part uses for it. No I/O.
+//! Tasks, calls and reports, in the words of no protocol. No I/O.
 
 mod call;
 mod names;
@@ -28,20 +28,20 @@ pub const MAX_RECORD_BYTES: usize = 8 << 20;
 /// The highest value of `max_replicas`.
 pub const MAX_REPLICAS: u32 = 10_000;
 
-/// A task's id: a UUIDv7, so that ids made later sort later (and land at the end of SQL's index).
+/// A task's id: a UUIDv7, so that later ids sort later and land at the end of SQL's index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId(pub Uuid);
 
-/// Of a UUIDv7, right behind its time.
+/// The bits of a UUIDv7 right behind its time.
 const PLACE_BITS: u8 = 12;
 
 impl TaskId {
-    /// A new one, by this machine's clock.
+    /// A new id, by this machine's clock.
     pub fn new() -> Self {
         Self(Uuid::now_v7())
     }
 
-    /// A new one of that time. `place` orders those of one millisecond.
+    /// A new id of that time. `place` orders the ids of one millisecond.
     pub fn at(unix_ms: i64, place: usize) -> Self {
         let ms = unix_ms.max(0).unsigned_abs();
         let nanos = u32::try_from(ms % 1000).unwrap_or(0) * 1_000_000;
@@ -49,10 +49,10 @@ impl TaskId {
         Self(Uuid::new_v7(Timestamp::from_unix_time(ms / 1000, nanos, place, PLACE_BITS)))
     }
 
-    /// The id of what `worker` discovered at place `index` of its report on `parent`, reported at `at_unix_ms`.
+    /// The id of the task that `worker` discovered, at place `index` of its report on `parent`.
     ///
-    /// The same report read twice gives the same ids, so that a redelivery creates nothing twice. It has the form of a
-    /// UUIDv7: time first, then bits of a hash where the random ones would be.
+    /// A report that is read twice gives the same ids, so a redelivery creates nothing twice. The id has the form of a
+    /// UUIDv7: time first, then bits of a hash in place of the random ones.
     pub fn derived(parent: TaskId, worker: &str, index: u32, at_unix_ms: i64) -> Self {
         let hash = Sha256::new()
             .chain_update(parent.0.as_bytes())
@@ -64,13 +64,13 @@ impl TaskId {
         Self(uuid::Builder::from_unix_timestamp_millis(at_unix_ms.max(0).unsigned_abs(), &random).into_uuid())
     }
 
-    /// The time in it: when the task came.
+    /// The time in the id, which is the task's creation.
     pub fn created_unix_ms(&self) -> i64 {
         let [a, b, c, d, e, f, ..] = *self.as_bytes();
         i64::from_be_bytes([0, 0, a, b, c, d, e, f])
     }
 
-    /// From the 16 bytes that Redis, SQL and the bus keep.
+    /// The id of the 16 bytes that Redis, SQL and the bus keep.
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
         Uuid::from_slice(bytes).ok().map(Self)
     }
@@ -106,7 +106,7 @@ impl FromStr for TaskId {
     }
 }
 
-/// Which lane a task waits in. The discriminants stand in SQL and in Redis.
+/// The lane of a waiting task. SQL and Redis keep the discriminants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Priority {
@@ -117,7 +117,7 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// All, the most urgent first.
+    /// All priorities, the most urgent first.
     pub const ALL: [Self; 3] = [Self::High, Self::Medium, Self::Low];
 
     /// The name in JSON and in TOML.
@@ -129,7 +129,7 @@ impl Priority {
         }
     }
 
-    /// From the number in SQL or Redis; what is unknown counts as medium.
+    /// The priority of a number in SQL or Redis. An unknown number counts as medium.
     pub fn from_number(number: i64) -> Self {
         match number {
             1 => Self::High,
@@ -139,11 +139,11 @@ impl Priority {
     }
 }
 
-/// The kind of a payload or of a result. The discriminants stand in SQL.
+/// The kind of a payload or of a result. SQL keeps the discriminants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Encoding {
-    /// Stored before taskd remembered it.
+    /// Nobody said it, or an older taskd stored it.
     #[default]
     Unknown = 0,
     Bytes = 1,
@@ -152,7 +152,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// From the number in SQL.
+    /// The encoding of a number in SQL or protobuf.
     pub fn from_number(number: i64) -> Self {
         match number {
             1 => Self::Bytes,
@@ -163,8 +163,8 @@ impl Encoding {
     }
 }
 
-/// The status that SQL keeps. What happens to an unfinished task meanwhile (queued, assigned, delayed) only Redis knows.
-/// The discriminants stand in SQL.
+/// The status that SQL keeps, as the discriminants. Only Redis knows the state of an unfinished task: queued, assigned,
+/// delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum StoredStatus {
@@ -177,7 +177,7 @@ pub enum StoredStatus {
 impl StoredStatus {
     pub const ALL: [Self; 4] = [Self::Unfinished, Self::Completed, Self::Dead, Self::Cancelled];
 
-    /// From the number in SQL.
+    /// The status of a number in SQL.
     pub fn from_number(number: i64) -> Option<Self> {
         Self::ALL.into_iter().find(|s| *s as i64 == number)
     }
@@ -195,7 +195,7 @@ pub struct TaskRow {
     /// The partition of `pipeline`, and so the shard of the queue.
     pub partition: u32,
     pub key: Bytes,
-    /// SHA-256 of queue and key: what is unique.
+    /// SHA-256 of queue and key. SQL keeps it unique.
     pub key_hash: KeyHash,
     pub payload: Bytes,
     pub payload_encoding: Encoding,
@@ -211,7 +211,7 @@ pub struct TaskRow {
 }
 
 impl TaskRow {
-    /// What it weighs in a buffer, in bytes, about.
+    /// The bytes of the row in a buffer, about.
     pub fn weight(&self) -> usize {
         weight(self.key.len(), self.payload.len(), self.headers.iter().map(|(name, value)| (name, value)))
     }
@@ -227,12 +227,12 @@ fn weight<'a>(key: usize, payload: usize, headers: impl Iterator<Item = (&'a Str
 pub struct KeyHash(pub [u8; 32]);
 
 impl KeyHash {
-    /// A queue's name has no NUL, so the two cannot run into each other.
+    /// Hashes queue and key with a NUL between them, which no queue's name has.
     pub fn new(queue: &QueueName, key: &[u8]) -> Self {
         Self(Sha256::new().chain_update(queue.as_str()).chain_update([0]).chain_update(key).finalize().into())
     }
 
-    /// The partition that the key belongs to: equal keys meet in one.
+    /// The partition of the key. Equal keys meet in one.
     pub fn partition(&self, partitions: u32) -> u32 {
         let first = u32::from_be_bytes([self.0[0], self.0[1], self.0[2], self.0[3]]);
         first % partitions.max(1)
@@ -245,7 +245,8 @@ impl fmt::Debug for KeyHash {
     }
 }
 
-/// A place on a bus partition. Redis Streams have pairs (milliseconds, sequence), Kafka has (offset, 0); both compare as pairs.
+/// A place on a bus partition. Redis Streams have pairs (milliseconds, sequence), Kafka has (offset, 0). Both compare
+/// as pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Offset {
     pub major: u64,
@@ -266,7 +267,7 @@ impl FromStr for Offset {
     }
 }
 
-/// Milliseconds since 1970 by this machine's clock. A time that another process compares goes by [`Clock`].
+/// Milliseconds since 1970 by this machine's clock. Times that other processes compare come from `runtime::Clock`.
 pub fn now_unix_ms() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)

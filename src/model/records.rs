@@ -19,7 +19,7 @@ pub struct PipelineTask {
     pub body: Bytes,
 }
 
-/// What happened to a task, on its way to SQL.
+/// The end of an attempt, or of a task, on its way to SQL.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     pub id: TaskId,

@@ -1,4 +1,4 @@
-//! From a [`NewTask`] to a [`TaskRow`], or one line that says what is wrong with it.
+//! From a [`NewTask`] to a [`TaskRow`], or one line with the mistake.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{Encoding, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow};
 
-/// The longest key. InnoDB cannot index a longer one; more data belongs into the payload.
+/// The longest key. InnoDB cannot index a longer one; more data belongs in the payload.
 pub const MAX_KEY_BYTES: usize = 4096;
 
 /// The longest traceparent: W3C sets no bound for versions above 00.
@@ -146,7 +146,7 @@ fn not_before(task: &NewTask, now_unix_ms: i64) -> Result<i64, String> {
     Ok(at)
 }
 
-/// What [`TaskRow::weight`] will say.
+/// The [`TaskRow::weight`] of the task's row.
 fn weight(task: &NewTask) -> usize {
     let key = if task.key.is_empty() { HASH_CHARACTERS } else { task.key.len() };
     super::weight(key, task.payload.len(), task.headers.iter())

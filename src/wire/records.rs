@@ -87,7 +87,7 @@ pub fn body_blob(record: &pb::PipelineRecord) -> Bytes {
     blob.freeze()
 }
 
-/// Reads what [`body_blob`] wrote, for the answer to a claim.
+/// Reads the bytes of [`body_blob`], for the answer to a claim.
 pub fn read_body(blob: &Bytes) -> Result<TaskBody, prost::DecodeError> {
     let body = pb::TaskBody::decode(blob.slice(HEAD.min(blob.len())..))?;
     Ok(TaskBody {

@@ -35,7 +35,7 @@ pub fn from_rfc_3339(text: &str) -> Option<i64> {
     is_rfc_3339(text).then(|| text.parse().ok().map(unix_ms))?
 }
 
-/// Whether `text` has the form `2030-01-31T12:00:00[.5](Z|+02:00)`. The parser takes more: days without a time, times
+/// True for the form `2030-01-31T12:00:00[.5](Z|+02:00)`. The parser takes more: days without a time, times
 /// without an offset, years with a sign.
 fn is_rfc_3339(text: &str) -> bool {
     let like = |text: &str, form: &str| {

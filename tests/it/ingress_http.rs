@@ -1,4 +1,5 @@
-//! The HTTP API over a real socket, as far as it answers by itself: what is wrong with a request, and how the process is.
+//! The HTTP API over a real socket, as far as it answers by itself: what is wrong with a request, and how the process
+//! is.
 
 use std::{sync::Arc, time::Duration};
 

@@ -39,7 +39,7 @@ fn api_of(tasks: tasks::Handle) -> Api {
     Api { discovery: None, tasks: Some(tasks), query: None, stop: CancellationToken::new() }
 }
 
-/// What a worker says about a leased task.
+/// A worker's report about a leased task.
 fn item<T>(leased: &LeasedTask, report: T) -> Result<Item<T>, ItemAnswer> {
     Ok(Item { id: leased.id.to_string(), lease_token: leased.token.to_string(), report })
 }

@@ -1,4 +1,5 @@
-//! The HTTP API. [`router`] has the table of routes. A handler reads JSON, calls an operation of `api`, and writes JSON.
+//! The HTTP API. [`router`] has the table of routes. A handler reads JSON, calls an operation of `api`, and writes
+//! JSON.
 
 mod answer;
 mod guard;
@@ -44,7 +45,7 @@ use crate::{
     telemetry::metrics,
 };
 
-/// Serves until `state.stop`, then until the requests in hand are answered.
+/// Serves until `state.stop`, then answers the requests in hand.
 pub async fn serve(listener: TcpListener, state: State) {
     let max_connections = descriptors::for_each_listener(&state.settings);
     let (without_room, budget, stop) = (full(state.clone(), max_connections), state.budget.clone(), state.stop.clone());
@@ -83,7 +84,7 @@ fn router(state: State) -> Router {
         .with_state(state)
 }
 
-/// The routes of probes, outside the guard and the trace: a probe may ask under any name, and a 503 again and again is no
+/// The routes of probes. They are outside the guard and the trace: a probe may use any name, and repeated 503s are no
 /// news.
 fn probes() -> Router<State> {
     Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz))

@@ -1,7 +1,8 @@
 //! Tasks as lines, of any number: read, stored and answered in batches, while the client still sends.
 //!
-//! The connection itself is the back pressure: taskd reads the next batch when the client has taken earlier answers, so a
-//! client must read while it sends. Memory holds [`IN_FLIGHT`] batches, which count against the budget of all requests.
+//! The connection itself is the back pressure: taskd reads the next batch when the client has taken earlier answers, so
+//! a client must read while it sends. Memory holds [`IN_FLIGHT`] batches, which count against the budget of all
+//! requests.
 
 use std::{
     io,
@@ -135,7 +136,7 @@ fn answers(inserter: Inserter, first: Batch, source: Source, stop: CancellationT
     stream::once(std::future::ready(Ok(first))).chain(reads).map(answer).buffered(IN_FLIGHT)
 }
 
-/// A body as a reader wants it.
+/// The chunks of a body, with errors that a reader can carry.
 type BodyChunks = stream::MapErr<BodyDataStream, fn(axum::Error) -> io::Error>;
 
 /// The lines of a request.
@@ -148,7 +149,7 @@ struct Source {
 
 enum Read {
     Lines(Batch),
-    /// For the client, if it still listens.
+    /// The answer, if the client still listens.
     Cut(Problem),
     End,
 }
@@ -246,8 +247,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Stores until all lines have an answer, for about half a minute. Each try reads the lines anew, which is cheaper than
-    /// a copy.
+    /// Stores until all lines have an answer, for about half a minute. Each try reads the lines anew, which is cheaper
+    /// than a copy.
     async fn store_patiently(&mut self, inserter: &Inserter, stop: &CancellationToken) {
         let mut waits = ExponentialBuilder::default()
             .with_jitter()

@@ -1,4 +1,4 @@
-//! RFC 9457 problem details: every error of the HTTP API as a whole.
+//! RFC 9457 problem details: the answer to a request that fails as a whole.
 
 use axum::{
     Json,
@@ -15,7 +15,7 @@ use crate::api::{self, Kind, shorten};
 pub(super) struct Problem {
     status: StatusCode,
     detail: String,
-    /// Where in the body.
+    /// Line and column in the body.
     place: Option<(usize, usize)>,
     retry_after: bool,
     close: bool,
@@ -46,12 +46,12 @@ impl Problem {
         &self.detail
     }
 
-    /// And the connection ends with it.
+    /// Closes the connection behind the answer.
     pub(super) fn and_close(self) -> Self {
         Self { close: true, ..self }
     }
 
-    /// With the header that says so.
+    /// A problem with the header `Retry-After`.
     pub(super) fn later(status: StatusCode, error: impl ToString) -> Self {
         Self { retry_after: true, ..Self::new(status, error.to_string()) }
     }

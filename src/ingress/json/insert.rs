@@ -135,7 +135,7 @@ fn counted(
     Ok(task)
 }
 
-/// `text` must be a part of `body`.
+/// Reads a task from a part of `body`.
 fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
     let task: NewTask<'_> = item(text, "a task")?;
     let (payload, payload_encoding) = value::read(body, "payload", task.payload, task.payload_base64)?;
@@ -199,8 +199,8 @@ mod tests {
     #[test]
     fn every_field_of_a_task_is_read() {
         let task = read(
-            r#"{"queue":"q","key":"k","payload":{"a": 1},"replicas":3,"priority":"High","delay":"90s","lease_duration":"1500ms",
-                "max_attempts":7,"headers":{"h":"v"},"traceparent":"tp"}"#,
+            r#"{"queue":"q","key":"k","payload":{"a": 1},"replicas":3,"priority":"High","delay":"90s",
+                "lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp"}"#,
         )
         .unwrap();
         let expected = model::NewTask {
@@ -294,7 +294,8 @@ mod tests {
         let lines = read("{\"queue\":\"q\"}\n{\"queue\":\"q\"}\n").unwrap_err();
         assert_eq!(
             lines.to_string(),
-            "not JSON: trailing characters; several tasks? send an array, or lines with Content-Type: application/x-ndjson"
+            "not JSON: trailing characters; several tasks? \
+             send an array, or lines with Content-Type: application/x-ndjson"
         );
         assert!(read("[{}] []").unwrap_err().to_string().starts_with("not JSON: trailing characters"));
     }

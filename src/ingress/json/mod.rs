@@ -1,8 +1,8 @@
 //! The JSON of the HTTP API, and of the files that `taskd insert` reads.
 //!
 //! Its names are the proto's, in snake_case; durations are `"30s"`, times RFC 3339. A payload is a slice of the body,
-//! not a copy. The reader counts a list before it reads the entries, and reads each entry on its own: a wrong entry does
-//! not spoil the others.
+//! not a copy. The reader counts a list before it reads the entries, and reads each entry on its own: a wrong entry
+//! does not spoil the others.
 
 pub mod insert;
 pub mod read;

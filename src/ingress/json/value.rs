@@ -53,8 +53,8 @@ pub(super) struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    /// Shows bytes of unknown encoding as JSON where they read as JSON, and as text where they are UTF-8. An older taskd
-    /// stored them.
+    /// Shows bytes of unknown encoding as JSON where they read as JSON, and as text where they are UTF-8. An older
+    /// taskd stored them.
     pub(super) fn of(bytes: &'a [u8], encoding: Encoding) -> Self {
         if bytes.is_empty() {
             return Self::default();

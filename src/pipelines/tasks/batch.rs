@@ -23,7 +23,7 @@ pub(super) struct Placed<T> {
     pub(super) item: T,
 }
 
-/// What the queue said, with the items' places.
+/// The queue's answers, with the items' places.
 pub(super) type Outcomes<A> = Vec<(usize, queue::Result<A>)>;
 
 impl Handle {
@@ -57,7 +57,7 @@ impl Handle {
         Ok((answers, accepted))
     }
 
-    /// Refuses shards that nobody has heard of, beyond so many: each would be a call of its own.
+    /// Refuses unknown shards beyond the limit: each would be a call of its own.
     fn limit_unknown(&self, shard: &ShardId, unknown: &mut BTreeSet<ShardId>) -> Result<(), String> {
         if self.queue.knows(shard) || unknown.contains(shard) {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Workers get tasks: a look at all shards of the named queues, then claims, the most urgent first. Finding nothing, the
-//! call waits.
+//! Workers get tasks: a look at all shards of the named queues, then claims, the most urgent first. Finding nothing,
+//! the call waits.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -17,8 +17,8 @@ use crate::{
     wire,
 };
 
-/// The bytes of tasks in one answer, unless the worker asks for another number. gRPC clients take 4 MiB by default; ids,
-/// tokens and names of 1,000 tasks need the rest. A single task may be larger.
+/// The bytes of tasks in one answer, unless the worker asks for another number. gRPC clients take 4 MiB by default;
+/// ids, tokens and names of 1,000 tasks need the rest. A single task may be larger.
 const ANSWER_BYTES: usize = (3 << 20) + (512 << 10);
 /// The most bytes that a worker may ask for.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
@@ -51,7 +51,7 @@ struct Found {
     granted: Vec<Granted>,
     tasks: usize,
     bytes: usize,
-    /// The first shard that could not be asked.
+    /// The error of the last shard that did not answer.
     error: Option<Error>,
     /// At least one shard answered.
     any_asked: bool,
@@ -92,7 +92,7 @@ impl Handle {
             let is_last = left.is_zero() || self.stop.is_cancelled();
             let look = async {
                 let found = self.look(&look_at, &claim).await;
-                // One shard that fails is no reason to stop waiting for the others.
+                // The call waits on for the other shards when one fails.
                 let wait_on = found.granted.is_empty() && !is_last && (found.error.is_none() || found.any_asked);
                 (!wait_on).then_some(found)
             };
@@ -141,7 +141,7 @@ impl Handle {
         let mut shards: Vec<_> = queues.iter().flat_map(|queue| self.queue.shards_of(queue)).collect();
         let mut found = Found::new(claim.clone());
         if let [shard] = &shards[..] {
-            // Its script knows the priorities.
+            // The script of a single shard knows the priorities.
             self.take(shard, None, &mut found).await;
             return found;
         }
@@ -192,7 +192,7 @@ impl Handle {
     }
 }
 
-/// Calls after which the order of priorities begins again.
+/// The calls after which the order of priorities begins again.
 const TURNS: usize = 20;
 
 /// The order of priorities: strict, but one call in ten tries the lower ones first, in turn, so that none starves.
