@@ -5,7 +5,7 @@ COPY . .
 # The caches outlive this build, so that a change of ours does not compile the dependencies again.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --bin taskd && cp target/release/taskd /usr/local/bin/taskd
+    cargo build --release --locked --bin taskd && strip --strip-debug -o /usr/local/bin/taskd target/release/taskd
 
 FROM debian:bookworm-slim
 # redis-server: so that the image runs with nothing else, as taskd does.

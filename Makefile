@@ -19,12 +19,14 @@ help: ## List the targets
 run: ## Build taskd and run all pipelines, with nothing to configure (ARGS="--http-listen …" adds arguments)
 	@scripts/install-deps run
 	cargo build --release --locked
+	@scripts/split-debug "$(TARGET)/release/taskd"
 	@exec "$(TARGET)/release/taskd" --pipelines all $(ARGS)
 
 .PHONY: install
 install: ## Put taskd on the path: in ~/.cargo/bin, or in PREFIX/bin (PREFIX=/usr/local; DESTDIR for packages)
 	@scripts/install-deps run
 	cargo build --release --locked
+	@scripts/split-debug "$(TARGET)/release/taskd"
 	install -D -m 755 "$(TARGET)/release/taskd" "$(DESTDIR)$(BIN)/taskd"
 
 .PHONY: test

@@ -1,8 +1,7 @@
-#!lua flags=allow-oom
--- Reads the names and numbers that all processes must agree on. Writes each one that is missing.
+-- Reads the names and numbers on which all processes must agree. Writes each one that is missing.
 --
--- KEYS[1] -> <prefix>:{bus}:generation   string: a random name of this life of the topics
--- KEYS[2] -> <prefix>:{bus}:partitions   hash: topic -> how many partitions it was begun with
+-- KEYS[1] -> <p>:{bus}:generation   string: a random name of this generation of the topics
+-- KEYS[2] -> <p>:{bus}:partitions   hash: topic -> how many partitions it was begun with
 -- ARGV[1] the name, where there is none   then per topic: its name, how many partitions it would have
 -- Returns {generation, partitions of the first topic, …}
 redis.call('SET', KEYS[1], ARGV[1], 'NX')

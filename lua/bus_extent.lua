@@ -1,9 +1,9 @@
--- Where a partition begins and ends. XINFO STREAM alone would send its first and its last value along.
+-- Says where a partition begins and ends. XINFO STREAM alone would send the first and the last value along.
 --
--- KEYS[1] -> taskd:{bus}:<topic>:<partition>             the stream
--- KEYS[2] -> taskd:{bus}:<topic>:<partition>:committed   a stream id, "ms-seq"
--- Returns {last id ever appended, first id that is still there or nil, last id that was ever acknowledged away, committed id or nil};
--- an id that there never was is 0-0.
+-- KEYS[1] -> <p>:{bus}:<topic>:<partition>             the stream
+-- KEYS[2] -> <p>:{bus}:<topic>:<partition>:committed   a stream id, "ms-seq"
+-- Returns {last id ever appended, first id that is still there or nil, last id that was ever acknowledged away,
+--          committed id or nil}; 0-0 where there never was an id
 
 local committed = redis.call('GET', KEYS[2])
 if redis.call('EXISTS', KEYS[1]) == 0 then

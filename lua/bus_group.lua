@@ -1,8 +1,7 @@
-#!lua flags=allow-oom
--- Creates the consumer group in every partition where it is missing, from the first entry on.
+-- Creates the consumer group, from the first entry on, in every partition where it is missing.
 --
--- KEYS -> taskd:{bus}:<topic>:<partition>   the streams
--- ARGV[1] -> group
+-- KEYS -> <p>:{bus}:<topic>:<partition>   the streams
+-- ARGV[1] group
 -- Returns OK, or the first error
 for _, key in ipairs(KEYS) do
   local answer = redis.pcall('XGROUP', 'CREATE', key, ARGV[1], '0', 'MKSTREAM')

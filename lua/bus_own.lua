@@ -1,19 +1,18 @@
-#!lua flags=allow-oom
--- One look of an ordered reader: it lives for another while, and is told which partitions are its own. A partition has one owner at most.
--- The living readers share the partitions evenly: each gives back what is more than its share, and takes what no living reader has.
+-- Renews the deadline of an ordered reader and tells it which partitions it owns. A partition has at most one owner.
+-- The living readers share the partitions evenly: each gives up what exceeds its share, and takes partitions without a
+-- living owner.
 --
--- KEYS[1] -> <prefix>:{bus}:readers:<topic>   zset: reader -> until when it lives (ms)
--- KEYS[2] -> <prefix>:{bus}:owners:<topic>    hash: partition -> "<tenure> <reader>"; field n: the last tenure that was given, to whomever
--- ARGV[1] reader   ARGV[2] how long it lives from now on (ms), 0: it leaves   ARGV[3] how many partitions there are
--- Returns {partition, tenure, …}: what is its own now. A partition that it had lost meanwhile comes with another tenure.
-local me, lives, partitions = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- KEYS[1] -> <p>:{bus}:readers:<topic>   zset: reader -> until when it lives (ms)
+-- KEYS[2] -> <p>:{bus}:owners:<topic>    hash: partition -> "<tenure> <reader>"; field n: the last tenure of any owner
+-- ARGV[2] reader   ARGV[3] how long it lives from now on (ms), 0: it leaves   ARGV[4] how many partitions there are
+-- Returns {partition, tenure, …} of the partitions that it owns now. A partition that it had lost meanwhile has another
+-- tenure.
+local me, lives, partitions = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 if lives > 0 then
-  -- No reader writes a deadline beyond this one, so the clock was set back. A living reader renews it; a dead one's
-  -- passes.
+  -- No reader writes a deadline beyond this one, so the clock was set back. A living reader renews its deadline; that
+  -- of a dead one passes.
   for _, reader in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.0f', now + lives), '+inf')) do
     redis.call('ZADD', KEYS[1], now + lives, reader)
   end
@@ -22,7 +21,7 @@ else
   redis.call('ZREM', KEYS[1], me)
 end
 
--- By name, so that all see the same order: the first ones have one partition more when it does not come out even.
+-- By name, so that all readers see the same order: the first ones have one partition more when the shares differ.
 local readers = redis.call('ZRANGE', KEYS[1], 0, -1)
 table.sort(readers)
 local living, share = {}, 0

@@ -1,15 +1,14 @@
-#!lua flags=allow-oom
 -- Appends reports to a partition that has a bound in bytes. Each entry notes what was appended before it. The size of
 -- the stream follows from its first and its last entry, so no counter can drift.
 --
--- KEYS[1] -> taskd:{bus}:<topic>:<partition>   the stream: v the record, before '<bytes> <records>'
--- ARGV[1] -> most bytes   ARGV[2] -> most records (0: no bound)
--- ARGV[3] -> what to do above: 'refuse', or 'trim' the oldest
--- ARGV[4…] -> records
+-- KEYS[1] -> <p>:{bus}:<topic>:<partition>   the stream: v the record, before '<bytes> <records>'
+-- ARGV[1] most bytes   ARGV[2] most records (0: no bound)
+-- ARGV[3] what to do above: 'refuse', or 'trim' the oldest
+-- ARGV[4…] records
 -- Returns the ids | an error FULL: nothing was appended
 local STREAM, most_bytes, most_records = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 
--- Reads the totals before an entry, and its own bytes. An entry from elsewhere has no totals.
+-- Reads the totals before an entry, and its own bytes. An entry that this script did not write has no totals.
 local function read(entries)
   if #entries == 0 then return nil end
   local entry = {id = entries[1][1], bytes = 0, records = 0, own = 0}
@@ -31,7 +30,7 @@ if first then
   local last = read(redis.call('XREVRANGE', STREAM, '+', '-', 'COUNT', 1))
   bytes, records = last.bytes + last.own, last.records + 1
   if not last.is_noted then
-    -- Totals never go back: one below the first entry's would make the stream look empty for long.
+    -- Totals never go back: below the first entry's they would make the stream look empty for long.
     bytes, records = first.bytes + first.own + last.own, first.records + redis.call('XLEN', STREAM)
   end
 end

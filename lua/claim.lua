@@ -1,33 +1,34 @@
--- Leases tasks to workers: for each request, from the worker's pointer towards the head of the lanes, what it may take.
--- Passes (moves the pointer beyond) what is spent and what the worker has completed or holds; stops at what is only for now not allowed.
--- Spent elements at the tail leave the lane and raise C.
+-- Leases tasks to workers. Each request takes what its worker may have, from the worker's pointer towards the head of
+-- the lanes. It passes (moves the pointer beyond) spent elements, and tasks that the worker has completed or holds. It
+-- stops at a bound of the request or the call. Spent elements at the tail leave the lane and raise C.
 --
--- ARGV[2] elements to look at in this call, at most   ARGV[3] outbox entries, ARGV[4] outbox bytes at which claims pause
--- ARGV[5] bytes of the whole answer, about   ARGV[6] leases of the shard at which claims pause, '' none   ARGV[7] how many grants follow that
--- their workers have; they are no longer undelivered; then the grants
--- then per request 6 values: worker, tasks at most, bytes at most, whether one task goes out whatever it weighs (0|1), lease (ms, 0 = the
--- task's own), priority (1 to 3, 0 = all)
--- Returns {generation, paused 0|1, request, …}; request = {grant, more 0|1, {id, body, attempt, deadline (ms)}, …}: `more` when the scan
--- ended at a bound of the call: ask again.
+-- ARGV[2] elements to look at in this call, at most
+-- ARGV[3] outbox entries, ARGV[4] outbox bytes at which claims pause
+-- ARGV[5] bytes of the whole answer, about   ARGV[6] leases of the shard at which claims pause, '' none
+-- ARGV[7] how many delivered grants follow: they are no longer undelivered; then the grants
+-- then per request 6 values: worker, tasks at most, bytes at most, whether one task goes out whatever it weighs (0|1),
+--   lease (ms, 0 = the task's own), priority (1 to 3, 0 = all)
+-- Returns {generation, paused 0|1, request, …}; request = {grant, more 0|1, {id, body, attempt, deadline (ms)}, …}.
+--   more: the scan ended at a bound of the call, so ask again
 local budget, call_bytes = tonumber(ARGV[2]), tonumber(ARGV[5])
 local first_request = 8 + tonumber(ARGV[7])
-local seen = {}
-for a = 8, first_request - 1 do seen[#seen + 1] = ARGV[a] end
-local meta = redis.call('HMGET', META, 'n', 'big', 'out', 'lease')
-if redis.call('XLEN', OUT) >= tonumber(ARGV[3]) or tonumber(meta[3] or 0) >= tonumber(ARGV[4])
-  or ARGV[6] ~= '' and redis.call('ZCARD', LEASE) >= tonumber(ARGV[6]) then
-  call_all('ZREM', UNSEEN, seen)
+local delivered = {}
+for a = 8, first_request - 1 do delivered[#delivered + 1] = ARGV[a] end
+local counters = redis.call('HMGET', COUNTERS, 'grants', 'largest_body', 'outbox_bytes', 'longest_lease')
+if redis.call('XLEN', OUTBOX) >= tonumber(ARGV[3]) or tonumber(counters[3] or 0) >= tonumber(ARGV[4])
+  or ARGV[6] ~= '' and redis.call('ZCARD', LEASES) >= tonumber(ARGV[6]) then
+  call_all('ZREM', UNDELIVERED, delivered)
   return {generation, 1}
 end
 
 local wanted = 0
 for a = first_request, #ARGV, 6 do wanted = wanted + tonumber(ARGV[a + 1]) end
-local grants, big, longest = tonumber(meta[1] or 0), tonumber(meta[2] or 0), tonumber(meta[4] or 0)
+local grants, big, longest = tonumber(counters[1] or 0), tonumber(counters[2] or 0), tonumber(counters[4] or 0)
 local first_grant = grants
 local weigh_all = wanted * big > call_bytes
 
--- Strict priorities, but one claim in ten is offered to the lower ones first, in turn, so that none starves.
--- A caller with several shards chooses the priority itself.
+-- Priorities are strict, except that one claim in ten begins with a lower one, in turn, so that none starves. A caller
+-- with several shards chooses the priority itself.
 local STRICT, MEDIUM_FIRST, LOW_FIRST = {1, 2, 3, 4, 5, 6}, {3, 4, 5, 6, 1, 2}, {5, 6, 3, 4, 1, 2}
 local function order_of(turn, priority)
   if priority > 0 then return {priority * 2 - 1, priority * 2} end
@@ -36,7 +37,8 @@ local function order_of(turn, priority)
   return STRICT
 end
 
--- Everything is decided on copies and written at the end: records by id, and per lane the window of elements nearest to the tail.
+-- Decisions change copies, which are written at the end: the records by id, and of each lane the window of elements
+-- nearest to the tail.
 local lanes, records, changed = {}, {}, {}
 for i = 1, 6 do
   lanes[i] = {length = redis.call('LLEN', T(i)), gone = 0, window = {}, pointers = {}, known = {}, front = 0}
@@ -46,7 +48,7 @@ local function open_lane(i)
   local lane = lanes[i]
   if not lane.base then
     lane.base = tonumber(redis.call('GET', C(i)) or 0)
-    lane.front = tonumber(redis.call('HGET', META, 'f' .. i) or 0)
+    lane.front = tonumber(redis.call('HGET', COUNTERS, 'front' .. i) or 0)
     lane.first_front = lane.front
   end
   return lane
@@ -61,11 +63,11 @@ local function remember(ids)
     end
   end
   if #unknown > 0 then
-    for i, record in ipairs(hmget(REC, unknown)) do records[unknown[i]] = record end
+    for i, record in ipairs(hmget(RECORDS, unknown)) do records[unknown[i]] = record end
   end
 end
 
--- Elements from..to, counted from the tail (0 = the tail as the call found it), oldest first.
+-- The elements from..to, counted from the tail (0 = the tail as the call found it), oldest first.
 local function read(i, from, to)
   local found = redis.call('LRANGE', T(i), -to - 1, -from - 1)
   local elements, ids, n = {}, {}, #found
@@ -89,7 +91,7 @@ local function elements_at(i, lane, at, need)
   return elements
 end
 
--- 'spent', 'pass' or 'take' (then with the record to be), for this worker.
+-- What an element is for this worker: 'spent', 'pass' or 'take', then with the record to be.
 local damaged = {}
 local function judge(element, id, worker, grant)
   local record = records[id]
@@ -99,7 +101,7 @@ local function judge(element, id, worker, grant)
   if record == '1' then return 'take', 'h' .. grant .. ':' .. worker, 1, true end
   local t = load(record)
   if not t then
-    -- Damage from outside. Without its record the task counts as missing, and the reconciler brings it back from SQL.
+    -- Damage from outside. Without its record the task counts as missing, and the reconciler brings it back.
     damaged[#damaged + 1] = id
     return 'spent'
   end
@@ -131,7 +133,7 @@ for a = first_request, #ARGV, 6 do
         lane.known[worker] = pointer > 0
       end
       local at = math.max(pointer - lane.base, lane.gone)
-      -- A pointer beyond the head: somebody lost C. It is only a cursor.
+      -- C was lost where a pointer lies beyond the head. A pointer is only a cursor.
       if at > lane.length then at = lane.gone end
       local at_tail = at == lane.gone
       while got < most and not full and at < lane.length do
@@ -141,8 +143,8 @@ for a = first_request, #ARGV, 6 do
           local id = id_of(element)
           local verdict, record, attempt, last = judge(element, id, worker, grant)
           if verdict == 'take' and weigh then
-            local size = redis.call('HSTRLEN', BODY, id)
-            -- One task is handed out whatever it weighs: the first of an answer, and the first of the call.
+            local size = redis.call('HSTRLEN', BODIES, id)
+            -- The first task of an answer, and of the call, is handed out whatever it weighs.
             if (got > 0 or not is_first) and weight + size > most_bytes then full = true break end
             if #taken > 0 and size > call_bytes then
               full, more = true, 1
@@ -155,7 +157,8 @@ for a = first_request, #ARGV, 6 do
           if verdict == 'take' then
             got = got + 1
             records[id], changed[id] = record, true
-            taken[#taken + 1] = {id = id, grant = grant, attempt = attempt, lease = lease, last = last, answer = answer}
+            taken[#taken + 1] =
+              {id = id, grant = grant, attempt = attempt, lease = lease, last = last, answer = answer}
           end
           if at_tail and (verdict == 'spent' or last) then lane.gone = at else at_tail = false end
         end
@@ -173,7 +176,7 @@ end
 -- Bodies, leases, records.
 local ids = {}
 for k, t in ipairs(taken) do ids[k] = t.id end
-local bodies = hmget(BODY, ids)
+local bodies = hmget(BODIES, ids)
 local lease_args, closed, closed_bytes, last_deadline = {}, 0, 0, {}
 for k, t in ipairs(taken) do
   local body = bodies[k]
@@ -192,34 +195,35 @@ for k, t in ipairs(taken) do
     end
     table.insert(t.answer, {t.id, body, t.attempt, now + lease})
   else
-    -- A live record without a body is damage, too; an error here would stop the whole lane.
+    -- A live record without a body is damage too. An error here would stop the whole lane.
     changed[t.id] = nil
     damaged[#damaged + 1] = t.id
   end
 end
-call_all('HDEL', REC, damaged)
+call_all('HDEL', RECORDS, damaged)
 local record_args = {}
 for id in pairs(changed) do
   record_args[#record_args + 1] = id
   record_args[#record_args + 1] = records[id]
 end
-call_all('HSET', REC, record_args)
-call_all('ZADD', LEASE, lease_args)
--- Until the process reports that the worker has them: if the lease of such a grant runs out, it costs nothing.
-local unseen = {}
+call_all('HSET', RECORDS, record_args)
+call_all('ZADD', LEASES, lease_args)
+-- A grant is undelivered until its process reports that the worker has it. If its leases run out before, they cost
+-- nothing.
+local undelivered = {}
 for grant, deadline in pairs(last_deadline) do
-  unseen[#unseen + 1], unseen[#unseen + 2] = deadline, grant
+  undelivered[#undelivered + 1], undelivered[#undelivered + 2] = deadline, grant
   if deadline - now > longest then longest = deadline - now end
 end
-call_all('ZADD', UNSEEN, unseen)
--- Not before the other writes: Redis refuses a script without room for its first write, and only then.
-call_all('ZREM', UNSEEN, seen)
-if longest > tonumber(meta[4] or 0) then redis.call('HSET', META, 'lease', longest) end
-count('n', grants - first_grant)
+call_all('ZADD', UNDELIVERED, undelivered)
+-- Behind the other writes: only for its first write does Redis ask whether there is room.
+call_all('ZREM', UNDELIVERED, delivered)
+if longest > tonumber(counters[4] or 0) then redis.call('HSET', COUNTERS, 'longest_lease', longest) end
+count('grants', grants - first_grant)
 count('open', -closed)
-count('bytes', -closed_bytes)
+count('open_bytes', -closed_bytes)
 
--- Lanes: what left the tail, and the pointers that are still ahead of it. P is only a cursor.
+-- Lanes: removes what left the tail, and keeps the pointers that are still ahead of it.
 for i = 1, 6 do
   local lane = lanes[i]
   if lane.gone > 0 then
@@ -235,7 +239,7 @@ for i = 1, 6 do
       end
     end
     if lane.front > lane.first_front and lane.front > lane.base + lane.gone then
-      redis.call('HSET', META, 'f' .. i, lane.front)
+      redis.call('HSET', COUNTERS, 'front' .. i, lane.front)
     end
   end
 end

@@ -1,9 +1,10 @@
--- Workers have these grants: if their leases run out from now on, it is a failure. Claims say so in passing; this is for when none comes.
+-- Notes that workers have these grants: if their leases run out from now on, it is a failure. Claims carry such grants
+-- along; this script is for when no claim comes.
 --
 -- ARGV[2…] grants
--- Returns how many were not known to be delivered
+-- Returns how many of them were undelivered
 local known = 0
 for from = 2, #ARGV, 6000 do
-  known = known + redis.call('ZREM', UNSEEN, unpack(ARGV, from, math.min(from + 5999, #ARGV)))
+  known = known + redis.call('ZREM', UNDELIVERED, unpack(ARGV, from, math.min(from + 5999, #ARGV)))
 end
 return known

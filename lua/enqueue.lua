@@ -1,18 +1,20 @@
--- Puts tasks from `pipeline` into the shard and stores how far it has read, in one step: so each record is enqueued exactly once, whoever
--- reads it again. A task whose record exists, live or final, is ignored: the bus may carry it twice, at different offsets. (A record that
--- cannot be read is none.)
--- The owner of the partition comes with an epoch, higher than that of the owner before. Whoever comes with a lower one is no owner any more.
+-- Puts tasks from `pipeline` into the shard and stores how far the shard has read, in one step. So each record is
+-- enqueued exactly once, however often it is read. A task that has a record, live or final, is ignored: the bus may
+-- carry it twice, at different offsets. A record that cannot be read counts as none.
+-- The epoch of a partition's owner is higher than that of the owner before. A caller with a lower one has lost the
+-- partition.
 --
 -- ARGV[2] wake channel   ARGV[3] queue   ARGV[4] topic generation
--- ARGV[5] offset of the record of this queue that the caller enqueued last ('' unknown): refuses when the stored offset is behind it
--- ARGV[6] offset to store when every task was dealt with   ARGV[7] high water in tasks   ARGV[8] in bytes   ARGV[9] epoch
--- ARGV[10] live tasks at most, whatever they wait for
+-- ARGV[5] offset of the record of this queue that the caller enqueued last ('' unknown): refuses when the stored offset
+--         is behind it
+-- ARGV[6] offset to store when every task was dealt with   ARGV[7] high water in tasks   ARGV[8] in bytes
+-- ARGV[9] epoch   ARGV[10] live tasks at most, whatever they wait for
 -- then per task, in the order of the partition, 6 values:
 --   offset, id, NUM, not_before (ms, 0 at once), body, credited workers as msgpack array ('' none)
 -- Returns {'fenced', epoch of the present owner}: nothing was changed
 --       | {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
 --       | {'ok', dealt with, added, known}: when fewer were dealt with than given, the queue is full at the next one
---       | an error BADTASK for a body whose priority is none: nothing was changed
+--       | an error BADTASK for a body without a known priority: nothing was changed
 local function parse(offset)
   local major, minor = string.match(offset, '^(%d+)%-(%d+)$')
   return tonumber(major), tonumber(minor)
@@ -21,8 +23,8 @@ local function at_or_before(a_major, a_minor, b_major, b_minor)
   return a_major < b_major or (a_major == b_major and a_minor <= b_minor)
 end
 
-local meta = redis.call('HMGET', META, 'bytes', 'big', 'epoch', 'live')
-local epoch, known_epoch = tonumber(ARGV[9]), tonumber(meta[3] or 0)
+local counters = redis.call('HMGET', COUNTERS, 'open_bytes', 'largest_body', 'epoch', 'live')
+local epoch, known_epoch = tonumber(ARGV[9]), tonumber(counters[3] or 0)
 if epoch < known_epoch then return {'fenced', known_epoch} end
 
 local topic = ARGV[4]
@@ -39,23 +41,24 @@ if ARGV[5] ~= '' then
   if not at_or_before(major, minor, stored_major, stored_minor) then return {'behind', stored} end
 end
 
--- Full is what the foremost worker still has ahead: a slow one must not starve the others. Tasks that wait for their time or their backoff
--- are not ahead of anybody; they and what slow workers have left count against a bound of their own.
+-- The queue is full by what the foremost worker still has ahead, so that a slow worker does not starve the others.
+-- Tasks that wait for their time or their backoff are ahead of no worker. They, and what slow workers have left, count
+-- against a bound of their own.
 local ahead = 0
 for lane = 1, 6 do
   local length = redis.call('LLEN', T(lane))
   if length > 0 then
     local gone = tonumber(redis.call('GET', C(lane)) or 0)
-    local front = tonumber(redis.call('HGET', META, 'f' .. lane) or 0)
+    local front = tonumber(redis.call('HGET', COUNTERS, 'front' .. lane) or 0)
     ahead = ahead + math.min(length, length + gone - front)
   end
 end
-local bytes, big, live = tonumber(meta[1] or 0), tonumber(meta[2] or 0), tonumber(meta[4] or 0)
+local bytes, big, live = tonumber(counters[1] or 0), tonumber(counters[2] or 0), tonumber(counters[4] or 0)
 local high_tasks, high_bytes, most_live = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
 
 local ids = {}
 for a = 11, #ARGV, 6 do ids[#ids + 1] = ARGV[a + 1] end
-local records = hmget(REC, ids)
+local records = hmget(RECORDS, ids)
 
 local seen, record_args, body_args, delay_args, elements = {}, {}, {}, {}, {{}, {}, {}, {}, {}, {}}
 local done, added, known, opened, added_bytes, biggest = 0, 0, 0, 0, 0, big
@@ -82,7 +85,7 @@ for i, id in ipairs(ids) do
     if left(t) > 0 then
       seen[id] = true
       local priority = string.byte(body) or 0
-      -- Before the first write: the fanout buries such a record, and what stands here is found again by nobody.
+      -- Before the first write. The fanout sends such a record to `dead-letters`.
       if not is_priority(priority) then return redis.error_reply('BADTASK priority ' .. priority) end
       local lane = lane_of(priority, false)
       if not_before > now then
@@ -112,15 +115,15 @@ for i, id in ipairs(ids) do
   done = done + 1
 end
 
-if epoch > known_epoch then redis.call('HSET', META, 'epoch', ARGV[9]) end
-call_all('HSET', BODY, body_args)
-call_all('HSET', REC, record_args)
-call_all('ZADD', DELAY, delay_args)
+if epoch > known_epoch then redis.call('HSET', COUNTERS, 'epoch', ARGV[9]) end
+call_all('HSET', BODIES, body_args)
+call_all('HSET', RECORDS, record_args)
+call_all('ZADD', DELAYED, delay_args)
 for lane = 1, 6 do call_all('LPUSH', T(lane), elements[lane]) end
 count('open', opened)
 count('live', added)
-count('bytes', added_bytes)
-if biggest > big then redis.call('HSET', META, 'big', biggest) end
+count('open_bytes', added_bytes)
+if biggest > big then redis.call('HSET', COUNTERS, 'largest_body', biggest) end
 if done == #ids and ARGV[6] ~= '' then
   local major, minor = parse(ARGV[6])
   if not at_or_before(major, minor, last_major, last_minor) then last_major, last_minor = major, minor end
@@ -128,6 +131,6 @@ end
 if not at_or_before(last_major, last_minor, stored_major, stored_minor) then
   redis.call('SET', OFFSET, string.format('%s/%.0f-%.0f', topic, last_major, last_minor))
 end
--- Also for what waits for its time: the watchdog looks when it is due.
+-- Also for a task that waits for its time: the watchdog looks when the task is due.
 if added > 0 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 return {'ok', done, added, known}

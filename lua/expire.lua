@@ -1,46 +1,49 @@
--- Ends leases that ran out: each is a failure, decided in this step (backoff or dead). The notices in the outbox only report. A lease whose
--- grant never reached its worker is no failure: its replica is offered again at once.
--- While the outbox is full it does nothing: workers cannot report then, and a broker that is down must not turn every task dead.
+-- Ends leases that ran out. Each is a failure, and this step decides: backoff or dead. The entries in the outbox only
+-- report it. A lease whose grant never reached its worker is no failure: its replica is offered again at once.
+-- While the outbox is full the script does nothing: workers cannot report then, and a broker that is down must not kill
+-- every task.
 --
 -- ARGV[2] seed of the jitter   ARGV[3] wake channel   ARGV[4] queue   ARGV[5] backoff as msgpack array of ms
 -- ARGV[6] leases at most   ARGV[7] outbox entries, ARGV[8] outbox bytes at which expiries pause
 -- Returns {expired, dead, undelivered, more 0|1, the next deadline (ms) or -1}
 math.randomseed(tonumber(ARGV[2]))
-local meta = redis.call('HMGET', META, 'out', 'lease')
-if redis.call('XLEN', OUT) >= tonumber(ARGV[7]) or tonumber(meta[1] or 0) >= tonumber(ARGV[8]) then return {0, 0, 0, 0, -1} end
+local counters = redis.call('HMGET', COUNTERS, 'outbox_bytes', 'longest_lease')
+if redis.call('XLEN', OUTBOX) >= tonumber(ARGV[7]) or tonumber(counters[1] or 0) >= tonumber(ARGV[8]) then
+  return {0, 0, 0, 0, -1}
+end
 local policy, most = cmsgpack.unpack(ARGV[5]), tonumber(ARGV[6])
-if meta[2] then
-  clamp(LEASE, tonumber(meta[2]), most)
-  clamp(UNSEEN, tonumber(meta[2]), most)
+if counters[2] then
+  clamp(LEASES, tonumber(counters[2]), most)
+  clamp(UNDELIVERED, tonumber(counters[2]), most)
 end
 local expired, dead, undelivered, offered = 0, 0, 0, false
-local due = redis.call('ZRANGE', LEASE, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
+local due = redis.call('ZRANGE', LEASES, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
 for _, lease in ipairs(due) do
   local id, grant = string.sub(lease, 1, 16), string.sub(lease, 17)
-  local record = redis.call('HGET', REC, id)
+  local record = redis.call('HGET', RECORDS, id)
   local t = record and load(record)
-  local held = t and find_grant(t[HELD], grant)
-  if held then
-    local worker, outcome = t[HELD][held], nil
-    if redis.call('ZSCORE', UNSEEN, grant) then
-      outcome = give_back(id, t, held, 0, 0, policy, '')
+  local at = t and find_grant(t[HELD], grant)
+  if at then
+    local worker, outcome = t[HELD][at], nil
+    if redis.call('ZSCORE', UNDELIVERED, grant) then
+      outcome = reject(id, t, at, 0, 0, policy, '')
       undelivered = undelivered + 1
     else
-      outcome = give_back(id, t, held, 1, nil, policy, 'lease expired')
+      outcome = reject(id, t, at, 1, nil, policy, 'lease expired')
       report('x', id, 'w', worker, 'a', t[FAILS], 'e', outcome == 'dead' and '1' or '0')
       expired = expired + 1
     end
-    redis.call('HSET', REC, id, save(t))
+    redis.call('HSET', RECORDS, id, save(t))
     if outcome == 'dead' then dead = dead + 1 end
     offered = offered or outcome == now
   else
     if record and not t then drop_damaged(id) end
-    redis.call('ZREM', LEASE, lease)
+    redis.call('ZREM', LEASES, lease)
   end
 end
 write_reports()
--- Of those grants no lease is left.
-if #due < most then redis.call('ZREMRANGEBYSCORE', UNSEEN, '-inf', now) end
+-- Grants whose last deadline is over have no lease any more.
+if #due < most then redis.call('ZREMRANGEBYSCORE', UNDELIVERED, '-inf', now) end
 if offered then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
-local next_deadline = redis.call('ZRANGE', LEASE, 0, 0, 'WITHSCORES')[2]
+local next_deadline = redis.call('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]
 return {expired, dead, undelivered, #due == most and 1 or 0, tonumber(next_deadline or -1)}

@@ -1,33 +1,19 @@
--- Makes leases run until `by` from now. The token stays the same. Whoever extends a lease has received it.
+-- Makes leases run until `by` from now, with the same tokens. A worker that extends a lease has received it.
 --
 -- ARGV[2…] per item 5 values: id, generation, grant, worker, by (ms)
--- Returns per item {code, deadline (ms)}: 1 OK | 3 LEASE_LOST | 4 ALREADY_COMPLETED | 5 UNKNOWN_TASK | 6 CANCELLED
+-- Returns per item {code, deadline (ms)}; lib/held.lua names the codes
 local answers, longest = {}, 0
 for a = 2, #ARGV, 5 do
-  local id, life, grant, worker, by = ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], tonumber(ARGV[a + 4])
-  local record = redis.call('HGET', REC, id)
-  local t = record and load(record)
-  local answer
-  if not record then
-    answer = {5, 0}
-  elseif not t then
-    answer = {3, 0}
-  else
-    local held = find_grant(t[HELD], grant)
-    if t[ST] == 'X' then
-      answer = {6, 0}
-    elseif t[ST] == 'F' or find_worker(t[CREDITED], worker) then
-      answer = {4, 0}
-    elseif life ~= generation or not held or t[HELD][held] ~= worker then
-      answer = {3, 0}
-    else
-      redis.call('ZADD', LEASE, now + by, id .. grant)
-      redis.call('ZREM', UNSEEN, grant)
-      longest = math.max(longest, by)
-      answer = {1, now + by}
-    end
+  local id, grant, by = ARGV[a], ARGV[a + 2], tonumber(ARGV[a + 4])
+  local code = held(redis.call('HGET', RECORDS, id), ARGV[a + 1], grant, ARGV[a + 3])
+  if code == OK then
+    redis.call('ZADD', LEASES, now + by, id .. grant)
+    redis.call('ZREM', UNDELIVERED, grant)
+    longest = math.max(longest, by)
   end
-  answers[#answers + 1] = answer
+  answers[#answers + 1] = {code, code == OK and now + by or 0}
 end
-if longest > tonumber(redis.call('HGET', META, 'lease') or 0) then redis.call('HSET', META, 'lease', longest) end
+if longest > tonumber(redis.call('HGET', COUNTERS, 'longest_lease') or 0) then
+  redis.call('HSET', COUNTERS, 'longest_lease', longest)
+end
 return answers

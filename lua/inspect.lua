@@ -1,17 +1,18 @@
 -- Reads records. Changes nothing.
 --
 -- ARGV[2…] ids
--- Returns {stored offset with its topic generation or '', answer per id}: 0 no record, or a damaged one | {status L|F|D|X, NUM, credited, held, failures, waiting}
+-- Returns {stored offset with its topic generation or '', answer per id}
+--   answer: 0 no record, or a damaged one | {status L|F|D|X, NUM, credited, held, failures, waiting}
 local answers = {redis.call('GET', OFFSET) or ''}
 local ids = {}
 for a = 2, #ARGV do ids[#ids + 1] = ARGV[a] end
-for i, record in ipairs(hmget(REC, ids)) do
+for i, record in ipairs(hmget(RECORDS, ids)) do
   local t = record and load(record)
   if t then
     local waits = t[WAIT][1] == '' and t[NUM] - #t[CREDITED] / 2 or #t[WAIT]
     answers[i + 1] = {t[ST], t[NUM], #t[CREDITED] / 2, #t[HELD] / 2, t[FAILS], waits}
   else
-    -- A record that is damaged counts as none: the reconciler brings the task back.
+    -- A damaged record counts as none: the reconciler brings the task back.
     answers[i + 1] = 0
   end
 end

@@ -1,33 +1,34 @@
--- What there is to do in the shard, so that one where nothing waits costs one command. Changes nothing.
+-- Says what there is to do in the shard. Changes nothing.
 --
 -- ARGV[2] grace time of final records (ms)   ARGV[3] horizon (ms), as in promote
--- Returns 0 nothing at all stands here
---       | {a lease ran out 0|1, a delay is over 0|1, ms until the next of them or -1, elements beyond the open tasks, pointers,
---          outbox entries, a final record is due 0|1, live tasks}
-local outbox = redis.call('XLEN', OUT)
-local there = redis.call('EXISTS', LEASE, DELAY, FINAL, UNSEEN, REC, T(1), T(2), T(3), T(4), T(5), T(6), P(1), P(2), P(3), P(4), P(5), P(6))
+-- Returns 0 the shard is empty
+--       | {a lease ran out 0|1, a delay is over 0|1, ms until the next of them or -1, elements beyond the open tasks,
+--          pointers, outbox entries, a final record is due 0|1, live tasks}
+local outbox = redis.call('XLEN', OUTBOX)
+local there = redis.call('EXISTS', LEASES, DELAYED, FINALS, UNDELIVERED, RECORDS, T(1), T(2), T(3), T(4), T(5), T(6),
+  P(1), P(2), P(3), P(4), P(5), P(6))
 if there == 0 and outbox == 0 then return 0 end
 local function first(zset, longest)
   local at = redis.call('ZRANGE', zset, 0, 0, 'WITHSCORES')[2]
   local last = redis.call('ZRANGE', zset, -1, -1, 'WITHSCORES')[2]
   if not at then return nil end
-  -- A deadline farther away than any that was given has to be moved.
+  -- A deadline farther away than any that a script wrote has to be moved.
   if tonumber(last) > now + longest then return 0 end
   return math.max(tonumber(at) - now, 0)
 end
-local meta = redis.call('HMGET', META, 'open', 'live', 'lease', 'delay')
-local longest = tonumber(meta[3]) or math.huge
-local lease = first(LEASE, longest) or first(UNSEEN, longest)
-local delay = first(DELAY, math.max(tonumber(ARGV[3]), tonumber(meta[4]) or 0))
+local counters = redis.call('HMGET', COUNTERS, 'open', 'live', 'longest_lease', 'longest_delay')
+local longest = tonumber(counters[3]) or math.huge
+local lease = first(LEASES, longest) or first(UNDELIVERED, longest)
+local delay = first(DELAYED, math.max(tonumber(ARGV[3]), tonumber(counters[4]) or 0))
 local elements, pointers = 0, 0
 for lane = 1, 6 do
   elements = elements + redis.call('LLEN', T(lane))
   pointers = pointers + redis.call('HLEN', P(lane))
 end
-local final = redis.call('LINDEX', FINAL, 0)
-local record = final and redis.call('HGET', REC, final)
+local final = redis.call('LINDEX', FINALS, 0)
+local record = final and redis.call('HGET', RECORDS, final)
 local t = record and load(record)
 local settles = final and not (t and t[AT] <= now and t[AT] > now - tonumber(ARGV[2]))
 local next_ms = math.min(lease or math.huge, delay or math.huge)
 return {lease == 0 and 1 or 0, delay == 0 and 1 or 0, next_ms == math.huge and -1 or next_ms,
-  math.max(elements - tonumber(meta[1] or 0), 0), pointers, outbox, settles and 1 or 0, tonumber(meta[2] or 0)}
+  math.max(elements - tonumber(counters[1] or 0), 0), pointers, outbox, settles and 1 or 0, tonumber(counters[2] or 0)}

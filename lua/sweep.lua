@@ -1,6 +1,7 @@
--- Keeps lanes short: drops spent elements at the tail, and when spent elements outweigh the tasks that have something left, moves live
--- elements that are stuck at the tail to the head, so that the spent ones behind them can leave; of several that offer one task, one
--- moves. Who had passed them sees them again; the records refuse. Drops pointers that the tail has overtaken.
+-- Keeps lanes short. Drops spent elements at the tail. Where spent elements outweigh the open tasks, it moves live
+-- elements that are stuck at the tail to the head, so that the spent ones behind them can leave; of several elements
+-- that offer one task, one moves. Workers that had passed a moved element see it again, and its record refuses them.
+-- Drops pointers that the tail has overtaken.
 --
 -- ARGV[2] elements per lane to look at, at most
 -- Returns how many elements left or moved
@@ -10,7 +11,7 @@ for lane = 1, 6 do
   lengths[lane] = redis.call('LLEN', T(lane))
   total = total + lengths[lane]
 end
-local open = tonumber(redis.call('HGET', META, 'open') or 0)
+local open = tonumber(redis.call('HGET', COUNTERS, 'open') or 0)
 local rotate = total > 2 * open + 64
 local moved = 0
 for lane = 1, 6 do
@@ -18,7 +19,7 @@ for lane = 1, 6 do
     local elements = redis.call('LRANGE', T(lane), -math.min(most, lengths[lane]), -1)
     local ids = {}
     for k = 1, #elements do ids[k] = id_of(elements[k]) end
-    local records = hmget(REC, ids)
+    local records = hmget(RECORDS, ids)
     local gone, again, seen = 0, {}, {}
     for k = #elements, 1, -1 do
       local t = records[k] and load(records[k])

@@ -152,7 +152,7 @@ impl Bed {
     pub(crate) async fn fill(&mut self, replicas: u32, waiting: usize) -> anyhow::Result<(ShardId, Vec<f64>)> {
         self.queues += 1;
         let shard = ShardId { queue: QueueName::new(&format!("q{}", self.queues))?, number: 0 };
-        self.queue.open_shard(&shard, 1, "bench", None).await?;
+        self.queue.upkeep.open_shard(&shard, 1, "bench", None).await?;
         self.queue.add_shard(&shard);
         let (mut filled, mut micros, mut predecessor) = (0, Vec::new(), None);
         while filled < waiting {
@@ -170,7 +170,7 @@ impl Bed {
                 live_tasks_max: u64::MAX,
             };
             let began = Instant::now();
-            let answer = self.queue.enqueue(&shard, &batch).await?;
+            let answer = self.queue.enqueuer.enqueue(&shard, &batch).await?;
             micros.push(began.elapsed().as_secs_f64() * 1e6);
             ensure!(answer == Enqueued::Done { dealt_with: count, added: count }, "enqueue answered {answer:?}");
             (filled, predecessor) = (filled + count, Some(upto));
@@ -278,7 +278,7 @@ impl Bed {
             lease: None,
             priority: None,
         };
-        let tasks = self.queue.claim(shard, claim).await?.deliver();
+        let tasks = self.queue.worker.claim(shard, claim).await?.deliver();
         ensure!(tasks.len() == most, "a claim got {} tasks instead of {most}", tasks.len());
         Ok(tasks)
     }
@@ -286,7 +286,7 @@ impl Bed {
     pub(crate) async fn complete(&self, worker: &WorkerName, tasks: Vec<Leased>) -> anyhow::Result<()> {
         let calls = tasks.into_iter().map(|task| {
             let report = Bytes::from_static(&[b'r'; 80]);
-            self.queue.complete(Completion { id: task.id, token: task.token, worker: worker.clone(), report })
+            self.queue.worker.complete(Completion { id: task.id, token: task.token, worker: worker.clone(), report })
         });
         let codes = future::try_join_all(calls).await?;
         ensure!(codes.iter().all(|code| *code == Code::Ok), "completions were answered {codes:?}");
@@ -339,7 +339,7 @@ impl Bed {
 fn lane(shard: &ShardId, which: &str) -> anyhow::Result<String> {
     let keys = ShardKeys::new(PREFIX, shard);
     let end = format!(":m:{which}");
-    keys.all().iter().find(|key| key.ends_with(&end)).cloned().context("a lane has these keys")
+    keys.lanes().iter().find(|key| key.ends_with(&end)).cloned().context("a lane has these keys")
 }
 
 /// µs per task, of the last ten batches.

@@ -1,18 +1,18 @@
 
--- For scripts that end leases or tasks.
+-- The ends of leases and tasks.
 
 -- Priority and max_attempts of a task.
 local function head_of(id)
-  local head = redis.call('HSTRLEN', BODY, id) > LARGE and redis.call('HGET', BODY, id .. 'h')
-    or redis.call('HGET', BODY, id)
+  local head = redis.call('HSTRLEN', BODIES, id) > LARGE and redis.call('HGET', BODIES, id .. 'h')
+    or redis.call('HGET', BODIES, id)
   if not head or #head < 5 then return 2, 1 end
   return struct.unpack('>BI4', head)
 end
 
-local function weight_of(id) return redis.call('HSTRLEN', BODY, id) + OVERHEAD end
+local function weight_of(id) return redis.call('HSTRLEN', BODIES, id) + OVERHEAD end
 
--- The events that the call reports; each begins with the field d or x. write_reports() puts them into one entry, or few, and no event into
--- two of them.
+-- The events that the call reports; each begins with the field d or x. write_reports() puts them into as few entries
+-- as fit, and never splits an event.
 local ENTRY_VALUES = 6000
 local events, ends, event_bytes = {}, {}, 0
 local function report(...)
@@ -26,41 +26,43 @@ local function write_reports()
   if #events > 0 then ends[#ends + 1] = #events end
   local from = 1
   for _, to in ipairs(ends) do
-    redis.call('XADD', OUT, '*', unpack(events, from, to))
+    redis.call('XADD', OUTBOX, '*', unpack(events, from, to))
     from = to + 1
   end
-  count('out', event_bytes)
+  count('outbox_bytes', event_bytes)
 end
 
--- A record that cannot be read is damage from outside. Without it the task counts as missing, and the reconciler brings it back from SQL.
-local function drop_damaged(id) redis.call('HDEL', REC, id) end
+-- Drops a record that cannot be read: damage from outside. The task then counts as missing, and the reconciler brings
+-- it back from SQL.
+local function drop_damaged(id) redis.call('HDEL', RECORDS, id) end
 
--- The task `id` with the record `t` is over: closes its leases and backoffs, forgets its body, keeps the record until SQL has it.
+-- Ends the task `id` with the record `t`: closes its leases and backoffs, forgets its body, and keeps the record until
+-- SQL has the end.
 local function finish(id, t, status)
   if left(t) > 0 then
     count('open', -1)
-    count('bytes', -weight_of(id))
+    count('open_bytes', -weight_of(id))
   end
-  for i = 2, #t[HELD], 2 do redis.call('ZREM', LEASE, id .. t[HELD][i]) end
-  for _, grant in ipairs(t[WAIT]) do redis.call('ZREM', DELAY, id .. grant) end
+  for i = 2, #t[HELD], 2 do redis.call('ZREM', LEASES, id .. t[HELD][i]) end
+  for _, grant in ipairs(t[WAIT]) do redis.call('ZREM', DELAYED, id .. grant) end
   t[ST], t[WAIT], t[HELD], t[AT], t[FAILED], t[LOG] = status, {}, {}, now, nil, nil
-  redis.call('HDEL', BODY, id, id .. 'h')
-  redis.call('RPUSH', FINAL, id)
+  redis.call('HDEL', BODIES, id, id .. 'h')
+  redis.call('RPUSH', FINALS, id)
   count('live', -1)
 end
 
--- Offers one more replica of the task in a new element, which nobody has passed: its older elements may stand where every worker has
--- been, and count no more. `t` is the record before; the caller makes room in it afterwards.
+-- Offers one more replica of the task in a new element, which no worker has passed. All workers may have passed the
+-- task's older elements, which count no more. `t` is the record before; the caller makes room in it afterwards.
 local function offer(id, t, lane)
   if left(t) <= 0 then
     count('open', 1)
-    count('bytes', weight_of(id))
+    count('open_bytes', weight_of(id))
   end
   t[OFFER] = (t[OFFER] or 0) + 1
   redis.call('LPUSH', T(lane), element(t[NUM], t[OFFER], id))
 end
 
--- How many of the failures count: a worker's for one replica at most, where there are several.
+-- How many of the failures count. Where a task has several replicas, a worker can fail one of them at most.
 local function blame(t, worker, failures, max_attempts)
   if t[NUM] == 1 then return failures end
   t[OFFER], t[FAILED] = t[OFFER] or 0, t[FAILED] or {}
@@ -85,11 +87,12 @@ local function log_failure(t, worker, reason)
   while #log > 3 * LOG_ENTRIES do table.remove(log, 1) end
 end
 
--- The holder at `i` of t[HELD] gives its replica back after `cost` failures (-1: max_attempts). `policy` = {backoff in ms, …}; the wait is the
--- one for this failure, jittered by up to a fifth, or `delay` (ms) when given. Answers 'dead', or when the replica is due (ms).
-local function give_back(id, t, i, cost, delay, policy, reason)
+-- Ends the lease at `i` of t[HELD] with `cost` failures (-1: max_attempts). The replica waits for the backoff of this
+-- failure, jittered by up to a fifth, or for `delay` (ms) when given. `policy` = {backoff (ms), …}.
+-- Returns 'dead', or when the replica is due (ms).
+local function reject(id, t, i, cost, delay, policy, reason)
   local worker, grant = t[HELD][i], t[HELD][i + 1]
-  redis.call('ZREM', LEASE, id .. grant)
+  redis.call('ZREM', LEASES, id .. grant)
   local priority, max_attempts = head_of(id)
   if cost ~= 0 then
     t[FAILS] = t[FAILS] + blame(t, worker, cost < 0 and max_attempts or cost, max_attempts)
@@ -98,7 +101,7 @@ local function give_back(id, t, i, cost, delay, policy, reason)
   if cost ~= 0 and t[FAILS] >= max_attempts * t[NUM] then
     local log = cmsgpack.pack(t[LOG])
     remove_pair(t[HELD], i)
-    -- What finish() subtracts for an open task must not count the replica that was just given back.
+    -- What finish() subtracts for an open task must not count the replica whose lease has just ended.
     table.insert(t[WAIT], grant)
     finish(id, t, 'D')
     report('d', id, 'a', t[FAILS], 'r', reason, 'w', worker, 'h', log)
@@ -115,12 +118,15 @@ local function give_back(id, t, i, cost, delay, policy, reason)
   end
   remove_pair(t[HELD], i)
   table.insert(t[WAIT], grant)
-  redis.call('ZADD', DELAY, now + delay, id .. grant)
-  if delay > tonumber(redis.call('HGET', META, 'delay') or 0) then redis.call('HSET', META, 'delay', delay) end
+  redis.call('ZADD', DELAYED, now + delay, id .. grant)
+  if delay > tonumber(redis.call('HGET', COUNTERS, 'longest_delay') or 0) then
+    redis.call('HSET', COUNTERS, 'longest_delay', delay)
+  end
   return now + delay
 end
 
--- A clock that was set back leaves deadlines in a future that nobody meant: they move to the farthest that was ever given from now.
+-- Moves deadlines that lie farther from now than any that a script wrote: the clock was set back. They become the
+-- longest from now.
 local function clamp(zset, longest, most)
   local limit = now + longest
   local last = redis.call('ZRANGE', zset, -1, -1, 'WITHSCORES')

@@ -4,7 +4,11 @@ use std::time::Instant;
 
 use tracing::Instrument as _;
 
-use super::{Api, Error, merge, span, split};
+use super::{
+    error::Error,
+    handle::{Api, span},
+    items::{merge, split},
+};
 use crate::{
     model::{Caller, InsertAnswer, NewTask},
     pipelines::discovery,

@@ -4,7 +4,11 @@ use std::{collections::BTreeMap, future::Future, time::Instant};
 
 use tracing::Instrument as _;
 
-use super::{Api, Error, merge, span, split};
+use super::{
+    error::Error,
+    handle::{Api, span},
+    items::{merge, split},
+};
 use crate::{
     model::{Batch, Caller, Completion, Extension, GetTasks, Item, ItemAnswer, Rejection},
     pipelines::tasks::{self, Handle, Leases},

@@ -65,7 +65,7 @@ fn start_watchdog(cx: &Context, supervisor: &Supervisor, _: &mut Handles) {
     let context = watchdog::Context {
         store: Arc::clone(&cx.store),
         bus: Arc::clone(&cx.bus),
-        queue: cx.queue.clone(),
+        queue: cx.queue.upkeep.clone(),
         coordination: cx.coordination.clone(),
         filter: cx.filter.clone(),
         publisher: cx.publisher.clone(),
@@ -82,7 +82,7 @@ fn start_fanout(cx: &Context, supervisor: &Supervisor, _: &mut Handles) {
     let context = fanout::Context {
         store: Arc::clone(&cx.store),
         bus: Arc::clone(&cx.bus),
-        queue: cx.queue.clone(),
+        queue: cx.queue.enqueuer.clone(),
         coordination: cx.coordination.clone(),
         letters: cx.letters.clone(),
         gates: cx.gates.clone(),

@@ -19,7 +19,7 @@ use super::{
     greeting::greet,
 };
 use crate::{
-    api::{Api, query},
+    api::{Api, Reader},
     bus,
     config::Settings,
     coordination::Coordination,
@@ -141,11 +141,11 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     };
     let Some(()) = wait.until("Redis", own).await? else { return Ok(None) };
 
-    let queue = Queue::of_process(redis.clone(), process.clone());
+    let queue = Queue::with_clock(redis.clone(), process.clone(), clock.clone());
     let (gates, occupancy) = (Gates::default(), Occupancy::default());
     let queues = || async {
         let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
-        QueueSync::start(store, queue.clone(), gates, occupancy, clock.clone()).await.map_err(unreadable)
+        QueueSync::start(store, queue.shards.clone(), gates, occupancy, clock.clone()).await.map_err(unreadable)
     };
     let Some(queues) = wait.until("the database", queues).await? else { return Ok(None) };
     let filter = Filter::new(redis.clone());
@@ -184,7 +184,7 @@ impl Opened {
         let (gates, most) = (cx.gates.clone(), cx.settings.redis.max_memory);
         cx.coordination.watch_owner(store_id, supervisor);
         bus::watch_partitions(Arc::clone(&cx.bus), supervisor);
-        memory::watch(backends.redis.clone(), most, gates, cx.queue.clone(), supervisor);
+        memory::watch(backends.redis.clone(), most, gates, cx.queue.shards.clone(), supervisor);
         cx.coordination.watch_clock(supervisor);
         queues.keep_on(supervisor);
         cx.queue.start_listening(supervisor);
@@ -199,7 +199,7 @@ fn state(backends: &Backends, cx: &Context, supervisor: &Supervisor, doors: &Sup
         api: Api {
             discovery: handles.discovery,
             tasks: handles.tasks,
-            query: Some(query::Handle::new(Arc::clone(&cx.store), cx.queue.clone(), cx.clock.clone())),
+            query: Some(Reader::new(Arc::clone(&cx.store), cx.queue.shards.clone(), cx.clock.clone())),
             stop: doors.stop_token(),
         },
         progress: supervisor.progress().clone(),

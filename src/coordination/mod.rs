@@ -7,16 +7,12 @@ mod watch;
 
 use std::{sync::Arc, time::Duration};
 
-use redis::{Cmd, RedisError};
+use redis::RedisError;
 
 use crate::{
-    redis_pool::Redis,
+    redis_pool::{Call, Redis, scripts},
     runtime::{Clock, LoopError},
 };
-
-const LEASE: &str = include_str!("../../lua/lease.lua");
-/// Runs in a full Redis too: the owner of a partition moves its records to SQL.
-const RAISE: &str = "#!lua flags=allow-oom\nreturn redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -87,13 +83,10 @@ impl Coordination {
 
     /// Takes or keeps the lease on a work that one process at a time does. Answers whether this process has it.
     pub async fn lease(&self, work: &str, lease: Duration) -> Result<bool> {
-        let mut call = eval(LEASE, &format!("{}:lease:{work}", self.redis.prefix()));
+        let key = format!("{}:lease:{work}", self.redis.prefix());
+        let mut call = scripts::LEASE.call(&[key]).now(self.clock.moved_unix_ms());
         call.arg(&*self.process).arg(lease.as_millis() as u64);
-        if let Some(now) = self.clock.moved_unix_ms() {
-            call.arg(now);
-        }
-        let has: u8 = call.query_async(&mut self.redis.conn()).await?;
-        Ok(has == 1)
+        Ok(self.run(call).await? == 1)
     }
 
     /// Gives the lease back, if this process has it.
@@ -118,25 +111,21 @@ impl Coordination {
     }
 
     async fn raise_epoch(&self, partition: u32, by: u64) -> Result<u64> {
-        let mut call = eval(RAISE, &format!("{}:epochs", self.redis.prefix()));
+        let mut call = scripts::EPOCH.call(&[format!("{}:epochs", self.redis.prefix())]);
         call.arg(partition).arg(by);
-        Ok(call.query_async(&mut self.redis.conn()).await?)
+        Ok(self.run(call).await?.unsigned_abs())
     }
 
     /// Redis's time, in unix ms. In a cluster one node answers, the same each time.
     async fn time(&self) -> Result<i64> {
-        let call = eval("return redis.call('TIME')", &self.owner_key());
-        let (seconds, micros): (i64, i64) = call.query_async(&mut self.redis.conn()).await?;
-        Ok(seconds * 1000 + micros / 1000)
+        self.run(scripts::TIME.call(&[self.owner_key()]).now(None)).await
+    }
+
+    async fn run(&self, call: Call) -> Result<i64> {
+        Ok(redis::from_redis_value(call.run(&mut self.redis.conn()).await?).map_err(RedisError::from)?)
     }
 
     fn owner_key(&self) -> String {
         format!("{}:store-id", self.redis.prefix())
     }
-}
-
-fn eval(script: &str, key: &str) -> Cmd {
-    let mut call = redis::cmd("EVAL");
-    call.arg(script).arg(1).arg(key);
-    call
 }

@@ -9,7 +9,7 @@ use redis::RedisResult;
 
 use crate::{
     pipelines::admission::{Gates, Shortage},
-    queue::Queue,
+    queue::Shards,
     redis_pool::{Memory, Redis},
     runtime::{Loop, Policy, Supervisor},
     telemetry::metrics,
@@ -28,11 +28,11 @@ struct Guard {
     /// `redis_max_memory`; 0: the server's own limit counts.
     most: u64,
     gates: Gates,
-    queue: Queue,
+    queue: Shards,
 }
 
 /// Starts the guard of this process.
-pub fn watch(redis: Redis, most: u64, gates: Gates, queue: Queue, supervisor: &Supervisor) {
+pub fn watch(redis: Redis, most: u64, gates: Gates, queue: Shards, supervisor: &Supervisor) {
     let guard = Guard { redis, most, gates, queue };
     supervisor.spawn_loop("memory", Policy::Restart, move |cx| guard.clone().run(cx));
 }

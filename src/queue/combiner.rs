@@ -1,33 +1,16 @@
-//! Combines concurrent callers into one call: while one is under way, the next callers gather, and then go together. An idle queue costs
-//! no wait, a busy one costs one Redis call for many workers that ask for one task each.
+//! Combines concurrent callers into one call: while a call is under way, the next callers gather, and then go together.
+//! An idle queue costs no wait; a busy one costs one Redis call for many workers that ask for one task each.
 
 use std::{collections::VecDeque, future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
 use futures::FutureExt;
-use parking::Mutex;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 
-use super::{Error, Result};
+use super::error::{Error, Result};
 
-/// A plain mutex that is never held across an await.
-mod parking {
-    use std::sync::{MutexGuard, PoisonError};
-
-    pub(super) struct Mutex<T>(std::sync::Mutex<T>);
-
-    impl<T> Mutex<T> {
-        pub(super) fn new(value: T) -> Self {
-            Self(std::sync::Mutex::new(value))
-        }
-
-        pub(super) fn lock(&self) -> MutexGuard<'_, T> {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner)
-        }
-    }
-}
-
-/// Callers that may wait for one combiner; beyond that they are refused.
+/// Callers that may wait for one combiner. More are refused.
 const MAX_WAITING: usize = 20_000;
 
 type Run<Q, A> = dyn Fn(Vec<Q>) -> Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>> + Send + Sync;
@@ -41,13 +24,13 @@ struct Waiting<Q, A> {
 pub(super) struct Combiner<Q, A> {
     waiting: Mutex<Waiting<Q, A>>,
     run: Box<Run<Q, A>>,
-    /// The sum of the callers' weights in one call, at most (one caller goes whatever it weighs).
+    /// The sum of the callers' weights in one call, at most. A caller alone goes whatever it weighs.
     max_weight: usize,
     tasks: TaskTracker,
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
-    /// `run` answers as many as it was given, in order. `tasks` awaits the calls under way at a stop.
+    /// `run` gives an answer per question, in order. `tasks` awaits the calls under way at a stop.
     pub(super) fn new<F, Fut>(max_weight: usize, tasks: TaskTracker, run: F) -> Arc<Self>
     where
         F: Fn(Vec<Q>) -> Fut + Send + Sync + 'static,
@@ -57,7 +40,8 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         Arc::new(Self { waiting, run: Box::new(move |batch| Box::pin(run(batch))), max_weight, tasks })
     }
 
-    /// The answer to `question`. When the caller gives up, the answer is dropped (a claim's answer gives its leases back then).
+    /// The answer to `question`. When the caller gives up, the answer is dropped; a claim's answer then releases its
+    /// leases.
     pub(super) async fn call(self: &Arc<Self>, question: Q, weight: usize) -> Result<A> {
         let (sender, receiver) = oneshot::channel();
         let start = {
@@ -69,7 +53,7 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
             !std::mem::replace(&mut waiting.running, true)
         };
         if start {
-            // Not in the caller's own future: it may be dropped, and the others wait for this call too.
+            // Not in the caller's own future: it may be dropped, and other callers wait for this call too.
             self.tasks.spawn(Arc::clone(self).drain());
         }
         receiver.await.unwrap_or(Err(Error::Stopped))
@@ -79,7 +63,7 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         while let Some(batch) = self.next_batch() {
             let (questions, senders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             let expected = senders.len();
-            // Else nobody would run the next batch, and its callers would wait for ever.
+            // After a panic here, no one would run the next batch, and its callers would wait for ever.
             let answers = AssertUnwindSafe(async { (self.run)(questions).await }).catch_unwind().await;
             match answers.unwrap_or_else(|_| Err(Error::Answer("the call panicked".into()))) {
                 Ok(answers) if answers.len() == expected => {
@@ -105,7 +89,7 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
             }
             weight += next;
             let Some((question, _, sender)) = waiting.callers.pop_front() else { break };
-            // Who has given up in the queue needs no call.
+            // A caller that has given up meanwhile needs no call.
             if !sender.is_closed() {
                 batch.push((question, sender));
             }

@@ -1,55 +1,81 @@
-//! Names of the Redis keys: one place, in the order in which the scripts want them (`lua/lib/shard.lua`, `lua/README.md`).
+//! Names of the Redis keys of the queue (`lua/README.md`).
 
 use std::sync::Arc;
 
-use crate::model::ShardId;
+use crate::{
+    model::ShardId,
+    redis_pool::{Call, Script, ShardKey},
+};
 
-/// The lanes in the order of their keys: each priority's retry lane before it.
+/// The lanes in the order of their keys: each priority's retry lane before its lane.
 pub const LANES: [&str; 6] = ["hr", "h", "mr", "m", "lr", "l"];
 
-/// How many of a shard's keys every script gets; those that touch lanes get all.
-pub(super) const WITHOUT_LANES: usize = 10;
+const SINGLE: [(ShardKey, &str); 10] = [
+    (ShardKey::GENERATION, GENERATION),
+    (ShardKey::RECORDS, "records"),
+    (ShardKey::BODIES, "bodies"),
+    (ShardKey::LEASES, "leases"),
+    (ShardKey::DELAYED, "delayed"),
+    (ShardKey::COUNTERS, "counters"),
+    (ShardKey::OUTBOX, "outbox"),
+    (ShardKey::FINALS, "finals"),
+    (ShardKey::OFFSET, "offset"),
+    (ShardKey::UNDELIVERED, "undelivered"),
+];
+const GENERATION: &str = "generation";
 
 /// The keys of one shard. They share a hash tag, and so a cluster slot.
 #[derive(Clone, Debug)]
-pub struct ShardKeys {
-    of_scripts: Arc<[String]>,
-    waiting: Arc<str>,
+pub struct ShardKeys(Arc<Names>);
+
+#[derive(Debug)]
+struct Names {
+    single: [String; 10],
+    /// T, C and P of each lane.
+    lanes: Vec<String>,
+    waited: String,
 }
 
 impl ShardKeys {
     pub fn new(prefix: &str, shard: &ShardId) -> Self {
         let base = format!("{prefix}:{{{shard}}}");
-        let single = ["g", "R", "B", "L", "D", "M", "S", "F", "O", "U"].map(|name| format!("{base}:{name}"));
+        let single = SINGLE.map(|(_, name)| format!("{base}:{name}"));
         let lanes = LANES.iter().flat_map(|lane| ["T", "C", "P"].map(|name| format!("{base}:{lane}:{name}")));
-        Self { of_scripts: single.into_iter().chain(lanes).collect(), waiting: format!("{base}:W").into() }
+        Self(Arc::new(Names { single, lanes: lanes.collect(), waited: format!("{base}:waited") }))
     }
 
-    /// In the order of the scripts.
-    pub fn all(&self) -> &[String] {
-        &self.of_scripts
+    pub fn key(&self, key: ShardKey) -> &str {
+        let place = SINGLE.iter().position(|(known, _)| *known == key);
+        &self.0.single[place.expect("every key has a name")]
     }
 
-    pub fn generation(&self) -> &str {
-        &self.of_scripts[0]
+    pub fn lanes(&self) -> &[String] {
+        &self.0.lanes
     }
 
-    /// Written by calls that wait for replicas, and read by nobody.
-    pub(super) fn waiting(&self) -> &str {
-        &self.waiting
+    /// Written by calls that wait for replicas, and read by no one.
+    pub(super) fn waited(&self) -> &str {
+        &self.0.waited
     }
 
-    pub fn outbox(&self) -> &str {
-        &self.of_scripts[6]
+    /// A call of a shard's script, with the keys that it gets.
+    pub fn call(&self, script: &'static Script, now_unix_ms: Option<i64>) -> Call {
+        let mut keys = Vec::with_capacity(SINGLE.len() + self.0.lanes.len());
+        if let Some(row) = script.of_shard() {
+            keys.extend(row.keys.iter().map(|key| self.key(*key)));
+            let lanes = if row.lanes { &self.0.lanes[..] } else { &[] };
+            keys.extend(lanes.iter().map(String::as_str));
+        }
+        script.call(&keys).now(now_unix_ms)
     }
 }
 
-/// The key without which a shard is not there.
+/// The key without which a shard does not exist.
 pub(super) fn generation(prefix: &str, shard: &ShardId) -> String {
-    format!("{prefix}:{{{shard}}}:g")
+    format!("{prefix}:{{{shard}}}:{GENERATION}")
 }
 
-/// Where scripts say that a queue has something to hand out again; the message is the queue's name.
+/// The channel on which scripts publish the name of a queue that has something to hand out again.
 pub fn wake_channel(prefix: &str) -> String {
     format!("{prefix}:wake")
 }

@@ -1,15 +1,17 @@
-//! What is asked of the queue, and what it answers.
+//! What callers ask of the queue, and what it answers.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
 
-use super::shard::Notes;
-use super::{Error, Result};
-use crate::model::{LeaseToken, Offset, Priority, ShardId, TaskId, WorkerName};
+use super::error::{Error, Result};
+use crate::model::{LeaseToken, Offset, Priority, TaskId, WorkerName};
 
-/// A task to enqueue, as it stood on `pipeline`.
+/// Entries and bytes in a shard's outbox at which claims and expiries pause.
+pub const OUTBOX_FULL: usize = 10_000;
+pub const OUTBOX_FULL_BYTES: usize = 64 << 20;
+
+/// A task to enqueue, as `pipeline` has it.
 #[derive(Clone, Debug)]
 pub struct EnqueueTask {
     pub offset: Offset,
@@ -29,24 +31,24 @@ pub struct Enqueue<'a> {
     pub topic_generation: &'a str,
     /// The epoch that the owner of the partition took.
     pub epoch: u64,
-    /// The record of this queue that was enqueued before these, if this reader knows it.
+    /// The offset of the last record of this queue before these, if this reader knows it.
     pub predecessor: Option<Offset>,
-    /// How far the partition was read for this queue when all of these are dealt with.
+    /// How far the partition was read for this queue once all of these are dealt with.
     pub upto: Offset,
     pub tasks: &'a [EnqueueTask],
     pub high_water_tasks: u64,
     pub high_water_bytes: u64,
-    /// Live tasks of the shard at which it is full, whatever they wait for.
+    /// How many live tasks, whatever they wait for, make the shard full.
     pub live_tasks_max: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enqueued {
-    /// So many of the tasks were dealt with, in order; the queue is full for the next one, if there is one.
+    /// The first `dealt_with` tasks were dealt with. The queue is full for the next one, if there is one.
     Done { dealt_with: usize, added: usize },
-    /// Redis fell back behind the predecessor: read the partition again from behind this.
+    /// Redis fell back behind the predecessor: read the partition again from behind this offset.
     Behind(Option<Offset>),
-    /// The partition has another owner, who came with this epoch. Nothing was changed.
+    /// The partition has another owner, with this epoch. Nothing was changed.
     Fenced(u64),
 }
 
@@ -74,74 +76,6 @@ pub struct Leased {
     pub expires_unix_ms: i64,
 }
 
-/// Leases of a shard that reached nobody.
-pub(super) type Undelivered = (ShardId, Vec<HandBack>);
-
-/// The answer to a claim.
-#[derive(Debug)]
-pub struct Granted {
-    pub tasks: Vec<Leased>,
-    /// The scan ended at its bound: ask again before waiting.
-    pub more: bool,
-    pub delivery: Delivery,
-}
-
-impl Granted {
-    pub fn len(&self) -> usize {
-        self.tasks.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.tasks.is_empty()
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.tasks.iter().map(|task| task.body.len()).sum()
-    }
-
-    /// The tasks, taken as delivered.
-    pub fn deliver(self) -> Vec<Leased> {
-        self.delivery.delivered();
-        self.tasks
-    }
-}
-
-/// Leases on their way to their worker. Dropped before [`Delivery::delivered`], it gives them back at no cost: nobody has seen them.
-/// A process that dies in between costs nothing either: the lease runs out, and its grant is known as undelivered.
-#[derive(Debug)]
-pub struct Delivery {
-    pub(super) worker: WorkerName,
-    pub(super) leases: Vec<(TaskId, LeaseToken)>,
-    pub(super) shard: ShardId,
-    pub(super) notes: Arc<Notes>,
-    pub(super) release: mpsc::UnboundedSender<Undelivered>,
-}
-
-impl Delivery {
-    /// The worker has them: their failures count from now on.
-    pub fn delivered(mut self) {
-        if let Some((_, token)) = self.leases.first() {
-            self.notes.note_delivered(token.grant);
-        }
-        self.leases.clear();
-    }
-}
-
-impl Drop for Delivery {
-    fn drop(&mut self) {
-        if self.leases.is_empty() {
-            return;
-        }
-        let worker = &self.worker;
-        let back = self.leases.drain(..).map(|(id, token)| {
-            let how = How::Release;
-            HandBack { id, token, worker: worker.clone(), how, reason: String::new() }
-        });
-        // The receiver is gone only when the process ends; the leases run out then.
-        drop(self.release.send((self.shard.clone(), back.collect())));
-    }
-}
-
 /// A completion of one task.
 #[derive(Clone, Debug)]
 pub struct Completion {
@@ -152,24 +86,24 @@ pub struct Completion {
     pub report: Bytes,
 }
 
-/// How a lease is given back.
+/// What a rejection counts, and when the task is offered again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
-    /// One failure; again after the backoff, or after this.
+pub enum RejectMode {
+    /// One failure; again after the backoff, or after this time.
     Retry(Option<Duration>),
     /// As many failures as one replica may have.
     Never,
-    /// No failure: the worker never got it. Offered again at once.
+    /// No failure: the lease was not delivered. Offered again at once.
     Release,
 }
 
-/// A lease that is given back.
+/// A lease that ends without a result.
 #[derive(Clone, Debug)]
-pub struct HandBack {
+pub struct Rejection {
     pub id: TaskId,
     pub token: LeaseToken,
     pub worker: WorkerName,
-    pub how: How,
+    pub mode: RejectMode,
     pub reason: String,
 }
 
@@ -185,7 +119,7 @@ pub struct Extension {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     Ok,
-    /// OK, and it had been before: nothing was changed.
+    /// OK as before: nothing was changed.
     Repeat,
     LeaseLost,
     AlreadyCompleted,
@@ -207,12 +141,12 @@ impl Code {
     }
 }
 
-/// What the watchdog's step did.
+/// What one step of expiring did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expired {
     pub expired: u64,
     pub dead: u64,
-    /// Leases whose grant never reached its worker: given back at no cost.
+    /// Leases whose grant never reached its worker: released at no cost.
     pub undelivered: u64,
     pub more: bool,
     pub next_unix_ms: Option<i64>,
@@ -225,7 +159,7 @@ pub struct Promoted {
     pub next_unix_ms: Option<i64>,
 }
 
-/// How a shard stands; see `lua/stats.lua`.
+/// What a shard has (`lua/stats.lua`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Tasks with something left to hand out.
@@ -240,10 +174,10 @@ pub struct Stats {
     pub ahead: u64,
 }
 
-/// What there is to do in a shard; see `lua/look.lua`.
+/// What there is to do in a shard (`lua/look.lua`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Look {
-    /// Nothing stands here at all.
+    /// The shard is empty.
     pub is_idle: bool,
     pub expires: bool,
     pub promotes: bool,
@@ -277,7 +211,7 @@ pub enum RecordStatus {
     Cancelled,
 }
 
-/// An entry of a shard's outbox: what one call of a script reported.
+/// An entry of a shard's outbox: the reports of one call of a script.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutboxEntry {
     /// The stream's id.
@@ -318,10 +252,10 @@ pub struct Failure {
 /// The outcome of an attempt to close a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closing {
-    /// It has no keys any more; it was in this life.
+    /// It has no keys any more. Its last generation.
     Closed(u64),
-    /// Something is there.
+    /// It has tasks, leases, records or reports.
     InUse,
-    /// Nothing is there. It may be closed after this time, if nothing happens.
+    /// It is empty, and may be closed after this time if nothing happens.
     In(Duration),
 }

@@ -1,19 +1,19 @@
-//! Who waits for work is woken by it: scripts publish the name of a queue that has something to hand out, every process listens.
+//! Wakes for callers that wait for work: scripts publish the name of a queue that has something to hand out, and every
+//! process listens.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::{FutureExt, StreamExt};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
-use super::keys;
-use crate::{model::QueueName, redis_pool::Redis, runtime::Beat};
+use super::{
+    error::{Error, Result},
+    keys,
+};
+use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
 
-/// How often the connection is asked whether it still is one, and how long it may take to say so: meanwhile wakes may be missed.
+/// How often the connection is pinged, and how long its answer may take. Wakes may be missed meanwhile.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
@@ -23,10 +23,10 @@ pub struct Wakes(Mutex<HashMap<QueueName, Arc<Notify>>>);
 
 impl Wakes {
     fn lock(&self) -> MutexGuard<'_, HashMap<QueueName, Arc<Notify>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
-    /// Wakes all who wait for the queue.
+    /// Wakes all callers that wait for the queue.
     pub fn wake(&self, queue: &QueueName) {
         let notify = self.lock().get(queue).cloned();
         if let Some(notify) = notify {
@@ -34,33 +34,27 @@ impl Wakes {
         }
     }
 
-    /// Wakes everybody: after a time in which wakes may have been missed.
+    /// Wakes all callers, after a time in which wakes may have been missed.
     pub fn wake_all(&self) {
         let all: Vec<_> = self.lock().values().cloned().collect();
         all.iter().for_each(|notify| notify.notify_waiters());
     }
 
-    /// Whether somebody waits for the queue.
+    /// Whether a caller waits for the queue.
     pub fn is_awaited(&self, queue: &QueueName) -> bool {
         self.lock().contains_key(queue)
     }
 
-    /// What to wait on for these queues. Take it, *then* look for work, then wait: a wake in between is not missed.
+    /// What to wait on for these queues. Take it, *then* look for work, then wait, so that no wake is missed.
     pub fn waiter(self: &Arc<Self>, queues: &[QueueName]) -> Waiter {
         let mut map = self.lock();
         let notifies = queues.iter().map(|queue| Arc::clone(map.entry(queue.clone()).or_default())).collect();
         Waiter { wakes: Arc::clone(self), queues: queues.to_vec(), notifies }
     }
 
-    /// Listens until the stop; an error when the connection ends, to be called again. Tells `woken` each queue, or `None` for all of them,
-    /// before those who wait.
-    pub async fn listen(
-        &self,
-        redis: &Redis,
-        beat: &Beat,
-        stop: &CancellationToken,
-        woken: impl Fn(Option<&QueueName>),
-    ) -> redis::RedisResult<()> {
+    /// Listens until the stop; an error when the connection ends, and then it is called again. `woken` hears of each
+    /// queue, or with `None` of all of them, before the callers that wait.
+    pub async fn listen(&self, redis: &Redis, cx: &Loop, woken: impl Fn(Option<&QueueName>)) -> Result<()> {
         let (mut sink, mut messages) = redis.pubsub().await?.split();
         in_time(sink.subscribe(keys::wake_channel(redis.prefix()))).await?;
         woken(None);
@@ -68,17 +62,15 @@ impl Wakes {
         let mut ping = tokio::time::interval(PING_EVERY);
         loop {
             let message = tokio::select! {
-                message = beat.idle(messages.next()) => message,
+                message = cx.idle(messages.next()) => message,
                 _ = ping.tick() => {
-                    // A connection whose other end is gone without a word looks like one on which nothing happens.
-                    let () = in_time(sink.ping::<redis::Value>()).await.map(drop)?;
+                    // Without a ping, a connection whose server vanished looks like one on which nothing happens.
+                    in_time(sink.ping::<redis::Value>()).await?;
                     continue;
                 }
-                () = stop.cancelled() => return Ok(()),
+                () = cx.stop.cancelled() => return Ok(()),
             };
-            let Some(message) = message else {
-                return Err((redis::ErrorKind::Io, "the wake channel was closed").into());
-            };
+            let Some(message) = message else { return Err(Error::WakesClosed) };
             match message.get_payload::<String>().map(|name| QueueName::new(&name)) {
                 Ok(Ok(queue)) => {
                     woken(Some(&queue));
@@ -90,9 +82,9 @@ impl Wakes {
     }
 }
 
-async fn in_time<T>(answer: impl Future<Output = redis::RedisResult<T>>) -> redis::RedisResult<T> {
-    let silent = || (redis::ErrorKind::Io, "no answer on the wake channel").into();
-    tokio::time::timeout(ANSWER_WITHIN, answer).await.unwrap_or_else(|_| Err(silent()))
+async fn in_time<T>(answer: impl Future<Output = redis::RedisResult<T>>) -> Result<T> {
+    let answer = tokio::time::timeout(ANSWER_WITHIN, answer).await.map_err(|_| Error::WakesSilent)?;
+    Ok(answer?)
 }
 
 /// One caller's interest in some queues.
@@ -103,8 +95,8 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// Runs `look` and, when it found nothing, waits for a wake that came after the look began; at most `limit`. Answers the queues that were
-    /// woken, none when the time is over.
+    /// Runs `look` and, when it found nothing, waits at most `limit` for a wake that came after the look began. Answers
+    /// the queues that were woken; none when the time is over.
     pub async fn look_then_wait<T>(
         &self,
         look: impl Future<Output = Option<T>>,
@@ -127,7 +119,7 @@ impl Waiter {
 }
 
 impl Drop for Waiter {
-    /// Names come from callers: one that nobody waits for is forgotten.
+    /// Names come from callers, so a name without a waiter is forgotten.
     fn drop(&mut self) {
         let mut map = self.wakes.lock();
         self.notifies.clear();

@@ -1,33 +1,41 @@
 //! Arguments as the scripts take them, and answers as they give them.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, fmt, time::Duration};
 
 use bytes::Bytes;
 use redis::Value;
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, SeqAccess, Visitor},
+};
+use uuid::Uuid;
 
-use super::{Code, Error, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus, Result};
+use super::{
+    error::{Error, Result},
+    types::{Code, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus},
+};
 use crate::model::TaskId;
 
-/// A msgpack array of texts, '' when there are none. As *str*: Redis's cmsgpack cannot read *bin*.
+/// A new seed for each call: Redis gives every script run the same one.
+pub(super) fn seed() -> u32 {
+    Uuid::new_v4().as_fields().0 >> 1
+}
+
+pub(super) fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A msgpack array of texts as `cmsgpack` reads it, '' when there are none.
 pub(super) fn packed_strings(texts: &[String]) -> Vec<u8> {
-    let mut packed = Vec::new();
-    if texts.is_empty() {
-        return packed;
-    }
-    // Writing to a Vec does not fail.
-    drop(rmp::encode::write_array_len(&mut packed, u32::try_from(texts.len()).unwrap_or(u32::MAX)));
-    texts.iter().for_each(|text| drop(rmp::encode::write_str(&mut packed, text)));
-    packed
+    if texts.is_empty() { Vec::new() } else { packed(texts) }
 }
 
 pub(super) fn packed_ms(durations: &[Duration]) -> Vec<u8> {
-    let mut packed = Vec::new();
-    drop(rmp::encode::write_array_len(&mut packed, u32::try_from(durations.len()).unwrap_or(u32::MAX)));
-    for duration in durations {
-        let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        drop(rmp::encode::write_uint(&mut packed, ms));
-    }
-    packed
+    packed(&durations.iter().map(|duration| ms(*duration)).collect::<Vec<_>>())
+}
+
+fn packed(values: &(impl Serialize + ?Sized)) -> Vec<u8> {
+    rmp_serde::to_vec(values).expect("texts and numbers can be packed")
 }
 
 pub(super) fn items(value: Value) -> Result<Vec<Value>> {
@@ -142,7 +150,7 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
             events.push(Event::Completed(first));
             continue;
         }
-        // Up to the field with which the next event begins.
+        // Its fields end where the next event begins.
         let mut rest = HashMap::new();
         size += name.len() + first.len();
         while let Some(Value::BulkString(next)) = fields.peek() {
@@ -165,8 +173,10 @@ fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> 
     let attempts = lossy("a")?.parse().map_err(|_| Error::Answer("attempts that are no number".into()))?;
     match name {
         "d" => {
-            // Reports of a version that kept no history have none.
-            let history = rest.get("h").map(|packed| history(packed)).transpose()?.unwrap_or_default();
+            // An earlier version kept no history.
+            let broken = |error| Error::Answer(format!("a history that cannot be read: {error}"));
+            let history = rest.get("h").map(|packed| rmp_serde::from_slice(packed)).transpose().map_err(broken)?;
+            let history = history.map(|History(failures)| failures).unwrap_or_default();
             Ok(Event::Died { id, attempts, reason: lossy("r")?, history })
         }
         "x" => Ok(Event::Expired { id, worker: lossy("w")?, attempts, dead: lossy("e")? == "1" }),
@@ -174,22 +184,76 @@ fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> 
     }
 }
 
-/// A flat msgpack array {ms, worker, reason, …}. Texts may have been cut inside a character.
-fn history(packed: &[u8]) -> Result<Vec<Failure>> {
-    let broken = |error: rmp::decode::ValueReadError| Error::Answer(format!("a history that cannot be read: {error}"));
-    let mut read = packed;
-    let count = rmp::decode::read_array_len(&mut read).map_err(broken)? / 3;
-    let mut failures = Vec::new();
-    for _ in 0..count {
-        let at_unix_ms = rmp::decode::read_int(&mut read).map_err(|error| Error::Answer(error.to_string()))?;
-        let mut text = || {
-            let length = rmp::decode::read_str_len(&mut read).map_err(broken)? as usize;
-            let (text, rest) =
-                read.split_at_checked(length).ok_or_else(|| Error::Answer("a history cut off".into()))?;
-            read = rest;
-            Ok::<_, Error>(String::from_utf8_lossy(text).into_owned())
-        };
-        failures.push(Failure { at_unix_ms, worker: text()?, reason: text()? });
+/// Of a flat msgpack array {ms, worker, reason, …}.
+struct History(Vec<Failure>);
+
+impl<'de> Deserialize<'de> for History {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Flat;
+
+        impl<'de> Visitor<'de> for Flat {
+            type Value = History;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a flat array of failures")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<History, A::Error> {
+                let mut failures = Vec::new();
+                while let Some(at_unix_ms) = seq.next_element()? {
+                    let mut text = || seq.next_element::<Lossy>()?.ok_or_else(|| de::Error::custom("cut off"));
+                    failures.push(Failure { at_unix_ms, worker: text()?.0, reason: text()?.0 });
+                }
+                Ok(History(failures))
+            }
+        }
+
+        deserializer.deserialize_seq(Flat)
     }
-    Ok(failures)
+}
+
+/// A text that may have been cut inside a character.
+struct Lossy(String);
+
+impl<'de> Deserialize<'de> for Lossy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+
+        impl Visitor<'_> for Text {
+            type Value = Lossy;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Lossy, E> {
+                Ok(Lossy(text.to_owned()))
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Lossy, E> {
+                Ok(Lossy(String::from_utf8_lossy(bytes).into_owned()))
+            }
+        }
+
+        deserializer.deserialize_str(Text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_is_read_with_texts_that_were_cut() {
+        // {1700000000000, 'w', '\xc3', 5, '', 'no'}
+        let packed = b"\x96\xcf\x00\x00\x01\x8b\xcf\xe5\x68\x00\xa1w\xa1\xc3\x05\xa0\xa2no";
+        let History(failures) = rmp_serde::from_slice(packed).unwrap();
+        let failure = |at_unix_ms, worker: &str, reason: &str| Failure {
+            at_unix_ms,
+            worker: worker.into(),
+            reason: reason.into(),
+        };
+        assert_eq!(failures, [failure(1_700_000_000_000, "w", "\u{fffd}"), failure(5, "", "no")]);
+        assert!(rmp_serde::from_slice::<History>(b"\x92\x05\xa1w").is_err());
+    }
 }

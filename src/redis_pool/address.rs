@@ -1,20 +1,24 @@
-//! What a URL of Redis names: one server, or a cluster by some of its nodes.
+//! The address behind a URL of Redis: one server, or some nodes of a cluster.
 
 use std::{path::Path, time::Duration};
 
 use redis::{
-    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, TlsCertificates,
+    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, TlsCertificates,
     aio::{MultiplexedConnection, PubSub},
     cluster::{ClusterClient, ClusterClientBuilder},
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 
-use super::{CONNECT, Error, RESPONSE, timed_out, without_password};
-use crate::config::RedisAccess;
+use super::error::Error;
+use crate::config::{RedisAccess, without_password};
 
-/// Of clusters; the rest is as in `redis://` and `rediss://`, with several hosts between commas.
+/// How long a connection may take.
+pub(super) const CONNECT: Duration = Duration::from_secs(5);
+/// How long a call waits for its answer. A call that fails then may have been carried out.
+pub(super) const RESPONSE: Duration = Duration::from_secs(10);
+/// The schemes of clusters; the rest is as in `redis://` and `rediss://`, with several hosts between commas.
 const CLUSTER: [(&str, &str); 2] = [("redis+cluster://", "redis://"), ("rediss+cluster://", "rediss://")];
-/// Of a cluster's calls, redirections and the wait for a node that comes back included; [`RESPONSE`] ends them all.
+/// Retries of a cluster's call, redirections and waits for a restarting node included. [`RESPONSE`] ends them all.
 const RETRIES: u32 = 8;
 const RETRY_WAIT_MS: (u64, u64) = (20, 500);
 
@@ -34,20 +38,20 @@ pub(super) struct Address {
 
 impl Address {
     pub(super) fn new(url: &str, access: &RedisAccess) -> Result<Self, Error> {
-        let refuse = |reason: String| Error::Url { url: without_password(url), reason };
+        let refuse = |source| Error::Url { url: without_password(url), source };
         let cluster = CLUSTER.iter().find_map(|(scheme, plain)| Some((*plain, url.strip_prefix(scheme)?)));
         let urls = match cluster {
             None => vec![url.to_owned()],
             Some((plain, rest)) => urls_of_nodes(plain, rest),
         };
         let info = |url: &String| {
-            let info = url.as_str().into_connection_info().map_err(|e| refuse(e.to_string()));
+            let info = url.as_str().into_connection_info().map_err(refuse);
             info.map(|info| info.set_tcp_settings(tcp_settings()))
         };
         let nodes: Vec<_> = urls.iter().map(info).collect::<Result<_, _>>()?;
         let address = Self { nodes, is_cluster: cluster.is_some(), certificates: certificates(access)? };
-        // A certificate that cannot be read shows here, before anything waits for a server.
-        address.seeds().try_for_each(|info| address.client(info).map(drop)).map_err(|e| refuse(e.to_string()))?;
+        // A broken certificate fails here, before anything waits for a server.
+        address.seeds().try_for_each(|info| address.client(info).map(drop)).map_err(refuse)?;
         Ok(address)
     }
 
@@ -61,7 +65,7 @@ impl Address {
         self.nodes.first().expect("a URL names at least one server")
     }
 
-    /// Another node of the cluster; without a host it is where the URL points.
+    /// Another node of the cluster; without a host, at the host of the URL.
     pub(super) fn node(&self, host: &str, port: u16) -> ConnectionInfo {
         let seed = self.seed();
         let address = match seed.addr() {
@@ -100,7 +104,7 @@ impl Address {
         }
     }
 
-    /// A connection to this very server. `response`: how long an answer may take.
+    /// A connection to this server. `response`: how long an answer may take.
     pub(super) async fn connect(
         &self,
         info: &ConnectionInfo,
@@ -123,6 +127,10 @@ fn tcp_settings() -> TcpSettings {
     TcpSettings::default().set_nodelay(true).set_keepalive(probes).set_user_timeout(GONE_AFTER)
 }
 
+pub(super) fn timed_out() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
+}
+
 /// `user:password@a:1,b:2/` as a URL for each host.
 fn urls_of_nodes(scheme: &str, rest: &str) -> Vec<String> {
     let (credentials, hosts) = match rest.rsplit_once('@') {
@@ -133,9 +141,7 @@ fn urls_of_nodes(scheme: &str, rest: &str) -> Vec<String> {
 }
 
 fn certificates(access: &RedisAccess) -> Result<Option<TlsCertificates>, Error> {
-    let read = |path: &Path| {
-        std::fs::read(path).map_err(|error| Error::File { path: path.to_owned(), reason: error.to_string() })
-    };
+    let read = |path: &Path| std::fs::read(path).map_err(|source| Error::File { path: path.to_owned(), source });
     let root_cert = access.ca_file.as_deref().map(read).transpose()?;
     let client_tls = match (&access.cert_file, &access.key_file) {
         (Some(cert), Some(key)) => Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),

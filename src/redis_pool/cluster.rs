@@ -2,7 +2,7 @@
 
 use redis::{ConnectionInfo, FromRedisValue, RedisResult, Value, aio::MultiplexedConnection};
 
-use super::{Connection, address::Address};
+use super::{address::Address, connection::Connection};
 
 /// The masters and the slots of each.
 pub(super) async fn masters(conn: &mut Connection) -> RedisResult<Vec<Slots>> {

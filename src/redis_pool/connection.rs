@@ -1,8 +1,8 @@
-//! The shared connection, to one server or to a cluster: both take the same commands, and are made anew in the same
-//! way.
+//! The shared connection, to one server or to a cluster. Both take the same commands and reconnect in the same way.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use redis::{
     Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
@@ -10,7 +10,7 @@ use redis::{
     cluster_async::ClusterConnection,
 };
 
-use super::{CONNECT, RESPONSE, address::Address, timed_out};
+use super::address::{Address, CONNECT, RESPONSE, timed_out};
 
 /// A pipelined connection that many callers share. Clones are the same connection. Never for commands that block.
 ///
@@ -23,9 +23,9 @@ struct Inner {
     address: Address,
     /// `None`: one server.
     cluster: Option<ClusterClient>,
-    /// With its number; `None` where it must be made anew.
+    /// The connection with its number; `None` when a new one must be made.
     current: RwLock<Option<(u64, Link)>>,
-    /// Held by the caller that connects: the number of the last connection.
+    /// The number of the last connection. The caller that connects holds the lock.
     connecting: tokio::sync::Mutex<u64>,
 }
 
@@ -53,7 +53,7 @@ impl Connection {
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        // While no server answers, each caller ahead of us tries for long. We do not wait for all of them.
+        // While no server answers, each caller ahead tries for long, so this one does not wait for all of them.
         let turn = tokio::time::timeout(CONNECT, self.0.connecting.lock()).await;
         let mut number = turn.map_err(|_| timed_out())?;
         // The previous holder of the lock may have connected.
@@ -63,12 +63,12 @@ impl Connection {
         let connected = tokio::time::timeout(CONNECT * 2, self.new_link()).await;
         let link = connected.unwrap_or_else(|_| Err(timed_out()))?;
         *number += 1;
-        *self.0.current.write().unwrap_or_else(PoisonError::into_inner) = Some((*number, link.clone()));
+        *self.0.current.write() = Some((*number, link.clone()));
         Ok((*number, link))
     }
 
     fn current(&self) -> Option<(u64, Link)> {
-        self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.current.read().clone()
     }
 
     async fn new_link(&self) -> RedisResult<Link> {
@@ -89,7 +89,7 @@ impl Connection {
             Link::Cluster(_) => answers.is_err_and(RedisError::is_timeout),
         };
         if is_over {
-            let mut current = self.0.current.write().unwrap_or_else(PoisonError::into_inner);
+            let mut current = self.0.current.write();
             if current.as_ref().is_some_and(|(known, _)| *known == number) {
                 *current = None;
             }

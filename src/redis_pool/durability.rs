@@ -1,14 +1,11 @@
-//! Where a write must stand before it is answered: WAIT, WAITAOF.
+//! Where a write must be before it is answered: WAIT, WAITAOF.
 
 use std::time::Duration;
 
-use redis::{Pipeline, Value, aio::MultiplexedConnection};
+use redis::{Cmd, InfoDict, Value, aio::MultiplexedConnection};
 
-use super::{Error, value, version};
+use super::{check::version, error::Error, script::Batch, scripts};
 use crate::config::RedisAccess;
-
-/// A full Redis takes this write too: the call that waits may be one that frees memory.
-const WRITE: &str = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], '', 'PX', 60000)";
 
 /// What a write waits for, in the exchange that makes it.
 #[derive(Clone, Debug)]
@@ -18,19 +15,19 @@ pub struct Durability {
     timeout_ms: u64,
 }
 
-/// Fewer than asked for had it in time. It was made, and may yet be lost.
+/// Fewer copies than asked for were made in time. The write was made, and may yet be lost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("not yet durable ({0}): try again")]
-pub struct Shortfall(String);
-
-impl Shortfall {
-    pub(super) fn too_many() -> Self {
-        Self("too many others wait for replicas".into())
-    }
+pub enum Shortfall {
+    #[error("not yet durable (too many others wait for replicas): try again")]
+    TooManyWait,
+    #[error("not yet durable (not in the append-only file): try again")]
+    NotInFile,
+    #[error("not yet durable (on {has} of {wanted} replicas): try again")]
+    Replicas { has: i64, wanted: u32 },
 }
 
 impl Durability {
-    /// How many calls may wait on one connection: Redis deals with them one after the other, and the last must be answered in `time`.
+    /// How many calls may wait on one connection. Redis serves them one by one, and answers the last within `time`.
     pub(super) fn at_once(&self, time: Duration) -> usize {
         let calls = u64::try_from(time.as_millis()).unwrap_or(u64::MAX) / self.timeout_ms.max(1);
         usize::try_from(calls.clamp(1, 64)).unwrap_or(1)
@@ -42,19 +39,26 @@ impl Durability {
         (this.replicas > 0 || this.aof).then_some(this)
     }
 
-    /// Puts the wait behind the writes of `pipe`, and before it a write to `key`: Redis waits for what the *same connection* wrote last, and a
-    /// call that repeats another connection's write changes nothing of its own.
-    pub fn ask(&self, pipe: &mut Pipeline, key: &str) {
-        pipe.cmd("EVAL").arg(WRITE).arg(1).arg(key);
+    /// Puts the wait behind the writes of `batch`. `key` is written before it (`lua/waited.lua`).
+    pub fn ask(&self, batch: &mut Batch, key: &str) {
+        batch.repeatable(scripts::WAITED.call(&[key]));
+        let mut wait = Cmd::new();
         if self.aof {
-            pipe.cmd("WAITAOF").arg(1).arg(self.replicas).arg(self.timeout_ms);
+            wait.arg("WAITAOF").arg(1).arg(self.replicas).arg(self.timeout_ms);
         } else {
-            pipe.cmd("WAIT").arg(self.replicas).arg(self.timeout_ms);
+            wait.arg("WAIT").arg(self.replicas).arg(self.timeout_ms);
         }
+        batch.command(wait);
     }
 
-    /// Of the answer to the wait.
-    pub fn judge(&self, answer: &Value) -> Result<(), Shortfall> {
+    /// Judges the last answers of a batch, and takes them off: those to [`Self::ask`].
+    pub fn judge_last(&self, answers: &mut Vec<Value>) -> Result<(), Shortfall> {
+        let waited = answers.pop().unwrap_or(Value::Nil);
+        answers.pop();
+        self.judge(&waited)
+    }
+
+    fn judge(&self, answer: &Value) -> Result<(), Shortfall> {
         let (local, replicas) = match answer {
             Value::Int(replicas) => (1, *replicas),
             Value::Array(both) => match both[..] {
@@ -64,29 +68,35 @@ impl Durability {
             _ => (0, 0),
         };
         if local < 1 {
-            return Err(Shortfall("not in the append-only file".into()));
+            return Err(Shortfall::NotInFile);
         }
         if replicas < i64::from(self.replicas) {
-            return Err(Shortfall(format!("on {replicas} of {} replicas", self.replicas)));
+            return Err(Shortfall::Replicas { has: replicas, wanted: self.replicas });
         }
         Ok(())
     }
 
     /// Refuses a server that cannot do what is asked; warns where it cannot do so now.
-    pub(super) async fn check(&self, server: &str, info: &str, conn: &mut MultiplexedConnection) -> Result<(), Error> {
+    pub(super) async fn check(
+        &self,
+        server: &str,
+        info: &InfoDict,
+        conn: &mut MultiplexedConnection,
+    ) -> Result<(), Error> {
         if self.aof {
             let known: Vec<Value> = redis::cmd("COMMAND").arg("INFO").arg("WAITAOF").query_async(conn).await?;
             if known.iter().all(|command| matches!(command, Value::Nil)) {
                 return Err(Error::NoWaitAof { version: version(info) });
             }
-            if value(info, "aof_enabled:").as_deref() == Some("0") {
+            if info.get::<String>("aof_enabled").as_deref() == Some("0") {
                 return Err(Error::NoAof);
             }
         }
-        let connected = value(info, "connected_slaves:").and_then(|count| count.parse().ok()).unwrap_or(0);
+        let connected: u32 = info.get("connected_slaves").unwrap_or(0);
         if connected < self.replicas {
             tracing::warn!(
-                "redis {server} has {connected} replicas, and completions wait for {}: until there are more, workers are told to try again",
+                "redis {server} has {connected} replicas, and completions wait for {}: until there are more, workers \
+                 are told to try again",
                 self.replicas
             );
         }

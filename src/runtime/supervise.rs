@@ -270,14 +270,14 @@ impl Loop {
         self.beat.idle(future).await
     }
 
-    /// Waits for `duration` of the clock's time; false at the stop.
-    pub async fn pause_by(&self, clock: &Clock, duration: Duration) -> bool {
-        self.stop.run_until_cancelled(clock.sleep(duration)).await.is_some()
+    /// The clock by which the loop waits.
+    pub fn clock(&self) -> &Clock {
+        self.beat.clock()
     }
 
-    /// Waits for `duration` of the supervisor's time; false at the stop.
+    /// Waits for `duration` of the clock's time; false at the stop.
     pub async fn pause(&self, duration: Duration) -> bool {
-        self.pause_by(self.beat.clock(), duration).await
+        self.stop.run_until_cancelled(self.clock().sleep(duration)).await.is_some()
     }
 }
 

@@ -140,7 +140,7 @@ async fn the_embedded_bus_gets_more_partitions_while_taskd_is_stopped() {
     daemon.insert(&tasks(10, 60)).await;
     assert_eq!(daemon.drain("w", "q").await.len(), 60);
     let mut redis = daemon.redis().await;
-    let begun: usize = redis::cmd("EXISTS").arg("taskd:{q:2}:g").query_async(&mut redis).await.unwrap();
+    let begun: usize = redis::cmd("EXISTS").arg("taskd:{q:2}:generation").query_async(&mut redis).await.unwrap();
     assert_eq!(begun, 1, "the third shard was used");
     assert!(daemon.stop().await.success());
 }

@@ -62,14 +62,14 @@ impl Bed {
         redis.check().await.expect("a good cluster");
         let queue = Queue::new(redis.clone());
         for number in 0..shards {
-            queue.open_shard(&shard(number), 1, "topic", None).await.expect("open");
+            queue.upkeep.open_shard(&shard(number), 1, "topic", None).await.expect("open");
             queue.add_shard(&shard(number));
         }
         Self { redis, queue }
     }
 
     fn key(&self, number: u32) -> String {
-        format!("{}:{{{}}}:g", self.redis.prefix(), shard(number))
+        format!("{}:{{{}}}:generation", self.redis.prefix(), shard(number))
     }
 
     /// Again until it is done: what was done already is known.
@@ -100,7 +100,7 @@ impl Bed {
                 live_tasks_max: u64::MAX,
             };
             until("the batch is enqueued", async || {
-                matches!(self.queue.enqueue(&shard(number), &batch).await, Ok(Enqueued::Done { .. }))
+                matches!(self.queue.enqueuer.enqueue(&shard(number), &batch).await, Ok(Enqueued::Done { .. }))
             })
             .await;
         }
@@ -121,7 +121,7 @@ impl Bed {
                     lease: None,
                     priority: None,
                 };
-                let Ok(granted) = self.queue.claim(&shard, claim).await else {
+                let Ok(granted) = self.queue.worker.claim(&shard, claim).await else {
                     failed += 1;
                     continue;
                 };
@@ -134,7 +134,7 @@ impl Bed {
                             worker: worker.clone(),
                             report: "r".into(),
                         };
-                        match self.queue.complete(completion).await {
+                        match self.queue.worker.complete(completion).await {
                             Ok(code) => break code,
                             Err(_) => failed += 1,
                         }
@@ -145,8 +145,8 @@ impl Bed {
                 }
             }
             for number in 0..SHARDS {
-                drop(self.queue.expire(&shard(number), 100, &[Duration::ZERO]).await);
-                drop(self.queue.promote(&shard(number), 100, Duration::from_secs(600)).await);
+                drop(self.queue.upkeep.expire(&shard(number), 100, &[Duration::ZERO]).await);
+                drop(self.queue.upkeep.promote(&shard(number), 100, Duration::from_secs(600)).await);
             }
         }
         (failed, completed)

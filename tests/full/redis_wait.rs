@@ -26,7 +26,7 @@ fn shard() -> ShardId {
 
 /// Two tasks, leased.
 async fn leased(queue: &Queue) -> Vec<Leased> {
-    queue.open_shard(&shard(), 1, "topic", None).await.unwrap();
+    queue.upkeep.open_shard(&shard(), 1, "topic", None).await.unwrap();
     queue.add_shard(&shard());
     let record =
         taskd::wire::pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 600_000, ..Default::default() };
@@ -48,7 +48,7 @@ async fn leased(queue: &Queue) -> Vec<Leased> {
         high_water_bytes: 1 << 20,
         live_tasks_max: u64::MAX,
     };
-    queue.enqueue(&shard(), &batch).await.unwrap();
+    queue.enqueuer.enqueue(&shard(), &batch).await.unwrap();
     let claim = Claim {
         worker: WorkerName::new("w").unwrap(),
         max_tasks: 2,
@@ -57,12 +57,12 @@ async fn leased(queue: &Queue) -> Vec<Leased> {
         lease: None,
         priority: None,
     };
-    queue.claim(&queue.shards_of(&shard().queue)[0], claim).await.unwrap().deliver()
+    queue.worker.claim(&queue.shards_of(&shard().queue)[0], claim).await.unwrap().deliver()
 }
 
 async fn complete(queue: &Queue, task: &Leased) -> Result<Code, Error> {
     let worker = WorkerName::new("w").unwrap();
-    queue.complete(Completion { id: task.id, token: task.token.clone(), worker, report: "r".into() }).await
+    queue.worker.complete(Completion { id: task.id, token: task.token.clone(), worker, report: "r".into() }).await
 }
 
 /// A replica of `master`, that has all of it.
@@ -91,7 +91,7 @@ async fn a_completion_is_ok_only_when_a_replica_has_it() {
     until("the repeat is answered", async || complete(&queue, &tasks[0]).await.is_ok()).await;
     assert_eq!(complete(&queue, &tasks[0]).await.unwrap(), Code::Repeat);
     assert_eq!(complete(&queue, &tasks[1]).await.unwrap(), Code::Ok);
-    let entries = |server: &PrivateRedis| server.run(&["xlen", "t:{q:0}:S"]);
+    let entries = |server: &PrivateRedis| server.run(&["xlen", "t:{q:0}:outbox"]);
     assert_eq!((entries(&replica), entries(&master)), ("2".into(), "2".into()));
 }
 
@@ -125,11 +125,11 @@ async fn many_that_wait_for_a_missing_replica_are_all_told_to_try_again() {
         let queue = queue.clone();
         async move {
             let shard = ShardId { number, ..shard() };
-            queue.open_shard(&shard, 1, "topic", None).await.unwrap();
+            queue.upkeep.open_shard(&shard, 1, "topic", None).await.unwrap();
             queue.add_shard(&shard);
             let token = LeaseToken { shard, generation: 1, grant: 1, attempt: 1 };
             let worker = WorkerName::new("w").unwrap();
-            queue.complete(Completion { id: TaskId::new(), token, worker, report: "r".into() }).await
+            queue.worker.complete(Completion { id: TaskId::new(), token, worker, report: "r".into() }).await
         }
     });
     for answer in futures::future::join_all(completes).await {

@@ -41,7 +41,7 @@ async fn finished_tasks_are_removed_and_their_keys_stay_seen() {
     .await;
     assert_eq!(daemon.get(&format!("/v1/tasks/{}/results", ids[0])).await.0, 404);
     until("Redis has forgotten them too", async || {
-        let records: usize = redis.hlen("taskd:{q:0}:R").await.unwrap();
+        let records: usize = redis.hlen("taskd:{q:0}:records").await.unwrap();
         records == 0
     })
     .await;

@@ -74,7 +74,7 @@ impl Fixture {
         let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&database.path(), pages).await.unwrap());
         let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
         let clock = Clock::of_this_machine();
-        let supervisor = Supervisor::new();
+        let supervisor = Supervisor::with_clock(clock.clone());
         let process = Process::with_clock(&redis, &store, bus.clone(), clock.clone());
         process.sync_queues(&supervisor).await;
         let discovery = process.discovery(&state.settings, &supervisor);

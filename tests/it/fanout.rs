@@ -52,7 +52,7 @@ async fn enqueue(queue: &Queue, bus: &dyn Bus, shard: &ShardId, epoch: u64, offs
         high_water_bytes: 1 << 20,
         live_tasks_max: u64::MAX,
     };
-    queue.enqueue(shard, &batch).await.unwrap()
+    queue.enqueuer.enqueue(shard, &batch).await.unwrap()
 }
 
 #[tokio::test]
@@ -194,23 +194,23 @@ impl Fixture {
             lease: None,
             priority: None,
         };
-        let granted = self.queue.claim(&known, claim).await.unwrap();
+        let granted = self.queue.worker.claim(&known, claim).await.unwrap();
         granted.delivery.delivered();
         for leased in granted.tasks {
             let completion =
                 Completion { id: leased.id, token: leased.token, worker: worker.clone(), report: "report".into() };
-            assert_eq!(self.queue.complete(completion).await.unwrap(), Code::Ok);
+            assert_eq!(self.queue.worker.complete(completion).await.unwrap(), Code::Ok);
         }
-        let entries = self.queue.outbox(&shard, 10, 1 << 20).await.unwrap();
-        self.queue.forwarded(&shard, &entries).await.unwrap();
-        let done: Vec<_> = self.queue.finals(&shard, Duration::ZERO, 10).await.unwrap();
+        let entries = self.queue.upkeep.outbox(&shard, 10, 1 << 20).await.unwrap();
+        self.queue.upkeep.forwarded(&shard, &entries).await.unwrap();
+        let done: Vec<_> = self.queue.upkeep.finals(&shard, Duration::ZERO, 10).await.unwrap();
         let done: Vec<_> = done.into_iter().map(|id| (id, true)).collect();
-        self.queue.forget(&shard, &done).await.unwrap();
+        self.queue.upkeep.forget(&shard, &done).await.unwrap();
     }
 
     async fn close_in_redis(&self, name: &str) {
-        assert!(matches!(self.queue.close_shard(&shard(name), Duration::ZERO).await.unwrap(), Closing::In(_)));
-        assert_eq!(self.queue.close_shard(&shard(name), Duration::ZERO).await.unwrap(), Closing::Closed(1));
+        assert!(matches!(self.queue.upkeep.close_shard(&shard(name), Duration::ZERO).await.unwrap(), Closing::In(_)));
+        assert_eq!(self.queue.upkeep.close_shard(&shard(name), Duration::ZERO).await.unwrap(), Closing::Closed(1));
         assert_eq!(self.dump(name).await, []);
     }
 }
@@ -263,20 +263,20 @@ async fn a_queue_that_was_closed_is_opened_in_its_next_life() {
     // The fanout still knows it, and SQL does not know yet that it is closed: perhaps Redis lost it.
     fixture.publish(&["q", "other"]).await;
     fixture.has("other", 1).await;
-    assert_eq!(fixture.queue.generation(&shard("q")).await.unwrap(), None);
+    assert_eq!(fixture.queue.upkeep.generations(&[shard("q")]).await.unwrap()[0], None);
     assert!(fixture.process.store.close_shard(&shard("q"), 1).await.unwrap());
     fixture.has("q", 1).await;
-    assert_eq!(fixture.queue.generation(&shard("q")).await.unwrap(), Some(2));
+    assert_eq!(fixture.queue.upkeep.generations(&[shard("q")]).await.unwrap()[0], Some(2));
 
     // Closed in both, and known to nobody.
     fixture.work_off("q").await;
-    assert!(matches!(fixture.queue.close_shard(&shard("q"), Duration::ZERO).await.unwrap(), Closing::In(_)));
-    assert_eq!(fixture.queue.close_shard(&shard("q"), Duration::ZERO).await.unwrap(), Closing::Closed(2));
+    assert!(matches!(fixture.queue.upkeep.close_shard(&shard("q"), Duration::ZERO).await.unwrap(), Closing::In(_)));
+    assert_eq!(fixture.queue.upkeep.close_shard(&shard("q"), Duration::ZERO).await.unwrap(), Closing::Closed(2));
     assert!(fixture.process.store.close_shard(&shard("q"), 2).await.unwrap());
     fixture.queue.remove_shard(&shard("q"));
     fixture.publish(&["q"]).await;
     fixture.has("q", 1).await;
-    assert_eq!(fixture.queue.generation(&shard("q")).await.unwrap(), Some(3));
+    assert_eq!(fixture.queue.upkeep.generations(&[shard("q")]).await.unwrap()[0], Some(3));
     fixture.stop().await;
 }
 
@@ -290,7 +290,7 @@ async fn a_closing_that_was_killed_between_its_steps_is_brought_back_empty() {
     let Fixture { process, queue, supervisor, .. } = &fixture;
     process.sync_queues(supervisor).await;
     process.watchdog(&Arc::default(), supervisor);
-    until("it lives again", async || queue.generation(&shard("q")).await.unwrap() == Some(2)).await;
+    until("it lives again", async || queue.upkeep.generations(&[shard("q")]).await.unwrap()[0] == Some(2)).await;
     fixture.has("q", 0).await;
     fixture.publish(&["q"]).await;
     fixture.has("q", 1).await;

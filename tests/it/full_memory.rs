@@ -137,7 +137,7 @@ async fn what_gives_memory_back_works_while_redis_stays_full() {
     let (_, answer) = daemon.post("/v1/tasks:get", &briefly).await;
     assert_eq!(answer["tasks"].as_array().unwrap().len(), 50);
     // Otherwise they cost nothing, and nobody reports them.
-    until("all leases count", async || redis.run(&["keys", "taskd:{q:*}:U"]).is_empty()).await;
+    until("all leases count", async || redis.run(&["keys", "taskd:{q:*}:undelivered"]).is_empty()).await;
     // Less than an empty one needs: nothing that is freed helps.
     assert_eq!(redis.run(&["config", "set", "maxmemory", "1mb"]), "OK");
     daemon.kill9_and_restart();

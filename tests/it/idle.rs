@@ -36,7 +36,7 @@ async fn a_shard_where_nothing_stands_is_asked_again_only_when_something_happens
     let supervisor = Supervisor::new();
     queue.start_listening(&supervisor);
     for number in 0..100 {
-        queue.open_shard(&shard(number), 1, "topic", None).await.unwrap();
+        queue.upkeep.open_shard(&shard(number), 1, "topic", None).await.unwrap();
         queue.add_shard(&shard(number));
     }
     // The listener's first act touches all of them, because it may have missed wakes.
@@ -48,22 +48,23 @@ async fn a_shard_where_nothing_stands_is_asked_again_only_when_something_happens
     .await;
     until("all were looked at", async || {
         let before = calls(&redis).await;
-        assert!(queue.look(LOOK_FOR).await.is_empty());
+        assert!(queue.upkeep.look(LOOK_FOR).await.is_empty());
         calls(&redis).await == before
     })
     .await;
 
     let before = calls(&redis).await;
     for _ in 0..20 {
-        assert!(queue.look(LOOK_FOR).await.is_empty() && queue.awake_shards().is_empty());
+        assert!(queue.upkeep.look(LOOK_FOR).await.is_empty() && queue.upkeep.awake_shards().is_empty());
     }
     assert_eq!(calls(&redis).await, before, "nothing has happened");
 
     // Another process puts something into one of them, and says so.
-    let () = redis::cmd("HSET").arg("t:{q7:0}:R").arg("id").arg("1").query_async(&mut redis.conn()).await.unwrap();
+    let () =
+        redis::cmd("HSET").arg("t:{q7:0}:records").arg("id").arg("1").query_async(&mut redis.conn()).await.unwrap();
     let () = redis::cmd("PUBLISH").arg("t:wake").arg("q7").query_async(&mut redis.conn()).await.unwrap();
     until("it is seen", async || {
-        let looks = queue.look(LOOK_FOR).await;
+        let looks = queue.upkeep.look(LOOK_FOR).await;
         looks.iter().any(|(id, look)| *id == shard(7) && !look.as_ref().unwrap().is_idle)
     })
     .await;

@@ -1,24 +1,18 @@
 //! State tests of the scripts of the bus, and of `lease.lua`: seed every key, run one script once, compare *every* key,
 //! and the answer.
 //!
-//! These scripts ask Redis for the time. A deadline is shown as `past`, `soon` (within the [`LIVES`] from now that a
-//! reader may have) or `far`, and a key's time to live in the same way.
+//! These scripts ask Redis for the time, unless a test names it. A deadline is shown as `past`, `soon` (within the
+//! [`LIVES`] from now that a reader may have) or `far`, and a key's time to live in the same way.
 
 use std::collections::BTreeMap;
 
 use redis::{FromRedisValue, Value};
-use taskd::redis_pool::Redis;
+use taskd::redis_pool::{Redis, Script, scripts};
 
 use crate::support::redis::{Fsync, RedisServer};
 
 const LIVES: i64 = 60_000;
 const HOUR: i64 = 3_600_000;
-
-macro_rules! lua {
-    ($name:literal) => {
-        include_str!(concat!("../../lua/", $name, ".lua"))
-    };
-}
 
 struct Fixture {
     _server: RedisServer,
@@ -55,10 +49,10 @@ impl Fixture {
     }
 
     /// The answer, as words in brackets.
-    async fn run(&self, script: &str, keys: &[&str], args: &[&str]) -> String {
-        let mut call = redis::cmd("EVAL");
-        call.arg(script).arg(keys.len()).arg(keys).arg(args);
-        match call.query_async::<Value>(&mut self.redis.conn()).await {
+    async fn run(&self, script: &'static Script, keys: &[&str], args: &[&str]) -> String {
+        let mut call = script.call(keys);
+        call.arg(args);
+        match call.run(&mut self.redis.conn()).await {
             Ok(value) => shown(&value),
             Err(error) => error.to_string(),
         }
@@ -148,11 +142,11 @@ fn state(lines: &[(&str, &[&str])]) -> State {
 async fn what_all_agree_on_is_written_once() {
     let f = Fixture::new().await;
     let keys = ["generation", "partitions"];
-    assert_eq!(f.run(lua!("bus_begin"), &keys, &["one", "pipeline", "3", "expirations", "1"]).await, "[one 3 1]");
+    assert_eq!(f.run(&scripts::BUS_BEGIN, &keys, &["one", "pipeline", "3", "expirations", "1"]).await, "[one 3 1]");
     let after = state(&[("generation", &["one"]), ("partitions", &["expirations=1", "pipeline=3"])]);
     assert_eq!(f.state().await, after);
     // Another process, configured in another way.
-    assert_eq!(f.run(lua!("bus_begin"), &keys, &["two", "pipeline", "9", "expirations", "1"]).await, "[one 3 1]");
+    assert_eq!(f.run(&scripts::BUS_BEGIN, &keys, &["two", "pipeline", "9", "expirations", "1"]).await, "[one 3 1]");
     assert_eq!(f.state().await, after);
 }
 
@@ -165,18 +159,18 @@ async fn a_commit_moves_forward_and_drops_what_it_passes() {
         f.seed(&format!("XADD s {id} v x")).await;
     }
     let keys = ["s", "committed"];
-    assert_eq!(f.run(lua!("bus_commit"), &keys, &["5", "1"]).await, "1");
+    assert_eq!(f.run(&scripts::BUS_COMMIT, &keys, &["5", "1"]).await, "1");
     let last = "[5-18446744073709551615 [v x]]";
     let after = state(&[("committed", &["5-1"]), ("s", &[last, "[6-0 [v x]]"])]);
     assert_eq!(f.state().await, after);
     for late in [["5", "1"], ["5", "0"], ["4", "9"]] {
-        assert_eq!(f.run(lua!("bus_commit"), &keys, &late).await, "0", "{late:?}");
+        assert_eq!(f.run(&scripts::BUS_COMMIT, &keys, &late).await, "0", "{late:?}");
         assert_eq!(f.state().await, after);
     }
     // Ids are numbers, not text.
-    assert_eq!(f.run(lua!("bus_commit"), &keys, &["10", "0"]).await, "1");
+    assert_eq!(f.run(&scripts::BUS_COMMIT, &keys, &["10", "0"]).await, "1");
     assert_eq!(f.state().await, state(&[("committed", &["10-0"]), ("s", &[])]));
-    assert_eq!(f.run(lua!("bus_commit"), &keys, &["9", "0"]).await, "0");
+    assert_eq!(f.run(&scripts::BUS_COMMIT, &keys, &["9", "0"]).await, "0");
 }
 
 // --- bus_extent.lua
@@ -185,18 +179,18 @@ async fn a_commit_moves_forward_and_drops_what_it_passes() {
 async fn an_extent_is_told_and_changes_nothing() {
     let f = Fixture::new().await;
     let keys = ["s", "committed"];
-    assert_eq!(f.run(lua!("bus_extent"), &keys, &[]).await, "[0-0 - 0-0 -]");
+    assert_eq!(f.run(&scripts::BUS_EXTENT, &keys, &[]).await, "[0-0 - 0-0 -]");
     assert_eq!(f.state().await, State::new(), "asking creates nothing");
     for id in ["1-0", "2-0", "3-0"] {
         f.seed(&format!("XADD s {id} v x")).await;
     }
-    assert_eq!(f.run(lua!("bus_extent"), &keys, &[]).await, "[3-0 1-0 0-0 -]");
+    assert_eq!(f.run(&scripts::BUS_EXTENT, &keys, &[]).await, "[3-0 1-0 0-0 -]");
     f.seed("XDEL s 1-0").await;
     f.seed("SET committed 1-0").await;
     let before = f.state().await;
-    assert_eq!(f.run(lua!("bus_extent"), &keys, &[]).await, "[3-0 2-0 1-0 1-0]");
+    assert_eq!(f.run(&scripts::BUS_EXTENT, &keys, &[]).await, "[3-0 2-0 1-0 1-0]");
     f.seed("XTRIM s MAXLEN 0").await;
-    assert_eq!(f.run(lua!("bus_extent"), &keys, &[]).await, "[3-0 - 1-0 1-0]");
+    assert_eq!(f.run(&scripts::BUS_EXTENT, &keys, &[]).await, "[3-0 - 1-0 1-0]");
     assert_eq!(before.keys().collect::<Vec<_>>(), ["committed", "s"]);
 }
 
@@ -208,7 +202,7 @@ async fn the_group_is_created_where_it_is_missing() {
     f.seed("XADD a 1-0 v x").await;
     f.seed("XGROUP CREATE a g 1-0").await;
     f.seed("XADD b 1-0 v y").await;
-    assert_eq!(f.run(lua!("bus_group"), &["a", "b", "c"], &["g"]).await, "OK");
+    assert_eq!(f.run(&scripts::BUS_GROUP, &["a", "b", "c"], &["g"]).await, "OK");
     let after = state(&[("a", &["[1-0 [v x]]"]), ("b", &["[1-0 [v y]]"]), ("c", &[])]);
     assert_eq!(f.state().await, after);
     let next = async |stream: &str| -> Value {
@@ -217,7 +211,7 @@ async fn the_group_is_created_where_it_is_missing() {
     assert_eq!(next("a").await, Value::Nil, "it keeps its place");
     assert_eq!(shown(&next("b").await), "[[b [[1-0 [v y]]]]]", "it begins with the first entry");
     f.seed("SET string x").await;
-    assert!(f.run(lua!("bus_group"), &["string"], &["g"]).await.contains("WRONGTYPE"));
+    assert!(f.run(&scripts::BUS_GROUP, &["string"], &["g"]).await.contains("WRONGTYPE"));
 }
 
 // --- bus_own.lua
@@ -225,7 +219,7 @@ async fn the_group_is_created_where_it_is_missing() {
 const OWN: [&str; 2] = ["readers", "owners"];
 
 async fn own(f: &Fixture, reader: &str, partitions: &str) -> String {
-    f.run(lua!("bus_own"), &OWN, &[reader, &LIVES.to_string(), partitions]).await
+    f.run(&scripts::BUS_OWN, &OWN, &["", reader, &LIVES.to_string(), partitions]).await
 }
 
 #[tokio::test]
@@ -239,7 +233,7 @@ async fn readers_share_the_partitions() {
     let given = [("readers", &["a soon", "b soon"][..]), ("owners", &["0=1 a", "1=2 a", "n=3"])];
     assert_eq!(f.state().await, state(&given));
     assert_eq!(own(&f, "b", "3").await, "[2 4]");
-    assert_eq!(f.run(lua!("bus_own"), &OWN, &["a", "0", "3"]).await, "[]", "it leaves");
+    assert_eq!(f.run(&scripts::BUS_OWN, &OWN, &["", "a", "0", "3"]).await, "[]", "it leaves");
     let left = [("readers", &["b soon"][..]), ("owners", &["2=4 b", "n=4"])];
     assert_eq!(f.state().await, state(&left));
 }
@@ -281,7 +275,7 @@ async fn held_by(holder: &str) -> Fixture {
 }
 
 async fn take_over(f: &Fixture, most: &str) -> String {
-    f.run(lua!("bus_take_over"), &TAKE, &["g", "me", &LIVES.to_string(), most]).await
+    f.run(&scripts::BUS_TAKE_OVER, &TAKE, &["", "g", "me", &LIVES.to_string(), most]).await
 }
 
 const ENTRIES: [&str; 3] = ["[1-0 [v x]]", "[2-0 [v x]]", "[3-0 [v x]]"];
@@ -336,7 +330,7 @@ async fn a_shared_reader_does_not_live_longer_than_anybody_writes() {
 /// `above` a bound of ten bytes and three records.
 async fn publish(f: &Fixture, above: &str, records: &[&str]) -> String {
     let args: Vec<_> = ["10", "3", above].iter().chain(records).copied().collect();
-    f.run(lua!("bus_publish"), &["s"], &args).await
+    f.run(&scripts::BUS_PUBLISH, &["s"], &args).await
 }
 
 /// The entries without their ids.
@@ -397,7 +391,7 @@ async fn the_oldest_go_by_bytes_and_by_number_and_the_newest_stays() {
 // --- lease.lua
 
 async fn lease(f: &Fixture, process: &str, ms: &str) -> String {
-    f.run(lua!("lease"), &["lease"], &[process, ms]).await
+    f.run(&scripts::LEASE, &["lease"], &["", process, ms]).await
 }
 
 #[tokio::test]

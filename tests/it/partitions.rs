@@ -43,10 +43,10 @@ impl Fixture {
 }
 
 impl Fixture {
-    /// By the text of the script: by what asks where a topic stands.
-    async fn scripts_called(&self) -> u64 {
+    /// How often a script asked where a partition begins and ends.
+    async fn asked(&self) -> u64 {
         let stats: String = redis::cmd("INFO").arg("commandstats").query_async(&mut self.redis.conn()).await.unwrap();
-        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_eval:calls="));
+        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_xinfo|stream:calls="));
         calls.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
     }
 }
@@ -106,13 +106,17 @@ async fn a_lost_shard_waits_for_reports_in_every_partition() {
     process.sync_queues(&supervisor).await;
     process.watchdog(&settings, &supervisor);
     // It asks and asks where the topic stands: by then, one that does not wait has brought the shard back.
-    until("it asks", async || fixture.scripts_called().await > 30).await;
-    assert_eq!(queue.generation(&shard).await.unwrap(), None, "it was brought back before its reports were read");
+    until("it asks", async || fixture.asked().await > 30).await;
+    assert_eq!(
+        queue.upkeep.generations(&[shard.clone()]).await.unwrap()[0],
+        None,
+        "it was brought back before its reports were read"
+    );
 
     let mut reader = bus.subscribe(Topic::TaskResults, Reading::Shared).await.unwrap();
     let reports = reader.next(10).await.unwrap();
     reader.commit(&reports).await.unwrap();
-    until("it is brought back", async || queue.generation(&shard).await.unwrap() == Some(2)).await;
+    until("it is brought back", async || queue.upkeep.generations(&[shard.clone()]).await.unwrap()[0] == Some(2)).await;
     supervisor.stop();
     supervisor.wait().await;
 }

@@ -1,8 +1,9 @@
-//! The queue beside a small model: random histories step by step, the shortest history of each rule, and many workers at once.
+//! The queue beside a small model: random histories step by step, the shortest history of each rule, and many workers at
+//! once.
 //!
-//! In the model a worker may have what is left of a task that it neither holds nor was credited with, and must get all of that if it asks:
-//! where the pointers stand is no excuse. Nothing sleeps: true deadlines are an hour off, and time passes where a step writes a score
-//! into the past.
+//! In the model a worker may have what is left of a task that it neither holds nor was credited with. A worker that asks
+//! gets all of that, wherever the pointers are. Nothing sleeps: true deadlines are an hour off, and a step makes time
+//! pass by writing a score into the past.
 
 #[path = "queue_property/checked.rs"]
 mod checked;
@@ -18,7 +19,9 @@ use proptest::{
 };
 use taskd::{
     model::{LeaseToken, ShardId, WorkerName},
-    queue::{Claim, Code, Completion, EnqueueTask, Event, HandBack, How, Leased, OUTBOX_FULL, Queue, Shard, Stats},
+    queue::{
+        Claim, Code, Completion, EnqueueTask, Event, Leased, OUTBOX_FULL, Queue, RejectMode, Rejection, Shard, Stats,
+    },
     redis_pool::Redis,
     runtime::Progress,
 };
@@ -54,7 +57,7 @@ enum Step {
         most: usize,
     },
     Complete(Vec<Shown>),
-    HandBack(Vec<(Shown, How)>),
+    Reject(Vec<(Shown, RejectMode)>),
     Extend(Vec<Shown>),
     LeasesRunOut {
         some: u64,
@@ -121,12 +124,12 @@ fn new_task() -> impl Strategy<Value = NewTask> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let how = prop_oneof![
-        3 => Just(How::Retry(None)),
-        3 => Just(How::Retry(Some(Duration::ZERO))),
-        1 => Just(How::Retry(Some(HOUR))),
-        1 => Just(How::Never),
-        1 => Just(How::Release),
+    let mode = prop_oneof![
+        3 => Just(RejectMode::Retry(None)),
+        3 => Just(RejectMode::Retry(Some(Duration::ZERO))),
+        1 => Just(RejectMode::Retry(Some(HOUR))),
+        1 => Just(RejectMode::Never),
+        1 => Just(RejectMode::Release),
     ];
     let weight = prop_oneof![3 => Just(ANY_WEIGHT), 1 => 1..120_usize];
     let water = prop_oneof![4 => Just(u64::MAX), 1 => 0..8_u64];
@@ -139,7 +142,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(elements, worker, most)| Step::ClaimLookingAt { elements, worker, most }),
         1 => (1..4_usize).prop_map(|most| Step::ClaimUndelivered { most }),
         5 => vec(shown(), 1..4).prop_map(Step::Complete),
-        5 => vec((shown(), how), 1..3).prop_map(Step::HandBack),
+        5 => vec((shown(), mode), 1..3).prop_map(Step::Reject),
         1 => vec(shown(), 1..3).prop_map(Step::Extend),
         3 => any::<u64>().prop_map(|some| Step::LeasesRunOut { some }),
         2 => (1..5_usize).prop_map(|most| Step::Expire { most }),
@@ -194,20 +197,20 @@ async fn take(c: &mut Checked, step: &Step) {
             let leases: Vec<_> = all.iter().map(|shown| known(c, shown)).collect();
             c.complete(&leases).await;
         }
-        Step::HandBack(all) if !c.known.is_empty() => {
-            let items: Vec<_> = all.iter().map(|(shown, how)| (known(c, shown), *how)).collect();
-            c.hand_back(&items).await;
+        Step::Reject(all) if !c.known.is_empty() => {
+            let items: Vec<_> = all.iter().map(|(shown, mode)| (known(c, shown), *mode)).collect();
+            c.reject(&items).await;
         }
         Step::Extend(all) if !c.known.is_empty() => {
             let leases: Vec<_> = all.iter().map(|shown| known(c, shown)).collect();
             c.extend(&leases).await;
         }
         Step::LeasesRunOut { some: which } => {
-            c.make_due("L", &some(c.model.leases.keys().cloned().collect(), *which)).await;
+            c.make_due("leases", &some(c.model.leases.keys().cloned().collect(), *which)).await;
         }
         Step::Expire { most } => drop(c.expire(*most).await),
         Step::WaitsEnd { some: which } => {
-            c.make_due("D", &some(c.model.waits.keys().cloned().collect(), *which)).await;
+            c.make_due("delayed", &some(c.model.waits.keys().cloned().collect(), *which)).await;
         }
         Step::Promote { most } => drop(c.promote(*most).await),
         Step::Crash { worker } => c.known.retain(|lease| lease.worker != WORKERS[*worker]),
@@ -216,7 +219,7 @@ async fn take(c: &mut Checked, step: &Step) {
         Step::Sweep { most } => drop(c.sweep(*most).await),
         Step::Forward { most } => c.forward(*most).await,
         Step::Forget { most, settled } => c.forget(*most, *settled).await,
-        Step::EnqueueAgain { .. } | Step::Complete(_) | Step::HandBack(_) | Step::Extend(_) => {}
+        Step::EnqueueAgain { .. } | Step::Complete(_) | Step::Reject(_) | Step::Extend(_) => {}
     }
 }
 
@@ -250,14 +253,14 @@ fn task(replicas: u32) -> NewTask {
     NewTask { replicas, priority: 2, max_attempts: 9, size: 4, credited: 0, later: false }
 }
 
-const LATER: How = How::Retry(Some(HOUR));
+const LATER: RejectMode = RejectMode::Retry(Some(HOUR));
 
 #[tokio::test]
 async fn a_retry_is_not_stranded_where_both_workers_have_passed() {
     let (_server, mut c) = Checked::alone().await;
     c.put(&[task(2)]).await;
     let a = c.claim_one("a").await;
-    c.hand_back(&[(a, LATER)]).await;
+    c.reject(&[(a, LATER)]).await;
     c.waits_end().await;
     let b = c.claim_one("b").await;
     assert!(c.claim_by("b", 1).await.is_empty());
@@ -274,7 +277,7 @@ async fn an_expiry_handled_twice_puts_out_one_replica() {
     let a = c.claim_one("a").await;
     c.leases_run_out().await;
     assert_eq!(c.expire(9).await.expired, 0);
-    assert_eq!(c.hand_back(&[(a, LATER)]).await, [(Code::LeaseLost, false)]);
+    assert_eq!(c.reject(&[(a, LATER)]).await, [(Code::LeaseLost, false)]);
     c.waits_end().await;
     c.claim_one("b").await;
     assert!(c.claim_by("c", 9).await.is_empty());
@@ -307,7 +310,7 @@ async fn a_pointer_moves_beyond_what_is_spent_even_when_nothing_was_taken() {
     let mut b = c.claim_one("b").await;
     let given_up = b.id;
     for _ in 0..2 {
-        c.hand_back(&[(b, LATER)]).await;
+        c.reject(&[(b, LATER)]).await;
         c.waits_end().await;
         b = c.claim_one("b").await;
         assert_eq!(b.id, given_up);
@@ -336,7 +339,7 @@ async fn the_record_refuses_a_second_replica_to_its_holder() {
     let (_server, mut c) = Checked::alone().await;
     c.put(&[task(2)]).await;
     let a = c.claim_one("a").await;
-    c.hand_back(&[(a, LATER)]).await;
+    c.reject(&[(a, LATER)]).await;
     c.claim_one("b").await;
     c.waits_end().await;
     assert!(c.claim_by("b", 9).await.is_empty());
@@ -350,7 +353,7 @@ async fn the_count_of_the_gone_survives_an_empty_lane() {
     c.put(&[task(2)]).await;
     for _ in 0..2 {
         let a = c.claim_one("a").await;
-        c.hand_back(&[(a, LATER)]).await;
+        c.reject(&[(a, LATER)]).await;
         if c.model.tasks.values().all(|task| task.failures == 1) {
             c.waits_end().await;
         }
@@ -372,7 +375,7 @@ async fn a_token_counts_for_its_worker_its_grant_and_its_life_of_the_shard_only(
     let token = LeaseToken { generation: 1, ..first.token(&c.shard) };
     let worker = WorkerName::new("a").expect("a name");
     let earlier = Completion { id: first.id, token, worker, report: first.report() };
-    assert_eq!(c.queue.complete(earlier).await.expect("complete"), Code::LeaseLost);
+    assert_eq!(c.queue.worker.complete(earlier).await.expect("complete"), Code::LeaseLost);
     assert_eq!(c.complete(&[first.clone(), first]).await, [Code::Ok, Code::Repeat]);
     c.finish().await;
 }
@@ -413,20 +416,20 @@ async fn a_full_outbox_pauses_claims_and_expiries() {
     c.put(&[NewTask { max_attempts: 1, ..task(1) }, task(1)]).await;
     c.claim_one("a").await;
     let lease: Vec<_> = c.model.leases.keys().cloned().collect();
-    c.make_due("L", &lease).await;
+    c.make_due("leases", &lease).await;
     let full = "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'c', 'report') end";
     let mut eval = redis::cmd("EVAL");
-    eval.arg(full).arg(1).arg("t:{q:0}:S").arg(OUTBOX_FULL);
+    eval.arg(full).arg(1).arg("t:{q:0}:outbox").arg(OUTBOX_FULL);
     let () = eval.query_async(&mut c.redis.conn()).await.expect("eval");
     let shard = c.queue.shards_of(&c.shard.queue).remove(0);
     let worker = WorkerName::new("b").expect("a name");
     let claim = Claim { worker, max_tasks: 9, max_bytes: ANY_WEIGHT, is_first: true, lease: None, priority: None };
-    assert!(c.queue.claim(&shard, claim).await.expect("claim").is_empty());
-    assert_eq!(c.queue.expire(&c.shard, 9, &[]).await.expect("expire").expired, 0);
-    let first = c.queue.outbox(&c.shard, 1, ANY_WEIGHT).await.expect("outbox").remove(0);
-    let left = c.queue.forwarded(&c.shard, &[first]).await.expect("forwarded");
+    assert!(c.queue.worker.claim(&shard, claim).await.expect("claim").is_empty());
+    assert_eq!(c.queue.upkeep.expire(&c.shard, 9, &[]).await.expect("expire").expired, 0);
+    let first = c.queue.upkeep.outbox(&c.shard, 1, ANY_WEIGHT).await.expect("outbox").remove(0);
+    let left = c.queue.upkeep.forwarded(&c.shard, &[first]).await.expect("forwarded");
     assert_eq!(left, OUTBOX_FULL - 1);
-    let () = redis::cmd("DEL").arg("t:{q:0}:S").query_async(&mut c.redis.conn()).await.expect("del");
+    let () = redis::cmd("DEL").arg("t:{q:0}:outbox").query_async(&mut c.redis.conn()).await.expect("del");
     c.finish().await;
 }
 
@@ -449,7 +452,8 @@ async fn live(queue: &Queue, shard: &ShardId) -> u64 {
     queue.stats(shard).await.expect("stats").live
 }
 
-/// Claims, completes (one in four twice at once), refuses and forgets until nothing is live; answers the reports that were answered OK.
+/// Claims, completes (one in four twice at once), rejects and forgets until nothing is live. Answers the reports of the
+/// completions that were answered OK.
 async fn work(queue: Queue, shard: Arc<Shard>, name: WorkerName, mut dice: Dice) -> Vec<String> {
     let (mut credits, mut late) = (Vec::new(), Vec::<Leased>::new());
     loop {
@@ -462,7 +466,7 @@ async fn work(queue: Queue, shard: Arc<Shard>, name: WorkerName, mut dice: Dice)
             lease: Some(HOUR),
             priority: None,
         };
-        let granted = queue.claim(&shard, claim).await.expect("claim");
+        let granted = queue.worker.claim(&shard, claim).await.expect("claim");
         if granted.is_empty() && !granted.more && live(&queue, &shard.id).await == 0 {
             return credits;
         }
@@ -482,16 +486,18 @@ async fn work(queue: Queue, shard: Arc<Shard>, name: WorkerName, mut dice: Dice)
             let codes = match dice.roll(12) {
                 0 => continue,
                 1 | 2 => {
-                    let how = if dice.roll(2) == 0 { How::Release } else { How::Retry(Some(Duration::ZERO)) };
-                    let back = HandBack { id, token, worker: name.clone(), how, reason: "no luck".into() };
-                    queue.hand_back(&shard.id, &[back], &[HOUR]).await.expect("hand back");
+                    let mode =
+                        if dice.roll(2) == 0 { RejectMode::Release } else { RejectMode::Retry(Some(Duration::ZERO)) };
+                    let back = Rejection { id, token, worker: name.clone(), mode, reason: "no luck".into() };
+                    queue.worker.reject(&shard.id, &[back], &[HOUR]).await.expect("hand back");
                     continue;
                 }
                 3..6 => {
-                    let (one, other) = tokio::join!(queue.complete(completion.clone()), queue.complete(completion));
+                    let (one, other) =
+                        tokio::join!(queue.worker.complete(completion.clone()), queue.worker.complete(completion));
                     vec![one.expect("complete"), other.expect("complete")]
                 }
-                _ => vec![queue.complete(completion).await.expect("complete")],
+                _ => vec![queue.worker.complete(completion).await.expect("complete")],
             };
             credits.extend(codes.iter().filter(|code| **code == Code::Ok).map(|_| report.clone()));
         }
@@ -504,18 +510,19 @@ async fn watch(redis: Redis, queue: Queue, shard: ShardId, mut dice: Dice) -> Ve
     loop {
         let done = live(&queue, &shard).await == 0;
         let mut range = redis::cmd("ZRANGE");
-        let leases: Vec<Vec<u8>> = range.arg("t:{q:0}:L").arg(0).arg(-1).query_async(&mut conn).await.expect("zrange");
+        let leases: Vec<Vec<u8>> =
+            range.arg("t:{q:0}:leases").arg(0).arg(-1).query_async(&mut conn).await.expect("zrange");
         for lease in leases.iter().filter(|_| dice.roll(16) == 0) {
             let mut past = redis::cmd("ZADD");
-            let () = past.arg("t:{q:0}:L").arg("XX").arg(1).arg(lease).query_async(&mut conn).await.expect("zadd");
+            let () = past.arg("t:{q:0}:leases").arg("XX").arg(1).arg(lease).query_async(&mut conn).await.expect("zadd");
         }
-        queue.expire(&shard, 100, &[Duration::ZERO]).await.expect("expire");
-        queue.sweep(&shard, 64).await.expect("sweep");
-        let entries = queue.outbox(&shard, 50, ANY_WEIGHT).await.expect("outbox");
+        queue.upkeep.expire(&shard, 100, &[Duration::ZERO]).await.expect("expire");
+        queue.upkeep.sweep(&shard, 64).await.expect("sweep");
+        let entries = queue.upkeep.outbox(&shard, 50, ANY_WEIGHT).await.expect("outbox");
         if entries.is_empty() && done {
             return forwarded;
         }
-        queue.forwarded(&shard, &entries).await.expect("forwarded");
+        queue.upkeep.forwarded(&shard, &entries).await.expect("forwarded");
         for event in entries.into_iter().flat_map(|entry| entry.events) {
             if let Event::Completed(report) = event {
                 forwarded.push(String::from_utf8_lossy(&report).into_owned());
@@ -532,7 +539,7 @@ async fn run_at_once(redis: &Redis, seed: u64) {
     let (stop, process) = (CancellationToken::new(), queue.clone());
     let stopped = stop.clone();
     let releases = tokio::spawn(async move {
-        process.settle_deliveries(&Progress::default().register("release"), &stopped).await;
+        process.worker.settle_deliveries(&Progress::default().register("release"), &stopped).await;
     });
     let watch = tokio::spawn(watch(redis.clone(), queue.clone(), c.shard.clone(), Dice(!seed)));
     let start = |n: u64| {

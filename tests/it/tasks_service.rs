@@ -67,7 +67,7 @@ async fn put(queue: &Queue, name: &str, id: TaskId, priority: i32, offset: u64) 
 
 async fn put_in(queue: &Queue, name: &str, task: EnqueueTask) {
     let (shard, offset) = (shard(name), task.offset);
-    queue.open_shard(&shard, 1, "topic", None).await.unwrap();
+    queue.upkeep.open_shard(&shard, 1, "topic", None).await.unwrap();
     queue.add_shard(&shard);
     let batch = Enqueue {
         topic_generation: "topic",
@@ -79,7 +79,7 @@ async fn put_in(queue: &Queue, name: &str, task: EnqueueTask) {
         high_water_bytes: 1 << 30,
         live_tasks_max: u64::MAX,
     };
-    queue.enqueue(&shard, &batch).await.unwrap();
+    queue.enqueuer.enqueue(&shard, &batch).await.unwrap();
 }
 
 // One thread: the recorder is that of this thread.
@@ -195,12 +195,12 @@ impl Service {
 
     /// Every call on the queue's shard fails until [`Self::mend`].
     async fn damage(&self, queue: &str) {
-        self.redis("RENAME", &[&format!("t:{{{queue}:0}}:g"), "t:aside"]).await;
-        self.redis("RPUSH", &[&format!("t:{{{queue}:0}}:g"), "not a string"]).await;
+        self.redis("RENAME", &[&format!("t:{{{queue}:0}}:generation"), "t:aside"]).await;
+        self.redis("RPUSH", &[&format!("t:{{{queue}:0}}:generation"), "not a string"]).await;
     }
 
     async fn mend(&self, queue: &str) {
-        self.redis("RENAME", &["t:aside", &format!("t:{{{queue}:0}}:g")]).await;
+        self.redis("RENAME", &["t:aside", &format!("t:{{{queue}:0}}:generation")]).await;
     }
 
     async fn reject(&self, leased: &LeasedTask, delay_s: u64) -> ItemAnswer {
@@ -241,7 +241,7 @@ async fn a_task_is_rejected_for_a_year_at_most() {
 #[tokio::test]
 async fn a_damaged_outbox_holds_up_no_other_shard() {
     let service = Service::start(&["a", "q"]).await;
-    let damage = redis::cmd("XADD").arg("t:{a:0}:S").arg(&["*", "x", "no id"]).clone();
+    let damage = redis::cmd("XADD").arg("t:{a:0}:outbox").arg(&["*", "x", "no id"]).clone();
     damage.query_async::<()>(&mut service.redis.conn()).await.unwrap();
     let leased = service.lease("q").await;
     assert_eq!(service.complete(&leased, vec![]).await.status, ItemStatus::Ok);
@@ -327,7 +327,7 @@ async fn the_most_urgent_of_all_queues_named_goes_first() {
         order.push(service.get(&names, 1, 0).await.unwrap()[0].id);
     }
     let of_priority = async |priority: i32| {
-        let bodies: Vec<_> = names.iter().map(|name| format!("t:{{{name}:0}}:B")).collect();
+        let bodies: Vec<_> = names.iter().map(|name| format!("t:{{{name}:0}}:bodies")).collect();
         let mut ids = Vec::new();
         for key in bodies {
             let all: Vec<(Vec<u8>, Vec<u8>)> =
@@ -369,7 +369,7 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
     service.store.settle(&[done]).await.unwrap();
 
     // It was missing in Redis, for another worker, and is there again: the queue knows who, and not by which lease.
-    service.redis("DEL", &["t:{q:0}:R"]).await;
+    service.redis("DEL", &["t:{q:0}:records"]).await;
     let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
     let (offset, body) = (Offset { major: 9, minor: 0 }, wire::body_blob(&record));
     let again = EnqueueTask { offset, id, replicas: 2, not_before_unix_ms: 0, body, credited: vec!["w".into()] };
@@ -378,7 +378,7 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
 
     let other = LeasedTask { id: TaskId::new(), ..leased.clone() };
     let later = LeasedTask { token: LeaseToken { grant: token.grant + 1, ..token }, ..leased.clone() };
-    for lost in ["t:{q:0}:R", "t:{q:0}:g"] {
+    for lost in ["t:{q:0}:records", "t:{q:0}:generation"] {
         service.redis("DEL", &[lost]).await;
         assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [ItemStatus::Ok], "without {lost}");
         assert_eq!(service.complete_all("w", &[&later]).await.unwrap(), [ItemStatus::AlreadyCompleted]);
@@ -433,7 +433,7 @@ async fn a_busy_shard_does_not_hold_up_the_reports_of_others() {
     let busy = async {
         loop {
             let mut eval = redis::cmd("EVAL");
-            eval.arg(add).arg(1).arg("t:{a:0}:S").arg(TaskId::new().as_bytes());
+            eval.arg(add).arg(1).arg("t:{a:0}:outbox").arg(TaskId::new().as_bytes());
             let () = eval.query_async(&mut service.redis.conn()).await.unwrap();
         }
     };
@@ -449,6 +449,6 @@ async fn a_busy_shard_does_not_hold_up_the_reports_of_others() {
         () = busy => {}
         () = forwarded => {}
     }
-    service.redis("DEL", &["t:{a:0}:S"]).await;
+    service.redis("DEL", &["t:{a:0}:outbox"]).await;
     service.stop().await;
 }

@@ -65,7 +65,7 @@ impl Process {
     /// Keeps what the process knows about queues up to date.
     pub(crate) async fn sync_queues(&self, supervisor: &Supervisor) {
         let (gates, occupancy) = (self.gates.clone(), self.occupancy.clone());
-        let (store, queue) = (Arc::clone(&self.store), self.queue.clone());
+        let (store, queue) = (Arc::clone(&self.store), self.queue.shards.clone());
         QueueSync::start(store, queue, gates, occupancy, self.clock.clone()).await.unwrap().keep_on(supervisor);
     }
 
@@ -88,7 +88,7 @@ impl Process {
         let context = fanout::Context {
             store: Arc::clone(&self.store),
             bus: Arc::clone(&self.bus),
-            queue: self.queue.clone(),
+            queue: self.queue.enqueuer.clone(),
             coordination: self.coordination.clone(),
             letters: self.letters(),
             gates: self.gates.clone(),
@@ -102,7 +102,7 @@ impl Process {
         let context = watchdog::Context {
             store: Arc::clone(&self.store),
             bus: Arc::clone(&self.bus),
-            queue: self.queue.clone(),
+            queue: self.queue.upkeep.clone(),
             coordination: self.coordination.clone(),
             filter: self.filter.clone(),
             publisher: self.publisher(),

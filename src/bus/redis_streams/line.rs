@@ -3,9 +3,9 @@
 
 use std::{future::Future, pin::Pin, time::Duration};
 
-use redis::{ErrorKind, Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use redis::{ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 
-use crate::redis_pool::Redis;
+use crate::redis_pool::{Batch, Redis};
 
 /// How long a read waits in Redis for something to come.
 pub(super) const BLOCK: Duration = Duration::from_secs(1);
@@ -33,11 +33,11 @@ impl<T: Copy> Line<T> {
     /// The answer to what is under way, or else to what `make` asks. Cancel safe.
     pub(super) async fn exchange(
         &mut self,
-        make: impl FnOnce() -> (T, Pipeline),
+        make: impl FnOnce() -> (T, Batch),
     ) -> RedisResult<(T, Vec<RedisResult<Value>>)> {
         let (purpose, exchange) = self.under_way.get_or_insert_with(|| {
-            let (purpose, pipe) = make();
-            (purpose, Box::pin(exchange(self.redis.clone(), self.conn.take(), pipe)))
+            let (purpose, batch) = make();
+            (purpose, Box::pin(exchange(self.redis.clone(), self.conn.take(), batch)))
         });
         let purpose = *purpose;
         let done = exchange.await;
@@ -57,14 +57,14 @@ impl<T: Copy> Line<T> {
 async fn exchange(
     redis: Redis,
     conn: Option<MultiplexedConnection>,
-    mut pipe: Pipeline,
+    batch: Batch,
 ) -> RedisResult<(Option<MultiplexedConnection>, Vec<RedisResult<Value>>)> {
     let answered = async {
         let mut conn = match conn {
             Some(conn) => conn,
             None => redis.dedicated(&super::generation_key(&redis)).await?,
         };
-        let answers: Vec<RedisResult<Value>> = pipe.ignore_errors().query_async(&mut conn).await?;
+        let answers = batch.run(&mut conn).await?;
         let is_elsewhere = answers.iter().filter_map(|answer| answer.as_ref().err()).any(is_elsewhere);
         Ok(((!is_elsewhere).then_some(conn), answers))
     };

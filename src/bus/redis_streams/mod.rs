@@ -6,7 +6,7 @@
 //! - `<prefix>:{bus}:owners:<topic>`: for ordered reading, the owner of each partition (`lua/bus_own.lua`).
 //! - `<prefix>:{bus}:generation`: a random name, written once. When it is gone, Redis has lost everything.
 //! - `<prefix>:{bus}:partitions`: topic → how many partitions it was begun with.
-//! - `<prefix>:{bus}:waiting`: written by publishers that wait for replicas, and read by nobody.
+//! - `<prefix>:{bus}:waited`: written by publishers that wait for replicas, and read by nobody.
 //!
 //! The braces keep all keys in one cluster slot: one exchange with one node publishes to or waits for many partitions, and compares the
 //! generation in the same step. So in a cluster, too, the bus is as fast as one node; who needs more uses Kafka.
@@ -29,11 +29,15 @@ use std::{
 };
 
 use async_trait::async_trait;
-use redis::{RedisError, RedisResult, Value};
+use redis::{Cmd, RedisError, RedisResult, Value};
 use uuid::Uuid;
 
 use super::{Bus, Error, Keep, Message, Reading, Record, Result, Subscription, Topic};
-use crate::{model::Offset, redis_pool::Redis};
+use crate::{
+    model::Offset,
+    redis_pool::{Batch, Redis, scripts},
+    runtime::Clock,
+};
 
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(30);
 
@@ -46,6 +50,7 @@ pub struct RedisStreams {
 
 struct Streams {
     redis: Redis,
+    clock: Clock,
     topic_prefix: String,
     generation: String,
     partitions: HashMap<Topic, u32>,
@@ -58,9 +63,15 @@ struct Streams {
 impl RedisStreams {
     /// `partitions` counts for topics that do not exist yet; the others keep theirs, since records stand in them.
     pub async fn open(redis: Redis, topic_prefix: &str, partitions: u32) -> Result<Self> {
+        Self::with_clock(redis, topic_prefix, partitions, Clock::of_this_machine()).await
+    }
+
+    /// Readers live and die by Redis's own clock, until a test moves `clock`.
+    pub async fn with_clock(redis: Redis, topic_prefix: &str, partitions: u32, clock: Clock) -> Result<Self> {
         let (generation, partitions) = begin(&redis, topic_prefix, partitions).await?;
         let streams = Arc::new(Streams {
             redis,
+            clock,
             topic_prefix: topic_prefix.to_owned(),
             generation,
             partitions,
@@ -88,15 +99,15 @@ async fn begin(redis: &Redis, topic_prefix: &str, partitions: u32) -> Result<(St
     if partitions == 0 {
         return Err(Error::Setup("a topic needs at least one partition".into()));
     }
-    let mut begin = redis::cmd("EVAL");
-    begin.arg(include_str!("../../../lua/bus_begin.lua")).arg(2).arg(generation_key(redis)).arg(partitions_key(redis));
+    let mut begin = scripts::BUS_BEGIN.call(&[generation_key(redis), partitions_key(redis)]);
     begin.arg(Uuid::new_v4().simple().to_string());
     for topic in Topic::ALL {
         begin.arg(format!("{topic_prefix}{topic}")).arg(topic.partitions(partitions));
     }
     let setup = |reason: String| Error::Setup(reason);
-    let began: Result<Vec<String>, RedisError> = begin.query_async(&mut redis.conn()).await;
-    let mut answers = began.map_err(|e| setup(e.to_string()))?.into_iter();
+    let began = begin.run(&mut redis.conn()).await.map_err(|e| setup(e.to_string()))?;
+    let began: Vec<String> = redis::from_redis_value(began).map_err(|e| setup(e.to_string()))?;
+    let mut answers = began.into_iter();
     let generation = answers.next().ok_or_else(|| setup("no generation".into()))?;
     let counts = Topic::ALL.into_iter().zip(answers).map(|(topic, count)| Ok((topic, count.parse()?)));
     let counts: Result<HashMap<Topic, u32>, ParseIntError> = counts.collect();
@@ -142,8 +153,10 @@ impl Streams {
         (0..self.partitions[&topic]).map(|partition| self.key(topic, partition)).collect()
     }
 
-    fn generation_key(&self) -> String {
-        generation_key(&self.redis)
+    fn ask_generation(&self) -> Cmd {
+        let mut get = redis::cmd("GET");
+        get.arg(generation_key(&self.redis));
+        get
     }
 
     fn readers_key(&self, topic: Topic) -> String {
@@ -161,14 +174,11 @@ impl Streams {
 
     /// What the ordered reader of that name owns now, and will for another while: partition and tenure.
     async fn own(&self, topic: Topic, reader: &str, lives: Duration) -> RedisResult<BTreeMap<u32, u64>> {
-        let mut call = redis::cmd("EVAL");
-        call.arg(include_str!("../../../lua/bus_own.lua"))
-            .arg(2)
-            .arg(self.readers_key(topic))
-            .arg(self.owners_key(topic));
+        let keys = [self.readers_key(topic), self.owners_key(topic)];
+        let mut call = scripts::BUS_OWN.call(&keys).now(self.clock.moved_unix_ms());
         call.arg(reader).arg(lives.as_millis() as u64).arg(self.partitions[&topic]);
         self.note_reader(topic, reader);
-        let owned: Vec<(u32, u64)> = call.query_async(&mut self.redis.conn()).await?;
+        let owned: Vec<(u32, u64)> = redis::from_redis_value(call.run(&mut self.redis.conn()).await?)?;
         Ok(owned.into_iter().collect())
     }
 
@@ -180,14 +190,14 @@ impl Streams {
     }
 
     async fn extents(&self, topic: Topic) -> Result<Vec<Extent>> {
-        let mut pipe = redis::pipe();
+        let mut batch = Batch::default();
         for key in self.keys(topic) {
-            pipe.cmd("EVAL").arg(include_str!("../../../lua/bus_extent.lua")).arg(2).arg(&key).arg(committed_key(&key));
+            batch.script(scripts::BUS_EXTENT.call(&[&key, &committed_key(&key)]));
         }
         // Read behind them: offsets of another life must not be taken for those of ours.
-        pipe.cmd("GET").arg(self.generation_key());
+        batch.command(self.ask_generation());
         let failed = |reason: String| Error::Read { topic, reason };
-        let answered = pipe.query_async(&mut self.redis.conn()).await;
+        let answered = batch.run_all(&mut self.redis.conn()).await;
         let mut answers: Vec<Value> = answered.map_err(|e: RedisError| failed(e.to_string()))?;
         let generation: Option<String> = answers.pop().and_then(|value| redis::from_redis_value(value).ok());
         self.check_generation(generation.as_deref())?;

@@ -12,12 +12,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use redis::{RedisResult, Value};
+use redis::{Cmd, RedisResult, Value};
 
 use super::{Streams, buffer::Buffer, consumer::Consumer, line::Line, reply};
 use crate::{
     bus::{Error, Message, Result, Subscription, Topic},
     model::Offset,
+    redis_pool::{Batch, scripts},
 };
 
 /// A reader that has not looked for so long is taken for dead, and its partitions go to others.
@@ -75,7 +76,7 @@ impl Ordered {
             pipe.cmd("GET").arg(super::committed_key(&self.streams.key(self.topic, **partition)));
         }
         // Read after the positions: if it is still the one we know, they belong to it.
-        pipe.cmd("GET").arg(self.streams.generation_key());
+        pipe.add_command(self.streams.ask_generation());
         let answered = pipe.query_async(&mut self.streams.redis.conn()).await;
         let mut positions: Vec<Option<String>> = answered.map_err(|e| read(self.topic, &e))?;
         self.streams.check_generation(positions.pop().flatten().as_deref())?;
@@ -110,7 +111,7 @@ impl Ordered {
         }
         let topic = self.topic;
         let count = self.buffer.count(max);
-        let ask = || ((), ask(&self.keys, &self.owned, count, &self.streams.generation_key()));
+        let ask = || ((), ask(&self.keys, &self.owned, count, self.streams.ask_generation()));
         let ((), answers) = self.line.exchange(ask).await.map_err(|e| read(topic, &e))?;
         self.absorb(answers)
     }
@@ -134,17 +135,18 @@ impl Ordered {
 
 /// The generation is read behind the records: a Redis that lost everything while we waited has another one or none, and then the
 /// records are not those that stand behind our positions.
-fn ask(keys: &[String], owned: &BTreeMap<u32, Own>, count: usize, generation_key: &str) -> redis::Pipeline {
-    let mut pipe = redis::pipe();
-    pipe.cmd("XREAD").arg("COUNT").arg(count).arg("BLOCK").arg(LOOK_EVERY.as_millis() as u64).arg("STREAMS");
+fn ask(keys: &[String], owned: &BTreeMap<u32, Own>, count: usize, generation: Cmd) -> Batch {
+    let (mut batch, mut read) = (Batch::default(), redis::cmd("XREAD"));
+    read.arg("COUNT").arg(count).arg("BLOCK").arg(LOOK_EVERY.as_millis() as u64).arg("STREAMS");
     for partition in owned.keys() {
-        pipe.arg(&keys[*partition as usize]);
+        read.arg(&keys[*partition as usize]);
     }
     for own in owned.values() {
-        pipe.arg(own.position.to_string());
+        read.arg(own.position.to_string());
     }
-    pipe.cmd("GET").arg(generation_key);
-    pipe
+    batch.command(read);
+    batch.command(generation);
+    batch
 }
 
 fn read(topic: Topic, error: &redis::RedisError) -> Error {
@@ -168,17 +170,18 @@ impl Subscription for Ordered {
 
     async fn commit(&mut self, messages: &[Message]) -> Result<()> {
         let topic = self.topic;
-        let mut pipe = redis::pipe();
+        let mut batch = Batch::default();
         for (partition, highest) in crate::bus::highest(messages) {
             let key = self.streams.key(topic, partition);
-            pipe.cmd("EVAL").arg(include_str!("../../../lua/bus_commit.lua")).arg(2);
-            pipe.arg(&key).arg(super::committed_key(&key)).arg(highest.major).arg(highest.minor).ignore();
+            let mut call = scripts::BUS_COMMIT.call(&[&key, &super::committed_key(&key)]);
+            call.arg(highest.major).arg(highest.minor);
+            batch.script(call);
         }
-        if pipe.is_empty() {
+        if batch.is_empty() {
             return Ok(());
         }
-        let done = pipe.query_async(&mut self.streams.redis.conn()).await;
-        done.map_err(|e| Error::Commit { topic, reason: e.to_string() })
+        let done = batch.run_all(&mut self.streams.redis.conn()).await;
+        done.map(drop).map_err(|e| Error::Commit { topic, reason: e.to_string() })
     }
 
     fn tenure(&self, partition: u32) -> u64 {

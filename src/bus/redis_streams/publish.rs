@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use redis::{Cmd, ErrorKind, RedisError, Value};
+use redis::{ErrorKind, RedisError, Value};
 
 use super::{Streams, position};
 use crate::{
     bus::{Error, Record, Result, Topic},
     model::Offset,
+    redis_pool::{Batch, Call, scripts},
 };
 
 /// One pipeline holds at most so much, so that one big batch does not hold up everybody else on the connection.
@@ -54,68 +55,68 @@ impl Streams {
     /// Publishes in one exchange.
     pub(super) async fn publish_chunk(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
         let failed = |reason: String| Error::Publish { topic, reason };
-        let appends = self.appends(topic, records);
-        let mut pipe = redis::Pipeline::with_capacity(appends.len() + 3);
-        for (append, _) in &appends {
-            pipe.add_command(append.clone());
-        }
-        pipe.cmd("GET").arg(self.generation_key());
+        let mut batch = Batch::default();
+        let appends = self.append(topic, records, &mut batch);
+        batch.command(self.ask_generation());
         let (mut conn, mut turn) = (self.redis.conn(), None);
         if let Some(durability) = self.redis.durability() {
-            durability.ask(&mut pipe, &format!("{}:{{bus}}:waiting", self.redis.prefix()));
+            durability.ask(&mut batch, &format!("{}:{{bus}}:waited", self.redis.prefix()));
             let (waiting, its_turn) = self.redis.waiting_conn().await.map_err(|e| failed(e.to_string()))?;
             (conn, turn) = (waiting, Some(its_turn));
         }
-        let answered = pipe.query_async(&mut conn).await;
+        let answered = batch.run_all(&mut conn).await;
         drop(turn);
-        let mut answers: Vec<Value> = answered.map_err(|e: RedisError| failed(in_short(&e)))?;
+        let mut answers = answered.map_err(|e| failed(in_short(&e)))?;
         if let Some(durability) = self.redis.durability() {
-            let waited = answers.pop().unwrap_or(Value::Nil);
-            durability.judge(&waited).map_err(|e| failed(e.to_string()))?;
-            answers.pop();
+            durability.judge_last(&mut answers).map_err(|e| failed(e.to_string()))?;
         }
         let generation: Option<String> = answers.pop().and_then(|value| redis::from_redis_value(value).ok());
         self.check_generation(generation.as_deref())?;
         offsets(&appends, answers, records.len()).map_err(|e| failed(e.to_string()))
     }
 
-    /// The commands that append the records, and which of them each appends.
-    fn appends(&self, topic: Topic, records: &[Record]) -> Vec<(Cmd, Vec<usize>)> {
+    /// Adds the commands that append the records; which of the records each command appends.
+    fn append(&self, topic: Topic, records: &[Record], batch: &mut Batch) -> Vec<Vec<usize>> {
         let Some(bound) = Bound::of(topic, self.partitions[&topic]) else {
-            let append = |(place, record): (usize, &Record)| {
+            for record in records {
                 let mut append = redis::cmd("XADD");
                 append.arg(self.key(topic, record.partition)).arg("*").arg("v").arg(&record.value[..]);
-                (append, vec![place])
-            };
-            return records.iter().enumerate().map(append).collect();
+                batch.command(append);
+            }
+            return (0..records.len()).map(|place| vec![place]).collect();
         };
-        let mut by_partition: BTreeMap<u32, (Cmd, Vec<usize>)> = BTreeMap::new();
+        let mut by_partition: BTreeMap<u32, (Call, Vec<usize>)> = BTreeMap::new();
         for (place, record) in records.iter().enumerate() {
             let (append, places) = by_partition.entry(record.partition).or_insert_with(|| {
-                let mut append = redis::cmd("EVAL");
-                append.arg(include_str!("../../../lua/bus_publish.lua")).arg(1).arg(self.key(topic, record.partition));
+                let mut append = scripts::BUS_PUBLISH.call(&[self.key(topic, record.partition)]);
                 append.arg(bound.bytes).arg(bound.records).arg(bound.above);
                 (append, Vec::new())
             });
             append.arg(&record.value[..]);
             places.push(place);
         }
-        by_partition.into_values().collect()
+        let append = |(append, places): (Call, Vec<usize>)| {
+            batch.script(append.of_items(places.len()));
+            places
+        };
+        by_partition.into_values().map(append).collect()
     }
 }
 
-/// The server's words about the first command of a pipeline that failed.
+/// The server's words about a command that failed.
 fn in_short(error: &RedisError) -> String {
-    let said = error.clone().into_server_errors().and_then(|all| all.first().map(|(_, error)| error.clone()));
-    said.map_or_else(|| error.to_string(), |said| format!("{}: {}", said.code(), said.details().unwrap_or_default()))
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code}: {detail}"),
+        _ => error.to_string(),
+    }
 }
 
 /// The offset of each record, in the order of the records. An answer is one id, or the ids of all records that its
 /// command appended.
-fn offsets(appends: &[(Cmd, Vec<usize>)], answers: Vec<Value>, count: usize) -> redis::RedisResult<Vec<Offset>> {
+fn offsets(appends: &[Vec<usize>], answers: Vec<Value>, count: usize) -> redis::RedisResult<Vec<Offset>> {
     let wrong = || RedisError::from((ErrorKind::UnexpectedReturnType, "not the ids of what was appended"));
     let mut offsets = vec![Offset::default(); count];
-    for ((_, places), answer) in appends.iter().zip(answers) {
+    for (places, answer) in appends.iter().zip(answers) {
         let ids: Vec<String> = match answer {
             Value::Array(_) => redis::from_redis_value(answer)?,
             id => vec![redis::from_redis_value(id)?],

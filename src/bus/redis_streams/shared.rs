@@ -12,7 +12,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use redis::{Pipeline, RedisError, RedisResult, Value};
+use redis::{Cmd, RedisError, RedisResult, Value};
 
 use super::{
     Streams,
@@ -24,6 +24,7 @@ use super::{
 use crate::{
     bus::{Error, Message, Result, Subscription, Topic},
     model::Offset,
+    redis_pool::{Batch, scripts},
 };
 
 const GROUP: &str = "taskd";
@@ -92,12 +93,12 @@ impl Shared {
         let ask = || {
             let ask = Ask { keys: &self.keys, consumer: &self.consumer.name, count };
             match &self.own {
-                Some(behind) => (Step::Own, ask.own(behind)),
+                Some(behind) => (Step::Own, alone(ask.own(behind))),
                 None if self.next_take_over <= Instant::now() => {
                     let readers = self.streams.readers_key(self.topic);
-                    (Step::TakeOver, ask.take_over(&readers, self.take_over_after))
+                    (Step::TakeOver, ask.take_over(&readers, self.take_over_after, self.streams.clock.moved_unix_ms()))
                 }
-                None => (Step::New, ask.new_entries()),
+                None => (Step::New, alone(ask.new_entries())),
             }
         };
         let absorbed = match self.line.exchange(ask).await {
@@ -191,9 +192,9 @@ fn read(topic: Topic, error: &RedisError) -> Error {
 
 /// In every partition where it is missing, from the first entry on.
 async fn create_group(streams: &Streams, keys: &[String]) -> RedisResult<()> {
-    let mut create = redis::cmd("EVAL");
-    create.arg(include_str!("../../../lua/bus_group.lua")).arg(keys.len()).arg(keys).arg(GROUP);
-    create.query_async(&mut streams.redis.conn()).await
+    let mut create = scripts::BUS_GROUP.call(keys);
+    create.arg(GROUP);
+    create.run(&mut streams.redis.conn()).await.map(drop)
 }
 
 /// Redis was emptied. 7.0 says NOGROUP to the next read; later ones also say UNBLOCKED to one that waits.
@@ -209,38 +210,45 @@ struct Ask<'a> {
 }
 
 impl Ask<'_> {
-    fn own(&self, behind: &[Offset]) -> Pipeline {
-        let mut pipe = self.read_group();
-        pipe.arg("STREAMS").arg(self.keys);
+    fn own(&self, behind: &[Offset]) -> Cmd {
+        let mut read = self.read_group();
+        read.arg("STREAMS").arg(self.keys);
         for offset in behind {
-            pipe.arg(offset.to_string());
+            read.arg(offset.to_string());
         }
-        pipe
+        read
     }
 
-    fn new_entries(&self) -> Pipeline {
-        let mut pipe = self.read_group();
-        pipe.arg("BLOCK").arg(BLOCK.as_millis() as u64).arg("STREAMS").arg(self.keys);
+    fn new_entries(&self) -> Cmd {
+        let mut read = self.read_group();
+        read.arg("BLOCK").arg(BLOCK.as_millis() as u64).arg("STREAMS").arg(self.keys);
         for _ in self.keys {
-            pipe.arg(">");
+            read.arg(">");
         }
-        pipe
+        read
     }
 
-    fn read_group(&self) -> Pipeline {
-        let mut pipe = redis::pipe();
-        pipe.cmd("XREADGROUP").arg("GROUP").arg(GROUP).arg(self.consumer).arg("COUNT").arg(self.count);
-        pipe
+    fn read_group(&self) -> Cmd {
+        let mut read = redis::cmd("XREADGROUP");
+        read.arg("GROUP").arg(GROUP).arg(self.consumer).arg("COUNT").arg(self.count);
+        read
     }
 
-    fn take_over(&self, readers: &str, lives: Duration) -> Pipeline {
-        let mut pipe = redis::pipe();
+    fn take_over(&self, readers: &str, lives: Duration, now: Option<i64>) -> Batch {
+        let mut batch = Batch::default();
         for key in self.keys {
-            pipe.cmd("EVAL").arg(include_str!("../../../lua/bus_take_over.lua")).arg(2).arg(key).arg(readers);
-            pipe.arg(GROUP).arg(self.consumer).arg(lives.as_millis() as u64).arg(self.count.min(TAKEN_OVER));
+            let mut call = scripts::BUS_TAKE_OVER.call(&[key.as_str(), readers]).now(now);
+            call.arg(GROUP).arg(self.consumer).arg(lives.as_millis() as u64).arg(self.count.min(TAKEN_OVER));
+            batch.script(call);
         }
-        pipe
+        batch
     }
+}
+
+fn alone(command: Cmd) -> Batch {
+    let mut batch = Batch::default();
+    batch.command(command);
+    batch
 }
 
 #[async_trait]

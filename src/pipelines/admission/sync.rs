@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 
 use super::{Gates, Occupancy};
 use crate::{
-    queue::Queue,
+    queue::Shards,
     runtime::{Clock, Policy, Supervisor},
     store::{self, Store, StoredShard},
 };
@@ -30,7 +30,7 @@ const WHOLE_EVERY: Duration = Duration::from_secs(60);
 /// The reader of one process, and how far it has read.
 pub struct QueueSync {
     store: Arc<dyn Store>,
-    queue: Queue,
+    queue: Shards,
     gates: Gates,
     occupancy: Occupancy,
     clock: Clock,
@@ -51,7 +51,7 @@ impl QueueSync {
     /// Reads for the first time. From then on it moves `gates` and `occupancy`.
     pub async fn start(
         store: Arc<dyn Store>,
-        queue: Queue,
+        queue: Shards,
         gates: Gates,
         occupancy: Occupancy,
         clock: Clock,
@@ -68,7 +68,7 @@ impl QueueSync {
             let sync = Arc::clone(&sync);
             async move {
                 let mut sync = sync.lock().await;
-                while cx.pause_by(&sync.clock, EVERY).await {
+                while cx.pause(EVERY).await {
                     sync.read().await?;
                     cx.beat();
                 }

@@ -4,7 +4,10 @@ use std::{ops::Range, sync::Arc, time::Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
-use super::{Context, Error, Failure, Unavailable};
+use super::{
+    context::Context,
+    error::{Error, Failure, Unavailable},
+};
 use crate::{
     model::{StoredStatus, TaskId, TaskRow},
     pipelines::publishing,

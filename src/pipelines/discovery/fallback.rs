@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use super::{Context, Failure};
+use super::{context::Context, error::Failure};
 use crate::{
     dedup::{Filter, LastStored},
     model::{KeyHash, TaskId},
@@ -21,7 +21,7 @@ pub(super) fn start(context: &Context, supervisor: &Supervisor) {
 }
 
 async fn watch(context: Context, cx: Loop) -> Result<(), Failure> {
-    while cx.pause_by(&context.clock, EVERY).await {
+    while cx.pause(EVERY).await {
         check(&*context.store, &context.filter).await?;
         cx.beat();
     }

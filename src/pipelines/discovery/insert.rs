@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, convert::Infallible, sync::Arc};
 use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 
 use super::{
-    Context, Error, Unavailable,
     batch::{self, Pending},
+    context::Context,
+    error::{Error, Unavailable},
 };
 use crate::{
     bus::Topic,

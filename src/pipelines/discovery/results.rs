@@ -3,7 +3,8 @@
 use std::{collections::HashMap, ops::Range, time::Instant};
 
 use super::{
-    Context, Failure,
+    context::Context,
+    error::Failure,
     room::{self, Sent, Unstored, discovered},
 };
 use crate::{

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{Context, Failure};
+use super::{context::Context, error::Failure};
 use crate::{
     model::{DeadLetter, KeyHash, NewTask, QueueName, TaskId, TaskRow},
     store::{NewRow, Settlement},

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use futures::{StreamExt, stream};
 
 use super::{
-    AT_ONCE, Error, Fanout,
+    context::{AT_ONCE, Fanout},
+    error::Error,
     groups::{Group, Groups},
     owned::Owned,
 };

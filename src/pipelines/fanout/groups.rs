@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Error, Fanout};
+use super::{context::Fanout, error::Error};
 use crate::{
     bus::{Message, Topic},
     model::{Offset, PipelineTask, ShardId, TaskId},

@@ -9,81 +9,27 @@
 //! - the fanout parks a record of a full queue in SQL *before* the offset passes it. Killed in between, the record is
 //!   parked and enqueued; the parked copy finds the task's record in the queue.
 
+mod context;
 mod enqueue;
+mod error;
 mod groups;
 mod owned;
 mod setback;
 
-use std::{collections::BTreeSet, sync::Arc, time::Instant};
+use std::{collections::BTreeSet, time::Instant};
 
-use self::{groups::Groups, owned::Owned};
+pub use self::{context::Context, error::Error};
+use self::{context::Fanout, groups::Groups, owned::Owned};
 use crate::{
-    bus::{self, Bus, Message, Reading, Subscription, Topic},
-    config::Settings,
-    coordination::{self, Coordination},
-    model::ShardId,
-    pipelines::{admission::Gates, publishing::DeadLetters},
-    queue::{self, Queue},
-    runtime::{Clock, Loop, LoopError, Policy, Supervisor},
-    store::{self, Store},
+    bus::{Message, Reading, Subscription, Topic},
+    runtime::{Loop, Policy, Supervisor},
     telemetry::metrics::{self, FanoutBatch},
 };
-
-/// Why a reader ended. The next one joins anew, and begins at the committed offsets.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error(transparent)]
-    Store(#[from] store::Error),
-    #[error(transparent)]
-    Bus(#[from] bus::Error),
-    #[error(transparent)]
-    Queue(#[from] queue::Error),
-    #[error(transparent)]
-    Coordination(#[from] coordination::Error),
-    #[error("cannot enqueue to {shard}")]
-    Enqueue {
-        shard: ShardId,
-        #[source]
-        cause: queue::Error,
-    },
-    #[error("redis lost shard {0}; waiting until the watchdog has brought it back")]
-    ShardLost(ShardId),
-    #[error("pipeline/{partition} has another owner, with epoch {by} above our {epoch}: joining anew")]
-    Fenced { partition: u32, epoch: u64, by: u64 },
-    #[error("pipeline/{partition} was made anew, or has lost records: reading it from there")]
-    MadeAnew { partition: u32 },
-    #[error("pipeline/{partition}: no shard is behind any more")]
-    NotBehind { partition: u32 },
-}
-
-impl LoopError for Error {
-    fn ends_round(&self) -> bool {
-        matches!(self, Self::Bus(error) if error.ends_round())
-    }
-}
-
-/// Everything that the fanout uses.
-#[derive(Clone)]
-pub struct Context {
-    pub store: Arc<dyn Store>,
-    pub bus: Arc<dyn Bus>,
-    pub queue: Queue,
-    pub coordination: Coordination,
-    pub letters: DeadLetters,
-    pub gates: Gates,
-    pub clock: Clock,
-    pub settings: Arc<Settings>,
-}
 
 /// Starts the pipeline.
 pub fn start(context: Context, supervisor: &Supervisor) {
     supervisor.spawn_loop("fanout", Policy::Restart, move |cx| Fanout(context.clone()).consume(cx));
 }
-
-struct Fanout(Context);
-
-/// Shards that are called at a time.
-const AT_ONCE: usize = 64;
 
 impl Fanout {
     async fn consume(self, cx: Loop) -> Result<(), Error> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Error, Fanout};
+use super::{context::Fanout, error::Error};
 use crate::model::{Offset, ShardId};
 
 /// A reader's knowledge of its partitions.

@@ -2,7 +2,11 @@
 
 use futures::{StreamExt, TryStreamExt, stream};
 
-use super::{AT_ONCE, Error, Fanout, owned::Owned};
+use super::{
+    context::{AT_ONCE, Fanout},
+    error::Error,
+    owned::Owned,
+};
 use crate::{
     bus::Topic,
     model::{Offset, ShardId},

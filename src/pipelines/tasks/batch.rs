@@ -7,7 +7,7 @@ use std::{
 
 use futures::future;
 
-use super::{Error, Handle};
+use super::{error::Error, handle::Handle};
 use crate::{
     model::{InvalidToken, Item, ItemAnswer, ItemStatus, LeaseToken, ShardId, TaskId},
     queue::{self, Code},

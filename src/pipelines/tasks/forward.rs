@@ -17,7 +17,7 @@ use crate::{
     bus::{self, Bus, Record, Topic},
     config::Settings,
     model::{Died, Expiration, Failure, ShardId},
-    queue::{self, Event, FailedRound, Failing, LookFor, Queue},
+    queue::{self, Event, FailedRound, Failing, LookFor, Upkeep},
     runtime::{Loop, LoopError, Policy, Supervisor},
     telemetry::metrics,
     wire,
@@ -84,20 +84,20 @@ impl From<FailedRound<queue::Error>> for Error {
 }
 
 pub(super) fn start(
-    queue: &Queue,
+    queue: Upkeep,
     bus: Arc<dyn Bus>,
     reported: Arc<Reported>,
     settings: &Settings,
     supervisor: &Supervisor,
 ) {
     let look_for = LookFor { max_age: LOOK_EVERY, grace: settings.watchdog.grace, horizon: settings.watchdog.horizon };
-    let forwarder = Forwarder { queue: queue.clone(), bus, reported, look_for };
+    let forwarder = Forwarder { queue, bus, reported, look_for };
     supervisor.spawn_loop("tasks/forward", Policy::Restart, move |cx| forwarder.clone().run(cx));
 }
 
 #[derive(Clone)]
 struct Forwarder {
-    queue: Queue,
+    queue: Upkeep,
     bus: Arc<dyn Bus>,
     reported: Arc<Reported>,
     look_for: LookFor,

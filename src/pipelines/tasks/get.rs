@@ -9,7 +9,10 @@ use std::{
 use futures::{StreamExt, future};
 use tokio::time::Instant;
 
-use super::{Error, Handle, worker};
+use super::{
+    error::Error,
+    handle::{Handle, worker},
+};
 use crate::{
     model::{GetTasks, LeasedTask, Priority, QueueName, validate},
     queue::{Claim, Delivery, Granted, Leased, Shard},

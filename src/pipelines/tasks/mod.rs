@@ -1,50 +1,23 @@
 //! The tasks service: workers get tasks and report what became of them.
 
 mod batch;
+mod error;
 mod forward;
 mod get;
+mod handle;
 mod report;
 
-use std::{
-    convert::Infallible,
-    sync::{Arc, atomic::AtomicUsize},
-};
-
-use tokio_util::sync::CancellationToken;
+use std::{convert::Infallible, sync::Arc};
 
 use self::forward::Reported;
-pub use self::get::Leases;
+pub use self::{error::Error, get::Leases, handle::Handle};
 use crate::{
     bus::Bus,
     config::Settings,
-    model::WorkerName,
-    queue::{self, Queue},
+    queue::Queue,
     runtime::{Policy, Supervisor},
     store::Store,
 };
-
-/// The reason why a call as a whole has no answer.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum Error {
-    /// The request is wrong.
-    #[error("{0}")]
-    Invalid(String),
-    #[error("cannot reach the queue now: {0}")]
-    Unavailable(#[from] queue::Error),
-}
-
-/// The service's entry for its callers. Cheap to clone.
-#[derive(Clone)]
-pub struct Handle {
-    queue: Queue,
-    store: Arc<dyn Store>,
-    settings: Arc<Settings>,
-    /// Tells the forwarder which outboxes have something.
-    reported: Arc<Reported>,
-    /// The start of the next look, so that no shard is always the last.
-    turn: Arc<AtomicUsize>,
-    stop: CancellationToken,
-}
 
 /// Starts the service.
 pub fn start(
@@ -55,7 +28,8 @@ pub fn start(
     supervisor: &Supervisor,
 ) -> Handle {
     let reported = Arc::<Reported>::default();
-    forward::start(&queue, bus, Arc::clone(&reported), settings, supervisor);
+    forward::start(queue.upkeep, bus, Arc::clone(&reported), settings, supervisor);
+    let queue = queue.worker;
     let deliveries = queue.clone();
     supervisor.spawn_loop("tasks/deliveries", Policy::Restart, move |cx| {
         let queue = deliveries.clone();
@@ -66,8 +40,4 @@ pub fn start(
     });
     let stop = supervisor.stop_token();
     Handle { queue, store, settings: Arc::clone(settings), reported, turn: Arc::default(), stop }
-}
-
-fn worker(name: &str) -> Result<WorkerName, Error> {
-    WorkerName::new(name).map_err(|e| Error::Invalid(e.to_string()))
 }

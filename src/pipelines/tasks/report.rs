@@ -1,20 +1,20 @@
 //! Workers report what became of tasks: completed, rejected, or to be held longer. Each item has its own answer.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::future;
 
 use super::{
-    Error, Handle,
     batch::{Outcomes, Placed, answer, per_shard, shards},
-    worker,
+    error::Error,
+    handle::{self, Handle},
 };
 use crate::{
     model::{
         self, Completed, Completion, Extension, Item, ItemAnswer, LeaseNumber, LeaseToken, MAX_RECORD_BYTES, Rejection,
         StoredStatus, TaskId, WorkerName, validate,
     },
-    queue::{self, Code, HandBack, How},
+    queue::{self, Code, RejectMode},
     store::StateFor,
     telemetry::metrics::{self, Rejected},
     wire,
@@ -30,7 +30,7 @@ const MAX_REJECT_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 impl Handle {
     /// Reports tasks as finished.
     pub async fn complete(&self, worker: &str, items: Vec<Item<Completion>>) -> Result<Vec<ItemAnswer>, Error> {
-        let worker = self::worker(worker)?;
+        let worker = handle::worker(worker)?;
         let (answers, items) = self.accept(items, |id, token, report| self.completion(&worker, id, token, report))?;
         let leases: HashMap<_, _> =
             items.iter().map(|Placed { place, item, .. }| (*place, (item.id, item.token.lease()))).collect();
@@ -59,7 +59,7 @@ impl Handle {
         if asked.is_empty() {
             return;
         }
-        let states = self.store.states_for(worker, &asked).await;
+        let states = self.store.states_for(worker, &asked).await.map_err(Arc::new);
         let states = states.map(|states| states.into_iter().map(|state| (state.id, state)).collect::<HashMap<_, _>>());
         for (place, outcome) in outcomes.iter_mut().filter(|(_, outcome)| unsure(outcome)) {
             let (id, lease) = &leases[place];
@@ -69,7 +69,7 @@ impl Handle {
                         *outcome = Ok(code);
                     }
                 }
-                Err(error) => *outcome = Err(queue::Error::Unsure(error.to_string())),
+                Err(error) => *outcome = Err(queue::Error::Unsure(Arc::clone(error) as _)),
             }
         }
     }
@@ -111,12 +111,12 @@ impl Handle {
 
     /// Gives tasks back: to be tried again, or never.
     pub async fn reject(&self, worker: &str, items: Vec<Item<Rejection>>) -> Result<Vec<ItemAnswer>, Error> {
-        let worker = self::worker(worker)?;
+        let worker = handle::worker(worker)?;
         let (answers, items) = self.accept(items, |id, token, report| rejection(&worker, id, token, report))?;
         let shards = shards(&items);
         let outcomes = per_shard(items, |shard, items| async move {
             let backoff = &self.settings.queues.get(&shard.queue).backoff;
-            self.queue.hand_back(&shard, &items, backoff).await
+            self.queue.reject(&shard, &items, backoff).await
         });
         let outcomes = outcomes.await;
         self.reported.add(shards);
@@ -129,7 +129,7 @@ impl Handle {
 
     /// Makes leases last longer.
     pub async fn extend(&self, worker: &str, items: Vec<Item<Extension>>) -> Result<Vec<ItemAnswer>, Error> {
-        let worker = self::worker(worker)?;
+        let worker = handle::worker(worker)?;
         let (answers, items) = self.accept(items, |id, token, report| {
             let by = report.by.ok_or("by is missing: how long from now, for example 30s")?;
             validate::lease_duration("by", by, self.settings.limits.max_lease)?;
@@ -143,7 +143,12 @@ impl Handle {
     }
 }
 
-fn rejection(worker: &WorkerName, id: TaskId, token: LeaseToken, report: Rejection) -> Result<HandBack, String> {
+fn rejection(
+    worker: &WorkerName,
+    id: TaskId,
+    token: LeaseToken,
+    report: Rejection,
+) -> Result<queue::Rejection, String> {
     let Rejection { reason, retry, delay } = report;
     if reason.len() > MAX_REASON_BYTES {
         return Err(format!("reason has {} bytes; at most {MAX_REASON_BYTES}", reason.len()));
@@ -151,8 +156,8 @@ fn rejection(worker: &WorkerName, id: TaskId, token: LeaseToken, report: Rejecti
     if let Some(delay) = delay.filter(|delay| *delay > MAX_REJECT_DELAY) {
         return Err(format!("delay is {}s; at most {}s, 365 days", delay.as_secs(), MAX_REJECT_DELAY.as_secs()));
     }
-    let how = if retry { How::Retry(delay) } else { How::Never };
-    Ok(HandBack { id, token, worker: worker.clone(), how, reason })
+    let mode = if retry { RejectMode::Retry(delay) } else { RejectMode::Never };
+    Ok(queue::Rejection { id, token, worker: worker.clone(), mode, reason })
 }
 
 /// The answer of SQL, where it knows better than the queue.

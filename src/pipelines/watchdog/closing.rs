@@ -13,12 +13,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error, Lead, MovesShards};
+use super::{
+    context::{Context, MovesShards},
+    error::Error,
+    lead::Lead,
+};
 use crate::{
     dedup::Filter,
     model::ShardId,
-    queue::{self, Failing, Queue},
-    runtime::{Clock, Loop},
+    queue::{self, Failing, Upkeep},
+    runtime::Loop,
     store::Store,
 };
 
@@ -30,19 +34,18 @@ const LONGEST: Duration = Duration::from_secs(3600);
 #[derive(Clone)]
 pub(super) struct Closing {
     store: Arc<dyn Store>,
-    queue: Queue,
+    queue: Upkeep,
     filter: Filter,
     after: Duration,
-    clock: Clock,
     moves_shards: MovesShards,
     lead: Lead,
 }
 
 impl Closing {
     pub(super) fn new(context: &Context, lead: &Lead, moves_shards: &MovesShards) -> Self {
-        let Context { store, queue, filter, clock, settings, .. } = context.clone();
+        let Context { store, queue, filter, settings, .. } = context.clone();
         let after = settings.watchdog.forget_queues_after;
-        Self { store, queue, filter, after, clock, moves_shards: Arc::clone(moves_shards), lead: lead.clone() }
+        Self { store, queue, filter, after, moves_shards: Arc::clone(moves_shards), lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -54,7 +57,7 @@ impl Closing {
                 failing.note(&shard, Instant::now(), closed);
             }
             failing.end_round("close")?;
-            if !cx.idle(cx.pause_by(&self.clock, every)).await {
+            if !cx.idle(cx.pause(every)).await {
                 break;
             }
         }

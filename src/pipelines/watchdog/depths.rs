@@ -6,13 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error, look_for};
+use super::{
+    context::{Context, look_for},
+    error::Error,
+};
 use crate::{
     bus::{Bus, Topic},
     config,
     model::QueueName,
     pipelines::admission::Occupancy,
-    queue::{self, Failing, Queue},
+    queue::{self, Failing, Upkeep},
     runtime::{Clock, Loop},
     telemetry::metrics::{self, QueueDepth},
 };
@@ -24,7 +27,7 @@ const SHOW_ALL_EVERY: Duration = Duration::from_secs(20);
 #[derive(Clone)]
 pub(super) struct Depths {
     bus: Arc<dyn Bus>,
-    queue: Queue,
+    queue: Upkeep,
     occupancy: Occupancy,
     clock: Clock,
     settings: config::Watchdog,
@@ -65,7 +68,7 @@ impl Depths {
             }
             failing.end_round("count")?;
             cx.beat();
-            if !cx.pause_by(&self.clock, EVERY).await {
+            if !cx.pause(EVERY).await {
                 return Ok(());
             }
         }

@@ -1,9 +1,7 @@
 //! Why a loop of the watchdog ended.
 
-use redis::RedisError;
-
 use crate::{
-    bus,
+    bus, dedup,
     model::{QueueName, ShardId},
     pipelines::publishing,
     queue::{self, FailedRound},
@@ -33,7 +31,7 @@ pub enum Error {
     Filter {
         queue: QueueName,
         #[source]
-        cause: RedisError,
+        cause: dedup::Error,
     },
     #[error("task-results is not read to its end")]
     ReportsUnread,

@@ -6,12 +6,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error, Lead, count, look_for, lost_reports::LostReports};
+use super::{
+    context::{Context, count, look_for},
+    error::Error,
+    lead::Lead,
+    lost_reports::LostReports,
+};
 use crate::{
     config::Settings,
     model::{ShardId, TaskId},
-    queue::{Failing, Queue},
-    runtime::{Clock, Loop},
+    queue::{Failing, Upkeep},
+    runtime::Loop,
     store::Store,
     telemetry::metrics::{self, Watched},
 };
@@ -22,8 +27,7 @@ const LOOK_AGE: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(super) struct Finals {
     store: Arc<dyn Store>,
-    queue: Queue,
-    clock: Clock,
+    queue: Upkeep,
     settings: Arc<Settings>,
     lost_reports: LostReports,
     lead: Lead,
@@ -31,8 +35,8 @@ pub(super) struct Finals {
 
 impl Finals {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let Context { store, queue, clock, settings, .. } = context.clone();
-        Self { store, queue, clock, settings, lost_reports: LostReports::new(context), lead: lead.clone() }
+        let Context { store, queue, settings, .. } = context.clone();
+        Self { store, queue, settings, lost_reports: LostReports::new(context), lead: lead.clone() }
     }
 
     pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
@@ -58,7 +62,7 @@ impl Finals {
             failing.end_round("settle")?;
             metrics::watchdog_step("finals", started.elapsed());
             cx.beat();
-            cx.pause_by(&self.clock, if busy { Duration::from_millis(1) } else { pause }).await;
+            cx.pause(if busy { Duration::from_millis(1) } else { pause }).await;
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::{
     coordination::{self, Coordination},
-    runtime::{Clock, Loop, Policy, Progress, Supervisor},
+    runtime::{Loop, Policy, Progress, Supervisor},
     telemetry::metrics,
 };
 
@@ -34,14 +34,15 @@ pub(super) struct Lead {
     /// The end of the lease by this process's clock, counted from before the question. So it ends here before it ends
     /// in Redis.
     until: Arc<watch::Sender<Option<Instant>>>,
-    clock: Clock,
+}
+
+impl Default for Lead {
+    fn default() -> Self {
+        Self { until: Arc::new(watch::Sender::new(None)) }
+    }
 }
 
 impl Lead {
-    pub(super) fn new(clock: Clock) -> Self {
-        Self { until: Arc::new(watch::Sender::new(None)), clock }
-    }
-
     /// Keeps asking for the lease until the stop, and gives it back then. Stands back when one of `loops` stalls.
     pub(super) fn keep(
         self,
@@ -59,7 +60,7 @@ impl Lead {
     pub(super) async fn wait(&self, cx: &Loop) -> bool {
         let mut until = self.until.subscribe();
         loop {
-            if until.borrow_and_update().is_some_and(|until| self.clock.now() < until) {
+            if until.borrow_and_update().is_some_and(|until| cx.clock().now() < until) {
                 return true;
             }
             tokio::select! {
@@ -95,10 +96,10 @@ struct Candidate {
 
 impl Candidate {
     async fn run(self, cx: Loop) -> coordination::Result<()> {
-        let Lead { until, clock } = &self.lead;
-        let mut since = clock.now();
+        let until = &self.lead.until;
+        let mut since = cx.clock().now();
         loop {
-            let asked = clock.now();
+            let asked = cx.clock().now();
             let leads = self.coordination.lease(WORK, LEASE).await?;
             let led = until.borrow().is_some_and(|until| asked < until);
             if leads != led {
@@ -111,7 +112,7 @@ impl Candidate {
             let mut pause = RENEW;
             // The loops of a new holder have had no time for a round.
             if leads
-                && clock.now() - since > self.stalls.after
+                && cx.clock().now() - since > self.stalls.after
                 && let Some(stalled) = self.stalls.first()
             {
                 tracing::debug!("{stalled} does not come round: another process may do the watchdog's work");
@@ -119,7 +120,7 @@ impl Candidate {
                 metrics::watchdog_leads(false);
                 pause = STAND_BACK;
             }
-            if !cx.pause_by(clock, pause).await {
+            if !cx.pause(pause).await {
                 return self.give_back().await;
             }
         }
@@ -128,5 +129,27 @@ impl Candidate {
     async fn give_back(&self) -> coordination::Result<()> {
         self.lead.until.send_replace(None);
         self.coordination.release(WORK).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::runtime::Clock;
+
+    #[tokio::test]
+    async fn a_lead_that_nobody_renews_ends_with_its_lease() {
+        let clock = Clock::of_this_machine();
+        let beat = Arc::new(Supervisor::with_clock(clock.clone()).progress().register("watchdog/test"));
+        let (lead, cx) = (Lead::default(), Loop { beat, stop: CancellationToken::new() });
+        lead.until.send_replace(Some(clock.now() + LEASE));
+        assert!(lead.wait(&cx).await);
+        clock.advance(LEASE);
+        let mut waits = std::pin::pin!(lead.wait(&cx));
+        assert!(futures::poll!(&mut waits).is_pending(), "another process may lead by now");
+        lead.until.send_replace(Some(clock.now() + LEASE));
+        assert!(waits.await);
     }
 }

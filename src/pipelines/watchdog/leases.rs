@@ -8,12 +8,16 @@ use std::{
 
 use futures::StreamExt;
 
-use super::{Context, Error, Lead, count, look_for};
+use super::{
+    context::{Context, count, look_for},
+    error::Error,
+    lead::Lead,
+};
 use crate::{
     config::Settings,
     model::ShardId,
-    queue::{self, Failing, Look, Queue},
-    runtime::{Clock, Loop},
+    queue::{self, Failing, Look, Upkeep},
+    runtime::Loop,
     telemetry::metrics::{self, Watched},
 };
 
@@ -30,8 +34,7 @@ const AT_ONCE: usize = 8;
 
 #[derive(Clone)]
 pub(super) struct Leases {
-    queue: Queue,
-    clock: Clock,
+    queue: Upkeep,
     settings: Arc<Settings>,
     lead: Lead,
 }
@@ -52,8 +55,8 @@ struct Rounds {
 
 impl Leases {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let Context { queue, clock, settings, .. } = context.clone();
-        Self { queue, clock, settings, lead: lead.clone() }
+        let Context { queue, settings, .. } = context.clone();
+        Self { queue, settings, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -64,7 +67,7 @@ impl Leases {
             let wait = self.round(&mut rounds, started).await?;
             metrics::watchdog_step("leases", started.elapsed());
             cx.beat();
-            cx.pause_by(&self.clock, wait.clamp(SHORTEST, interval)).await;
+            cx.pause(wait.clamp(SHORTEST, interval)).await;
         }
         Ok(())
     }

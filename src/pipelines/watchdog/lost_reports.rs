@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error};
+use super::{context::Context, error::Error};
 use crate::{
     bus::{Bus, Topic},
     model::{Offset, ShardId, TaskId},
-    queue::Queue,
+    queue::Upkeep,
     runtime::Clock,
     store::Store,
 };
@@ -29,7 +29,7 @@ const MOST_REDONE: usize = 100_000;
 pub(super) struct LostReports {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
-    queue: Queue,
+    queue: Upkeep,
     clock: Clock,
     looks: HashMap<ShardId, Look>,
     /// Tasks that were done again, and when.

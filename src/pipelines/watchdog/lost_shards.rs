@@ -2,12 +2,15 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use super::{Context, Error, MovesShards, count};
+use super::{
+    context::{Context, MovesShards, count},
+    error::Error,
+};
 use crate::{
     bus::{Bus, Topic},
     model::{Offset, ShardId},
-    queue::Queue,
-    runtime::{Clock, Loop},
+    queue::Upkeep,
+    runtime::Loop,
     store::Store,
     telemetry::metrics::{self, Watched},
 };
@@ -20,8 +23,7 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 pub(super) struct LostShards {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
-    queue: Queue,
-    clock: Clock,
+    queue: Upkeep,
     /// Tasks of one transaction.
     batch_max: usize,
     moves_shards: MovesShards,
@@ -29,9 +31,9 @@ pub(super) struct LostShards {
 
 impl LostShards {
     pub(super) fn new(context: &Context, moves_shards: &MovesShards) -> Self {
-        let Context { store, bus, queue, clock, settings, .. } = context.clone();
+        let Context { store, bus, queue, settings, .. } = context.clone();
         let batch_max = settings.watchdog.batch_max;
-        Self { store, bus, queue, clock, batch_max, moves_shards: Arc::clone(moves_shards) }
+        Self { store, bus, queue, batch_max, moves_shards: Arc::clone(moves_shards) }
     }
 
     /// Brings back those of `shards` that are open and have no generation.
@@ -93,18 +95,18 @@ impl LostShards {
     ///
     /// The reports may stand in any partition: there may have been fewer when they came.
     async fn results_are_in_sql(&self, cx: &Loop) -> Result<(), Error> {
-        let deadline = self.clock.now() + READ_WITHIN;
+        let deadline = cx.clock().now() + READ_WITHIN;
         // A partition that this process does not know yet may hold some too.
         self.bus.check_partitions().await?;
         let ends = self.bus.ends(Topic::TaskResults).await?;
         let unread =
             |committed: Vec<Option<Offset>>| ends.iter().zip(committed).any(|(end, committed)| committed < *end);
         while unread(self.bus.committed(Topic::TaskResults).await?) {
-            if self.clock.now() >= deadline {
+            if cx.clock().now() >= deadline {
                 return Err(Error::ReportsUnread);
             }
             cx.beat();
-            if !cx.pause_by(&self.clock, ASK_EVERY).await {
+            if !cx.pause(ASK_EVERY).await {
                 return Err(Error::Stopping);
             }
         }

@@ -12,6 +12,7 @@
 //! One process at a time does this (`lead`).
 
 mod closing;
+mod context;
 mod depths;
 mod error;
 mod finals;
@@ -26,43 +27,15 @@ mod republish;
 mod retention;
 mod trim;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc};
 
-pub use self::error::Error;
 use self::lead::Lead;
-use crate::{
-    bus::Bus,
-    config::{self, Settings},
-    coordination::Coordination,
-    dedup::Filter,
-    pipelines::{
-        admission::{Gates, Occupancy},
-        publishing::{DeadLetters, Publisher},
-    },
-    queue::{LookFor, Queue},
-    runtime::{Clock, Loop, Policy, Supervisor},
-    store::Store,
-};
-
-/// Everything that the loops use, each of them a part.
-#[derive(Clone)]
-pub struct Context {
-    pub store: Arc<dyn Store>,
-    pub bus: Arc<dyn Bus>,
-    pub queue: Queue,
-    pub coordination: Coordination,
-    pub filter: Filter,
-    pub publisher: Publisher,
-    pub letters: DeadLetters,
-    pub gates: Gates,
-    pub occupancy: Occupancy,
-    pub clock: Clock,
-    pub settings: Arc<Settings>,
-}
+pub use self::{context::Context, error::Error};
+use crate::runtime::{Loop, Policy, Supervisor};
 
 /// Starts the loops. Those that change something wait until this process leads.
 pub fn start(context: Context, supervisor: &Supervisor) {
-    let lead = Lead::new(context.clock.clone());
+    let lead = Lead::default();
     let mut loops = Loops { supervisor, names: Vec::new() };
     // A shard that is being closed looks lost between the two steps.
     let moves_shards = Arc::default();
@@ -84,9 +57,6 @@ pub fn start(context: Context, supervisor: &Supervisor) {
     lead.keep(context.coordination, names, context.settings.stall_after, supervisor);
 }
 
-/// Held while a shard is closed or brought back.
-type MovesShards = Arc<tokio::sync::Mutex<()>>;
-
 /// The loops that were started: a leader stands back when one of them makes no progress.
 struct Loops<'a> {
     supervisor: &'a Supervisor,
@@ -102,12 +72,4 @@ impl Loops<'_> {
         self.names.push(name);
         self.supervisor.spawn_loop(name, Policy::Restart, move |cx| run(of.clone(), cx));
     }
-}
-
-fn look_for(settings: &config::Watchdog, max_age: Duration) -> LookFor {
-    LookFor { max_age, grace: settings.grace, horizon: settings.horizon }
-}
-
-fn count(number: u64) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX)
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error, Lead, parked::Parked, republish::Republish};
+use super::{context::Context, error::Error, lead::Lead, parked::Parked, republish::Republish};
 use crate::{
     config::Settings,
     model::{TaskId, TaskRow},
@@ -57,7 +57,7 @@ impl Outbox {
             if self.gates.is_short() {
                 // The fanout would park every task again.
                 cx.beat();
-                cx.pause_by(&self.clock, IDLE).await;
+                cx.pause(IDLE).await;
                 continue;
             }
             let started = Instant::now();
@@ -69,7 +69,7 @@ impl Outbox {
                 (false, true) => Duration::from_millis(20),
                 (false, false) => IDLE,
             };
-            cx.pause_by(&self.clock, wait).await;
+            cx.pause(wait).await;
         }
         Ok(())
     }

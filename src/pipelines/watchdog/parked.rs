@@ -6,13 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error, republish::Republish};
+use super::{context::Context, error::Error, republish::Republish};
 use crate::{
     bus::{Bus, Topic},
     config::Settings,
     model::{QueueName, TaskId},
     pipelines::{admission::Gates, publishing::Last},
-    queue::{self, Queue},
+    queue::{self, Upkeep},
     runtime::Clock,
     store::Store,
     telemetry::metrics::Republished,
@@ -26,7 +26,7 @@ const LATE: Duration = Duration::from_secs(10);
 pub(super) struct Parked {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
-    queue: Queue,
+    queue: Upkeep,
     gates: Gates,
     clock: Clock,
     settings: Arc<Settings>,

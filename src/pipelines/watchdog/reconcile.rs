@@ -6,12 +6,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error, Lead, MovesShards, lost_shards::LostShards};
+use super::{
+    context::{Context, MovesShards},
+    error::Error,
+    lead::Lead,
+    lost_shards::LostShards,
+};
 use crate::{
     bus::{Bus, Topic},
     model::{Offset, ShardId, TaskId},
-    queue::{self, Queue},
-    runtime::{Clock, Loop},
+    queue::{self, Upkeep},
+    runtime::Loop,
     store::{PublishedTask, Store, Unpublished},
     telemetry::metrics::{self, Watched},
 };
@@ -30,24 +35,23 @@ const AT_ONCE: usize = 1000;
 pub(super) struct Reconcile {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
-    queue: Queue,
+    queue: Upkeep,
     every: Duration,
-    clock: Clock,
     lost_shards: LostShards,
     lead: Lead,
 }
 
 impl Reconcile {
     pub(super) fn new(context: &Context, lead: &Lead, moves_shards: &MovesShards) -> Self {
-        let Context { store, bus, queue, clock, settings, .. } = context.clone();
+        let Context { store, bus, queue, settings, .. } = context.clone();
         let lost_shards = LostShards::new(context, moves_shards);
-        Self { store, bus, queue, every: settings.watchdog.reconcile_every, clock, lost_shards, lead: lead.clone() }
+        Self { store, bus, queue, every: settings.watchdog.reconcile_every, lost_shards, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
-        let (mut after, mut next_page, mut all_asked) = (None, self.clock.now(), None::<Instant>);
+        let (mut after, mut next_page, mut all_asked) = (None, cx.clock().now(), None::<Instant>);
         while self.lead.wait(&cx).await {
-            let (started, now) = (Instant::now(), self.clock.now());
+            let (started, now) = (Instant::now(), cx.clock().now());
             // An empty shard loses nothing but its generation, so it is asked rarely.
             let all = all_asked.is_none_or(|at| now - at >= ALL_EVERY);
             let shards = if all { self.queue.shards() } else { self.queue.awake_shards() };
@@ -56,13 +60,13 @@ impl Reconcile {
                 all_asked = Some(now);
             }
             let compares = Instant::now();
-            if next_page <= self.clock.now() {
+            if next_page <= cx.clock().now() {
                 after = self.compare_page(after).await?;
-                next_page = self.clock.now() + (compares.elapsed() * SHARE).min(LONGEST_WAIT);
+                next_page = cx.clock().now() + (compares.elapsed() * SHARE).min(LONGEST_WAIT);
             }
             metrics::watchdog_step("reconcile", started.elapsed());
             cx.beat();
-            cx.idle(cx.pause_by(&self.clock, self.every)).await;
+            cx.idle(cx.pause(self.every)).await;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{Context, Error};
+use super::{context::Context, error::Error};
 use crate::{
     dedup::Filter,
     model::{DeadLetter, NewTask, TaskId, TaskRow},

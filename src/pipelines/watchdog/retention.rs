@@ -5,9 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error, Lead, count};
+use super::{
+    context::{Context, count},
+    error::Error,
+    lead::Lead,
+};
 use crate::{
-    runtime::{Clock, Loop},
+    runtime::Loop,
     store::Store,
     telemetry::metrics::{self, Watched},
 };
@@ -23,21 +27,20 @@ const LONGEST: Duration = Duration::from_secs(60);
 pub(super) struct Retention {
     store: Arc<dyn Store>,
     retention: Duration,
-    clock: Clock,
     lead: Lead,
 }
 
 impl Retention {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let Context { store, clock, settings, .. } = context.clone();
-        Self { store, retention: settings.watchdog.retention, clock, lead: lead.clone() }
+        let Context { store, settings, .. } = context.clone();
+        Self { store, retention: settings.watchdog.retention, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
             // The database's clock decides, and does not know what a test has skipped.
-            let age = self.retention.saturating_sub(self.clock.skipped());
+            let age = self.retention.saturating_sub(cx.clock().skipped());
             let removed = self.store.remove_finished(age, REMOVED_AT_ONCE).await?;
             metrics::watchdog_step("retention", started.elapsed());
             metrics::watchdog_handled(Watched::Removed, count(removed));
@@ -47,7 +50,7 @@ impl Retention {
                 true => started.elapsed().clamp(SHORTEST, LONGEST_BUSY),
                 false => (self.retention / 10).clamp(SHORTEST, LONGEST),
             };
-            cx.idle(cx.pause_by(&self.clock, wait)).await;
+            cx.idle(cx.pause(wait)).await;
         }
         Ok(())
     }

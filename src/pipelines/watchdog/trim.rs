@@ -5,10 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Context, Error, Lead};
+use super::{context::Context, error::Error, lead::Lead};
 use crate::{
     bus::{Bus, Keep, Topic},
-    runtime::{Clock, Loop},
+    runtime::Loop,
     telemetry::metrics,
 };
 
@@ -18,15 +18,14 @@ const EVERY: Duration = Duration::from_secs(60);
 pub(super) struct Trim {
     bus: Arc<dyn Bus>,
     keep: Keep,
-    clock: Clock,
     lead: Lead,
 }
 
 impl Trim {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        let Context { bus, clock, settings, .. } = context.clone();
+        let Context { bus, settings, .. } = context.clone();
         let keep = Keep { age: settings.topic_retention, records: settings.topic_retention_records };
-        Self { bus, keep, clock, lead: lead.clone() }
+        Self { bus, keep, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -39,7 +38,7 @@ impl Trim {
                 }
             }
             metrics::watchdog_step("trim", started.elapsed());
-            cx.idle(cx.pause_by(&self.clock, EVERY)).await;
+            cx.idle(cx.pause(EVERY)).await;
         }
         Ok(())
     }

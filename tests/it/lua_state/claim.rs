@@ -1,6 +1,6 @@
 //! What workers ask for work with: claim, delivered, peek.
 
-use taskd::queue::scripts::{self, Call};
+use taskd::redis_pool::{Call, scripts};
 
 use super::{Fixture, NOW, WEIGHT, body, changed, element, flat, id};
 
@@ -30,12 +30,12 @@ async fn claim_takes_the_oldest_and_what_is_spent_leaves_the_tail() {
         &before,
         &f.state().await,
         &[
-            ("R", &["a=h1:w", "b=h2:v", "c=1"]),
-            ("L", &[&format!("a1={until}"), &format!("b2={until}")]),
+            ("records", &["a=h1:w", "b=h2:v", "c=1"]),
+            ("leases", &[&format!("a1={until}"), &format!("b2={until}")]),
             ("m:T", &["1/0/c"]),
             ("m:C", &["2"]),
-            ("U", &[&format!("1={until}"), &format!("2={until}")]),
-            ("M", &["bytes=413", "lease=30000", "live=3", "n=2", "open=1"]),
+            ("undelivered", &[&format!("1={until}"), &format!("2={until}")]),
+            ("counters", &["open_bytes=413", "longest_lease=30000", "live=3", "grants=2", "open=1"]),
         ],
     );
 }
@@ -58,11 +58,11 @@ async fn claim_passes_what_the_worker_holds_and_keeps_its_pointer() {
         &before,
         &f.state().await,
         &[
-            ("R", &[r#"a=["L",2,0,[],[],["w","1"],0]"#, r#"b=["L",2,0,[],[],["w","2"],0]"#]),
-            ("L", &[&format!("a1={until}"), &format!("b2={until}")]),
+            ("records", &[r#"a=["L",2,0,[],[],["w","1"],0]"#, r#"b=["L",2,0,[],[],["w","2"],0]"#]),
+            ("leases", &[&format!("a1={until}"), &format!("b2={until}")]),
             ("m:P", &["w=2"]),
-            ("U", &[&format!("1={until}"), &format!("2={until}")]),
-            ("M", &["bytes=826", "f4=2", "lease=30000", "live=2", "n=2", "open=2"]),
+            ("undelivered", &[&format!("1={until}"), &format!("2={until}")]),
+            ("counters", &["open_bytes=826", "front4=2", "longest_lease=30000", "live=2", "grants=2", "open=2"]),
         ],
     );
 }
@@ -72,15 +72,15 @@ async fn claim_pauses_while_the_outbox_is_full() {
     let f = Fixture::new().await;
     f.waiting('a', 1, b"1").await;
     for _ in 0..10 {
-        f.seed("XADD", "S", &[b"*", b"c", b"report"]).await;
+        f.seed("XADD", "outbox", &[b"*", b"c", b"report"]).await;
     }
     let before = f.state().await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
     assert_eq!(flat(answer), ["7", "1"]);
     assert_eq!(f.state().await, before);
 
-    f.seed("DEL", "S", &[]).await;
-    f.seed("HSET", "M", &[b"out", b"1000"]).await;
+    f.seed("DEL", "outbox", &[]).await;
+    f.seed("HSET", "counters", &[b"outbox_bytes", b"1000"]).await;
     let before = f.state().await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
     assert_eq!(flat(answer), ["7", "1"], "or has so many bytes");
@@ -91,25 +91,25 @@ async fn claim_pauses_while_the_outbox_is_full() {
 async fn claim_notes_what_was_delivered_before() {
     let f = Fixture::new().await;
     for (grant, deadline) in [("1", "5"), ("2", "6")] {
-        f.seed("ZADD", "U", &[deadline.as_bytes(), grant.as_bytes()]).await;
+        f.seed("ZADD", "undelivered", &[deadline.as_bytes(), grant.as_bytes()]).await;
     }
     let before = f.state().await;
     f.run(&scripts::CLAIM, |call| claim_saying(call, &[2, 9], &[("w", 1)])).await.expect("claim");
-    changed(&before, &f.state().await, &[("U", &["1=5"])]);
+    changed(&before, &f.state().await, &[("undelivered", &["1=5"])]);
 }
 
 #[tokio::test]
 async fn delivered_names_grants_that_count_from_now_on() {
     let f = Fixture::new().await;
     for (grant, deadline) in [("1", "5"), ("2", "6")] {
-        f.seed("ZADD", "U", &[deadline.as_bytes(), grant.as_bytes()]).await;
+        f.seed("ZADD", "undelivered", &[deadline.as_bytes(), grant.as_bytes()]).await;
     }
     let before = f.state().await;
     let delivered = |call: &mut Call| {
         call.arg(&[1, 9]);
     };
     assert_eq!(flat(f.run(&scripts::DELIVERED, delivered).await.expect("delivered")), ["1"]);
-    changed(&before, &f.state().await, &[("U", &["2=6"])]);
+    changed(&before, &f.state().await, &[("undelivered", &["2=6"])]);
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn claim_bounds_the_bytes_of_all_requests_together() {
     for letter in ['a', 'b', 'c', 'd'] {
         f.waiting(letter, 1, b"1").await;
     }
-    f.seed("HSET", "M", &[b"big", b"13"]).await;
+    f.seed("HSET", "counters", &[b"largest_body", b"13"]).await;
     // Two bodies of 13 bytes fit into 30; each request would get one.
     let narrow = |call: &mut Call| {
         call.arg(100).arg(10).arg(1000).arg(30).arg("").arg(0);
@@ -147,7 +147,7 @@ async fn claim_bounds_the_bytes_of_all_requests_together() {
 async fn claim_adds_nothing_large_to_what_the_caller_has() {
     let f = Fixture::new().await;
     f.waiting('a', 1, b"1").await;
-    f.seed("HSET", "M", &[b"big", b"13"]).await;
+    f.seed("HSET", "counters", &[b"largest_body", b"13"]).await;
     let ask = |is_first: u8| {
         move |call: &mut Call| {
             call.arg(100).arg(10).arg(1000).arg(1 << 20).arg("").arg(0).arg("w").arg(9).arg(12).arg(is_first);
@@ -164,8 +164,8 @@ async fn claim_adds_nothing_large_to_what_the_caller_has() {
 async fn claim_takes_the_priority_that_the_caller_names() {
     let f = Fixture::new().await;
     f.waiting('a', 1, b"1").await;
-    f.seed("HSET", "R", &[&id('h'), b"1"]).await;
-    f.seed("HSET", "B", &[&id('h'), &body(1)]).await;
+    f.seed("HSET", "records", &[&id('h'), b"1"]).await;
+    f.seed("HSET", "bodies", &[&id('h'), &body(1)]).await;
     f.seed("LPUSH", "h:T", &[&element(1, 0, 'h')]).await;
     let only = |priority: u8| {
         move |call: &mut Call| {
@@ -224,13 +224,13 @@ async fn claim_passes_a_task_that_the_worker_failed_for_good() {
     let f = Fixture::new().await;
     // ["L", 2, 2, [], [], [], 0, 1, ["w", -1], []]: w has had its two failures, element 1 is the newest.
     let record = b"\x9a\xa1L\x02\x02\x90\x90\x90\x00\x01\x92\xa1w\xff\x90";
-    f.seed("HSET", "R", &[&id('a'), record]).await;
-    f.seed("HSET", "B", &[&id('a'), &body(2)]).await;
+    f.seed("HSET", "records", &[&id('a'), record]).await;
+    f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
     f.seed("LPUSH", "mr:T", &[&element(2, 1, 'a')]).await;
     let before = f.state().await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
     assert_eq!(flat(answer), ["7", "0", "1", "0"]);
-    changed(&before, &f.state().await, &[("mr:P", &["w=1"]), ("M", &["f3=1"])]);
+    changed(&before, &f.state().await, &[("mr:P", &["w=1"]), ("counters", &["front3=1"])]);
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)])).await.expect("claim");
     assert_eq!(flat(answer)[4], "a", "others get it");
 }
@@ -240,8 +240,8 @@ async fn claim_takes_a_task_by_its_newest_element_only() {
     let f = Fixture::new().await;
     // ["L", 2, 1, [], [], [], 0, 2, ["w", 1], []]
     let record = b"\x9a\xa1L\x02\x01\x90\x90\x90\x00\x02\x92\xa1w\x01\x90";
-    f.seed("HSET", "R", &[&id('a'), record]).await;
-    f.seed("HSET", "B", &[&id('a'), &body(2)]).await;
+    f.seed("HSET", "records", &[&id('a'), record]).await;
+    f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
     f.seed("LPUSH", "mr:T", &[&element(2, 1, 'a'), &element(2, 2, 'a')]).await;
     f.seed("LPUSH", "m:T", &[&element(2, 0, 'a')]).await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 9)])).await.expect("claim");
@@ -270,5 +270,5 @@ async fn peek_says_of_which_priorities_there_are_elements() {
     let before = f.state().await;
     assert_eq!(peek().await, ["6"]);
     assert_eq!(f.state().await, before);
-    assert_eq!(before["M"], [&format!("bytes={WEIGHT}"), "live=1", "open=1"]);
+    assert_eq!(before["counters"], ["live=1", "open=1", &format!("open_bytes={WEIGHT}")]);
 }

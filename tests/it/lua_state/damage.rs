@@ -1,6 +1,7 @@
-//! What no script wrote: a record or a body that cannot be read. It holds up nobody, and goes, so that the reconciler brings the task back.
+//! A record or a body that no script wrote and that cannot be read. It holds up no other task, and goes, so that the
+//! reconciler brings the task back.
 
-use taskd::queue::scripts::{self, Call};
+use taskd::redis_pool::{Call, scripts};
 
 use super::{Fixture, NOW, body, changed, claim::claim, element, enqueue::enqueue, flat, id, lease};
 
@@ -13,7 +14,7 @@ async fn a_damaged_record_holds_up_no_expiry_behind_it() {
         let f = Fixture::new().await;
         f.held('a', "w", 1).await;
         f.held('b', "w", 1).await;
-        f.seed("HSET", "R", &[&id('a'), damage]).await;
+        f.seed("HSET", "records", &[&id('a'), damage]).await;
         let before = f.state().await;
         let expire = |call: &mut Call| {
             call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]).arg(10).arg(100).arg(1000);
@@ -24,11 +25,11 @@ async fn a_damaged_record_holds_up_no_expiry_behind_it() {
             &before,
             &f.state().await,
             &[
-                ("R", &[record]),
-                ("L", &[]),
+                ("records", &[record]),
+                ("leases", &[]),
                 ("mr:T", &["1/1/b"]),
-                ("S", &["x=b w=w a=1 e=0"]),
-                ("M", &["bytes=413", "live=2", "open=1", "out=23"]),
+                ("outbox", &["x=b w=w a=1 e=0"]),
+                ("counters", &["open_bytes=413", "live=2", "open=1", "outbox_bytes=23"]),
             ],
         );
     }
@@ -44,16 +45,16 @@ async fn a_damaged_record_is_passed_by_claims_and_promotions() {
         assert_eq!(flat(answer)[4..], ["b", "body2", "1", &(NOW + 30_000).to_string()]);
         // What begins as if it were held is passed as held: whoever looks closer finds it.
         let passed = String::from_utf8_lossy(damage).starts_with('h').then_some("a=h5");
-        assert!(f.state().await["R"].iter().eq(passed.iter().chain(&["b=h1:w"])));
+        assert!(f.state().await["records"].iter().eq(passed.iter().chain(&["b=h1:w"])));
 
-        f.seed("HSET", "R", &[&id('a'), damage]).await;
-        f.seed("ZADD", "D", &[b"5", &lease('a', 1)]).await;
+        f.seed("HSET", "records", &[&id('a'), damage]).await;
+        f.seed("ZADD", "delayed", &[b"5", &lease('a', 1)]).await;
         let promote = |call: &mut Call| {
             call.arg("t:wake").arg("q").arg(10).arg(600_000);
         };
         assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["0", "0", "-1"]);
         let after = f.state().await;
-        assert_eq!((&after["R"][..], after.get("D")), (&["b=h1:w".to_owned()][..], None));
+        assert_eq!((&after["records"][..], after.get("delayed")), (&["b=h1:w".to_owned()][..], None));
     }
 }
 
@@ -61,11 +62,11 @@ async fn a_damaged_record_is_passed_by_claims_and_promotions() {
 async fn a_task_with_a_damaged_record_is_enqueued_anew() {
     for damage in DAMAGED {
         let f = Fixture::new().await;
-        f.seed("HSET", "R", &[&id('a'), damage]).await;
+        f.seed("HSET", "records", &[&id('a'), damage]).await;
         let tasks = [("1-0", 'a', 1, 0)];
         let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "", "1-0", 100, &tasks)).await.expect("enqueue");
         assert_eq!(flat(answer), ["ok", "1", "1", "0"]);
-        assert_eq!(f.state().await["R"], ["a=1"]);
+        assert_eq!(f.state().await["records"], ["a=1"]);
     }
 }
 
@@ -74,7 +75,7 @@ async fn a_damaged_record_takes_no_report() {
     for damage in DAMAGED {
         let f = Fixture::new().await;
         f.held('a', "w", 1).await;
-        f.seed("HSET", "R", &[&id('a'), damage]).await;
+        f.seed("HSET", "records", &[&id('a'), damage]).await;
         let before = f.state().await;
         let complete = |call: &mut Call| {
             call.arg(1000).arg(id('a')).arg("7").arg(1).arg("w").arg(1).arg("report");
@@ -90,7 +91,7 @@ async fn a_damaged_record_takes_no_report() {
             call.arg(id('a')).arg("7").arg(1).arg("w").arg("retry").arg("").arg("no reason");
         };
         assert_eq!(flat(f.run(&scripts::REJECT, reject).await.expect("reject")), ["3", "0"]);
-        changed(&before, &f.state().await, &[("R", &[])]);
+        changed(&before, &f.state().await, &[("records", &[])]);
     }
 }
 
@@ -99,18 +100,18 @@ async fn a_damaged_body_is_passed_by_claims() {
     let f = Fixture::new().await;
     f.waiting('a', 1, b"1").await;
     f.waiting('b', 1, b"1").await;
-    f.seed("HSET", "B", &[&id('a'), b"short"]).await;
+    f.seed("HSET", "bodies", &[&id('a'), b"short"]).await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 9)])).await.expect("claim");
     assert_eq!(flat(answer)[4], "b");
-    assert_eq!(f.state().await["R"], ["b=h1:w"]);
+    assert_eq!(f.state().await["records"], ["b=h1:w"]);
 }
 
 #[tokio::test]
 async fn a_damaged_record_holds_up_no_sweep_and_no_stats() {
     for damage in DAMAGED {
         let f = Fixture::new().await;
-        f.seed("HSET", "R", &[&id('a'), damage]).await;
-        f.seed("HSET", "B", &[&id('a'), &body(2)]).await;
+        f.seed("HSET", "records", &[&id('a'), damage]).await;
+        f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
         f.seed("LPUSH", "m:T", &[&element(1, 0, 'a')]).await;
         f.run(&scripts::STATS, |_| {}).await.expect("stats");
         let sweep = |call: &mut Call| {

@@ -1,6 +1,6 @@
 //! Shards open, are filled by the fanout, and close: open, enqueue, close.
 
-use taskd::queue::scripts::{self, Call};
+use taskd::redis_pool::{Call, scripts};
 
 use super::{Fixture, NOW, State, WEIGHT, body, changed, element, flat, id};
 
@@ -10,13 +10,13 @@ async fn open_empties_what_is_left_of_an_old_life_but_the_outbox() {
     f.waiting('a', 1, b"1").await;
     f.held('b', "w", 1).await;
     for (command, key, args) in [
-        ("ZADD", "D", &[&b"5"[..], b"c"][..]),
-        ("RPUSH", "F", &[b"d"]),
-        ("SET", "O", &[b"topic/4-0"]),
+        ("ZADD", "delayed", &[&b"5"[..], b"c"][..]),
+        ("RPUSH", "finals", &[b"d"]),
+        ("SET", "offset", &[b"topic/4-0"]),
         ("SET", "m:C", &[b"3"]),
         ("HSET", "m:P", &[b"w", b"4"]),
-        ("XADD", "S", &[b"*", b"c", b"report"]),
-        ("DEL", "g", &[]),
+        ("XADD", "outbox", &[b"*", b"c", b"report"]),
+        ("DEL", "generation", &[]),
     ] {
         f.seed(command, key, args).await;
     }
@@ -24,7 +24,7 @@ async fn open_empties_what_is_left_of_an_old_life_but_the_outbox() {
         call.arg(8).arg("another/9-1");
     };
     assert_eq!(flat(f.run(&scripts::OPEN, open).await.expect("open")), ["1"]);
-    let opened: State = [("g", "8"), ("O", "another/9-1"), ("S", "c=report")]
+    let opened: State = [("generation", "8"), ("offset", "another/9-1"), ("outbox", "c=report")]
         .map(|(key, value)| (key.to_owned(), vec![value.to_owned()]))
         .into();
     assert_eq!(f.state().await, opened);
@@ -34,7 +34,7 @@ async fn open_empties_what_is_left_of_an_old_life_but_the_outbox() {
 async fn open_leaves_a_shard_that_somebody_else_has_opened() {
     let f = Fixture::new().await;
     f.waiting('a', 1, b"1").await;
-    f.seed("SET", "O", &[b"topic/4-0"]).await;
+    f.seed("SET", "offset", &[b"topic/4-0"]).await;
     let before = f.state().await;
     let open = |call: &mut Call| {
         call.arg(8).arg("");
@@ -63,8 +63,8 @@ fn enqueue_as(call: &mut Call, epoch: u64, after: &str, upto: &str, high_tasks: 
 #[tokio::test]
 async fn enqueue_puts_what_is_new_and_stores_the_offset() {
     let f = Fixture::new().await;
-    f.seed("SET", "O", &[b"topic/4-0"]).await;
-    f.seed("HSET", "R", &[&id('f'), b"f5:1:w"]).await;
+    f.seed("SET", "offset", &[b"topic/4-0"]).await;
+    f.seed("HSET", "records", &[&id('f'), b"f5:1:w"]).await;
     let before = f.state().await;
     let tasks =
         [("4-0", 'x', 1, 0), ("5-0", 'a', 1, 0), ("6-0", 'f', 1, 0), ("7-0", 'b', 3, 0), ("8-0", 'd', 2, NOW + 5)];
@@ -75,12 +75,12 @@ async fn enqueue_puts_what_is_new_and_stores_the_offset() {
         &before,
         &f.state().await,
         &[
-            ("O", &["topic/9-0"]),
-            ("R", &["a=1", "b=3", &format!("d={delayed}"), "f=f5:1:w"]),
-            ("B", &["a=body2", "b=body2", "d=body2"]),
+            ("offset", &["topic/9-0"]),
+            ("records", &["a=1", "b=3", &format!("d={delayed}"), "f=f5:1:w"]),
+            ("bodies", &["a=body2", "b=body2", "d=body2"]),
             ("m:T", &["3/0/b", "1/0/a"]),
-            ("D", &[&format!("d={}", NOW + 5)]),
-            ("M", &["big=13", &format!("bytes={}", 2 * WEIGHT), "live=3", "open=2"]),
+            ("delayed", &[&format!("d={}", NOW + 5)]),
+            ("counters", &["largest_body=13", &format!("open_bytes={}", 2 * WEIGHT), "live=3", "open=2"]),
         ],
     );
 }
@@ -88,7 +88,7 @@ async fn enqueue_puts_what_is_new_and_stores_the_offset() {
 #[tokio::test]
 async fn enqueue_refuses_when_redis_fell_back_behind_the_predecessor() {
     let f = Fixture::new().await;
-    f.seed("SET", "O", &[b"topic/4-0"]).await;
+    f.seed("SET", "offset", &[b"topic/4-0"]).await;
     let before = f.state().await;
     let tasks = [("6-0", 'a', 1, 0)];
     let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "5-0", "6-0", 100, &tasks)).await.expect("enqueue");
@@ -99,8 +99,8 @@ async fn enqueue_refuses_when_redis_fell_back_behind_the_predecessor() {
 #[tokio::test]
 async fn enqueue_refuses_who_comes_with_the_epoch_of_an_owner_before() {
     let f = Fixture::new().await;
-    f.seed("SET", "O", &[b"topic/4-0"]).await;
-    f.seed("HSET", "M", &[b"epoch", b"7"]).await;
+    f.seed("SET", "offset", &[b"topic/4-0"]).await;
+    f.seed("HSET", "counters", &[b"epoch", b"7"]).await;
     let before = f.state().await;
     let tasks = [("5-0", 'a', 1, 0)];
     let run = async |epoch| {
@@ -114,11 +114,11 @@ async fn enqueue_refuses_who_comes_with_the_epoch_of_an_owner_before() {
         &before,
         &f.state().await,
         &[
-            ("O", &["topic/5-0"]),
-            ("R", &["a=1"]),
-            ("B", &["a=body2"]),
+            ("offset", &["topic/5-0"]),
+            ("records", &["a=1"]),
+            ("bodies", &["a=body2"]),
             ("m:T", &["1/0/a"]),
-            ("M", &["big=13", "bytes=413", "epoch=8", "live=1", "open=1"]),
+            ("counters", &["largest_body=13", "open_bytes=413", "epoch=8", "live=1", "open=1"]),
         ],
     );
 }
@@ -134,11 +134,11 @@ async fn enqueue_stops_at_the_high_water_and_stores_how_far_it_came() {
         &before,
         &f.state().await,
         &[
-            ("O", &["topic/1-0"]),
-            ("R", &["a=1"]),
-            ("B", &["a=body2"]),
+            ("offset", &["topic/1-0"]),
+            ("records", &["a=1"]),
+            ("bodies", &["a=body2"]),
             ("m:T", &["1/0/a"]),
-            ("M", &["big=13", "bytes=413", "live=1", "open=1"]),
+            ("counters", &["largest_body=13", "open_bytes=413", "live=1", "open=1"]),
         ],
     );
 }
@@ -163,11 +163,12 @@ async fn enqueue_counts_what_waits_for_its_time_against_the_bound_on_live_tasks_
     let f = Fixture::new().await;
     let later = NOW + 600_000;
     let tasks = [("1-0", 'a', 1, later), ("2-0", 'b', 1, later), ("3-0", 'c', 1, 0), ("4-0", 'd', 1, 0)];
-    // High water 1: two that wait are not ahead of anybody, the third is the first in a lane, the fourth is one too many.
+    // High water 1: the two that wait are ahead of no worker, the third is the first in a lane, the fourth is one too
+    // many.
     let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "", "4-0", 1, &tasks)).await.expect("enqueue");
     assert_eq!(flat(answer), ["ok", "3", "3", "0"]);
     let before = f.state().await;
-    assert_eq!(before["M"], ["big=13", "bytes=413", "live=3", "open=1"]);
+    assert_eq!(before["counters"], ["largest_body=13", "live=3", "open=1", "open_bytes=413"]);
 
     let bounded = |call: &mut Call| {
         call.arg("t:wake").arg("q").arg("topic").arg("").arg("5-0").arg(100).arg(1 << 20).arg(0).arg(3);
@@ -194,11 +195,14 @@ async fn enqueue_keeps_the_head_of_a_large_body_apart() {
         &before,
         &f.state().await,
         &[
-            ("O", &["topic/1-0"]),
-            ("R", &["a=1"]),
-            ("B", &[&format!("a={whole}"), &format!("ah={head}")]),
+            ("offset", &["topic/1-0"]),
+            ("records", &["a=1"]),
+            ("bodies", &[&format!("a={whole}"), &format!("ah={head}")]),
             ("m:T", &["1/0/a"]),
-            ("M", &[&format!("big={bytes}"), &format!("bytes={}", bytes + 400), "live=1", "open=1"]),
+            (
+                "counters",
+                &[&format!("largest_body={bytes}"), &format!("open_bytes={}", bytes + 400), "live=1", "open=1"],
+            ),
         ],
     );
 }
@@ -210,15 +214,15 @@ fn close(call: &mut Call) {
 #[tokio::test]
 async fn close_leaves_a_shard_in_which_anything_is() {
     for (command, key, args) in [
-        ("HSET", "R", &[&b"a"[..], b"1"][..]),
-        ("HSET", "B", &[b"a", b"body"]),
-        ("ZADD", "L", &[b"5", b"a"]),
-        ("ZADD", "D", &[b"5", b"a"]),
-        ("RPUSH", "F", &[b"a"]),
-        ("XADD", "S", &[b"*", b"c", b"report"]),
+        ("HSET", "records", &[&b"a"[..], b"1"][..]),
+        ("HSET", "bodies", &[b"a", b"body"]),
+        ("ZADD", "leases", &[b"5", b"a"]),
+        ("ZADD", "delayed", &[b"5", b"a"]),
+        ("RPUSH", "finals", &[b"a"]),
+        ("XADD", "outbox", &[b"*", b"c", b"report"]),
     ] {
         let f = Fixture::new().await;
-        f.seed("HSET", "M", &[b"n", b"3", b"idle", format!("{} 3 ", NOW - 5000).as_bytes()]).await;
+        f.seed("HSET", "counters", &[b"grants", b"3", b"idle_since", format!("{} 3 ", NOW - 5000).as_bytes()]).await;
         f.seed(command, key, args).await;
         let before = f.state().await;
         assert_eq!(flat(f.run(&scripts::CLOSE, close).await.expect("close")), ["-2", "0"], "{key}");
@@ -229,33 +233,33 @@ async fn close_leaves_a_shard_in_which_anything_is() {
 #[tokio::test]
 async fn close_waits_until_nothing_has_happened_for_long_and_removes_all_keys() {
     let f = Fixture::new().await;
-    f.seed("SET", "O", &[b"topic/4-0"]).await;
-    f.seed("HSET", "M", &[b"n", b"3", b"open", b"0"]).await;
+    f.seed("SET", "offset", &[b"topic/4-0"]).await;
+    f.seed("HSET", "counters", &[b"grants", b"3", b"open", b"0"]).await;
     // What is spent and not swept holds nothing up; a stream may be there and empty.
     f.seed("LPUSH", "m:T", &[&element(1, 0, 'a')]).await;
     f.seed("SET", "m:C", &[b"9"]).await;
     f.seed("HSET", "m:P", &[b"w", b"9"]).await;
-    f.seed("XADD", "S", &[b"1-1", b"c", b"report"]).await;
-    f.seed("XDEL", "S", &[b"1-1"]).await;
+    f.seed("XADD", "outbox", &[b"1-1", b"c", b"report"]).await;
+    f.seed("XDEL", "outbox", &[b"1-1"]).await;
     let before = f.state().await;
     let run = async || flat(f.run(&scripts::CLOSE, close).await.expect("close"));
-    let idle = |since: i64, mark: &str| format!("idle={since} {mark}");
+    let idle = |since: i64, mark: &str| format!("idle_since={since} {mark}");
     assert_eq!(run().await, ["5000", "0"]);
-    changed(&before, &f.state().await, &[("M", &[&idle(NOW, "3 topic/4-0"), "n=3", "open=0"])]);
+    changed(&before, &f.state().await, &[("counters", &[&idle(NOW, "3 topic/4-0"), "grants=3", "open=0"])]);
 
     // Something happened since, or the clock stepped back: the time begins anew.
     for seen in ["2 topic/4-0", "3 topic/3-0", "3 topic/4-0"] {
         let at = if seen == "3 topic/4-0" { NOW + 1 } else { NOW - 6000 };
-        f.seed("HSET", "M", &[b"idle", format!("{at} {seen}").as_bytes()]).await;
+        f.seed("HSET", "counters", &[b"idle_since", format!("{at} {seen}").as_bytes()]).await;
         assert_eq!(run().await, ["5000", "0"], "{seen}");
-        changed(&before, &f.state().await, &[("M", &[&idle(NOW, "3 topic/4-0"), "n=3", "open=0"])]);
+        changed(&before, &f.state().await, &[("counters", &[&idle(NOW, "3 topic/4-0"), "grants=3", "open=0"])]);
     }
-    f.seed("HSET", "M", &[b"idle", format!("{} 3 topic/4-0", NOW - 4000).as_bytes()]).await;
+    f.seed("HSET", "counters", &[b"idle_since", format!("{} 3 topic/4-0", NOW - 4000).as_bytes()]).await;
     let waits = f.state().await;
     assert_eq!(run().await, ["1000", "0"]);
     assert_eq!(f.state().await, waits);
 
-    f.seed("HSET", "M", &[b"idle", format!("{} 3 topic/4-0", NOW - 5000).as_bytes()]).await;
+    f.seed("HSET", "counters", &[b"idle_since", format!("{} 3 topic/4-0", NOW - 5000).as_bytes()]).await;
     assert_eq!(run().await, ["-1", "7"]);
     assert_eq!(f.state().await, State::new());
 }

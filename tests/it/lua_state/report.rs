@@ -1,6 +1,6 @@
 //! What workers report with: complete, reject, extend.
 
-use taskd::queue::scripts::{self, Call};
+use taskd::redis_pool::{Call, scripts};
 
 use super::{Fixture, NOW, body, changed, claim::claim, flat, id, lease};
 
@@ -31,12 +31,12 @@ async fn complete_answers_each_item_and_only_the_right_token_counts() {
         &before,
         &f.state().await,
         &[
-            ("R", &[&format!("a=f{NOW}:1:w"), "b=h2:w"]),
-            ("B", &["b=body2"]),
-            ("L", &[&format!("b2={NOW}")]),
-            ("F", &["a"]),
-            ("S", &["c=report"]),
-            ("M", &["live=1", "out=6"]),
+            ("records", &[&format!("a=f{NOW}:1:w"), "b=h2:w"]),
+            ("bodies", &["b=body2"]),
+            ("leases", &[&format!("b2={NOW}")]),
+            ("finals", &["a"]),
+            ("outbox", &["c=report"]),
+            ("counters", &["live=1", "outbox_bytes=6"]),
         ],
     );
 }
@@ -54,12 +54,12 @@ async fn complete_credits_distinct_workers_until_there_are_num() {
         &before,
         &f.state().await,
         &[
-            ("R", &[&format!(r#"a=["F",2,0,[],["w","1","v","2"],[],{NOW}]"#)]),
-            ("B", &[]),
-            ("L", &[]),
-            ("F", &["a"]),
-            ("S", &["c=report c=report"]),
-            ("M", &["bytes=0", "lease=30000", "live=0", "n=2", "open=0", "out=12"]),
+            ("records", &[&format!(r#"a=["F",2,0,[],["w","1","v","2"],[],{NOW}]"#)]),
+            ("bodies", &[]),
+            ("leases", &[]),
+            ("finals", &["a"]),
+            ("outbox", &["c=report c=report"]),
+            ("counters", &["open_bytes=0", "longest_lease=30000", "live=0", "grants=2", "open=0", "outbox_bytes=12"]),
         ],
     );
 }
@@ -82,10 +82,10 @@ async fn reject_waits_then_promote_offers_a_new_element_in_the_retry_lane() {
         &before,
         &waiting,
         &[
-            ("R", &[r#"a=["L",1,1,["1"],[],[],0,0,[],[1000000,"w","no reason"]]"#]),
-            ("L", &[]),
-            ("D", &[&format!("a1={}", NOW + 50)]),
-            ("M", &["delay=50", "live=1"]),
+            ("records", &[r#"a=["L",1,1,["1"],[],[],0,0,[],[1000000,"w","no reason"]]"#]),
+            ("leases", &[]),
+            ("delayed", &[&format!("a1={}", NOW + 50)]),
+            ("counters", &["longest_delay=50", "live=1"]),
         ],
     );
     let promote = |call: &mut Call| {
@@ -94,17 +94,17 @@ async fn reject_waits_then_promote_offers_a_new_element_in_the_retry_lane() {
     let early = f.run(&scripts::PROMOTE, promote).await.expect("promote");
     assert_eq!(flat(early), ["0", "0", &(NOW + 50).to_string()]);
     assert_eq!(f.state().await, waiting, "nothing before its time");
-    f.seed("ZADD", "D", &[NOW.to_string().as_bytes(), &lease('a', 1)]).await;
+    f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &lease('a', 1)]).await;
     let due = f.run(&scripts::PROMOTE, promote).await.expect("promote");
     assert_eq!(flat(due), ["1", "0", "-1"]);
     changed(
         &waiting,
         &f.state().await,
         &[
-            ("R", &[r#"a=["L",1,1,[],[],[],0,1,[],[1000000,"w","no reason"]]"#]),
-            ("D", &[]),
+            ("records", &[r#"a=["L",1,1,[],[],[],0,1,[],[1000000,"w","no reason"]]"#]),
+            ("delayed", &[]),
             ("mr:T", &["1/1/a"]),
-            ("M", &["bytes=413", "delay=50", "live=1", "open=1"]),
+            ("counters", &["open_bytes=413", "longest_delay=50", "live=1", "open=1"]),
         ],
     );
 }
@@ -120,13 +120,13 @@ async fn reject_for_good_kills_a_task_of_one_and_not_of_two() {
         &before,
         &f.state().await,
         &[
-            ("R", &[&format!(r#"a=["D",1,2,[],[],[],{NOW},0]"#)]),
-            ("B", &[]),
-            ("L", &[]),
-            ("F", &["a"]),
-            ("S", &[r#"d=a a=2 r=no reason w=w h=[1000000,"w","no reason"]"#]),
+            ("records", &[&format!(r#"a=["D",1,2,[],[],[],{NOW},0]"#)]),
+            ("bodies", &[]),
+            ("leases", &[]),
+            ("finals", &["a"]),
+            ("outbox", &[r#"d=a a=2 r=no reason w=w h=[1000000,"w","no reason"]"#]),
             // What the entry has in bytes: names and values.
-            ("M", &["live=0", "out=50"]),
+            ("counters", &["live=0", "outbox_bytes=50"]),
         ],
     );
 
@@ -134,7 +134,7 @@ async fn reject_for_good_kills_a_task_of_one_and_not_of_two() {
     f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
     let answer = f.run(&scripts::REJECT, |call| reject(call, 'b', 1, "w", "never", "0")).await.expect("reject");
     assert_eq!(flat(answer), ["1", "0"], "one worker alone does not kill what two are asked to do");
-    let record = &f.state().await["R"][1];
+    let record = &f.state().await["records"][1];
     assert_eq!(record, r#"b=["L",2,2,[],[],[],0,1,["w",-1],[1000000,"w","no reason"]]"#, "and is asked no more");
 }
 
@@ -149,10 +149,10 @@ async fn release_costs_nothing_and_offers_at_once() {
         &before,
         &f.state().await,
         &[
-            ("R", &[r#"a=["L",1,0,[],[],[],0,1]"#]),
-            ("L", &[]),
+            ("records", &[r#"a=["L",1,0,[],[],[],0,1]"#]),
+            ("leases", &[]),
             ("mr:T", &["1/1/a"]),
-            ("M", &["bytes=413", "live=1", "open=1"]),
+            ("counters", &["open_bytes=413", "live=1", "open=1"]),
         ],
     );
 }
@@ -171,12 +171,16 @@ async fn extend_moves_the_deadline_of_the_holder_only() {
     assert_eq!(f.state().await, before);
     let until = (NOW + 5000).to_string();
     assert_eq!(flat(f.run(&scripts::EXTEND, extend("w")).await.expect("extend")), ["1", &until]);
-    changed(&before, &f.state().await, &[("L", &[&format!("a1={until}")]), ("M", &["lease=5000", "live=1"])]);
+    changed(
+        &before,
+        &f.state().await,
+        &[("leases", &[&format!("a1={until}")]), ("counters", &["longest_lease=5000", "live=1"])],
+    );
 
     // Whoever extends has it.
-    f.seed("ZADD", "U", &[b"5", b"1"]).await;
+    f.seed("ZADD", "undelivered", &[b"5", b"1"]).await;
     f.run(&scripts::EXTEND, extend("w")).await.expect("extend");
-    assert_eq!(f.state().await.get("U"), None);
+    assert_eq!(f.state().await.get("undelivered"), None);
 }
 
 #[tokio::test]
@@ -195,7 +199,7 @@ async fn complete_takes_no_attempt_that_there_was_not() {
 async fn complete_is_refused_when_the_outbox_has_all_the_bytes_it_may_have() {
     let f = Fixture::new().await;
     f.held('a', "w", 1).await;
-    f.seed("HSET", "M", &[b"out", b"1000"]).await;
+    f.seed("HSET", "counters", &[b"outbox_bytes", b"1000"]).await;
     let before = f.state().await;
     let error = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 1, "w")])).await.expect_err("full");
     assert!(error.contains("FULL"), "{error}");
@@ -206,10 +210,10 @@ async fn complete_is_refused_when_the_outbox_has_all_the_bytes_it_may_have() {
 async fn complete_drops_the_head_of_a_large_body_too() {
     let f = Fixture::new().await;
     f.held('a', "w", 1).await;
-    f.seed("HSET", "B", &[&[id('a'), b"h".to_vec()].concat(), b"head"]).await;
-    f.seed("HSET", "M", &[b"big", b"1025"]).await;
+    f.seed("HSET", "bodies", &[&[id('a'), b"h".to_vec()].concat(), b"head"]).await;
+    f.seed("HSET", "counters", &[b"largest_body", b"1025"]).await;
     f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 1, "w")])).await.expect("complete");
-    assert_eq!(f.state().await.get("B"), None);
+    assert_eq!(f.state().await.get("bodies"), None);
 }
 
 #[tokio::test]
@@ -218,8 +222,8 @@ async fn reject_reads_the_head_of_a_large_body_and_not_all_of_it() {
     f.held('a', "w", 1).await;
     // The head says high and ten attempts, the body itself is another's.
     let head = [&[1][..], &10_u32.to_be_bytes(), &30_000_u32.to_be_bytes()].concat();
-    f.seed("HSET", "B", &[&id('a'), &[body(2), vec![b'.'; 1200]].concat()]).await;
-    f.seed("HSET", "B", &[&[id('a'), b"h".to_vec()].concat(), &head]).await;
+    f.seed("HSET", "bodies", &[&id('a'), &[body(2), vec![b'.'; 1200]].concat()]).await;
+    f.seed("HSET", "bodies", &[&[id('a'), b"h".to_vec()].concat(), &head]).await;
     let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', 1, "w", "retry", "0")).await.expect("reject");
     assert_eq!(flat(answer), ["1", "0"]);
     assert_eq!(f.state().await["hr:T"], ["1/1/a"]);
@@ -231,12 +235,12 @@ async fn a_task_that_dies_takes_its_backoffs_with_it() {
     f.waiting('a', 2, b"2").await;
     f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 1)])).await.expect("claim");
     f.run(&scripts::REJECT, |call| reject(call, 'a', 1, "w", "never", "3600000")).await.expect("reject");
-    assert_eq!(f.state().await["D"], [format!("a1={}", NOW + 3_600_000)]);
+    assert_eq!(f.state().await["delayed"], [format!("a1={}", NOW + 3_600_000)]);
     let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', 2, "v", "never", "")).await.expect("reject");
     assert_eq!(flat(answer), ["1", "1"], "each has had its failures");
     let dead = f.state().await;
-    assert_eq!((dead.get("D"), dead.get("L"), dead.get("B")), (None, None, None));
-    assert_eq!(dead["R"], [format!(r#"a=["D",2,4,[],[],[],{NOW},0]"#)]);
+    assert_eq!((dead.get("delayed"), dead.get("leases"), dead.get("bodies")), (None, None, None));
+    assert_eq!(dead["records"], [format!(r#"a=["D",2,4,[],[],[],{NOW},0]"#)]);
 }
 
 #[tokio::test]
@@ -246,7 +250,7 @@ async fn one_worker_alone_does_not_kill_a_task_for_several() {
     // Two attempts a replica: four failures would be death, and w may have two.
     for _ in 0..2 {
         f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
-        let grant = f.state().await["L"][0][1..].split('=').next().expect("a grant").parse().expect("a number");
+        let grant = f.state().await["leases"][0][1..].split('=').next().expect("a grant").parse().expect("a number");
         let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', grant, "w", "retry", "0")).await.expect("reject");
         assert_eq!(flat(answer), ["1", "0"]);
     }
@@ -266,7 +270,7 @@ async fn the_failures_of_a_worker_count_for_one_replica_at_most() {
         let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', grant, "w", mode, "0")).await.expect("reject");
         assert_eq!(flat(answer), ["1", "0"]);
     }
-    let record = &f.state().await["R"][0];
+    let record = &f.state().await["records"][0];
     assert!(record.starts_with(r#"a=["L",2,2,[],[],[],0,2,["w",-1],"#), "{record}");
 }
 
@@ -274,7 +278,7 @@ async fn the_failures_of_a_worker_count_for_one_replica_at_most() {
 async fn the_history_of_a_task_ends_with_its_last_failures() {
     let f = Fixture::new().await;
     f.held('a', "w", 1).await;
-    f.seed("HSET", "B", &[&id('a'), &[&[2][..], &99_u32.to_be_bytes(), &30_000_u32.to_be_bytes()].concat()]).await;
+    f.seed("HSET", "bodies", &[&id('a'), &[&[2][..], &99_u32.to_be_bytes(), &30_000_u32.to_be_bytes()].concat()]).await;
     let back = |call: &mut Call, reason: &str| {
         call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]);
         let grant = if reason == "0" { "1".to_owned() } else { reason.to_owned() };
@@ -288,10 +292,10 @@ async fn the_history_of_a_task_ends_with_its_last_failures() {
     };
     for n in 0..12 {
         f.run(&scripts::REJECT, |call| back(call, &n.to_string())).await.expect("reject");
-        f.seed("HSET", "M", &[b"n", n.to_string().as_bytes()]).await;
+        f.seed("HSET", "counters", &[b"grants", n.to_string().as_bytes()]).await;
         f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
     }
-    let record = f.state().await["R"][0].clone();
+    let record = f.state().await["records"][0].clone();
     let reasons: Vec<_> = record.matches("!\"").collect();
     assert_eq!(reasons.len(), 10, "{record}");
     assert!(record.len() < 10 * 300, "each cut at 256 bytes");

@@ -1,6 +1,6 @@
 //! What the watchdog, the forwarder and readers call.
 
-use taskd::queue::scripts::{self, Call};
+use taskd::redis_pool::{Call, scripts};
 
 use super::{Fixture, NOW, body, changed, claim::claim, element, flat, id, lease};
 
@@ -19,9 +19,9 @@ async fn promote_takes_a_body_of_no_priority_for_medium() {
         // ["L", 1, 0, [""], [], [], 0]: before its time; or ["1"]: one replica in backoff.
         let waits: &[u8] = if letter == 'a' { &[0x91, 0xa0] } else { &[0x91, 0xa1, b'1'] };
         let record = [&[0x97, 0xa1, b'L', 1, 0][..], waits, &[0x90, 0x90, 0]].concat();
-        f.seed("HSET", "R", &[&id(letter), &record]).await;
-        f.seed("HSET", "B", &[&id(letter), &body(priority)]).await;
-        f.seed("ZADD", "D", &[NOW.to_string().as_bytes(), &member]).await;
+        f.seed("HSET", "records", &[&id(letter), &record]).await;
+        f.seed("HSET", "bodies", &[&id(letter), &body(priority)]).await;
+        f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &member]).await;
     }
     let before = f.state().await;
     assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["2", "0", "-1"]);
@@ -29,11 +29,11 @@ async fn promote_takes_a_body_of_no_priority_for_medium() {
         &before,
         &f.state().await,
         &[
-            ("R", &["a=1", r#"b=["L",1,0,[],[],[],0,1]"#]),
-            ("D", &[]),
+            ("records", &["a=1", r#"b=["L",1,0,[],[],[],0,1]"#]),
+            ("delayed", &[]),
             ("m:T", &["1/0/a"]),
             ("mr:T", &["1/1/b"]),
-            ("M", &["bytes=826", "open=2"]),
+            ("counters", &["open_bytes=826", "open=2"]),
         ],
     );
 }
@@ -48,23 +48,23 @@ async fn expire_counts_a_failure_and_at_the_last_one_the_task_is_dead() {
         &before,
         &f.state().await,
         &[
-            ("R", &[r#"a=["L",1,1,[],[],[],0,1,[],[1000000,"w","lease expired"]]"#]),
-            ("L", &[]),
+            ("records", &[r#"a=["L",1,1,[],[],[],0,1,[],[1000000,"w","lease expired"]]"#]),
+            ("leases", &[]),
             ("mr:T", &["1/1/a"]),
-            ("S", &["x=a w=w a=1 e=0"]),
-            ("M", &["bytes=413", "live=1", "open=1", "out=23"]),
+            ("outbox", &["x=a w=w a=1 e=0"]),
+            ("counters", &["open_bytes=413", "live=1", "open=1", "outbox_bytes=23"]),
         ],
     );
     f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)])).await.expect("claim");
-    f.seed("ZADD", "L", &[NOW.to_string().as_bytes(), &lease('a', 1)]).await;
-    f.seed("DEL", "U", &[]).await;
+    f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease('a', 1)]).await;
+    f.seed("DEL", "undelivered", &[]).await;
     assert_eq!(flat(f.run(&scripts::EXPIRE, expire).await.expect("expire")), ["1", "1", "0", "0", "-1"]);
     let dead = f.state().await;
-    assert_eq!(dead["R"], [format!(r#"a=["D",1,2,[],[],[],{NOW},1]"#)]);
+    assert_eq!(dead["records"], [format!(r#"a=["D",1,2,[],[],[],{NOW},1]"#)]);
     let history = r#"[1000000,"w","lease expired",1000000,"v","lease expired"]"#;
     let died = format!("d=a a=2 r=lease expired w=v h={history} x=a w=v a=2 e=1");
-    assert_eq!(dead["S"], ["x=a w=w a=1 e=0", &died], "one entry a call");
-    assert_eq!((dead.get("B"), dead.get("L")), (None, None));
+    assert_eq!(dead["outbox"], ["x=a w=w a=1 e=0", &died], "one entry a call");
+    assert_eq!((dead.get("bodies"), dead.get("leases")), (None, None));
 }
 
 #[tokio::test]
@@ -90,8 +90,8 @@ async fn sweep_moves_a_stuck_tail_so_that_the_spent_ones_behind_it_leave() {
 async fn forget_drops_what_sql_has_and_keeps_the_rest_for_later() {
     let f = Fixture::new().await;
     for letter in ['a', 'b'] {
-        f.seed("HSET", "R", &[&id(letter), b"f5:1:w"]).await;
-        f.seed("RPUSH", "F", &[&id(letter)]).await;
+        f.seed("HSET", "records", &[&id(letter), b"f5:1:w"]).await;
+        f.seed("RPUSH", "finals", &[&id(letter)]).await;
     }
     let due = f
         .run(&scripts::FINALS, |call: &mut Call| {
@@ -105,7 +105,7 @@ async fn forget_drops_what_sql_has_and_keeps_the_rest_for_later() {
         call.arg(id('a')).arg("0").arg(id('b')).arg("1");
     };
     assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["1"]);
-    changed(&before, &f.state().await, &[("R", &["a=f5:1:w"]), ("F", &["a"])]);
+    changed(&before, &f.state().await, &[("records", &["a=f5:1:w"]), ("finals", &["a"])]);
 }
 
 #[tokio::test]
@@ -121,25 +121,25 @@ async fn one_forwarder_at_a_time_has_the_outbox() {
     assert!(read("one").await.is_empty());
     changed(&before, &f.state().await, &[]);
 
-    f.seed("XADD", "S", &[b"1-1", b"c", b"report"]).await;
+    f.seed("XADD", "outbox", &[b"1-1", b"c", b"report"]).await;
     assert_eq!(read("one").await, ["1-1", "c", "report"]);
     let taken = f.state().await;
-    changed(&before, &taken, &[("S", &["c=report"]), ("M", &["forwarder=1003000 one"])]);
+    changed(&before, &taken, &[("outbox", &["c=report"]), ("counters", &["forwarder=1003000 one"])]);
     assert!(read("other").await.is_empty());
     assert_eq!(read("one").await, ["1-1", "c", "report"], "it may read again what it has not removed");
     assert_eq!(f.state().await, taken);
 
-    f.seed("HSET", "M", &[b"forwarder", b"1000000 one"]).await;
+    f.seed("HSET", "counters", &[b"forwarder", b"1000000 one"]).await;
     assert_eq!(read("other").await, ["1-1", "c", "report"], "the time of the one is over");
-    changed(&before, &f.state().await, &[("S", &["c=report"]), ("M", &["forwarder=1003000 other"])]);
+    changed(&before, &f.state().await, &[("outbox", &["c=report"]), ("counters", &["forwarder=1003000 other"])]);
 }
 
 #[tokio::test]
 async fn forwarded_removes_the_entries_named() {
     let f = Fixture::new().await;
-    f.seed("XADD", "S", &[b"1-1", b"c", b"one"]).await;
-    f.seed("XADD", "S", &[b"2-1", b"c", b"two"]).await;
-    f.seed("HSET", "M", &[b"forwarder", b"1000000 me", b"out", b"6"]).await;
+    f.seed("XADD", "outbox", &[b"1-1", b"c", b"one"]).await;
+    f.seed("XADD", "outbox", &[b"2-1", b"c", b"two"]).await;
+    f.seed("HSET", "counters", &[b"forwarder", b"1000000 me", b"outbox_bytes", b"6"]).await;
     let before = f.state().await;
     let forwarded = async |forwarder: &str, entry: &str| {
         let forwarded = |call: &mut Call| {
@@ -148,17 +148,21 @@ async fn forwarded_removes_the_entries_named() {
         flat(f.run(&scripts::FORWARDED, forwarded).await.expect("forwarded"))
     };
     assert_eq!(forwarded("me", "1-1").await, ["1"]);
-    changed(&before, &f.state().await, &[("S", &["c=two"]), ("M", &["forwarder=1000000 me", "out=3"])]);
+    changed(
+        &before,
+        &f.state().await,
+        &[("outbox", &["c=two"]), ("counters", &["forwarder=1000000 me", "outbox_bytes=3"])],
+    );
     // One that was too slow: the outbox is another's now.
     assert_eq!(forwarded("slow", "1-1").await, ["1"]);
     // A stream that is empty is still there.
     let mut empty = before.clone();
-    empty.insert("S".to_owned(), vec![]);
-    empty.insert("M".to_owned(), vec!["forwarder=1000000 me".to_owned()]);
+    empty.insert("outbox".to_owned(), vec![]);
+    empty.insert("counters".to_owned(), vec!["forwarder=1000000 me".to_owned()]);
     assert_eq!(forwarded("slow", "2-1").await, ["0"]);
     assert_eq!(f.state().await, empty);
     assert_eq!(forwarded("me", "2-1").await, ["0"]);
-    empty.remove("M");
+    empty.remove("counters");
     assert_eq!(f.state().await, empty);
 }
 
@@ -166,27 +170,27 @@ async fn forwarded_removes_the_entries_named() {
 async fn promote_drops_what_its_record_does_not_wait_for() {
     let f = Fixture::new().await;
     // Of another life of the task, of one that is done, of one that is gone.
-    f.seed("HSET", "R", &[&id('a'), b"1", &id('b'), b"f5:1:w"]).await;
-    f.seed("HSET", "B", &[&id('a'), &body(2)]).await;
+    f.seed("HSET", "records", &[&id('a'), b"1", &id('b'), b"f5:1:w"]).await;
+    f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
     for member in [lease('a', 3), id('a'), lease('b', 1), lease('c', 1)] {
-        f.seed("ZADD", "D", &[NOW.to_string().as_bytes(), &member]).await;
+        f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &member]).await;
     }
     let before = f.state().await;
     assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["0", "0", "-1"]);
-    changed(&before, &f.state().await, &[("D", &[])]);
+    changed(&before, &f.state().await, &[("delayed", &[])]);
 }
 
 #[tokio::test]
 async fn promote_takes_records_of_a_version_that_counted_what_waits() {
     let f = Fixture::new().await;
     // ["L", 2, 1, 1, [], [], 0]
-    f.seed("HSET", "R", &[&id('a'), b"\x97\xa1L\x02\x01\x01\x90\x90\x00"]).await;
-    f.seed("HSET", "B", &[&id('a'), &body(2)]).await;
-    f.seed("ZADD", "D", &[NOW.to_string().as_bytes(), &lease('a', 4)]).await;
+    f.seed("HSET", "records", &[&id('a'), b"\x97\xa1L\x02\x01\x01\x90\x90\x00"]).await;
+    f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
+    f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &lease('a', 4)]).await;
     let before = f.state().await;
     assert_eq!(flat(f.run(&scripts::PROMOTE, promote).await.expect("promote")), ["1", "0", "-1"]);
     let (record, elements) = (r#"a=["L",2,1,[],[],[],0,1]"#, ["2/1/a"]);
-    changed(&before, &f.state().await, &[("R", &[record]), ("D", &[]), ("mr:T", &elements)]);
+    changed(&before, &f.state().await, &[("records", &[record]), ("delayed", &[]), ("mr:T", &elements)]);
 }
 
 #[tokio::test]
@@ -194,35 +198,35 @@ async fn a_clock_that_was_set_back_holds_nothing_longer_than_the_longest_of_its_
     let f = Fixture::new().await;
     let hour = 3_600_000;
     f.held('a', "w", 1).await;
-    f.seed("ZADD", "L", &[(NOW + hour).to_string().as_bytes(), &lease('a', 1)]).await;
-    f.seed("ZADD", "D", &[(NOW + hour).to_string().as_bytes(), &id('b')]).await;
-    f.seed("HSET", "M", &[b"lease", b"30000", b"delay", b"5"]).await;
+    f.seed("ZADD", "leases", &[(NOW + hour).to_string().as_bytes(), &lease('a', 1)]).await;
+    f.seed("ZADD", "delayed", &[(NOW + hour).to_string().as_bytes(), &id('b')]).await;
+    f.seed("HSET", "counters", &[b"longest_lease", b"30000", b"longest_delay", b"5"]).await;
     f.run(&scripts::EXPIRE, expire).await.expect("expire");
     f.run(&scripts::PROMOTE, promote).await.expect("promote");
     let state = f.state().await;
-    assert_eq!(state["L"], [format!("a1={}", NOW + 30_000)], "the longest lease that was given");
-    assert_eq!(state["D"], [format!("b={}", NOW + 600_000)], "the horizon, which is longer than any backoff was");
+    assert_eq!(state["leases"], [format!("a1={}", NOW + 30_000)], "the longest lease that was given");
+    assert_eq!(state["delayed"], [format!("b={}", NOW + 600_000)], "the horizon, which is longer than any backoff was");
 }
 
 #[tokio::test]
 async fn a_forwarder_of_the_future_does_not_keep_the_outbox() {
     let f = Fixture::new().await;
-    f.seed("XADD", "S", &[b"1-1", b"c", b"report"]).await;
-    f.seed("HSET", "M", &[b"forwarder", format!("{} one", NOW + 3_600_000).as_bytes()]).await;
+    f.seed("XADD", "outbox", &[b"1-1", b"c", b"report"]).await;
+    f.seed("HSET", "counters", &[b"forwarder", format!("{} one", NOW + 3_600_000).as_bytes()]).await;
     let outbox = |call: &mut Call| {
         call.arg("other").arg(3_000).arg(10).arg(1 << 20);
     };
     assert_eq!(flat(f.run(&scripts::OUTBOX, outbox).await.expect("outbox")), ["1-1", "c", "report"]);
-    assert_eq!(f.state().await["M"], ["forwarder=1003000 other"]);
+    assert_eq!(f.state().await["counters"], ["forwarder=1003000 other"]);
 }
 
 #[tokio::test]
 async fn outbox_keeps_what_it_has_and_reads_by_bytes() {
     let f = Fixture::new().await;
     for entry in ["1-1", "2-1", "3-1", "4-1"] {
-        f.seed("XADD", "S", &[entry.as_bytes(), b"c", &[b'.'; 100]]).await;
+        f.seed("XADD", "outbox", &[entry.as_bytes(), b"c", &[b'.'; 100]]).await;
     }
-    f.seed("HSET", "M", &[b"out", b"400"]).await;
+    f.seed("HSET", "counters", &[b"outbox_bytes", b"400"]).await;
     let outbox = async |forwarder: &str, most: usize, bytes: usize| {
         let outbox = |call: &mut Call| {
             call.arg(forwarder).arg(3_000).arg(most).arg(bytes);
@@ -230,11 +234,11 @@ async fn outbox_keeps_what_it_has_and_reads_by_bytes() {
         flat(f.run(&scripts::OUTBOX, outbox).await.expect("outbox")).len() / 3
     };
     assert_eq!(outbox("one", 0, 0).await, 0, "it has nothing to keep");
-    assert_eq!(f.state().await["M"], ["out=400"]);
+    assert_eq!(f.state().await["counters"], ["outbox_bytes=400"]);
     assert_eq!(outbox("one", 10, 250).await, 2);
-    f.seed("HSET", "M", &[b"forwarder", b"1000001 one"]).await;
+    f.seed("HSET", "counters", &[b"forwarder", b"1000001 one"]).await;
     assert_eq!(outbox("one", 0, 0).await, 0);
-    assert_eq!(f.state().await["M"], ["forwarder=1003000 one", "out=400"], "kept for another while");
+    assert_eq!(f.state().await["counters"], ["forwarder=1003000 one", "outbox_bytes=400"], "kept for another while");
     assert_eq!(outbox("one", 10, 1).await, 1, "one at least");
 }
 
@@ -242,32 +246,32 @@ async fn outbox_keeps_what_it_has_and_reads_by_bytes() {
 async fn finals_take_a_time_of_the_future_for_now() {
     let f = Fixture::new().await;
     let future = format!("f{}:1:w", NOW + 3_600_000);
-    f.seed("HSET", "R", &[&id('a'), future.as_bytes(), &id('b'), b"f5:1:w"]).await;
-    f.seed("RPUSH", "F", &[&id('a'), &id('b')]).await;
+    f.seed("HSET", "records", &[&id('a'), future.as_bytes(), &id('b'), b"f5:1:w"]).await;
+    f.seed("RPUSH", "finals", &[&id('a'), &id('b')]).await;
     let before = f.state().await;
     let finals = |call: &mut Call| {
         call.arg(60_000).arg(10);
     };
     assert!(flat(f.run(&scripts::FINALS, finals).await.expect("finals")).is_empty(), "the grace begins now");
-    changed(&before, &f.state().await, &[("R", &[&format!("a=f{NOW}:1:w"), "b=f5:1:w"])]);
+    changed(&before, &f.state().await, &[("records", &[&format!("a=f{NOW}:1:w"), "b=f5:1:w"])]);
 }
 
 #[tokio::test]
 async fn a_lease_that_never_reached_its_worker_costs_nothing() {
     let f = Fixture::new().await;
     f.held('a', "w", 1).await;
-    f.seed("ZADD", "U", &[NOW.to_string().as_bytes(), b"1"]).await;
+    f.seed("ZADD", "undelivered", &[NOW.to_string().as_bytes(), b"1"]).await;
     let before = f.state().await;
     assert_eq!(flat(f.run(&scripts::EXPIRE, expire).await.expect("expire")), ["0", "0", "1", "0", "-1"]);
     changed(
         &before,
         &f.state().await,
         &[
-            ("R", &[r#"a=["L",1,0,[],[],[],0,1]"#]),
-            ("L", &[]),
-            ("U", &[]),
+            ("records", &[r#"a=["L",1,0,[],[],[],0,1]"#]),
+            ("leases", &[]),
+            ("undelivered", &[]),
             ("mr:T", &["1/1/a"]),
-            ("M", &["bytes=413", "live=1", "open=1"]),
+            ("counters", &["open_bytes=413", "live=1", "open=1"]),
         ],
     );
 }
@@ -282,15 +286,15 @@ async fn a_thousand_leases_that_end_together_are_reported_in_whole_events() {
         // Of every third this is the last failure.
         let attempts = if n % 3 == 0 { 1_u32 } else { 2 };
         let body = [&[2][..], &attempts.to_be_bytes(), &30_000_u32.to_be_bytes(), b"text"].concat();
-        f.seed("HSET", "R", &[&id, b"h1:w"]).await;
-        f.seed("HSET", "B", &[&id, &body]).await;
-        f.seed("ZADD", "L", &[NOW.to_string().as_bytes(), &lease]).await;
+        f.seed("HSET", "records", &[&id, b"h1:w"]).await;
+        f.seed("HSET", "bodies", &[&id, &body]).await;
+        f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease]).await;
     }
     let all = |call: &mut Call| {
         call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]).arg(1000).arg(100).arg(1 << 20);
     };
     assert_eq!(flat(f.run(&scripts::EXPIRE, all).await.expect("expire")), ["1000", "334", "0", "1", "-1"]);
-    let entries = f.state().await.remove("S").unwrap();
+    let entries = f.state().await.remove("outbox").unwrap();
     assert!((2..10).contains(&entries.len()), "{} entries", entries.len());
     let (mut notices, mut deaths) = (0, 0);
     for entry in entries {
@@ -305,15 +309,15 @@ async fn a_thousand_leases_that_end_together_are_reported_in_whole_events() {
 #[tokio::test]
 async fn an_undelivered_grant_of_the_future_does_not_stay_for_ever() {
     let f = Fixture::new().await;
-    f.seed("HSET", "M", &[b"lease", b"30000"]).await;
-    f.seed("ZADD", "U", &[(NOW + 86_400_000).to_string().as_bytes(), b"1"]).await;
+    f.seed("HSET", "counters", &[b"longest_lease", b"30000"]).await;
+    f.seed("ZADD", "undelivered", &[(NOW + 86_400_000).to_string().as_bytes(), b"1"]).await;
     let before = f.state().await;
     let look = |call: &mut Call| {
         call.arg(0).arg(600_000);
     };
     assert_eq!(flat(f.run(&scripts::LOOK, look).await.expect("look"))[0], "1", "something is due");
     f.run(&scripts::EXPIRE, expire).await.expect("expire");
-    changed(&before, &f.state().await, &[("U", &[&format!("1={}", NOW + 30_000)])]);
+    changed(&before, &f.state().await, &[("undelivered", &[&format!("1={}", NOW + 30_000)])]);
 }
 
 #[tokio::test]
@@ -321,9 +325,9 @@ async fn sweep_drops_elements_that_a_newer_one_has_replaced() {
     let f = Fixture::new().await;
     // ["L", 2, 1, [], [], [], 0, 3, ["w", 1], []]: the third offer counts.
     let record = b"\x9a\xa1L\x02\x01\x90\x90\x90\x00\x03\x92\xa1w\x01\x90";
-    f.seed("HSET", "R", &[&id('a'), record]).await;
+    f.seed("HSET", "records", &[&id('a'), record]).await;
     f.seed("LPUSH", "mr:T", &[&element(2, 1, 'a'), &element(2, 2, 'a'), &element(2, 3, 'a')]).await;
-    f.seed("HSET", "M", &[b"open", b"1"]).await;
+    f.seed("HSET", "counters", &[b"open", b"1"]).await;
     let before = f.state().await;
     let sweep = |call: &mut Call| {
         call.arg(512);
@@ -338,10 +342,10 @@ async fn stats_count_and_change_nothing() {
     f.waiting('a', 1, b"1").await;
     f.waiting('b', 1, b"h5:w").await;
     f.held('c', "w", 1).await;
-    f.seed("ZADD", "D", &[b"5", &id('d')]).await;
-    f.seed("XADD", "S", &[b"*", b"c", b"report"]).await;
-    f.seed("RPUSH", "F", &[&id('e')]).await;
-    f.seed("HSET", "M", &[b"f4", b"1"]).await;
+    f.seed("ZADD", "delayed", &[b"5", &id('d')]).await;
+    f.seed("XADD", "outbox", &[b"*", b"c", b"report"]).await;
+    f.seed("RPUSH", "finals", &[&id('e')]).await;
+    f.seed("HSET", "counters", &[b"front4", b"1"]).await;
     let before = f.state().await;
     // The first 48 bits of the id are its time. One of two elements is ahead of the foremost pointer.
     let created = u64::from_be_bytes([0, 0, b'a', b'a', b'a', b'a', b'a', b'a']).to_string();
@@ -353,11 +357,11 @@ async fn stats_count_and_change_nothing() {
 #[tokio::test]
 async fn inspect_shows_each_record_and_changes_nothing() {
     let f = Fixture::new().await;
-    f.seed("SET", "O", &[b"topic/4-0"]).await;
+    f.seed("SET", "offset", &[b"topic/4-0"]).await;
     // ["L", 3, 1, ["9"], ["u", "1"], ["w", "2"], 0] and ["L", 2, 0, [""], [], [], 0]
     let both = b"\x97\xa1L\x03\x01\x91\xa19\x92\xa1u\xa11\x92\xa1w\xa12\x00";
     let scheduled = b"\x97\xa1L\x02\x00\x91\xa0\x90\x90\x00";
-    f.seed("HSET", "R", &[&id('a'), b"h5:w", &id('b'), both, &id('c'), scheduled, &id('x'), b"\xc1"]).await;
+    f.seed("HSET", "records", &[&id('a'), b"h5:w", &id('b'), both, &id('c'), scheduled, &id('x'), b"\xc1"]).await;
     let before = f.state().await;
     let inspect = |call: &mut Call| {
         call.arg(id('a')).arg(id('b')).arg(id('c')).arg(id('x')).arg(id('z'));
@@ -378,27 +382,27 @@ async fn look_says_what_there_is_to_do() {
         flat(f.run(&scripts::LOOK, look).await.expect("look"))
     };
     assert_eq!(look().await, ["0"]);
-    f.seed("HSET", "M", &[b"n", b"5", b"open", b"0"]).await;
+    f.seed("HSET", "counters", &[b"grants", b"5", b"open", b"0"]).await;
     assert_eq!(look().await, ["0"], "counters are nothing to do");
     f.waiting('a', 1, b"1").await;
     assert_eq!(look().await, ["0", "0", "-1", "0", "0", "0", "0", "1"], "one that waits");
     f.held('b', "w", 1).await;
-    f.seed("HSET", "M", &[b"lease", b"30000"]).await;
+    f.seed("HSET", "counters", &[b"longest_lease", b"30000"]).await;
     f.seed("LPUSH", "m:T", &[&element(1, 0, 'b')]).await;
     f.seed("HSET", "m:P", &[b"w", b"1"]).await;
-    f.seed("ZADD", "D", &[(NOW + 40).to_string().as_bytes(), &id('d')]).await;
-    f.seed("XADD", "S", &[b"*", b"c", b"report"]).await;
-    f.seed("HSET", "R", &[&id('e'), b"f5:1:w"]).await;
-    f.seed("RPUSH", "F", &[&id('e')]).await;
+    f.seed("ZADD", "delayed", &[(NOW + 40).to_string().as_bytes(), &id('d')]).await;
+    f.seed("XADD", "outbox", &[b"*", b"c", b"report"]).await;
+    f.seed("HSET", "records", &[&id('e'), b"f5:1:w"]).await;
+    f.seed("RPUSH", "finals", &[&id('e')]).await;
     let before = f.state().await;
     assert_eq!(look().await, ["1", "0", "0", "1", "1", "1", "1", "2"]);
-    f.seed("ZADD", "L", &[(NOW + 60).to_string().as_bytes(), &lease('b', 1)]).await;
-    f.seed("HSET", "R", &[&id('e'), format!("f{NOW}:1:w").as_bytes()]).await;
+    f.seed("ZADD", "leases", &[(NOW + 60).to_string().as_bytes(), &lease('b', 1)]).await;
+    f.seed("HSET", "records", &[&id('e'), format!("f{NOW}:1:w").as_bytes()]).await;
     assert_eq!(look().await, ["0", "0", "40", "1", "1", "1", "0", "2"]);
     // Farther away than any that was given: a clock was set back.
-    f.seed("ZADD", "L", &[(NOW + 31_000).to_string().as_bytes(), &lease('b', 1)]).await;
+    f.seed("ZADD", "leases", &[(NOW + 31_000).to_string().as_bytes(), &lease('b', 1)]).await;
     assert_eq!(look().await[0], "1");
-    f.seed("ZADD", "L", &[NOW.to_string().as_bytes(), &lease('b', 1)]).await;
-    f.seed("HSET", "R", &[&id('e'), b"f5:1:w"]).await;
+    f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease('b', 1)]).await;
+    f.seed("HSET", "records", &[&id('e'), b"f5:1:w"]).await;
     assert_eq!(f.state().await, before);
 }

@@ -8,17 +8,16 @@ use redis::Value;
 use taskd::{
     model::{Offset, QueueName, ShardId, TaskId, WorkerName},
     queue::{
-        Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, HandBack, How, Inspected,
-        OUTBOX_FULL, OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, Stats,
+        Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Inspected, OUTBOX_FULL,
+        OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, RejectMode, Rejection, Stats,
         keys::{LANES, ShardKeys},
-        scripts,
     },
-    redis_pool::Redis,
+    redis_pool::{Redis, scripts},
     runtime::Progress,
 };
 use tokio_util::sync::CancellationToken;
 
-use super::model::{BACKOFF, HOUR, LIFE, Lease, Model, Task, due, id_of, member};
+use super::model::{BACKOFF, GENERATION, HOUR, Lease, Model, Task, due, id_of, member};
 use crate::support::redis::{Fsync, RedisServer};
 
 pub(super) const WORKERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
@@ -76,7 +75,7 @@ impl Checked {
         let shard = ShardId { queue: QueueName::new("q").expect("a name"), number: 0 };
         let queue = Queue::new(redis.clone());
         queue.add_shard(&shard);
-        queue.open_shard(&shard, LIFE, "topic", None).await.expect("open");
+        queue.upkeep.open_shard(&shard, GENERATION, "topic", None).await.expect("open");
         let keys = ShardKeys::new(redis.prefix(), &shard);
         let (known, records, seen) = Default::default();
         let model = Model::default();
@@ -154,7 +153,7 @@ impl Checked {
             dealt_with += 1;
         }
         self.added += added;
-        let answer = self.queue.enqueue(&self.shard, &batch).await.expect("enqueue");
+        let answer = self.queue.enqueuer.enqueue(&self.shard, &batch).await.expect("enqueue");
         assert_eq!(answer, Enqueued::Done { dealt_with, added });
         self.compare(false).await;
     }
@@ -172,7 +171,7 @@ impl Checked {
             high_water_bytes: high,
             live_tasks_max: high,
         };
-        let answer = self.queue.enqueue(&self.shard, &batch).await.expect("enqueue");
+        let answer = self.queue.enqueuer.enqueue(&self.shard, &batch).await.expect("enqueue");
         assert_eq!(answer, Enqueued::Behind(self.model.offset));
         self.compare(false).await;
     }
@@ -232,7 +231,7 @@ impl Checked {
     /// Concurrent requests: one call of the script.
     pub(super) async fn claim(&mut self, asks: &[Ask]) -> Vec<Lease> {
         let shard = self.queue.shards_of(&self.shard.queue).remove(0);
-        let answers = join_all(asks.iter().map(|ask| self.queue.claim(&shard, Self::claim_of(ask)))).await;
+        let answers = join_all(asks.iter().map(|ask| self.queue.worker.claim(&shard, Self::claim_of(ask)))).await;
         let mut leases = Vec::new();
         for (ask, answer) in asks.iter().zip(answers) {
             let granted = answer.expect("claim");
@@ -242,7 +241,7 @@ impl Checked {
             let got = tasks.into_iter().map(|task| (task.id, task.body, task.token.attempt)).collect();
             leases.extend(self.granted(ask, (grant, more, got)));
         }
-        self.queue.report_deliveries().await;
+        self.queue.worker.report_deliveries().await;
         self.known.extend(leases.clone());
         self.compare(false).await;
         leases
@@ -258,7 +257,7 @@ impl Checked {
 
     /// With a scan bound that the queue would not use; answers whether to ask again.
     pub(super) async fn claim_looking_at(&mut self, elements: usize, ask: &Ask) -> (Vec<Lease>, bool) {
-        let mut call = scripts::CLAIM.on(&self.keys, None);
+        let mut call = self.keys.call(&scripts::CLAIM, None);
         call.arg(elements).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES).arg(ANY_WEIGHT).arg("").arg(0);
         call.arg(&ask.worker).arg(ask.most).arg(ask.most_bytes).arg(1).arg(0).arg(0);
         let value = call.run(&mut self.redis.conn()).await.expect("claim");
@@ -284,7 +283,7 @@ impl Checked {
         let ask = Ask { worker: self.newcomer(), most, most_bytes: ANY_WEIGHT };
         // Nobody can look into what was not delivered; what a newcomer gets is known.
         let open = self.model.open_to(&ask.worker);
-        let granted = process.claim(&process.shards_of(&self.shard.queue)[0], Self::claim_of(&ask)).await;
+        let granted = process.worker.claim(&process.shards_of(&self.shard.queue)[0], Self::claim_of(&ask)).await;
         let granted = granted.expect("claim");
         let grant = self.model.grants + 1;
         let got = |id: &TaskId| (*id, self.model.tasks[id].body.clone(), self.model.tasks[id].failures + 1);
@@ -294,9 +293,9 @@ impl Checked {
         drop(granted);
         let stop = CancellationToken::new();
         stop.cancel();
-        process.settle_deliveries(&Progress::default().register("release"), &stop).await;
+        process.worker.settle_deliveries(&Progress::default().register("release"), &stop).await;
         for lease in leases {
-            self.model.give_back(lease.id, lease.grant, How::Release, "");
+            self.model.reject(lease.id, lease.grant, RejectMode::Release, "");
         }
         self.compare(false).await;
     }
@@ -304,7 +303,7 @@ impl Checked {
     pub(super) async fn complete(&mut self, leases: &[Lease]) -> Vec<Code> {
         let completion = |lease: &Lease| {
             let (token, worker) = (lease.token(&self.shard), worker(&lease.worker));
-            self.queue.complete(Completion { id: lease.id, token, worker, report: lease.report() })
+            self.queue.worker.complete(Completion { id: lease.id, token, worker, report: lease.report() })
         };
         let answers = join_all(leases.iter().map(completion)).await;
         let mut codes = Vec::new();
@@ -320,20 +319,20 @@ impl Checked {
         codes
     }
 
-    pub(super) async fn hand_back(&mut self, items: &[(Lease, How)]) -> Vec<(Code, bool)> {
-        let item = |(lease, how): &(Lease, How)| HandBack {
+    pub(super) async fn reject(&mut self, items: &[(Lease, RejectMode)]) -> Vec<(Code, bool)> {
+        let item = |(lease, mode): &(Lease, RejectMode)| Rejection {
             id: lease.id,
             token: lease.token(&self.shard),
             worker: worker(&lease.worker),
-            how: *how,
+            mode: *mode,
             reason: "no luck".into(),
         };
         let back: Vec<_> = items.iter().map(item).collect();
-        let answers = self.queue.hand_back(&self.shard, &back, &BACKOFF).await.expect("hand back");
-        for ((lease, how), answer) in items.iter().zip(&answers) {
+        let answers = self.queue.worker.reject(&self.shard, &back, &BACKOFF).await.expect("reject");
+        for ((lease, mode), answer) in items.iter().zip(&answers) {
             let code = self.code_of_no_completion(lease);
-            let dead = code == Code::Ok && self.model.give_back(lease.id, lease.grant, *how, "no luck");
-            assert_eq!(*answer, (code, dead), "{lease:?} {how:?}");
+            let dead = code == Code::Ok && self.model.reject(lease.id, lease.grant, *mode, "no luck");
+            assert_eq!(*answer, (code, dead), "{lease:?} {mode:?}");
         }
         self.compare(false).await;
         answers
@@ -352,7 +351,7 @@ impl Checked {
             Extension { id: lease.id, token, worker, by: HOUR }
         };
         let items: Vec<_> = leases.iter().map(extension).collect();
-        let answers = self.queue.extend(&self.shard, &items).await.expect("extend");
+        let answers = self.queue.worker.extend(&self.shard, &items).await.expect("extend");
         for (lease, (code, deadline)) in leases.iter().zip(answers) {
             assert_eq!(code, self.code_of_no_completion(lease), "{lease:?}");
             assert_eq!(deadline > 0, code == Code::Ok);
@@ -364,14 +363,14 @@ impl Checked {
         self.compare(false).await;
     }
 
-    /// Writes scores of the past into the zset `L` or `D`, one after the other.
+    /// Writes scores of the past into the zset `leases` or `delayed`, one after the other.
     pub(super) async fn make_due(&mut self, zset: &str, members: &[Vec<u8>]) {
         for member in members {
             self.clock += 1;
             let mut command = redis::cmd("ZADD");
             command.arg(format!("t:{{q:0}}:{zset}")).arg("XX").arg(self.clock).arg(member);
             let () = command.query_async(&mut self.redis.conn()).await.expect("zadd");
-            let timers = if zset == "L" { &mut self.model.leases } else { &mut self.model.waits };
+            let timers = if zset == "leases" { &mut self.model.leases } else { &mut self.model.waits };
             timers.insert(member.clone(), Some(self.clock));
         }
     }
@@ -385,18 +384,18 @@ impl Checked {
             // A task that died a moment ago has closed its other leases.
             let Some((worker, _)) = holder.cloned() else { continue };
             if self.model.unseen.contains(&grant) {
-                self.model.give_back(id, grant, How::Release, "");
+                self.model.reject(id, grant, RejectMode::Release, "");
                 self.model.unseen.insert(grant);
                 expected.undelivered += 1;
                 continue;
             }
-            let dead = self.model.give_back(id, grant, How::Retry(None), "lease expired");
+            let dead = self.model.reject(id, grant, RejectMode::Retry(None), "lease expired");
             let attempts = self.model.tasks[&id].failures;
             self.model.outbox.push_back(Event::Expired { id, worker, attempts, dead });
             expected.expired += 1;
             expected.dead += u64::from(dead);
         }
-        let answer = self.queue.expire(&self.shard, most, &BACKOFF).await.expect("expire");
+        let answer = self.queue.upkeep.expire(&self.shard, most, &BACKOFF).await.expect("expire");
         assert_eq!(answer, Expired { next_unix_ms: answer.next_unix_ms, ..expected });
         assert_eq!(answer.next_unix_ms.is_none(), self.model.leases.is_empty());
         self.compare(false).await;
@@ -405,14 +404,14 @@ impl Checked {
 
     pub(super) async fn leases_run_out(&mut self) {
         let all: Vec<_> = self.model.leases.keys().cloned().collect();
-        self.make_due("L", &all).await;
+        self.make_due("leases", &all).await;
         while self.expire(7).await.more {}
     }
 
     pub(super) async fn promote(&mut self, most: usize) -> Promoted {
         let due = due(&self.model.waits, most);
         let promoted = due.iter().filter(|wait| self.model.promote(wait)).count() as u64;
-        let answer = self.queue.promote(&self.shard, most, FAR).await.expect("promote");
+        let answer = self.queue.upkeep.promote(&self.shard, most, FAR).await.expect("promote");
         assert_eq!(answer, Promoted { promoted, more: due.len() == most, next_unix_ms: answer.next_unix_ms });
         assert_eq!(answer.next_unix_ms.is_none(), self.model.waits.is_empty());
         self.compare(false).await;
@@ -421,12 +420,12 @@ impl Checked {
 
     pub(super) async fn waits_end(&mut self) {
         let all: Vec<_> = self.model.waits.keys().cloned().collect();
-        self.make_due("D", &all).await;
+        self.make_due("delayed", &all).await;
         while self.promote(7).await.more {}
     }
 
     pub(super) async fn sweep(&mut self, most: usize) -> u64 {
-        let moved = self.queue.sweep(&self.shard, most).await.expect("sweep");
+        let moved = self.queue.upkeep.sweep(&self.shard, most).await.expect("sweep");
         self.compare(true).await;
         moved
     }
@@ -459,9 +458,9 @@ impl Checked {
     }
 
     pub(super) async fn forward(&mut self, most: usize) {
-        let entries = self.queue.outbox(&self.shard, most, ANY_WEIGHT).await.expect("outbox");
+        let entries = self.queue.upkeep.outbox(&self.shard, most, ANY_WEIGHT).await.expect("outbox");
         if !entries.is_empty() {
-            self.queue.forwarded(&self.shard, &entries).await.expect("forwarded");
+            self.queue.upkeep.forwarded(&self.shard, &entries).await.expect("forwarded");
         }
         let events = entries.into_iter().flat_map(|entry| entry.events).count();
         self.model.outbox.drain(..events);
@@ -470,7 +469,7 @@ impl Checked {
 
     /// By two watchdogs that have read the same final records.
     pub(super) async fn forget(&mut self, most: usize, settled: u8) {
-        let finals = self.queue.finals(&self.shard, Duration::ZERO, most).await.expect("finals");
+        let finals = self.queue.upkeep.finals(&self.shard, Duration::ZERO, most).await.expect("finals");
         assert!(finals.iter().eq(self.model.finals.iter().take(most)));
         let finals: Vec<_> = finals.into_iter().enumerate().map(|(i, id)| (id, settled >> (i % 8) & 1 == 1)).collect();
         for _ in 0..2 {
@@ -487,7 +486,7 @@ impl Checked {
                     self.model.finals.push_back(*id);
                 }
             }
-            assert_eq!(self.queue.forget(&self.shard, &finals).await.expect("forget"), forgotten);
+            assert_eq!(self.queue.upkeep.forget(&self.shard, &finals).await.expect("forget"), forgotten);
         }
         self.compare(false).await;
     }
@@ -500,8 +499,8 @@ impl Checked {
         for lane in LANES {
             pipe.cmd("LRANGE").arg(key(lane) + ":T").arg(0).arg(-1);
         }
-        pipe.cmd("ZRANGE").arg(key("L")).arg(0).arg(-1).cmd("ZRANGE").arg(key("D")).arg(0).arg(-1);
-        pipe.cmd("HKEYS").arg(key("B")).cmd("LRANGE").arg(key("F")).arg(0).arg(-1);
+        pipe.cmd("ZRANGE").arg(key("leases")).arg(0).arg(-1).cmd("ZRANGE").arg(key("delayed")).arg(0).arg(-1);
+        pipe.cmd("HKEYS").arg(key("bodies")).cmd("LRANGE").arg(key("finals")).arg(0).arg(-1);
         let mut conn = self.redis.conn();
         let mut read: Vec<Vec<Vec<u8>>> = pipe.query_async(&mut conn).await.expect("read");
         let left_tail = LANES.map(|lane| key(lane) + ":C");
@@ -535,13 +534,13 @@ impl Checked {
             assert_eq!(record, expected, "the record of {id}");
         }
 
-        let outbox = self.queue.outbox(&self.shard, ALL, ALL).await.expect("outbox");
+        let outbox = self.queue.upkeep.outbox(&self.shard, ALL, ALL).await.expect("outbox");
         let entries = outbox.len() as u64;
         let bytes: usize = outbox.iter().map(|entry| entry.bytes).sum();
         let events: Vec<_> = outbox.into_iter().flat_map(|entry| entry.events).map(without_times).collect();
         assert_eq!(model.outbox, events, "the outbox");
         let counted: Option<usize> =
-            redis::cmd("HGET").arg(key("M")).arg("out").query_async(&mut conn).await.expect("out");
+            redis::cmd("HGET").arg(key("counters")).arg("outbox_bytes").query_async(&mut conn).await.expect("out");
         assert_eq!(counted.unwrap_or(0), bytes, "bytes of the outbox");
         let waiting = |task: &&Task| task.left() > 0;
         let stats = self.queue.stats(&self.shard).await.expect("stats");
@@ -567,7 +566,8 @@ impl Checked {
         first.map(|(id, _)| i64::try_from(id.0.as_u128() >> 80).expect("48 bits")).min()
     }
 
-    /// An element leaves the tail when it is spent; a sweep may also put it in front again. Who has something left is offered.
+    /// An element leaves the tail when it is spent; a sweep may also put it in front again. A task with something left
+    /// is offered.
     fn compare_lanes(&mut self, lanes: &[Vec<Vec<u8>>], gone: &[Option<usize>], swept: bool) {
         let model = &mut self.model;
         let live = |(id, offer): &(TaskId, u32)| model.tasks.get(id).is_some_and(|task| task.is_offered_by(*offer));
@@ -610,7 +610,7 @@ impl Checked {
         // The time of what was never delivered is over.
         for grant in &self.model.unseen {
             let mut past = redis::cmd("ZADD");
-            past.arg("t:{q:0}:U").arg("XX").arg(1).arg(*grant);
+            past.arg("t:{q:0}:undelivered").arg("XX").arg(1).arg(*grant);
             let () = past.query_async(&mut self.redis.conn()).await.expect("zadd");
         }
         self.expire(7).await;
@@ -627,7 +627,9 @@ impl Checked {
         }
         let keys: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut self.redis.conn()).await.expect("keys");
         let short = |key: &String| key.trim_start_matches("t:{q:0}:").to_owned();
-        let never = |key: &String| ["g", "M", "O", "S"].contains(&key.as_str()) || key.ends_with(":C");
+        let never = |key: &String| {
+            ["generation", "counters", "offset", "outbox"].contains(&key.as_str()) || key.ends_with(":C")
+        };
         let left: Vec<_> = keys.iter().map(short).filter(|key| !never(key)).collect();
         assert!(left.is_empty(), "left behind: {left:?}");
     }

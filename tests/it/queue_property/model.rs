@@ -8,10 +8,10 @@ use std::{
 use bytes::Bytes;
 use taskd::{
     model::{LeaseToken, Offset, ShardId, TaskId},
-    queue::{Code, EnqueueTask, Event, Failure, How, RecordStatus},
+    queue::{Code, EnqueueTask, Event, Failure, RecordStatus, RejectMode},
 };
 
-pub(super) const LIFE: u64 = 7;
+pub(super) const GENERATION: u64 = 7;
 pub(super) const HOUR: Duration = Duration::from_secs(3600);
 /// The second failure of a replica is offered again at once.
 pub(super) const BACKOFF: [Duration; 3] = [HOUR, Duration::ZERO, HOUR];
@@ -88,7 +88,7 @@ pub(super) struct Lease {
 
 impl Lease {
     pub(super) fn token(&self, shard: &ShardId) -> LeaseToken {
-        LeaseToken { shard: shard.clone(), generation: LIFE, grant: self.grant, attempt: 1 }
+        LeaseToken { shard: shard.clone(), generation: GENERATION, grant: self.grant, attempt: 1 }
     }
 
     /// One of a kind, so that a report that comes twice is seen.
@@ -216,18 +216,18 @@ impl Model {
     }
 
     /// Answers whether the task is dead.
-    pub(super) fn give_back(&mut self, id: TaskId, grant: u64, how: How, reason: &str) -> bool {
+    pub(super) fn reject(&mut self, id: TaskId, grant: u64, mode: RejectMode, reason: &str) -> bool {
         let task = self.tasks.get_mut(&id).expect("a record");
         let at = task.held.iter().position(|(_, other)| *other == grant).expect("a holder");
         let holder = task.held.remove(at);
         self.leases.remove(&member(id, grant));
-        let failures = match how {
-            How::Release => 0,
-            How::Retry(_) => 1,
-            How::Never => task.max_attempts,
+        let failures = match mode {
+            RejectMode::Release => 0,
+            RejectMode::Retry(_) => 1,
+            RejectMode::Never => task.max_attempts,
         };
         task.blame(&holder.0, failures, reason);
-        if how == How::Release {
+        if mode == RejectMode::Release {
             // taskd gives back all of a grant.
             self.unseen.remove(&grant);
         }
@@ -243,10 +243,12 @@ impl Model {
             self.outbox.push_back(Event::Died { id, attempts, reason, history });
             return true;
         }
-        let at_once = match how {
-            How::Release => true,
-            How::Retry(Some(delay)) => delay.is_zero(),
-            How::Retry(None) | How::Never => BACKOFF[task.failures.div_ceil(num).min(3) as usize - 1].is_zero(),
+        let at_once = match mode {
+            RejectMode::Release => true,
+            RejectMode::Retry(Some(delay)) => delay.is_zero(),
+            RejectMode::Retry(None) | RejectMode::Never => {
+                BACKOFF[task.failures.div_ceil(num).min(3) as usize - 1].is_zero()
+            }
         };
         if at_once {
             task.offer += 1;

@@ -1,39 +1,63 @@
-//! For the watchdog, the forwarder and readers: what ran out of time, what is to be reported, how a shard stands.
+//! For the watchdog and the forwarder: what ran out of time, what is to be reported, which shards close.
 
-use std::{sync::Arc, time::Duration};
+mod failing;
+
+use std::{ops::Deref, sync::Arc, time::Duration};
 
 use futures::StreamExt;
 
+pub use self::failing::{FailedRound, Failing};
 use super::{
-    Error, Expired, Inspected, Look, OutboxEntry, Promoted, Queue, Result, Stats, scripts, seed,
-    shard::Notes,
-    wire::{inspected, items, look, number, numbers, outbox_entry, packed_ms, task_id, text, unsigned},
+    enqueue::AT_ONCE as KEYS_AT_ONCE,
+    error::{Error, Result},
+    keys,
+    notes::Notes,
+    shards::Shards,
+    types::{Closing, Expired, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
+    wire::{items, look, ms, number, numbers, outbox_entry, packed_ms, seed, task_id, unsigned},
 };
-use crate::model::{Offset, ShardId, TaskId};
+use crate::{
+    model::{Offset, ShardId, TaskId},
+    redis_pool::scripts,
+};
 
-/// How long a forwarder has a shard's outbox to itself. Entries that stand there longer: it has died, or the bus is away.
+/// How long a forwarder owns a shard's outbox. Entries that are still there afterwards mean that it died, or that the
+/// bus is down.
 const FORWARDING: Duration = Duration::from_secs(3);
-
-/// Entries and bytes in a shard's outbox at which claims and expiries pause.
-pub const OUTBOX_FULL: usize = 10_000;
-pub const OUTBOX_FULL_BYTES: usize = 64 << 20;
 
 /// Shards that are asked at once.
 const AT_ONCE: usize = 64;
 
-/// What a look goes by.
+/// What a look asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct LookFor {
-    /// A look of this process that is younger will do, where nothing has happened since.
+    /// A younger look of this process will do, unless something has happened in the shard since.
     pub max_age: Duration,
     /// Age at which a final record is to be settled.
     pub grace: Duration,
-    /// Of scheduled tasks.
+    /// How long before its time a scheduled task may come to the shard.
     pub horizon: Duration,
 }
 
-impl Queue {
-    /// Lists what there is to do in the shards that have a generation and in which something stands.
+/// The watchdog's and the forwarder's side of the queue.
+#[derive(Clone)]
+pub struct Upkeep(pub(super) Shards);
+
+impl Deref for Upkeep {
+    type Target = Shards;
+
+    fn deref(&self) -> &Shards {
+        &self.0
+    }
+}
+
+impl Upkeep {
+    /// Shards that are not empty, in which something has happened, or at which no loop has looked for long.
+    pub fn awake_shards(&self) -> Vec<ShardId> {
+        self.awake().iter().map(|notes| notes.id.clone()).collect()
+    }
+
+    /// Lists what there is to do in the shards that have a generation and are not empty.
     pub async fn look(&self, look_for: LookFor) -> Vec<(ShardId, Result<Look>)> {
         let looks = self.awake().into_iter().map(|shard| async move {
             let look = self.look_at(&shard, look_for).await;
@@ -49,7 +73,7 @@ impl Queue {
 
     async fn look_at(&self, shard: &Arc<Notes>, look_for: LookFor) -> Result<Look> {
         if let Some((mut seen, age)) = shard.seen(look_for.max_age) {
-            // Time has passed since: what was due later may be due now.
+            // What was due later may be due now.
             match seen.next.map(|next| next.checked_sub(age)) {
                 Some(None) => {}
                 Some(left) => {
@@ -60,7 +84,6 @@ impl Queue {
             }
         }
         let touched = shard.touched();
-        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let value = self
             .call(&scripts::LOOK, &shard.id, 1, |call| {
                 call.arg(ms(look_for.grace)).arg(ms(look_for.horizon));
@@ -85,12 +108,11 @@ impl Queue {
         Ok(Expired { expired, dead, undelivered, more: n[3] != 0, next_unix_ms })
     }
 
-    /// Offers what is due. Nothing is scheduled farther away than `horizon`, unless a clock was set back.
+    /// Offers what is due. A task comes to the shard at most `horizon` before its time, unless a clock was set back.
     pub async fn promote(&self, shard: &ShardId, most: usize, horizon: Duration) -> Result<Promoted> {
-        let horizon_ms = u64::try_from(horizon.as_millis()).unwrap_or(u64::MAX);
         let value = self
             .call(&scripts::PROMOTE, shard, 1, |call| {
-                call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(most).arg(horizon_ms);
+                call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(most).arg(ms(horizon));
             })
             .await?;
         self.touch(shard);
@@ -98,7 +120,7 @@ impl Queue {
         Ok(Promoted { promoted: unsigned(n[0]), more: n[1] != 0, next_unix_ms: (n[2] >= 0).then_some(n[2]) })
     }
 
-    /// Drops what is spent; answers how many elements left or moved.
+    /// Drops spent elements; answers how many left or moved.
     pub async fn sweep(&self, shard: &ShardId, most: usize) -> Result<u64> {
         let value = self
             .call(&scripts::SWEEP, shard, 1, |call| {
@@ -108,56 +130,17 @@ impl Queue {
         number(Some(value))
     }
 
-    pub async fn stats(&self, shard: &ShardId) -> Result<Stats> {
-        let n = numbers(self.call(&scripts::STATS, shard, 1, |_| {}).await?, 9)?;
-        Ok(Stats {
-            open: unsigned(n[0]),
-            leases: unsigned(n[1]),
-            delayed: unsigned(n[2]),
-            live: unsigned(n[3]),
-            waiting_bytes: unsigned(n[4]),
-            outbox: unsigned(n[5]),
-            finals: unsigned(n[6]),
-            oldest_created_unix_ms: (n[7] >= 0).then_some(n[7]),
-            ahead: unsigned(n[8]),
-        })
-    }
-
-    /// The shard's stored offset with its topic generation, and each task's record.
-    pub async fn inspect(
-        &self,
-        shard: &ShardId,
-        ids: &[TaskId],
-    ) -> Result<(Option<(String, Offset)>, Vec<Option<Inspected>>)> {
-        let value = self
-            .call(&scripts::INSPECT, shard, ids.len(), |call| {
-                for id in ids {
-                    call.arg(id.as_bytes());
-                }
-            })
-            .await?;
-        let mut answer = items(value)?.into_iter();
-        let stored = text(answer.next())?;
-        let offset = stored.rsplit_once('/').and_then(|(topic, at)| Some((topic.to_owned(), at.parse().ok()?)));
-        let records = answer.map(inspected).collect::<Result<Vec<_>>>()?;
-        if records.len() != ids.len() {
-            return Err(Error::Answer(format!("{} records for {} ids", records.len(), ids.len())));
-        }
-        Ok((offset, records))
-    }
-
     /// Final records older than `grace`, the earliest first.
     pub async fn finals(&self, shard: &ShardId, grace: Duration, most: usize) -> Result<Vec<TaskId>> {
-        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         let value = self
             .call(&scripts::FINALS, shard, 1, |call| {
-                call.arg(grace_ms).arg(most);
+                call.arg(ms(grace)).arg(most);
             })
             .await?;
         items(value)?.into_iter().map(|id| task_id(Some(id))).collect()
     }
 
-    /// Forgets those that are settled (`true`), in the order of [`Queue::finals`].
+    /// Forgets those that are settled (`true`), in the order of [`Self::finals`].
     pub async fn forget(&self, shard: &ShardId, settled: &[(TaskId, bool)]) -> Result<u64> {
         let value = self
             .call(&scripts::FORGET, shard, settled.len(), |call| {
@@ -170,28 +153,29 @@ impl Queue {
         number(Some(value))
     }
 
-    /// The first entries of the shard's outbox, at most so many and so many bytes, about; none while another process forwards them.
+    /// The first entries of the shard's outbox, at most `most` and about `bytes`; none while another process forwards
+    /// them.
     pub async fn outbox(&self, shard: &ShardId, most: usize, bytes: usize) -> Result<Vec<OutboxEntry>> {
         let value = self
             .call(&scripts::OUTBOX, shard, most, |call| {
-                call.arg(&self.0.process).arg(FORWARDING.as_millis() as u64).arg(most).arg(bytes);
+                call.arg(self.process()).arg(FORWARDING.as_millis() as u64).arg(most).arg(bytes);
             })
             .await?;
         items(value)?.into_iter().map(outbox_entry).collect()
     }
 
-    /// Keeps the outbox to this process while it publishes.
+    /// Keeps the outbox for another while, as this process still publishes.
     pub async fn keep_outbox(&self, shard: &ShardId) -> Result<()> {
         self.outbox(shard, 0, 0).await.map(drop)
     }
 
-    /// Removes entries that stand on the bus now; answers how many are left.
+    /// Removes entries that are on the bus now; answers how many are left.
     pub async fn forwarded(&self, shard: &ShardId, entries: &[OutboxEntry]) -> Result<usize> {
         let bytes: usize = entries.iter().map(|entry| entry.bytes).sum();
         let value = self
             .call(&scripts::FORWARDED, shard, entries.len(), |call| {
                 call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES);
-                call.arg(&self.0.process).arg(bytes);
+                call.arg(self.process()).arg(bytes);
                 for entry in entries {
                     call.arg(&entry.id);
                 }
@@ -199,5 +183,45 @@ impl Queue {
             .await?;
         self.touch(shard);
         number(Some(value))
+    }
+
+    // --- open and closed
+
+    /// The generation of each shard in Redis, in order; `None`: never opened, or lost.
+    pub async fn generations(&self, shards: &[ShardId]) -> Result<Vec<Option<u64>>> {
+        let mut generations = Vec::with_capacity(shards.len());
+        for shards in shards.chunks(KEYS_AT_ONCE) {
+            let keys: Vec<_> = shards.iter().map(|shard| keys::generation(self.prefix(), shard)).collect();
+            let some: Vec<Option<u64>> = redis::cmd("MGET").arg(keys).query_async(&mut self.conn()).await?;
+            generations.extend(some);
+        }
+        Ok(generations)
+    }
+
+    /// Gives a shard that has no generation one, in one step with an empty state: records of `pipeline` up to `offset`
+    /// count as enqueued. The entries of its outbox stay. Does nothing when the shard has a generation.
+    pub async fn open_shard(
+        &self,
+        shard: &ShardId,
+        generation: u64,
+        topic_generation: &str,
+        offset: Option<Offset>,
+    ) -> Result<()> {
+        self.open(shard, generation, topic_generation, offset).await
+    }
+
+    /// Removes all keys of a shard in which nothing has happened for `idle`.
+    pub async fn close_shard(&self, shard: &ShardId, idle: Duration) -> Result<Closing> {
+        let value = self
+            .call(&scripts::CLOSE, shard, 1, |call| {
+                call.arg(ms(idle));
+            })
+            .await?;
+        Ok(match numbers(value, 2)?[..] {
+            [-1, generation] => Closing::Closed(unsigned(generation)),
+            [-2, _] => Closing::InUse,
+            [left, _] => Closing::In(Duration::from_millis(unsigned(left))),
+            _ => return Err(Error::Answer("not two numbers".into())),
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! Shards that could not be dealt with.
+//! Shards that fail in a loop.
 
 use std::{
     collections::HashMap,
@@ -14,12 +14,12 @@ const LEFT_OUT_AT_MOST: Duration = Duration::from_secs(10);
 /// Shards of one round that the log names.
 const NAMED: usize = 10;
 
-/// A loop's shards that failed. Each is left out for as long as its failure took, so that the others have half of the
-/// loop's time at least.
+/// A loop's shards that failed. Each is left out for as long as its failure took, so that the others have at least half
+/// of the loop's time.
 #[derive(Debug)]
 pub struct Failing<E> {
     until: HashMap<ShardId, Instant>,
-    /// In this round; whether it is new.
+    /// The failures of this round, and whether each is new.
     failed: Vec<(ShardId, E, bool)>,
     done: usize,
 }
@@ -43,7 +43,7 @@ impl<E: Display> Failing<E> {
         self.until.get(shard).is_some_and(|until| Instant::now() < *until)
     }
 
-    /// Notes the outcome of a shard's turn, which began then.
+    /// Notes the outcome of a shard's turn that began at `began`.
     pub fn note<T>(&mut self, shard: &ShardId, began: Instant, outcome: Result<T, E>) -> Option<T> {
         match outcome {
             Ok(value) => {
@@ -60,10 +60,10 @@ impl<E: Display> Failing<E> {
         }
     }
 
-    /// Ends a round. An error when some shards failed and none was done: then it is not theirs.
+    /// Ends a round. An error when some shards failed and none was done: then the shards are not the cause.
     pub fn end_round(&mut self, step: &'static str) -> Result<(), FailedRound<E>> {
         let now = Instant::now();
-        // One that has not failed again for long is not there any more.
+        // A shard that has not failed again for long is gone.
         self.until.retain(|_, until| now < *until + LEFT_OUT_AT_MOST);
         let (failed, done) = (std::mem::take(&mut self.failed), std::mem::take(&mut self.done));
         if done > 0 {

@@ -1,0 +1,86 @@
+
+-- Records, elements and bodies: the only place that reads or writes a record.
+--
+-- A record says who completed a task, who holds it, what is in backoff, and how the task ended. The common forms are
+-- short:
+--   '3'                       live, NUM = 3, nothing has happened yet
+--   'h<grant>:<worker>'       NUM = 1, held, never rejected
+--   'f<ms>:<grant>:<worker>'  NUM = 1, completed at ms
+--   msgpack                   [status, NUM, failures, {grant, …} in backoff or {''} before its time,
+--                              {worker, grant, …} credited, {worker, grant, …} held, final at ms, newest offer,
+--                              {worker, failures, …}, {ms, worker, reason, …}]
+-- status: L live, F completed, D dead, X cancelled. save() leaves out the last three when they are nil.
+-- FAILED is kept where NUM > 1: a worker with max_attempts failures (then REFUSED) is not offered the task again, so
+-- that one worker alone cannot kill it. LOG holds the last failures.
+local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local REFUSED = -1
+
+local function is_record(t)
+  return type(t) == 'table' and type(t[ST]) == 'string' and type(t[NUM]) == 'number' and type(t[FAILS]) == 'number'
+    and type(t[CREDITED]) == 'table' and type(t[HELD]) == 'table' and type(t[AT]) == 'number'
+end
+
+-- Answers nil for a damaged record.
+local function load(r)
+  local form = string.byte(r) or 0
+  if form >= 48 and form <= 57 then
+    local num = tonumber(r)
+    return num and {'L', num, 0, {}, {}, {}, 0}
+  end
+  if form == 104 then
+    local grant, worker = string.match(r, '^h(%d+):(.*)$')
+    return grant and {'L', 1, 0, {}, {}, {worker, grant}, 0}
+  end
+  if form == 102 then
+    local at, grant, worker = string.match(r, '^f(%d+):(%d+):(.*)$')
+    return at and {'F', 1, 0, {}, {worker, grant}, {}, tonumber(at)}
+  end
+  local ok, t = pcall(cmsgpack.unpack, r)
+  if not ok or not is_record(t) then return nil end
+  if type(t[WAIT]) ~= 'table' then
+    -- An earlier version counted the waiting replicas and named no grants.
+    local waits = {}
+    for i = 1, tonumber(t[WAIT]) or 0 do waits[i] = '?' end
+    t[WAIT] = waits
+  end
+  return t
+end
+
+local function save(t)
+  if t[ST] == 'F' and t[NUM] == 1 then return 'f' .. t[AT] .. ':' .. t[CREDITED][2] .. ':' .. t[CREDITED][1] end
+  if t[ST] == 'L' and t[FAILS] == 0 and #t[WAIT] == 0 and #t[CREDITED] == 0 and (t[OFFER] or 0) == 0 then
+    if #t[HELD] == 0 then return tostring(t[NUM]) end
+    if t[NUM] == 1 then return 'h' .. t[HELD][2] .. ':' .. t[HELD][1] end
+  end
+  return cmsgpack.pack(t)
+end
+
+-- How many replicas may still be handed out.
+local function left(t)
+  if t[ST] ~= 'L' or t[WAIT][1] == '' then return 0 end
+  return t[NUM] - #t[CREDITED] / 2 - #t[HELD] / 2 - #t[WAIT]
+end
+
+-- The place of the worker in a flat list of pairs that begin with a worker.
+local function find_worker(list, worker)
+  for i = 1, #list, 2 do if list[i] == worker then return i end end
+end
+
+-- An element is msgpack [NUM, offer, id], so the id is its last 16 bytes. Offer 0 is a task's first element. Each
+-- replica that comes back is a new offer in a new element. Only the newest element counts, because no worker has
+-- passed it.
+local function element(num, offer, id) return cmsgpack.pack({num, offer, id}) end
+local function id_of(element) return string.sub(element, -16) end
+
+-- Whether the element is the one that offers what is left of the task.
+local function is_offer(t, element)
+  local offer = t[OFFER] or 0
+  return offer == 0 or cmsgpack.unpack(element)[2] == offer
+end
+
+-- An open task weighs its body and this: about what its record, element and lease take.
+local OVERHEAD = 400
+
+-- The field id .. 'h' has the head of a larger body again (priority, max_attempts, lease), so that a script reads nine
+-- bytes instead of a megabyte.
+local LARGE, HEAD = 1024, 9

@@ -1,0 +1,73 @@
+//! What discovery uses, and the steps that both its inputs take.
+
+use std::sync::Arc;
+
+use crate::{
+    bus::Bus,
+    config::Settings,
+    dedup::Filter,
+    model::{QueueName, TaskRow},
+    pipelines::{
+        admission::{Gates, Occupancy},
+        publishing::{self, DeadLetters, Publisher},
+    },
+    runtime::Clock,
+    store::{Store, Turn},
+    telemetry::metrics,
+};
+
+/// Everything that discovery uses.
+#[derive(Clone)]
+pub struct Context {
+    pub store: Arc<dyn Store>,
+    pub bus: Arc<dyn Bus>,
+    pub filter: Filter,
+    pub publisher: Publisher,
+    pub letters: DeadLetters,
+    pub gates: Gates,
+    pub occupancy: Occupancy,
+    pub clock: Clock,
+    pub settings: Arc<Settings>,
+}
+
+impl Context {
+    /// Lets in tasks of a queue. A new queue needs room among the names.
+    pub(super) fn let_in(&self, queue: &QueueName) -> Result<(), String> {
+        let max = self.settings.discovery.max_queues;
+        match self.occupancy.lets_in(queue, max, &self.settings.queues) {
+            true => Ok(()),
+            false => {
+                Err(format!("queue {queue} is new, and there are {max} queues already (max_queues); use one of those"))
+            }
+        }
+    }
+
+    /// Publishes stored tasks. Answers an error only when every later publish will fail too; after any other error the
+    /// rows stay in the outbox.
+    pub(super) async fn publish(&self, rows: &[&TaskRow]) -> Result<(), publishing::Error> {
+        let stored: Vec<_> = rows.iter().map(|row| (*row, Turn::FIRST)).collect();
+        // After this time, or a step of the clock, the watchdog may have published the rows. Perhaps their tasks are
+        // done and forgotten by now.
+        let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
+        let now = self.clock.now_unix_ms();
+        let again = rows.iter().any(|row| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)));
+        match self.publisher.publish(&stored, again).await {
+            Ok(_) => metrics::outbox_published(rows.len()),
+            Err(error) if error.is_lost() => return Err(error),
+            Err(error) => tracing::warn!("could not publish {} new tasks, the watchdog will: {error}", rows.len()),
+        }
+        Ok(())
+    }
+
+    /// Marks stored tasks in the filter.
+    pub(super) async fn mark(&self, rows: &[&TaskRow]) {
+        // The filter only saves SQL queries, so it must not take Redis's last memory.
+        if self.gates.is_short() {
+            return;
+        }
+        let keys: Vec<_> = rows.iter().map(|row| (row.queue.clone(), row.key_hash, row.id)).collect();
+        if let Err(error) = self.filter.mark(&keys, |queue| self.settings.queues.get(queue).filter_keys).await {
+            tracing::debug!("could not mark {} keys, SQL knows them: {error}", keys.len());
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What the loops of the watchdog use.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    bus::Bus,
+    config::{self, Settings},
+    coordination::Coordination,
+    dedup::Filter,
+    pipelines::{
+        admission::{Gates, Occupancy},
+        publishing::{DeadLetters, Publisher},
+    },
+    queue::{LookFor, Upkeep},
+    runtime::Clock,
+    store::Store,
+};
+
+/// Everything that the loops use, each of them a part.
+#[derive(Clone)]
+pub struct Context {
+    pub store: Arc<dyn Store>,
+    pub bus: Arc<dyn Bus>,
+    pub queue: Upkeep,
+    pub coordination: Coordination,
+    pub filter: Filter,
+    pub publisher: Publisher,
+    pub letters: DeadLetters,
+    pub gates: Gates,
+    pub occupancy: Occupancy,
+    pub clock: Clock,
+    pub settings: Arc<Settings>,
+}
+
+/// Held while a shard is closed or brought back.
+pub(super) type MovesShards = Arc<tokio::sync::Mutex<()>>;
+
+pub(super) fn look_for(settings: &config::Watchdog, max_age: Duration) -> LookFor {
+    LookFor { max_age, grace: settings.grace, horizon: settings.horizon }
+}
+
+pub(super) fn count(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,156 @@
+//! The calls that callers share: each takes what the combiner has gathered.
+
+use std::sync::Arc;
+
+use redis::Value;
+use tokio::sync::mpsc;
+
+use super::{
+    delivery::{Delivery, Granted, Undelivered},
+    error::{Error, Result},
+    keys::ShardKeys,
+    notes::Notes,
+    types::{Claim, Code, Completion, Leased, OUTBOX_FULL, OUTBOX_FULL_BYTES},
+    wire::{bytes, items, ms, number, task_id},
+};
+use crate::{
+    model::LeaseToken,
+    redis_pool::{Batch, Call, Redis, Script, scripts},
+    runtime::Clock,
+};
+
+/// Elements that one claim looks at, at most, before it answers `more`.
+const SCAN_BUDGET: usize = 2000;
+/// Tasks and requests in one script call, at most: far below what Lua's stack holds.
+pub(super) const MAX_COMBINED: usize = 1000;
+/// Bytes that the answer to one call may have, about. While Redis writes it, no other caller is served.
+const CALL_BYTES: usize = 16 << 20;
+/// Leases of a shard that may be out at full memory. With none, a Redis in which everything waits would stay full.
+const LEASES_AT_FULL_MEMORY: usize = 16;
+/// Bytes in a shard's outbox at which completions are refused. Workers that hold leases when claims pause have room for
+/// their reports.
+const OUTBOX_MAX_BYTES: usize = 4 * OUTBOX_FULL_BYTES;
+
+/// What a call of a shard's script needs.
+#[derive(Clone)]
+pub(super) struct Reach {
+    pub(super) redis: Redis,
+    pub(super) keys: ShardKeys,
+    pub(super) clock: Clock,
+}
+
+impl Reach {
+    pub(super) fn call(&self, script: &'static Script) -> Call {
+        self.keys.call(script, self.clock.moved_unix_ms())
+    }
+}
+
+pub(super) async fn claim(
+    reach: Reach,
+    notes: Arc<Notes>,
+    release: mpsc::UnboundedSender<Undelivered>,
+    requests: Vec<Claim>,
+) -> Result<Vec<Granted>> {
+    let delivered = notes.take_delivered();
+    let mut conn = reach.redis.conn();
+    let ask = |script: &'static Script, leases_max: Option<usize>| {
+        let mut call = reach.call(script).of_items(requests.len());
+        call.arg(SCAN_BUDGET).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES).arg(CALL_BYTES);
+        call.arg(leases_max.map(|max| max.to_string()).unwrap_or_default());
+        call.arg(delivered.len()).arg(&delivered);
+        for (place, request) in requests.iter().enumerate() {
+            let most = leases_max.map_or(request.max_tasks, |max| usize::from(place < max));
+            argue(&mut call, request, most);
+        }
+        call
+    };
+    let mut answer = ask(&scripts::CLAIM, None).run(&mut conn).await.map_err(Error::from);
+    if answer.as_ref().is_err_and(Error::is_out_of_memory) {
+        let trickle = ask(&scripts::CLAIM_AT_FULL_MEMORY, Some(LEASES_AT_FULL_MEMORY));
+        answer = trickle.run(&mut conn).await.map_err(Error::from);
+    }
+    if answer.is_err() {
+        notes.put_back_delivered(delivered);
+    }
+    let granted = read_grants(answer?, requests, &notes, &release)?;
+    if granted.iter().any(|one| !one.is_empty()) {
+        notes.touch();
+    }
+    Ok(granted)
+}
+
+fn argue(call: &mut Call, request: &Claim, max_tasks: usize) {
+    let lease_ms = request.lease.map_or(0, ms);
+    let priority = request.priority.map_or(0, |priority| priority as u8);
+    call.arg(request.worker.as_str()).arg(max_tasks).arg(request.max_bytes).arg(u8::from(request.is_first));
+    call.arg(lease_ms).arg(priority);
+}
+
+fn read_grants(
+    answer: Value,
+    requests: Vec<Claim>,
+    notes: &Arc<Notes>,
+    release: &mpsc::UnboundedSender<Undelivered>,
+) -> Result<Vec<Granted>> {
+    let mut answer = items(answer)?.into_iter();
+    let generation = number(answer.next())?;
+    let paused = number::<u8>(answer.next())? == 1;
+    let mut granted = Vec::with_capacity(requests.len());
+    for request in requests {
+        let (shard, notes, release) = (notes.id.clone(), Arc::clone(notes), release.clone());
+        let delivery = Delivery { worker: request.worker, leases: Vec::new(), shard, notes, release };
+        let mut one = Granted { tasks: Vec::new(), more: false, delivery };
+        if !paused {
+            let part = answer.next().ok_or_else(|| Error::Answer("a claim is missing".into()))?;
+            read_grant(&mut one, generation, part)?;
+        }
+        granted.push(one);
+    }
+    Ok(granted)
+}
+
+fn read_grant(one: &mut Granted, generation: u64, answer: Value) -> Result<()> {
+    let mut parts = items(answer)?.into_iter();
+    let grant = number(parts.next())?;
+    one.more = number::<u8>(parts.next())? == 1;
+    for task in parts {
+        let mut fields = items(task)?.into_iter();
+        let (id, body) = (task_id(fields.next())?, bytes(fields.next())?);
+        let (shard, attempt) = (one.delivery.shard.clone(), number(fields.next())?);
+        let token = LeaseToken { shard, generation, grant, attempt };
+        one.delivery.leases.push((id, token.clone()));
+        one.tasks.push(Leased { id, token, body, expires_unix_ms: number(fields.next())? });
+    }
+    Ok(())
+}
+
+pub(super) async fn peek(reach: Reach, callers: usize) -> Result<Vec<u8>> {
+    let answer = reach.call(&scripts::PEEK).of_items(callers).run(&mut reach.redis.conn()).await?;
+    Ok(vec![number(Some(answer))?; callers])
+}
+
+pub(super) async fn complete(reach: Reach, completions: Vec<Completion>) -> Result<Vec<Code>> {
+    let mut call = reach.call(&scripts::COMPLETE).of_items(completions.len());
+    call.arg(OUTBOX_MAX_BYTES);
+    for item in &completions {
+        call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
+        call.arg(item.worker.as_str()).arg(item.token.attempt).arg(&item.report[..]);
+    }
+    let answer = match reach.redis.durability() {
+        None => call.run(&mut reach.redis.conn()).await?,
+        Some(durability) => {
+            let (mut conn, _turn) = reach.redis.waiting_conn().await?;
+            let mut batch = Batch::default();
+            batch.script(call);
+            durability.ask(&mut batch, reach.keys.waited());
+            let mut answers = batch.run_all(&mut conn).await?;
+            durability.judge_last(&mut answers)?;
+            answers.swap_remove(0)
+        }
+    };
+    let answer = items(answer)?;
+    if answer.len() != completions.len() {
+        return Err(Error::Answer(format!("{} codes for {} completions", answer.len(), completions.len())));
+    }
+    answer.into_iter().map(|code| Code::from_number(number(Some(code))?)).collect()
+}

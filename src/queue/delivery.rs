@@ -1,0 +1,79 @@
+//! The answer to a claim, on its way to the worker.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::{
+    notes::Notes,
+    types::{Leased, RejectMode, Rejection},
+};
+use crate::model::{LeaseToken, ShardId, TaskId, WorkerName};
+
+/// Leases of a shard that were not delivered.
+pub(super) type Undelivered = (ShardId, Vec<Rejection>);
+
+/// The answer to a claim.
+pub struct Granted {
+    pub tasks: Vec<Leased>,
+    /// The scan ended at its bound: ask again before waiting.
+    pub more: bool,
+    pub delivery: Delivery,
+}
+
+impl Granted {
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.tasks.iter().map(|task| task.body.len()).sum()
+    }
+
+    /// The tasks, taken as delivered.
+    pub fn deliver(self) -> Vec<Leased> {
+        self.delivery.delivered();
+        self.tasks
+    }
+}
+
+/// Leases on their way to their worker.
+///
+/// Dropped before [`Delivery::delivered`], it releases them at no cost, because no worker has seen them. A process that
+/// dies in between costs nothing either: the lease runs out, and its grant is known as undelivered.
+pub struct Delivery {
+    pub(super) worker: WorkerName,
+    pub(super) leases: Vec<(TaskId, LeaseToken)>,
+    pub(super) shard: ShardId,
+    pub(super) notes: Arc<Notes>,
+    pub(super) release: mpsc::UnboundedSender<Undelivered>,
+}
+
+impl Delivery {
+    /// The worker has the leases: their failures count from now on.
+    pub fn delivered(mut self) {
+        if let Some((_, token)) = self.leases.first() {
+            self.notes.note_delivered(token.grant);
+        }
+        self.leases.clear();
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        if self.leases.is_empty() {
+            return;
+        }
+        let worker = &self.worker;
+        let back = self.leases.drain(..).map(|(id, token)| {
+            let mode = RejectMode::Release;
+            Rejection { id, token, worker: worker.clone(), mode, reason: String::new() }
+        });
+        // The receiver is gone only when the process ends; the leases run out then.
+        drop(self.release.send((self.shard.clone(), back.collect())));
+    }
+}

@@ -1,0 +1,70 @@
+//! What can go wrong in a call of the queue.
+
+use std::sync::Arc;
+
+use redis::RedisError;
+
+use crate::{redis_pool::Shortfall, runtime::LoopError};
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The shard was never opened, or Redis lost it.
+    #[error("the shard has no generation in Redis")]
+    NoGeneration,
+    #[error("too many callers wait for the queue")]
+    Busy,
+    /// The bus does not take reports, and the outbox has reached its limit.
+    #[error("the outbox of the shard is full: the bus does not take reports")]
+    OutboxFull,
+    #[error("the process is stopping")]
+    Stopped,
+    /// A script's answer is not what its contract says.
+    #[error("unexpected answer of Redis: {0}")]
+    Answer(String),
+    /// The queue does not know the task, and SQL could not be asked.
+    #[error("cannot tell now: {0}")]
+    Unsure(#[source] Arc<dyn std::error::Error + Send + Sync>),
+    #[error("the wake channel was closed")]
+    WakesClosed,
+    #[error("no answer on the wake channel")]
+    WakesSilent,
+    /// Redis has made the change, and not yet copied it as the settings ask. The same call again waits again.
+    #[error(transparent)]
+    NotDurable(#[from] Shortfall),
+    #[error(transparent)]
+    Redis(RedisError),
+}
+
+impl From<RedisError> for Error {
+    fn from(error: RedisError) -> Self {
+        match error.code() {
+            Some("NOGEN") => Self::NoGeneration,
+            Some("FULL") => Self::OutboxFull,
+            _ => Self::Redis(error),
+        }
+    }
+}
+
+impl Error {
+    /// Redis has reached its `maxmemory`.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Redis(error) if error.code() == Some("OOM"))
+    }
+
+    /// Whether the same call may succeed later.
+    pub fn is_transient(&self) -> bool {
+        !matches!(self, Self::Stopped | Self::Answer(_))
+    }
+}
+
+impl LoopError for Error {}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A lease cannot outlive its shard: where Redis lost the shard, every token is void.
+pub(super) fn lost_without_generation<T>(answer: Result<T>, lost: impl FnOnce() -> T) -> Result<T> {
+    match answer {
+        Err(Error::NoGeneration) => Ok(lost()),
+        other => other,
+    }
+}

@@ -1,0 +1,166 @@
+//! What this process has noted of its shards: the last look, and the deliveries to report.
+//!
+//! The loops look at shards that are not empty or have just changed, and at times at the others.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+use super::types::Look;
+use crate::{model::ShardId, runtime::Clock};
+
+/// Grants whose delivery is reported in one call, at most.
+const DELIVERIES_AT_ONCE: usize = 1000;
+/// Deliveries remembered while Redis does not answer. If the leases of the others run out, they cost nothing.
+const DELIVERIES_MAX: usize = 100_000;
+
+/// What this process has noted of a shard.
+pub(super) struct Notes {
+    pub(super) id: ShardId,
+    clock: Clock,
+    awake: Arc<Awake>,
+    /// The shard was empty at the last look, and nothing has happened since.
+    asleep: AtomicBool,
+    delivered: Mutex<Vec<u64>>,
+    notify: Arc<Notify>,
+    /// Counts what happened in the shard, as far as this process knows.
+    touched: AtomicU64,
+    seen: Mutex<Option<Seen>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    look: Look,
+    at: Instant,
+    touched: u64,
+}
+
+impl Notes {
+    /// `delivered` is notified when there are deliveries to report.
+    pub(super) fn new(id: &ShardId, clock: &Clock, awake: &Arc<Awake>, delivered: &Arc<Notify>) -> Arc<Self> {
+        Arc::new(Self {
+            id: id.clone(),
+            clock: clock.clone(),
+            awake: Arc::clone(awake),
+            asleep: AtomicBool::new(false),
+            delivered: Mutex::default(),
+            notify: Arc::clone(delivered),
+            touched: AtomicU64::new(0),
+            seen: Mutex::default(),
+        })
+    }
+
+    /// Notes that something happened. Either this sees that the shard sleeps, or [`Self::saw`] sees the touch.
+    pub(super) fn touch(self: &Arc<Self>) {
+        self.touched.fetch_add(1, Ordering::SeqCst);
+        if self.get_up() {
+            self.awake.wake(self);
+        }
+    }
+
+    /// Ends the sleep of the shard; whether it slept.
+    pub(super) fn get_up(&self) -> bool {
+        self.asleep.swap(false, Ordering::SeqCst)
+    }
+
+    /// The last look, if it was taken within `max_age` and nothing has happened since.
+    pub(super) fn seen(&self, max_age: Duration) -> Option<(Look, Duration)> {
+        let seen = (*self.seen.lock())?;
+        let age = self.clock.now().saturating_duration_since(seen.at);
+        (age < max_age && seen.touched == self.touched()).then_some((seen.look, age))
+    }
+
+    /// How often it was touched before a look; goes with that look into [`Self::saw`].
+    pub(super) fn touched(&self) -> u64 {
+        self.touched.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn saw(self: &Arc<Self>, look: Look, touched: u64) {
+        let seen = Seen { look, at: self.clock.now(), touched };
+        *self.seen.lock() = Some(seen);
+        if look.is_idle {
+            self.awake.lay_down(self, self.clock.now());
+            self.asleep.store(true, Ordering::SeqCst);
+            if touched != self.touched() && self.get_up() {
+                self.awake.wake(self);
+            }
+        }
+    }
+
+    /// The tasks of the grant have reached their worker.
+    pub(super) fn note_delivered(&self, grant: u64) {
+        let mut delivered = self.delivered.lock();
+        if delivered.len() < DELIVERIES_MAX {
+            delivered.push(grant);
+            self.notify.notify_one();
+        }
+    }
+
+    /// Grants to report now.
+    pub(super) fn take_delivered(&self) -> Vec<u64> {
+        let mut delivered = self.delivered.lock();
+        let keep = delivered.len().saturating_sub(DELIVERIES_AT_ONCE);
+        delivered.split_off(keep)
+    }
+
+    /// Keeps grants that could not be reported.
+    pub(super) fn put_back_delivered(&self, grants: Vec<u64>) {
+        self.delivered.lock().extend(grants);
+        self.notify.notify_one();
+    }
+}
+
+/// How long an empty shard is left out, unless a wake or a call of this process touches it. A wake may get lost.
+const SLEEPS_FOR: Duration = Duration::from_secs(30);
+
+/// A process's shards by whether its loops look at them, so that ten thousand empty ones cost next to nothing.
+#[derive(Default)]
+pub(super) struct Awake(Mutex<Lists>);
+
+#[derive(Default)]
+struct Lists {
+    /// By address: a shard that was closed may come again in another generation.
+    awake: HashMap<usize, Arc<Notes>>,
+    /// In order of time. A shard that was touched since is awake too.
+    asleep: VecDeque<(Instant, Arc<Notes>)>,
+}
+
+fn address(notes: &Arc<Notes>) -> usize {
+    Arc::as_ptr(notes).addr()
+}
+
+impl Awake {
+    fn lock(&self) -> MutexGuard<'_, Lists> {
+        self.0.lock()
+    }
+
+    pub(super) fn wake(&self, notes: &Arc<Notes>) {
+        self.lock().awake.insert(address(notes), Arc::clone(notes));
+    }
+
+    pub(super) fn lay_down(&self, notes: &Arc<Notes>, now: Instant) {
+        let mut lists = self.lock();
+        lists.awake.remove(&address(notes));
+        lists.asleep.push_back((now + SLEEPS_FOR, Arc::clone(notes)));
+    }
+
+    /// The shards to look at now. Forgets those that are no longer `known`.
+    pub(super) fn list(&self, now: Instant, known: impl Fn(&Arc<Notes>) -> bool) -> Vec<Arc<Notes>> {
+        let mut lists = self.lock();
+        while let Some((_, notes)) = lists.asleep.pop_front_if(|(until, _)| *until <= now) {
+            if notes.get_up() {
+                lists.awake.insert(address(&notes), notes);
+            }
+        }
+        lists.awake.retain(|_, notes| known(notes));
+        lists.awake.values().cloned().collect()
+    }
+}

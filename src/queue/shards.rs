@@ -1,0 +1,234 @@
+//! The shards that this process knows: the part of the queue that every user sees.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::{Mutex, RwLock};
+use redis::Value;
+use tokio::sync::{Notify, mpsc};
+use tokio_util::task::TaskTracker;
+
+use super::{
+    calls::Reach,
+    delivery::Undelivered,
+    error::{Error, Result},
+    keys,
+    notes::Notes,
+    shard::{Process, Shard},
+    types::{Inspected, Stats},
+    wakes::Wakes,
+    wire::{inspected, items, numbers, text, unsigned},
+};
+use crate::{
+    model::{Offset, QueueName, ShardId, TaskId},
+    redis_pool::{Call, Connection, Redis, Script, scripts},
+    runtime::{Clock, Loop},
+};
+
+/// The shards of the process. Clones are the same.
+#[derive(Clone)]
+pub struct Shards(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    process: Process,
+    /// Names this process to the others.
+    name: String,
+    wakes: Arc<Wakes>,
+    shards: RwLock<BTreeMap<QueueName, Vec<Arc<Shard>>>>,
+    released: Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
+}
+
+impl Shards {
+    pub(super) fn new(redis: Redis, name: String, clock: Clock) -> Self {
+        let (release, released) = mpsc::unbounded_channel();
+        let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
+        let process = Process { redis, clock, release, delivered, awake, calls };
+        let (wakes, shards) = (Arc::default(), RwLock::default());
+        Self(Arc::new(Inner { process, name, wakes, shards, released: Mutex::new(Some(released)) }))
+    }
+
+    /// Waits for the calls under way.
+    pub async fn drained(&self) {
+        self.0.process.calls.close();
+        self.0.process.calls.wait().await;
+    }
+
+    // --- wakes
+
+    pub fn wakes(&self) -> &Arc<Wakes> {
+        &self.0.wakes
+    }
+
+    /// Tells all processes that something happened in the queue.
+    pub async fn wake_everywhere(&self, queue: &QueueName) -> Result<()> {
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(self.wake_channel()).arg(queue.as_str());
+        Ok(publish.exec_async(&mut self.conn()).await?)
+    }
+
+    pub(super) async fn listen(&self, cx: &Loop) -> Result<()> {
+        let woken = |name: Option<&QueueName>| match name {
+            Some(name) => self.shards_of(name).iter().for_each(|shard| shard.touch()),
+            None => self.all().iter().for_each(|shard| shard.touch()),
+        };
+        self.0.wakes.listen(&self.0.process.redis, cx, woken).await
+    }
+
+    pub(super) fn wake_channel(&self) -> String {
+        keys::wake_channel(self.prefix())
+    }
+
+    // --- which there are
+
+    /// The known shards of a queue; none for a queue that never had a task.
+    pub fn shards_of(&self, queue: &QueueName) -> Vec<Arc<Shard>> {
+        self.0.shards.read().get(queue).cloned().unwrap_or_default()
+    }
+
+    /// All known shards, by queue and number.
+    pub fn shards(&self) -> Vec<ShardId> {
+        self.all().iter().map(|shard| shard.id.clone()).collect()
+    }
+
+    pub fn knows(&self, id: &ShardId) -> bool {
+        self.shard(id).is_some()
+    }
+
+    /// Makes a shard known to this process.
+    pub fn add_shard(&self, id: &ShardId) {
+        {
+            let mut shards = self.0.shards.write();
+            let of_queue = shards.entry(id.queue.clone()).or_default();
+            if of_queue.iter().any(|shard| shard.id == *id) {
+                return;
+            }
+            let shard = Arc::new(Shard::new(&self.0.process, id));
+            self.0.process.awake.wake(&shard.notes);
+            of_queue.push(shard);
+            of_queue.sort_by_key(|shard| shard.id.number);
+        }
+        // A caller that was woken for the shard's first tasks did not see them.
+        self.0.wakes.wake(&id.queue);
+    }
+
+    /// Forgets a shard that was closed. Callers that are under way find nothing there.
+    pub fn remove_shard(&self, id: &ShardId) {
+        let mut shards = self.0.shards.write();
+        if let Some(of_queue) = shards.get_mut(&id.queue) {
+            of_queue.retain(|shard| shard.id != *id);
+            if of_queue.is_empty() {
+                shards.remove(&id.queue);
+            }
+        }
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Shard>> {
+        self.0.shards.read().values().flatten().cloned().collect()
+    }
+
+    pub(super) fn shard(&self, id: &ShardId) -> Option<Arc<Shard>> {
+        self.0.shards.read().get(&id.queue)?.iter().find(|shard| shard.id == *id).cloned()
+    }
+
+    pub(super) fn awake(&self) -> Vec<Arc<Notes>> {
+        let shards = self.0.shards.read();
+        self.0.process.awake.list(self.0.process.clock.now(), |notes| {
+            let of_queue = shards.get(&notes.id.queue);
+            of_queue.is_some_and(|of_queue| of_queue.iter().any(|shard| Arc::ptr_eq(&shard.notes, notes)))
+        })
+    }
+
+    /// Something happened in the shard that its next look must see.
+    pub(super) fn touch(&self, id: &ShardId) {
+        if let Some(shard) = self.shard(id) {
+            shard.touch();
+        }
+    }
+
+    // --- what they have
+
+    pub async fn stats(&self, shard: &ShardId) -> Result<Stats> {
+        let n = numbers(self.call(&scripts::STATS, shard, 1, |_| {}).await?, 9)?;
+        Ok(Stats {
+            open: unsigned(n[0]),
+            leases: unsigned(n[1]),
+            delayed: unsigned(n[2]),
+            live: unsigned(n[3]),
+            waiting_bytes: unsigned(n[4]),
+            outbox: unsigned(n[5]),
+            finals: unsigned(n[6]),
+            oldest_created_unix_ms: (n[7] >= 0).then_some(n[7]),
+            ahead: unsigned(n[8]),
+        })
+    }
+
+    /// The shard's stored offset with its topic generation, and each task's record.
+    pub async fn inspect(
+        &self,
+        shard: &ShardId,
+        ids: &[TaskId],
+    ) -> Result<(Option<(String, Offset)>, Vec<Option<Inspected>>)> {
+        let value = self
+            .call(&scripts::INSPECT, shard, ids.len(), |call| {
+                for id in ids {
+                    call.arg(id.as_bytes());
+                }
+            })
+            .await?;
+        let mut answer = items(value)?.into_iter();
+        let stored = text(answer.next())?;
+        let offset = stored.rsplit_once('/').and_then(|(topic, at)| Some((topic.to_owned(), at.parse().ok()?)));
+        let records = answer.map(inspected).collect::<Result<Vec<_>>>()?;
+        if records.len() != ids.len() {
+            return Err(Error::Answer(format!("{} records for {} ids", records.len(), ids.len())));
+        }
+        Ok((offset, records))
+    }
+
+    // --- the scripts
+
+    /// Calls a script that belongs to a shard. `items`: how many go together.
+    pub(super) async fn call(
+        &self,
+        script: &'static Script,
+        shard: &ShardId,
+        items: usize,
+        args: impl FnOnce(&mut Call),
+    ) -> Result<Value> {
+        let mut call = self.reach(shard).call(script).of_items(items);
+        args(&mut call);
+        Ok(call.run(&mut self.conn()).await?)
+    }
+
+    pub(super) fn reach(&self, shard: &ShardId) -> Reach {
+        self.0.process.reach(shard)
+    }
+
+    // --- for deliveries
+
+    pub(super) fn release(&self) -> mpsc::UnboundedSender<Undelivered> {
+        self.0.process.release.clone()
+    }
+
+    /// Leases that were not delivered; once.
+    pub(super) fn released(&self) -> Option<mpsc::UnboundedReceiver<Undelivered>> {
+        self.0.released.lock().take()
+    }
+
+    pub(super) fn delivered(&self) -> &Notify {
+        &self.0.process.delivered
+    }
+
+    // --- Redis
+
+    pub(super) fn conn(&self) -> Connection {
+        self.0.process.redis.conn()
+    }
+
+    pub(super) fn prefix(&self) -> &str {
+        self.0.process.redis.prefix()
+    }
+
+    pub(super) fn process(&self) -> &str {
+        &self.0.name
+    }
+}

@@ -1,0 +1,202 @@
+//! A Lua script, a call of it, and several commands in one exchange.
+
+use std::{sync::LazyLock, time::Instant};
+
+use redis::{
+    Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, ToRedisArgs, Value, aio::ConnectionLike,
+};
+
+use crate::telemetry::metrics;
+
+/// One file of `lua/` behind the libraries that it uses: one text for Redis, with one SHA.
+pub struct Script {
+    /// The name of its file, and the label of its metrics.
+    pub name: &'static str,
+    pub(super) code: &'static str,
+    pub(super) sha: LazyLock<String>,
+    /// `None`: the script belongs to no shard.
+    pub(super) of_shard: Option<OfShard>,
+}
+
+/// The keys of a shard, by the names that scripts call them; `lua/README.md` describes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardKey {
+    GENERATION,
+    RECORDS,
+    BODIES,
+    LEASES,
+    DELAYED,
+    COUNTERS,
+    OUTBOX,
+    FINALS,
+    OFFSET,
+    UNDELIVERED,
+}
+
+/// What a script gets of a shard.
+#[derive(Clone, Copy, Debug)]
+pub struct OfShard {
+    pub keys: &'static [ShardKey],
+    /// Whether the keys of the lanes follow.
+    pub lanes: bool,
+}
+
+impl Script {
+    pub fn call<K: ToRedisArgs>(&'static self, keys: &[K]) -> Call {
+        let mut command = Cmd::new();
+        command.arg("EVALSHA").arg(self.sha.as_str()).arg(keys.len()).arg(keys);
+        Call { script: self, command, items: 1 }
+    }
+
+    pub fn of_shard(&self) -> Option<OfShard> {
+        self.of_shard
+    }
+
+    fn in_full(&self, command: &Cmd) -> Cmd {
+        let mut full = Cmd::new();
+        full.arg("EVAL").arg(self.code);
+        for arg in command.args_iter().skip(2) {
+            if let Arg::Simple(bytes) = arg {
+                full.arg(bytes);
+            }
+        }
+        full
+    }
+
+    fn measure(&self, items: usize, began: Instant) {
+        metrics::redis_script(self.name, items, began.elapsed());
+    }
+}
+
+/// A script with its keys and arguments.
+pub struct Call {
+    script: &'static Script,
+    command: Cmd,
+    items: usize,
+}
+
+impl Call {
+    pub fn arg(&mut self, value: impl ToRedisArgs) -> &mut Self {
+        self.command.arg(value);
+        self
+    }
+
+    /// The first argument of scripts that ask for the time. `None`: Redis's own clock decides.
+    pub fn now(mut self, unix_ms: Option<i64>) -> Self {
+        match unix_ms {
+            Some(now) => self.command.arg(now),
+            None => self.command.arg(""),
+        };
+        self
+    }
+
+    /// How many callers' items go together, for the metrics.
+    pub fn of_items(mut self, items: usize) -> Self {
+        self.items = items;
+        self
+    }
+
+    /// Runs it. A server that does not know the script (new, restarted, flushed, another node of the cluster) gets its
+    /// text and remembers it.
+    pub async fn run(&self, conn: &mut impl ConnectionLike) -> RedisResult<Value> {
+        let began = Instant::now();
+        let answer = match self.command.query_async(conn).await {
+            Err(error) if is_unknown(&error) => self.script.in_full(&self.command).query_async(conn).await,
+            other => other,
+        };
+        self.script.measure(self.items, began);
+        answer
+    }
+}
+
+fn is_unknown(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+/// Commands and scripts of one exchange, in order.
+#[derive(Default)]
+pub struct Batch {
+    commands: Vec<Cmd>,
+    scripts: Vec<Placed>,
+}
+
+/// A script among the commands.
+#[derive(Clone, Copy)]
+struct Placed {
+    place: usize,
+    script: &'static Script,
+    items: usize,
+    /// It may run twice.
+    is_repeatable: bool,
+}
+
+impl Batch {
+    pub fn script(&mut self, call: Call) {
+        self.place(call, false);
+    }
+
+    /// A script that may run twice, as a command may.
+    pub fn repeatable(&mut self, call: Call) {
+        self.place(call, true);
+    }
+
+    fn place(&mut self, Call { script, command, items }: Call, is_repeatable: bool) {
+        self.scripts.push(Placed { place: self.commands.len(), script, items, is_repeatable });
+        self.commands.push(command);
+    }
+
+    /// A plain command. It runs again when the server does not know a script before it.
+    pub fn command(&mut self, command: Cmd) {
+        self.commands.push(command);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    /// Runs all; an answer per command. When the server does not know a script, the script and what comes behind it run
+    /// in a second exchange, except scripts that have run and may not run twice.
+    pub async fn run(self, conn: &mut impl ConnectionLike) -> RedisResult<Vec<RedisResult<Value>>> {
+        let began = Instant::now();
+        let mut pipe = Pipeline::with_capacity(self.commands.len());
+        for command in self.commands {
+            pipe.add_command(command);
+        }
+        let mut answers: Vec<RedisResult<Value>> = pipe.ignore_errors().query_async(conn).await?;
+        let is_missed = |placed: &&Placed| matches!(&answers[placed.place], Err(error) if is_unknown(error));
+        if let Some(first) = self.scripts.iter().find(is_missed) {
+            let (places, mut rest) = missed(&pipe, &self.scripts, first.place, &answers);
+            let again: Vec<RedisResult<Value>> = rest.ignore_errors().query_async(conn).await?;
+            for (place, answer) in places.into_iter().zip(again) {
+                answers[place] = answer;
+            }
+        }
+        for same in self.scripts.chunk_by(|a, b| std::ptr::eq(a.script, b.script)) {
+            same[0].script.measure(same.iter().map(|placed| placed.items).sum(), began);
+        }
+        Ok(answers)
+    }
+
+    /// As [`Self::run`], and the first error instead of the answers.
+    pub async fn run_all(self, conn: &mut impl ConnectionLike) -> RedisResult<Vec<Value>> {
+        self.run(conn).await?.into_iter().collect()
+    }
+}
+
+/// What is to run again from `first` on, and its places.
+fn missed(pipe: &Pipeline, scripts: &[Placed], first: usize, answers: &[RedisResult<Value>]) -> (Vec<usize>, Pipeline) {
+    let (mut places, mut rest) = (Vec::new(), Pipeline::new());
+    for (place, command) in pipe.cmd_iter().enumerate().skip(first) {
+        match scripts.iter().find(|placed| placed.place == place) {
+            Some(placed) if answers[place].as_ref().is_err_and(is_unknown) => {
+                rest.add_command(placed.script.in_full(command));
+            }
+            Some(Placed { is_repeatable: false, .. }) => continue,
+            _ => {
+                rest.add_command(command.clone());
+            }
+        }
+        places.push(place);
+    }
+    (places, rest)
+}

@@ -1,0 +1,169 @@
+//! The table of all scripts. A row names the file in `lua/`, the libraries before it, whether a full Redis runs it,
+//! and, for a script of a shard, its keys in the order in which it gets them.
+//!
+//! A script that frees memory, or on which such a script depends, writes `at_full_memory` too; the others are refused
+//! there when they write.
+
+use std::sync::LazyLock;
+
+use super::script::{OfShard, Script, ShardKey};
+
+macro_rules! flags {
+    (at_full_memory) => {
+        "#!lua flags=allow-oom\n"
+    };
+    (with_room) => {
+        ""
+    };
+}
+
+macro_rules! library {
+    (clock) => {
+        include_str!("../../lua/lib/clock.lua")
+    };
+    (shard) => {
+        concat!(include_str!("../../lua/lib/clock.lua"), include_str!("../../lua/lib/shard.lua"))
+    };
+    (record) => {
+        include_str!("../../lua/lib/record.lua")
+    };
+    (lanes) => {
+        include_str!("../../lua/lib/lanes.lua")
+    };
+    (held) => {
+        include_str!("../../lua/lib/held.lua")
+    };
+    (ending) => {
+        include_str!("../../lua/lib/ending.lua")
+    };
+}
+
+macro_rules! lanes {
+    (lanes) => {
+        true
+    };
+    (no_lanes) => {
+        false
+    };
+}
+
+macro_rules! script {
+    ($constant:ident, $file:literal, $shard:expr $(, $code:expr)*) => {
+        pub static $constant: Script = Script {
+            name: $file,
+            code: concat!($($code,)* include_str!(concat!("../../lua/", $file, ".lua"))),
+            sha: LazyLock::new(|| redis::Script::new($constant.code).get_hash().to_owned()),
+            of_shard: $shard,
+        };
+    };
+}
+
+macro_rules! table {
+    (
+        of shards {
+            $($of_shard:ident = $file:literal [$($library:ident)*] $memory:ident [$($key:ident)*] $lanes:ident;)*
+        }
+        others { $($other:ident = $other_file:literal [$($other_library:ident)*] $other_memory:ident;)* }
+    ) => {
+        $(script!(
+            $of_shard, $file,
+            Some(OfShard { keys: &[ShardKey::GENERATION, $(ShardKey::$key),*], lanes: lanes!($lanes) }),
+            flags!($memory),
+            concat!("local GENERATION", $(", ", stringify!($key),)* " = unpack(KEYS)\n")
+            $(, library!($library))*
+        );)*
+        $(script!($other, $other_file, None, flags!($other_memory) $(, library!($other_library))*);)*
+
+        pub static ALL: &[&Script] = &[$(&$of_shard,)* $(&$other),*];
+    };
+}
+
+table! {
+    of shards {
+        OPEN = "open" [] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
+        CLOSE = "close" [shard] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
+        ENQUEUE = "enqueue" [shard record lanes] with_room [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
+        // Enqueues no task, only moves the offset past parked ones.
+        PASS = "enqueue" [shard record lanes] at_full_memory [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
+        REWIND = "rewind" [shard] at_full_memory [COUNTERS OFFSET] no_lanes;
+        CLAIM = "claim" [shard record lanes] with_room [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
+        CLAIM_AT_FULL_MEMORY = "claim" [shard record lanes] at_full_memory
+            [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
+        DELIVERED = "delivered" [shard] at_full_memory [UNDELIVERED] no_lanes;
+        COMPLETE = "complete" [shard record held] at_full_memory
+            [RECORDS BODIES LEASES COUNTERS OUTBOX FINALS] no_lanes;
+        REJECT = "reject" [shard record lanes held ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
+        EXTEND = "extend" [shard record held] at_full_memory [RECORDS LEASES COUNTERS UNDELIVERED] no_lanes;
+        EXPIRE = "expire" [shard record lanes held ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
+        PROMOTE = "promote" [shard record lanes held ending] at_full_memory [RECORDS BODIES DELAYED COUNTERS] lanes;
+        SWEEP = "sweep" [shard record lanes] at_full_memory [RECORDS COUNTERS] lanes;
+        LOOK = "look" [shard record lanes] with_room
+            [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
+        PEEK = "peek" [shard lanes] with_room [] lanes;
+        INSPECT = "inspect" [shard record] with_room [RECORDS OFFSET] no_lanes;
+        STATS = "stats" [shard record lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        FINALS = "finals" [shard record] at_full_memory [RECORDS FINALS] no_lanes;
+        FORGET = "forget" [shard] at_full_memory [RECORDS FINALS] no_lanes;
+        OUTBOX = "outbox" [shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
+        FORWARDED = "forwarded" [shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
+    }
+    others {
+        LEASE = "lease" [clock] at_full_memory;
+        EPOCH = "epoch" [] at_full_memory;
+        TIME = "time" [clock] with_room;
+        FILTER_MARK = "filter_mark" [] with_room;
+        FILTER_DROP = "filter_drop" [] with_room;
+        // A call that waits for replicas may be one that frees memory.
+        WAITED = "waited" [] at_full_memory;
+        BUS_BEGIN = "bus_begin" [] at_full_memory;
+        BUS_COMMIT = "bus_commit" [] at_full_memory;
+        BUS_EXTENT = "bus_extent" [] with_room;
+        BUS_GROUP = "bus_group" [] at_full_memory;
+        BUS_OWN = "bus_own" [clock] at_full_memory;
+        BUS_PUBLISH = "bus_publish" [] at_full_memory;
+        BUS_TAKE_OVER = "bus_take_over" [clock] at_full_memory;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, path::Path};
+
+    use super::*;
+
+    fn lua(file: &str) -> String {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua").join(file);
+        let text = std::fs::read_to_string(&path).expect("a script");
+        text.lines().map(|line| line.split("--").next().unwrap_or_default().to_owned() + "\n").collect()
+    }
+
+    #[test]
+    fn a_script_gets_the_keys_that_it_names() {
+        let all = OPEN.of_shard().expect("of a shard").keys;
+        for script in ALL {
+            let Some(OfShard { keys, lanes }) = script.of_shard() else { continue };
+            let text = lua(&format!("{}.lua", script.name));
+            let words: BTreeSet<_> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+            for key in all {
+                let is_named = words.contains(format!("{key:?}").as_str());
+                assert!(!is_named || keys.contains(key), "{} names {key:?}", script.name);
+            }
+            let counts = words.contains("count") && text.contains("count('");
+            assert!(!counts || keys.contains(&ShardKey::COUNTERS), "{} counts", script.name);
+            let names_lanes = ["T", "C", "P", "lane_of"].iter().any(|name| words.contains(name));
+            assert!(!names_lanes || lanes, "{} names lanes", script.name);
+        }
+    }
+
+    #[test]
+    fn every_file_is_in_the_table() {
+        let files = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")).expect("lua");
+        let files = files.map(|file| file.expect("a file").file_name().to_string_lossy().into_owned());
+        let names: BTreeSet<_> = files.filter_map(|file| file.strip_suffix(".lua").map(str::to_owned)).collect();
+        assert_eq!(names, ALL.iter().map(|script| script.name.to_owned()).collect());
+    }
+}

@@ -1,0 +1,144 @@
+//! A server or a cluster, with its connections.
+
+use std::sync::Arc;
+
+use redis::{
+    InfoDict,
+    aio::{MultiplexedConnection, PubSub},
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{
+    address::{Address, RESPONSE},
+    check::{check, check_node, check_state},
+    cluster,
+    connection::Connection,
+    durability::{Durability, Shortfall},
+    error::Error,
+};
+use crate::config::RedisAccess;
+
+/// A server or a cluster, and the prefix of taskd's keys on it. Clones share one pipelined connection.
+#[derive(Clone)]
+pub struct Redis {
+    address: Address,
+    shared: Connection,
+    /// For calls that wait for replicas: on the shared connection they would hold up all others.
+    waiting: Connection,
+    /// Limits concurrent WAITs. Redis serves them one by one: any more would time out while a replica is down, and an
+    /// abandoned WAIT still holds its place.
+    turns: Arc<Semaphore>,
+    durability: Option<Durability>,
+    prefix: Arc<str>,
+}
+
+impl Redis {
+    /// Connects; fails when the server does not answer now.
+    pub async fn connect(url: &str, prefix: &str) -> Result<Self, Error> {
+        Self::connect_as(url, prefix, &RedisAccess::default()).await
+    }
+
+    pub async fn connect_as(url: &str, prefix: &str, access: &RedisAccess) -> Result<Self, Error> {
+        let address = Address::new(url, access)?;
+        let shared = connect(&address).await?;
+        let durability = Durability::new(access);
+        let waiting = if durability.is_some() { connect(&address).await? } else { shared.clone() };
+        let turns = durability.as_ref().map_or(1, |durability| durability.at_once(RESPONSE * 4 / 5));
+        Ok(Self { address, shared, waiting, turns: Arc::new(Semaphore::new(turns)), durability, prefix: prefix.into() })
+    }
+
+    /// Refuses a server, or a master of the cluster, on which taskd's promises would not hold.
+    pub async fn check(&self) -> Result<(), Error> {
+        for server in self.masters().await? {
+            let mut conn = self.address.connect(&server, Some(RESPONSE)).await?;
+            let info: InfoDict = redis::cmd("INFO").query_async(&mut conn).await?;
+            check(&info, self.address.is_cluster)?;
+            if self.address.is_cluster {
+                check_state(&mut conn).await?;
+            }
+            if let Some(durability) = &self.durability {
+                durability.check(&server.addr().to_string(), &info, &mut conn).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The server, or every master of the cluster.
+    async fn masters(&self) -> redis::RedisResult<Vec<redis::ConnectionInfo>> {
+        if !self.address.is_cluster {
+            return Ok(vec![self.address.seed().clone()]);
+        }
+        let slots = cluster::masters(&mut self.conn()).await?;
+        let mut servers: Vec<_> = slots.iter().map(|slots| slots.info(&self.address)).collect();
+        servers.sort_by_key(|info| info.addr().to_string());
+        servers.dedup_by_key(|info| info.addr().to_string());
+        Ok(servers)
+    }
+
+    /// The shared connection, which reconnects by itself. Never for commands that block.
+    pub fn conn(&self) -> Connection {
+        self.shared.clone()
+    }
+
+    /// Another shared connection, for a call that ends with [`Durability::ask`]. Hold the permit until it is answered.
+    pub async fn waiting_conn(&self) -> Result<(Connection, OwnedSemaphorePermit), Shortfall> {
+        let turn = tokio::time::timeout(RESPONSE / 2, Arc::clone(&self.turns).acquire_owned()).await;
+        match turn {
+            Ok(Ok(turn)) => Ok((self.waiting.clone(), turn)),
+            Ok(Err(_)) | Err(_) => Err(Shortfall::TooManyWait),
+        }
+    }
+
+    /// What a write waits for; `None` when the master is enough.
+    pub fn durability(&self) -> Option<&Durability> {
+        self.durability.as_ref()
+    }
+
+    /// A connection for one caller whose commands block; of a cluster, to the master that has `key` now. When it fails,
+    /// or the server says that the key is elsewhere, the caller asks for another one.
+    pub async fn dedicated(&self, key: &str) -> redis::RedisResult<MultiplexedConnection> {
+        if self.address.is_cluster {
+            return cluster::dedicated(&self.address, &mut self.conn(), key).await;
+        }
+        self.address.connect(self.address.seed(), None).await
+    }
+
+    /// A connection that listens. In a cluster each node passes on what is published, so any that answers will do.
+    pub async fn pubsub(&self) -> redis::RedisResult<PubSub> {
+        let known = if self.address.is_cluster { self.masters().await.unwrap_or_default() } else { Vec::new() };
+        let mut last = None;
+        for info in known.iter().chain(self.address.seeds()) {
+            match self.address.pubsub(info).await {
+                Ok(pubsub) => return Ok(pubsub),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.expect("a URL names at least one server"))
+    }
+
+    pub(super) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The beginning of every key of taskd.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+}
+
+async fn connect(address: &Address) -> Result<Connection, Error> {
+    if !address.is_cluster {
+        return Ok(Connection::connect(address).await?);
+    }
+    // The client of the cluster does not say why it cannot connect.
+    let mut last = None;
+    for seed in address.seeds() {
+        match check_node(address, seed).await {
+            Ok(()) => return Ok(Connection::connect(address).await?),
+            // Another node may know better.
+            Err(error) if error.is_transient() => last = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last.expect("a URL names at least one server"))
+}

@@ -1,0 +1,84 @@
+//! What time does to tasks: tests move the clock instead of waiting.
+
+use std::time::Duration;
+
+use taskd::{
+    bus::{Bus, Topic},
+    model::{InsertStatus, NewTask, StoredStatus, TaskId, validate},
+    pipelines::publishing,
+    wire::pb::{self, report::What},
+};
+
+use crate::{
+    discovery_insert::{Fixture, tasks},
+    support::{process::Process, until},
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Starts a watchdog that goes by the clock of the fixture.
+fn watchdog(fixture: &Fixture) -> Process {
+    let clock = fixture.clock.clone();
+    let process = Process::with_clock(&fixture.redis, &fixture.store, fixture.bus.clone(), clock);
+    process.watchdog(&fixture.state.settings, &fixture.supervisor);
+    process
+}
+
+#[tokio::test]
+async fn finished_tasks_leave_sql_after_a_month_and_their_keys_stay_seen() {
+    let fixture = Fixture::start().await;
+    watchdog(&fixture);
+    let stored = fixture.discovery.insert(tasks(&["q", "q", "q"])).await.unwrap();
+    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.unwrap()).collect();
+    let done = What::Completed(pb::Completed { worker: "w".into(), ..Default::default() });
+    let died = What::Died(pb::Died { reason: "no luck".into(), attempts: 1, history: vec![] });
+    fixture.report(vec![(ids[0], done), (ids[1], died)]).await;
+    until("both are settled", async || {
+        fixture.status(ids[0]).await == StoredStatus::Completed && fixture.status(ids[1]).await == StoredStatus::Dead
+    })
+    .await;
+
+    let retention = fixture.state.settings.watchdog.retention;
+    fixture.clock.advance(retention - HOUR);
+    let is_there = async |id| fixture.store.task(id).await.unwrap().is_some();
+    assert!(is_there(ids[0]).await && is_there(ids[1]).await);
+    fixture.clock.advance(HOUR);
+    until("both are removed", async || !is_there(ids[0]).await && !is_there(ids[1]).await).await;
+    assert!(is_there(ids[2]).await, "a task that is not finished stays");
+    let again = fixture.discovery.insert(tasks(&["q", "q"])).await.unwrap();
+    for (again, stored) in again.iter().zip(&stored) {
+        assert_eq!((again.status, &again.id), (InsertStatus::Duplicate, &stored.id));
+    }
+    assert_eq!(again[1].error, "the task with this key is DEAD");
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn rows_go_to_the_bus_when_their_time_has_come() {
+    let fixture = Fixture::start().await;
+    let (settings, process) = (&fixture.state.settings, watchdog(&fixture));
+    // Stored by a process that was killed before it published them.
+    let row = |key: &str, delay: Duration| {
+        let delay = (!delay.is_zero()).then_some(delay);
+        let task = NewTask { queue: "q".into(), key: key.to_owned().into(), delay, ..Default::default() };
+        let now = fixture.clock.now_unix_ms();
+        let row = validate::task_row(task, TaskId::at(now, 0), &settings.task_rules("q"), 1, now).unwrap();
+        publishing::new_row(row, &process.gates, settings)
+    };
+    let (horizon, day) = (settings.watchdog.horizon, 24 * HOUR);
+    let rows = [row("fresh", Duration::ZERO), row("in an hour", HOUR), row("in a day", day)];
+    fixture.store.insert(&rows).await.unwrap();
+    let published = async || fixture.bus.backlog(Topic::Pipeline).await.unwrap();
+    assert_eq!(published().await, 0);
+
+    // Each page has all rows that are due, so a row that is missing in it was not due.
+    fixture.clock.advance(settings.watchdog.republish_after);
+    until("the fresh row is published", async || published().await > 0).await;
+    assert_eq!(published().await, 1);
+    fixture.clock.advance(HOUR - horizon);
+    until("the row of an hour is published", async || published().await > 1).await;
+    assert_eq!(published().await, 2);
+    fixture.clock.advance(day - HOUR);
+    until("the row of a day is published", async || published().await > 2).await;
+    fixture.stop().await;
+}
