@@ -147,7 +147,8 @@ pub struct LeasedTask {
 impl LeasedTask {
     /// Its bytes in an answer, about.
     pub fn weight(&self) -> usize {
-        super::weight(self.body.key.len(), self.body.payload.len(), self.body.headers.iter())
+        let headers = self.body.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        super::weight(self.body.key.len(), self.body.payload.len(), headers)
     }
 }
 

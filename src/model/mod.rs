@@ -3,6 +3,7 @@
 mod call;
 mod names;
 mod records;
+mod status;
 mod token;
 pub mod validate;
 
@@ -12,6 +13,7 @@ pub use call::{
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use records::{Completed, DeadLetter, Died, Expiration, Failure, PipelineTask, Report, What};
+pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use validate::TaskRules;
 
@@ -163,30 +165,6 @@ impl Encoding {
     }
 }
 
-/// The status that SQL keeps, as the discriminants. Only Redis knows the state of an unfinished task: queued, assigned,
-/// delayed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum StoredStatus {
-    Unfinished = 0,
-    Completed = 1,
-    Dead = 2,
-    Cancelled = 3,
-}
-
-impl StoredStatus {
-    pub const ALL: [Self; 4] = [Self::Unfinished, Self::Completed, Self::Dead, Self::Cancelled];
-
-    /// The status of a number in SQL.
-    pub fn from_number(number: i64) -> Option<Self> {
-        Self::ALL.into_iter().find(|s| *s as i64 == number)
-    }
-
-    pub fn is_final(self) -> bool {
-        self != Self::Unfinished
-    }
-}
-
 /// A task as SQL keeps it, validated and complete: every default is filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskRow {
@@ -213,13 +191,14 @@ pub struct TaskRow {
 impl TaskRow {
     /// The bytes of the row in a buffer, about.
     pub fn weight(&self) -> usize {
-        weight(self.key.len(), self.payload.len(), self.headers.iter().map(|(name, value)| (name, value)))
+        let headers = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        weight(self.key.len(), self.payload.len(), headers)
     }
 }
 
 /// The bytes of a task in a buffer, about.
-fn weight<'a>(key: usize, payload: usize, headers: impl Iterator<Item = (&'a String, &'a String)>) -> usize {
-    key + payload + headers.map(|(name, value)| name.len() + value.len()).sum::<usize>() + 256
+fn weight(key: usize, payload: usize, headers: usize) -> usize {
+    key + payload + headers + 256
 }
 
 /// SHA-256 of a queue and a key.

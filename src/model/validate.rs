@@ -149,7 +149,8 @@ fn not_before(task: &NewTask, now_unix_ms: i64) -> Result<i64, String> {
 /// The [`TaskRow::weight`] of the task's row.
 fn weight(task: &NewTask) -> usize {
     let key = if task.key.is_empty() { HASH_CHARACTERS } else { task.key.len() };
-    super::weight(key, task.payload.len(), task.headers.iter())
+    let headers = task.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    super::weight(key, task.payload.len(), headers)
 }
 
 /// Checks the duration of a lease, of the field `what`.
