@@ -11,7 +11,7 @@ use crate::{
         kafka::{self, Kafka},
         redis_streams::RedisStreams,
     },
-    config::{Settings, without_password},
+    config::{DatabaseUrl, Rules, Settings, without_password},
     coordination,
     ingress::Waiting,
     redis_pool::{self, Redis},
@@ -104,14 +104,12 @@ pub(super) async fn redis(url: &str, settings: &Settings) -> Result<Redis, Unrea
 }
 
 pub(super) async fn store(settings: &Settings) -> Result<Arc<dyn Store>, Unreachable> {
-    let opened: store::Result<Arc<dyn Store>> = match settings.database_url.as_deref() {
+    let opened: store::Result<Arc<dyn Store>> = match &settings.database_url {
         None => sqlite(&settings.data_dir.join("taskd.db")).await,
-        Some(url) => match url.strip_prefix("sqlite://") {
-            Some(path) => sqlite(Path::new(path)).await,
-            None => {
-                MysqlStore::connect(url, settings.database_pool).await.map(|store| Arc::new(store) as Arc<dyn Store>)
-            }
-        },
+        Some(DatabaseUrl::Sqlite(path)) => sqlite(path).await,
+        Some(DatabaseUrl::Server(url)) => {
+            MysqlStore::connect(url, settings.database_pool).await.map(|store| Arc::new(store) as Arc<dyn Store>)
+        }
     };
     opened.map_err(|error| {
         let is_transient = error.is_transient();
@@ -127,7 +125,7 @@ async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
 /// The name of the store for people, without a password.
 pub(super) fn store_name(settings: &Settings) -> String {
     match &settings.database_url {
-        Some(url) => without_password(url),
+        Some(url) => url.to_string(),
         None => format!("SQLite in {}", settings.data_dir.join("taskd.db").display()),
     }
 }
@@ -153,10 +151,13 @@ pub(super) async fn bus(
     };
     opened.map_err(|error| {
         // A refused password or certificate is also refused later.
-        let is_transient = !matches!(error, bus::Error::Misconfigured(_));
+        let is_transient = error.is_transient();
         Unreachable::new(error.into(), is_transient)
     })
 }
+
+/// The rules of Kafka for its properties.
+pub const PROPERTY_RULES: Rules = kafka::RULES;
 
 /// Checks the settings that only a backend can judge, as far as it can without a server.
 pub fn check(settings: &Settings) -> anyhow::Result<()> {
@@ -167,10 +168,10 @@ pub fn check(settings: &Settings) -> anyhow::Result<()> {
 }
 
 fn kafka_config(settings: &Settings) -> anyhow::Result<Option<kafka::Config>> {
-    let Some(url) = settings.bus_url.as_deref() else { return Ok(None) };
+    let Some(url) = &settings.bus_url else { return Ok(None) };
     Ok(Some(kafka::Config {
-        brokers: url.strip_prefix("kafka://").unwrap_or(url).to_owned(),
-        properties: settings.kafka.resolved().map_err(anyhow::Error::msg)?,
+        brokers: url.brokers.clone(),
+        properties: kafka::resolved(&settings.kafka).map_err(anyhow::Error::msg)?,
         topic_prefix: settings.topic_prefix.clone(),
         partitions: settings.partitions,
         retention: settings.topic_retention,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::connect::store_name;
-use crate::config::{Settings, without_password};
+use crate::config::Settings;
 
 /// Logs that the process is up. A terminal gets more.
 pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
@@ -15,11 +15,10 @@ pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
     if !std::io::stdout().is_terminal() {
         return;
     }
-    let redis = settings
-        .redis_url
-        .as_deref()
-        .map_or_else(|| format!("redis-server of its own in {}", settings.data_dir.display()), without_password);
-    let bus = settings.bus_url.as_deref().map_or_else(|| "Redis Streams in that Redis".to_owned(), without_password);
+    let redis = settings.redis_url.as_ref();
+    let redis = redis
+        .map_or_else(|| format!("redis-server of its own in {}", settings.data_dir.display()), ToString::to_string);
+    let bus = settings.bus_url.as_ref().map_or_else(|| "Redis Streams in that Redis".to_owned(), ToString::to_string);
     let (pipelines, store) = (pipelines.join(", "), store_name(settings));
     let text = format!(
         r#"

@@ -22,7 +22,10 @@ use self::{
     connect::Wait,
     round::{Backends, Listeners, RoundEnd},
 };
-pub use self::{connect::check, partitions::raise as raise_partitions};
+pub use self::{
+    connect::{PROPERTY_RULES, check},
+    partitions::raise as raise_partitions,
+};
 use crate::{
     config::Settings,
     embedded::{DataDir, RedisServer},
@@ -86,7 +89,7 @@ async fn serve(
             server.keep_running(base);
             server.url().to_owned()
         }
-        (Some(url), _) => url.clone(),
+        (Some(url), _) => url.as_str().to_owned(),
         (None, None) => bail!("an embedded Redis needs a data folder"),
     };
     let Some(redis) = wait.until("Redis", || connect::redis(&redis_url, settings)).await? else { return Ok(()) };

@@ -16,7 +16,7 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<()> {
     let (mut redis, mut server) = (None, None);
     if settings.bus_url.is_none() {
         let url = match &settings.redis_url {
-            Some(url) => url.clone(),
+            Some(url) => url.as_str().to_owned(),
             None => {
                 let data = DataDir::lock(&settings.data_dir)?;
                 let started = RedisServer::start_with(&data, settings.redis.max_memory).await?;

@@ -12,7 +12,10 @@ use clap::{
 };
 
 pub use self::run::run;
-use crate::config::{self, Loaded, Options, Origins, Settings};
+use crate::{
+    app,
+    config::{self, Loaded, Options, Origins, Settings},
+};
 
 /// Exit code for a wrong command line or configuration, and for a server that `insert` cannot reach.
 pub const USAGE: u8 = 2;
@@ -144,7 +147,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         let vars = vars.filter(|(_, value)| !value.is_empty());
         let options = Options { kafka: environment::kafka(vars), ..options };
         let origins = Origins::given(innermost(&matches)).with_environment(&options.kafka);
-        Ok::<_, Refusal>(config::load(options, origins)?)
+        Ok::<_, Refusal>(config::load(options, origins, app::PROPERTY_RULES)?)
     };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),

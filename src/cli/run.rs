@@ -38,7 +38,7 @@ pub fn run() -> ExitCode {
             Err(error) => exit(Err(error), 1),
         },
         Command::CheckConfig(loaded) => {
-            print!("{}", config::to_toml(&loaded.settings, &loaded.origins));
+            print!("{}", config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret));
             exit(app::check(&loaded.settings), USAGE)
         }
     }

@@ -1,65 +1,52 @@
-//! From flags, environment and file to [`Settings`], and where each came from.
+//! From flags, environment and file to [`Settings`].
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs, path::Path};
 
-use clap::{ArgMatches, parser::ValueSource};
 use toml::de::{DeTable, DeValue};
 
-use super::{Options, Properties, Settings, check::check, in_field, options::QueueOptions};
+use super::{
+    check::check,
+    error::Error,
+    options::{Options, QueueOptions},
+    origins::{Origin, Origins},
+    properties::Rules,
+    settings::Settings,
+    urls,
+    wording::in_field,
+};
 use crate::model::QueueName;
 
-/// One line each: what, where, and what would be right.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("cannot read the configuration file {}: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    #[error("{}:{line}: {message}", path.display())]
-    File { path: PathBuf, line: usize, message: String },
-    #[error("{0}")]
-    Value(String),
-}
-
-/// Where a value that is not a default came from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
-    Flag,
-    Environment,
-    File { path: PathBuf, line: usize },
-}
-
-/// By key; those of a queue are `queues.NAME.key`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Origins(BTreeMap<String, Origin>);
-
-/// A configuration that was checked.
+/// A checked configuration.
 #[derive(Debug)]
 pub struct Loaded {
     pub settings: Settings,
     pub origins: Origins,
 }
 
-/// Fills in what `flags` (which hold the environment too) leave open: from their `config` file, then from the defaults.
-pub fn load(flags: Options, given: Origins) -> Result<Loaded, Error> {
+/// Completes `flags` (which contain the environment) from their `config` file and from the defaults.
+///
+/// `given` are the origins of the flags, `rules` those of the properties in `[kafka]`.
+pub fn load(flags: Options, given: Origins, rules: Rules) -> Result<Loaded, Error> {
     let mut settings = Settings::default();
     let mut origins = Origins::default();
-    if let Some(path) = &flags.config {
-        let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.clone(), source })?;
-        origins = origins_in(path, &text)?;
-        let document = toml::Deserializer::parse(&text).map_err(|error| located(path, &text, &error))?;
-        let mut options: Options = serde_path_to_error::deserialize(document).map_err(|error| {
+    let mut options = flags;
+    if let Some(path) = options.config.clone() {
+        let text = fs::read_to_string(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
+        origins = origins_in(&path, &text)?;
+        let document = toml::Deserializer::parse(&text).map_err(|error| located(&path, &text, &error))?;
+        let mut of_file: Options = serde_path_to_error::deserialize(document).map_err(|error| {
             let message = in_field(error.path(), error.inner().message());
-            located_as(path, &text, error.inner(), &message)
+            located_as(&path, &text, error.inner(), &message)
         })?;
-        apply_queues(std::mem::take(&mut options.queues), &mut settings, &origins)?;
-        options.apply(&mut settings);
+        apply_queues(std::mem::take(&mut of_file.queues), &mut settings, &origins)?;
+        options = options.over(of_file);
     }
-    flags.apply(&mut settings);
-    origins.0.extend(given.0);
-    check(&settings, &origins)?;
+    origins.extend(given);
+    settings.redis_url = urls::given("redis_url", options.redis_url.take(), &origins)?;
+    settings.database_url = urls::given("database_url", options.database_url.take(), &origins)?;
+    settings.bus_url = urls::given("bus_url", options.bus_url.take(), &origins)?;
+    options.apply(&mut settings);
+    check(&settings, &origins, rules)?;
     Ok(Loaded { settings, origins })
 }
 
@@ -84,51 +71,12 @@ fn apply_queues(
     Ok(())
 }
 
-impl Origins {
-    /// Which of [`Options`] were given as flags or by the environment.
-    pub fn given(matches: &ArgMatches) -> Self {
-        let source = |id: &str| match matches.value_source(id) {
-            Some(ValueSource::CommandLine) => Some(Origin::Flag),
-            Some(ValueSource::EnvVariable) => Some(Origin::Environment),
-            _ => None,
-        };
-        let ids = matches.ids().map(clap::Id::as_str);
-        // A group has an id too, but no value source of its own.
-        Self(
-            ids.filter(|id| matches.try_contains_id(id).is_ok())
-                .filter_map(|id| Some((id.into(), source(id)?)))
-                .collect(),
-        )
-    }
-
-    /// Notes properties of `[kafka]` that the environment gives.
-    pub fn with_environment(mut self, kafka: &Properties) -> Self {
-        let keys = kafka.names().map(|name| (format!("kafka.{name}"), Origin::Environment));
-        self.0.extend(keys);
-        self
-    }
-
-    /// `--partitions`, `TASKD_PARTITIONS` or `taskd.toml:3`; `None` for a default.
-    pub fn describe(&self, key: &str) -> Option<String> {
-        Some(match self.0.get(key)? {
-            Origin::Flag => format!("--{}", key.replace('_', "-")),
-            Origin::Environment => format!("TASKD_{}", key.replace('.', "_").to_uppercase()),
-            Origin::File { path, line } => format!("{}:{line}", path.display()),
-        })
-    }
-
-    /// The same, to stand before a message.
-    pub(super) fn prefix(&self, key: &str) -> String {
-        self.describe(key).map(|origin| format!("{origin}: ")).unwrap_or_default()
-    }
-}
-
 /// The line of each key of the file.
 fn origins_in(path: &Path, text: &str) -> Result<Origins, Error> {
     let table = DeTable::parse(text).map_err(|error| located(path, text, &error))?;
     let mut origins = Origins::default();
     note(table.get_ref(), "", &mut |key, at| {
-        origins.0.insert(key, Origin::File { path: path.to_owned(), line: line_of(text, at) });
+        origins.insert(key, Origin::File { path: path.to_owned(), line: line_of(text, at) });
     });
     Ok(origins)
 }
@@ -156,7 +104,7 @@ fn located_as(path: &Path, text: &str, error: &toml::de::Error, message: &str) -
     Error::File { path: path.to_owned(), line, message: in_one_line(message) }
 }
 
-/// serde's words in those of a TOML file: keys, quoted as everywhere else in our messages.
+/// A message of serde in the words of TOML: keys, quoted as in all other messages.
 fn in_one_line(message: &str) -> String {
     let message = message.lines().collect::<Vec<_>>().join("; ");
     match message.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, expected ")) {
@@ -175,7 +123,12 @@ mod tests {
     use clap::{Args, Command, FromArgMatches};
 
     use super::*;
-    use crate::{config::to_toml, model::Priority};
+    use crate::{
+        config::{settings::Pipeline, show::to_toml},
+        model::Priority,
+    };
+
+    const RULES: Rules = Rules { mistake: |_| None, is_secret: |_| false };
 
     fn parse(args: &[&str]) -> (Options, Origins) {
         let command = Options::augment_args(Command::new("taskd").no_binary_name(true));
@@ -190,7 +143,7 @@ mod tests {
         let (mut flags, given) = parse(args);
         flags.config = Some(path);
         let shown = format!("{}/", dir.path().display());
-        load(flags, given).map_err(|error| error.to_string().replace(&shown, ""))
+        load(flags, given, RULES).map_err(|error| error.to_string().replace(&shown, ""))
     }
 
     fn load_file(file: &str) -> Result<Settings, String> {
@@ -239,7 +192,8 @@ mod tests {
             ("grace_period = \"5\"", "t.toml:1: grace_period: \"5\" is not a duration"),
             (
                 "http_listen = \"localhost:7600\"",
-                "t.toml:1: http_listen: \"localhost:7600\" is not an address; write IP:PORT, for example 127.0.0.1:7600",
+                "t.toml:1: http_listen: \"localhost:7600\" is not an address; write IP:PORT, for example \
+                 127.0.0.1:7600",
             ),
             ("grace_period = 5", "expected a duration such as \"30s\""),
             ("max_payload_bytes = \"1 lot\"", "t.toml:1: max_payload_bytes: \"1 lot\" is not a size"),
@@ -270,18 +224,16 @@ mod tests {
     #[test]
     fn a_missing_file_is_named() {
         let flags = Options { config: Some("/no/such.toml".into()), ..Default::default() };
-        let error = load(flags, Origins::default()).unwrap_err().to_string();
+        let error = load(flags, Origins::default(), RULES).unwrap_err().to_string();
         assert!(error.starts_with("cannot read the configuration file /no/such.toml: "), "{error}");
     }
 
     #[test]
     fn every_flag_has_its_environment_variable_and_its_key() {
         let command = Options::augment_args(Command::new("taskd"));
-        let table = toml::Table::try_from(Options::of(&Settings {
-            pipelines: super::super::Pipeline::ALL.to_vec(),
-            ..Default::default()
-        }))
-        .unwrap();
+        let table =
+            toml::Table::try_from(Options::of(&Settings { pipelines: Pipeline::ALL.to_vec(), ..Default::default() }))
+                .unwrap();
         for arg in command.get_arguments() {
             let key = arg.get_id().as_str();
             assert_eq!(arg.get_env().unwrap(), format!("TASKD_{}", key.to_uppercase()).as_str());
@@ -295,10 +247,10 @@ mod tests {
     fn the_sample_documents_every_key_with_its_default() {
         let sample = include_str!("../../taskd.toml");
         let settings = load_file(sample).unwrap();
-        let everything = Settings { pipelines: super::super::Pipeline::ALL.to_vec(), ..Default::default() };
+        let everything = Settings { pipelines: Pipeline::ALL.to_vec(), ..Default::default() };
         assert_eq!(settings, everything);
         let documented: toml::Table = sample.parse().unwrap();
-        let all: toml::Table = to_toml(&everything, &Origins::default()).parse().unwrap();
+        let all: toml::Table = to_toml(&everything, &Origins::default(), RULES.is_secret).parse().unwrap();
         assert_eq!(documented.keys().collect::<Vec<_>>(), all.keys().collect::<Vec<_>>());
         let keys =
             |table: &toml::Table| table["queues"]["default"].as_table().unwrap().keys().cloned().collect::<Vec<_>>();
@@ -310,7 +262,7 @@ mod tests {
         let file =
             "pipelines = \"tasks\"\nmax_items = 7\nbus_url = \"kafka://h:9092\"\n[queues.crawl]\nlease = \"1500ms\"\n";
         let loaded = load_with(file, &["--partitions", "16"]).unwrap();
-        let printed = to_toml(&loaded.settings, &loaded.origins);
+        let printed = to_toml(&loaded.settings, &loaded.origins, RULES.is_secret);
         assert_eq!(load_file(&printed).unwrap(), loaded.settings);
         assert!(printed.contains("partitions = 16 # --partitions\n"), "{printed}");
         assert!(printed.contains("t.toml:2\n"), "{printed}");

@@ -1,16 +1,22 @@
 //! Settings as a configuration file.
 
-use super::{Options, Origins, Settings, without_password};
+use std::fmt;
 
-/// A file that gives `settings`, passwords hidden; behind each value that is not a default, where it came from.
-pub fn to_toml(settings: &Settings, origins: &Origins) -> String {
+use super::{options::Options, origins::Origins, settings::Settings};
+
+/// A file that results in `settings`, without secrets. A comment names the origin of each value that is not a default.
+pub fn to_toml(settings: &Settings, origins: &Origins, is_secret: fn(&str) -> bool) -> String {
     let mut options = Options::of(settings);
-    for url in [&mut options.redis_url, &mut options.database_url, &mut options.bus_url].into_iter().flatten() {
-        *url = without_password(url);
-    }
-    options.kafka = options.kafka.hidden();
+    options.kafka = options.kafka.hidden(is_secret);
     let text = toml::to_string(&options).expect("options are strings, numbers and lists of them under string keys");
     with_origins(&text, origins)
+}
+
+/// As `taskd check-config` prints them, without any value of `[kafka]`.
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&to_toml(self, &Origins::default(), |_| true))
+    }
 }
 
 fn with_origins(text: &str, origins: &Origins) -> String {
@@ -29,4 +35,15 @@ fn with_origins(text: &str, origins: &Origins) -> String {
         shown.push('\n');
     }
     shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_shown_without_passwords() {
+        let settings = Settings { redis_url: Some("redis://:secret@h".parse().unwrap()), ..Default::default() };
+        assert!(!format!("{settings:?}").contains("secret"));
+    }
 }

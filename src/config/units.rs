@@ -1,10 +1,11 @@
-//! Values as people write them: `30s`, `64MiB`, `discovery,fanout`. One form for flags, environment and file.
+//! Values as people write them: `30s`, `64MiB`, `discovery,fanout`. Flags, environment and file share one form.
 
 use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::Pipeline;
+use super::settings::Pipeline;
+use crate::model::Priority;
 
 /// `250ms`, `30s`, `1h 30m`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +30,7 @@ impl fmt::Display for Time {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ByteSize(pub u64);
 
-/// The larger first, so that a size is printed with the largest unit that it is a multiple of.
+/// The larger first, so that a size is printed in the largest unit that fits.
 const UNITS: [(&str, u64); 6] =
     [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)];
 
@@ -60,7 +61,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// `127.0.0.1:7600`; no name, which may stand for several addresses.
+/// `127.0.0.1:7600`. A name is not allowed, because it may have several addresses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Address(pub SocketAddr);
 
@@ -107,7 +108,7 @@ impl fmt::Display for Pipelines {
     }
 }
 
-/// Names of hosts, as a comma list.
+/// A comma list of host names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hosts(pub Vec<String>);
 
@@ -132,7 +133,36 @@ impl fmt::Display for Hosts {
     }
 }
 
-/// Reads a value from its text, or from a whole number where its text may be one.
+/// A [`Priority`] by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PriorityName {
+    High,
+    Medium,
+    Low,
+}
+
+impl From<PriorityName> for Priority {
+    fn from(name: PriorityName) -> Self {
+        match name {
+            PriorityName::High => Self::High,
+            PriorityName::Medium => Self::Medium,
+            PriorityName::Low => Self::Low,
+        }
+    }
+}
+
+impl From<Priority> for PriorityName {
+    fn from(priority: Priority) -> Self {
+        match priority {
+            Priority::High => Self::High,
+            Priority::Medium => Self::Medium,
+            Priority::Low => Self::Low,
+        }
+    }
+}
+
+/// Reads a value from its text.
 struct Text<T>(&'static str, std::marker::PhantomData<T>);
 
 impl<T: FromStr<Err = String>> de::Visitor<'_> for Text<T> {
@@ -147,7 +177,7 @@ impl<T: FromStr<Err = String>> de::Visitor<'_> for Text<T> {
     }
 }
 
-/// As [`Text`], for sizes.
+/// Reads a size from its text, or from a whole number.
 struct Number;
 
 impl de::Visitor<'_> for Number {

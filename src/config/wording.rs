@@ -1,18 +1,18 @@
-//! What serde says about a value, in the words of people who write JSON or TOML.
+//! Messages of serde in the words of people who write JSON or TOML.
 
 use serde_path_to_error::Path;
 
 /// `replicas: … expected a whole number from 0 to 4294967295`
 pub fn in_field(field: &Path, message: &str) -> String {
     let message = plainly(message);
-    // The whole has no name, and an unknown field is named by the message.
+    // The whole document has no name, and the message names an unknown field.
     if field.iter().len() == 0 || message.starts_with("unknown field ") {
         return message;
     }
     format!("{field}: {message}")
 }
 
-/// Without the names of Rust's types.
+/// The message without names of Rust types.
 fn plainly(message: &str) -> String {
     let Some((given, expected)) = message.rsplit_once(", expected ") else { return message.to_owned() };
     let expected = match expected {

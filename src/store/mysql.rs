@@ -3,37 +3,37 @@
 use std::{str::FromStr, time::Duration};
 
 use sqlx::{
-    ConnectOptions, Connection, Executor, MySql, MySqlConnection,
+    ConnectOptions, Connection, Executor, MySql, MySqlConnection, Pool,
+    error::DatabaseError,
     mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions},
 };
 
 use super::{
-    Error, Result,
+    Class, Error, Result,
     sql::{Dialect, MigrationFile, SqlStore, migration_files},
 };
 
-const MIGRATIONS: &[MigrationFile] = migration_files!("mysql");
-
 pub type MysqlStore = SqlStore<MySql>;
 
-/// How long a call may wait for a connection: less than for a lock, so that those behind a lock that is held for long are told.
+const MIGRATIONS: &[MigrationFile] = migration_files!("mysql");
+
+/// The longest wait for a connection: shorter than for a lock, so that callers behind a long lock get an error.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// The pool closes a connection that was idle for this time, before the server does: see [`SESSION`].
+/// The pool closes a connection after this idle time, before the server does: see [`SESSION`].
 const IDLE: Duration = Duration::from_secs(10);
-/// How long an idle connection may take to answer a ping.
+/// The longest that an idle connection may take to answer a ping.
 const PING_WITHIN: Duration = Duration::from_secs(2);
-/// Then another one is opened: it finds a new primary, and the server gets its memory back.
+/// The life of a connection. The next one finds a new primary, and the server gets its memory back.
 const LIFETIME: Duration = Duration::from_secs(1800);
 /// More than the shapes of all statements.
 const PREPARED: usize = 256;
 
-/// Two statements, since MySQL and MariaDB give the variable of the first one different names.
+/// Settings of a session, which no setting of a server or a proxy may change.
 ///
-/// READ COMMITTED: a row that was waited for is then seen, and no gaps are locked between other people's keys.
-/// Strict: what does not fit is an error, not cut off. A lock that is held for long is a reason to start again.
-/// Neither a server's setting nor a proxy's may change what our statements mean. Times are numbers; sqlx sets the zone to UTC all the same.
-/// The server ends a session that is silent for 20 s. Otherwise a client that was cut off would hold its locks for
-/// hours.
+/// Two statements, because the variable of the first one has different names in MySQL and MariaDB. READ COMMITTED:
+/// after a wait for a row the transaction sees it, and it locks no gaps between other keys. Strict: a value that does
+/// not fit is an error. A long wait for a lock ends with a retry. The server ends a session that is silent for 20 s;
+/// otherwise a client that was cut off would hold its locks for hours.
 const SESSION: &str = "\
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -41,60 +41,115 @@ const SESSION: &str = "\
                 innodb_lock_wait_timeout = 10, \
                 wait_timeout = 20";
 
-/// For the connection that holds the migration lock, silent while another connection migrates.
+/// For the connection that holds the migration lock. It is silent while another connection migrates.
 const PATIENT_SESSION: &str = "SET SESSION wait_timeout = 86400";
 
-/// How long a process that starts waits while another one migrates.
+/// A start waits for so many seconds while another process migrates.
 const MIGRATION_LOCK: &str = "SELECT GET_LOCK(CONCAT('taskd.', MD5(DATABASE())), 60) = 1";
+
+/// Errors of MySQL and MariaDB after which a retry of the same statement may succeed.
+const TRANSIENT: &[u16] = &[
+    1020, // the record has changed since it was read (MariaDB)
+    1040, // too many connections
+    1047, // a node that is not ready yet (Galera)
+    1053, // server shutdown in progress
+    1077, // normal shutdown
+    1079, // shutdown complete
+    1158, // network errors
+    1159, 1160, 1161, //
+    1184, // aborted connection
+    1203, // the user has too many connections
+    1205, // lock wait timeout
+    1213, // deadlock
+    1290, // read only: the primary has moved
+    1317, // query interrupted
+    1412, // the table's definition has changed
+    1615, // a prepared statement must be prepared again
+    1836, // read only mode
+    1927, // connection killed (MariaDB)
+    1969, // statement took too long (MariaDB)
+    2006, 2013, // a proxy has lost the server
+    3024, // statement took too long (MySQL)
+    4031, // disconnected for being idle
+];
+
+/// Disk full, table full.
+const FULL: &[u16] = &[1021, 1114];
+
+/// The content of a row is at fault. A missing table or privilege is no fault of a row.
+const REFUSED: &[u16] = &[
+    1048, // null
+    1062, // duplicate key
+    1118, // row too large
+    1153, // packet too large
+    1264, // out of range
+    1292, 1366, // no such value
+    1406, // too long
+    1644, // a trigger refuses it
+    3819, 4025, // check constraint (MySQL, MariaDB)
+];
+
+/// The object of a migration exists already: a table, a column, an index, a row.
+const EXISTS: &[u16] = &[1050, 1060, 1061, 1062];
 
 /// Parameters of the URL that name a file, each by both of its names.
 const FILES: &[&str] = &["ssl-ca", "sslca", "ssl-cert", "sslcert", "ssl-key", "sslkey"];
 
 impl MysqlStore {
-    /// Connects to `mysql://user:password@host:port/database`, with at most so many connections, and migrates it. `?ssl-mode=` is DISABLED,
-    /// PREFERRED (the default: TLS where the server offers it, whoever it is), REQUIRED (TLS, whoever it is), VERIFY_CA or VERIFY_IDENTITY
-    /// (by the system's certificates and those of `ssl-ca`).
+    /// Connects to `mysql://user:password@host:port/database` and migrates it.
+    ///
+    /// `?ssl-mode=` is DISABLED, PREFERRED (the default: TLS where the server offers it, without a check), REQUIRED
+    /// (TLS, without a check), VERIFY_CA or VERIFY_IDENTITY (by the system's certificates and those of `ssl-ca`).
     pub async fn connect(url: &str, connections: u32) -> Result<Self> {
         check_files(url).await?;
-        let options =
-            MySqlConnectOptions::from_str(url)?.statement_cache_capacity(PREPARED).disable_statement_logging();
-        // sqlx takes a lock of its own, but without a time limit, which MariaDB refuses and sqlx does not notice.
-        let mut lock = options.connect().await?;
-        // Here an error is seen; the pool would try until it runs out of time.
-        lock.execute(SESSION).await?;
-        lock.execute(PATIENT_SESSION).await?;
-        let locked: Option<bool> = sqlx::query_scalar(MIGRATION_LOCK).fetch_one(&mut lock).await?;
-        if locked != Some(true) {
-            return Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into());
-        }
-        let pool = MySqlPoolOptions::new()
-            .max_connections(connections)
-            .acquire_timeout(PATIENCE)
-            .idle_timeout(IDLE)
-            .max_lifetime(LIFETIME)
-            // A ping before each use keeps dead connections from callers. sqlx's own ping has no time limit.
-            .test_before_acquire(false)
-            .before_acquire(|connection, _| {
-                Box::pin(async {
-                    let ping = tokio::time::timeout(PING_WITHIN, connection.ping()).await;
-                    Ok(matches!(ping, Ok(Ok(()))))
-                })
-            })
-            .after_connect(|connection, _| {
-                Box::pin(async {
-                    connection.execute(SESSION).await?;
-                    Ok(())
-                })
-            })
-            .connect_with(options)
-            .await?;
+        let options = MySqlConnectOptions::from_str(url).map_err(MySqlConnection::error)?;
+        let options = options.statement_cache_capacity(PREPARED).disable_statement_logging();
+        let lock = migration_lock(&options).await.map_err(MySqlConnection::error)?.ok_or_else(Error::timed_out)?;
+        let pool = pool(options, connections).await.map_err(MySqlConnection::error)?;
         let store = Self::migrate(MIGRATIONS, pool.clone(), pool).await?;
-        lock.close().await?; // which gives the lock back
+        // The lock ends with its connection.
+        lock.close().await.map_err(MySqlConnection::error)?;
         Ok(store)
     }
 }
 
-/// sqlx reads them at each connection, and says of one that is missing only that something is.
+/// A connection that holds the migration lock. `None`: another process has held it for too long.
+///
+/// sqlx takes a lock of its own, but without a time limit, which MariaDB refuses and sqlx does not notice.
+async fn migration_lock(options: &MySqlConnectOptions) -> sqlx::Result<Option<MySqlConnection>> {
+    let mut lock = options.connect().await?;
+    // Here an error shows at once; the pool would try until it runs out of time.
+    lock.execute(SESSION).await?;
+    lock.execute(PATIENT_SESSION).await?;
+    let locked: Option<bool> = sqlx::query_scalar(MIGRATION_LOCK).fetch_one(&mut lock).await?;
+    Ok((locked == Some(true)).then_some(lock))
+}
+
+async fn pool(options: MySqlConnectOptions, connections: u32) -> sqlx::Result<Pool<MySql>> {
+    MySqlPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(PATIENCE)
+        .idle_timeout(IDLE)
+        .max_lifetime(LIFETIME)
+        // A ping before each use keeps dead connections from callers. sqlx's own ping has no time limit.
+        .test_before_acquire(false)
+        .before_acquire(|connection, _| {
+            Box::pin(async {
+                let ping = tokio::time::timeout(PING_WITHIN, connection.ping()).await;
+                Ok(matches!(ping, Ok(Ok(()))))
+            })
+        })
+        .after_connect(|connection, _| {
+            Box::pin(async {
+                connection.execute(SESSION).await?;
+                Ok(())
+            })
+        })
+        .connect_with(options)
+        .await
+}
+
+/// Names a file of the URL that cannot be read. sqlx reads them at each connection, and does not name a missing one.
 async fn check_files(url: &str) -> Result<()> {
     let Ok(url) = url::Url::parse(url) else { return Ok(()) };
     for (parameter, name) in url.query_pairs().filter(|(parameter, _)| FILES.contains(&&**parameter)) {
@@ -108,19 +163,19 @@ async fn check_files(url: &str) -> Result<()> {
 impl Dialect for MySqlConnection {
     const BEGIN: &'static str = "START TRANSACTION";
     const FOR_UPDATE: &'static str = " FOR UPDATE";
-    // Both servers know this form; MariaDB has no other.
+    // MySQL knows this form too; MariaDB has no other.
     const FOR_SHARE: &'static str = " LOCK IN SHARE MODE";
     const NOW_MS: &'static str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
-    // Longer than a wait for a lock, and short enough for a second try before the call gives up.
+    // Longer than a wait for a lock, and short enough for a retry before the call gives up.
     const ANSWER_WITHIN: Option<Duration> = Some(Duration::from_secs(15));
     const BUSY_HINT: &'static str = "raise database_pool, or ask for less at once";
     const ID: &'static str = "CAST(? AS BINARY(16))";
     const BY_PRIMARY_KEY: &'static str = "FORCE INDEX (PRIMARY)";
-    // sqlx asks the server to count what was found as well.
+    // sqlx makes the server count found rows as well.
     const COUNTS_INSERTED: bool = false;
     const IS_UNFINISHED: &'static str = "unfinished = 1";
 
-    // Not INSERT IGNORE, which would also swallow data that does not fit.
+    // INSERT IGNORE would also hide values that do not fit.
     fn keep_first(column: &str) -> String {
         format!(" ON DUPLICATE KEY UPDATE {column} = {column}")
     }
@@ -138,14 +193,26 @@ impl Dialect for MySqlConnection {
         format!("FORCE INDEX ({index})")
     }
 
-    fn is_there_already(error: &sqlx::Error) -> bool {
-        // A table, a column, an index, a row.
-        const THERE: [u16; 4] = [1050, 1060, 1061, 1062];
-        let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<MySqlDatabaseError>());
-        error.is_some_and(|error| THERE.contains(&error.number()))
-    }
-
     fn update_tasks(set: &str) -> [String; 2] {
         ["UPDATE tasks JOIN (".into(), format!(") AS changes ON id = task_id SET {set}")]
     }
+
+    fn class(error: &dyn DatabaseError) -> Class {
+        match number(error) {
+            Some(number) if TRANSIENT.contains(&number) => Class::Transient,
+            Some(number) if FULL.contains(&number) => Class::Full,
+            Some(number) if REFUSED.contains(&number) => Class::Refused,
+            _ => Class::Other,
+        }
+    }
+
+    fn is_there_already(error: &Error) -> bool {
+        let (Error::Refused(error) | Error::Other(error)) = error else { return false };
+        error.as_database_error().and_then(number).is_some_and(|number| EXISTS.contains(&number))
+    }
+}
+
+/// The server's error number. `DatabaseError::code` has the coarser SQLSTATE.
+fn number(error: &dyn DatabaseError) -> Option<u16> {
+    error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
 }

@@ -1,36 +1,50 @@
-//! The store in a file: for one process, with nothing to run beside it.
+//! The store in a file, for one process. It needs no server.
 
 use std::{path::Path, time::Duration};
 
 use sqlx::{
     ConnectOptions, Sqlite, SqliteConnection,
+    error::DatabaseError,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 
 use super::{
-    Result,
+    Class, Error, Result,
     sql::{Dialect, MigrationFile, SqlStore, migration_files},
 };
 
-const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
-
 pub type SqliteStore = SqlStore<Sqlite>;
 
-/// How long another process may hold the file, or one of ours the connection.
+const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
+
+/// The longest wait for the file, which another process may hold, and for the connection.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Reads go on while something is written.
+/// Connections that read while the writer writes.
 const READERS: u32 = 4;
 /// More than the shapes of all statements.
 const PREPARED: usize = 256;
-/// Rows that SQLite's thread may be ahead of their reader: a page of them without waking each other in between.
+/// Rows that SQLite's thread may be ahead of their reader: a page, without a wake-up in between.
 const ROWS_AT_ONCE: usize = 1024;
-/// Key hashes fall anywhere in their index, so that a batch touches most of its pages. 16 MiB of them in memory …
+/// 16 MiB of pages in memory. Key hashes fall anywhere in their index, so that a batch touches most of its pages.
 const CACHE_KIB: &str = "-16384";
-/// … and the log copied back each 32 MiB instead of 4, when many of its pages are there several times: inserts are a third faster.
+/// SQLite copies its log back each 32 MiB instead of 4. By then the log has many pages twice: inserts are a third
+/// faster.
 const CHECKPOINT_PAGES: &str = "8192";
 
+/// SQLite's primary result codes.
+mod code {
+    pub(super) const BUSY: i32 = 5;
+    pub(super) const LOCKED: i32 = 6;
+    pub(super) const FULL: i32 = 13;
+    pub(super) const TOOBIG: i32 = 18;
+    pub(super) const CONSTRAINT: i32 = 19;
+    pub(super) const MISMATCH: i32 = 20;
+}
+
 impl SqliteStore {
-    /// Opens the database at `path`, creates and migrates it where needed. `max_page_count` bounds its size in pages of 4 KiB.
+    /// Opens the database at `path`, and creates and migrates it where needed.
+    ///
+    /// `max_page_count` bounds its size in pages of 4 KiB.
     pub async fn open(path: &Path, max_page_count: Option<u32>) -> Result<Self> {
         let mut options = SqliteConnectOptions::new()
             .filename(path)
@@ -45,7 +59,7 @@ impl SqliteStore {
         if let Some(pages) = max_page_count {
             options = options.pragma("max_page_count", pages.to_string());
         }
-        // SQLite has one writer at a time: one connection, so that writers wait in our queue and not in its.
+        // SQLite has one writer at a time. With one connection, writers wait in the pool's queue instead of SQLite's.
         let writer = SqlitePoolOptions::new()
             .max_connections(1)
             .acquire_timeout(PATIENCE)
@@ -54,7 +68,8 @@ impl SqliteStore {
             .connect_with(
                 options.clone().pragma("cache_size", CACHE_KIB).pragma("wal_autocheckpoint", CHECKPOINT_PAGES),
             )
-            .await?;
+            .await
+            .map_err(SqliteConnection::error)?;
         let readers = SqlitePoolOptions::new()
             .max_connections(READERS)
             .acquire_timeout(PATIENCE)
@@ -64,7 +79,7 @@ impl SqliteStore {
 }
 
 impl Dialect for SqliteConnection {
-    // A transaction that reads first and writes then could not become the writer when another one is.
+    // A transaction that reads first cannot become the writer later if another one is.
     const BEGIN: &'static str = "BEGIN IMMEDIATE";
     const FOR_UPDATE: &'static str = "";
     const FOR_SHARE: &'static str = "";
@@ -72,10 +87,10 @@ impl Dialect for SqliteConnection {
     const ANSWER_WITHIN: Option<Duration> = None;
     const BUSY_HINT: &'static str = "the disk is slow, or too much is asked for at once";
     const ID: &'static str = "?";
-    // It scans nothing that has a key, and locks no rows.
+    // SQLite does not scan a table by choice, and locks no rows.
     const BY_PRIMARY_KEY: &'static str = "";
     const COUNTS_INSERTED: bool = true;
-    // A partial index is taken for a condition that has its words.
+    // SQLite uses a partial index only for a condition with the words of the index.
     const IS_UNFINISHED: &'static str = "status = 0 AND count <> 0";
 
     fn keep_first(_column: &str) -> String {
@@ -95,12 +110,95 @@ impl Dialect for SqliteConnection {
         format!("INDEXED BY {index}")
     }
 
-    // A migration is one transaction.
-    fn is_there_already(_error: &sqlx::Error) -> bool {
-        false
-    }
-
     fn update_tasks(set: &str) -> [String; 2] {
         [format!("UPDATE tasks SET {set} FROM ("), ") AS changes WHERE id = task_id".into()]
+    }
+
+    fn class(error: &dyn DatabaseError) -> Class {
+        // The low byte of an extended code is the primary one.
+        match error.code().and_then(|code| code.parse::<i32>().ok()).map(|code| code & 0xff) {
+            Some(code::BUSY | code::LOCKED) => Class::Transient,
+            Some(code::FULL) => Class::Full,
+            Some(code::TOOBIG | code::CONSTRAINT | code::MISMATCH) => Class::Refused,
+            _ => Class::Other,
+        }
+    }
+
+    // A migration is one transaction: no statement of it ran before.
+    fn is_there_already(_error: &Error) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn no_statement_scans_a_table() {
+        use std::collections::HashSet;
+
+        use crate::{
+            config::Settings,
+            model::{Encoding, LeaseNumber, NewTask, Offset, ShardId, TaskId, WorkerName, validate},
+            store::{NewRow, Published, Settlement, Store, Turn, Unpublished},
+        };
+
+        let dir = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+        let row = |key: &str| {
+            let task = NewTask { queue: "q".into(), key: key.as_bytes().to_vec().into(), ..Default::default() };
+            let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
+            NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
+        };
+        let rows: Vec<NewRow> = (0..30).map(|i| row(&i.to_string())).collect();
+        let ids: Vec<TaskId> = rows.iter().map(|row| row.task.id).collect();
+        store.insert(&rows).await.unwrap();
+        store.insert(&[row("0"), row("new")]).await.unwrap();
+        let tasks = ids[..9].iter().map(|id| (*id, Turn::FIRST)).collect();
+        let (partition, offset) = (0, Offset { major: 1, minor: 1 });
+        store.mark_published("g", &[Published { partition, offset, tasks }]).await.unwrap();
+        // A late mark, and of one that came back.
+        store.unpublish(&ids[..2], Unpublished::Parked).await.unwrap();
+        let tasks = vec![(ids[0], Turn::FIRST), (ids[20], Turn::FIRST)];
+        store.mark_published("g", &[Published { partition, offset: Offset::default(), tasks }]).await.unwrap();
+        let completed = Settlement::Completed {
+            id: ids[3],
+            worker: "w".into(),
+            lease: LeaseNumber { generation: 1, grant: 1 },
+            result: "r".into(),
+            encoding: Encoding::Text,
+            attempt: 1,
+            at_unix_ms: 1,
+            discovered: vec![row("1"), row("child")],
+        };
+        let died = Settlement::Died { id: ids[4], reason: "no luck".into(), attempts: 1, at_unix_ms: 1 };
+        store.settle(&[completed.clone(), completed, died]).await.unwrap();
+        let without: HashSet<TaskId> = [ids[10]].into();
+        store.due(i64::MAX, 5, &without).await.unwrap();
+        let queue = &rows[0].task.queue;
+        assert_eq!(store.parked(queue, 5, &without).await.unwrap().len(), 2);
+        assert_eq!(store.parked_queues().await.unwrap().len(), 1);
+        store.states(&ids).await.unwrap();
+        store.states_for(&WorkerName::new("w").unwrap(), &ids).await.unwrap();
+        assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap().len(), 4);
+        let shard = ShardId { queue: queue.clone(), number: 0 };
+        assert!(store.unpublish_shard(&shard, Some(ids[5]), 2).await.unwrap().is_some());
+        assert_eq!(store.rows(&ids[..3]).await.unwrap().len(), 3);
+        assert_eq!(store.owners(&[rows[0].task.key_hash]).await.unwrap(), [(rows[0].task.key_hash, ids[0])]);
+        store.bring_forward(-1, 0, None, 100).await.unwrap();
+        store.oldest_waiting(i64::MAX).await.unwrap();
+        assert_eq!(store.unfinished().await.unwrap().len(), 1);
+        store.counts(Some(std::slice::from_ref(queue))).await.unwrap();
+        store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
+        store.close_shard(&shard, 1).await.unwrap();
+        store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
+        store.next_generation(&shard, 2).await.unwrap();
+        assert_eq!(store.shards(Some(1)).await.unwrap().len(), 1);
+        assert!(store.task(ids[3]).await.unwrap().is_some());
+        assert_eq!(store.results(ids[3]).await.unwrap().len(), 1);
+        assert_eq!(store.remove_finished(Duration::from_secs(1), 10).await.unwrap(), 2);
+        store.insert(&[row("3"), row("4")]).await.unwrap();
+        store.insert(&[row("3"), row("4")]).await.unwrap();
     }
 }

@@ -1,4 +1,5 @@
-//! Readers on Kafka that come and go: changes in the group are no errors, nothing is passed over, and commits never run ahead.
+//! Readers on Kafka that come and go: changes in the group are no errors, nothing is passed over, and commits never run
+//! ahead.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +23,7 @@ use crate::{
     },
 };
 
-/// What the readers of a test did, by (partition, offset).
+/// The acts of a test's readers, by (partition, offset).
 #[derive(Default)]
 struct Seen {
     handed_out: BTreeMap<(u32, u64), usize>,
@@ -163,7 +164,8 @@ async fn a_reader_that_slept_too_long_moves_nothing_back_and_joins_again() {
     broker.remove().await;
 }
 
-/// With our topics. Never ends: a reader leaves its group after the end of the test, and would wait for ever for a cluster that is gone.
+/// With our topics. Never ends: a reader leaves its group after the end of the test, and would wait for ever for a
+/// cluster that is gone.
 fn mock() -> (&'static MockCluster<'static, DefaultProducerContext>, Broker) {
     let cluster = Box::leak(Box::new(MockCluster::new(1).expect("a mock cluster")));
     let broker = Broker::new(&cluster.bootstrap_servers());

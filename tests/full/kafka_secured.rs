@@ -44,7 +44,7 @@ async fn records_go_by_tls_and_password_and_who_is_refused_is_told_why() {
         bus.close().await;
     }
     let refused = async |ca: &Path, password: &str| match open("SCRAM-SHA-512", ca, password).await {
-        Err(Error::Misconfigured(reason)) => reason,
+        Err(Error::Misconfigured(reason)) => reason.to_string(),
         other => panic!("should be refused: {:?}", other.map(|_| ())),
     };
     let reason = refused(&server.ca(), "let me out").await;
@@ -70,8 +70,10 @@ async fn through_the_binary(server: &KafkaServer) {
     let secret = dir.path().join("password");
     let config = |ca: &Path| {
         format!(
-            "redis_url = {:?}\nbus_url = \"kafka://{}\"\ntopic_prefix = \"binary.\"\n[kafka]\nsecurity.protocol = \"SASL_SSL\"\n\
-             ssl.ca.location = {ca:?}\nsasl.mechanism = \"SCRAM-SHA-512\"\nsasl.username = \"taskd\"\n\"sasl.password.file\" = {secret:?}\n",
+            "redis_url = {:?}\nbus_url = \"kafka://{}\"\ntopic_prefix = \"binary.\"\n[kafka]\nsecurity.protocol = \
+             \"SASL_SSL\"\n\
+             ssl.ca.location = {ca:?}\nsasl.mechanism = \"SCRAM-SHA-512\"\nsasl.username = \
+             \"taskd\"\n\"sasl.password.file\" = {secret:?}\n",
             redis.url(),
             server.secured_brokers(),
         )

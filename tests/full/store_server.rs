@@ -1,4 +1,5 @@
-//! The store when its server is slow, cuts connections, restarts or asks for TLS; and whether it finds its rows by indexes.
+//! The store when its server is slow, cuts connections, restarts or asks for TLS; and whether it finds its rows by
+//! indexes.
 
 use std::{
     process::Command,
@@ -33,7 +34,8 @@ use crate::support::{
     until,
 };
 
-/// Inserts and settles batch after batch, each of which must be answered as if nothing happened. Counts its calls in `done`.
+/// Inserts and settles batch after batch, each of which must be answered as if nothing happened. Counts its calls in
+/// `done`.
 async fn work(store: Arc<dyn Store>, worker: usize, batches: usize, done: Arc<AtomicUsize>) {
     for batch in 0..batches {
         let batch: Vec<NewRow> = (0..20).map(|i| row("q", format!("{worker} {batch} {i}"))).collect();
@@ -122,9 +124,9 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
 
     cut();
     let shard = ShardId { queue: batch[0].task.queue.clone(), number: 0 };
-    assert_eq!(store.next_life(&shard, 0).await.unwrap(), 1);
+    assert_eq!(store.next_generation(&shard, 0).await.unwrap(), 1);
     cut();
-    assert_eq!(store.next_life(&shard, 1).await.unwrap(), 2);
+    assert_eq!(store.next_generation(&shard, 1).await.unwrap(), 2);
 
     cut();
     assert_eq!(store.remove_finished(AGE, 10).await.unwrap(), 0, "it is gone already");

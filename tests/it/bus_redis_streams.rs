@@ -175,7 +175,7 @@ async fn a_redis_that_hangs_is_an_error_and_nothing_is_lost() {
         while !ordered.next(10).await.unwrap_or_default().iter().any(|message| message.value == "after") {}
     };
     within("the ordered reader", after).await;
-    // What was handed out before the hang is still ours and does not come a second time.
+    // Records that were answered before the hang belong to this reader, and do not come again.
     let after = read(&mut *shared, 1).await;
     assert_eq!(values(&after), ["after"]);
     commit(&mut *shared, &held).await;

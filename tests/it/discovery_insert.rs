@@ -233,7 +233,7 @@ impl Bus for Picky {
     async fn publish(&self, topic: Topic, records: &[Record]) -> bus::Result<Vec<Offset>> {
         let is_large = |record: &Record| record.value.windows(TOO_LARGE.len()).any(|part| part == TOO_LARGE);
         if records.iter().any(is_large) {
-            return Err(bus::Error::TooLarge { topic, reason: "too large".into() });
+            return Err(bus::Error::TooLarge { topic, cause: "too large".into() });
         }
         self.0.publish(topic, records).await
     }

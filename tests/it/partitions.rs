@@ -96,7 +96,7 @@ async fn a_lost_shard_waits_for_reports_in_every_partition() {
     let report = Record { partition: 2, value: "report".into() };
     bus.publish(Topic::TaskResults, &[report]).await.unwrap();
     let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
-    assert_eq!(fixture.store.next_life(&shard, 0).await.unwrap(), 1);
+    assert_eq!(fixture.store.next_generation(&shard, 0).await.unwrap(), 1);
     let row = task(&settings, "a", 0);
     fixture.store.insert(&[publishing::new_row(row.clone(), &process.gates, &settings)]).await.unwrap();
     process.publisher().publish(&[(&row, Turn::FIRST)], false).await.unwrap();
@@ -108,7 +108,7 @@ async fn a_lost_shard_waits_for_reports_in_every_partition() {
     // It asks and asks where the topic stands: by then, one that does not wait has brought the shard back.
     until("it asks", async || fixture.asked().await > 30).await;
     assert_eq!(
-        queue.upkeep.generations(&[shard.clone()]).await.unwrap()[0],
+        queue.upkeep.generations(std::slice::from_ref(&shard)).await.unwrap()[0],
         None,
         "it was brought back before its reports were read"
     );
@@ -116,7 +116,10 @@ async fn a_lost_shard_waits_for_reports_in_every_partition() {
     let mut reader = bus.subscribe(Topic::TaskResults, Reading::Shared).await.unwrap();
     let reports = reader.next(10).await.unwrap();
     reader.commit(&reports).await.unwrap();
-    until("it is brought back", async || queue.upkeep.generations(&[shard.clone()]).await.unwrap()[0] == Some(2)).await;
+    until("it is brought back", async || {
+        queue.upkeep.generations(std::slice::from_ref(&shard)).await.unwrap()[0] == Some(2)
+    })
+    .await;
     supervisor.stop();
     supervisor.wait().await;
 }

@@ -1,4 +1,4 @@
-//! What `taskd::bus` promises, tried on each backend.
+//! The promises of `taskd::bus`, tried on each backend.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -199,7 +199,7 @@ pub async fn seek_goes_back_and_forward(backend: &dyn Backend) {
     assert_eq!(values(&read(&mut *reader, 4).await), ["r2", "r3", "r4", "r5"]);
     within("seek", reader.seek(0, None)).await.expect("seek to the beginning");
     assert_eq!(values(&within("next", reader.next(2)).await.expect("next")), ["r0", "r1"]);
-    // What was read ahead must not come behind a seek.
+    // Prefetched records must not come behind a seek.
     within("seek", reader.seek(0, Some(offsets[4]))).await.expect("seek forward");
     assert_eq!(values(&read(&mut *reader, 1).await), ["r5"]);
     within("seek", reader.seek(0, Some(offsets[5]))).await.expect("seek to the end");
@@ -215,7 +215,7 @@ pub async fn seek_counts_from_the_first_read_on(backend: &dyn Backend) {
     assert_eq!(values(&read(&mut *reader, 2).await), ["r2", "r3"]);
 }
 
-/// Who read which record in which tenure.
+/// The reader and the tenure of each record.
 type Seen = (&'static str, u32, u64, String);
 
 pub async fn ordered_partitions_move_when_a_reader_comes_or_dies(backend: &dyn Backend) {
@@ -380,7 +380,8 @@ pub async fn a_shared_next_may_be_cancelled(backend: &dyn Backend) {
     read_with_cancellations(backend, Topic::TaskResults, Reading::Shared).await;
 }
 
-/// Drops `next()` again and again at every stage it can be in, while records are published; each must come exactly once.
+/// Drops `next()` again and again at every stage it can be in, while records are published; each must come exactly
+/// once.
 async fn read_with_cancellations(backend: &dyn Backend, topic: Topic, reading: Reading) -> Vec<Message> {
     const RECORDS: usize = 600;
     let bus = backend.open().await;
@@ -513,7 +514,7 @@ async fn trim(bus: &dyn Bus, topic: Topic, keep: Keep) -> u64 {
     within("trim", bus.trim(topic, keep)).await.expect("trim")
 }
 
-/// What is still there of partition 0, which ends in `last`.
+/// The remaining records of partition 0, which ends in `last`.
 async fn remaining(bus: &dyn Bus, topic: Topic, last: &str) -> Vec<String> {
     let mut reader = subscribe(bus, topic, Reading::Ordered).await;
     let mut remaining: Vec<String> = Vec::new();

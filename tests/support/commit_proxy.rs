@@ -1,5 +1,5 @@
-//! Stands before a MySQL or MariaDB server, and takes away the answer to a COMMIT when it is told to: the client does not know then whether
-//! it took effect. It did.
+//! Stands before a MySQL or MariaDB server, and takes away the answer to a COMMIT when it is told to: the client does
+//! not know then whether it took effect. It did.
 
 use std::sync::{
     Arc,

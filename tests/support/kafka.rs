@@ -16,7 +16,8 @@ use tokio::sync::OnceCell;
 
 use super::proxy::{Proxy, Upstream};
 
-/// `host:port` of the broker that all tests share: `TASKD_TEST_KAFKA`, else one that `scripts/start-kafka` starts and leaves running.
+/// `host:port` of the broker that all tests share: `TASKD_TEST_KAFKA`, else one that `scripts/start-kafka` starts and
+/// leaves running.
 pub async fn shared() -> &'static str {
     static BROKER: OnceCell<String> = OnceCell::const_new();
     let start = || async {

@@ -1,4 +1,5 @@
-//! A database of one test on a MySQL or MariaDB server: the one at `TASKD_TEST_MYSQL_URL`, or one of our own that stays running.
+//! A database of one test on a MySQL or MariaDB server: the one at `TASKD_TEST_MYSQL_URL`, or one of our own that stays
+//! running.
 
 use std::{env, fs, process::Command, sync::Arc, time::Duration};
 

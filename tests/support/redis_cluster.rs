@@ -15,8 +15,8 @@ use nix::{
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
-/// `redis+cluster://…` of the cluster that all tests share: `TASKD_TEST_REDIS_CLUSTER`, else one that `scripts/start-redis-cluster` starts and
-/// leaves running. Everybody there has a prefix of their own.
+/// `redis+cluster://…` of the cluster that all tests share: `TASKD_TEST_REDIS_CLUSTER`, else one that
+/// `scripts/start-redis-cluster` starts and leaves running. Everybody there has a prefix of their own.
 pub async fn shared() -> &'static str {
     static CLUSTER: OnceCell<String> = OnceCell::const_new();
     let start = || async {
@@ -33,7 +33,8 @@ pub fn own_prefix() -> String {
     format!("t{}", uuid::Uuid::now_v7().simple())
 }
 
-/// Three masters with a replica each, which takes over about two seconds after its master's death. They end with their folder when dropped.
+/// Three masters with a replica each, which takes over about two seconds after its master's death. They end with their
+/// folder when dropped.
 pub struct RedisCluster {
     dir: TempDir,
     url: String,
@@ -77,23 +78,25 @@ impl RedisCluster {
         self.ask_anybody(&["cluster", "keyslot", key]).trim().parse().expect("a slot")
     }
 
-    /// SIGKILL for the master that has the key's slot; its place in the URL. It is gone when this returns. Its replica has what the master
-    /// had before this call.
+    /// SIGKILL for the master that has the key's slot; its place in the URL. It is gone when this returns. Its replica
+    /// has what the master had before this call.
     pub fn kill9_master_of(&self, key: &str) -> usize {
         let index = self.replicated_master_of(key);
         self.kill9_node(index);
         index
     }
 
-    /// SIGSTOP for the master that has the key's slot; its place in the URL. Its replica has what the master had before this call.
+    /// SIGSTOP for the master that has the key's slot; its place in the URL. Its replica has what the master had before
+    /// this call.
     pub fn stop_master_of(&self, key: &str) -> usize {
         let index = self.replicated_master_of(key);
         self.signal(index, Signal::SIGSTOP);
         index
     }
 
-    /// The master that has the key's slot, as soon as its replica has what the master has now. A replica whose link is up gets nothing
-    /// before the first acknowledgement after its full copy: a second during which its master's death loses everything.
+    /// The master that has the key's slot, as soon as its replica has what the master has now. A replica whose link is
+    /// up gets nothing before the first acknowledgement after its full copy: a second during which its master's death
+    /// loses everything.
     fn replicated_master_of(&self, key: &str) -> usize {
         let index = self.master_of(key);
         let offsets = || {
@@ -120,7 +123,8 @@ impl RedisCluster {
         kill(Pid::from_raw(self.pid(index)), signal).expect("the node is ours");
     }
 
-    /// After [`Self::kill9_node`], with the data of before: as a replica where another has taken over. It answers when this returns.
+    /// After [`Self::kill9_node`], with the data of before: as a replica where another has taken over. It answers when
+    /// this returns.
     pub fn restart_node(&self, index: usize) {
         // In a session of its own, and nobody's child: as the script started the others.
         let config = self.folder(index).join("redis.conf");
@@ -146,7 +150,8 @@ impl RedisCluster {
         });
     }
 
-    /// Moves the key's slot to another master as `redis-cli --cluster reshard` does, key by key; answers that one's place in the URL.
+    /// Moves the key's slot to another master as `redis-cli --cluster reshard` does, key by key; answers that one's
+    /// place in the URL.
     pub fn move_slot_of(&self, key: &str) -> usize {
         let slot = self.slot_of(key).to_string();
         let from = self.master_of(key);

@@ -20,7 +20,8 @@ pub struct PrivateRedis {
 }
 
 impl PrivateRedis {
-    /// `options` as in its configuration; `PORT` in them is the port, on which it listens without TLS unless they say something else.
+    /// `options` as in its configuration; `PORT` in them is the port, on which it listens without TLS unless they say
+    /// something else.
     pub fn start(options: &[&str]) -> Self {
         Self::start_program("redis-server", options)
     }

@@ -1,4 +1,5 @@
-//! What every store promises (`src/store/mod.rs`), sentence by sentence. `store_contract!(SomeDatabase)` runs it on a backend.
+//! The promises of every store (`src/store/mod.rs`), sentence by sentence. `store_contract!(SomeDatabase)` runs it on a
+//! backend.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -147,7 +148,7 @@ fn replicated(key: &str, replicas: u32) -> NewRow {
     fresh(TaskRow { replicas, ..task("q", key) })
 }
 
-/// So many rows of one queue.
+/// Rows of one queue.
 pub(crate) fn rows(queue: &str, count: usize) -> Vec<NewRow> {
     (0..count).map(|i| row(queue, format!("key {i}"))).collect()
 }
@@ -261,7 +262,7 @@ pub(crate) async fn counts(store: &dyn Store) -> Vec<QueueCount> {
 
 /// With their lives.
 async fn open_shards(store: &dyn Store) -> Vec<(ShardId, u64)> {
-    store.shards(None).await.unwrap().into_iter().map(|shard| (shard.id, shard.life)).collect()
+    store.shards(None).await.unwrap().into_iter().map(|shard| (shard.id, shard.generation)).collect()
 }
 
 pub(crate) async fn insert_new(store: &dyn Store, rows: &[NewRow]) {
@@ -805,7 +806,7 @@ pub(crate) async fn a_page_of_the_outbox_has_bounded_weight(db: &impl Database) 
     batch.extend(rows("light", 300).into_iter().map(|row| NewRow { due_unix_ms: NOW + 1, ..row }));
     insert_new(&*store, &batch).await;
 
-    // What a page has left is due again, until all have been seen once and in order.
+    // The rest of a page is due again, until all have come once and in order.
     let mut seen = Vec::new();
     let mut pages = Vec::new();
     loop {
@@ -940,15 +941,15 @@ pub(crate) async fn a_life_is_raised_once(db: &impl Database) {
     let store = db.open().await;
     let [first, second] = [0, 1].map(|number| ShardId { queue: queue("q"), number });
     for _ in 0..2 {
-        assert_eq!(store.next_life(&first, 0).await.unwrap(), 1);
+        assert_eq!(store.next_generation(&first, 0).await.unwrap(), 1);
     }
-    assert_eq!(store.next_life(&first, 1).await.unwrap(), 2);
-    assert_eq!(store.next_life(&first, 0).await.unwrap(), 2, "somebody was further");
+    assert_eq!(store.next_generation(&first, 1).await.unwrap(), 2);
+    assert_eq!(store.next_generation(&first, 0).await.unwrap(), 2, "somebody was further");
 
-    let racing = join_all((0..8).map(|_| store.next_life(&second, 0))).await;
-    assert!(racing.into_iter().all(|life| life.unwrap() == 1));
-    let racing = join_all((0..8).map(|_| store.next_life(&first, 2))).await;
-    assert!(racing.into_iter().all(|life| life.unwrap() == 3));
+    let racing = join_all((0..8).map(|_| store.next_generation(&second, 0))).await;
+    assert!(racing.into_iter().all(|generation| generation.unwrap() == 1));
+    let racing = join_all((0..8).map(|_| store.next_generation(&first, 2))).await;
+    assert!(racing.into_iter().all(|generation| generation.unwrap() == 3));
     assert_eq!(open_shards(&*store).await, [(first, 3), (second, 1)]);
 }
 
@@ -958,7 +959,7 @@ pub(crate) async fn everything_is_there_after_a_restart(db: &impl Database) {
     insert_new(&*before, &batch).await;
     publish(&*before, &batch[..1], at(1, 2)).await;
     before.settle(&[completed(&batch[1], "w")]).await.unwrap();
-    before.next_life(&ShardId { queue: queue("q"), number: 3 }, 0).await.unwrap();
+    before.next_generation(&ShardId { queue: queue("q"), number: 3 }, 0).await.unwrap();
     let id = before.store_id().await.unwrap();
     assert!(!id.is_empty());
     before.close().await;
@@ -995,7 +996,8 @@ pub(crate) async fn a_newer_schema_is_used_where_it_allows_it(db: &impl Database
 pub(crate) async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) {
     const KEYS: usize = 60;
     let stores = [db.open().await, db.open().await];
-    // Every writer inserts all keys, each in another order (2n + 1 has no factor in common with KEYS) and in small batches.
+    // Every writer inserts all keys, each in another order (2n + 1 has no factor in common with KEYS) and in small
+    // batches.
     let writer = |n: usize| {
         let store = Arc::clone(&stores[n % 2]);
         let key = move |i: usize| format!("key {}", (i * (2 * n + 1) + 7 * n) % KEYS);

@@ -1,156 +1,138 @@
 //! The bus on Apache Kafka.
-//!
-//! librdkafka answers some questions only by blocking; those run on threads for blocking work, each with a deadline.
 
-mod client;
+mod calls;
+mod configs;
 mod consumer;
+mod detached;
+mod events;
+mod group;
+mod properties;
 mod topics;
 mod trim;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
-use client::{Detached, Names, Voice};
+use parking_lot::Mutex;
 use rdkafka::{
-    ClientContext, Offset as Position, TopicPartitionList,
     admin::AdminClient,
-    client::Client,
     consumer::{BaseConsumer, Consumer},
     error::{KafkaError, RDKafkaErrorCode},
     producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer},
 };
 
+pub use self::properties::{RULES, resolved};
+use self::{
+    calls::{ANSWER_WITHIN, DELIVER_WITHIN, blocking, committed, index, offset, watermarks},
+    configs::ClientConfigs,
+    detached::Detached,
+    events::ClientEvents,
+};
 use super::{Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
 use crate::model::Offset;
 
-/// How long a broker may take to answer a question.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// How long a record may take to be written, a change of leader included.
-const DELIVER_WITHIN: Duration = Duration::from_secs(30);
-/// A record is one task, or reports of half a MiB and one more: each of `model::MAX_RECORD_BYTES` at most, and protobuf around it.
-const MAX_RECORD_BYTES: &str = "16777216";
-
-/// How to come to a Kafka, and what to make there.
+/// Where the brokers are, and what to make there.
 #[derive(Clone)]
 pub struct Config {
     /// `host:port,host:port`
     pub brokers: String,
-    /// librdkafka's, for each client: TLS, SASL. What taskd's promises rest on is not taken from here.
+    /// Properties of librdkafka for each client: TLS, SASL. They do not change what taskd's promises rest on.
     pub properties: BTreeMap<String, String>,
     pub topic_prefix: String,
-    /// For topics that do not exist yet; the others keep theirs.
+    /// For new topics; the others keep theirs.
     pub partitions: u32,
-    /// How long reports stay, in topics that do not exist yet.
+    /// How long reports stay, in new topics.
     pub retention: Duration,
 }
 
 pub struct Kafka {
-    names: Names,
-    voice: Voice,
+    configs: ClientConfigs,
+    events: ClientEvents,
     clients: Detached<Clients>,
     generation: String,
     partitions: HashMap<Topic, u32>,
-    /// Topics that were not there at the last look.
+    /// Topics that did not exist at the last look.
     missing: Mutex<HashSet<Topic>>,
 }
 
 struct Clients {
-    producer: Mutex<FutureProducer<Voice>>,
-    admin: AdminClient<Voice>,
-    /// Never joins the groups; only asks what they have committed. By topic, made when first asked.
-    observers: Mutex<HashMap<Topic, Arc<BaseConsumer<Voice>>>>,
+    producer: Mutex<FutureProducer<ClientEvents>>,
+    admin: AdminClient<ClientEvents>,
+    /// Clients that only ask for committed offsets, made at the first question of a topic. They never join a group.
+    observers: Mutex<HashMap<Topic, Arc<BaseConsumer<ClientEvents>>>>,
 }
 
 impl Kafka {
-    /// Makes the topics that are missing. `Error::Misconfigured` when the brokers refuse us for what we are, not for when we come.
+    /// Opens the bus, and makes missing topics. [`Error::Misconfigured`]: the brokers will refuse taskd later, too.
     pub async fn open(config: Config) -> Result<Self> {
         let Config { brokers, properties, topic_prefix, partitions, retention } = config;
-        let (names, voice) = (Names { brokers, topic_prefix, properties }, Voice::default());
-        let (producer, admin) = (names.producer(&voice)?, names.admin(&voice)?);
-        let (generation, found) = topics::look(&names, &producer, &voice).await?;
+        let (configs, events) = (ClientConfigs { brokers, topic_prefix, properties }, ClientEvents::default());
+        let (producer, admin) = (configs.producer(&events)?, configs.admin(&events)?);
+        let (generation, found) = topics::look(&configs, &producer, &events).await?;
         let missing: Vec<Topic> = Topic::ALL.into_iter().filter(|topic| !found.contains_key(topic)).collect();
         let partitions = if missing.is_empty() {
             found
         } else {
-            topics::create(&names, &admin, &missing, partitions, retention).await?;
-            topics::wait_for_all(&names, &producer, &voice).await?
+            topics::create(&configs, &admin, &missing, partitions, retention).await?;
+            topics::wait_for_all(&configs, &producer, &events).await?
         };
-        topics::warn_of_retention(&names, &admin).await;
-        voice.opened();
+        topics::warn_of_retention(&configs, &admin).await;
+        events.opened();
         let clients = Clients { producer: Mutex::new(producer), admin, observers: Mutex::default() };
         let clients = Detached::new(clients);
-        Ok(Self { names, voice, clients, generation, partitions, missing: Mutex::default() })
+        Ok(Self { configs, events, clients, generation, partitions, missing: Mutex::default() })
     }
 
     /// Finds mistakes in the properties without a broker.
     pub fn check(config: &Config) -> Result<()> {
         let Config { brokers, properties, topic_prefix, .. } = config.clone();
-        Names { brokers, topic_prefix, properties }.check()
+        Ok(ClientConfigs { brokers, topic_prefix, properties }.check()?)
     }
 
-    fn producer(&self) -> FutureProducer<Voice> {
-        self.clients.producer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn producer(&self) -> FutureProducer<ClientEvents> {
+        self.clients.producer.lock().clone()
     }
 
-    /// After a fatal error a producer refuses everything for ever.
+    /// After a fatal error a producer refuses all records for ever.
     fn replace_producer_if_broken(&self) {
-        let mut producer = self.clients.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut producer = self.clients.producer.lock();
         if let Some((code, reason)) = producer.client().fatal_error() {
             tracing::warn!("the kafka producer is replaced after {code}: {reason}");
-            match self.names.producer(&self.voice) {
+            match self.configs.producer(&self.events) {
                 Ok(new) => *producer = new,
                 Err(error) => tracing::error!("no new kafka producer: {error}"),
             }
         }
     }
 
-    fn observer(&self, topic: Topic) -> Result<Arc<BaseConsumer<Voice>>> {
-        let mut observers = self.clients.observers.lock().unwrap_or_else(PoisonError::into_inner);
+    fn observer(&self, topic: Topic) -> Result<Arc<BaseConsumer<ClientEvents>>> {
+        let mut observers = self.clients.observers.lock();
         if let Some(observer) = observers.get(&topic) {
             return Ok(observer.clone());
         }
-        let observer: BaseConsumer<Voice> = client::create(&self.names.observer(topic), self.voice.clone())
-            .map_err(|reason| Error::Read { topic, reason })?;
+        let observer = configs::create(&self.configs.observer(topic), self.events.clone());
+        let observer: BaseConsumer<ClientEvents> = observer.map_err(Error::read(topic))?;
         Ok(observers.entry(topic).or_insert(Arc::new(observer)).clone())
     }
 }
 
-/// Runs what blocks. The deadline is for calls of librdkafka that take none; one that overruns it ends on its own thread.
-async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
-    match tokio::time::timeout(ANSWER_WITHIN * 2, tokio::task::spawn_blocking(call)).await {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(panicked)) => Err(panicked.to_string()),
-        Err(_) => Err(format!("no answer from kafka within {:?}", ANSWER_WITHIN * 2)),
-    }
-}
-
-fn read(topic: Topic, error: &KafkaError) -> Error {
-    Error::Read { topic, reason: error.to_string() }
-}
-
-/// A partition as librdkafka counts it.
-fn index(partition: u32) -> i32 {
-    i32::try_from(partition).unwrap_or(i32::MAX)
-}
-
-/// A place as librdkafka says it; `None` for its special values.
-fn offset(raw: i64) -> Option<Offset> {
-    u64::try_from(raw).ok().map(|major| Offset { major, minor: 0 })
-}
-
-/// Puts the record into the producer's queue, when it is full as soon as there is room.
-async fn enqueue(producer: &FutureProducer<Voice>, topic: &str, record: &Record) -> Result<DeliveryFuture, KafkaError> {
+/// Puts the record into the producer's queue, and waits for room if the queue is full.
+async fn enqueue(
+    producer: &FutureProducer<ClientEvents>,
+    topic: &str,
+    record: &Record,
+) -> Result<DeliveryFuture, KafkaError> {
     let deadline = Instant::now() + DELIVER_WITHIN;
     loop {
         let sent = FutureRecord::<(), [u8]>::to(topic).partition(index(record.partition)).payload(&record.value);
         match producer.send_result(sent) {
             Ok(delivery) => return Ok(delivery),
             Err((error, _)) if !is_queue_full(&error) || Instant::now() > deadline => return Err(error),
-            // librdkafka does not say when there is room; a full queue takes many milliseconds to send.
+            // librdkafka does not tell when there is room. To send a full queue takes many milliseconds.
             Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
         }
     }
@@ -160,7 +142,7 @@ fn is_queue_full(error: &KafkaError) -> bool {
     matches!(error, KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull))
 }
 
-/// Waits for all, also behind one that failed: when the caller publishes again, nothing of the first time may still be on its way.
+/// Waits for all deliveries, also after a failure: a retry must not meet records of the first attempt in flight.
 async fn delivered(deliveries: Vec<DeliveryFuture>) -> Result<Vec<Offset>, KafkaError> {
     let mut offsets = Ok(Vec::with_capacity(deliveries.len()));
     for delivery in deliveries {
@@ -178,7 +160,11 @@ async fn delivered(deliveries: Vec<DeliveryFuture>) -> Result<Vec<Offset>, Kafka
     offsets
 }
 
-async fn publish(producer: &FutureProducer<Voice>, topic: &str, records: &[Record]) -> Result<Vec<Offset>, KafkaError> {
+async fn publish(
+    producer: &FutureProducer<ClientEvents>,
+    topic: &str,
+    records: &[Record],
+) -> Result<Vec<Offset>, KafkaError> {
     let mut deliveries = Vec::with_capacity(records.len());
     let mut refused = None;
     for record in records {
@@ -208,49 +194,47 @@ impl Bus for Kafka {
 
     async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
         super::check_partitions(topic, records, self.partitions(topic))?;
-        let published = publish(&self.producer(), &self.names.topic(topic), records).await;
+        let published = publish(&self.producer(), &self.configs.topic(topic), records).await;
         published.map_err(|error| {
             self.replace_producer_if_broken();
-            let reason = error.to_string();
             match error {
                 KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge) => {
-                    Error::TooLarge { topic, reason }
+                    Error::TooLarge { topic, cause: error.into() }
                 }
-                _ => Error::Publish { topic, reason },
+                _ => Error::publish(topic)(error),
             }
         })
     }
 
-    /// On Kafka both readings are the same: a partition has one reader in the group, who reads it in order.
+    /// On Kafka both ways are the same: a partition has one reader in the group, which reads it in order.
     async fn subscribe(&self, topic: Topic, _reading: Reading) -> Result<Box<dyn Subscription>> {
-        Ok(Box::new(consumer::Member::join(&self.names, self.voice.clone(), topic)?))
+        Ok(Box::new(consumer::Member::join(&self.configs, self.events.clone(), topic)?))
     }
 
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
-        let (producer, name, partitions) = (self.producer(), self.names.topic(topic), self.partitions(topic));
+        let (producer, name, partitions) = (self.producer(), self.configs.topic(topic), self.partitions(topic));
         let ends = blocking(move || {
             let end = |partition| {
                 let (low, high) = watermarks(producer.client(), &name, partition)?;
-                // Retention may have emptied it: nobody can read up to the last record then.
+                // Retention may have emptied the partition: then nobody can read up to its last record.
                 Ok(if low < high { offset(high - 1) } else { None })
             };
             (0..partitions).map(end).collect::<Result<_, KafkaError>>()
         });
-        ends.await.map_err(|reason| Error::Read { topic, reason })?.map_err(|e| read(topic, &e))
+        ends.await.map_err(Error::read(topic))
     }
 
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
-        let (observer, name, partitions) = (self.observer(topic)?, self.names.topic(topic), self.partitions(topic));
+        let (observer, name, partitions) = (self.observer(topic)?, self.configs.topic(topic), self.partitions(topic));
         let committed = blocking(move || committed(&*observer, &name, 0..partitions));
-        let committed = committed.await.map_err(|reason| Error::Read { topic, reason })?;
-        let next = committed.map_err(|e| read(topic, &e))?;
+        let next = committed.await.map_err(Error::read(topic))?;
         Ok(next.into_iter().map(|(_, next)| offset(next - 1)).collect())
     }
 
     async fn lies_beyond(&self, topic: Topic, partition: u32, offset: Offset) -> Result<bool> {
-        let (producer, name) = (self.producer(), self.names.topic(topic));
+        let (producer, name) = (self.producer(), self.configs.topic(topic));
         let extent = blocking(move || watermarks(producer.client(), &name, partition)).await;
-        let (_, next) = extent.map_err(|reason| Error::Read { topic, reason })?.map_err(|e| read(topic, &e))?;
+        let (_, next) = extent.map_err(Error::read(topic))?;
         Ok(u64::try_from(next).is_ok_and(|next| offset.major >= next))
     }
 
@@ -261,29 +245,27 @@ impl Bus for Kafka {
     }
 
     async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64> {
-        let failed = |reason: String| Error::Trim { topic, reason };
-        let (observer, name, partitions) = (self.observer(topic)?, self.names.topic(topic), self.partitions(topic));
+        let (observer, name, partitions) = (self.observer(topic)?, self.configs.topic(topic), self.partitions(topic));
         let asked = name.clone();
-        let cuts = blocking(move || trim::cuts(&observer, topic, &asked, partitions, keep)).await.map_err(failed)?;
-        let cuts = cuts.map_err(|e| failed(e.to_string()))?;
+        let cuts = blocking(move || trim::cuts(&observer, topic, &asked, partitions, keep)).await;
+        let cuts = cuts.map_err(Error::trim(topic))?;
         if !cuts.is_empty() {
-            trim::delete(&self.clients.admin, &name, &cuts).await.map_err(|e| failed(e.to_string()))?;
+            trim::delete(&self.clients.admin, &name, &cuts).await.map_err(Error::trim(topic))?;
         }
         Ok(cuts.iter().map(|(_, _, count)| count).sum())
     }
 
     async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()> {
-        topics::raise(&self.names, &self.clients.admin, topic, count).await
+        Ok(topics::raise(&self.configs, &self.clients.admin, topic, count).await?)
     }
 
     async fn check_partitions(&self) -> Result<()> {
         for topic in Topic::ALL {
-            let (observer, name) = (self.observer(topic)?, self.names.topic(topic));
+            let (observer, name) = (self.observer(topic)?, self.configs.topic(topic));
             let metadata = blocking(move || observer.fetch_metadata(Some(&name), ANSWER_WITHIN)).await;
-            let metadata = metadata.map_err(|reason| Error::Read { topic, reason })?.map_err(|e| read(topic, &e))?;
-            let (name, mut missing) =
-                (self.names.topic(topic), self.missing.lock().unwrap_or_else(PoisonError::into_inner));
-            // A broker that has just started may not know a topic yet: the second look counts.
+            let metadata = metadata.map_err(Error::read(topic))?;
+            let (name, mut missing) = (self.configs.topic(topic), self.missing.lock());
+            // A broker that has just started may not know a topic yet, so the second look counts.
             match topics::is_gone(&metadata, &name) {
                 true if !missing.insert(topic) => return Err(Error::Gone { topic }),
                 true => {}
@@ -299,46 +281,8 @@ impl Bus for Kafka {
     async fn close(&self) {
         let producer = self.producer();
         let flushed = blocking(move || producer.flush(ANSWER_WITHIN)).await;
-        if let Err(reason) = flushed.and_then(|flushed| flushed.map_err(|e| e.to_string())) {
-            tracing::warn!("what was last published may not have reached kafka: {reason}");
+        if let Err(error) = flushed {
+            tracing::warn!("what was last published may not have reached kafka: {error}");
         }
     }
-}
-
-/// The first place of a partition and the one behind its last. Blocks.
-fn watermarks<C: ClientContext>(client: &Client<C>, topic: &str, partition: u32) -> Result<(i64, i64), KafkaError> {
-    of_its_leader(|| client.fetch_watermarks(topic, index(partition), ANSWER_WITHIN))
-}
-
-/// Blocks. Asks again while a partition changes its leader, or has none because it was just made.
-fn of_its_leader<T>(mut ask: impl FnMut() -> Result<T, KafkaError>) -> Result<T, KafkaError> {
-    let deadline = Instant::now() + ANSWER_WITHIN;
-    loop {
-        match ask() {
-            Err(KafkaError::MetadataFetch(
-                RDKafkaErrorCode::NotLeaderForPartition | RDKafkaErrorCode::LeaderNotAvailable,
-            )) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
-            answer => return answer,
-        }
-    }
-}
-
-/// The place behind what the group has committed, 0 when it has not, by partition. Blocks.
-fn committed<C: rdkafka::consumer::ConsumerContext>(
-    consumer: &impl Consumer<C>,
-    topic: &str,
-    partitions: impl IntoIterator<Item = u32>,
-) -> Result<Vec<(u32, i64)>, KafkaError> {
-    let mut list = TopicPartitionList::new();
-    let partitions: Vec<u32> = partitions.into_iter().collect();
-    for partition in &partitions {
-        list.add_partition(topic, index(*partition));
-    }
-    let answer = consumer.committed_offsets(list, ANSWER_WITHIN)?;
-    let next = |partition: u32| {
-        let found = answer.find_partition(topic, index(partition));
-        let found = found.map(|found| found.error().map(|()| found.offset())).transpose()?;
-        Ok((partition, if let Some(Position::Offset(next)) = found { next } else { 0 }))
-    };
-    partitions.into_iter().map(next).collect()
 }

@@ -1,4 +1,4 @@
-//! Deletes what nobody needs any more. The broker does not do it by itself: it does not know what was read.
+//! Deletion of old records. The broker does not do it by itself, because it does not know what was read.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,27 +9,30 @@ use rdkafka::{
     error::KafkaError,
 };
 
-use super::{ANSWER_WITHIN, client::Voice, index};
+use super::{
+    calls::{ANSWER_WITHIN, committed, index, of_its_leader, watermarks},
+    events::ClientEvents,
+};
 use crate::bus::{Keep, Topic};
 
-/// By partition that has something to delete: the first place that stays, and how many go. Blocks.
+/// The first offset that stays and the number of records to delete, by partition with such records. Blocks.
 pub(super) fn cuts(
-    observer: &BaseConsumer<Voice>,
+    observer: &BaseConsumer<ClientEvents>,
     topic: Topic,
     name: &str,
     partitions: u32,
     keep: Keep,
 ) -> Result<Vec<(u32, i64, u64)>, KafkaError> {
-    // Asked in this order: where all records are too old, the cut is the end as it was before that was known. What came meanwhile stays.
-    let extents = (0..partitions).map(|partition| super::watermarks(observer.client(), name, partition));
+    // The extents first: if all records are too old, the cut is the end as of before that question. Newer records stay.
+    let extents = (0..partitions).map(|partition| watermarks(observer.client(), name, partition));
     let extents = extents.collect::<Result<Vec<_>, _>>()?;
     let old = places_of_age(observer, name, partitions, keep)?;
-    let committed = super::committed(observer, name, 0..partitions)?;
+    let committed = committed(observer, name, 0..partitions)?;
     let mut cuts = Vec::new();
     for (((partition, committed), old), (low, high)) in committed.into_iter().zip(old).zip(extents) {
         let too_many = high.saturating_sub(i64::try_from(keep.records).unwrap_or(i64::MAX));
         let cut = old.unwrap_or(high).max(too_many);
-        // A committed place beyond the end belongs to a deleted topic: nothing of this one counts as read.
+        // A committed offset beyond the end belongs to a deleted topic: nothing of this one counts as read.
         let committed = if committed > high { low } else { committed };
         let cut = if topic.is_read() { cut.min(committed) } else { cut };
         if let Ok(count @ 1..) = u64::try_from(cut - low) {
@@ -39,9 +42,9 @@ pub(super) fn cuts(
     Ok(cuts)
 }
 
-/// By partition, where the first record stands that is not too old; `None` when all are.
+/// The offset of the first record that is not too old, by partition; `None`: all are too old.
 fn places_of_age(
-    observer: &BaseConsumer<Voice>,
+    observer: &BaseConsumer<ClientEvents>,
     name: &str,
     partitions: u32,
     keep: Keep,
@@ -50,10 +53,10 @@ fn places_of_age(
     let since = i64::try_from(now.saturating_sub(keep.age).as_millis()).unwrap_or(i64::MAX);
     let mut list = TopicPartitionList::new();
     for partition in 0..partitions {
-        // Here a place is a time.
+        // In this call an offset is a time.
         list.add_partition_offset(name, index(partition), Position::Offset(since))?;
     }
-    let answer = super::of_its_leader(|| observer.offsets_for_times(list.clone(), ANSWER_WITHIN))?;
+    let answer = of_its_leader(|| observer.offsets_for_times(list.clone(), ANSWER_WITHIN))?;
     let place = |partition| match answer.find_partition(name, index(partition)) {
         Some(found) => found.error().map(|()| match found.offset() {
             Position::Offset(place) => Some(place),
@@ -64,7 +67,11 @@ fn places_of_age(
     (0..partitions).map(place).collect()
 }
 
-pub(super) async fn delete(admin: &AdminClient<Voice>, name: &str, cuts: &[(u32, i64, u64)]) -> Result<(), KafkaError> {
+pub(super) async fn delete(
+    admin: &AdminClient<ClientEvents>,
+    name: &str,
+    cuts: &[(u32, i64, u64)],
+) -> Result<(), KafkaError> {
     let mut list = TopicPartitionList::new();
     for (partition, cut, _count) in cuts {
         list.add_partition_offset(name, index(*partition), Position::Offset(*cut))?;

@@ -1,16 +1,16 @@
-//! What was read and not yet handed out.
+//! Records that were read and not yet answered.
 
 use std::collections::VecDeque;
 
 use crate::bus::Message;
 
-/// What one read of all partitions may weigh, about. Records are up to a few MiB, and a read asks by number.
+/// Roughly the most bytes of one read of all partitions. Records have up to a few MiB, and a read asks by number.
 const READ_BYTES: usize = 16 << 20;
 
 pub(super) struct Buffer {
     messages: VecDeque<Message>,
     partitions: usize,
-    /// How many records to ask of each partition: few at first, then as many of the size last seen as [`READ_BYTES`] hold.
+    /// How many records to ask of each partition: few at first, then as many of the latest size as [`READ_BYTES`] hold.
     count: usize,
 }
 
@@ -28,7 +28,7 @@ impl Buffer {
         self.messages.drain(..some).collect()
     }
 
-    /// How many records to ask of each partition for a caller who wants `max`.
+    /// How many records to ask of each partition for a caller that wants `max`.
     pub(super) fn count(&self, max: usize) -> usize {
         self.count.min(max).max(1)
     }

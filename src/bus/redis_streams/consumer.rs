@@ -1,12 +1,13 @@
 //! The names of readers.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use super::Streams;
+use super::streams::Streams;
 use crate::bus::Topic;
 
-/// One per living reader of this process. A reader that follows another gets its name, and with it at once the partitions of that one,
-/// or what it had not acknowledged.
+/// The name of a live reader of this process.
+///
+/// The next reader gets the name of one that ended, and with it at once its partitions or unacknowledged records.
 pub(super) struct Consumer {
     streams: Arc<Streams>,
     topic: Topic,
@@ -17,7 +18,7 @@ pub(super) struct Consumer {
 impl Consumer {
     pub(super) fn new(streams: Arc<Streams>, topic: Topic, process: &str) -> Self {
         let number = {
-            let mut taken = streams.consumers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut taken = streams.consumers.lock();
             let free = (0..).find(|number| taken.insert((topic, *number)));
             free.expect("a process has fewer than 2^32 readers")
         };
@@ -28,7 +29,7 @@ impl Consumer {
 
 impl Drop for Consumer {
     fn drop(&mut self) {
-        let mut taken = self.streams.consumers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.streams.consumers.lock();
         taken.remove(&(self.topic, self.number));
     }
 }

@@ -1,17 +1,20 @@
-//! Publishing, within the bounds that a topic has.
+//! Publishing within the bounds of a topic.
 
 use std::collections::BTreeMap;
 
 use redis::{ErrorKind, RedisError, Value};
 
-use super::{Streams, position};
+use super::{
+    failure::Failure,
+    streams::{Streams, position},
+};
 use crate::{
-    bus::{Error, Record, Result, Topic},
+    bus::{Cause, Error, Record, Result, Topic},
     model::Offset,
     redis_pool::{Batch, Call, scripts},
 };
 
-/// One pipeline holds at most so much, so that one big batch does not hold up everybody else on the connection.
+/// The bounds of one pipeline, so that a big batch does not delay all other calls on the connection.
 const CHUNK_RECORDS: usize = 1000;
 const CHUNK_BYTES: usize = 4 << 20;
 
@@ -19,7 +22,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// million reports without a result, and as much as `high_water_bytes` allows one queue. Above it the forwarder waits,
 /// the shards' outboxes fill, and claims pause.
 const BACKLOG_BYTES: u64 = 256 << 20;
-/// The least that one partition may hold, however many share the limit.
+/// The lowest limit of one partition, however many share the whole.
 const LEAST_BACKLOG_BYTES: u64 = 1 << 20;
 
 /// Limits the reports for people, which need no reader: the oldest leave first.
@@ -52,30 +55,29 @@ impl Bound {
 }
 
 impl Streams {
-    /// Publishes in one exchange.
+    /// Publishes the records in one exchange.
     pub(super) async fn publish_chunk(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
-        let failed = |reason: String| Error::Publish { topic, reason };
         let mut batch = Batch::default();
         let appends = self.append(topic, records, &mut batch);
         batch.command(self.ask_generation());
         let (mut conn, mut turn) = (self.redis.conn(), None);
         if let Some(durability) = self.redis.durability() {
             durability.ask(&mut batch, &format!("{}:{{bus}}:waited", self.redis.prefix()));
-            let (waiting, its_turn) = self.redis.waiting_conn().await.map_err(|e| failed(e.to_string()))?;
+            let (waiting, its_turn) = self.redis.waiting_conn().await.map_err(Error::publish(topic))?;
             (conn, turn) = (waiting, Some(its_turn));
         }
         let answered = batch.run_all(&mut conn).await;
         drop(turn);
-        let mut answers = answered.map_err(|e| failed(in_short(&e)))?;
+        let mut answers = answered.map_err(|e: RedisError| Error::publish(topic)(in_short(e)))?;
         if let Some(durability) = self.redis.durability() {
-            durability.judge_last(&mut answers).map_err(|e| failed(e.to_string()))?;
+            durability.judge_last(&mut answers).map_err(Error::publish(topic))?;
         }
         let generation: Option<String> = answers.pop().and_then(|value| redis::from_redis_value(value).ok());
         self.check_generation(generation.as_deref())?;
-        offsets(&appends, answers, records.len()).map_err(|e| failed(e.to_string()))
+        offsets(&appends, answers, records.len()).map_err(Error::publish(topic))
     }
 
-    /// Adds the commands that append the records; which of the records each command appends.
+    /// Adds the commands that append the records. Answers the places of the records of each command.
     fn append(&self, topic: Topic, records: &[Record], batch: &mut Batch) -> Vec<Vec<usize>> {
         let Some(bound) = Bound::of(topic, self.partitions[&topic]) else {
             for record in records {
@@ -104,15 +106,16 @@ impl Streams {
 }
 
 /// The server's words about a command that failed.
-fn in_short(error: &RedisError) -> String {
+fn in_short(error: RedisError) -> Cause {
     match (error.code(), error.detail()) {
-        (Some(code), Some(detail)) => format!("{code}: {detail}"),
-        _ => error.to_string(),
+        (Some(code), Some(detail)) => Failure::Refused { code: code.to_owned(), details: detail.to_owned() }.into(),
+        _ => error.into(),
     }
 }
 
-/// The offset of each record, in the order of the records. An answer is one id, or the ids of all records that its
-/// command appended.
+/// The offsets of the records, in their order.
+///
+/// An answer is one id, or the ids of all records that its command appended.
 fn offsets(appends: &[Vec<usize>], answers: Vec<Value>, count: usize) -> redis::RedisResult<Vec<Offset>> {
     let wrong = || RedisError::from((ErrorKind::UnexpectedReturnType, "not the ids of what was appended"));
     let mut offsets = vec![Offset::default(); count];
@@ -131,7 +134,7 @@ fn offsets(appends: &[Vec<usize>], answers: Vec<Value>, count: usize) -> redis::
     Ok(offsets)
 }
 
-/// Pieces of at most [`CHUNK_RECORDS`] and, unless one record alone is larger, [`CHUNK_BYTES`].
+/// Splits `records` into chunks of at most [`CHUNK_RECORDS`] and [`CHUNK_BYTES`], unless one record alone is larger.
 pub(super) fn chunks(mut records: &[Record]) -> impl Iterator<Item = &[Record]> {
     std::iter::from_fn(move || {
         let mut bytes = 0;

@@ -1,17 +1,17 @@
-//! What Redis answers to the reading commands, taken apart without copying a value.
+//! Answers of Redis to read commands, parsed without a copy of a value.
 
 use bytes::Bytes;
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use crate::model::Offset;
 
-/// An entry of a stream. Without a value: it was deleted, and only its id still stands with the consumer that held it.
+/// An entry of a stream. Without a value it was deleted, and only a consumer's pending list still has its id.
 pub(super) struct Entry {
     pub(super) offset: Offset,
     pub(super) value: Option<Bytes>,
 }
 
-/// The answer of XREAD and XREADGROUP: the entries by stream, none when the wait ended without any.
+/// The answer of XREAD and XREADGROUP: the entries by stream, none if the wait ended without any.
 pub(super) fn streams(reply: Value) -> RedisResult<Vec<(Vec<u8>, Vec<Entry>)>> {
     let streams: Vec<(Value, Value)> = match reply {
         Value::Nil => return Ok(Vec::new()),
@@ -23,7 +23,7 @@ pub(super) fn streams(reply: Value) -> RedisResult<Vec<(Vec<u8>, Vec<Entry>)>> {
     streams.into_iter().map(|(key, list)| Ok((bytes(key)?, entries(list)?))).collect()
 }
 
-/// The answer of `bus_take_over.lua`: whether there is more, and the entries taken over.
+/// The answer of `bus_take_over.lua`: whether there is more, and the entries that were taken over.
 pub(super) fn taken_over(reply: Value) -> RedisResult<(bool, Vec<Entry>)> {
     let (more, list) = pair(reply)?;
     Ok((more == Value::Int(1), entries(list)?))
@@ -48,8 +48,10 @@ fn entry(item: Value) -> RedisResult<Entry> {
     Ok(Entry { offset: offset(id)?, value })
 }
 
-/// The value of field `v`. An entry without one is not ours: it reads as empty, which nobody can decode, so it ends where
-/// poison ends instead of stopping the line.
+/// The value of field `v`.
+///
+/// taskd did not write an entry without one. It reads as an empty record, which nobody can decode, so it goes the way
+/// of poison instead of stopping the partition.
 fn value(fields: Vec<Value>) -> RedisResult<Bytes> {
     let mut fields = fields.into_iter();
     while let (Some(name), Some(value)) = (fields.next(), fields.next()) {

@@ -1,9 +1,9 @@
-//! Shared reading: one consumer group, whose entries go to whoever asks.
+//! Shared reading: one consumer group, whose entries go to any consumer that asks.
 //!
-//! An entry that was delivered stands in its consumer's pending list until it is acknowledged. So nothing is lost when a
-//! consumer dies (others take its entries over when its deadline has passed) or when an answer does not arrive (the
-//! reader
-//! reads its own pending list again). Acknowledged entries are deleted: what is still in the stream is still to be done.
+//! A delivered entry is in its consumer's pending list until it is acknowledged. So nothing is lost when a consumer
+//! dies (others take its entries over after its deadline) or when an answer does not arrive (the reader reads its own
+//! pending list again). Acknowledged entries are deleted: the entries of the stream are those that are still to be
+//! processed.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,11 +15,12 @@ use async_trait::async_trait;
 use redis::{Cmd, RedisError, RedisResult, Value};
 
 use super::{
-    Streams,
+    blocking::{BLOCK, BlockingConnection},
     buffer::Buffer,
     consumer::Consumer,
-    line::{BLOCK, Line},
+    failure::Failure,
     reply::{self, Entry},
+    streams::{Streams, messages},
 };
 use crate::{
     bus::{Error, Message, Result, Subscription, Topic},
@@ -28,19 +29,19 @@ use crate::{
 };
 
 const GROUP: &str = "taskd";
-/// How often to look for entries of dead consumers.
+/// The interval between looks for entries of dead consumers.
 const TAKE_OVER_EVERY: Duration = Duration::from_secs(5);
-/// Entries of each partition that one look takes over.
+/// The most entries of each partition that one look takes over.
 const TAKEN_OVER: usize = 100;
 
-/// What a read asks for.
+/// The purpose of a read.
 #[derive(Clone, Copy)]
 enum Step {
-    /// What this consumer was given before and has not acknowledged.
+    /// Entries that this consumer received before and has not acknowledged.
     Own,
     /// Entries that dead readers hold.
     TakeOver,
-    /// What nobody was given yet.
+    /// Entries that no consumer has received yet.
     New,
 }
 
@@ -49,15 +50,15 @@ pub(super) struct Shared {
     topic: Topic,
     keys: Vec<String>,
     consumer: Consumer,
-    /// By partition, how far the own pending list was read again; `None` when it was read to its end.
+    /// The offset up to which the own pending list was read again, by partition; `None`: it was read to its end.
     own: Option<Vec<Offset>>,
-    /// How long this reader lives after a look at the others.
+    /// The time after a look at the others at which this reader counts as dead.
     take_over_after: Duration,
     next_take_over: Instant,
-    /// What is in `buffer` or was handed out and is not acknowledged: must not be handed out twice when it is met again in a
-    /// pending list.
+    /// Unacknowledged entries that are in `buffer` or were answered. When a pending list has them again, they must not
+    /// be answered twice.
     held: HashSet<(u32, Offset)>,
-    line: Line<Step>,
+    conn: BlockingConnection<Step>,
     buffer: Buffer,
 }
 
@@ -76,18 +77,18 @@ impl Shared {
             take_over_after,
             next_take_over: Instant::now(),
             held: HashSet::new(),
-            line: Line::new(streams.redis.clone()),
+            conn: BlockingConnection::new(streams.redis.clone()),
             buffer: Buffer::new(keys.len()),
             streams,
             topic,
             keys,
         };
-        create_group(&this.streams, &this.keys).await.map_err(|e| read(topic, &e))?;
+        create_group(&this.streams, &this.keys).await.map_err(Error::read(topic))?;
         this.streams.note_reader(topic, &this.consumer.name);
         Ok(this)
     }
 
-    /// One read; may bring nothing.
+    /// Reads once; may find nothing.
     async fn fetch(&mut self, max: usize) -> Result<()> {
         let count = self.buffer.count(max);
         let ask = || {
@@ -101,7 +102,7 @@ impl Shared {
                 None => (Step::New, alone(ask.new_entries())),
             }
         };
-        let absorbed = match self.line.exchange(ask).await {
+        let absorbed = match self.conn.exchange(ask).await {
             Ok((step, answers)) => self.absorb(step, answers),
             Err(error) => Err(error),
         };
@@ -109,12 +110,12 @@ impl Shared {
             Err(error) if group_is_gone(&error) => {
                 let created = create_group(&self.streams, &self.keys).await;
                 self.held.clear();
-                created.map_err(|e| read(self.topic, &e))
+                created.map_err(Error::read(self.topic))
             }
             Err(error) => {
-                // Redis may have counted entries as delivered whose answer we never saw.
+                // Redis may have counted entries as delivered whose answer never arrived.
                 self.read_own_again();
-                Err(read(self.topic, &error))
+                Err(Error::read(self.topic)(error))
             }
             Ok(()) => Ok(()),
         }
@@ -168,7 +169,7 @@ impl Shared {
     }
 
     fn add_to(&mut self, index: usize, entries: Vec<Entry>) {
-        let mut messages = super::messages(index, entries);
+        let mut messages = messages(index, entries);
         messages.retain(|message| self.held.insert((message.partition, message.offset)));
         self.buffer.add(messages);
     }
@@ -186,18 +187,14 @@ impl Shared {
     }
 }
 
-fn read(topic: Topic, error: &RedisError) -> Error {
-    Error::Read { topic, reason: error.to_string() }
-}
-
-/// In every partition where it is missing, from the first entry on.
+/// Creates the group in each partition where it is missing, from the first entry on.
 async fn create_group(streams: &Streams, keys: &[String]) -> RedisResult<()> {
     let mut create = scripts::BUS_GROUP.call(keys);
     create.arg(GROUP);
     create.run(&mut streams.redis.conn()).await.map(drop)
 }
 
-/// Redis was emptied. 7.0 says NOGROUP to the next read; later ones also say UNBLOCKED to one that waits.
+/// True if Redis was emptied. 7.0 answers NOGROUP to the next read; later ones also answer UNBLOCKED to a waiting read.
 fn group_is_gone(error: &RedisError) -> bool {
     matches!(error.code(), Some("NOGROUP" | "UNBLOCKED"))
 }
@@ -260,7 +257,7 @@ impl Subscription for Shared {
         Ok(self.buffer.take(max))
     }
 
-    /// After an `Err` everything that is not acknowledged comes again.
+    /// After an `Err` all unacknowledged records come again.
     async fn commit(&mut self, messages: &[Message]) -> Result<()> {
         if messages.is_empty() {
             return Ok(());
@@ -268,8 +265,8 @@ impl Subscription for Shared {
         let mut pipe = redis::pipe();
         for (partition, ids) in by_partition(messages) {
             let key = self.streams.key(self.topic, partition);
-            // Deleted first: cut off in between, a pending id without an entry is left, which XAUTOCLAIM clears away. The other
-            // way round an entry would stay that nobody ever gets.
+            // XDEL first: a cut in between leaves a pending id without an entry, which XAUTOCLAIM removes. The other
+            // order would leave an entry that no consumer ever gets.
             pipe.cmd("XDEL").arg(&key).arg(&ids).ignore();
             pipe.cmd("XACK").arg(&key).arg(GROUP).arg(&ids).ignore();
         }
@@ -277,10 +274,10 @@ impl Subscription for Shared {
         if let Err(error) = done {
             self.held.clear();
             self.buffer.clear();
-            // An answer about a part of the own list, asked for before, would be taken for its beginning.
-            self.line.reset();
+            // The answer of a read in flight, about a part of the own list, would count as its beginning.
+            self.conn.reset();
             self.read_own_again();
-            return Err(Error::Commit { topic: self.topic, reason: error.to_string() });
+            return Err(Error::commit(self.topic)(error));
         }
         for message in messages {
             self.held.remove(&(message.partition, message.offset));
@@ -293,7 +290,7 @@ impl Subscription for Shared {
     }
 
     async fn seek(&mut self, _partition: u32, _after: Option<Offset>) -> Result<()> {
-        Err(Error::Read { topic: self.topic, reason: "a shared reader has no position to seek".into() })
+        Err(Error::read(self.topic)(Failure::NoPosition))
     }
 }
 

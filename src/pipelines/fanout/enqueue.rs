@@ -147,7 +147,7 @@ impl Fanout {
         let shards: Vec<ShardId> = shards.cloned().collect();
         let openings = self.0.store.open_shards(&shards).await?;
         let opened = shards.iter().zip(openings).filter(|(_, opening)| opening.is_new);
-        let opened: Vec<_> = opened.map(|(shard, opening)| (shard.clone(), opening.life)).collect();
+        let opened: Vec<_> = opened.map(|(shard, opening)| (shard.clone(), opening.generation)).collect();
         queue.open_shards(&opened, self.0.bus.generation()).await?;
         // Nothing was enqueued in this generation of the shard.
         owned.last.retain(|shard, _| !opened.iter().any(|(opened, _)| opened == shard));

@@ -46,7 +46,7 @@ impl LostShards {
         let _alone = cx.idle(self.moves_shards.lock()).await;
         let lost = self.without_generation(lost).await?;
         let open = self.store.shards(None).await?;
-        let open: HashMap<ShardId, u64> = open.into_iter().map(|shard| (shard.id, shard.life)).collect();
+        let open: HashMap<ShardId, u64> = open.into_iter().map(|shard| (shard.id, shard.generation)).collect();
         for shard in lost {
             match open.get(&shard) {
                 Some(generation) => {
@@ -79,7 +79,7 @@ impl LostShards {
             metrics::watchdog_handled(Watched::Republished, count(back.tasks));
             cx.beat();
         }
-        let generation = self.store.next_life(shard, generation).await?;
+        let generation = self.store.next_generation(shard, generation).await?;
         self.queue.open_shard(shard, generation, self.bus.generation(), end).await?;
         tracing::info!(
             %shard,

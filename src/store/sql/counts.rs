@@ -1,15 +1,16 @@
-//! How many tasks of each queue have which status.
+//! The number of tasks per queue and status.
 
 use std::collections::BTreeMap;
 
 use super::{
     rows::{number, queue_name, status},
-    statement::{Session, Statement, pieces},
+    session::Session,
+    statement::{Statement, pieces},
 };
 use crate::model::{QueueName, StoredStatus};
 use crate::store::{Error, QueueCount, Result};
 
-/// What a transaction changes in `queue_counts`.
+/// The changes of a transaction in `queue_counts`.
 #[derive(Default)]
 pub(super) struct Counts(BTreeMap<(QueueName, StoredStatus), i64>);
 
@@ -23,7 +24,7 @@ impl Counts {
         *self.0.entry((queue.clone(), to)).or_default() += 1;
     }
 
-    /// The last step of a transaction.
+    /// Writes the changes: the last step of a transaction, so that it holds the few rows briefly.
     pub(super) async fn store<S: Session>(self, session: &mut S) -> Result<()> {
         let changed: Vec<_> = self.0.into_iter().filter(|(_, change)| *change != 0).collect();
         for changed in pieces(&changed, |_| 0) {
@@ -53,7 +54,7 @@ fn select<'a>() -> Statement<'a> {
     Statement::new("SELECT queue, status, count FROM queue_counts ")
 }
 
-/// Those of the queues, or of every queue that ever was.
+/// The counts of `queues`, or of every queue that ever was.
 pub(super) fn of(queues: Option<&[QueueName]>) -> Statement<'_> {
     let counts = select().sql("WHERE count <> 0");
     match queues {
@@ -62,7 +63,7 @@ pub(super) fn of(queues: Option<&[QueueName]>) -> Statement<'_> {
     }
 }
 
-/// Of unfinished tasks, where there are any, by an index that has nothing else.
+/// The counts of unfinished tasks above zero, by an index that contains nothing else.
 pub(super) fn unfinished<'a, S: Session>() -> Statement<'a> {
     select().sql(&S::by_index("queue_counts_unfinished")).sql(" WHERE ").sql(S::IS_UNFINISHED)
 }

@@ -1,54 +1,66 @@
-//! What the two databases write differently.
+//! The differences between the two databases.
 
 use std::time::Duration;
 
-/// Connections have it.
+use sqlx::error::DatabaseError;
+
+use crate::store::{Class, Error};
+
+/// The dialect of a database, implemented by its connection.
 pub trait Dialect {
     /// Opens a transaction that may write.
     const BEGIN: &'static str;
 
-    /// Behind a select: locks what it found. SQLite has one writer at a time.
+    /// SELECT suffix that locks the rows it finds. SQLite needs none: it has one writer at a time.
     const FOR_UPDATE: &'static str;
 
-    /// Behind a select: reads what is there now, and nobody changes it until the end of the transaction.
+    /// SELECT suffix that reads the latest rows and keeps others from changing them until the transaction ends.
     const FOR_SHARE: &'static str;
 
     /// The server's clock, in milliseconds.
     const NOW_MS: &'static str;
 
-    /// How long a statement may take. `None`: no limit, because the database is a file.
+    /// The time limit of a statement. `None`: no limit, because the database is a file.
     const ANSWER_WITHIN: Option<Duration>;
 
-    /// What to do when all connections are in use.
+    /// Advice for when all connections are in use.
     const BUSY_HINT: &'static str;
 
-    /// A task's id where nothing says which type the question mark has.
+    /// A question mark for a task's id, where nothing else gives it a type.
     const ID: &'static str;
 
-    /// Behind an insert: rows whose unique keys are taken are left out. `column` is any one of the table.
+    /// INSERT suffix that skips rows whose unique key exists. `column` may be any column (MySQL must assign one).
     fn keep_first(column: &str) -> String;
 
-    /// Such an insert says how many rows it inserted: when all were, nothing needs to be read back.
+    /// True if such an INSERT tells how many rows it inserted. If it inserted all, nothing needs to be read back.
     const COUNTS_INSERTED: bool;
 
-    /// Behind an insert: where `key` is taken, `column = new value` for each of `columns`.
+    /// INSERT suffix that sets `columns` to the new values where `key` exists.
     fn replace(key: &str, columns: &[&str]) -> String;
 
-    /// Behind an insert: where `key` is taken, the number in `column` is added.
+    /// INSERT suffix that adds to the number in `column` where `key` exists.
     fn add(key: &str, column: &str) -> String;
 
-    /// Behind a table's name: this index or an error. No query here may scan a table, whatever the planner believes.
+    /// Table suffix: use this index or fail. No statement here may scan a table, whatever the planner believes.
     fn by_index(index: &str) -> String;
 
-    /// The same for the primary key, where the planner may take a small table for a cheap scan and lock all of it.
+    /// The same for the primary key. A planner may prefer to scan a small table, and lock all of it.
     const BY_PRIMARY_KEY: &'static str;
 
-    /// The condition of the index `queue_counts_unfinished`: the unfinished tasks of a queue that has any.
+    /// The condition of the index `queue_counts_unfinished`: a queue's count of unfinished tasks, above zero.
     const IS_UNFINISHED: &'static str;
 
-    /// Whether a statement of a migration failed only because it was run before.
-    fn is_there_already(error: &sqlx::Error) -> bool;
-
-    /// Around a select that has a `task_id`: sets the columns of each such task from its row.
+    /// The text before and behind a SELECT with a `task_id`: sets the columns of each such task from its row.
     fn update_tasks(set: &str) -> [String; 2];
+
+    /// The meaning of an error code for the caller.
+    fn class(error: &dyn DatabaseError) -> Class;
+
+    /// True if a statement of a migration failed only because it ran before.
+    fn is_there_already(error: &Error) -> bool;
+
+    /// An error of sqlx, sorted.
+    fn error(error: sqlx::Error) -> Error {
+        Error::sorted(error, Self::class)
+    }
 }

@@ -1,5 +1,7 @@
-//! Tasks that may be new. The unique key decides, and the row that is there afterwards tells whose it is; of a key that no row had, `seen`
-//! tells whether it once had one.
+//! Inserts of tasks that may be new.
+//!
+//! The unique key decides, and the row that is there afterwards tells the owner of the key. If no row had the key,
+//! `seen` tells whether a removed task had it.
 
 use std::{
     collections::HashMap,
@@ -13,16 +15,17 @@ use super::{
     outbox::{self, Entry},
     retention::{Removed, removed},
     rows::{headers_text, key_hash, status, task_id},
-    statement::{Session, Statement, Value, lists, pieces},
+    session::Session,
+    statement::{Statement, Value, lists, pieces},
 };
 use crate::model::{KeyHash, StoredStatus, TaskId, TaskRow};
 use crate::store::{Inserted, NewRow, Result};
 
-/// Whose a key is.
+/// The task that has a key.
 struct Owner {
     id: TaskId,
     status: StoredStatus,
-    /// Inserted by this very transaction. A row of ours that an earlier attempt left is not counted or published again.
+    /// This transaction inserted it. A row that an earlier attempt left is not counted or published again.
     fresh: bool,
 }
 
@@ -38,8 +41,9 @@ impl From<Removed> for Owner {
     }
 }
 
-/// Whether many of the keys that came last were those of removed tasks. Then it is cheaper to ask for them before the insert than to take rows
-/// back after it.
+/// True while many of the latest keys are those of removed tasks.
+///
+/// Then it is cheaper to ask for them before the insert than to take rows back after it.
 #[derive(Default)]
 pub(super) struct OldKeys(AtomicBool);
 
@@ -48,12 +52,12 @@ impl OldKeys {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn came(&self, old: usize, of: usize) {
+    fn note(&self, old: usize, of: usize) {
         self.0.store(old * 8 > of, Ordering::Relaxed);
     }
 }
 
-/// Stores what is new with its outbox rows, and answers per row.
+/// Stores new rows with their outbox rows, and answers per row.
 pub(super) async fn insert<S: Session>(
     session: &mut S,
     rows: &[&NewRow],
@@ -71,7 +75,7 @@ pub(super) async fn insert<S: Session>(
     Ok(rows.iter().map(|row| answer(row, &owners)).collect())
 }
 
-/// In the order of key hashes, in which every transaction takes them.
+/// The first row of each key, in the order of key hashes, in which every transaction takes them.
 fn first_of_each_key<'a>(rows: &[&'a NewRow]) -> Vec<&'a NewRow> {
     let mut candidates = rows.to_vec();
     candidates.sort_by_key(|row| row.task.key_hash); // stable: the first of equals stays first
@@ -82,12 +86,12 @@ fn first_of_each_key<'a>(rows: &[&'a NewRow]) -> Vec<&'a NewRow> {
 fn answer(row: &NewRow, owners: &HashMap<KeyHash, Owner>) -> Inserted {
     match owners.get(&row.task.key_hash) {
         Some(owner) if owner.id != row.task.id => Inserted::Duplicate { id: owner.id, status: owner.status },
-        // Nobody has the key when the id was stored with another one: the row is there, and is left as it is.
+        // No owner: the id was stored before with another key. The row exists and stays as it is.
         _ => Inserted::New,
     }
 }
 
-/// Inserts those whose keys nobody has or had.
+/// Inserts the rows whose keys no task has or had.
 async fn insert_candidates<S: Session>(
     session: &mut S,
     candidates: &[&NewRow],
@@ -99,7 +103,7 @@ async fn insert_candidates<S: Session>(
     }
     let rest: Vec<&NewRow> = candidates.iter().filter(|row| !old.contains_key(&row.task.key_hash)).copied().collect();
     let mut owners = insert_tasks(session, &rest).await?;
-    // Asked only now, and under lock: whoever frees a key has moved it by the time that its place can be taken.
+    // Asked only now, and under lock: a removal that frees a key has moved it before another row can take its place.
     let fresh: Vec<&NewRow> =
         rest.into_iter().filter(|row| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh)).collect();
     let taken = removed(session, &key_hashes(&fresh), S::FOR_SHARE).await?;
@@ -111,7 +115,7 @@ async fn insert_candidates<S: Session>(
         }
         old.extend(taken);
     }
-    old_keys.came(old.len(), candidates.len());
+    old_keys.note(old.len(), candidates.len());
     owners.extend(old.into_iter().map(|(hash, removed)| (hash, removed.into())));
     Ok(owners)
 }

@@ -1,11 +1,11 @@
 //! Brings the schema up to date at a start.
 //!
-//! MySQL and MariaDB commit at each statement that changes the schema. A start that was killed while it migrated leaves
-//! a migration of which only the first statements took effect; sqlx notes that (`success = FALSE`) and refuses to go
-//! on. So every statement of a migration may be run again: what is there already is skipped. A migration never drops
-//! anything that it made, and changes data only in a way that may be repeated.
+//! MySQL and MariaDB commit at each statement that changes the schema. A start that is killed during a migration leaves
+//! one of which only the first statements took effect. sqlx notes that (`success = FALSE`) and refuses to go on. So
+//! taskd may run each statement of a migration again, and skips what exists already. A migration never drops what it
+//! made, and changes data only in a repeatable way.
 //!
-//! A taskd that knows fewer migrations than were applied works on as long as they allow it: `meta.lowest_schema` names
+//! A taskd that knows fewer migrations than the database has may use it if they allow it: `meta.lowest_schema` names
 //! the first schema that a taskd must know.
 
 use sqlx::{
@@ -13,11 +13,7 @@ use sqlx::{
     migrate::{Migrate, Migration, MigrationType, Migrator},
 };
 
-use super::{
-    Backend,
-    rows::corrupt,
-    statement::{Session, Statement},
-};
+use super::{backend::Backend, dialect::Dialect, rows::corrupt, session::Session, statement::Statement};
 use crate::store::{Error, Result};
 
 const TABLE: &str = "_sqlx_migrations";
@@ -57,11 +53,12 @@ fn migrator(files: &[MigrationFile]) -> Migrator {
     Migrator::with_migrations(migrations.collect())
 }
 
-/// Applies what is missing; answers how many migrations were applied or finished. The caller keeps other processes from
-/// doing the same.
+/// Applies the missing migrations. Answers how many it applied or finished.
+///
+/// The caller keeps other processes from doing the same.
 pub(super) async fn run<DB: Backend>(migrations: &'static [MigrationFile], pool: &Pool<DB>) -> Result<usize> {
     let mut migrator = migrator(migrations);
-    let mut connection = pool.acquire().await?;
+    let mut connection = pool.acquire().await.map_err(DB::Connection::error)?;
     connection.ensure_migrations_table(TABLE).await?;
     check_known(&migrator, &mut *connection).await?;
     let finished = finish_interrupted(&migrator, &mut *connection).await?;
@@ -71,7 +68,7 @@ pub(super) async fn run<DB: Backend>(migrations: &'static [MigrationFile], pool:
     Ok(finished + after - before)
 }
 
-/// Refuses a schema whose migrations ask for a newer taskd.
+/// Refuses a schema that needs a newer taskd.
 async fn check_known<C: Session + Migrate>(migrator: &Migrator, connection: &mut C) -> Result<()> {
     let knows = migrator.iter().map(|migration| migration.version).max().unwrap_or(0);
     let applied = connection.list_applied_migrations(TABLE).await?;
@@ -83,13 +80,13 @@ async fn check_known<C: Session + Migrate>(migrator: &Migrator, connection: &mut
     let lowest: Vec<(String,)> = connection.fetch(lowest).await?;
     let needs = match lowest.first() {
         Some((number,)) => number.parse().map_err(|_| corrupt(format!("the lowest_schema {number:?}")))?,
-        // Nobody has said that an older taskd may use it.
+        // No migration has allowed an older taskd.
         None => schema,
     };
     if needs > knows { Err(Error::TooNew { schema, needs, knows }) } else { Ok(()) }
 }
 
-/// Runs migrations again that a killed start has left half done; answers how many.
+/// Runs the migrations again that a killed start left half done. Answers how many.
 async fn finish_interrupted<C: Session + Migrate>(migrator: &Migrator, connection: &mut C) -> Result<usize> {
     let interrupted =
         Statement::new(format!("SELECT version, checksum FROM {TABLE} WHERE success = ? ORDER BY version"));
@@ -97,7 +94,7 @@ async fn finish_interrupted<C: Session + Migrate>(migrator: &Migrator, connectio
     let mut finished = 0;
     for (version, checksum) in interrupted {
         let same = |migration: &&Migration| migration.version == version && *migration.checksum == *checksum;
-        // Another text under its number: sqlx says so.
+        // The number has another text here: sqlx reports it.
         let Some(migration) = migrator.iter().find(same) else { continue };
         tracing::warn!(version, "migration {version} was interrupted: finishing it");
         for statement in statements(migration.sql.as_str()) {
@@ -113,7 +110,7 @@ async fn finish_interrupted<C: Session + Migrate>(migrator: &Migrator, connectio
     Ok(finished)
 }
 
-/// The statements of a migration, one by one, without comments. A quote in a text of ours is never escaped.
+/// The statements of a migration, without comments. No migration escapes a quote.
 fn statements(sql: &str) -> Vec<String> {
     let (mut statements, mut statement, mut quoted) = (Vec::new(), String::new(), false);
     let mut rest = sql.chars().peekable();

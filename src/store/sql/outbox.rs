@@ -1,15 +1,16 @@
-//! What is still to be published, and where the rest was.
+//! The outbox: what is still to be published, and the offsets of the rest.
 
 use uuid::Uuid;
 
 use super::{
     rows::{TASK_COLUMNS, TaskColumns, corrupt, from_row, number, queue_name, task_id},
-    statement::{Session, Statement, lists, pieces},
+    session::Session,
+    statement::{Statement, lists, pieces},
 };
 use crate::model::{Priority, QueueName, StoredStatus, TaskId, TaskRow};
 use crate::store::{DUE_LOOKED_AT, Error, NewRow, OutboxRow, Published, Result, Turn, Unpublished};
 
-/// When a parked row is due: it waits for room, not for a time.
+/// The due time of a parked row, which waits for room and not for a time.
 const NEVER: i64 = i64::MAX;
 
 /// A row of the table.
@@ -36,7 +37,7 @@ impl Entry {
     }
 }
 
-/// Adds the entries, or changes those that are there.
+/// Adds the entries, or changes the existing ones.
 pub(super) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Result<()> {
     for piece in pieces(entries, |_| 0) {
         let rows = piece.iter().map(|entry| {
@@ -60,6 +61,7 @@ pub(super) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Resul
     Ok(())
 }
 
+/// Removes the rows of these tasks.
 pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<()> {
     for ids in lists(ids) {
         session.execute(Statement::new("DELETE FROM outbox WHERE task_id IN ").list(ids)).await?;
@@ -67,13 +69,15 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Resul
     Ok(())
 }
 
+/// Removes the rows of published tasks, and keeps the tasks' offsets.
 pub(super) async fn mark_published<S: Session>(session: &mut S, generation: &str, published: &Published) -> Result<()> {
     let mut tasks = published.tasks.clone();
     tasks.sort_unstable();
     for tasks in lists(&tasks) {
         let (ids, turns) = apart(tasks);
         let moved = move_forward(session, generation, published, &ids).await?;
-        // What did not move is final, or was marked at a later place: a batch and a retry of it may overtake each other.
+        // A task that did not move is final, or was marked at a later offset: a batch and its retry may overtake each
+        // other.
         if moved < ids.len() as u64 {
             let stay = Statement::new("UPDATE tasks SET on_bus = 1 WHERE status = 0 AND id IN ").list(&ids);
             session.execute(stay).await?;
@@ -88,7 +92,7 @@ pub(super) async fn mark_published<S: Session>(session: &mut S, generation: &str
     Ok(())
 }
 
-/// Sorted pairs as two sets.
+/// Splits sorted pairs into two sets.
 fn apart(pairs: &[(TaskId, Turn)]) -> (Vec<TaskId>, Vec<Turn>) {
     let (mut ids, mut turns): (Vec<TaskId>, Vec<Turn>) = pairs.iter().copied().unzip();
     ids.dedup();
@@ -97,13 +101,14 @@ fn apart(pairs: &[(TaskId, Turn)]) -> (Vec<TaskId>, Vec<Turn>) {
     (ids, turns)
 }
 
-/// A turn is random, so that of another row here is never that of a row which came back meanwhile.
+/// Removes rows in their turns. A turn is random: a row that came back meanwhile never has the turn of another row
+/// here.
 async fn remove_turns<S: Session>(session: &mut S, ids: &[TaskId], turns: &[Turn]) -> Result<u64> {
     let remove = Statement::new("DELETE FROM outbox WHERE task_id IN ").list(ids).sql(" AND turn IN ").list(turns);
-    Ok(session.execute(remove).await?)
+    session.execute(remove).await
 }
 
-/// Removes rows that have no unfinished task, unless it has come back since.
+/// Removes rows without an unfinished task, unless they came back since.
 pub(super) async fn remove_over<S: Session>(session: &mut S, over: &[(TaskId, Turn)]) -> Result<()> {
     let mut over = over.to_vec();
     over.sort_unstable();
@@ -114,7 +119,7 @@ pub(super) async fn remove_over<S: Session>(session: &mut S, over: &[(TaskId, Tu
     Ok(())
 }
 
-/// Answers how many it found that are not final and not yet further.
+/// Moves the tasks to `offset`. Answers how many it found that are neither final nor beyond it.
 async fn move_forward<S: Session>(
     session: &mut S,
     generation: &str,
@@ -133,10 +138,10 @@ async fn move_forward<S: Session>(
         .bind(minor)
         .sql(" AND id IN ")
         .list(ids);
-    Ok(session.execute(statement).await?)
+    session.execute(statement).await
 }
 
-/// Puts what is unfinished back.
+/// Puts the unfinished tasks among `ids` into the outbox, in a new turn.
 pub(super) async fn unpublish<S: Session>(session: &mut S, ids: &[TaskId], why: Unpublished) -> Result<()> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
@@ -175,7 +180,7 @@ pub(super) async fn unpublish<S: Session>(session: &mut S, ids: &[TaskId], why: 
     Ok(())
 }
 
-/// 62 random bits: never that of another row or another time.
+/// A turn of 62 random bits, which no other row and no other stay has.
 fn new_turn() -> Turn {
     let (_, random) = Uuid::new_v4().as_u64_pair();
     Turn((random & (u64::MAX >> 2)).cast_signed())
@@ -216,6 +221,7 @@ fn page<'a, S: Session>(index: &str) -> Statement<'a> {
     Statement::new("SELECT task_id, state, turn, bytes FROM outbox ").sql(&S::by_index(index))
 }
 
+/// The first due rows.
 pub(super) fn due<'a, S: Session>(now_ms: i64, limit: usize) -> Statement<'a> {
     page::<S>("outbox_due")
         .sql(" WHERE due_ms <= ? ORDER BY due_ms, task_id LIMIT ?")
@@ -223,6 +229,7 @@ pub(super) fn due<'a, S: Session>(now_ms: i64, limit: usize) -> Statement<'a> {
         .bind(limit as u64)
 }
 
+/// The first parked rows of the queue.
 pub(super) fn parked<S: Session>(queue: &QueueName, limit: usize) -> Statement<'_> {
     page::<S>("outbox_parked")
         .sql(" WHERE state = 1 AND queue = ? ORDER BY priority, task_id LIMIT ?")
@@ -237,7 +244,7 @@ pub(super) struct Later {
     pub(super) unpublished: Unpublished,
 }
 
-/// The rows behind this one, by when they are due; not those that are parked.
+/// The rows behind this one, by due time, without parked ones.
 pub(super) fn later<'a, S: Session>(due_ms: i64, task: &'a TaskId, limit: usize) -> Statement<'a> {
     Statement::new("SELECT due_ms, task_id, state FROM outbox ")
         .sql(&S::by_index("outbox_due"))
@@ -253,7 +260,7 @@ pub(super) fn later_row((due_unix_ms, task, state): (i64, Vec<u8>, i64)) -> Resu
     Ok(Later { due_unix_ms, task: task_id(&task)?, unpublished: unpublished(state)? })
 }
 
-/// Makes those that are still fresh and due later than that due at `to_ms`; how many.
+/// Makes the fresh rows that are due later than `later_than_ms` due at `to_ms`. Answers how many.
 pub(super) async fn bring_forward<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -287,7 +294,7 @@ pub(super) fn oldest_parked<S: Session>(queue: &QueueName) -> Statement<'_> {
     high.sql(" UNION ALL ").append(medium).sql(" UNION ALL ").append(low)
 }
 
-/// The oldest task of each queue among the first rows that are due, but for those that waited for their time.
+/// The oldest task of each queue among the first due rows, without scheduled ones.
 pub(super) fn oldest_due<'a, S: Session>(now_ms: i64) -> Statement<'a> {
     Statement::new("SELECT queue, MIN(task_id) FROM (SELECT queue, task_id, state FROM outbox ")
         .sql(&S::by_index("outbox_due"))

@@ -1,35 +1,25 @@
 //! Pool connections and transactions with time limits, so that a server that falls silent cannot block the pool.
 //!
-//! Each statement has a limit; a connection that exceeds it is closed. So does the return to the pool. sqlx pings a
-//! connection there and waits without a limit, and a connection that waits for ever is missing from the pool for ever.
+//! Each statement has a limit, and a connection that exceeds it is closed. The return to the pool has one too. There
+//! sqlx pings the connection and waits without a limit, and a connection that waits for ever is missing from the pool
+//! for ever.
 
 use std::{
-    future::Future,
-    io,
     ops::{Deref, DerefMut},
     time::Duration,
 };
 
 use sqlx::{Pool, pool::PoolConnection};
 
-use super::{Backend, Dialect, Session};
+use super::{backend::Backend, dialect::Dialect, session::Session};
+use crate::store::Result;
 
-/// How long the return to the pool may take. Then the connection is closed, and the pool may open another.
+/// The longest that a return to the pool may take. Then the connection is closed, and the pool may open another.
 const RETURN_WITHIN: Duration = Duration::from_secs(5);
-
-/// The answer of the server, if it comes within `limit`.
-pub(super) async fn answered<T>(
-    limit: Option<Duration>,
-    answer: impl Future<Output = sqlx::Result<T>>,
-) -> sqlx::Result<T> {
-    let Some(limit) = limit else { return answer.await };
-    let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer from the database within {limit:?}"));
-    tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| Err(silent().into()))
-}
 
 /// A connection of the pool, which returns to it when dropped.
 pub(super) struct Pooled<DB: Backend> {
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     connection: Option<PoolConnection<DB>>,
     in_transaction: bool,
 }
@@ -62,21 +52,24 @@ impl<DB: Backend> Drop for Pooled<DB> {
         let (Some(connection), Ok(runtime)) = (self.connection.take(), tokio::runtime::Handle::try_current()) else {
             return;
         };
-        drop(runtime.spawn(give_back(connection, self.in_transaction)));
+        drop(runtime.spawn(return_to_pool(connection, self.in_transaction)));
     }
 }
 
-async fn give_back<DB: Backend>(mut connection: PoolConnection<DB>, in_transaction: bool) {
-    let back = async {
+async fn return_to_pool<DB: Backend>(mut connection: PoolConnection<DB>, in_transaction: bool) {
+    let returned = async {
         if in_transaction {
             // A connection whose ROLLBACK fails is in an unknown state: it is closed.
-            connection.command("ROLLBACK").await?;
+            connection.command("ROLLBACK").await.map_err(|error| error.to_string())?;
         }
         connection.return_to_pool().await;
-        Ok(())
+        Ok::<_, String>(())
     };
-    let limit = DB::Connection::ANSWER_WITHIN.map(|_| RETURN_WITHIN);
-    if let Err(error) = answered(limit, back).await {
+    let returned = match DB::Connection::ANSWER_WITHIN {
+        None => returned.await,
+        Some(_) => tokio::time::timeout(RETURN_WITHIN, returned).await.unwrap_or_else(|late| Err(late.to_string())),
+    };
+    if let Err(error) = returned {
         tracing::debug!("a connection is closed instead of kept: {error}");
     }
 }
@@ -85,18 +78,19 @@ async fn give_back<DB: Backend>(mut connection: PoolConnection<DB>, in_transacti
 pub(super) struct Tx<DB: Backend>(Pooled<DB>);
 
 impl<DB: Backend> Tx<DB> {
-    pub(super) async fn begin(pool: &Pool<DB>) -> sqlx::Result<Self> {
-        let mut tx = Self(Pooled::of(pool).await?);
-        // Set first: a caller that gives up while BEGIN is in flight does not know whether it took effect.
+    pub(super) async fn begin(connection: Pooled<DB>) -> Result<Self> {
+        let mut tx = Self(connection);
+        // Set first: a caller that gives up during BEGIN does not know whether it took effect.
         tx.0.in_transaction = true;
         tx.command(DB::Connection::BEGIN).await?;
         Ok(tx)
     }
 
-    pub(super) async fn commit(mut self) -> sqlx::Result<()> {
+    /// Commits, and answers `answer`.
+    pub(super) async fn commit<T>(mut self, answer: T) -> Result<T> {
         self.command("COMMIT").await?;
         self.0.in_transaction = false;
-        Ok(())
+        Ok(answer)
     }
 }
 

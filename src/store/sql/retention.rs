@@ -1,26 +1,28 @@
-//! What finished long ago: removed, but for its key.
+//! Tasks that finished long ago are removed, except for their keys.
 //!
-//! A key stands in `tasks` or in `seen`, never in both, and moves once, in one transaction. An insert asks the unique key of `tasks` first and
-//! `seen` then, as of that moment: where a removal has freed the key, it has committed the move, and `seen` has it.
+//! A key is in `tasks` or in `seen`, never in both, and moves once, in one transaction. An insert asks the unique key
+//! of `tasks` first, and then `seen` as of that moment. A removal that has freed the key has committed, so `seen` has
+//! it.
 
 use std::{collections::HashMap, time::Duration};
 
 use super::{
     outbox,
     rows::{key_hash, status, task_id},
-    statement::{Session, Statement, lists, pieces},
+    session::Session,
+    statement::{Statement, lists, pieces},
 };
 use crate::model::{KeyHash, StoredStatus, TaskId};
 use crate::store::Result;
 
-/// What is known of a task that was removed.
+/// A task that was removed.
 #[derive(Clone, Copy)]
 pub(super) struct Removed {
     pub(super) id: TaskId,
     pub(super) status: StoredStatus,
 }
 
-/// Those of the keys whose tasks were removed. `lock` is [`super::Dialect::FOR_SHARE`] or empty.
+/// The removed tasks of these keys. `lock` is `Dialect::FOR_SHARE` or empty.
 pub(super) async fn removed<S: Session>(
     session: &mut S,
     hashes: &[KeyHash],
@@ -40,13 +42,13 @@ pub(super) async fn removed<S: Session>(
     Ok(found)
 }
 
-/// The first tasks to finish, at least `age` ago by the database's clock.
+/// The tasks that finished first, at least `age` ago by the database's clock.
 pub(super) fn finished<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
-    // Each status has a stretch of the index of its own, in order.
+    // The index has a range of its own for each status, in order.
     let of_status = |status: StoredStatus| {
         Statement::new("SELECT * FROM (SELECT id, updated_ms FROM tasks ")
             .sql(&S::by_index("tasks_finished"))
-            // SQLite takes a partial index only for a condition that has its words.
+            // SQLite uses a partial index only for a condition with the words of the index.
             .sql(" WHERE status <> 0 AND status = ? AND ")
             .bind(status)
             .append(old_enough::<S>(age))
@@ -68,7 +70,7 @@ fn old_enough<'a, S: Session>(age: Duration) -> Statement<'a> {
     Statement::new("updated_ms <= ").sql(S::NOW_MS).sql(" - ?").bind(age_ms)
 }
 
-/// Removes those of `ids` that are still as long finished, with all that belongs to them, and keeps their keys; how many.
+/// Removes the tasks among `ids` that are finished for `age`, and keeps their keys. Answers how many.
 pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], age: Duration) -> Result<u64> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
@@ -97,7 +99,7 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], age: Dur
         for table in ["DELETE FROM results WHERE task_id IN ", "DELETE FROM tasks WHERE id IN "] {
             session.execute(Statement::new(table).list(&ids)).await?;
         }
-        // What is final has left it; a row without its task would stand in the way for ever.
+        // A final task has left the outbox. If not, its row would stay there for ever.
         outbox::remove(session, &ids).await?;
         count += ids.len() as u64;
     }

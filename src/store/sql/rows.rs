@@ -1,4 +1,4 @@
-//! Columns as the model's types.
+//! From columns to the types of the model.
 
 use bytes::Bytes;
 
@@ -6,8 +6,8 @@ use crate::model::{Encoding, KeyHash, Priority, QueueName, StoredStatus, TaskId,
 use crate::store::{Error, Result, TaskDetail};
 
 /// The columns of [`TaskColumns`].
-pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, replicas, \
-     tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms";
+pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, \
+     replicas, tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms";
 
 /// Implements `FromRow`: a field from the column of its name, a `#[flatten]` field from the whole row.
 /// The derive of sqlx would compile sqlx a second time.
@@ -126,7 +126,7 @@ impl TryFrom<TaskDetailColumns> for TaskDetail {
     }
 }
 
-/// Headers as the text that is stored.
+/// The stored text of headers.
 pub(super) fn headers_text(headers: &[(String, String)]) -> String {
     serde_json::to_string(headers).expect("pairs of strings are always JSON")
 }
@@ -144,7 +144,7 @@ pub(super) fn queue_name(text: &str) -> Result<QueueName> {
     QueueName::new(text).map_err(|e| corrupt(e.to_string()))
 }
 
-/// A worker's name is stored as bytes where text would compare otherwise.
+/// A worker's name. It is stored as bytes, because databases compare text in their own ways.
 pub(super) fn worker_name(bytes: Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).map_err(|e| corrupt(format!("a worker's name: {e}")))
 }
@@ -153,12 +153,12 @@ pub(super) fn status(number: i64) -> Result<StoredStatus> {
     StoredStatus::from_number(number).ok_or_else(|| corrupt(format!("status {number}")))
 }
 
-/// A number that was unsigned when it was stored.
+/// A number that was stored unsigned.
 pub(super) fn number<T: TryFrom<i64>>(number: i64) -> Result<T> {
     T::try_from(number).map_err(|_| corrupt(format!("the number {number}")))
 }
 
-/// What stands in the database is nothing that was ever stored.
-pub(super) fn corrupt(what: String) -> Error {
-    Error::Refused(sqlx::Error::Decode(format!("the database contains {what}").into()))
+/// The database contains what taskd never stores.
+pub(super) fn corrupt(what: impl Into<String>) -> Error {
+    Error::Corrupt { what: what.into() }
 }

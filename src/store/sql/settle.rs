@@ -1,4 +1,4 @@
-//! Reports: read the tasks they are about under lock, decide in order, write all that changed.
+//! Settling: lock the tasks of the reports, decide in order, write the changes.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,12 +7,13 @@ use super::{
     insert::{self, OldKeys},
     outbox,
     rows::{from_row, key_hash, number, queue_name, status, task_id, worker_name},
-    statement::{Session, Statement, Value, lists, pieces},
+    session::Session,
+    statement::{Statement, Value, lists, pieces},
 };
 use crate::model::{Encoding, KeyHash, LeaseNumber, QueueName, StoredStatus, TaskId};
 use crate::store::{NewRow, Result, Settled, Settlement};
 
-/// A task as far as reports move it.
+/// The part of a task that reports change.
 struct Progress {
     queue: QueueName,
     key_hash: KeyHash,
@@ -24,7 +25,7 @@ struct Progress {
     reason: String,
     updated_ms: i64,
     changed: bool,
-    /// Who has a result, credited or surplus.
+    /// The workers with a result, credited or surplus.
     workers: HashSet<String>,
 }
 
@@ -72,7 +73,7 @@ pub(super) async fn settle<S: Session>(
     Ok(settled)
 }
 
-/// Reads the tasks of `reports` as nobody else can change them now.
+/// Reads the tasks of `reports` and locks them.
 async fn lock_tasks<S: Session>(session: &mut S, reports: &[Settlement]) -> Result<BTreeMap<TaskId, Progress>> {
     let mut ids: Vec<TaskId> = reports.iter().map(|report| *report.id()).collect();
     ids.sort_unstable();
@@ -89,7 +90,7 @@ async fn lock_tasks<S: Session>(session: &mut S, reports: &[Settlement]) -> Resu
         for columns in session.fetch::<ProgressColumns>(found).await? {
             tasks.insert(task_id(&columns.id)?, columns.into_progress()?);
         }
-        // Whoever adds a result holds the task's lock, so this sees all of them.
+        // Every transaction that adds a result holds the task's lock, so this sees all of them.
         let workers = Statement::new("SELECT task_id, worker FROM results WHERE task_id IN ").list(ids);
         for (id, worker) in session.fetch::<(Vec<u8>, Vec<u8>)>(workers).await? {
             if let Some(task) = tasks.get_mut(&task_id(&id)?) {
@@ -132,7 +133,7 @@ impl ProgressColumns {
     }
 }
 
-/// What a report changes in its task.
+/// Decides what a report changes in its task.
 fn decide<'a>(
     report: &'a Settlement,
     tasks: &mut BTreeMap<TaskId, Progress>,
@@ -168,7 +169,7 @@ fn decide<'a>(
 impl Progress {
     fn credit(&mut self, attempt: u32, at_ms: i64) {
         self.completed += 1;
-        // The one that succeeded is no failure.
+        // The attempt that succeeded is no failure.
         self.attempts = self.attempts.max(attempt.saturating_sub(1));
         if self.completed >= self.replicas {
             self.status = StoredStatus::Completed;
@@ -211,8 +212,8 @@ async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -
                 r.result.into(),
             ]
         });
-        const INSERT: &str = "INSERT INTO results (task_id, worker, lease_generation, lease_grant, attempt, completed_ms, surplus, \
-             result_encoding, result)";
+        const INSERT: &str = "INSERT INTO results (task_id, worker, lease_generation, lease_grant, attempt, \
+             completed_ms, surplus, result_encoding, result)";
         session.execute(Statement::new(INSERT).values(rows)).await?;
     }
     Ok(())
@@ -237,7 +238,8 @@ async fn store_progress<S: Session>(
 
 fn update<'a, S: Session>(tasks: &[(&'a TaskId, &'a Progress)]) -> Statement<'a> {
     let row = format!(
-        "SELECT {} AS task_id, ? AS new_status, ? AS new_completed, ? AS new_attempts, ? AS new_reason, ? AS new_updated",
+        "SELECT {} AS task_id, ? AS new_status, ? AS new_completed, ? AS new_attempts, ? AS new_reason, \
+         ? AS new_updated",
         S::ID
     );
     let rows = tasks.iter().map(|(id, task)| -> [Value<'a>; 6] {
@@ -256,7 +258,7 @@ fn update<'a, S: Session>(tasks: &[(&'a TaskId, &'a Progress)]) -> Statement<'a>
     Statement::new(before).rows(&row, " UNION ALL ", rows).sql(&behind)
 }
 
-/// As one batch over all reports: of two that discover the same key, the first wins.
+/// Stores the discovered tasks of all reports as one batch. Of two with the same key the first wins.
 async fn store_discovered<S: Session>(
     session: &mut S,
     reports: &[Settlement],

@@ -1,10 +1,11 @@
-//! The shards that ever were, and which of them are open.
+//! The shards that ever were, and whether each is open. The column `life` has a shard's generation.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
     rows::{corrupt, number, queue_name},
-    statement::{Session, Statement, lists, pieces},
+    session::Session,
+    statement::{Statement, lists, pieces},
 };
 use crate::model::{QueueName, ShardId};
 use crate::store::{Error, Opening, Result, StoredShard};
@@ -15,9 +16,9 @@ pub(super) type ShardColumns = (String, i64, i64, i64, i64);
 impl TryFrom<ShardColumns> for StoredShard {
     type Error = Error;
 
-    fn try_from((queue, shard, life, closed, version): ShardColumns) -> Result<Self> {
+    fn try_from((queue, shard, generation, closed, version): ShardColumns) -> Result<Self> {
         let id = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
-        Ok(Self { id, life: number(life)?, is_open: closed == 0, version: number(version)? })
+        Ok(Self { id, generation: number(generation)?, is_open: closed == 0, version: number(version)? })
     }
 }
 
@@ -25,28 +26,29 @@ fn select<'a>() -> Statement<'a> {
     Statement::new("SELECT queue, shard, life, closed, version FROM shards ")
 }
 
-/// All that are open, by queue and number.
+/// The open shards, by queue and number.
 pub(super) fn all_open<'a>() -> Statement<'a> {
     select().sql("WHERE closed = 0 ORDER BY queue, shard")
 }
 
-/// Those that changed after `version`.
+/// The shards with a change after `version`.
 pub(super) fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
     select().sql(&S::by_index("shards_version")).sql(" WHERE version > ? ORDER BY version").bind(version)
 }
 
-/// Raises the version and answers it. Its row stays locked to the end of the transaction, so that versions become
-/// visible in their order.
+/// Raises the version and answers it.
+///
+/// Its row stays locked until the transaction ends, so that versions become visible in their order.
 async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
     let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = 'shards_version'";
     session.execute(Statement::new(raise)).await?;
     let version = Statement::new("SELECT value FROM meta WHERE name = 'shards_version'");
     let version: Vec<(String,)> = session.fetch(version).await?;
     let version = version.first().and_then(|(version,)| version.parse().ok());
-    version.ok_or_else(|| corrupt("no shards_version".into()))
+    version.ok_or_else(|| corrupt("no shards_version"))
 }
 
-/// Opens those that are not open.
+/// Opens the shards that are not open.
 pub(super) async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Result<Vec<Opening>> {
     let version = next_version(session).await?;
     let mut sorted: Vec<&ShardId> = shards.iter().collect();
@@ -71,7 +73,7 @@ pub(super) async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Res
             let now = select().sql("WHERE shard = ? AND queue IN ").bind(number).list(queues);
             for columns in session.fetch::<ShardColumns>(now).await? {
                 let shard = StoredShard::try_from(columns)?;
-                found.insert(shard.id, Opening { life: shard.life, is_new: shard.version == version });
+                found.insert(shard.id, Opening { generation: shard.generation, is_new: shard.version == version });
             }
         }
     }
@@ -79,8 +81,8 @@ pub(super) async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Res
     shards.iter().map(opening).collect()
 }
 
-/// Raises the life from `from`; answers the life that the shard has now.
-pub(super) async fn next_life<S: Session>(session: &mut S, shard: &ShardId, from: u64) -> Result<u64> {
+/// Raises the generation from `from`; answers the shard's present one.
+pub(super) async fn next_generation<S: Session>(session: &mut S, shard: &ShardId, from: u64) -> Result<u64> {
     let (next, version) = (from + 1, next_version(session).await?);
     let add = Statement::new("INSERT INTO shards (queue, shard, life, version) VALUES (?, ?, ?, ?)")
         .bind(&shard.queue)
@@ -90,25 +92,26 @@ pub(super) async fn next_life<S: Session>(session: &mut S, shard: &ShardId, from
         .sql(&S::keep_first("life"));
     session.execute(add).await?;
     let raise = Statement::new("UPDATE shards SET life = ?, closed = 0, version = ?").bind(next).bind(version);
-    session.execute(of_life(raise, shard, from)).await?;
-    Ok(find(session, shard).await?.life)
+    session.execute(in_generation(raise, shard, from)).await?;
+    Ok(find(session, shard).await?.generation)
 }
 
-/// Closes the shard if it is in this life; whether it is closed in it now.
-pub(super) async fn close<S: Session>(session: &mut S, shard: &ShardId, life: u64) -> Result<bool> {
+/// Closes the shard if it is in this generation. Answers whether it is closed in it now.
+pub(super) async fn close<S: Session>(session: &mut S, shard: &ShardId, generation: u64) -> Result<bool> {
     let version = next_version(session).await?;
     let close = Statement::new("UPDATE shards SET closed = 1, version = ?").bind(version);
-    session.execute(of_life(close, shard, life)).await?;
+    session.execute(in_generation(close, shard, generation)).await?;
     let now = find(session, shard).await?;
-    Ok(!now.is_open && now.life == life)
+    Ok(!now.is_open && now.generation == generation)
 }
 
-fn of_life<'a>(change: Statement<'a>, shard: &'a ShardId, life: u64) -> Statement<'a> {
-    change.sql(" WHERE queue = ? AND shard = ? AND life = ?").bind(&shard.queue).bind(shard.number).bind(life)
+fn in_generation<'a>(change: Statement<'a>, shard: &'a ShardId, generation: u64) -> Statement<'a> {
+    let of_shard = change.sql(" WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
+    of_shard.sql(" AND life = ?").bind(generation)
 }
 
 async fn find<S: Session>(session: &mut S, shard: &ShardId) -> Result<StoredShard> {
     let now = select().sql("WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
     let found: Option<ShardColumns> = session.fetch(now).await?.into_iter().next();
-    found.ok_or(sqlx::Error::RowNotFound)?.try_into()
+    found.ok_or(Error::Other(sqlx::Error::RowNotFound))?.try_into()
 }

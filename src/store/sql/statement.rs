@@ -1,24 +1,20 @@
-//! A statement and its values, and how each database runs it.
+//! A statement with its values.
 //!
-//! Statements over many rows come in few shapes, so that every connection keeps them prepared.
+//! Statements over many rows come in few shapes, so that each connection keeps them prepared.
 
 use std::borrow::Cow;
 
-use sqlx::{Arguments, AssertSqlSafe, Database, FromRow, MySql, MySqlConnection, Sqlite, SqliteConnection};
-use sqlx::{mysql::MySqlRow, sqlite::SqliteRow};
-
-use super::{Dialect, pooled::answered};
 use crate::model::{Encoding, KeyHash, Priority, QueueName, StoredStatus, TaskId};
 use crate::store::{Turn, Unpublished};
 
-/// How many rows one statement may hold. SQLite allows 500 terms in a compound select and 32,766 values.
+/// The numbers of rows that a statement may have. SQLite allows 500 terms in a compound select and 32,766 values.
 const SIZES: [usize; 5] = [1, 4, 16, 64, 256];
 const LARGEST: usize = SIZES[SIZES.len() - 1];
 
-/// How many bytes one statement may hold, unless it is a single row. MariaDB takes 16 MiB by default.
+/// The most bytes of a statement with more than one row. MariaDB takes 16 MiB by default.
 const MAX_BYTES: usize = 4 << 20;
 
-/// Something to bind.
+/// A value to bind.
 #[derive(Clone)]
 pub enum Value<'a> {
     Int(i64),
@@ -39,7 +35,7 @@ value! {
     i64 => |v| Value::Int(v);
     u32 => |v| Value::Int(v.into());
     bool => |v| Value::Int(v.into());
-    // Numbers that count up from zero or are milliseconds: none comes near 2^63.
+    // Counters from zero and milliseconds stay far below 2^63.
     u64 => |v| Value::Int(i64::try_from(v).unwrap_or(i64::MAX));
     StoredStatus => |v| Value::Int(v as i64);
     Priority => |v| Value::Int(v as i64);
@@ -56,11 +52,11 @@ value! {
     &'a KeyHash => |v| Value::Bytes(&v.0);
 }
 
-/// SQL and what its question marks stand for.
+/// SQL text and the values of its question marks.
 #[derive(Clone)]
 pub struct Statement<'a> {
-    text: String,
-    values: Vec<Value<'a>>,
+    pub(super) text: String,
+    pub(super) values: Vec<Value<'a>>,
 }
 
 impl<'a> Statement<'a> {
@@ -68,26 +64,26 @@ impl<'a> Statement<'a> {
         Self { text: text.into(), values: Vec::new() }
     }
 
-    /// More text.
+    /// Appends text.
     pub fn sql(mut self, text: &str) -> Self {
         self.text.push_str(text);
         self
     }
 
-    /// The value of the next question mark.
+    /// Binds the next question mark.
     pub fn bind(mut self, value: impl Into<Value<'a>>) -> Self {
         self.values.push(value.into());
         self
     }
 
-    /// A part with values of its own.
+    /// Appends a part with its own values.
     pub fn append(mut self, part: Statement<'a>) -> Self {
         self.text.push_str(&part.text);
         self.values.extend(part.values);
         self
     }
 
-    /// `(?, ?, …)` for an `IN`. The last item is repeated up to the next size, which changes nothing.
+    /// Appends `(?, ?, …)` for an `IN`, filled up to the next size with the last item, which changes nothing.
     pub fn list<T>(mut self, items: &'a [T]) -> Self
     where
         &'a T: Into<Value<'a>>,
@@ -99,7 +95,7 @@ impl<'a> Statement<'a> {
         self
     }
 
-    /// `row` once per row, with `between` between them.
+    /// Appends the text `row` once per row, with `between` as separator.
     pub fn rows<const N: usize>(
         mut self,
         row: &str,
@@ -116,19 +112,19 @@ impl<'a> Statement<'a> {
         self
     }
 
-    /// `VALUES (?, …), (?, …), …`
+    /// Appends `VALUES (?, …), (?, …), …`.
     pub fn values<const N: usize>(self, rows: impl Iterator<Item = [Value<'a>; N]>) -> Self {
         let row = format!("({})", ["?"; N].join(", "));
         self.sql(" VALUES ").rows(&row, ", ", rows)
     }
 }
 
-/// `items` in pieces that a statement can list.
+/// Splits `items` into pieces that a statement can list.
 pub(super) fn lists<T>(items: &[T]) -> impl Iterator<Item = &[T]> {
     items.chunks(LARGEST)
 }
 
-/// `rows` in pieces of the sizes that are prepared, none with more bytes than a server would take.
+/// Splits `rows` into pieces of the prepared sizes, none with more bytes than a server takes.
 pub(super) fn pieces<T>(rows: &[T], weight: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     let mut rest = rows;
     std::iter::from_fn(move || {
@@ -144,70 +140,6 @@ pub(super) fn pieces<T>(rows: &[T], weight: impl Fn(&T) -> usize) -> impl Iterat
         Some(piece)
     })
 }
-
-/// What can be read out of rows of both databases.
-pub trait Columns: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, MySqlRow> + Send + Unpin {}
-impl<T> Columns for T where T: for<'r> FromRow<'r, SqliteRow> + for<'r> FromRow<'r, MySqlRow> + Send + Unpin {}
-
-/// A connection, inside or outside of a transaction.
-pub trait Session: Dialect + Send {
-    /// Runs a command without values and rows. It need not be preparable.
-    fn command(&mut self, sql: &'static str) -> impl Future<Output = sqlx::Result<()>> + Send;
-
-    /// Answers how many rows it inserted, deleted, or found to update.
-    fn execute(&mut self, statement: Statement<'_>) -> impl Future<Output = sqlx::Result<u64>> + Send;
-
-    fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> impl Future<Output = sqlx::Result<Vec<T>>> + Send;
-}
-
-fn arguments<DB: Database>(values: Vec<Value<'_>>) -> sqlx::Result<DB::Arguments>
-where
-    DB::Arguments: Arguments<Database = DB>,
-    i64: for<'q> sqlx::Encode<'q, DB> + sqlx::Type<DB>,
-    String: for<'q> sqlx::Encode<'q, DB> + sqlx::Type<DB>,
-    for<'v> &'v str: sqlx::Encode<'v, DB> + sqlx::Type<DB>,
-    for<'v> &'v [u8]: sqlx::Encode<'v, DB> + sqlx::Type<DB>,
-{
-    let mut arguments = DB::Arguments::default();
-    arguments.reserve(values.len(), 0);
-    for value in values {
-        match value {
-            Value::Int(int) => arguments.add(int),
-            Value::Text(Cow::Owned(text)) => arguments.add(text),
-            Value::Text(Cow::Borrowed(text)) => arguments.add(text),
-            Value::Bytes(bytes) => arguments.add(bytes),
-        }
-        .map_err(sqlx::Error::Encode)?;
-    }
-    Ok(arguments)
-}
-
-// AssertSqlSafe: the texts are ours, whatever came from outside is bound.
-macro_rules! session {
-    ($connection:ty, $db:ty $(, $check:path)?) => {
-        impl Session for $connection {
-            async fn command(&mut self, sql: &'static str) -> sqlx::Result<()> {
-                answered(Self::ANSWER_WITHIN, sqlx::raw_sql(sql).execute(self)).await.map(drop)
-            }
-
-            async fn execute(&mut self, statement: Statement<'_>) -> sqlx::Result<u64> {
-                $(#[cfg(test)] $check(self, &statement.text).await?;)?
-                let arguments = arguments::<$db>(statement.values)?;
-                let done = sqlx::query_with::<$db, _>(AssertSqlSafe(statement.text), arguments).execute(self);
-                Ok(answered(Self::ANSWER_WITHIN, done).await?.rows_affected())
-            }
-
-            async fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> sqlx::Result<Vec<T>> {
-                $(#[cfg(test)] $check(self, &statement.text).await?;)?
-                let arguments = arguments::<$db>(statement.values)?;
-                let rows = sqlx::query_as_with::<$db, T, _>(AssertSqlSafe(statement.text), arguments).fetch_all(self);
-                answered(Self::ANSWER_WITHIN, rows).await
-            }
-        }
-    };
-}
-session!(SqliteConnection, Sqlite, super::plans::check);
-session!(MySqlConnection, MySql);
 
 #[cfg(test)]
 mod tests {

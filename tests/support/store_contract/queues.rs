@@ -15,11 +15,11 @@ fn shard(name: &str, number: u32) -> ShardId {
 }
 
 fn first(is_new: bool) -> Opening {
-    Opening { life: 1, is_new }
+    Opening { generation: 1, is_new }
 }
 
 async fn open(store: &dyn Store) -> Vec<(ShardId, u64)> {
-    store.shards(None).await.unwrap().into_iter().map(|shard| (shard.id, shard.life)).collect()
+    store.shards(None).await.unwrap().into_iter().map(|shard| (shard.id, shard.generation)).collect()
 }
 
 pub(crate) async fn shards_open_all_at_once_and_close_one_by_one(db: &impl Database) {
@@ -34,18 +34,18 @@ pub(crate) async fn shards_open_all_at_once_and_close_one_by_one(db: &impl Datab
     assert_eq!(store.open_shards(&some).await.unwrap(), again);
     assert_eq!(store.open_shards(&[]).await.unwrap(), []);
 
-    // Only in the life that the caller believes it to be in.
+    // Only in the generation that the caller names.
     assert!(!store.close_shard(&many[0], 2).await.unwrap());
     for _ in 0..2 {
         assert!(store.close_shard(&many[0], 1).await.unwrap());
     }
     assert!(!open(&*store).await.iter().any(|(id, _)| *id == many[0]));
-    // Its neighbour stays open, and it comes back in a life of its own.
-    assert_eq!(store.open_shards(&many[..2]).await.unwrap(), [Opening { life: 2, is_new: true }, first(false)]);
+    // Its neighbour stays open, and it comes back in a generation of its own.
+    assert_eq!(store.open_shards(&many[..2]).await.unwrap(), [Opening { generation: 2, is_new: true }, first(false)]);
     assert!(!store.close_shard(&many[0], 1).await.unwrap(), "it lives again");
     // Closed, and brought back by somebody who took it for lost.
     assert!(store.close_shard(&many[0], 2).await.unwrap());
-    assert_eq!(store.next_life(&many[0], 2).await.unwrap(), 3);
+    assert_eq!(store.next_generation(&many[0], 2).await.unwrap(), 3);
     assert!(open(&*store).await.contains(&(many[0].clone(), 3)));
 }
 

@@ -1,4 +1,4 @@
-//! What is promised of tasks that finished long ago.
+//! Promises about tasks that finished long ago.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use super::{
     in_outbox, insert_new, mark, outbox, publish, published, replicated, result_of, row, rows,
 };
 
-/// What the database's clock calls long ago: [`NOW`] is.
+/// Long ago by the database's clock: [`NOW`] is.
 pub(crate) const AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Removes all that finished long ago, page by page.

@@ -1,36 +1,38 @@
-//! A reader's own connection: its commands block, which on the shared one would hold up everybody. In a cluster it leads to the master of
-//! the bus, and to the next one when that has changed.
+//! A reader's own connection for commands that block. On the shared connection they would delay all other calls.
+//!
+//! In a cluster it leads to the master of the bus, and after a failover to the next one.
 
 use std::{future::Future, pin::Pin, time::Duration};
 
 use redis::{ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 
+use super::streams::generation_key;
 use crate::redis_pool::{Batch, Redis};
 
-/// How long a read waits in Redis for something to come.
+/// How long a read waits in Redis for records.
 pub(super) const BLOCK: Duration = Duration::from_secs(1);
-/// How long an exchange may take, connecting and blocking included. A Redis that hangs becomes an error, not a wait for ever.
+/// The time limit of an exchange, connecting and blocking included. With it, a Redis that hangs is an error.
 const DEADLINE: Duration = Duration::from_secs(9);
 
-/// The connection is kept when it leads to the right server.
+/// An exchange that answers its connection too, if the connection leads to the right server.
 type Exchange =
     Pin<Box<dyn Future<Output = RedisResult<(Option<MultiplexedConnection>, Vec<RedisResult<Value>>)>> + Send>>;
 
-/// One exchange at a time; connects when there is no connection. `T` says what an exchange was for.
-pub(super) struct Line<T> {
+/// One exchange at a time; connects when there is no connection. `T` is the purpose of an exchange.
+pub(super) struct BlockingConnection<T> {
     redis: Redis,
     conn: Option<MultiplexedConnection>,
-    /// Lives here and not in the caller's future: when that is dropped, Redis may already have counted entries as delivered,
-    /// and their answer must still reach us.
+    /// The exchange in flight. It lives here, because Redis may have counted entries as delivered when the caller's
+    /// future is dropped, and their answer must still arrive.
     under_way: Option<(T, Exchange)>,
 }
 
-impl<T: Copy> Line<T> {
+impl<T: Copy> BlockingConnection<T> {
     pub(super) fn new(redis: Redis) -> Self {
         Self { redis, conn: None, under_way: None }
     }
 
-    /// The answer to what is under way, or else to what `make` asks. Cancel safe.
+    /// The answer of the exchange in flight, or else of the one that `make` begins. Cancel safe.
     pub(super) async fn exchange(
         &mut self,
         make: impl FnOnce() -> (T, Batch),
@@ -47,7 +49,7 @@ impl<T: Copy> Line<T> {
         Ok((purpose, answers))
     }
 
-    /// Forgets what is under way; its answer would come too late to mean anything.
+    /// Drops the exchange in flight, because its answer means nothing any more.
     pub(super) fn reset(&mut self) {
         self.under_way = None;
         self.conn = None;
@@ -62,7 +64,7 @@ async fn exchange(
     let answered = async {
         let mut conn = match conn {
             Some(conn) => conn,
-            None => redis.dedicated(&super::generation_key(&redis)).await?,
+            None => redis.dedicated(&generation_key(&redis)).await?,
         };
         let answers = batch.run(&mut conn).await?;
         let is_elsewhere = answers.iter().filter_map(|answer| answer.as_ref().err()).any(is_elsewhere);
@@ -71,7 +73,7 @@ async fn exchange(
     tokio::time::timeout(DEADLINE, answered).await.unwrap_or_else(|_| Err(no_answer()))
 }
 
-/// The server is not the master of the bus any more, or on its way to become it.
+/// True if the server is not the master of the bus any more, or not yet.
 fn is_elsewhere(error: &RedisError) -> bool {
     error.is_cluster_error() || matches!(error.code(), Some("READONLY" | "UNBLOCKED" | "MASTERDOWN" | "LOADING"))
 }

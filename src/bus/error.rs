@@ -1,0 +1,109 @@
+//! Errors of the bus, by what a caller can do about them.
+
+use super::topic::Topic;
+use crate::runtime::LoopError;
+
+/// The error of a backend.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("failed to publish to {topic}: {cause}")]
+    Publish {
+        topic: Topic,
+        #[source]
+        cause: Cause,
+    },
+    /// A record is larger than the bus takes: without it the others go.
+    #[error("failed to publish to {topic}: {cause}")]
+    TooLarge {
+        topic: Topic,
+        #[source]
+        cause: Cause,
+    },
+    #[error("failed to read {topic}: {cause}")]
+    Read {
+        topic: Topic,
+        #[source]
+        cause: Cause,
+    },
+    #[error("failed to acknowledge in {topic}: {cause}")]
+    Commit {
+        topic: Topic,
+        #[source]
+        cause: Cause,
+    },
+    #[error("failed to trim {topic}: {cause}")]
+    Trim {
+        topic: Topic,
+        #[source]
+        cause: Cause,
+    },
+    #[error("cannot set up the bus: {0}")]
+    Setup(#[source] Cause),
+    /// A retry does not help: the user must change something.
+    #[error("{0}")]
+    Misconfigured(#[source] Cause),
+    /// A retry does not help: offsets mean nothing any more, and only a new opening of the bus helps.
+    #[error("the bus has lost its records: generation {generation} is gone")]
+    Lost { generation: String },
+    /// A topic was deleted: a new opening of the bus creates it again.
+    #[error("topic {topic} is gone")]
+    Gone { topic: Topic },
+    /// A topic has more partitions than before: only a new opening of the bus reaches them.
+    #[error("topic {topic} has {found} partitions now, no longer {known}")]
+    Grown { topic: Topic, known: u32, found: u32 },
+}
+
+impl Error {
+    /// True if the same call may succeed later, on the same opening of the bus.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Publish { .. } | Self::Read { .. } | Self::Commit { .. } | Self::Trim { .. } | Self::Setup(_) => true,
+            Self::TooLarge { .. } | Self::Misconfigured(_) => false,
+            Self::Lost { .. } | Self::Gone { .. } | Self::Grown { .. } => false,
+        }
+    }
+
+    /// True if only a new opening of the bus helps.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. } | Self::Gone { .. } | Self::Grown { .. })
+    }
+
+    /// Turns what a backend said into an error of publishing.
+    pub(super) fn publish<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
+        move |cause| Self::Publish { topic, cause: cause.into() }
+    }
+
+    pub(super) fn read<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
+        move |cause| Self::Read { topic, cause: cause.into() }
+    }
+
+    pub(super) fn commit<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
+        move |cause| Self::Commit { topic, cause: cause.into() }
+    }
+
+    pub(super) fn trim<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
+        move |cause| Self::Trim { topic, cause: cause.into() }
+    }
+
+    pub(super) fn setup<E: Into<Cause>>(cause: E) -> Self {
+        Self::Setup(cause.into())
+    }
+}
+
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
+        self.is_lost()
+    }
+}
+
+/// A call names a partition that the topic does not have.
+#[derive(Debug, thiserror::Error)]
+#[error("no partition {partition}: there are {count}")]
+pub(super) struct NoPartition {
+    pub(super) partition: u32,
+    pub(super) count: u32,
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;

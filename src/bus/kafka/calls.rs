@@ -1,0 +1,131 @@
+//! Calls of librdkafka, their bounds and their errors.
+//!
+//! librdkafka answers some questions only by blocking. Those calls run on threads for blocking work, with a deadline.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::{
+    ClientContext, Offset as Position, TopicPartitionList,
+    client::Client,
+    consumer::{Consumer, ConsumerContext},
+    error::{KafkaError, RDKafkaErrorCode},
+};
+use tokio::task::JoinError;
+
+use crate::{
+    bus::{Cause, Error},
+    model::Offset,
+};
+
+/// The longest that a broker may take to answer a question.
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// The longest that a record may take to be written, a change of leader included.
+pub(super) const DELIVER_WITHIN: Duration = Duration::from_secs(30);
+/// Above the largest record: one task, or reports of half a MiB and one more. Each has at most
+/// `model::MAX_RECORD_BYTES`, and protobuf around it.
+pub(super) const MAX_RECORD_BYTES: &str = "16777216";
+
+/// A failure of the brokers, or of librdkafka.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error(transparent)]
+    Kafka(#[from] KafkaError),
+    #[error(transparent)]
+    Panicked(#[from] JoinError),
+    #[error("no answer from kafka within {0:?}")]
+    Silent(Duration),
+    /// librdkafka makes no client of this configuration.
+    #[error("kafka: {0}")]
+    Client(String),
+    #[error("kafka at {brokers} does not let us in: {reason}")]
+    Refused { brokers: String, reason: String },
+    #[error("no answer from kafka at {brokers} within {within:?}")]
+    Away { brokers: String, within: Duration },
+    #[error("kafka at {brokers}: {cause}")]
+    At {
+        brokers: String,
+        #[source]
+        cause: KafkaError,
+    },
+    #[error("kafka does not create topic {topic}: {code}")]
+    NotCreated { topic: String, code: RDKafkaErrorCode },
+    #[error("kafka's topic {topic} is not ready after {within:?}")]
+    NotReady { topic: String, within: Duration },
+    #[error("kafka gives {topic} no {count} partitions: {code}")]
+    NotRaised { topic: String, count: u32, code: RDKafkaErrorCode },
+}
+
+/// An error of the opening.
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let is_final = matches!(failure, Failure::Client(_) | Failure::Refused { .. });
+        let cause = Cause::from(failure);
+        if is_final { Self::Misconfigured(cause) } else { Self::Setup(cause) }
+    }
+}
+
+/// Runs a call that blocks. The deadline is for calls without one of their own; a call beyond it ends on its own
+/// thread.
+pub(super) async fn blocking<T, E>(call: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, Failure>
+where
+    T: Send + 'static,
+    E: Send + 'static,
+    Failure: From<E>,
+{
+    match tokio::time::timeout(ANSWER_WITHIN * 2, tokio::task::spawn_blocking(call)).await {
+        Ok(done) => Ok(done??),
+        Err(_) => Err(Failure::Silent(ANSWER_WITHIN * 2)),
+    }
+}
+
+/// A partition in librdkafka's type.
+pub(super) fn index(partition: u32) -> i32 {
+    i32::try_from(partition).unwrap_or(i32::MAX)
+}
+
+/// An offset of librdkafka; `None` for its special values.
+pub(super) fn offset(raw: i64) -> Option<Offset> {
+    u64::try_from(raw).ok().map(|major| Offset { major, minor: 0 })
+}
+
+/// The first offset of a partition and the one behind its last. Blocks.
+pub(super) fn watermarks<C: ClientContext>(
+    client: &Client<C>,
+    topic: &str,
+    partition: u32,
+) -> Result<(i64, i64), KafkaError> {
+    of_its_leader(|| client.fetch_watermarks(topic, index(partition), ANSWER_WITHIN))
+}
+
+/// Blocks. Repeats the question while a partition changes its leader, or has none because it is new.
+pub(super) fn of_its_leader<T>(mut ask: impl FnMut() -> Result<T, KafkaError>) -> Result<T, KafkaError> {
+    let deadline = Instant::now() + ANSWER_WITHIN;
+    loop {
+        match ask() {
+            Err(KafkaError::MetadataFetch(
+                RDKafkaErrorCode::NotLeaderForPartition | RDKafkaErrorCode::LeaderNotAvailable,
+            )) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
+            answer => return answer,
+        }
+    }
+}
+
+/// The offset behind the group's committed one, or 0, by partition. Blocks.
+pub(super) fn committed<C: ConsumerContext>(
+    consumer: &impl Consumer<C>,
+    topic: &str,
+    partitions: impl IntoIterator<Item = u32>,
+) -> Result<Vec<(u32, i64)>, KafkaError> {
+    let mut list = TopicPartitionList::new();
+    let partitions: Vec<u32> = partitions.into_iter().collect();
+    for partition in &partitions {
+        list.add_partition(topic, index(*partition));
+    }
+    let answer = consumer.committed_offsets(list, ANSWER_WITHIN)?;
+    let next = |partition: u32| {
+        let found = answer.find_partition(topic, index(partition));
+        let found = found.map(|found| found.error().map(|()| found.offset())).transpose()?;
+        Ok((partition, if let Some(Position::Offset(next)) = found { next } else { 0 }))
+    };
+    partitions.into_iter().map(next).collect()
+}

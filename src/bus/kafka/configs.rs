@@ -1,0 +1,150 @@
+//! The configuration of each client.
+
+use std::collections::BTreeMap;
+
+use rdkafka::{
+    ClientConfig, ClientContext, admin::AdminClient, config::FromClientConfigAndContext, error::KafkaError,
+    producer::FutureProducer,
+};
+
+use super::{
+    calls::{ANSWER_WITHIN, DELIVER_WITHIN, Failure, MAX_RECORD_BYTES},
+    events::ClientEvents,
+};
+use crate::bus::Topic;
+
+/// The brokers, the properties of the clients, and the names of topics and groups.
+#[derive(Clone)]
+pub(super) struct ClientConfigs {
+    pub(super) brokers: String,
+    pub(super) topic_prefix: String,
+    /// The user's properties, with librdkafka's names.
+    pub(super) properties: BTreeMap<String, String>,
+}
+
+impl ClientConfigs {
+    pub(super) fn topic(&self, topic: Topic) -> String {
+        format!("{}{topic}", self.topic_prefix)
+    }
+
+    /// The defaults of taskd, then the user's properties, then the fixed ones, on which taskd's promises rest.
+    fn config(&self, defaults: &[(&str, &str)], fixed: &[(&str, &str)]) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("client.id", "taskd");
+        // librdkafka replaces a connection on which a request has no answer for this time.
+        config.set("socket.timeout.ms", ANSWER_WITHIN.as_millis().to_string());
+        config.set("socket.keepalive.enable", "true");
+        // The longest that librdkafka takes to notice that a broker is back.
+        config.set("reconnect.backoff.max.ms", "2000");
+        config.extend(defaults.iter().map(|(property, value)| (property.to_string(), value.to_string())));
+        config.extend(self.properties.clone());
+        config.set("bootstrap.servers", &self.brokers).set("message.max.bytes", MAX_RECORD_BYTES);
+        config.extend(fixed.iter().map(|(property, value)| (property.to_string(), value.to_string())));
+        config
+    }
+
+    pub(super) fn client(&self) -> ClientConfig {
+        self.config(&[], &[])
+    }
+
+    /// A member of the group that all taskd processes share for the topic.
+    pub(super) fn member(&self, topic: Topic) -> ClientConfig {
+        let defaults = [
+            ("session.timeout.ms", "6000"),
+            ("heartbeat.interval.ms", "500"),
+            // A bound for prefetched records. Below it fetching continues soon, instead of after a second.
+            ("queued.max.messages.kbytes", "32768"),
+            ("fetch.queue.backoff.ms", "10"),
+        ];
+        let group = self.group(topic);
+        let fixed = [
+            ("group.id", group.as_str()),
+            ("auto.offset.reset", "earliest"),
+            ("partition.assignment.strategy", "cooperative-sticky"),
+            ("enable.auto.commit", "false"),
+            ("enable.auto.offset.store", "false"),
+        ];
+        self.config(&defaults, &fixed)
+    }
+
+    /// A client that never joins the group, and only asks for its committed offsets.
+    pub(super) fn observer(&self, topic: Topic) -> ClientConfig {
+        let group = self.group(topic);
+        let fixed =
+            [("group.id", group.as_str()), ("enable.auto.commit", "false"), ("enable.auto.offset.store", "false")];
+        self.config(&[], &fixed)
+    }
+
+    fn group(&self, topic: Topic) -> String {
+        format!("{}taskd-{topic}", self.topic_prefix)
+    }
+
+    pub(super) fn producer(&self, events: &ClientEvents) -> Result<FutureProducer<ClientEvents>, Failure> {
+        let within = DELIVER_WITHIN.as_millis().to_string();
+        let defaults = [("compression.type", "zstd"), ("linger.ms", "1")];
+        // Idempotent: a retry after an error is neither written twice nor out of order.
+        let fixed = [("enable.idempotence", "true"), ("acks", "all"), ("message.timeout.ms", within.as_str())];
+        create(&self.config(&defaults, &fixed), events.clone())
+    }
+
+    pub(super) fn admin(&self, events: &ClientEvents) -> Result<AdminClient<ClientEvents>, Failure> {
+        create(&self.client(), events.clone())
+    }
+
+    /// Finds what librdkafka refuses without a broker: a property that it does not know, or a value that it does not
+    /// take.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let known = self.client().create_native_config();
+        known.map(drop).map_err(|error| refused(&error))
+    }
+}
+
+/// A client, or what is wrong with its configuration.
+pub(super) fn create<C, T>(config: &ClientConfig, context: C) -> Result<T, Failure>
+where
+    C: ClientContext,
+    T: FromClientConfigAndContext<C>,
+{
+    config.create_with_context(context).map_err(|error| refused(&error))
+}
+
+/// librdkafka's refusal in one line, without the value, which may be a secret.
+fn refused(error: &KafkaError) -> Failure {
+    let said = match error {
+        KafkaError::ClientConfig(_, reason, property, _value) => format!("{property}: {reason}"),
+        KafkaError::ClientCreation(reason) => reason.clone(),
+        other => other.to_string(),
+    };
+    Failure::Client(said.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn configs(properties: &[(&str, &str)]) -> ClientConfigs {
+        let properties = properties.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        ClientConfigs { brokers: "h:1".into(), topic_prefix: "p.".into(), properties }
+    }
+
+    #[test]
+    fn the_users_properties_win_over_our_choices_and_not_over_our_promises() {
+        let configs =
+            configs(&[("linger.ms", "7"), ("acks", "1"), ("bootstrap.servers", "elsewhere"), ("group.id", "g")]);
+        let member = configs.member(Topic::Pipeline);
+        assert_eq!((member.get("linger.ms"), member.get("group.id")), (Some("7"), Some("p.taskd-pipeline")));
+        assert_eq!(member.get("bootstrap.servers"), Some("h:1"));
+        assert_eq!(member.get("session.timeout.ms"), Some("6000"));
+    }
+
+    #[test]
+    fn a_property_that_librdkafka_does_not_take_is_named_without_its_value() {
+        let error = |properties: &[(&str, &str)]| configs(properties).check().unwrap_err().to_string();
+        let unknown = error(&[("sasl.pasword", "secret")]);
+        assert_eq!(unknown, "kafka: sasl.pasword: No such configuration property: \"sasl.pasword\"");
+        let wrong = error(&[("security.protocol", "secret")]);
+        assert!(wrong.starts_with("kafka: security.protocol: Invalid value"), "{wrong}");
+        assert_eq!(wrong.lines().count(), 1);
+        configs(&[("security.protocol", "SASL_SSL"), ("session.timeout.ms", "7000")]).check().unwrap();
+    }
+}

@@ -1,0 +1,155 @@
+//! The member's view of its group: which partitions it owns, and which offsets it has processed there.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use parking_lot::{Mutex, MutexGuard};
+use rdkafka::{
+    ClientContext, Offset as Position, TopicPartitionList,
+    config::RDKafkaLogLevel,
+    consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol},
+    error::KafkaError,
+    types::RDKafkaRespErr,
+};
+
+use super::{calls::index, events::ClientEvents};
+
+/// The member's view of its group.
+///
+/// It changes in [`Partitions::assigned`] and [`Partitions::revoked`], which librdkafka calls while the reader polls,
+/// and so never while the reader does something else.
+pub(super) struct Group {
+    events: ClientEvents,
+    partitions: Mutex<Partitions>,
+}
+
+#[derive(Default)]
+pub(super) struct Partitions {
+    pub(super) owned: BTreeSet<u32>,
+    /// How often the group has assigned each partition.
+    pub(super) tenures: HashMap<u32, u64>,
+    /// Partitions that were revoked since the reader's last look.
+    pub(super) lost: BTreeSet<u32>,
+    /// Where to begin with partitions that are not assigned yet, instead of at the committed offset.
+    pub(super) begin_at: HashMap<u32, Position>,
+    /// The offset behind the processed records, by owned partition where it is not committed yet.
+    pub(super) done: BTreeMap<u32, i64>,
+    /// The group's committed offset, by owned partition where the member has asked or committed.
+    committed: HashMap<u32, i64>,
+}
+
+impl Group {
+    pub(super) fn new(events: ClientEvents) -> Self {
+        Self { events, partitions: Mutex::default() }
+    }
+
+    pub(super) fn partitions(&self) -> MutexGuard<'_, Partitions> {
+        self.partitions.lock()
+    }
+}
+
+impl Partitions {
+    fn assigned(&mut self, list: &mut TopicPartitionList) {
+        for partition in numbers(list) {
+            self.owned.insert(partition);
+            *self.tenures.entry(partition).or_default() += 1;
+            let topic = list.elements().first().map(|element| element.topic().to_owned()).unwrap_or_default();
+            let Some(place) = self.begin_at.remove(&partition) else { continue };
+            if let Err(error) = list.set_partition_offset(&topic, index(partition), place) {
+                tracing::error!("partition {partition} of {topic} begins at what is committed: {error}");
+            }
+        }
+    }
+
+    /// The processed offsets there that are not committed yet.
+    fn revoked(&mut self, list: &TopicPartitionList) -> BTreeMap<u32, i64> {
+        let mut done = BTreeMap::new();
+        for partition in numbers(list) {
+            self.owned.remove(&partition);
+            self.lost.insert(partition);
+            let (noted, committed) = (self.done.remove_entry(&partition), self.committed.remove(&partition));
+            // Records from before an earlier revocation may be far behind what other members have committed since.
+            done.extend(noted.filter(|_| committed.is_some()));
+        }
+        done
+    }
+
+    /// Notes the offsets behind processed records.
+    pub(super) fn note(&mut self, next: BTreeMap<u32, i64>) {
+        for (partition, next) in next {
+            let is_news = self.committed.get(&partition).is_none_or(|committed| *committed < next);
+            if is_news && self.owned.contains(&partition) {
+                let noted = self.done.entry(partition).or_insert(next);
+                *noted = next.max(*noted);
+            }
+        }
+    }
+
+    /// The partitions with noted offsets whose committed offset is unknown.
+    pub(super) fn unknown(&self) -> Vec<u32> {
+        self.done.keys().copied().filter(|partition| !self.committed.contains_key(partition)).collect()
+    }
+
+    pub(super) fn committed_to(&mut self, next: impl IntoIterator<Item = (u32, i64)>) {
+        self.committed.extend(next);
+        let committed = &self.committed;
+        self.done.retain(|partition, next| committed.get(partition).is_none_or(|committed| *committed < *next));
+    }
+}
+
+/// Commits processed offsets before the partitions are given up, so that the next reader does not repeat the work.
+///
+/// Nothing awaits this commit: librdkafka gives no partition up during a commit. It is too late if the group has
+/// assigned them to another member already.
+fn hand_over(consumer: &BaseConsumer<Group>, list: &TopicPartitionList, done: &BTreeMap<u32, i64>) {
+    if done.is_empty() || consumer.assignment_lost() {
+        return;
+    }
+    let topic = list.elements().first().map(|element| element.topic().to_owned()).unwrap_or_default();
+    let sent = places(&topic, done).and_then(|list| consumer.commit(&list, CommitMode::Async));
+    if let Err(error) = sent {
+        tracing::debug!("kafka: what was done in {topic} is not committed, and will be done again: {error}");
+    }
+}
+
+fn numbers(list: &TopicPartitionList) -> Vec<u32> {
+    list.elements().iter().filter_map(|element| u32::try_from(element.partition()).ok()).collect()
+}
+
+impl ClientContext for Group {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.events.log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.events.error(error, reason);
+    }
+}
+
+impl ConsumerContext for Group {
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, event: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        let cooperative = matches!(consumer.rebalance_protocol(), RebalanceProtocol::Cooperative);
+        let done = match event {
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => {
+                self.partitions().assigned(list);
+                if cooperative { consumer.incremental_assign(list) } else { consumer.assign(list) }
+            }
+            _ => {
+                let done = self.partitions().revoked(list);
+                hand_over(consumer, list, &done);
+                if cooperative { consumer.incremental_unassign(list) } else { consumer.unassign() }
+            }
+        };
+        if let Err(error) = done {
+            tracing::error!("the kafka consumer did not follow its group: {error}");
+        }
+    }
+}
+
+/// These offsets as a list of librdkafka.
+pub(super) fn places(topic: &str, next: &BTreeMap<u32, i64>) -> Result<TopicPartitionList, KafkaError> {
+    let mut list = TopicPartitionList::new();
+    for (partition, next) in next {
+        list.add_partition_offset(topic, index(*partition), Position::Offset(*next))?;
+    }
+    Ok(list)
+}

@@ -1,0 +1,133 @@
+//! Properties of librdkafka that the user sets in `[kafka]`. librdkafka knows their names and values.
+
+use std::{collections::BTreeMap, fs};
+
+use crate::config::{Properties, Rules};
+
+/// The rules of properties for the settings.
+pub const RULES: Rules = Rules { mistake, is_secret };
+
+/// Properties on which taskd's promises rest, or that have a setting of their own, and why. Under all their names.
+const TAKEN: &[(&str, &str)] = &[
+    ("bootstrap.servers", "the brokers stand in bus_url"),
+    ("metadata.broker.list", "the brokers stand in bus_url"),
+    ("group.id", "all taskd processes with one topic_prefix share a group"),
+    ("group.instance.id", GROUP),
+    ("group.protocol", GROUP),
+    ("group.remote.assignor", GROUP),
+    ("partition.assignment.strategy", GROUP),
+    ("enable.auto.commit", COMMITS),
+    ("auto.commit.enable", COMMITS),
+    ("auto.commit.interval.ms", COMMITS),
+    ("enable.auto.offset.store", COMMITS),
+    ("auto.offset.reset", "a reader without an offset begins at the first record, else tasks would be passed over"),
+    ("isolation.level", READS),
+    ("enable.partition.eof", READS),
+    ("topic.blacklist", READS),
+    ("offset.store.method", COMMITS),
+    ("enable.idempotence", WRITES),
+    ("enable.gapless.guarantee", WRITES),
+    ("acks", WRITES),
+    ("request.required.acks", WRITES),
+    ("transactional.id", WRITES),
+    ("message.timeout.ms", WRITES),
+    ("delivery.timeout.ms", WRITES),
+    ("max.in.flight", WRITES),
+    ("max.in.flight.requests.per.connection", WRITES),
+    ("delivery.report.only.error", WRITES),
+    ("retries", WRITES),
+    ("message.send.max.retries", WRITES),
+    ("message.max.bytes", "max_payload_bytes and max_result_bytes say how large a record gets"),
+    ("allow.auto.create.topics", "taskd makes its topics"),
+    ("plugin.library.paths", "taskd loads no code"),
+];
+const GROUP: &str = "taskd decides how partitions are shared out";
+const READS: &str = "taskd decides what is read";
+const COMMITS: &str = "taskd commits what it has dealt with, and nothing else";
+const WRITES: &str = "taskd writes with acks=all and idempotence, so that what was answered is kept";
+
+/// Properties that may also be set as `<name>.file`, which names a file with the value.
+const SECRETS: &[&str] =
+    &["sasl.password", "ssl.key.password", "ssl.key.pem", "ssl.keystore.password", "sasl.oauthbearer.client.secret"];
+const FROM_FILE: &str = ".file";
+
+/// The first property that is wrong, and why.
+fn mistake(properties: &Properties) -> Option<(&str, String)> {
+    let taken = |name: &str| TAKEN.iter().find(|(taken, _)| *taken == name).map(|(_, why)| (*why).to_owned());
+    let unreadable = |name: &str| {
+        let path = properties.get(name).filter(|_| of_file(name).is_some())?;
+        secret_in(path).err()
+    };
+    properties.names().find_map(|name| {
+        let taken = taken(name).map(|why| format!("cannot be set: {why}"));
+        Some((name, taken.or_else(|| unreadable(name))?))
+    })
+}
+
+/// The properties as librdkafka takes them. Each call reads secrets from their files anew.
+pub fn resolved(properties: &Properties) -> Result<BTreeMap<String, String>, String> {
+    let resolve = |name: &str| {
+        let value = properties.get(name).unwrap_or_default();
+        match of_file(name) {
+            Some(secret) => Ok((secret.to_owned(), secret_in(value).map_err(|why| format!("kafka.{name} {why}"))?)),
+            None => Ok((name.to_owned(), value.to_owned())),
+        }
+    };
+    properties.names().map(resolve).collect()
+}
+
+/// The property whose value is in the file that `name` names.
+fn of_file(name: &str) -> Option<&str> {
+    name.strip_suffix(FROM_FILE).filter(|secret| SECRETS.contains(secret))
+}
+
+/// The content of a file, without the line end that editors add.
+fn secret_in(path: &str) -> Result<String, String> {
+    let text = fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+fn is_secret(name: &str) -> bool {
+    let words = ["password", "secret", ".pem", "sasl.oauthbearer.config", "ssl_key"];
+    of_file(name).is_none() && words.iter().any(|word| name.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Properties {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn secrets_come_from_files_and_are_not_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("password");
+        fs::write(&path, "p ss\n").unwrap();
+        let mut properties = parse("sasl.password = \"old\"\nsasl.username = \"taskd\"");
+        assert!(is_secret("sasl.password") && !is_secret("sasl.username") && !is_secret("sasl.password.file"));
+
+        properties.set("sasl.password.file".into(), path.to_str().unwrap().into());
+        assert_eq!(resolved(&properties).unwrap()["sasl.password"], "p ss");
+        assert!(!resolved(&properties).unwrap().contains_key("sasl.password.file"));
+        assert!(mistake(&properties).is_none());
+        fs::remove_file(path).unwrap();
+        let (name, why) = mistake(&properties).unwrap();
+        assert_eq!((name, &*why), ("sasl.password.file", "cannot be read: No such file or directory (os error 2)"));
+        properties.set("sasl.password".into(), "new".into());
+        assert_eq!(resolved(&properties).unwrap()["sasl.password"], "new");
+    }
+
+    #[test]
+    fn what_the_promises_rest_on_cannot_be_set() {
+        for (name, _) in TAKEN {
+            let mut properties = Properties::default();
+            properties.set((*name).to_owned(), "x".into());
+            assert_eq!(mistake(&properties).unwrap().0, *name);
+        }
+        let one = parse("acks = 1");
+        let said = "cannot be set: taskd writes with acks=all and idempotence, so that what was answered is kept";
+        assert_eq!(mistake(&one), Some(("acks", said.to_owned())));
+    }
+}

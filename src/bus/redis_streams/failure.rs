@@ -1,0 +1,24 @@
+//! Answers of Redis that are errors of the bus.
+
+use std::num::ParseIntError;
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("a topic needs at least one partition")]
+    NoPartitions,
+    #[error("no generation")]
+    NoGeneration,
+    #[error("not a number of partitions: {0}")]
+    Partitions(#[source] ParseIntError),
+    #[error("not a stream id: {0}")]
+    Id(#[source] ParseIntError),
+    #[error("committed position: {0}")]
+    Committed(#[source] ParseIntError),
+    #[error("no partition {0}")]
+    NoPartition(u32),
+    #[error("a shared reader has no position to seek")]
+    NoPosition,
+    /// The server's words about a command.
+    #[error("{code}: {details}")]
+    Refused { code: String, details: String },
+}

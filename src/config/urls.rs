@@ -1,0 +1,261 @@
+//! The URLs of backends, parsed once. Their `Display` hides passwords.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use super::{error::Error, origins::Origins};
+
+/// Parses the URL of option `key`; an empty one is none.
+pub(super) fn given<T: FromStr<Err = String>>(
+    key: &str,
+    text: Option<String>,
+    origins: &Origins,
+) -> Result<Option<T>, Error> {
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
+    match text.parse() {
+        Ok(url) => Ok(Some(url)),
+        Err(why) => Err(origins.fault(key, format!("{:?}", without_password(&text)), &why)),
+    }
+}
+
+/// A Redis server, or a cluster by some of its nodes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RedisUrl(String);
+
+impl RedisUrl {
+    /// With the password.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub fn is_tls(&self) -> bool {
+        self.0.starts_with("rediss")
+    }
+}
+
+impl FromStr for RedisUrl {
+    type Err = String;
+
+    fn from_str(url: &str) -> Result<Self, String> {
+        scheme(url, &["redis", "rediss", "redis+cluster", "rediss+cluster", "unix", "redis+unix"])?;
+        Ok(Self(url.to_owned()))
+    }
+}
+
+impl fmt::Display for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&without_password(&self.0))
+    }
+}
+
+/// The place of the database.
+#[derive(Clone, PartialEq, Eq)]
+pub enum DatabaseUrl {
+    Sqlite(PathBuf),
+    /// `mysql://…` or `mariadb://…`, with the password.
+    Server(String),
+}
+
+impl FromStr for DatabaseUrl {
+    type Err = String;
+
+    fn from_str(url: &str) -> Result<Self, String> {
+        match scheme(url, &["mysql", "mariadb", "sqlite"])? {
+            "sqlite" => Ok(Self::Sqlite(file(url)?.into())),
+            scheme => {
+                names_a_database(scheme, url)?;
+                has_known_parameters(url)?;
+                Ok(Self::Server(url.to_owned()))
+            }
+        }
+    }
+}
+
+impl fmt::Display for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sqlite(path) => write!(f, "sqlite://{}", path.display()),
+            Self::Server(url) => f.write_str(&without_password(url)),
+        }
+    }
+}
+
+/// The path of SQLite's file. Some other forms of its URLs would mean another file, or none.
+fn file(url: &str) -> Result<&str, String> {
+    let why = match url.strip_prefix("sqlite://") {
+        None => "needs two slashes: write sqlite://PATH",
+        Some("") => "names no file: write sqlite://PATH, or nothing for the one in the data folder",
+        Some(":memory:") => "would be lost with the process: write sqlite://PATH",
+        Some(path) if path.contains(['?', '#']) => "takes no parameters: write sqlite://PATH",
+        Some(path) if path.ends_with('/') => "names a folder: write sqlite://PATH",
+        Some(path) => return Ok(path),
+    };
+    Err(why.into())
+}
+
+/// A server has many databases, so that its URL must name one.
+fn names_a_database(scheme: &str, url: &str) -> Result<(), String> {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let place = rest.split('?').next().unwrap_or_default();
+    let host = place.rsplit('@').next().unwrap_or_default();
+    match host.split_once('/') {
+        Some((_, name)) if !name.is_empty() => Ok(()),
+        _ => Err(format!("names no database; write {scheme}://user:password@host/taskd")),
+    }
+}
+
+/// sqlx ignores unknown parameters: with `ssl_mode` a user would go without TLS.
+fn has_known_parameters(url: &str) -> Result<(), String> {
+    const KNOWN: [&str; 5] = ["ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "socket"];
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    let mut names = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split('=').next().unwrap_or(pair));
+    match names.find(|name| !KNOWN.contains(name)) {
+        None => Ok(()),
+        Some(name) => Err(format!("has an unknown parameter {name:?}; expected {}", KNOWN.join(", "))),
+    }
+}
+
+/// The place of the bus: a Kafka.
+#[derive(Clone, PartialEq, Eq)]
+pub struct BusUrl {
+    /// `host:port,host:port`
+    pub brokers: String,
+}
+
+impl FromStr for BusUrl {
+    type Err = String;
+
+    fn from_str(url: &str) -> Result<Self, String> {
+        scheme(url, &["kafka"])?;
+        Ok(Self { brokers: url.strip_prefix("kafka://").unwrap_or(url).to_owned() })
+    }
+}
+
+impl fmt::Display for BusUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&without_password(&format!("kafka://{}", self.brokers)))
+    }
+}
+
+macro_rules! debug_as_shown {
+    ($($url:ty)*) => {
+        $(impl fmt::Debug for $url {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        })*
+    };
+}
+debug_as_shown!(RedisUrl DatabaseUrl BusUrl);
+
+/// The scheme of the URL, which must be one of `known` and have something behind it.
+fn scheme<'a>(url: &'a str, known: &[&str]) -> Result<&'a str, String> {
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    // The path of SQLite is checked later.
+    if known.contains(&scheme) && (!rest.is_empty() || scheme == "sqlite") {
+        return Ok(scheme);
+    }
+    let expected = known.iter().map(|scheme| format!("{scheme}://…")).collect::<Vec<_>>().join(", ");
+    Err(format!("is not usable; expected {expected}"))
+}
+
+/// A URL as it may be shown.
+///
+/// A parser of URLs would not do: taskd shows URLs that it refuses, too, and Kafka's lists of brokers are no URLs.
+pub fn without_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return hide_credentials(url) };
+    format!("{scheme}://{}", hide_credentials(rest))
+}
+
+fn hide_credentials(rest: &str) -> String {
+    let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
+    // A password may contain any character, also an unescaped / or @: credentials end at the last @.
+    let place = match place.rsplit_once('@') {
+        Some((credentials, host)) => match credentials.split_once(':') {
+            Some((user, _)) => format!("{user}:***@{host}"),
+            None => format!("{credentials}@{host}"),
+        },
+        None => place.to_owned(),
+    };
+    let Some(query) = query else { return place };
+    let hide = |pair: &str| match pair.split_once('=') {
+        Some((name, _)) if name.to_ascii_lowercase().contains("pass") => format!("{name}=***"),
+        _ => pair.to_owned(),
+    };
+    format!("{place}?{}", query.split('&').map(hide).collect::<Vec<_>>().join("&"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_hidden_wherever_they_stand() {
+        let cases = [
+            ("redis://:secret@h:1/0", "redis://:***@h:1/0"),
+            ("redis+cluster://u:se,cr@et@a:1,b:2", "redis+cluster://u:***@a:1,b:2"),
+            ("mysql://u:se/cr@t@h/db", "mysql://u:***@h/db"),
+            ("mysql://h/db?ssl-mode=x&password=secret", "mysql://h/db?ssl-mode=x&password=***"),
+            ("kafka://a:9092,b:9092", "kafka://a:9092,b:9092"),
+            ("kafka://u:secret@a:9092,b:9092", "kafka://u:***@a:9092,b:9092"),
+            ("sqlite://x.db", "sqlite://x.db"),
+            ("u:secret@h", "u:***@h"),
+        ];
+        for (url, shown) in cases {
+            assert_eq!(without_password(url), shown);
+        }
+        assert_eq!("redis://:secret@h".parse::<RedisUrl>().unwrap().to_string(), "redis://:***@h");
+    }
+
+    #[test]
+    fn a_url_that_is_wrong_is_shown_without_its_password() {
+        let cases = [
+            (
+                "redis_url",
+                "redis+sentinel://:p@h",
+                "redis_url = \"redis+sentinel://:***@h\" (the default) is not usable; expected redis://…, \
+                 rediss://…, redis+cluster://…",
+            ),
+            (
+                "redis_url",
+                "localhost:6379",
+                "redis_url = \"localhost:6379\" (the default) is not usable; expected redis://…, rediss://…",
+            ),
+            (
+                "database_url",
+                "postgres://u:p@h/d",
+                "database_url = \"postgres://u:***@h/d\" (the default) is not usable; expected mysql://…, \
+                 mariadb://…, sqlite://…",
+            ),
+            ("database_url", "sqlite:foo.db", "\"sqlite:foo.db\" (the default) needs two slashes"),
+            ("database_url", "sqlite://", "names no file: write sqlite://PATH, or nothing"),
+            ("database_url", "sqlite://:memory:", "would be lost with the process"),
+            ("database_url", "sqlite://a.db?mode=ro", "takes no parameters: write sqlite://PATH"),
+            ("database_url", "sqlite:///var/lib/", "names a folder: write sqlite://PATH"),
+            (
+                "database_url",
+                "mysql://u:p@h",
+                "database_url = \"mysql://u:***@h\" (the default) names no database; write \
+                 mysql://user:password@host/taskd",
+            ),
+            ("database_url", "mariadb://u:p@h:3306/?ssl-mode=x/y", "names no database"),
+            (
+                "database_url",
+                "mysql://u:p@h/d?ssl-ca=/c&ssl_mode=REQUIRED",
+                "has an unknown parameter \"ssl_mode\"; expected ssl-mode, ssl-ca, ",
+            ),
+            ("bus_url", "nats://h", "expected kafka://…"),
+            ("bus_url", "kafka://", "expected kafka://…"),
+        ];
+        for (key, text, want) in cases {
+            let (text, none) = (Some(text.to_owned()), Origins::default());
+            let error = match key {
+                "redis_url" => given::<RedisUrl>(key, text, &none).err(),
+                "database_url" => given::<DatabaseUrl>(key, text, &none).err(),
+                _ => given::<BusUrl>(key, text, &none).err(),
+            };
+            let error = error.unwrap().to_string();
+            assert!(error.contains(want), "{error:?} should say {want:?}");
+        }
+    }
+}

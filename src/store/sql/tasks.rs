@@ -1,0 +1,170 @@
+//! Queries about tasks, their results and their keys.
+
+use std::collections::BTreeMap;
+
+use super::{
+    backend::Backend,
+    dialect::Dialect,
+    pools::Pools,
+    rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, key_hash, number, queue_name, status, task_id, worker_name},
+    statement::{Statement, lists},
+};
+use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, ShardId, TaskId, TaskRow, WorkerName};
+use crate::store::{PublishedTask, Result, ResultRow, StateFor, TaskDetail, TaskState};
+
+/// Where a page starts: no task has the id of zeros.
+fn beyond(after: Option<TaskId>) -> TaskId {
+    after.unwrap_or(TaskId(uuid::Uuid::nil()))
+}
+
+/// Each id once: an id in two lists would bring its workers twice.
+fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+pub(super) async fn states<DB: Backend>(pools: &Pools<DB>, ids: &[TaskId]) -> Result<Vec<TaskState>> {
+    let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
+    for ids in lists(&distinct(ids)) {
+        let credited = Statement::new(
+            "SELECT id, status, worker FROM tasks LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
+        )
+        .list(ids);
+        for (id, number, worker) in pools.read::<(Vec<u8>, i64, Option<Vec<u8>>)>("states", credited).await? {
+            let (id, status) = (task_id(&id)?, status(number)?);
+            let state = states.entry(id).or_insert(TaskState { id, status, workers: Vec::new() });
+            state.workers.extend(worker.map(worker_name).transpose()?);
+        }
+    }
+    Ok(states.into_values().collect())
+}
+
+pub(super) async fn states_for<DB: Backend>(
+    pools: &Pools<DB>,
+    worker: &WorkerName,
+    ids: &[TaskId],
+) -> Result<Vec<StateFor>> {
+    type Columns = (Vec<u8>, i64, Option<i64>, Option<i64>);
+    let mut states = Vec::new();
+    for ids in lists(&distinct(ids)) {
+        let found = Statement::new(
+            "SELECT id, status, lease_generation, lease_grant \
+             FROM tasks LEFT JOIN results ON task_id = id AND worker = ? WHERE id IN ",
+        )
+        .bind(worker.as_str())
+        .list(ids);
+        for (id, stored, generation, grant) in pools.read::<Columns>("states_for", found).await? {
+            let completed_under = match generation.zip(grant) {
+                Some((generation, grant)) => {
+                    Some(LeaseNumber { generation: number(generation)?, grant: number(grant)? })
+                }
+                None => None,
+            };
+            states.push(StateFor { id: task_id(&id)?, status: status(stored)?, completed_under });
+        }
+    }
+    Ok(states)
+}
+
+pub(super) async fn published<DB: Backend>(
+    pools: &Pools<DB>,
+    generation: &str,
+    after: Option<TaskId>,
+    limit: u32,
+) -> Result<Vec<PublishedTask>> {
+    let after = beyond(after);
+    let page = Statement::new("SELECT id, queue, shard, pub_generation, pub_major, pub_minor FROM tasks ")
+        .sql(&DB::Connection::by_index("tasks_on_bus"))
+        .sql(" WHERE on_bus = 1 AND id > ? ORDER BY id LIMIT ?")
+        .bind(&after)
+        .bind(limit);
+    let published = |(id, queue, shard, at, major, minor): (Vec<u8>, String, i64, String, i64, i64)| {
+        let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
+        let offset = Offset { major: number(major)?, minor: number(minor)? };
+        Ok(PublishedTask { id: task_id(&id)?, shard, offset: (at == generation).then_some(offset) })
+    };
+    pools.read("published", page).await?.into_iter().map(published).collect()
+}
+
+/// A page of the shard's published, unfinished tasks, each with the number of its credits.
+pub(super) async fn published_in<DB: Backend>(
+    pools: &Pools<DB>,
+    shard: &ShardId,
+    after: Option<TaskId>,
+    limit: u32,
+) -> Result<Vec<(TaskId, u64)>> {
+    let after = beyond(after);
+    let page = Statement::new("SELECT id, completed FROM tasks ")
+        .sql(&DB::Connection::by_index("tasks_on_bus"))
+        .sql(" WHERE on_bus = 1 AND id > ? AND queue = ? AND shard = ? ORDER BY id LIMIT ?")
+        .bind(&after)
+        .bind(&shard.queue)
+        .bind(shard.number)
+        .bind(limit);
+    let task = |(id, completed): (Vec<u8>, i64)| Ok((task_id(&id)?, u64::try_from(completed).unwrap_or(0)));
+    pools.read("unpublish_shard", page).await?.into_iter().map(task).collect()
+}
+
+pub(super) async fn rows<DB: Backend>(pools: &Pools<DB>, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
+    let mut rows = Vec::with_capacity(ids.len());
+    for ids in lists(ids) {
+        let statement = Statement::new(format!("SELECT {TASK_COLUMNS} FROM tasks WHERE id IN ")).list(ids);
+        for columns in pools.read::<TaskColumns>("rows", statement).await? {
+            rows.push(columns.try_into()?);
+        }
+    }
+    Ok(rows)
+}
+
+pub(super) async fn owners<DB: Backend>(pools: &Pools<DB>, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>> {
+    const STORED: &str = "SELECT key_hash, id FROM tasks WHERE key_hash IN ";
+    const REMOVED: &str = "SELECT key_hash, task_id FROM seen WHERE key_hash IN ";
+    let mut owners = Vec::new();
+    for keys in lists(keys) {
+        for text in [STORED, REMOVED] {
+            let found = pools.read::<(Vec<u8>, Vec<u8>)>("owners", Statement::new(text).list(keys)).await?;
+            for (hash, id) in found {
+                owners.push((key_hash(&hash)?, task_id(&id)?));
+            }
+        }
+    }
+    Ok(owners)
+}
+
+pub(super) async fn task<DB: Backend>(pools: &Pools<DB>, id: TaskId) -> Result<Option<TaskDetail>> {
+    let task = Statement::new(format!(
+        "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, updated_ms, \
+             EXISTS (SELECT 1 FROM outbox WHERE task_id = id) AS unpublished FROM tasks WHERE id = ?"
+    ))
+    .bind(&id);
+    let found: Option<TaskDetailColumns> = pools.read("task", task).await?.into_iter().next();
+    found.map(TryInto::try_into).transpose()
+}
+
+pub(super) async fn results<DB: Backend>(pools: &Pools<DB>, id: TaskId) -> Result<Vec<ResultRow>> {
+    let results = Statement::new(
+        "SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE task_id = ? \
+             ORDER BY completed_ms, surplus, worker",
+    )
+    .bind(&id);
+    type Columns = (Vec<u8>, Vec<u8>, i64, i64, i64, i64);
+    let result = |(worker, result, encoding, attempt, completed_unix_ms, surplus): Columns| {
+        Ok(ResultRow {
+            worker: worker_name(worker)?,
+            result: result.into(),
+            encoding: Encoding::from_number(encoding),
+            attempt: number(attempt)?,
+            completed_unix_ms,
+            surplus: surplus != 0,
+        })
+    };
+    pools.read("results", results).await?.into_iter().map(result).collect()
+}
+
+pub(super) async fn results_bytes<DB: Backend>(pools: &Pools<DB>, id: TaskId) -> Result<usize> {
+    let lengths = Statement::new("SELECT LENGTH(result) FROM results WHERE task_id = ?").bind(&id);
+    let lengths: Vec<(i64,)> = pools.read("results_bytes", lengths).await?;
+    lengths.into_iter().map(|(length,)| number::<usize>(length)).sum()
+}

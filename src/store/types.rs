@@ -1,0 +1,207 @@
+//! Arguments and answers of the store.
+
+use bytes::Bytes;
+
+use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
+
+/// The answer to one row of an insert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inserted {
+    New,
+    /// This task has the queue and key already.
+    Duplicate {
+        id: TaskId,
+        status: StoredStatus,
+    },
+}
+
+/// Why a row is in the outbox. SQL stores the discriminants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Unpublished {
+    /// Its inserter is about to publish it. After `republish_after` the watchdog does.
+    Fresh = 0,
+    /// Its queue is full: the row waits for room.
+    Parked = 1,
+    /// The task is due later than the horizon.
+    Scheduled = 2,
+    /// The task was published, and Redis lost it.
+    Missing = 3,
+}
+
+/// A task to insert, with the content of its outbox row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewRow {
+    pub task: TaskRow,
+    pub unpublished: Unpublished,
+    /// When the watchdog may publish it (not used for `Parked`).
+    pub due_unix_ms: i64,
+}
+
+/// The bytes of tasks at which a page of the outbox ends: a thousand rows may weigh a gigabyte.
+pub const PAGE_BYTES: usize = 16 << 20;
+
+/// How many due rows `Store::oldest_waiting` looks at.
+pub const DUE_LOOKED_AT: u64 = 1000;
+
+/// A row of the outbox with its task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutboxRow {
+    pub task: TaskRow,
+    pub unpublished: Unpublished,
+    pub turn: Turn,
+}
+
+/// The number of an outbox row's stay, which each `Store::unpublish` chooses anew.
+///
+/// A fanout may park a task before its publisher has marked it. The late mark must not remove the parked row, because
+/// the bus has no record of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Turn(pub i64);
+
+impl Turn {
+    /// The turn of a task that was just inserted.
+    pub const FIRST: Self = Self(0);
+}
+
+/// Tasks that are on the bus now, at or before `offset` of their partition.
+#[derive(Clone, Debug)]
+pub struct Published {
+    pub partition: u32,
+    pub offset: Offset,
+    pub tasks: Vec<(TaskId, Turn)>,
+}
+
+/// One report from `task-results`.
+#[derive(Clone, Debug)]
+pub enum Settlement {
+    Completed {
+        id: TaskId,
+        worker: String,
+        lease: LeaseNumber,
+        result: Bytes,
+        encoding: Encoding,
+        attempt: u32,
+        at_unix_ms: i64,
+        discovered: Vec<NewRow>,
+    },
+    Died {
+        id: TaskId,
+        reason: String,
+        attempts: u32,
+        at_unix_ms: i64,
+    },
+}
+
+/// The outcome of a report.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settled {
+    /// The report was settled before: the call changed nothing and ignored its discovered tasks.
+    pub repeated: bool,
+    /// SQL does not have the task (any more): the call changed nothing.
+    pub unknown: bool,
+    /// The task had NUM completions already: the result is surplus, and the discovered tasks were stored.
+    pub surplus: bool,
+    /// The present status of the task.
+    pub status: Option<StoredStatus>,
+    /// The key that must leave the filter, because its task is dead or cancelled.
+    pub key: Option<(QueueName, KeyHash)>,
+    /// One answer per discovered row, in order; empty when `repeated` or `unknown`.
+    pub discovered: Vec<Inserted>,
+}
+
+/// The state of a task, for the fanout and the settler.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskState {
+    pub id: TaskId,
+    pub status: StoredStatus,
+    /// The workers with a credit.
+    pub workers: Vec<String>,
+}
+
+/// A stored task and one worker's completion of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateFor {
+    pub id: TaskId,
+    pub status: StoredStatus,
+    /// The lease of the worker's completion.
+    pub completed_under: Option<LeaseNumber>,
+}
+
+/// A published task that is unfinished.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishedTask {
+    pub id: TaskId,
+    pub shard: ShardId,
+    /// The task is at or before this offset of its partition; `None`: in another generation of the topic.
+    pub offset: Option<Offset>,
+}
+
+/// A task as its reader sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskDetail {
+    pub task: TaskRow,
+    pub status: StoredStatus,
+    pub completed: u32,
+    /// Failures that reports have mentioned.
+    pub attempts: u32,
+    pub reason: String,
+    pub updated_unix_ms: i64,
+    /// It is in the outbox.
+    pub unpublished: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResultRow {
+    pub worker: String,
+    pub result: Bytes,
+    pub encoding: Encoding,
+    pub attempt: u32,
+    pub completed_unix_ms: i64,
+    /// NUM other workers had credit before.
+    pub surplus: bool,
+}
+
+/// The number of a queue's tasks with a status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueCount {
+    pub queue: QueueName,
+    pub status: StoredStatus,
+    pub count: u64,
+}
+
+/// A shard as SQL remembers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredShard {
+    pub id: ShardId,
+    /// Its present generation, or the last one if it is closed.
+    pub generation: u64,
+    pub is_open: bool,
+    /// The version of its last change.
+    pub version: u64,
+}
+
+/// The outcome of [`Store::open_shards`] for one shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    pub generation: u64,
+    /// This call opened it: Redis has nothing of this generation yet. Otherwise it was open before.
+    pub is_new: bool,
+}
+
+/// The outcome of [`Store::bring_forward`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BroughtForward {
+    pub rows: u64,
+    /// Where the next page begins.
+    pub next: Option<(i64, TaskId)>,
+}
+
+/// A page of a shard's tasks that are in the outbox again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenBack {
+    pub last: TaskId,
+    pub tasks: u64,
+    /// Their credited replicas, which stay credited.
+    pub credited: u64,
+}

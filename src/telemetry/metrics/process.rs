@@ -1,0 +1,67 @@
+//! The process and its protocols.
+
+use std::time::Duration;
+
+use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+
+pub const HTTP_DURATION: &str = "taskd_http_request_duration_seconds";
+pub const GRPC_DURATION: &str = "taskd_grpc_call_duration_seconds";
+pub const GRPC_OVERSIZED: &str = "taskd_grpc_oversized_answers_total";
+pub const REQUESTS_HELD: &str = "taskd_requests_held_bytes";
+pub const BUILD_INFO: &str = "taskd_build_info";
+
+pub(super) fn describe() {
+    describe_histogram!(
+        HTTP_DURATION,
+        Unit::Seconds,
+        "HTTP requests, by route and class of status, until the answer begins; a get includes its wait"
+    );
+    describe_histogram!(
+        GRPC_DURATION,
+        Unit::Seconds,
+        "gRPC calls, by method and code, until the answer begins; a get includes its wait"
+    );
+    describe_counter!(
+        GRPC_OVERSIZED,
+        Unit::Count,
+        "Answers with a single task above the 4 MiB that gRPC clients take by default: see max_decoding_message_size"
+    );
+    describe_gauge!(
+        REQUESTS_HELD,
+        Unit::Bytes,
+        "Bytes of the request_budget that requests in hand and answers on their way take"
+    );
+    describe_gauge!(BUILD_INFO, Unit::Count, "1, with the version of this taskd");
+}
+
+/// An HTTP request was answered. `route` is one of the router's.
+pub fn http_request(route: &str, status: u16, elapsed: Duration) {
+    let class = match status / 100 {
+        1 => "1xx",
+        2 => "2xx",
+        3 => "3xx",
+        4 => "4xx",
+        _ => "5xx",
+    };
+    histogram!(HTTP_DURATION, "route" => route.to_owned(), "status" => class).record(elapsed);
+}
+
+/// A gRPC call was answered.
+pub fn grpc_request(method: &'static str, code: &'static str, elapsed: Duration) {
+    histogram!(GRPC_DURATION, "method" => method, "code" => code).record(elapsed);
+}
+
+/// A worker that set no `max_bytes` was sent more than clients take by default.
+pub fn grpc_oversized_answer() {
+    counter!(GRPC_OVERSIZED).increment(1);
+}
+
+/// Bytes of the request budget that are taken.
+pub fn requests_held(bytes: usize) {
+    gauge!(REQUESTS_HELD).set(bytes as f64);
+}
+
+/// The system's figures of this process: memory, CPU, descriptors.
+pub fn process() {
+    metrics_process::Collector::default().collect();
+}

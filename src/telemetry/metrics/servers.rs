@@ -1,0 +1,47 @@
+//! Redis and the database: round trips, memory, retries.
+
+use std::time::Duration;
+
+use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+
+pub const REDIS_USED: &str = "taskd_redis_memory_used_bytes";
+pub const REDIS_LIMIT: &str = "taskd_redis_memory_limit_bytes";
+pub const SCRIPT_DURATION: &str = "taskd_redis_script_duration_seconds";
+pub const SCRIPT_BATCH_SIZE: &str = "taskd_redis_script_batch_size_items";
+pub const SQL_DURATION: &str = "taskd_sql_operation_duration_seconds";
+pub const SQL_RETRIES: &str = "taskd_sql_operation_retries_total";
+
+pub(super) fn describe() {
+    describe_gauge!(REDIS_USED, Unit::Bytes, "Memory that counts for the limit, by server");
+    describe_gauge!(
+        REDIS_LIMIT,
+        Unit::Bytes,
+        "maxmemory or redis_max_memory, by server; 0 is none. At 80 % inserts are refused"
+    );
+    describe_histogram!(SCRIPT_DURATION, Unit::Seconds, "Round trips of Redis scripts, by script");
+    describe_histogram!(SCRIPT_BATCH_SIZE, Unit::Count, "Items combined into one script call, by script");
+    describe_histogram!(SQL_DURATION, Unit::Seconds, "Operations of the store, by operation, retries included");
+    describe_counter!(SQL_RETRIES, Unit::Count, "Retries of operations of the store, by operation");
+}
+
+/// A script was called for `items` callers' items at once.
+pub fn redis_script(script: &'static str, items: usize, elapsed: Duration) {
+    histogram!(SCRIPT_DURATION, "script" => script).record(elapsed);
+    histogram!(SCRIPT_BATCH_SIZE, "script" => script).record(items as f64);
+}
+
+/// The memory of a Redis server, and its limit (0: none).
+pub fn redis_memory(server: &str, used: u64, limit: u64) {
+    gauge!(REDIS_USED, "server" => server.to_owned()).set(used as f64);
+    gauge!(REDIS_LIMIT, "server" => server.to_owned()).set(limit as f64);
+}
+
+/// An operation on the database ended, with all its retries.
+pub fn sql_operation(operation: &'static str, elapsed: Duration) {
+    histogram!(SQL_DURATION, "operation" => operation).record(elapsed);
+}
+
+/// An operation on the database is repeated.
+pub fn sql_retry(operation: &'static str) {
+    counter!(SQL_RETRIES, "operation" => operation).increment(1);
+}

@@ -1,0 +1,46 @@
+//! The watchdog.
+
+use std::time::Duration;
+
+use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+
+use super::label::label;
+
+pub const WATCHDOG_HANDLED: &str = "taskd_watchdog_handled_tasks_total";
+pub const WATCHDOG_LEADS: &str = "taskd_watchdog_leading_processes";
+pub const WATCHDOG_STEP_DURATION: &str = "taskd_watchdog_step_duration_seconds";
+
+label! {
+    /// An act of the watchdog on a task. Undelivered: the lease expired before the worker had the task.
+    Watched {
+        Expired = "expired",
+        Retried = "retried",
+        Dead = "dead",
+        Promoted = "promoted",
+        Republished = "republished",
+        Settled = "settled",
+        Removed = "removed",
+        Undelivered = "undelivered",
+    }
+}
+
+pub(super) fn describe() {
+    describe_counter!(WATCHDOG_HANDLED, Unit::Count, "Tasks the watchdog dealt with, by what it did");
+    describe_gauge!(WATCHDOG_LEADS, "1 in the one process that does the watchdog's work now");
+    describe_histogram!(WATCHDOG_STEP_DURATION, Unit::Seconds, "One step of one of its loops, by loop");
+}
+
+/// The watchdog dealt with tasks.
+pub fn watchdog_handled(what: Watched, count: usize) {
+    counter!(WATCHDOG_HANDLED, "what" => what.as_str()).increment(count as u64);
+}
+
+/// This process has the leader lease now, or not.
+pub fn watchdog_leads(leads: bool) {
+    gauge!(WATCHDOG_LEADS).set(if leads { 1.0 } else { 0.0 });
+}
+
+/// A loop of the watchdog went round once; its waits do not count.
+pub fn watchdog_step(name: &'static str, elapsed: Duration) {
+    histogram!(WATCHDOG_STEP_DURATION, "loop" => name).record(elapsed);
+}
