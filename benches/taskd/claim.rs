@@ -8,7 +8,7 @@ use futures::future;
 use prost::Message as _;
 
 use taskd::{
-    model::{self, Offset, QueueName, ShardId, TaskId, WorkerName},
+    model::{Offset, QueueName, ShardId, TaskId, WorkerName},
     queue::{Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Leased, Queue, Shard, keys::ShardKeys},
     redis_pool::{Connection, Redis},
     wire::pb,
@@ -145,7 +145,7 @@ impl Bed {
         let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg("return 1").query_async(&mut redis.conn()).await?;
         let mut bare = redis::cmd("EVALSHA");
         bare.arg(sha).arg(0);
-        Ok(Self { server, redis, queue, body: model::body_blob(&record), bare, queues: 0 })
+        Ok(Self { server, redis, queue, body: taskd::wire::body_blob(&record), bare, queues: 0 })
     }
 
     /// A queue of its own with so many tasks in it; how long each batch took, in µs.

@@ -1,3 +1,17 @@
-//! The operations, one function each. Every protocol calls them.
+//! The operations, one function each. Every protocol calls them; limits, spans and metrics are applied here, once.
 
-pub mod query;
+mod error;
+mod handle;
+mod insert;
+mod items;
+mod query;
+mod reader;
+mod tasks;
+mod text;
+
+pub(crate) use self::text::{ECHO, shorten};
+pub use self::{
+    error::{Error, Kind},
+    handle::Api,
+    reader::Reader,
+};

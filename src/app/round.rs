@@ -19,7 +19,7 @@ use super::{
     greeting::greet,
 };
 use crate::{
-    api::query,
+    api::{Api, Reader},
     bus,
     config::Settings,
     coordination::Coordination,
@@ -96,7 +96,7 @@ pub(super) async fn run(
     let stop = wait.stop;
     wait.door.end().await;
     let served = doors.spawn_once(async move {
-        tokio::join!(ingress::http::serve(http, state.clone()), ingress::grpc::serve(grpc, state)).1
+        Ok(tokio::join!(ingress::http::serve(http, state.clone()), ingress::grpc::serve(grpc, state)).1?)
     });
     if is_first {
         greet(&backends.settings, http_addr, grpc_addr);
@@ -196,9 +196,12 @@ impl Opened {
 fn state(backends: &Backends, cx: &Context, supervisor: &Supervisor, doors: &Supervisor) -> ingress::State {
     let handles = components::start(cx, supervisor);
     ingress::State {
-        discovery: handles.discovery,
-        tasks: handles.tasks,
-        reading: Some(query::Handle::new(Arc::clone(&cx.store), cx.queue.shards.clone(), cx.clock.clone())),
+        api: Api {
+            discovery: handles.discovery,
+            tasks: handles.tasks,
+            query: Some(Reader::new(Arc::clone(&cx.store), cx.queue.shards.clone(), cx.clock.clone())),
+            stop: doors.stop_token(),
+        },
         progress: supervisor.progress().clone(),
         gates: cx.gates.clone(),
         settings: Arc::clone(&cx.settings),

@@ -6,7 +6,7 @@ use super::{
     properties::Properties,
     urls::{BusUrl, DatabaseUrl, RedisUrl},
 };
-use crate::model::{Priority, QueueName};
+use crate::model::{Priority, QueueName, TaskRules};
 
 /// A struct whose fields have defaults.
 macro_rules! settings {
@@ -244,5 +244,22 @@ pub struct Queues {
 impl Queues {
     pub fn get(&self, queue: &QueueName) -> &QueueSettings {
         self.named.get(queue).unwrap_or(&self.default)
+    }
+}
+
+impl Settings {
+    /// The limits of a task of `queue`, and the queue's defaults.
+    pub fn task_rules(&self, queue: &str) -> TaskRules {
+        let (limits, queue) = (&self.limits, self.queues.named.get(queue).unwrap_or(&self.queues.default));
+        TaskRules {
+            max_payload_bytes: limits.max_payload_bytes,
+            max_headers_bytes: limits.max_headers_bytes,
+            max_replicas: limits.max_replicas,
+            max_lease: limits.max_lease,
+            replicas: queue.replicas,
+            priority: queue.priority,
+            lease: queue.lease,
+            max_attempts: queue.max_attempts,
+        }
     }
 }

@@ -1,9 +1,9 @@
-//! A request's body on its way in: it is counted as it comes, it must keep coming, and a stop cuts it.
+//! A request's body on its way in. Its bytes count against the budget, it must keep coming, and a stop cuts it.
 
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -11,6 +11,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
@@ -18,7 +19,7 @@ use super::budget::{NoRoom, Share};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why the rest of a body is not read.
+/// The reason why taskd does not read the rest of a body.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Cut {
     #[error(transparent)]
@@ -34,23 +35,24 @@ pub(super) enum Cut {
 /// The time that a body may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// Between two parts of it.
+    /// The longest time between two parts.
     pub(super) silence: Duration,
-    /// As a whole.
+    /// The longest time for the whole body.
     pub(super) whole: Duration,
 }
 
-/// The rest of a body that a handler did not read. HTTP/2 resets a stream whose end was not read, and some clients then
-/// miss their answer.
+/// The rest of a body that a handler did not read.
+///
+/// HTTP/2 resets a stream whose end the server did not read, and some clients then miss their answer.
 #[derive(Clone, Default)]
 pub(super) struct Unread(Arc<Mutex<Option<Incoming>>>);
 
 impl Unread {
-    /// Reads to the end, if that is near.
+    /// Reads to the end, if the end is near.
     pub(super) async fn drain(self) {
         const BYTES: usize = 64 << 10;
         const WAIT: Duration = Duration::from_secs(1);
-        let Some(mut body) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let Some(mut body) = self.0.lock().take() else { return };
         let read = async {
             let mut bytes = 0;
             while let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
@@ -66,17 +68,17 @@ impl Unread {
 
 /// The body of a request whose parts count against the budget.
 pub(super) struct Counted {
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     inner: Option<Incoming>,
     unread: Unread,
     share: Share,
     stop: CancellationToken,
-    /// `None`: as long as it likes.
+    /// `None`: the body may take any time.
     pace: Option<Pace>,
     end: Instant,
-    /// Since it was waited for first.
+    /// Set by the first wait.
     waiting: Option<Waiting>,
-    /// Turns an error into that of the protocol.
+    /// Turns a cut into an error of the protocol.
     wrap: fn(Cut) -> BoxError,
     is_cut: bool,
 }
@@ -106,7 +108,7 @@ impl Counted {
         Poll::Ready(Some(Err((self.wrap)(why))))
     }
 
-    /// Why it is not waited for any more.
+    /// The reason to stop waiting for the next part.
     fn poll_waiting(&mut self, cx: &mut Context<'_>) -> Poll<Cut> {
         let (stop, deadline) = (&self.stop, self.deadline());
         let waiting = self.waiting.get_or_insert_with(|| Waiting {
@@ -167,7 +169,7 @@ impl Body for Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         if !self.is_cut && !self.is_end_stream() {
-            *self.unread.0.lock().unwrap_or_else(PoisonError::into_inner) = self.inner.take();
+            *self.unread.0.lock() = self.inner.take();
         }
     }
 }

@@ -1,26 +1,28 @@
-//! One budget for the bytes of all requests in hand, over HTTP and gRPC together, for what they grow to when they are
-//! decoded, and for answers until they are written.
+//! One budget for the bytes of all requests in hand, over HTTP and gRPC together: their bodies, their decoded parts,
+//! and their answers until they are written.
 //!
-//! A request has a [`Share`] of it, which grows as its body comes in and returns when its answer is written. A request
-//! that finds no room is told to try again; nothing waits for room, because those that wait would hold what they have.
+//! A request has a [`Share`] of the budget. The share grows as the body comes in, and returns when the answer is
+//! written. taskd tells a request that finds no room to try again. No request waits for room: it would keep what it
+//! holds.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The budget is counted in units of so many bytes.
+/// The bytes of one unit of the budget.
 const UNIT: usize = 1 << 10;
-/// Requests up to this size may use all of the budget …
+/// The size up to which requests may use all of the budget.
 const SMALL: usize = 64 << 10;
-/// … larger ones leave this part of it to them: a worker's report gets through beside large uploads.
+/// The part of the budget that larger requests leave: a worker's report gets through beside large uploads.
 const KEPT_FOR_SMALL: usize = 8;
 
-/// The request does not fit beside those that are in hand.
+/// A request does not fit beside the others in hand.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("the requests in hand have {0} bytes, all that they may have (request_budget); try again later")]
 pub struct NoRoom(usize);
 
-/// Cheap to clone.
+/// The budget of this process. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Budget {
     room: Arc<Semaphore>,
@@ -32,12 +34,12 @@ impl Budget {
         Self { room: Arc::new(Semaphore::new(bytes / UNIT)), bytes }
     }
 
-    /// The share of a request that begins.
+    /// An empty share, for a new request.
     pub(super) fn share(&self) -> Share {
         Share { budget: self.clone(), held: Arc::default() }
     }
 
-    /// Room for an answer, until it is written. One that is larger than a quarter of the budget counts as a quarter: it
+    /// Room for an answer, until it is written. A very large answer counts as a quarter of the budget: otherwise it
     /// would never find room.
     pub(super) fn answer(&self, bytes: usize) -> Result<Share, NoRoom> {
         let share = self.share();
@@ -45,18 +47,18 @@ impl Budget {
         Ok(share)
     }
 
-    /// Room for an answer that must get through beside large requests: of a large one a part is not counted.
+    /// Room for an answer that must get through beside large requests. A part of a large answer does not count.
     pub(super) fn small_answer(&self, bytes: usize) -> Result<Share, NoRoom> {
         self.answer(bytes.min(SMALL))
     }
 
-    /// Bytes of it that are taken.
+    /// The taken bytes.
     pub(super) fn held(&self) -> usize {
         self.bytes.saturating_sub(self.room.available_permits() * UNIT)
     }
 }
 
-/// One request's part of the budget, until the last clone of this is dropped.
+/// One request's part of the budget. The drop of the last clone gives it back.
 #[derive(Clone, Debug)]
 pub(super) struct Share {
     budget: Budget,
@@ -76,16 +78,16 @@ impl Held {
 }
 
 impl Share {
-    /// Takes room for so many bytes more.
+    /// Takes room for more bytes.
     pub(super) fn grow(&self, bytes: usize) -> Result<(), NoRoom> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         let total = held.bytes + bytes;
         let more = total.div_ceil(UNIT).saturating_sub(held.units());
         if more > 0 {
             let room = &self.budget.room;
             let kept = if total > SMALL { self.budget.bytes / UNIT / KEPT_FOR_SMALL } else { 0 };
             let no_room = NoRoom(self.budget.bytes);
-            // Others may take room meanwhile: the kept part is about as large as it should be.
+            // Other requests may take room meanwhile, so the kept part has about its size.
             if room.available_permits() < more + kept {
                 return Err(no_room);
             }
@@ -100,14 +102,14 @@ impl Share {
         Ok(())
     }
 
-    /// Holds as much as an answer of `bytes` bytes takes.
+    /// Changes the share to that of an answer of `bytes` bytes.
     pub(super) fn become_answer(&self, bytes: usize) {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).bytes;
+        let held = self.held.lock().bytes;
         self.change(held, bytes);
     }
 
-    /// Holds `to` bytes in place of `from`, and returns what it holds in the end: an answer that is larger than its
-    /// request, and finds no room, goes out all the same, because what it tells has happened.
+    /// Holds `to` bytes in place of `from`; answers the bytes that it holds. An answer that finds no room goes out all
+    /// the same: its operation has happened.
     pub(super) fn change(&self, from: usize, to: usize) -> usize {
         match to.checked_sub(from) {
             Some(more) if self.grow(more).is_err() => return from,
@@ -117,16 +119,16 @@ impl Share {
         to
     }
 
-    /// The bytes for which this request would find room if it were alone.
+    /// The bytes for which this request alone would find room.
     pub(super) fn left(&self) -> usize {
         let units = self.budget.bytes / UNIT;
         let most = (units - units / KEPT_FOR_SMALL) * UNIT;
-        most.saturating_sub(self.held.lock().unwrap_or_else(PoisonError::into_inner).bytes)
+        most.saturating_sub(self.held.lock().bytes)
     }
 
-    /// Gives room back, of a request whose parts are answered one after another.
+    /// Gives room back. A request may be answered part by part.
     pub(super) fn shrink(&self, bytes: usize) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         held.bytes = held.bytes.saturating_sub(bytes);
         let less = held.units() - held.bytes.div_ceil(UNIT).min(held.units());
         drop(held.permit.as_mut().and_then(|permit| permit.split(less)));

@@ -31,60 +31,55 @@ use super::{
     delivery::{Record, Shipped, ship},
     socket::{Received, Socket, WRITE_TIMEOUT},
 };
+use crate::model::{Caller, Protocol};
 
-/// Bytes of a request that HTTP/1 may keep before they are read, its head among them.
+/// The bytes that HTTP/1 may read ahead of a handler, the head included.
 const READ_BUFFER: usize = 64 << 10;
-/// Calls of one HTTP/2 connection at a time.
+/// The calls of one HTTP/2 connection at a time.
 const STREAMS: u32 = 1024;
 /// The bytes that a client may send in a call that may stay open.
 const MAX_BYTES_OF_STAYING: usize = 64 << 10;
-/// A client that does not answer a ping in time has gone, and its calls end with it: before the default lease is over.
+/// The pings of HTTP/2. A client that does not answer in time has gone; its calls end before the default lease does.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// The bytes with which a client of HTTP/2 begins.
+/// The bytes of the preface that an HTTP/2 client sends first.
 const PREFACE: usize = 24;
-/// The time between two looks at whether the client has begun, and whether it takes its answers.
+/// The time between two looks at a client: has it begun, and does it take its answers?
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// After a stop, for the last bytes to a client of whom nothing is in hand.
+/// The time for the last bytes to an idle client after a stop.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Protocol {
-    Http1,
-    Http2,
-}
-
-/// The way in which a listener answers requests. Cheap to clone.
+/// A listener's way to answer requests. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Answering {
     pub(super) protocol: Protocol,
     pub(super) router: Router,
     pub(super) budget: Budget,
-    /// The pace at which the body of a request must come; `None`: it may take its time.
+    /// The pace of a request's body; `None`: any.
     pub(super) pace: fn(&request::Parts) -> Option<Pace>,
-    /// Whether a call may stay open for as long as its client likes. A stop does not wait for such a call, and it has a
-    /// budget of its own.
+    /// True for a call that may stay open for as long as its client likes. It has a budget of its own, and a stop does
+    /// not wait for it.
     pub(super) may_stay: fn(&request::Parts) -> bool,
-    /// The error that a handler finds where a body was cut.
+    /// Makes the error that a handler finds in a cut body.
     pub(super) wrap: fn(Cut) -> Box<dyn std::error::Error + Send + Sync>,
     pub(super) stop: CancellationToken,
 }
 
-/// Serves a client until it goes, until the stop and the answers to what is in hand, or until it has said nothing for
-/// `patience`.
+/// Serves a client until it goes, or has been silent for `patience`. After a stop it answers the requests in hand.
 pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Duration) {
     let (record, received) = (Arc::<Record>::default(), Received::default());
+    let caller = Caller { protocol: answering.protocol, peer: stream.peer_addr().ok() };
     let io = TokioIo::new(Socket::new(stream, Arc::clone(&record), Arc::clone(&received)));
     let (stop, protocol) = (answering.stop.clone(), answering.protocol);
-    let requests = Requests { answering, record: Arc::clone(&record) };
+    let requests = Requests { answering, caller, record: Arc::clone(&record) };
     match protocol {
-        Protocol::Http1 => {
+        Protocol::Http => {
             let mut builder = http1::Builder::new();
             builder.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(READ_BUFFER);
             let connection = pin!(builder.serve_connection(io, requests));
             drive(connection, http1::Connection::graceful_shutdown, future::pending(), &record, &stop).await;
         }
-        Protocol::Http2 => {
+        Protocol::Grpc => {
             let mut builder = http2::Builder::new(TokioExecutor::new());
             builder
                 .timer(TokioTimer::new())
@@ -92,8 +87,8 @@ pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Dur
                 .keep_alive_timeout(PING_TIMEOUT)
                 .max_concurrent_streams(STREAMS);
             let connection = pin!(builder.serve_connection(io, requests));
-            // Pings begin behind the preface. They do not find a client that answers them and reads no answer: HTTP/2
-            // sends no more of an answer than the client has made room for.
+            // Pings begin behind the preface. They miss a client that answers pings and reads no answer: HTTP/2 sends
+            // only as much of an answer as the client has made room for.
             let (begun, written) = (Instant::now(), Arc::clone(&record));
             let silence = async move {
                 let is_silent = || received.load(Ordering::Relaxed) < PREFACE && begun.elapsed() >= patience;
@@ -126,7 +121,7 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
             tokio::select! {
                 served = connection => served,
                 () = silence => return,
-                // It is in the middle of a head, or of nothing at all.
+                // The client is in the middle of a head, or idle.
                 () = nothing_left => return,
             }
         }
@@ -139,6 +134,7 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
 /// The requests of one connection.
 struct Requests {
     answering: Answering,
+    caller: Caller,
     record: Arc<Record>,
 }
 
@@ -155,11 +151,12 @@ impl Service<Request<Incoming>> for Requests {
         let (in_hand, unread) = (self.record.begin(!may_stay), Unread::default());
         let body = Counted::new(body, unread.clone(), share.clone(), stop.clone(), pace(&parts), *wrap);
         parts.extensions.insert(share.clone());
+        parts.extensions.insert(self.caller);
         let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));
         let protocol = *protocol;
         Box::pin(async move {
             let response = ship(answer.await?, in_hand, share);
-            if protocol == Protocol::Http2 {
+            if protocol == Protocol::Grpc {
                 unread.drain().await;
             }
             Ok(response)

@@ -1,16 +1,16 @@
 //! The last step of a claim: its answer on the way to the worker.
 //!
 //! A handler puts the [`Deliveries`] of its answer into the response's extensions. [`ship`] moves them into the
-//! response's body, whose pieces count themselves. When the last piece has left for the socket, the deliveries move on
-//! to the [`Record`] of the connection, and the flush that follows confirms them. Any break before that drops them,
-//! which gives the leases back at no cost. While a connection carries deliveries, each write asks first whether the
-//! client is still there: one that has hung up does not read.
+//! response's body, which counts its pieces. When the last piece has left for the socket, the deliveries move on to the
+//! [`Record`] of the connection, and the next flush confirms them. Any break before that drops them, which gives the
+//! leases back at no cost. While a connection carries deliveries, each write first checks that the client is still
+//! there.
 
 use std::{
     collections::HashMap,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, ready},
@@ -20,12 +20,13 @@ use std::{
 use axum::http::Response;
 use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::budget::Share;
 use crate::queue::Delivery;
 
-/// The leases that a response carries to its worker. Dropped on the way, they go back.
+/// The leases that a response carries to its worker. A drop on the way gives them back.
 #[derive(Clone, Default)]
 pub(super) struct Deliveries(Arc<Mutex<Vec<Delivery>>>);
 
@@ -37,74 +38,72 @@ impl From<Vec<Delivery>> for Deliveries {
 
 impl Deliveries {
     fn is_empty(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.0.lock().is_empty()
     }
 
     fn take(&self) -> Vec<Delivery> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
-/// One connection's state: the deliveries that wait for the next flush, the answers that wait for their reader, and the
-/// number of requests in hand.
+/// The state of one connection: deliveries that wait for a flush, answers that wait for their reader, requests in hand.
 #[derive(Default)]
 pub(super) struct Record {
     written: Mutex<Vec<Delivery>>,
-    /// Answers with deliveries that were not written yet.
+    /// The number of unwritten answers with deliveries.
     carried: AtomicUsize,
     /// The number of the next answer.
     next: AtomicU64,
-    /// By the number of the answer.
+    /// Answers by their numbers.
     unread: Mutex<HashMap<u64, Unread>>,
     in_hand: watch::Sender<usize>,
 }
 
-/// The pieces of one answer that the HTTP library holds. Over HTTP/2 it holds them until the client makes room.
+/// The pieces of one answer that the HTTP library holds. HTTP/2 holds them until the client makes room.
 struct Unread {
     pieces: usize,
-    /// When the socket last took bytes of them.
+    /// The time when the socket last took bytes.
     moved: Instant,
 }
 
 impl Record {
-    /// The deliveries whose answers the socket was given since the last call.
+    /// Takes the deliveries whose answers went to the socket since the last call.
     pub(super) fn take_written(&self) -> Vec<Delivery> {
-        std::mem::take(&mut *self.written.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.written.lock())
     }
 
-    /// Whether an answer with deliveries is on its way.
+    /// True while an answer with deliveries is on its way.
     pub(super) fn is_carrying(&self) -> bool {
         self.carried.load(Ordering::Acquire) > 0
     }
 
-    /// Whether the client has taken nothing of an answer for `limit`.
+    /// True when the client has taken nothing of an answer for `limit`.
     pub(super) fn has_unread(&self, limit: Duration) -> bool {
         self.unread().values().any(|answer| answer.moved.elapsed() >= limit)
     }
 
     fn unread(&self) -> MutexGuard<'_, HashMap<u64, Unread>> {
-        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unread.lock()
     }
 
-    /// Counts a request until its answer was written, or will not be. One that `is_awaited` keeps [`Self::idle`]
-    /// waiting.
+    /// Counts a request until its answer is written or lost. [`Self::idle`] waits for a request that `is_awaited`.
     pub(super) fn begin(self: &Arc<Self>, is_awaited: bool) -> InHand {
         let counts = usize::from(is_awaited);
         self.in_hand.send_modify(|count| *count += counts);
         InHand { record: Arc::clone(self), counts }
     }
 
-    /// Ends when no request that is awaited is in hand.
+    /// Waits until no awaited request is in hand.
     pub(super) async fn idle(&self) {
-        // The sender is ours: it does not go away.
+        // The sender is in `self`, so the wait does not fail.
         drop(self.in_hand.subscribe().wait_for(|count| *count == 0).await);
     }
 }
 
-/// A request that is being answered.
+/// A request in hand.
 pub(super) struct InHand {
     record: Arc<Record>,
-    /// 1, or 0 when nobody waits for its end.
+    /// 1 for an awaited request, 0 for any other.
     counts: usize,
 }
 
@@ -114,8 +113,8 @@ impl Drop for InHand {
     }
 }
 
-/// The response with a body that says when it has left. Until then it has the room that the handler took for it, or
-/// that of its request.
+/// Gives the response a body that notices when it has left. Until then the answer holds the handler's room, or that of
+/// its request.
 pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(
     mut response: Response<B>,
     in_hand: InHand,
@@ -141,7 +140,7 @@ pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(
 struct Shipment {
     number: u64,
     deliveries: Deliveries,
-    /// Pieces that have not left yet, and the body itself until its end.
+    /// The pieces that have not left, and the body itself until its end.
     parts: AtomicUsize,
     is_broken: AtomicBool,
     in_hand: InHand,
@@ -175,7 +174,7 @@ impl Shipment {
     fn part_left(&self) {
         let is_last = self.parts.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last && !self.is_broken.load(Ordering::Acquire) {
-            let mut written = self.in_hand.record.written.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut written = self.in_hand.record.written.lock();
             written.append(&mut self.unload());
         }
     }
@@ -195,7 +194,7 @@ impl Shipment {
     }
 }
 
-/// A body whose pieces know whether they were written.
+/// A body that counts its written pieces.
 pub(super) struct Shipped<B: Body> {
     inner: B,
     shipment: Arc<Shipment>,
@@ -203,7 +202,7 @@ pub(super) struct Shipped<B: Body> {
 }
 
 impl<B: Body> Shipped<B> {
-    /// Before the last piece is handed over: a flush may follow at once.
+    /// Ends the body, before the last piece goes out: a flush may follow at once.
     fn end(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
             self.shipment.part_left();
@@ -239,7 +238,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Shipped<B> {
 
 impl<B: Body> Drop for Shipped<B> {
     fn drop(&mut self) {
-        // A body that has nothing to say is never asked.
+        // The HTTP library does not poll an empty body.
         if self.inner.is_end_stream() {
             self.end();
         }
@@ -249,7 +248,7 @@ impl<B: Body> Drop for Shipped<B> {
     }
 }
 
-/// Bytes on the way to the socket. The HTTP library drops them when it has written them, or when it never will.
+/// Bytes on the way to the socket. The HTTP library drops them when they are written or lost.
 pub(super) struct Piece {
     bytes: Bytes,
     shipment: Arc<Shipment>,

@@ -1,17 +1,15 @@
-//! File descriptors: as many as the system gives, divided so that connections leave some for Redis, SQL, the bus and
-//! files.
+//! File descriptors: clients' connections leave some for Redis, SQL, the bus and files.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::config::Settings;
 
-/// Descriptors for everything but the listeners' and SQL's connections: Redis, Kafka, files, connections without room.
+/// The descriptors for Redis, Kafka, files and connections beyond the limit.
 const RESERVE: u64 = 200;
-/// The least, however few descriptors there are.
+/// The fewest connections of a listener, however few descriptors there are.
 const AT_LEAST: usize = 16;
 
-/// Raises the limit to the highest that this process may give itself. The usual 1,024 are for programs that use
-/// `select`.
+/// Raises the limit to the highest that this process may set. The usual 1,024 is for programs that use `select`.
 pub fn raise_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
@@ -21,7 +19,7 @@ pub fn raise_limit() {
     }
 }
 
-/// Connections that each of the two listeners may have.
+/// The most connections of each of the two listeners.
 pub(super) fn for_each_listener(settings: &Settings) -> usize {
     let wanted = settings.limits.max_connections;
     let Ok((limit, _hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return wanted };

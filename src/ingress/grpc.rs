@@ -1,4 +1,5 @@
-//! The gRPC API: the proto's services as they are, with reflection and health.
+//! The gRPC API: the proto's services, with reflection and health. A handler converts messages and calls an operation
+//! of `api`.
 
 use std::{
     sync::Arc,
@@ -16,24 +17,25 @@ use prost::Message as _;
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
+use tonic_reflection::server::Error as ReflectionError;
 
 use super::{
-    ECHO, State,
+    State,
     body::{Cut, Pace},
     budget::Share,
-    connection::{Answering, Protocol},
+    connection::Answering,
     delivery::Deliveries,
-    descriptors, insert_timed,
+    descriptors,
     listener::{self, Door},
-    measure, not_run_here, shorten,
+    measure,
     tally::{Excess, Tally},
     wire::{self, Refused},
 };
 use crate::{
-    api::query,
+    api::{self, Kind},
     config::Settings,
-    model::TaskId,
-    pipelines::{discovery, tasks},
+    model::{Caller, GetTasks, NewTask, Protocol},
+    pipelines::tasks::Leases,
     telemetry::metrics,
     wire::{
         grpc_codec,
@@ -45,17 +47,17 @@ use crate::{
     },
 };
 
-/// The pace at which the message of a call must come.
+/// The pace of a call's message.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
 
-/// The largest answer that a client takes unless it is told otherwise.
+/// The largest answer that clients take by default.
 const TAKEN_BY_DEFAULT: usize = 4 << 20;
 
-/// Serves until `state.stop`, then until the calls in hand are answered.
-pub async fn serve(listener: TcpListener, state: State) -> anyhow::Result<()> {
+/// Serves until `state.stop`, then answers the calls in hand.
+pub async fn serve(listener: TcpListener, state: State) -> Result<(), ReflectionError> {
     let (router, health) = router(&state).await?;
     let answering = Answering {
-        protocol: Protocol::Http2,
+        protocol: Protocol::Grpc,
         router,
         budget: state.budget.clone(),
         pace: |head| (!may_stay(head)).then_some(PACE),
@@ -66,7 +68,7 @@ pub async fn serve(listener: TcpListener, state: State) -> anyhow::Result<()> {
     let max_connections = descriptors::for_each_listener(&state.settings);
     let stopping = async {
         state.stop.cancelled().await;
-        // Load balancers look elsewhere while the last calls are answered.
+        // Load balancers turn to other processes while taskd answers the last calls.
         set_health(&health, &[DISCOVERY, TASKS, WHOLE], ServingStatus::NotServing).await;
     };
     let door = Door { name: "gRPC", answering, max_connections, without_room: None };
@@ -74,12 +76,12 @@ pub async fn serve(listener: TcpListener, state: State) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The calls of reflection and health are streams. Those of taskd have one message each.
+/// True for reflection and health, whose calls are streams. A call of taskd has one message.
 fn may_stay(head: &request::Parts) -> bool {
     !head.uri.path().starts_with("/taskd.v1.")
 }
 
-/// Counts what a call's message holds before it is decoded, and how the call ended.
+/// Counts the parts of a call's message before it is decoded, and measures the call.
 async fn call(
     Extract(settings): Extract<Arc<Settings>>,
     Extension(share): Extension<Share>,
@@ -104,10 +106,12 @@ const TASKS: &str = "taskd.v1.Tasks";
 /// The health of the server as a whole.
 const WHOLE: &str = "";
 
-/// The services. Those whose pipeline this process does not run are there too: they say so, and are not healthy.
-async fn router(state: &State) -> anyhow::Result<(Router, HealthReporter)> {
+/// The services. A service whose pipeline this process does not run says so, and is not healthy.
+async fn router(state: &State) -> Result<(Router, HealthReporter), ReflectionError> {
     let (reporter, health) = tonic_health::server::health_reporter();
-    for (service, runs) in [(DISCOVERY, state.discovery.is_some()), (TASKS, state.tasks.is_some()), (WHOLE, true)] {
+    for (service, runs) in
+        [(DISCOVERY, state.api.discovery.is_some()), (TASKS, state.api.tasks.is_some()), (WHOLE, true)]
+    {
         let status = if runs { ServingStatus::Serving } else { ServingStatus::NotServing };
         set_health(&reporter, &[service], status).await;
     }
@@ -132,10 +136,14 @@ async fn set_health(reporter: &HealthReporter, services: &[&str], status: Servin
 
 struct Service(State);
 
-impl Service {
-    fn tasks(&self) -> Result<&tasks::Handle, Status> {
-        self.0.tasks.as_ref().ok_or_else(|| Status::unavailable(not_run_here("tasks")))
-    }
+/// The message of a call, and the client that sent it.
+fn open<T>(request: Request<T>) -> (Caller, T) {
+    let caller = request.extensions().get().copied();
+    (caller.expect("the connection gives each request its caller"), request.into_inner())
+}
+
+fn results<T: From<A>, A>(answers: Vec<A>) -> Vec<T> {
+    answers.into_iter().map(Into::into).collect()
 }
 
 #[tonic::async_trait]
@@ -144,36 +152,26 @@ impl Discovery for Service {
         &self,
         request: Request<pb::InsertTasksRequest>,
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
-        let Some(discovery) = &self.0.discovery else { return Err(Status::unavailable(not_run_here("discovery"))) };
-        let results = insert_timed(discovery, request.into_inner().tasks).await?;
-        Ok(Response::new(pb::InsertTasksResponse { results }))
+        let (caller, request) = open(request);
+        let tasks = request.tasks.into_iter().map(NewTask::try_from).collect();
+        let answers = self.0.api.insert(&caller, tasks).await?;
+        Ok(Response::new(pb::InsertTasksResponse { results: results(answers) }))
     }
 
     async fn get_task(&self, request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {
-        let text = request.into_inner().id;
-        let wrong = |_| {
-            let text = shorten(&text, ECHO);
-            Status::invalid_argument(format!("{text:?} is not a task id; ids are UUIDs, as an insert answers them"))
-        };
-        let id: TaskId = text.parse().map_err(wrong)?;
-        let Some(reading) = &self.0.reading else {
-            return Err(Status::unavailable(not_run_here("discovery or tasks")));
-        };
-        let task = reading.task(id).await?;
-        task.map(Response::new).ok_or_else(|| {
-            Status::not_found(format!("there is no task {id}, or it finished so long ago that it was removed"))
-        })
+        let (caller, request) = open(request);
+        Ok(Response::new(self.0.api.task(&caller, &request.id).await?.into()))
     }
 }
 
 #[tonic::async_trait]
 impl Tasks for Service {
     async fn get_tasks(&self, request: Request<pb::GetTasksRequest>) -> Result<Response<pb::GetTasksResponse>, Status> {
-        let request = request.into_inner();
+        let (caller, request) = open(request);
+        let request = GetTasks::try_from(request).map_err(Status::invalid_argument)?;
         let is_default = request.max_bytes == 0;
-        // A stop ends the wait: dropping the call gives back what it got.
-        let leased = self.0.stop.run_until_cancelled(self.tasks()?.get(request)).await;
-        let tasks::Answer { response, deliveries } = leased.unwrap_or_else(|| Ok(tasks::Answer::default()))?;
+        let Leases { tasks, deliveries } = self.0.api.get(&caller, request).await?;
+        let response = pb::GetTasksResponse { tasks: results(tasks) };
         let bytes = response.encoded_len();
         let room = self.0.budget.answer(bytes).map_err(|error| Status::resource_exhausted(error.to_string()))?;
         if is_default && bytes > TAKEN_BY_DEFAULT {
@@ -189,21 +187,27 @@ impl Tasks for Service {
         &self,
         request: Request<pb::CompleteTasksRequest>,
     ) -> Result<Response<pb::CompleteTasksResponse>, Status> {
-        Ok(Response::new(self.tasks()?.complete(request.into_inner()).await?))
+        let (caller, request) = open(request);
+        let answers = self.0.api.complete(&caller, request.into()).await?;
+        Ok(Response::new(pb::CompleteTasksResponse { results: results(answers) }))
     }
 
     async fn reject_tasks(
         &self,
         request: Request<pb::RejectTasksRequest>,
     ) -> Result<Response<pb::RejectTasksResponse>, Status> {
-        Ok(Response::new(self.tasks()?.reject(request.into_inner()).await?))
+        let (caller, request) = open(request);
+        let answers = self.0.api.reject(&caller, request.into()).await?;
+        Ok(Response::new(pb::RejectTasksResponse { results: results(answers) }))
     }
 
     async fn extend_tasks(
         &self,
         request: Request<pb::ExtendTasksRequest>,
     ) -> Result<Response<pb::ExtendTasksResponse>, Status> {
-        Ok(Response::new(self.tasks()?.extend(request.into_inner()).await?))
+        let (caller, request) = open(request);
+        let answers = self.0.api.extend(&caller, request.into()).await?;
+        Ok(Response::new(pb::ExtendTasksResponse { results: results(answers) }))
     }
 }
 
@@ -227,26 +231,14 @@ impl From<Refused> for Status {
     }
 }
 
-impl From<discovery::Error> for Status {
-    fn from(error: discovery::Error) -> Self {
-        match error {
-            discovery::Error::Busy(_) => Self::resource_exhausted(error.to_string()),
-            discovery::Error::Unavailable(_) => Self::unavailable(error.to_string()),
+impl From<api::Error> for Status {
+    fn from(error: api::Error) -> Self {
+        let why = error.to_string();
+        match error.kind() {
+            Kind::Invalid => Self::invalid_argument(why),
+            Kind::NotFound => Self::not_found(why),
+            Kind::Busy => Self::resource_exhausted(why),
+            Kind::Unavailable | Kind::NotRunHere => Self::unavailable(why),
         }
-    }
-}
-
-impl From<tasks::Error> for Status {
-    fn from(error: tasks::Error) -> Self {
-        match error {
-            tasks::Error::Invalid(_) => Self::invalid_argument(error.to_string()),
-            tasks::Error::Unavailable(_) => Self::unavailable(error.to_string()),
-        }
-    }
-}
-
-impl From<query::Unavailable> for Status {
-    fn from(error: query::Unavailable) -> Self {
-        Self::unavailable(error.to_string())
     }
 }

@@ -1,15 +1,23 @@
-//! A stream of bytes as lines. Lines that stand within one chunk are slices of it.
+//! A stream of bytes as lines.
 
-use bytes::{Bytes, BytesMut};
-use futures::{FutureExt, Stream, StreamExt};
+use std::io;
 
-/// A batch ends at so many bytes, however few lines they are.
+use bytes::{Buf as _, Bytes, BytesMut};
+use futures::{FutureExt as _, Stream, StreamExt as _};
+use tokio_util::{
+    codec::{Decoder, FramedRead},
+    io::StreamReader,
+};
+
+/// The bytes after which a batch ends, however few lines it has.
 const BATCH_BYTES: usize = 4 << 20;
+/// The bytes that are read at a time.
+const READ_BYTES: usize = 64 << 10;
 
-/// One line without its end. Blank ones are left out, but counted.
+/// One line without its end.
 #[derive(Debug, PartialEq)]
 pub struct Line {
-    /// From 1.
+    /// From 1. Blank lines count, and are left out.
     pub number: u64,
     pub text: Result<Bytes, TooLong>,
 }
@@ -18,155 +26,124 @@ pub struct Line {
 #[error("longer than {0} bytes")]
 pub struct TooLong(pub usize);
 
-/// Splits `stream`; a line longer than `max` is dropped while it is read.
-pub struct Lines<S, E> {
-    stream: S,
-    max: usize,
-    /// What has been read and not been looked at.
-    chunk: Bytes,
-    /// The beginning of a line whose end has not been read.
-    partial: BytesMut,
-    /// The beginning was dropped because it was too long.
-    too_long: bool,
-    number: u64,
-    ended: bool,
-    /// Met while a batch was gathered; for the next call.
-    failed: Option<E>,
-    /// Bytes that came in.
-    received: usize,
+/// The lines of a stream.
+pub struct Lines<S> {
+    lines: FramedRead<StreamReader<S, Bytes>, LineDecoder>,
+    /// An error behind a batch; for the next call.
+    failed: Option<io::Error>,
 }
 
-impl<S, E> Lines<S, E>
-where
-    S: Stream<Item = Result<Bytes, E>> + Unpin,
-{
+impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
+    /// Splits `stream`, and drops a line longer than `max` while it reads it.
     pub fn new(stream: S, max: usize) -> Self {
-        let (chunk, partial) = (Bytes::new(), BytesMut::new());
-        Self { stream, max, chunk, partial, too_long: false, number: 0, ended: false, failed: None, received: 0 }
+        let decoder = LineDecoder { max, number: 0, searched: 0, is_too_long: false, consumed: 0 };
+        Self { lines: FramedRead::with_capacity(StreamReader::new(stream), decoder, READ_BYTES), failed: None }
     }
 
-    /// The next line; `None` at the end. Cancel safe.
-    pub async fn next(&mut self) -> Result<Option<Line>, E> {
-        loop {
-            if let Some(line) = self.line_of_chunk() {
-                return Ok(Some(line));
-            }
-            if let Some(error) = self.failed.take() {
-                return Err(error);
-            }
-            if self.ended {
-                return Ok(None);
-            }
-            match self.stream.next().await {
-                Some(Ok(chunk)) => {
-                    self.received += chunk.len();
-                    self.chunk = chunk;
-                }
-                Some(Err(error)) => {
-                    // The line that was being read is not a line: nobody knows how it goes on.
-                    self.ended = true;
-                    self.partial = BytesMut::new();
-                    return Err(error);
-                }
-                None => {
-                    self.ended = true;
-                    let unfinished = self.too_long || !self.partial.is_empty();
-                    return Ok(if unfinished { self.end_line(Bytes::new()) } else { None });
-                }
-            }
+    /// Waits for a line, and takes the lines that are ready behind it: at most `max`. Empty at the end. Cancel safe.
+    pub async fn next_batch(&mut self, max: usize) -> io::Result<Vec<Line>> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
         }
-    }
-
-    /// Waits for a line, and takes those that are there behind it: at most `max`. Empty at the end. Cancel safe.
-    pub async fn next_batch(&mut self, max: usize) -> Result<Vec<Line>, E> {
-        let Some(first) = self.next().await? else { return Ok(Vec::new()) };
         let (mut batch, mut bytes) = (Vec::new(), 0);
-        let mut next = Some(first);
+        let mut next = self.lines.next().await.transpose()?;
         while let Some(line) = next {
             bytes += line.text.as_ref().map_or(0, Bytes::len);
             batch.push(line);
             if batch.len() >= max || bytes >= BATCH_BYTES {
                 break;
             }
-            // Only what needs no waiting: whoever sends a line now and then wants its answer now.
-            next = match self.next().now_or_never() {
-                Some(Ok(line)) => line,
-                Some(Err(error)) => {
+            // A client that sends a line now and then wants its answer now.
+            next = match self.lines.next().now_or_never().flatten().transpose() {
+                Ok(line) => line,
+                Err(error) => {
                     self.failed = Some(error);
                     None
                 }
-                None => None,
             };
         }
         Ok(batch)
     }
 
-    /// The bytes of all that was returned, or left out, since the last call.
+    /// The bytes of all lines that were returned, or left out, since the last call.
     pub fn take_consumed(&mut self) -> usize {
-        let held = self.chunk.len() + self.partial.len();
-        std::mem::replace(&mut self.received, held) - held
+        std::mem::take(&mut self.lines.decoder_mut().consumed)
     }
+}
 
-    fn line_of_chunk(&mut self) -> Option<Line> {
-        while !self.chunk.is_empty() {
-            let Some(at) = self.chunk.iter().position(|byte| *byte == b'\n') else {
-                self.keep_beginning();
-                return None;
-            };
-            let text = self.chunk.split_to(at);
-            self.chunk = self.chunk.slice(1..);
-            if let Some(line) = self.end_line(text) {
-                return Some(line);
-            }
-        }
-        None
-    }
+struct LineDecoder {
+    max: usize,
+    /// The lines so far.
+    number: u64,
+    /// The bytes of the buffer without a line end.
+    searched: usize,
+    /// The beginning of this line was dropped.
+    is_too_long: bool,
+    consumed: usize,
+}
 
-    fn keep_beginning(&mut self) {
-        let chunk = std::mem::take(&mut self.chunk);
-        if self.too_long || self.partial.len() + chunk.len() > self.max {
-            self.too_long = true;
-            self.partial = BytesMut::new();
-        } else {
-            self.partial.extend_from_slice(&chunk);
-        }
-    }
-
-    fn end_line(&mut self, end: Bytes) -> Option<Line> {
+impl LineDecoder {
+    /// Takes a line of `length` bytes and the `end` bytes behind it; `None` when it is blank.
+    fn take(&mut self, buffer: &mut BytesMut, length: usize, end: usize) -> Option<Line> {
         self.number += 1;
-        let too_long = std::mem::take(&mut self.too_long) || self.partial.len() + end.len() > self.max;
-        let mut text = if self.partial.is_empty() {
-            end
-        } else {
-            let mut text = std::mem::take(&mut self.partial);
-            text.extend_from_slice(&end);
-            text.freeze()
-        };
-        if too_long {
+        self.searched = 0;
+        self.consumed += length + end;
+        let mut text = buffer.split_to(length).freeze();
+        buffer.advance(end);
+        if std::mem::take(&mut self.is_too_long) || length > self.max {
             return Some(Line { number: self.number, text: Err(TooLong(self.max)) });
         }
         if text.ends_with(b"\r") {
-            text.truncate(text.len() - 1);
+            text.truncate(length - 1);
         }
-        let blank = text.iter().all(u8::is_ascii_whitespace);
-        (!blank).then_some(Line { number: self.number, text: Ok(text) })
+        let is_blank = text.iter().all(u8::is_ascii_whitespace);
+        (!is_blank).then_some(Line { number: self.number, text: Ok(text) })
+    }
+}
+
+impl Decoder for LineDecoder {
+    type Item = Line;
+    type Error = io::Error;
+
+    fn decode(&mut self, buffer: &mut BytesMut) -> io::Result<Option<Line>> {
+        while let Some(at) = buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
+            if let Some(line) = self.take(buffer, self.searched + at, 1) {
+                return Ok(Some(line));
+            }
+        }
+        self.searched = buffer.len();
+        if self.is_too_long || buffer.len() > self.max {
+            self.is_too_long = true;
+            self.consumed += std::mem::take(&mut self.searched);
+            buffer.clear();
+        }
+        Ok(None)
+    }
+
+    /// The last line may have no end.
+    fn decode_eof(&mut self, buffer: &mut BytesMut) -> io::Result<Option<Line>> {
+        let line = self.decode(buffer)?;
+        if line.is_none() && (self.is_too_long || !buffer.is_empty()) {
+            let length = buffer.len();
+            return Ok(self.take(buffer, length, 0));
+        }
+        Ok(line)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
     use futures::stream;
 
     use super::*;
 
     async fn lines(chunks: &[&'static str], max: usize) -> Vec<(u64, Option<String>)> {
-        let chunks = chunks.iter().map(|chunk| Ok::<_, Infallible>(Bytes::from_static(chunk.as_bytes())));
+        let chunks = chunks.iter().map(|chunk| Ok(Bytes::from_static(chunk.as_bytes())));
         let mut lines = Lines::new(stream::iter(chunks.collect::<Vec<_>>()), max);
         let mut all = Vec::new();
-        while let Ok(Some(line)) = lines.next().await {
-            all.push((line.number, line.text.ok().map(|text| String::from_utf8(text.to_vec()).unwrap())));
+        while let [line] = &lines.next_batch(1).await.unwrap()[..] {
+            let text = line.text.as_ref().ok().map(|text| String::from_utf8(text.to_vec()).unwrap());
+            all.push((line.number, text));
         }
         all
     }
@@ -192,19 +169,19 @@ mod tests {
 
     #[tokio::test]
     async fn of_a_stream_that_breaks_the_whole_lines_count_and_the_last_piece_does_not() {
-        let chunks = [Ok(Bytes::from_static(b"one\ntw")), Err("broken")];
+        let chunks = [Ok(Bytes::from_static(b"one\ntw")), Err(io::Error::other("broken"))];
         let mut lines = Lines::new(stream::iter(chunks), 9);
         assert_eq!(lines.next_batch(10).await.unwrap().len(), 1);
-        assert_eq!(lines.next_batch(10).await, Err("broken"));
-        assert_eq!(lines.next_batch(10).await, Ok(Vec::new()));
+        assert_eq!(lines.next_batch(10).await.unwrap_err().to_string(), "broken");
+        assert!(lines.next_batch(10).await.unwrap().is_empty());
     }
 
     #[tokio::test]
     async fn every_byte_is_consumed_once() {
-        let chunks = ["one\n\n\ntw", "o\r\n123456789", "0\nend"].map(|chunk| Ok::<_, Infallible>(chunk.into()));
+        let chunks = ["one\n\n\ntw", "o\r\n123456789", "0\nend"].map(|chunk| Ok(chunk.into()));
         let mut lines = Lines::new(stream::iter(chunks), 9);
         let mut consumed = Vec::new();
-        while let Ok(Some(_)) = lines.next().await {
+        while !lines.next_batch(1).await.unwrap().is_empty() {
             consumed.push(lines.take_consumed());
         }
         assert_eq!(consumed, [4, 7, 11, 3], "the blank lines with the one behind them");
@@ -212,7 +189,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_batch_takes_what_is_there_and_waits_for_nothing_more() {
-        let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Bytes, Infallible>>(8);
+        let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(8);
         let mut lines = Lines::new(tokio_stream::wrappers::ReceiverStream::new(receiver), 99);
         sender.send(Ok("a\nb\nc".into())).await.unwrap();
         assert_eq!(lines.next_batch(10).await.unwrap().len(), 2);

@@ -1,4 +1,4 @@
-//! Listening: a port bound with an error that says what to do, and as many connections as there is room for.
+//! Listeners: the port, and connections up to a limit.
 
 use std::{
     collections::VecDeque,
@@ -18,41 +18,52 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::connection::{self, Answering};
 
-/// A client may take so long for the head of its request, or between two requests.
+/// The longest silence of a client, in the head of a request or between two requests.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same where there is no room for it.
+/// The same beyond the limit of connections.
 const HASTE: Duration = Duration::from_secs(5);
-/// Connections without room that are answered at a time; the oldest makes way for the next.
+/// The connections beyond the limit that taskd answers at a time. The oldest makes way for the next.
 const WITHOUT_ROOM: usize = 32;
-/// The pause after an accept that failed: other connections have to end first.
+/// The pause after a failed accept: other connections have to end first.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The time between two lines about connections that are turned away.
+/// The time between two log lines about refused connections.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
+/// taskd cannot listen on its port.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {addr} ({what}): {}; choose another with --{what}-listen", why(.error))]
+pub struct CannotListen {
+    addr: SocketAddr,
+    what: &'static str,
+    /// No source, because the message has its text.
+    error: io::Error,
+}
+
+fn why(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "address in use".to_owned(),
+        io::ErrorKind::AddrNotAvailable => "this machine has no such address".to_owned(),
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
 /// Listens on `addr`; `what` is `http` or `grpc`, as in `--http-listen`.
-pub async fn bind(addr: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(addr).await.map_err(|error| {
-        let why = match error.kind() {
-            io::ErrorKind::AddrInUse => "address in use".to_owned(),
-            io::ErrorKind::AddrNotAvailable => "this machine has no such address".to_owned(),
-            io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
-            _ => error.to_string(),
-        };
-        anyhow::anyhow!("cannot listen on {addr} ({what}): {why}; choose another with --{what}-listen")
-    })
+pub async fn bind(addr: SocketAddr, what: &'static str) -> Result<TcpListener, CannotListen> {
+    TcpListener::bind(addr).await.map_err(|error| CannotListen { addr, what, error })
 }
 
 /// A listener's rules.
 pub(super) struct Door {
-    /// For the log.
+    /// Its name in the log.
     pub(super) name: &'static str,
     pub(super) answering: Answering,
     pub(super) max_connections: usize,
-    /// Answers clients for whom there is no room; `None`: taskd hangs up on them.
+    /// Answers clients beyond the limit; `None`: taskd hangs up on them.
     pub(super) without_room: Option<Router>,
 }
 
-/// Serves until the stop, then until the requests in hand are answered.
+/// Serves until the stop, then answers the requests in hand.
 pub(super) async fn serve(listener: TcpListener, door: Door) {
     let (room, connections) = (Arc::new(Semaphore::new(door.max_connections)), TaskTracker::new());
     let (mut turned_away, mut said) = (VecDeque::new(), Said::default());
@@ -87,8 +98,7 @@ pub(super) async fn serve(listener: TcpListener, door: Door) {
     connections.wait().await;
 }
 
-/// A connection for which there is no room. It makes way for those that come after it, so that silent ones do not keep
-/// out probes.
+/// Serves a connection beyond the limit. It makes way for later ones, so that silent clients do not keep out probes.
 fn brief(
     stream: TcpStream,
     answering: Answering,
@@ -106,7 +116,7 @@ fn brief(
     }
 }
 
-/// When something was last in the log.
+/// The time of the last log line.
 #[derive(Default)]
 struct Said(Option<Instant>);
 

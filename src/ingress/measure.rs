@@ -1,4 +1,4 @@
-//! The duration of requests, by route and result. Routes are ours: names that a client makes up are `other`.
+//! The duration of requests, by route and result. Every unknown route counts as `other`.
 
 use std::time::Instant;
 
@@ -22,13 +22,13 @@ pub(super) async fn http(request: Request, next: Next) -> Response {
     response
 }
 
-/// `method` is one of ours. A call that goes well tells its code only behind its answer.
+/// Records a call of a known method. A successful call sends its code only behind its answer.
 pub(super) fn grpc(method: &'static str, response: &Response, started: Instant) {
     let code = response.headers().get("grpc-status").map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()));
     metrics::grpc_request(method, name(code), started.elapsed());
 }
 
-/// The methods whose calls are told apart.
+/// The name of a known method, or `other`.
 pub(super) fn grpc_method(path: &str) -> &'static str {
     const METHODS: [&str; 6] = [
         "taskd.v1.Discovery/InsertTasks",
@@ -42,7 +42,7 @@ pub(super) fn grpc_method(path: &str) -> &'static str {
     METHODS.into_iter().find(|method| *method == path).unwrap_or(OTHER)
 }
 
-/// As the protocol writes it.
+/// The name of a code in the protocol.
 fn name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

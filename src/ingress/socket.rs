@@ -1,7 +1,6 @@
 //! A client's socket: it gives up on a client that does not read, and confirms what it has written.
 
 use std::{
-    future::Future,
     io,
     mem::MaybeUninit,
     pin::Pin,
@@ -17,31 +16,30 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    time::{Instant, Sleep, sleep},
 };
+use tokio_io_timeout::TimeoutWriter;
 
 use super::delivery::Record;
 use crate::queue::Delivery;
 
-/// A client that takes nothing of its answer for so long has gone. Less than the default lease, so that it costs no
-/// attempt.
+/// The time after which a client that takes nothing of its answer has gone. It is shorter than the default lease, so
+/// the client costs no attempt.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Bytes that the system may hold without having sent them. Without this bound megabytes of an answer would count as
-/// written.
+/// The unsent bytes that the system may hold. Without this limit megabytes of an answer would count as written.
 const UNSENT: u32 = 128 << 10;
 
-/// The system asks a client that says nothing whether it is there, after so long, so often, so many times: one that
-/// waits for a task may be gone without a word.
+/// The probes of a silent client: the first after `SILENCE`, then one each `PROBE_EVERY`. A client that waits for a
+/// task may go without a word.
 const SILENCE: Duration = Duration::from_secs(10);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 2;
 
-/// The bytes that a connection has received, for those who wait for its first ones.
+/// The bytes that a connection has received.
 pub(super) type Received = Arc<AtomicUsize>;
 
-/// A stream whose flushes confirm deliveries.
+/// A stream whose flushes confirm deliveries, and whose writes time out.
 pub(super) struct Socket {
-    stream: Patient<TcpStream>,
+    stream: Pin<Box<TimeoutWriter<TcpStream>>>,
     record: Arc<Record>,
     received: Received,
 }
@@ -57,7 +55,7 @@ impl Socket {
         if let Err(error) = set {
             tracing::debug!("cannot set the options of a connection: {error}");
         }
-        Self { stream: Patient::new(stream, WRITE_TIMEOUT), record, received }
+        Self { stream: with_write_timeout(stream, WRITE_TIMEOUT), record, received }
     }
 
     /// Confirms the deliveries whose answers are written.
@@ -65,14 +63,13 @@ impl Socket {
         self.record.take_written().into_iter().for_each(Delivery::delivered);
     }
 
-    /// Refuses to write an answer with deliveries to a client that has hung up, as long as the client cannot have read
-    /// all of it.
+    /// Refuses to write an answer with deliveries to a client that has hung up and cannot have read all of it.
     fn check_client(&self) -> io::Result<()> {
         if !self.record.is_carrying() {
             return Ok(());
         }
         let mut byte = [MaybeUninit::uninit()];
-        match SockRef::from(&self.stream.inner).peek(&mut byte) {
+        match SockRef::from(self.stream.get_ref()).peek(&mut byte) {
             Ok(0) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the client has hung up")),
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
             _ => Ok(()),
@@ -83,7 +80,7 @@ impl Socket {
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        ready!(self.stream.as_mut().poll_read(cx, buf))?;
         self.received.fetch_add(buf.filled().len() - before, Ordering::Relaxed);
         Poll::Ready(Ok(()))
     }
@@ -92,7 +89,7 @@ impl AsyncRead for Socket {
 impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.check_client()?;
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        self.stream.as_mut().poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
@@ -101,7 +98,7 @@ impl AsyncWrite for Socket {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.check_client()?;
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        self.stream.as_mut().poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -109,78 +106,21 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        ready!(self.stream.as_mut().poll_flush(cx))?;
         self.confirm();
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        self.stream.as_mut().poll_shutdown(cx)
     }
 }
 
-/// A stream whose writes fail when none of them has got through for `limit`. Patient, but not for ever.
-struct Patient<T> {
-    inner: T,
-    limit: Duration,
-    /// Runs while a write waits.
-    waiting: bool,
-    deadline: Pin<Box<Sleep>>,
-}
-
-impl<T> Patient<T> {
-    fn new(inner: T, limit: Duration) -> Self {
-        Self { inner, limit, waiting: false, deadline: Box::pin(sleep(limit)) }
-    }
-
-    fn watch<R>(&mut self, written: Poll<io::Result<R>>, cx: &mut Context<'_>) -> Poll<io::Result<R>> {
-        if written.is_ready() {
-            self.waiting = false;
-            return written;
-        }
-        if !self.waiting {
-            self.waiting = true;
-            self.deadline.as_mut().reset(Instant::now() + self.limit);
-        }
-        ready!(self.deadline.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read its answer")))
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Patient<T> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buf)
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Patient<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.watch(written, cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
-        self.watch(written, cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.inner).poll_flush(cx);
-        self.watch(flushed, cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shut = Pin::new(&mut self.inner).poll_shutdown(cx);
-        self.watch(shut, cx)
-    }
+/// Fails writes that make no progress for `limit`.
+fn with_write_timeout<T: AsyncRead + AsyncWrite>(stream: T, limit: Duration) -> Pin<Box<TimeoutWriter<T>>> {
+    let mut stream = TimeoutWriter::new(stream);
+    stream.set_timeout(Some(limit));
+    Box::pin(stream)
 }
 
 #[cfg(test)]
@@ -192,7 +132,7 @@ mod tests {
     #[tokio::test]
     async fn a_write_that_nobody_takes_fails_instead_of_waiting_for_ever() {
         let (ours, mut theirs) = tokio::io::duplex(4);
-        let mut ours = Patient::new(ours, Duration::from_millis(50));
+        let mut ours = with_write_timeout(ours, Duration::from_millis(50));
         let mut bytes = [0; 4];
         for _ in 0..2 {
             ours.write_all(b"1234").await.unwrap();

@@ -1,21 +1,21 @@
-//! The parts of a request, counted before they are built: a few bytes of JSON or protobuf become hundreds in memory.
+//! Counts the parts of a request before they are built: a few bytes of JSON or protobuf become hundreds in memory.
 
 use super::budget::{NoRoom, Share};
 use crate::config::Settings;
 
-/// Tasks that all completions of a call may report as discovered.
+/// The most discovered tasks in all completions of a call.
 pub(super) const MAX_DISCOVERED: usize = 50_000;
-/// Memory that a part of a request takes beside its bytes, about. What is stored of it is answered with less.
+/// The memory of a part beside its bytes, about. Its answer takes less.
 const TASK: usize = 400;
 const ITEM: usize = 512;
 const HEADER: usize = 128;
-/// A request may take so much beside its bytes, and so many times its bytes.
+/// The most memory of a request: `FREE`, and its bytes `TIMES` over.
 const FREE: usize = 24 << 20;
 const TIMES: usize = 4;
-/// So much is taken from the budget at a time.
+/// The bytes that a request takes from the budget at a time.
 const STEP: usize = 16 << 10;
 
-/// Why a request is not read any further.
+/// The reason why taskd does not read a request any further.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Excess {
     #[error("more than {0} tasks in one request (discovery_buffer); NDJSON over HTTP has no limit")]
@@ -32,10 +32,10 @@ pub enum Excess {
     NoRoom(#[from] NoRoom),
 }
 
-/// Queues that one call may name.
+/// The most queues of one call.
 pub(super) const MAX_QUEUES: usize = 100;
 
-/// The parts of one request so far.
+/// The counts of one request so far.
 pub(super) struct Tally<'a> {
     share: &'a Share,
     max_tasks: usize,
@@ -46,18 +46,18 @@ pub(super) struct Tally<'a> {
     discovered: usize,
     queues: usize,
     memory: usize,
-    /// Of `memory`, what the budget was asked for.
+    /// The part of `memory` that the budget has given.
     taken: usize,
 }
 
 impl<'a> Tally<'a> {
-    /// For a request of `bytes` bytes.
+    /// An empty tally for a request of `bytes` bytes.
     pub(super) fn new(settings: &Settings, share: &'a Share, bytes: usize) -> Self {
         Self {
             share,
             max_tasks: settings.discovery.buffer,
             max_items: settings.limits.max_items,
-            // A request that would not fit beside nothing else must not be told to try again.
+            // taskd must not tell a request to try again that would not fit alone.
             max_memory: share.left().min(FREE + bytes.saturating_mul(TIMES)),
             tasks: 0,
             items: 0,
@@ -94,17 +94,17 @@ impl<'a> Tally<'a> {
         self.takes(HEADER)
     }
 
-    /// A task out of a stream of any number.
+    /// Counts a task of a stream, which may have any number.
     pub(super) fn line(&mut self) -> Result<(), Excess> {
         self.takes(TASK)
     }
 
-    /// A part that cannot be read is answered with the reason.
+    /// Counts an unreadable part: its answer has the reason.
     pub(super) fn unreadable(&mut self, why: &str) -> Result<(), Excess> {
         self.takes(why.len())
     }
 
-    /// Leaves the room with the request, until its answer is written. The bytes of it.
+    /// Leaves the room with the request until its answer is written; answers its bytes.
     pub(super) fn keep(mut self) -> usize {
         std::mem::take(&mut self.taken)
     }

@@ -1,8 +1,8 @@
-//! Protobuf as it stands on the wire, counted before it is decoded.
+//! Counts the parts of an encoded protobuf message.
 
 use super::tally::{Excess, Tally};
 
-/// A message that is not decoded.
+/// The reason why a message is not decoded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(super) enum Refused {
     #[error(transparent)]
@@ -13,8 +13,7 @@ pub(super) enum Refused {
 
 type Count = fn(&mut Tally<'_>) -> Result<(), Excess>;
 
-/// The fields of a message that may come any number of times: number, how each is counted, and what else is counted in
-/// it.
+/// The repeated fields of a message: number, count, and the shape of its own fields.
 pub(super) struct Shape(&'static [(u64, Count, Option<&'static Shape>)]);
 
 const NOTHING: Shape = Shape(&[]);
@@ -25,7 +24,7 @@ const GET: Shape = Shape(&[(2, |tally| tally.queue(), None)]);
 const COMPLETE: Shape = Shape(&[(2, |tally| tally.item(), Some(&COMPLETION))]);
 const ITEMS: Shape = Shape(&[(2, |tally| tally.item(), None)]);
 
-/// The request of a method, by its path.
+/// The shape of a method's request.
 pub(super) fn shape(path: &str) -> &'static Shape {
     match path {
         "/taskd.v1.Discovery/InsertTasks" => &INSERT,
@@ -36,7 +35,7 @@ pub(super) fn shape(path: &str) -> &'static Shape {
     }
 }
 
-/// Counts what `message` holds.
+/// Counts the parts of `message`.
 pub(super) fn count(mut message: &[u8], shape: &Shape, tally: &mut Tally<'_>) -> Result<(), Refused> {
     while !message.is_empty() {
         let key = varint(&mut message)?;
@@ -51,7 +50,7 @@ pub(super) fn count(mut message: &[u8], shape: &Shape, tally: &mut Tally<'_>) ->
                 bytes(&mut message, length)?
             }
             5 => bytes(&mut message, 4)?,
-            // The decoder would skip what is in a group, and go on behind it.
+            // The decoder would skip a group, and go on behind it.
             _ => return Err(Refused::Malformed("it has a group or an unknown type of field")),
         };
         if let Some((_, one, inner)) = shape.0.iter().find(|(number, ..)| *number == key >> 3) {

@@ -1,13 +1,21 @@
-//! What a task is, and the names that every part uses for it. No I/O.
+//! Tasks, calls and reports, in the words of no protocol. No I/O.
 
-mod codec;
+mod call;
 mod names;
+mod records;
+mod status;
 mod token;
 pub mod validate;
 
-pub use codec::{body, body_blob, decode_body_blob, new_task, pipeline_record};
+pub use call::{
+    Batch, Caller, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
+    LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
+};
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
+pub use records::{Completed, DeadLetter, Died, Expiration, Failure, PipelineTask, Report, What};
+pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
+pub use validate::TaskRules;
 
 use std::{fmt, str::FromStr};
 
@@ -15,29 +23,27 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use uuid::{Timestamp, Uuid};
 
-use crate::wire::pb;
-
-/// What one task or one report may have in bytes. Kafka's records, MariaDB's packets and a MEDIUMBLOB end at 16 MiB, with all that stands
-/// around it.
+/// The most bytes of a task or a report. Kafka's records, MariaDB's packets and a MEDIUMBLOB end at 16 MiB, together
+/// with all that surrounds the task.
 pub const MAX_RECORD_BYTES: usize = 8 << 20;
 
-/// What `max_replicas` may be.
+/// The highest value of `max_replicas`.
 pub const MAX_REPLICAS: u32 = 10_000;
 
-/// A task's id: a UUIDv7, so that ids made later sort later (and land at the end of SQL's index).
+/// A task's id: a UUIDv7, so that later ids sort later and land at the end of SQL's index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId(pub Uuid);
 
-/// Of a UUIDv7, right behind its time.
+/// The bits of a UUIDv7 right behind its time.
 const PLACE_BITS: u8 = 12;
 
 impl TaskId {
-    /// A new one, by this machine's clock.
+    /// A new id, by this machine's clock.
     pub fn new() -> Self {
         Self(Uuid::now_v7())
     }
 
-    /// A new one of that time. `place` orders those of one millisecond.
+    /// A new id of that time. `place` orders the ids of one millisecond.
     pub fn at(unix_ms: i64, place: usize) -> Self {
         let ms = unix_ms.max(0).unsigned_abs();
         let nanos = u32::try_from(ms % 1000).unwrap_or(0) * 1_000_000;
@@ -45,10 +51,10 @@ impl TaskId {
         Self(Uuid::new_v7(Timestamp::from_unix_time(ms / 1000, nanos, place, PLACE_BITS)))
     }
 
-    /// The id of what `worker` discovered at place `index` of its report on `parent`, reported at `at_unix_ms`.
+    /// The id of the task that `worker` discovered, at place `index` of its report on `parent`.
     ///
-    /// The same report read twice gives the same ids, so that a redelivery creates nothing twice. It has the form of a
-    /// UUIDv7: time first, then bits of a hash where the random ones would be.
+    /// A report that is read twice gives the same ids, so a redelivery creates nothing twice. The id has the form of a
+    /// UUIDv7: time first, then bits of a hash in place of the random ones.
     pub fn derived(parent: TaskId, worker: &str, index: u32, at_unix_ms: i64) -> Self {
         let hash = Sha256::new()
             .chain_update(parent.0.as_bytes())
@@ -60,13 +66,13 @@ impl TaskId {
         Self(uuid::Builder::from_unix_timestamp_millis(at_unix_ms.max(0).unsigned_abs(), &random).into_uuid())
     }
 
-    /// The time in it: when the task came.
+    /// The time in the id, which is the task's creation.
     pub fn created_unix_ms(&self) -> i64 {
         let [a, b, c, d, e, f, ..] = *self.as_bytes();
         i64::from_be_bytes([0, 0, a, b, c, d, e, f])
     }
 
-    /// From the 16 bytes that Redis, SQL and the bus keep.
+    /// The id of the 16 bytes that Redis, SQL and the bus keep.
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
         Uuid::from_slice(bytes).ok().map(Self)
     }
@@ -102,7 +108,7 @@ impl FromStr for TaskId {
     }
 }
 
-/// Which lane a task waits in. The discriminants stand in SQL and in Redis.
+/// The lane of a waiting task. SQL and Redis keep the discriminants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Priority {
@@ -113,7 +119,7 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// All, the most urgent first.
+    /// All priorities, the most urgent first.
     pub const ALL: [Self; 3] = [Self::High, Self::Medium, Self::Low];
 
     /// The name in JSON and in TOML.
@@ -125,7 +131,7 @@ impl Priority {
         }
     }
 
-    /// From the number in SQL or Redis; what is unknown counts as medium.
+    /// The priority of a number in SQL or Redis. An unknown number counts as medium.
     pub fn from_number(number: i64) -> Self {
         match number {
             1 => Self::High,
@@ -133,21 +139,13 @@ impl Priority {
             _ => Self::Medium,
         }
     }
-
-    pub fn to_pb(self) -> pb::Priority {
-        match self {
-            Self::High => pb::Priority::High,
-            Self::Medium => pb::Priority::Medium,
-            Self::Low => pb::Priority::Low,
-        }
-    }
 }
 
-/// The kind of a payload or of a result. The discriminants stand in SQL.
+/// The kind of a payload or of a result. SQL keeps the discriminants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Encoding {
-    /// Stored before taskd remembered it.
+    /// Nobody said it, or an older taskd stored it.
     #[default]
     Unknown = 0,
     Bytes = 1,
@@ -156,7 +154,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// From the number in SQL.
+    /// The encoding of a number in SQL or protobuf.
     pub fn from_number(number: i64) -> Self {
         match number {
             1 => Self::Bytes,
@@ -164,44 +162,6 @@ impl Encoding {
             3 => Self::Json,
             _ => Self::Unknown,
         }
-    }
-
-    /// Of what taskd hands out.
-    pub fn from_pb(encoding: pb::Encoding) -> Self {
-        Self::from_number(i64::from(i32::from(encoding)))
-    }
-
-    pub fn to_pb(self) -> pb::Encoding {
-        match self {
-            Self::Unknown => pb::Encoding::Unspecified,
-            Self::Bytes => pb::Encoding::Bytes,
-            Self::Text => pb::Encoding::Text,
-            Self::Json => pb::Encoding::Json,
-        }
-    }
-}
-
-/// The status that SQL keeps. What happens to an unfinished task meanwhile (queued, assigned, delayed) only Redis knows.
-/// The discriminants stand in SQL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum StoredStatus {
-    Unfinished = 0,
-    Completed = 1,
-    Dead = 2,
-    Cancelled = 3,
-}
-
-impl StoredStatus {
-    pub const ALL: [Self; 4] = [Self::Unfinished, Self::Completed, Self::Dead, Self::Cancelled];
-
-    /// From the number in SQL.
-    pub fn from_number(number: i64) -> Option<Self> {
-        Self::ALL.into_iter().find(|s| *s as i64 == number)
-    }
-
-    pub fn is_final(self) -> bool {
-        self != Self::Unfinished
     }
 }
 
@@ -213,7 +173,7 @@ pub struct TaskRow {
     /// The partition of `pipeline`, and so the shard of the queue.
     pub partition: u32,
     pub key: Bytes,
-    /// SHA-256 of queue and key: what is unique.
+    /// SHA-256 of queue and key. SQL keeps it unique.
     pub key_hash: KeyHash,
     pub payload: Bytes,
     pub payload_encoding: Encoding,
@@ -229,11 +189,16 @@ pub struct TaskRow {
 }
 
 impl TaskRow {
-    /// What it weighs in a buffer, in bytes, about.
+    /// The bytes of the row in a buffer, about.
     pub fn weight(&self) -> usize {
-        let headers: usize = self.headers.iter().map(|(k, v)| k.len() + v.len()).sum();
-        self.key.len() + self.payload.len() + headers + 256
+        let headers = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        weight(self.key.len(), self.payload.len(), headers)
     }
+}
+
+/// The bytes of a task in a buffer, about.
+fn weight(key: usize, payload: usize, headers: usize) -> usize {
+    key + payload + headers + 256
 }
 
 /// SHA-256 of a queue and a key.
@@ -241,12 +206,12 @@ impl TaskRow {
 pub struct KeyHash(pub [u8; 32]);
 
 impl KeyHash {
-    /// A queue's name has no NUL, so the two cannot run into each other.
+    /// Hashes queue and key with a NUL between them, which no queue's name has.
     pub fn new(queue: &QueueName, key: &[u8]) -> Self {
         Self(Sha256::new().chain_update(queue.as_str()).chain_update([0]).chain_update(key).finalize().into())
     }
 
-    /// The partition that the key belongs to: equal keys meet in one.
+    /// The partition of the key. Equal keys meet in one.
     pub fn partition(&self, partitions: u32) -> u32 {
         let first = u32::from_be_bytes([self.0[0], self.0[1], self.0[2], self.0[3]]);
         first % partitions.max(1)
@@ -259,7 +224,8 @@ impl fmt::Debug for KeyHash {
     }
 }
 
-/// A place on a bus partition. Redis Streams have pairs (milliseconds, sequence), Kafka has (offset, 0); both compare as pairs.
+/// A place on a bus partition. Redis Streams have pairs (milliseconds, sequence), Kafka has (offset, 0). Both compare
+/// as pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Offset {
     pub major: u64,
@@ -280,16 +246,10 @@ impl FromStr for Offset {
     }
 }
 
-/// Milliseconds since 1970 by this machine's clock. A time that another process compares goes by [`Clock`].
+/// Milliseconds since 1970 by this machine's clock. Times that other processes compare come from `runtime::Clock`.
 pub fn now_unix_ms() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// Milliseconds since 1970 as protobuf has them.
-pub fn timestamp(unix_ms: i64) -> prost_types::Timestamp {
-    let nanos = i32::try_from(unix_ms.rem_euclid(1000) * 1_000_000).unwrap_or(0);
-    prost_types::Timestamp { seconds: unix_ms.div_euclid(1000), nanos }
 }
 
 #[cfg(test)]

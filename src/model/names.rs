@@ -1,8 +1,9 @@
-//! Names that users choose, checked once where they come in.
+//! Names that users choose. Their types check them once.
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Borrow, fmt, sync::Arc};
 
-/// A queue's name: 1 to 64 characters of `A-Z a-z 0-9 . _ -`. It stands in Redis keys, so braces and colons are out.
+/// A queue's name: 1 to 64 characters of `A-Z a-z 0-9 . _ -`. Redis keys contain it, so braces
+/// and colons are out.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueName(Arc<str>);
 
@@ -10,7 +11,7 @@ pub struct QueueName(Arc<str>);
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerName(Arc<str>);
 
-/// One line for the user who chose the name.
+/// A wrong name, in one line for its user.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidName(String);
@@ -20,7 +21,7 @@ impl QueueName {
         if name.is_empty() {
             return Err(InvalidName("queue is missing".into()));
         }
-        // Before it is shown: what somebody sends as a name may have megabytes.
+        // The length comes first: an error must not show a name of megabytes.
         let length = name.chars().count();
         if length > 64 {
             return Err(InvalidName(format!("queue name has {length} characters; at most 64")));
@@ -33,6 +34,13 @@ impl QueueName {
     }
 
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Lets a map by queue be asked with a text.
+impl Borrow<str> for QueueName {
+    fn borrow(&self) -> &str {
         &self.0
     }
 }
@@ -73,7 +81,7 @@ macro_rules! text {
 text!(QueueName);
 text!(WorkerName);
 
-/// One Redis-sized piece of a queue: all its keys share a cluster slot. The number is the partition of `pipeline` that feeds it.
+/// A piece of a queue whose keys share one cluster slot. The number is the partition of `pipeline` that feeds it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShardId {
     pub queue: QueueName,

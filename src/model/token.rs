@@ -1,4 +1,4 @@
-//! The fencing token of a lease. It names its place, so that a completion needs nothing else to find it.
+//! The fencing token of a lease. It names its shard, so that a completion needs no lookup.
 
 use std::{fmt, str::FromStr};
 
@@ -8,11 +8,11 @@ use super::{QueueName, ShardId};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseToken {
     pub shard: ShardId,
-    /// The life of the shard: another one after Redis was lost.
+    /// The generation of the shard. A shard that Redis lost comes back with the next one.
     pub generation: u64,
-    /// The number of the claim in its shard. All that one worker got in one claim share it.
+    /// The number of the claim in its shard. All leases of one claim share it.
     pub grant: u64,
-    /// 1 for the first try. One that the task has not had yet is refused.
+    /// 1 for the first try. The queue refuses an attempt that the task has not had.
     pub attempt: u32,
 }
 
@@ -24,7 +24,7 @@ pub struct LeaseNumber {
 }
 
 impl LeaseNumber {
-    /// Of a result that was reported before taskd remembered leases. No shard has the generation 0.
+    /// The lease of a result that an older taskd stored without it. No shard has the generation 0.
     pub const UNKNOWN: Self = Self { generation: 0, grant: 0 };
 }
 
@@ -34,7 +34,7 @@ impl LeaseToken {
     }
 }
 
-/// Not a token of ours.
+/// The text is no token of taskd.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("lease_token is not one that taskd gave out")]
 pub struct InvalidToken;

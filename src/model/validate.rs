@@ -1,4 +1,4 @@
-//! From what a user sent to a [`TaskRow`], or one line that says what is wrong with it.
+//! From a [`NewTask`] to a [`TaskRow`], or one line with the mistake.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,118 +7,163 @@ use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{Encoding, KeyHash, MAX_RECORD_BYTES, Priority, QueueName, TaskId, TaskRow};
-use crate::{
-    config::{Limits, QueueSettings},
-    wire::pb,
-};
+use super::{Encoding, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow};
 
-/// A key of at most so many bytes: InnoDB could index no more, and who needs more has a payload.
+/// The longest key. InnoDB cannot index a longer one; more data belongs in the payload.
 pub const MAX_KEY_BYTES: usize = 4096;
 
-/// W3C allows versions above 00 to be longer, without a bound.
+/// The longest traceparent: W3C sets no bound for versions above 00.
 const MAX_TRACEPARENT_BYTES: usize = 256;
 
-/// Headers of one task, beside the limit of their bytes: each costs more than its bytes.
+/// The most headers of a task, beside the limit of their bytes: each costs more than its bytes.
 pub const MAX_HEADERS: usize = 1000;
 
-/// The end of year 9999: what comes after it has no form in RFC 3339.
+/// The end of year 9999, the last that RFC 3339 can write.
 const LAST_UNIX_MS: i64 = 253_402_300_799_999;
 
-/// Turns `task` into a row with the id `id`. `settings` are its queue's.
+/// The characters of a SHA-256 in hex.
+const HASH_CHARACTERS: usize = 64;
+
+/// The limits of a task, and the defaults of its queue.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskRules {
+    pub max_payload_bytes: usize,
+    pub max_headers_bytes: usize,
+    pub max_replicas: u32,
+    pub max_lease: Duration,
+    pub replicas: u32,
+    pub priority: Priority,
+    pub lease: Duration,
+    pub max_attempts: u32,
+}
+
+/// The outcome of a check: the parts of the row that it computed.
+pub struct Checked {
+    queue: QueueName,
+    payload_encoding: Encoding,
+    replicas: u32,
+    priority: Priority,
+    max_attempts: u32,
+    lease: Duration,
+    not_before_unix_ms: i64,
+    created_unix_ms: i64,
+}
+
+/// Turns `task` into a row with the id `id`.
 pub fn task_row(
-    task: pb::NewTask,
+    task: NewTask,
     id: TaskId,
-    settings: &QueueSettings,
-    limits: &Limits,
+    rules: &TaskRules,
     partitions: u32,
     now_unix_ms: i64,
 ) -> Result<TaskRow, String> {
+    Ok(check(&task, rules, now_unix_ms)?.row(task, id, partitions))
+}
+
+impl Checked {
+    /// Turns the checked task into a row with the id `id`.
+    pub fn row(self, task: NewTask, id: TaskId, partitions: u32) -> TaskRow {
+        // Key and payload may be slices of a body of megabytes. The row outlives the request, and must not keep it.
+        let key = if task.key.is_empty() { payload_key(&task.payload) } else { Bytes::copy_from_slice(&task.key) };
+        let mut headers: Vec<_> = task.headers.into_iter().collect();
+        headers.sort();
+        let key_hash = KeyHash::new(&self.queue, &key);
+        TaskRow {
+            id,
+            partition: key_hash.partition(partitions),
+            queue: self.queue,
+            key,
+            key_hash,
+            payload: Bytes::copy_from_slice(&task.payload),
+            payload_encoding: self.payload_encoding,
+            replicas: self.replicas,
+            priority: self.priority,
+            max_attempts: self.max_attempts,
+            lease_ms: u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX),
+            not_before_unix_ms: self.not_before_unix_ms,
+            headers,
+            traceparent: if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent },
+            created_unix_ms: self.created_unix_ms,
+        }
+    }
+}
+
+/// Checks a task without taking it.
+pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Checked, String> {
     let queue = QueueName::new(&task.queue).map_err(|e| e.to_string())?;
     if task.key.len() > MAX_KEY_BYTES {
         return Err(format!("key has {} bytes; at most {MAX_KEY_BYTES}", task.key.len()));
     }
-    if task.payload.len() > limits.max_payload_bytes {
-        return Err(format!("payload has {} bytes; at most {}", task.payload.len(), limits.max_payload_bytes));
+    if task.payload.len() > rules.max_payload_bytes {
+        return Err(format!("payload has {} bytes; at most {}", task.payload.len(), rules.max_payload_bytes));
     }
     if task.key.is_empty() && task.payload.is_empty() {
         return Err("key and payload are both empty: nothing says what the task is".into());
     }
     let payload_encoding = encoding("payload", task.payload_encoding, &task.payload)?;
-    headers(&task.headers, limits)?;
-    let replicas = task.replicas.unwrap_or(settings.replicas);
-    if replicas == 0 || replicas > limits.max_replicas {
-        return Err(format!("replicas is {replicas}; must be 1 to {}", limits.max_replicas));
+    headers(&task.headers, rules)?;
+    let replicas = task.replicas.unwrap_or(rules.replicas);
+    if replicas == 0 || replicas > rules.max_replicas {
+        return Err(format!("replicas is {replicas}; must be 1 to {}", rules.max_replicas));
     }
-    let max_attempts = task.max_attempts.unwrap_or(settings.max_attempts);
+    let max_attempts = task.max_attempts.unwrap_or(rules.max_attempts);
     if max_attempts == 0 || max_attempts > 1000 {
         return Err(format!("max_attempts is {max_attempts}; must be 1 to 1000"));
     }
-    let priority = match pb::Priority::try_from(task.priority) {
-        Ok(pb::Priority::Unspecified) => settings.priority,
-        Ok(pb::Priority::High) => Priority::High,
-        Ok(pb::Priority::Medium) => Priority::Medium,
-        Ok(pb::Priority::Low) => Priority::Low,
-        Err(_) => return Err(format!("priority {} is unknown; expected high, medium or low", task.priority)),
-    };
-    let lease = match task.lease_duration {
-        None => settings.lease,
-        Some(text) => positive("lease_duration", text)?,
-    };
-    if lease < Duration::from_millis(100) || lease > limits.max_lease {
-        let max = humantime::format_duration(limits.max_lease);
-        return Err(format!("lease_duration is {}; must be 100ms to {max}", humantime::format_duration(lease)));
+    let lease = task.lease_duration.unwrap_or(rules.lease);
+    lease_duration("lease_duration", lease, rules.max_lease)?;
+    let not_before_unix_ms = not_before(task, now_unix_ms)?;
+    traceparent(&task.traceparent)?;
+    let weight = weight(task);
+    if weight > MAX_RECORD_BYTES {
+        return Err(format!("the task has {weight} bytes with key and headers; at most {MAX_RECORD_BYTES}"));
     }
-    let not_before_unix_ms = match (task.delay, task.not_before) {
-        (Some(_), Some(_)) => return Err("delay and not_before are both given; use one".into()),
-        (Some(delay), None) => now_unix_ms.saturating_add(ms(positive("delay", delay)?)),
-        (None, Some(at)) => at.seconds.saturating_mul(1000).saturating_add(i64::from(at.nanos) / 1_000_000).max(0),
-        (None, None) => 0,
-    };
-    let not_before_unix_ms = if not_before_unix_ms <= now_unix_ms { 0 } else { not_before_unix_ms };
-    if not_before_unix_ms > LAST_UNIX_MS {
-        return Err("delay or not_before is too far in the future: year 9999 is the last".into());
-    }
-    // The key and the payload may be parts of a body of megabytes. The row lives on when the request is answered, and
-    // must not keep the body.
-    let key = if task.key.is_empty() { payload_key(&task.payload) } else { Bytes::copy_from_slice(&task.key) };
-    let traceparent = if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent };
-    if traceparent.len() > MAX_TRACEPARENT_BYTES {
-        return Err(format!("traceparent has {} bytes; at most {MAX_TRACEPARENT_BYTES}", traceparent.len()));
-    }
-    if !is_traceparent(&traceparent) {
-        return Err(format!(
-            "traceparent {traceparent:?} is not of the W3C form 00-<32 hex>-<16 hex>-<2 hex> (lower case, not zero)"
-        ));
-    }
-    let mut headers: Vec<_> = task.headers.into_iter().collect();
-    headers.sort();
-    let key_hash = KeyHash::new(&queue, &key);
-    let row = TaskRow {
-        id,
-        partition: key_hash.partition(partitions),
+    Ok(Checked {
         queue,
-        key,
-        key_hash,
-        payload: Bytes::copy_from_slice(&task.payload),
         payload_encoding,
         replicas,
-        priority,
+        priority: task.priority.unwrap_or(rules.priority),
         max_attempts,
-        lease_ms: u32::try_from(lease.as_millis()).unwrap_or(u32::MAX),
+        lease,
         not_before_unix_ms,
-        headers,
-        traceparent,
         created_unix_ms: now_unix_ms,
-    };
-    if row.weight() > MAX_RECORD_BYTES {
-        return Err(format!("the task has {} bytes with key and headers; at most {MAX_RECORD_BYTES}", row.weight()));
-    }
-    Ok(row)
+    })
 }
 
-/// Checks that a payload or a result (`what`) is of the kind that its sender says. An empty one may be of any.
-pub fn encoding(what: &str, said: i32, bytes: &[u8]) -> Result<Encoding, String> {
+/// The time of the first claim; 0: at once.
+fn not_before(task: &NewTask, now_unix_ms: i64) -> Result<i64, String> {
+    let at = match (task.delay, task.not_before_unix_ms) {
+        (Some(_), Some(_)) => return Err("delay and not_before are both given; use one".into()),
+        (Some(delay), None) => now_unix_ms.saturating_add(ms(delay)),
+        (None, at) => at.unwrap_or(0),
+    };
+    if at <= now_unix_ms {
+        return Ok(0);
+    }
+    if at > LAST_UNIX_MS {
+        return Err("delay or not_before is too far in the future: year 9999 is the last".into());
+    }
+    Ok(at)
+}
+
+/// The [`TaskRow::weight`] of the task's row.
+fn weight(task: &NewTask) -> usize {
+    let key = if task.key.is_empty() { HASH_CHARACTERS } else { task.key.len() };
+    let headers = task.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    super::weight(key, task.payload.len(), headers)
+}
+
+/// Checks the duration of a lease, of the field `what`.
+pub fn lease_duration(what: &str, lease: Duration, max: Duration) -> Result<(), String> {
+    if lease < Duration::from_millis(100) || lease > max {
+        let (lease, max) = (humantime::format_duration(lease), humantime::format_duration(max));
+        return Err(format!("{what} is {lease}; must be 100ms to {max}"));
+    }
+    Ok(())
+}
+
+/// Checks that a payload or a result (`what`) is of the kind that its sender says. An empty one may be of any kind.
+pub fn encoding(what: &str, said: Encoding, bytes: &[u8]) -> Result<Encoding, String> {
     let utf8 =
         || std::str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8 at byte {}", error.valid_up_to()));
     let json = || {
@@ -126,20 +171,19 @@ pub fn encoding(what: &str, said: i32, bytes: &[u8]) -> Result<Encoding, String>
         Ok(())
     };
     let not_what_is_said = |form: &str, why: String| format!("{what}_encoding is {form}, but {what} is not: {why}");
-    match pb::Encoding::try_from(said) {
-        Ok(pb::Encoding::Unspecified | pb::Encoding::Bytes) => Ok(Encoding::Bytes),
-        Ok(pb::Encoding::Text) => utf8().map(|_| Encoding::Text).map_err(|why| not_what_is_said("TEXT", why)),
-        Ok(pb::Encoding::Json) if bytes.is_empty() => Ok(Encoding::Json),
-        Ok(pb::Encoding::Json) => json().map(|()| Encoding::Json).map_err(|why| not_what_is_said("JSON", why)),
-        Err(_) => Err(format!("{what}_encoding {said} is unknown; expected BYTES, TEXT or JSON")),
+    match said {
+        Encoding::Unknown | Encoding::Bytes => Ok(Encoding::Bytes),
+        Encoding::Text => utf8().map(|_| Encoding::Text).map_err(|why| not_what_is_said("TEXT", why)),
+        Encoding::Json if bytes.is_empty() => Ok(Encoding::Json),
+        Encoding::Json => json().map(|()| Encoding::Json).map_err(|why| not_what_is_said("JSON", why)),
     }
 }
 
-/// Workers pass them on, into places where lines and names have a meaning.
-fn headers(headers: &HashMap<String, String>, limits: &Limits) -> Result<(), String> {
+/// Checks headers. Workers pass them on to places where line ends and names have a meaning.
+fn headers(headers: &HashMap<String, String>, rules: &TaskRules) -> Result<(), String> {
     let bytes: usize = headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    if bytes > limits.max_headers_bytes {
-        return Err(format!("headers have {bytes} bytes; at most {}", limits.max_headers_bytes));
+    if bytes > rules.max_headers_bytes {
+        return Err(format!("headers have {bytes} bytes; at most {}", rules.max_headers_bytes));
     }
     if headers.len() > MAX_HEADERS {
         return Err(format!("{} headers; at most {MAX_HEADERS}", headers.len()));
@@ -156,9 +200,20 @@ fn headers(headers: &HashMap<String, String>, limits: &Limits) -> Result<(), Str
     Ok(())
 }
 
-/// A protobuf duration that is not negative.
-pub fn positive(what: &str, duration: prost_types::Duration) -> Result<Duration, String> {
-    Duration::try_from(duration).map_err(|_| format!("{what} is negative or out of range"))
+/// Checks a given traceparent; taskd makes one where none is given.
+fn traceparent(text: &str) -> Result<(), String> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    if text.len() > MAX_TRACEPARENT_BYTES {
+        return Err(format!("traceparent has {} bytes; at most {MAX_TRACEPARENT_BYTES}", text.len()));
+    }
+    if !is_traceparent(text) {
+        return Err(format!(
+            "traceparent {text:?} is not of the W3C form 00-<32 hex>-<16 hex>-<2 hex> (lower case, not zero)"
+        ));
+    }
+    Ok(())
 }
 
 fn ms(duration: Duration) -> i64 {
@@ -181,7 +236,7 @@ fn is_traceparent(text: &str) -> bool {
     let hex =
         |part: &str, len: usize| part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let id = |part: &str, len: usize| hex(part, len) && part.bytes().any(|b| b != b'0');
-    // Version 00 ends here; what comes behind in later ones is theirs. There is no ff.
+    // Version 00 has four parts. A later one may have more. W3C forbids ff.
     let ends = parts.len() == 4 || (parts.len() > 4 && parts[0] != "00");
     let is_text = text.bytes().all(|b| b.is_ascii_graphic());
     ends && is_text && hex(parts[0], 2) && parts[0] != "ff" && id(parts[1], 32) && id(parts[2], 16) && hex(parts[3], 2)
@@ -191,18 +246,31 @@ fn is_traceparent(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn row(task: pb::NewTask) -> Result<TaskRow, String> {
-        task_row(task, TaskId::new(), &QueueSettings::default(), &Limits::default(), 4, 1_000_000)
+    fn rules() -> TaskRules {
+        TaskRules {
+            max_payload_bytes: 1 << 20,
+            max_headers_bytes: 16 << 10,
+            max_replicas: 100,
+            max_lease: Duration::from_secs(12 * 3600),
+            replicas: 1,
+            priority: Priority::Medium,
+            lease: Duration::from_secs(30),
+            max_attempts: 5,
+        }
     }
 
-    fn task() -> pb::NewTask {
-        pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() }
+    fn row(task: NewTask) -> Result<TaskRow, String> {
+        task_row(task, TaskId::new(), &rules(), 4, 1_000_000)
+    }
+
+    fn task() -> NewTask {
+        NewTask { queue: "q".into(), key: "k".into(), ..Default::default() }
     }
 
     #[test]
     fn a_row_keeps_nothing_of_the_body_that_its_task_came_in() {
         let body = Bytes::from(vec![b'x'; 1 << 20]);
-        let task = pb::NewTask { key: body.slice(..1), payload: body.slice(1..3), ..task() };
+        let task = NewTask { key: body.slice(..1), payload: body.slice(1..3), ..task() };
         let row = row(task).unwrap();
         assert!(body.is_unique());
         assert_eq!((&row.key[..], &row.payload[..]), (&b"x"[..], &b"xx"[..]));
@@ -218,16 +286,16 @@ mod tests {
 
     #[test]
     fn a_key_not_given_is_the_payloads_hash() {
-        let row = row(pb::NewTask { key: Bytes::new(), payload: "abc".into(), ..task() }).unwrap();
+        let row = row(NewTask { key: Bytes::new(), payload: "abc".into(), ..task() }).unwrap();
         assert_eq!(row.key, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".as_bytes());
     }
 
     #[test]
     fn the_whole_task_is_bounded_too() {
-        let limits = Limits { max_payload_bytes: MAX_RECORD_BYTES, ..Default::default() };
+        let rules = TaskRules { max_payload_bytes: MAX_RECORD_BYTES, ..rules() };
         let row = |bytes: usize| {
-            let task = pb::NewTask { payload: vec![0; bytes].into(), ..task() };
-            task_row(task, TaskId::new(), &QueueSettings::default(), &limits, 4, 1_000_000)
+            let task = NewTask { payload: vec![0; bytes].into(), ..task() };
+            task_row(task, TaskId::new(), &rules, 4, 1_000_000)
         };
         assert!(row(MAX_RECORD_BYTES - 1000).is_ok());
         let error = row(MAX_RECORD_BYTES).unwrap_err();
@@ -237,18 +305,18 @@ mod tests {
     #[test]
     fn a_traceparent_of_a_later_version_may_be_longer() {
         let traceparent = format!("cc{}-more", &new_traceparent()[2..]);
-        assert_eq!(row(pb::NewTask { traceparent: traceparent.clone(), ..task() }).unwrap().traceparent, traceparent);
+        assert_eq!(row(NewTask { traceparent: traceparent.clone(), ..task() }).unwrap().traceparent, traceparent);
     }
 
     #[test]
     fn a_payload_is_what_its_encoding_says() {
-        use pb::Encoding::{Bytes, Json, Text, Unspecified};
-        let encoded = |payload: &'static [u8], encoding: i32| {
-            let task = pb::NewTask { payload: payload.into(), payload_encoding: encoding, ..task() };
+        use Encoding::{Bytes, Json, Text, Unknown};
+        let encoded = |payload: &'static [u8], encoding: Encoding| {
+            let task = NewTask { payload: payload.into(), payload_encoding: encoding, ..task() };
             row(task).map(|row| row.payload_encoding)
         };
-        let cases: [(&[u8], pb::Encoding, Encoding); 6] = [
-            (b"\xff", Unspecified, Encoding::Bytes),
+        let cases: [(&[u8], Encoding, Encoding); 6] = [
+            (b"\xff", Unknown, Encoding::Bytes),
             (b"{}", Bytes, Encoding::Bytes),
             (b"\xc3\xa9", Text, Encoding::Text),
             (b" {\"a\": [1e999]} ", Json, Encoding::Json),
@@ -256,17 +324,12 @@ mod tests {
             (b"", Text, Encoding::Text),
         ];
         for (payload, said, want) in cases {
-            assert_eq!(encoded(payload, said.into()), Ok(want), "{payload:?} as {said:?}");
+            assert_eq!(encoded(payload, said), Ok(want), "{payload:?} as {said:?}");
         }
-        let wrong: [(&[u8], i32, &str); 4] = [
-            (b"a\xff", Text.into(), "payload_encoding is TEXT, but payload is not: it is not UTF-8 at byte 1"),
-            (b"\"\xff\"", Json.into(), "payload_encoding is JSON, but payload is not: it is not UTF-8 at byte 1"),
-            (
-                b"{} {}",
-                Json.into(),
-                "payload_encoding is JSON, but payload is not: trailing characters at line 1 column 4",
-            ),
-            (b"", 9, "payload_encoding 9 is unknown; expected BYTES, TEXT or JSON"),
+        let wrong: [(&[u8], Encoding, &str); 3] = [
+            (b"a\xff", Text, "payload_encoding is TEXT, but payload is not: it is not UTF-8 at byte 1"),
+            (b"\"\xff\"", Json, "payload_encoding is JSON, but payload is not: it is not UTF-8 at byte 1"),
+            (b"{} {}", Json, "payload_encoding is JSON, but payload is not: trailing characters at line 1 column 4"),
         ];
         for (payload, said, why) in wrong {
             assert_eq!(encoded(payload, said), Err(why.into()));
@@ -276,45 +339,39 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let headers = |name: &str, value: &str| [(name.to_owned(), value.to_owned())].into();
-        let at = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
         let trace = "0".repeat(31) + "1";
-        let d = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
+        let d = |seconds| Some(Duration::from_secs(seconds));
         let cases = [
-            (pb::NewTask { queue: String::new(), ..task() }, "queue is missing"),
-            (pb::NewTask { queue: "a b".into(), ..task() }, "contains ' '"),
-            (pb::NewTask { queue: "a{b".into(), ..task() }, "contains '{'"),
-            (pb::NewTask { queue: "é".into(), ..task() }, "contains 'é'"),
-            (pb::NewTask { queue: "q".repeat(65), ..task() }, "65 characters"),
-            (pb::NewTask { key: vec![b'k'; 4097].into(), ..task() }, "key has 4097 bytes"),
-            (pb::NewTask { key: Bytes::new(), ..task() }, "both empty"),
-            (pb::NewTask { payload: vec![0; (1 << 20) + 1].into(), ..task() }, "payload has 1048577 bytes"),
-            (pb::NewTask { replicas: Some(0), ..task() }, "replicas is 0"),
-            (pb::NewTask { replicas: Some(101), ..task() }, "replicas is 101"),
-            (pb::NewTask { max_attempts: Some(0), ..task() }, "max_attempts is 0"),
-            (pb::NewTask { priority: 9, ..task() }, "priority 9 is unknown"),
-            (pb::NewTask { lease_duration: d(0, 0), ..task() }, "lease_duration is 0s"),
-            (pb::NewTask { lease_duration: d(-1, 0), ..task() }, "lease_duration is negative"),
-            (pb::NewTask { delay: d(1, 0), not_before: Some(Default::default()), ..task() }, "both given"),
-            (pb::NewTask { delay: d(253_402_300_800, 0), ..task() }, "year 9999 is the last"),
-            (pb::NewTask { not_before: at(253_402_300_800), ..task() }, "year 9999 is the last"),
-            (pb::NewTask { not_before: at(i64::MAX), ..task() }, "year 9999 is the last"),
-            (pb::NewTask { queue: "\u{1}".repeat(1 << 18), ..task() }, "queue name has 262144 characters; at most 64"),
-            (pb::NewTask { headers: headers("", "v"), ..task() }, "a header has an empty name"),
-            (pb::NewTask { headers: headers("a\r\nX: y", ""), ..task() }, "header \"a\\r\\nX: y\" contains a control"),
-            (pb::NewTask { headers: headers("a", "\0"), ..task() }, "header \"a\" contains a control character"),
+            (NewTask { queue: String::new(), ..task() }, "queue is missing"),
+            (NewTask { queue: "a b".into(), ..task() }, "contains ' '"),
+            (NewTask { queue: "a{b".into(), ..task() }, "contains '{'"),
+            (NewTask { queue: "é".into(), ..task() }, "contains 'é'"),
+            (NewTask { queue: "q".repeat(65), ..task() }, "65 characters"),
+            (NewTask { key: vec![b'k'; 4097].into(), ..task() }, "key has 4097 bytes"),
+            (NewTask { key: Bytes::new(), ..task() }, "both empty"),
+            (NewTask { payload: vec![0; (1 << 20) + 1].into(), ..task() }, "payload has 1048577 bytes"),
+            (NewTask { replicas: Some(0), ..task() }, "replicas is 0"),
+            (NewTask { replicas: Some(101), ..task() }, "replicas is 101"),
+            (NewTask { max_attempts: Some(0), ..task() }, "max_attempts is 0"),
+            (NewTask { lease_duration: d(0), ..task() }, "lease_duration is 0s"),
+            (NewTask { delay: d(1), not_before_unix_ms: Some(0), ..task() }, "both given"),
+            (NewTask { delay: d(253_402_300_800), ..task() }, "year 9999 is the last"),
+            (NewTask { not_before_unix_ms: Some(253_402_300_800_000), ..task() }, "year 9999 is the last"),
+            (NewTask { not_before_unix_ms: Some(i64::MAX), ..task() }, "year 9999 is the last"),
+            (NewTask { queue: "\u{1}".repeat(1 << 18), ..task() }, "queue name has 262144 characters; at most 64"),
+            (NewTask { headers: headers("", "v"), ..task() }, "a header has an empty name"),
+            (NewTask { headers: headers("a\r\nX: y", ""), ..task() }, "header \"a\\r\\nX: y\" contains a control"),
+            (NewTask { headers: headers("a", "\0"), ..task() }, "header \"a\" contains a control character"),
+            (NewTask { headers: (0..1001).map(|n| (n.to_string(), "".into())).collect(), ..task() }, "1001 headers"),
+            (NewTask { traceparent: "x".into(), ..task() }, "W3C"),
+            (NewTask { traceparent: format!("00-{}-{}-01", "0".repeat(32), "1".repeat(16)), ..task() }, "W3C"),
+            (NewTask { traceparent: format!("00-{trace}-{}-01", "0".repeat(16)), ..task() }, "W3C"),
+            (NewTask { traceparent: format!("ff-{trace}-{}-01", "1".repeat(16)), ..task() }, "W3C"),
+            (NewTask { traceparent: format!("00-{trace}-{}-01", "A".repeat(16)), ..task() }, "W3C"),
+            (NewTask { traceparent: format!("01-{trace}-{}-01-\u{1b}\n", "1".repeat(16)), ..task() }, "W3C"),
+            (NewTask { traceparent: format!("{}-x", new_traceparent()), ..task() }, "W3C"),
             (
-                pb::NewTask { headers: (0..1001).map(|n| (n.to_string(), "".into())).collect(), ..task() },
-                "1001 headers",
-            ),
-            (pb::NewTask { traceparent: "x".into(), ..task() }, "W3C"),
-            (pb::NewTask { traceparent: format!("00-{}-{}-01", "0".repeat(32), "1".repeat(16)), ..task() }, "W3C"),
-            (pb::NewTask { traceparent: format!("00-{trace}-{}-01", "0".repeat(16)), ..task() }, "W3C"),
-            (pb::NewTask { traceparent: format!("ff-{trace}-{}-01", "1".repeat(16)), ..task() }, "W3C"),
-            (pb::NewTask { traceparent: format!("00-{trace}-{}-01", "A".repeat(16)), ..task() }, "W3C"),
-            (pb::NewTask { traceparent: format!("01-{trace}-{}-01-\u{1b}\n", "1".repeat(16)), ..task() }, "W3C"),
-            (pb::NewTask { traceparent: format!("{}-x", new_traceparent()), ..task() }, "W3C"),
-            (
-                pb::NewTask { traceparent: format!("cc{}-{}", &new_traceparent()[2..], "x".repeat(201)), ..task() },
+                NewTask { traceparent: format!("cc{}-{}", &new_traceparent()[2..], "x".repeat(201)), ..task() },
                 "257 bytes",
             ),
         ];

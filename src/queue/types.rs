@@ -19,7 +19,7 @@ pub struct EnqueueTask {
     pub replicas: u32,
     /// 0: at once.
     pub not_before_unix_ms: i64,
-    /// Of `model::body_blob`.
+    /// Of `wire::body_blob`.
     pub body: Bytes,
     /// Workers that SQL has credited already.
     pub credited: Vec<String>,
@@ -71,7 +71,7 @@ pub struct Claim {
 pub struct Leased {
     pub id: TaskId,
     pub token: LeaseToken,
-    /// Of `model::body_blob`.
+    /// Of `wire::body_blob`.
     pub body: Bytes,
     pub expires_unix_ms: i64,
 }

@@ -139,18 +139,16 @@ mod tests {
         use std::collections::HashSet;
 
         use crate::{
-            config::{Limits, QueueSettings},
-            model::{Encoding, LeaseNumber, Offset, ShardId, TaskId, WorkerName, validate},
+            config::Settings,
+            model::{Encoding, LeaseNumber, NewTask, Offset, ShardId, TaskId, WorkerName, validate},
             store::{NewRow, Published, Settlement, Store, Turn, Unpublished},
-            wire::pb,
         };
 
         let dir = tempfile::tempdir().unwrap();
         let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
         let row = |key: &str| {
-            let task = pb::NewTask { queue: "q".into(), key: key.as_bytes().to_vec().into(), ..Default::default() };
-            let task =
-                validate::task_row(task, TaskId::new(), &QueueSettings::default(), &Limits::default(), 1, 1).unwrap();
+            let task = NewTask { queue: "q".into(), key: key.as_bytes().to_vec().into(), ..Default::default() };
+            let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
             NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
         };
         let rows: Vec<NewRow> = (0..30).map(|i| row(&i.to_string())).collect();

@@ -1,7 +1,7 @@
 //! gRPC's codec: messages as prost writes them, inspected before they are decoded.
 //!
-//! A message of a few bytes can become hundreds of them. A server counts what stands in it first ([`inspected`]), and
-//! answers a message that cannot be read with INVALID_ARGUMENT: it is the caller's mistake.
+//! A message of a few bytes can become hundreds in memory. A server counts the parts of a message first
+//! ([`inspected`]), and answers an unreadable one with INVALID_ARGUMENT: it is the caller's mistake.
 
 use std::{future::Future, marker::PhantomData};
 
@@ -53,7 +53,7 @@ where
     }
 }
 
-/// Decodes a message that the inspector of this call, if it has one, lets through.
+/// Decodes a message that the call's inspector, if it has one, lets through.
 pub struct Inspected<U>(PhantomData<U>);
 
 impl<U: Message + Default> Decoder for Inspected<U> {
@@ -61,7 +61,7 @@ impl<U: Message + Default> Decoder for Inspected<U> {
     type Error = Status;
 
     fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // All of it: the buffer is one piece.
+        // The buffer is one piece, so the chunk is the whole message.
         let verdict = INSPECTOR.try_with(|inspect| inspect(buf.chunk()));
         let is_server = verdict.is_ok();
         verdict.unwrap_or(Ok(()))?;

@@ -1,4 +1,12 @@
-//! Protobuf: the generated messages, and gRPC's codec.
+//! Protobuf: the generated messages, every conversion between them and `model`, and gRPC's codec.
 
+mod call;
 pub mod grpc_codec;
 pub mod pb;
+mod records;
+pub mod time;
+
+pub use records::{
+    body_blob, completed_report, dead_letter, died_report, expiration, one_report, pipeline_record, read_body,
+    read_pipeline_record, read_reports, report_batch, with_time,
+};

@@ -79,7 +79,7 @@ impl Bed {
             id: TaskId::new(),
             replicas: 1,
             not_before_unix_ms: 0,
-            body: taskd::model::body_blob(&taskd::wire::pb::PipelineRecord {
+            body: taskd::wire::body_blob(&taskd::wire::pb::PipelineRecord {
                 priority: 2,
                 max_attempts: 100,
                 lease_ms: 1000,

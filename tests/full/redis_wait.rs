@@ -35,7 +35,7 @@ async fn leased(queue: &Queue) -> Vec<Leased> {
         id: TaskId::new(),
         replicas: 1,
         not_before_unix_ms: 0,
-        body: taskd::model::body_blob(&record),
+        body: taskd::wire::body_blob(&record),
         credited: vec![],
     };
     let batch = Enqueue {

@@ -16,7 +16,7 @@ use taskd::{
     bus::{self, Bus, Keep, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
     config::Settings,
     ingress::{self, State},
-    model::{Offset, QueueName, StoredStatus, TaskId, validate},
+    model::{InsertStatus, NewTask, Offset, QueueName, StoredStatus, TaskId, validate},
     pipelines::{
         discovery::{Error, Handle},
         publishing,
@@ -24,7 +24,7 @@ use taskd::{
     redis_pool::Redis,
     runtime::{Clock, Supervisor},
     store::{Settlement, Store, sqlite::SqliteStore},
-    wire::pb::{self, InsertStatus, report::What},
+    wire::pb::{self, report::What},
 };
 
 use crate::{
@@ -78,13 +78,13 @@ impl Fixture {
         let process = Process::with_clock(&redis, &store, bus.clone(), clock.clone());
         process.sync_queues(&supervisor).await;
         let discovery = process.discovery(&state.settings, &supervisor);
-        state.discovery = Some(discovery.clone());
+        state.api.discovery = Some(discovery.clone());
         Self { discovery, state, store, supervisor, redis, bus, clock, database, server }
     }
 
     /// Puts a task into `full` and waits until that is known; answers its id.
-    pub(crate) async fn fill(&self) -> String {
-        let id = self.discovery.insert(tasks(&["full"])).await.unwrap().remove(0).id;
+    pub(crate) async fn fill(&self) -> TaskId {
+        let id = self.discovery.insert(tasks(&["full"])).await.unwrap().remove(0).id.unwrap();
         until("the queue is full", async || self.discovery.insert(tasks(&["full"])).await.is_err()).await;
         id
     }
@@ -134,8 +134,8 @@ impl Fixture {
 }
 
 /// A task for each queue named; `""` is none, which is wrong.
-pub(crate) fn tasks(queues: &[&str]) -> Vec<pb::NewTask> {
-    let task = |(number, queue): (usize, &&str)| pb::NewTask {
+pub(crate) fn tasks(queues: &[&str]) -> Vec<NewTask> {
+    let task = |(number, queue): (usize, &&str)| NewTask {
         queue: (*queue).into(),
         key: number.to_string().into(),
         ..Default::default()
@@ -154,7 +154,7 @@ async fn what_comes_behind_a_part_that_was_stored_is_told_to_come_again() {
     let fixture = Fixture::start().await;
     fixture.fill().await;
     let answers = fixture.discovery.insert(tasks(&["q", "", "full", "", "q"])).await.unwrap();
-    let statuses: Vec<_> = answers.iter().map(pb::InsertResult::status).collect();
+    let statuses: Vec<_> = answers.iter().map(|answer| answer.status).collect();
     assert_eq!(statuses, [Created, Rejected, TryLater, TryLater, TryLater]);
     assert!(answers[2].error.contains("max_unfinished"), "{answers:?}");
     assert_eq!(fixture.unfinished().await, [("full".to_owned(), 1), ("q".to_owned(), 1)].into());
@@ -184,7 +184,7 @@ async fn in_json_the_rest_is_answered_try_later() {
 #[tokio::test]
 async fn lines_are_stored_when_there_is_room_and_only_what_was_missing() {
     let fixture = Fixture::start().await;
-    let id = fixture.fill().await.parse().unwrap();
+    let id = fixture.fill().await;
     let settle_when_the_others_are_stored = async {
         until("the others are stored", async || fixture.unfinished().await.get("q") == Some(&2)).await;
         let (reason, at_unix_ms) = (String::new(), 0);
@@ -210,7 +210,7 @@ async fn a_caller_whose_task_sql_refuses_fails_alone() {
     fixture.database.execute(refuse).await;
     let insert = |queue| fixture.discovery.insert(tasks(&[queue]));
     let (good, bad) = tokio::join!(insert("q"), insert("bad"));
-    assert_eq!(good.unwrap()[0].status(), InsertStatus::Created);
+    assert_eq!(good.unwrap()[0].status, InsertStatus::Created);
     assert!(bad.unwrap_err().to_string().contains("no such queue"));
     fixture.stop().await;
 }
@@ -275,20 +275,13 @@ impl Bus for Picky {
 async fn the_watchdog_publishes_what_stands_around_a_row_that_cannot_be() {
     let fixture = Fixture::start().await;
     let later = |key: &'static [u8], payload: &'static [u8]| {
-        let delay = Some(prost_types::Duration { seconds: 24 * 3600, nanos: 0 });
+        let delay = Some(Duration::from_secs(24 * 3600));
         let headers = [("h".to_owned(), "v".to_owned())].into();
-        pb::NewTask {
-            queue: "q".into(),
-            key: key.into(),
-            payload: payload.into(),
-            headers,
-            delay,
-            ..Default::default()
-        }
+        NewTask { queue: "q".into(), key: key.into(), payload: payload.into(), headers, delay, ..Default::default() }
     };
     let tasks = vec![later(b"1", b""), later(b"2", TOO_LARGE), later(b"3", b"")];
     let stored = fixture.discovery.insert(tasks).await.unwrap();
-    let id: TaskId = stored[1].id.parse().unwrap();
+    let id: TaskId = stored[1].id.unwrap();
     fixture.database.execute("UPDATE outbox SET due_ms = 0").await;
 
     let bus = Arc::new(Picky(fixture.bus.clone()));
@@ -321,8 +314,7 @@ async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
         .into_iter()
         .map(|task| {
             let (settings, now) = (&fixture.state.settings, fixture.clock.now_unix_ms());
-            let row = validate::task_row(task, TaskId::at(now, 0), &settings.queues.default, &settings.limits, 1, now)
-                .unwrap();
+            let row = validate::task_row(task, TaskId::at(now, 0), &settings.task_rules("q"), 1, now).unwrap();
             publishing::new_row(row, &process.gates, settings)
         })
         .collect();
@@ -341,19 +333,19 @@ async fn rows_that_were_stored_when_the_clock_was_ahead_are_published_soon() {
 async fn keys_that_a_database_set_back_does_not_have_are_new_again() {
     let fixture = Fixture::start().await;
     let insert = async |key: &'static str| {
-        let task = pb::NewTask { queue: "q".into(), key: key.into(), ..Default::default() };
+        let task = NewTask { queue: "q".into(), key: key.into(), ..Default::default() };
         fixture.discovery.insert(vec![task]).await.unwrap().remove(0)
     };
-    assert_eq!(insert("before").await.status(), InsertStatus::Created);
+    assert_eq!(insert("before").await.status, InsertStatus::Created);
     let lost = insert("lost").await;
     let marked = async || fixture.redis.conn().hlen::<_, usize>("t:{q}:seen").await.unwrap() == 3;
     until("the filter knows both", marked).await;
     assert_eq!(insert("lost").await.id, lost.id);
     fixture.database.execute("DELETE FROM tasks WHERE task_key = CAST('lost' AS BLOB)").await;
-    until("the key is new again", async || insert("lost").await.status() == InsertStatus::Created).await;
+    until("the key is new again", async || insert("lost").await.status == InsertStatus::Created).await;
     let again = insert("lost").await;
     assert_ne!(again.id, lost.id);
-    assert_eq!((again.status(), insert("before").await.status()), (InsertStatus::Duplicate, InsertStatus::Duplicate));
+    assert_eq!((again.status, insert("before").await.status), (InsertStatus::Duplicate, InsertStatus::Duplicate));
     fixture.stop().await;
 }
 
@@ -362,7 +354,7 @@ async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
     let fixture = Fixture::start().await;
     redis::cmd("FLUSHALL").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
     let answers = fixture.discovery.insert(tasks(&["q"])).await.unwrap();
-    assert_eq!(answers[0].status(), InsertStatus::Created);
+    assert_eq!(answers[0].status, InsertStatus::Created);
     let given_up = tokio::time::timeout(Duration::from_secs(60), fixture.supervisor.given_up());
     let error = given_up.await.expect("somebody notices").to_string();
     assert!(error.contains("the bus has lost its records"), "{error}");

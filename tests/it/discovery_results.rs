@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use prost::Message as _;
 use taskd::{
     bus::{Bus, Record, Topic},
-    model::{QueueName, StoredStatus, TaskId},
+    model::{InsertStatus, QueueName, StoredStatus, TaskId},
     runtime::Supervisor,
-    wire::pb::{self, InsertStatus, report::What},
+    wire::pb::{self, report::What},
 };
 
 use crate::{
@@ -29,7 +29,7 @@ async fn discovered_tasks_that_find_no_room_go_to_dead_letters_and_the_crawl_goe
     let fixture = Fixture::start_with(|settings| settings.discovery.max_queues = 3).await;
     fixture.fill().await;
     let stored = fixture.discovery.insert(tasks(&["q", "q"])).await.unwrap();
-    let parents: Vec<TaskId> = stored.iter().map(|one| one.id.parse().unwrap()).collect();
+    let parents: Vec<TaskId> = stored.iter().map(|one| one.id.unwrap()).collect();
     let invalid = pb::NewTask { replicas: Some(0), ..discovered("q", "invalid") };
     let known = pb::NewTask { replicas: Some(0), ..discovered("q", "0") };
     let found = vec![
@@ -77,7 +77,10 @@ async fn discovered_tasks_that_find_no_room_go_to_dead_letters_and_the_crawl_goe
     }
     // A queue of its own has room again: what the letter carries is inserted as it was meant.
     let again = pb::NewTask { queue: "q".into(), key: "sent again".into(), ..letters[1].task.clone().unwrap() };
-    assert_eq!(fixture.discovery.insert(vec![again]).await.unwrap()[0].status(), InsertStatus::Created);
+    assert_eq!(
+        fixture.discovery.insert(vec![again.try_into().unwrap()]).await.unwrap()[0].status,
+        InsertStatus::Created
+    );
     fixture.stop().await;
 }
 
@@ -85,7 +88,7 @@ async fn discovered_tasks_that_find_no_room_go_to_dead_letters_and_the_crawl_goe
 async fn a_full_disk_holds_reports_up_and_drops_nothing() {
     let fixture = Fixture::start_on(|_| {}, Some(100)).await;
     let stored = fixture.discovery.insert(tasks(&["q"])).await.unwrap();
-    let parent: TaskId = stored[0].id.parse().unwrap();
+    let parent: TaskId = stored[0].id.unwrap();
     fixture.fill().await;
     let large = |n: usize| pb::NewTask { payload: vec![1; 10_000].into(), ..discovered("q", &n.to_string()) };
     let mut found: Vec<_> = (10..110).map(large).collect();
@@ -132,8 +135,12 @@ async fn a_dead_letter_carries_what_sends_the_task_again() {
         traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into(),
         ..discovered("q", "dies")
     };
-    let stored = fixture.discovery.insert(vec![task.clone(), discovered("q", "lives")]).await.unwrap();
-    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.parse().unwrap()).collect();
+    let stored = fixture
+        .discovery
+        .insert([task.clone(), discovered("q", "lives")].map(|task| task.try_into().unwrap()).into())
+        .await
+        .unwrap();
+    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.unwrap()).collect();
     let failure = pb::Failure { at_unix_ms: 5, worker: "w".into(), reason: "once".into() };
     let died =
         |reason: &str| What::Died(pb::Died { reason: reason.into(), attempts: 6, history: vec![failure.clone()] });
@@ -163,7 +170,7 @@ async fn a_report_that_sql_refuses_is_buried_alone() {
                   BEGIN SELECT RAISE(ABORT, 'no such worker'); END";
     fixture.database.execute(refuse).await;
     let stored = fixture.discovery.insert(tasks(&["q"; 4])).await.unwrap();
-    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.parse().unwrap()).collect();
+    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.unwrap()).collect();
     let report = |(id, worker): (&TaskId, &str)| {
         let what = Some(pb::report::What::Completed(pb::Completed { worker: worker.into(), ..Default::default() }));
         pb::Report { task_id: id.as_bytes().to_vec().into(), what, at_unix_ms: 1 }

@@ -7,11 +7,11 @@ use prost::Message as _;
 use sqlx::{Connection, SqliteConnection};
 use taskd::{
     bus::{Bus, Record, Topic, redis_streams::RedisStreams},
-    model::{self, Offset, Priority, QueueName, ShardId, TaskId, WorkerName},
+    model::{self, Offset, QueueName, ShardId, TaskId, WorkerName},
     queue::{Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Queue},
     redis_pool::Redis,
     runtime::Supervisor,
-    wire::pb,
+    wire::{self, pb},
 };
 
 use crate::support::{
@@ -28,7 +28,7 @@ fn record() -> pb::PipelineRecord {
         id: TaskId::new().as_bytes().to_vec().into(),
         queue: "q".into(),
         replicas: 1,
-        priority: Priority::Medium.to_pb().into(),
+        priority: pb::Priority::Medium.into(),
         max_attempts: 5,
         lease_ms: 30_000,
         published_unix_ms: model::now_unix_ms(),
@@ -40,7 +40,7 @@ fn record() -> pb::PipelineRecord {
 async fn enqueue(queue: &Queue, bus: &dyn Bus, shard: &ShardId, epoch: u64, offset: Offset) -> Enqueued {
     let record = record();
     let id = TaskId::from_slice(&record.id).unwrap();
-    let (body, credited) = (model::body_blob(&record), vec![]);
+    let (body, credited) = (wire::body_blob(&record), vec![]);
     let task = EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited };
     let batch = Enqueue {
         topic_generation: bus.generation(),

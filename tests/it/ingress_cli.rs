@@ -21,7 +21,7 @@ use crate::{ingress_http::idle_state, support::daemon::Daemon};
 
 fn taskd(args: &[&str], env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-    // Whoever runs the tests may have settings of their own.
+    // The person who runs the tests may have settings of their own.
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
     command.env_clear().envs(own).envs(env.iter().copied()).args(args).output().unwrap()
 }

@@ -12,7 +12,7 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus,
 
 use crate::ingress_http::idle_state;
 
-async fn start(state: State) -> (Channel, JoinHandle<anyhow::Result<()>>) {
+async fn start(state: State) -> (Channel, JoinHandle<Result<(), tonic_reflection::server::Error>>) {
     let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "grpc").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let server = tokio::spawn(ingress::grpc::serve(listener, state));

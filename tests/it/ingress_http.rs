@@ -1,4 +1,5 @@
-//! The HTTP API over a real socket, as far as it answers by itself: what is wrong with a request, and how the process is.
+//! The HTTP API over a real socket, as far as it answers by itself: what is wrong with a request, and how the process
+//! is.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,16 +22,15 @@ use tokio_util::sync::CancellationToken;
 pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
     let mut settings = Settings::default();
     change(&mut settings);
+    let stop = CancellationToken::new();
     State {
         budget: Budget::new(settings.limits.request_budget),
-        discovery: None,
-        tasks: None,
-        reading: None,
+        api: taskd::api::Api { discovery: None, tasks: None, query: None, stop: stop.clone() },
         progress: Progress::default(),
         gates: Gates::default(),
         settings: Arc::new(settings),
         metrics: PrometheusBuilder::new().build_recorder().handle().into(),
-        stop: CancellationToken::new(),
+        stop,
     }
 }
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use taskd::{
     bus::{Bus, Topic},
-    model::{StoredStatus, TaskId, validate},
+    model::{InsertStatus, NewTask, StoredStatus, TaskId, validate},
     pipelines::publishing,
-    wire::pb::{self, InsertStatus, report::What},
+    wire::pb::{self, report::What},
 };
 
 use crate::{
@@ -29,7 +29,7 @@ async fn finished_tasks_leave_sql_after_a_month_and_their_keys_stay_seen() {
     let fixture = Fixture::start().await;
     watchdog(&fixture);
     let stored = fixture.discovery.insert(tasks(&["q", "q", "q"])).await.unwrap();
-    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.parse().unwrap()).collect();
+    let ids: Vec<TaskId> = stored.iter().map(|one| one.id.unwrap()).collect();
     let done = What::Completed(pb::Completed { worker: "w".into(), ..Default::default() });
     let died = What::Died(pb::Died { reason: "no luck".into(), attempts: 1, history: vec![] });
     fixture.report(vec![(ids[0], done), (ids[1], died)]).await;
@@ -47,7 +47,7 @@ async fn finished_tasks_leave_sql_after_a_month_and_their_keys_stay_seen() {
     assert!(is_there(ids[2]).await, "a task that is not finished stays");
     let again = fixture.discovery.insert(tasks(&["q", "q"])).await.unwrap();
     for (again, stored) in again.iter().zip(&stored) {
-        assert_eq!((again.status(), &again.id), (InsertStatus::Duplicate, &stored.id));
+        assert_eq!((again.status, &again.id), (InsertStatus::Duplicate, &stored.id));
     }
     assert_eq!(again[1].error, "the task with this key is DEAD");
     fixture.stop().await;
@@ -59,10 +59,10 @@ async fn rows_go_to_the_bus_when_their_time_has_come() {
     let (settings, process) = (&fixture.state.settings, watchdog(&fixture));
     // Stored by a process that was killed before it published them.
     let row = |key: &str, delay: Duration| {
-        let delay = (!delay.is_zero()).then(|| delay.try_into().unwrap());
-        let task = pb::NewTask { queue: "q".into(), key: key.to_owned().into(), delay, ..Default::default() };
-        let (queue, now) = (&settings.queues.default, fixture.clock.now_unix_ms());
-        let row = validate::task_row(task, TaskId::at(now, 0), queue, &settings.limits, 1, now).unwrap();
+        let delay = (!delay.is_zero()).then_some(delay);
+        let task = NewTask { queue: "q".into(), key: key.to_owned().into(), delay, ..Default::default() };
+        let now = fixture.clock.now_unix_ms();
+        let row = validate::task_row(task, TaskId::at(now, 0), &settings.task_rules("q"), 1, now).unwrap();
         publishing::new_row(row, &process.gates, settings)
     };
     let (horizon, day) = (settings.watchdog.horizon, 24 * HOUR);

@@ -5,12 +5,11 @@ use std::{sync::Arc, time::Duration};
 use taskd::{
     bus::{Reading, Record, Topic, redis_streams::RedisStreams},
     config::Settings,
-    model::{self, QueueName, ShardId, TaskId, validate},
+    model::{self, NewTask, QueueName, ShardId, TaskId, validate},
     pipelines::publishing,
     redis_pool::Redis,
     runtime::Supervisor,
     store::{Store, Turn, sqlite::SqliteStore},
-    wire::pb,
 };
 
 use crate::support::{
@@ -54,9 +53,8 @@ impl Fixture {
 
 /// A task of the shard with this number.
 fn task(settings: &Settings, key: &str, partition: u32) -> model::TaskRow {
-    let new = pb::NewTask { queue: "q".into(), key: key.to_owned().into(), ..Default::default() };
-    let (queue, now) = (&settings.queues.default, model::now_unix_ms());
-    let row = validate::task_row(new, TaskId::new(), queue, &settings.limits, 1, now).unwrap();
+    let new = NewTask { queue: "q".into(), key: key.to_owned().into(), ..Default::default() };
+    let row = validate::task_row(new, TaskId::new(), &settings.task_rules("q"), 1, model::now_unix_ms()).unwrap();
     model::TaskRow { partition, ..row }
 }
 

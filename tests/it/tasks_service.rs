@@ -1,20 +1,26 @@
 //! The tasks service over a real queue, without the pipelines around it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use prost::Message as _;
 use taskd::{
+    api::{Api, Error, Kind},
     bus::{Bus, Topic, redis_streams::RedisStreams},
-    config::{Limits, QueueSettings, Settings},
-    model::{self, Encoding, LeaseToken, Offset, QueueName, ShardId, TaskId, validate},
-    pipelines::tasks::{self, Error},
+    config::Settings,
+    model::{
+        Batch, Caller, Completion, Encoding, Extension, GetTasks, Item, ItemAnswer, ItemStatus, LeaseToken, LeasedTask,
+        NewTask, Offset, Protocol, QueueName, Rejection, ShardId, TaskBody, TaskId, validate,
+    },
+    pipelines::tasks,
     queue::{Enqueue, EnqueueTask, Queue},
     redis_pool::Redis,
     runtime::Supervisor,
     store::{NewRow, Settlement, Store, Unpublished},
-    wire::pb,
+    wire::{self, pb},
 };
+
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     discovery_insert::watched,
@@ -25,6 +31,22 @@ use crate::{
         until,
     },
 };
+
+const CALLER: Caller = Caller { protocol: Protocol::Grpc, peer: None };
+
+/// The operations of a process that runs this service alone.
+fn api_of(tasks: tasks::Handle) -> Api {
+    Api { discovery: None, tasks: Some(tasks), query: None, stop: CancellationToken::new() }
+}
+
+/// A worker's report about a leased task.
+fn item<T>(leased: &LeasedTask, report: T) -> Result<Item<T>, ItemAnswer> {
+    Ok(Item { id: leased.id.to_string(), lease_token: leased.token.to_string(), report })
+}
+
+fn batch<T>(items: Vec<Result<Item<T>, ItemAnswer>>) -> Batch<T> {
+    Batch { worker: "w".into(), items }
+}
 
 fn shard(name: &str) -> ShardId {
     ShardId { queue: QueueName::new(name).unwrap(), number: 0 }
@@ -39,7 +61,7 @@ async fn one_task(queue: &Queue, name: &str) {
 async fn put(queue: &Queue, name: &str, id: TaskId, priority: i32, offset: u64) {
     let record = pb::PipelineRecord { priority, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
     let offset = Offset { major: offset, minor: 0 };
-    let (body, credited) = (model::body_blob(&record), vec![]);
+    let (body, credited) = (wire::body_blob(&record), vec![]);
     put_in(queue, name, EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited }).await;
 }
 
@@ -76,25 +98,21 @@ async fn every_call_is_counted_with_how_it_ended() {
     let tasks = tasks::start(queue, file.open().await, bus, &Arc::new(Settings::default()), &supervisor);
     assert_eq!(watched(&supervisor), ["tasks/deliveries", "tasks/forward"]);
 
-    let get = || tasks.get(pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into()], ..Default::default() });
-    let leased = get().await.unwrap().deliver().tasks.remove(0);
-    assert!(get().await.unwrap().response.tasks.is_empty());
-    let (id, lease_token) = (leased.id, leased.lease_token);
-    let by = Some(prost_types::Duration { seconds: 30, nanos: 0 });
-    let extension = pb::Extension { id: id.clone(), lease_token: lease_token.clone(), by };
-    let extend = pb::ExtendTasksRequest { worker: "w".into(), extensions: vec![extension] };
-    tasks.extend(extend).await.unwrap();
-    let completion = pb::Completion { id: id.clone(), lease_token: lease_token.clone(), ..Default::default() };
-    tasks.complete(pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion] }).await.unwrap();
-    let rejection = pb::Rejection { id, lease_token, ..Default::default() };
-    let reject = pb::RejectTasksRequest { worker: "w".into(), rejections: vec![rejection] };
-    tasks.reject(reject.clone()).await.unwrap();
-    tasks.reject(pb::RejectTasksRequest { rejections: vec![], ..reject.clone() }).await.unwrap();
-    let nobody = tasks.reject(pb::RejectTasksRequest { worker: String::new(), ..reject }).await;
-    assert!(matches!(nobody, Err(Error::Invalid(_))), "{nobody:?}");
+    let api = api_of(tasks);
+    let get = || api.get(&CALLER, GetTasks { worker: "w".into(), queues: vec!["q".into()], ..Default::default() });
+    let leased = get().await.unwrap().deliver().remove(0);
+    assert!(get().await.unwrap().tasks.is_empty());
+    let by = Some(Duration::from_secs(30));
+    api.extend(&CALLER, batch(vec![item(&leased, Extension { by })])).await.unwrap();
+    api.complete(&CALLER, batch(vec![item(&leased, Completion::default())])).await.unwrap();
+    let rejection = Rejection { reason: String::new(), retry: true, delay: None };
+    let reject = batch(vec![item(&leased, rejection)]);
+    api.reject(&CALLER, reject.clone()).await.unwrap();
+    api.reject(&CALLER, Batch { items: vec![], ..reject.clone() }).await.unwrap();
+    let nobody = api.reject(&CALLER, Batch { worker: String::new(), ..reject }).await.unwrap_err();
+    assert_eq!(nobody.kind(), Kind::Invalid, "{nobody:?}");
     server.kill9();
-    let away = get().await;
-    assert!(matches!(away, Err(Error::Unavailable(_))));
+    assert_eq!(get().await.map(|_| ()).unwrap_err().kind(), Kind::Unavailable);
 
     let text = metrics.render();
     for (method, result) in [
@@ -118,7 +136,7 @@ async fn every_call_is_counted_with_how_it_ended() {
 /// The service over queues with one task each.
 struct Service {
     queue: Queue,
-    tasks: tasks::Handle,
+    api: Api,
     bus: Arc<RedisStreams>,
     store: Arc<dyn Store>,
     redis: Redis,
@@ -142,39 +160,33 @@ impl Service {
         let store = file.open().await;
         let tasks =
             tasks::start(queue.clone(), Arc::clone(&store), bus.clone(), &Arc::new(Settings::default()), &supervisor);
-        Self { queue, tasks, bus, store, redis, supervisor, _server: server, _file: file }
+        Self { queue, api: api_of(tasks), bus, store, redis, supervisor, _server: server, _file: file }
     }
 
-    async fn get(&self, queues: &[&str], max_tasks: u32, wait_s: i64) -> Result<Vec<pb::LeasedTask>, Error> {
-        let get = pb::GetTasksRequest {
+    async fn get(&self, queues: &[&str], max_tasks: u32, wait_s: u64) -> Result<Vec<LeasedTask>, Error> {
+        let get = GetTasks {
             worker: "w".into(),
             queues: queues.iter().map(ToString::to_string).collect(),
             max_tasks,
-            wait: Some(prost_types::Duration { seconds: wait_s, nanos: 0 }),
+            wait: Duration::from_secs(wait_s),
             ..Default::default()
         };
-        Ok(self.tasks.get(get).await?.deliver().tasks)
+        Ok(self.api.get(&CALLER, get).await?.deliver())
     }
 
-    async fn lease(&self, queue: &str) -> pb::LeasedTask {
+    async fn lease(&self, queue: &str) -> LeasedTask {
         self.get(&[queue], 1, 0).await.unwrap().remove(0)
     }
 
-    async fn complete_all(&self, worker: &str, leased: &[&pb::LeasedTask]) -> Result<Vec<pb::ItemStatus>, Error> {
-        let completion = |leased: &&pb::LeasedTask| {
-            let (id, lease_token) = (leased.id.clone(), leased.lease_token.clone());
-            pb::Completion { id, lease_token, ..Default::default() }
-        };
-        let completions = leased.iter().map(completion).collect();
-        let complete = pb::CompleteTasksRequest { worker: worker.into(), completions };
-        Ok(self.tasks.complete(complete).await?.results.iter().map(pb::ItemResult::status).collect())
+    async fn complete_all(&self, worker: &str, leased: &[&LeasedTask]) -> Result<Vec<ItemStatus>, Error> {
+        let items = leased.iter().map(|leased| item(leased, Completion::default())).collect();
+        let answers = self.api.complete(&CALLER, Batch { worker: worker.into(), items }).await?;
+        Ok(answers.iter().map(|answer| answer.status).collect())
     }
 
-    async fn complete(&self, leased: &pb::LeasedTask, discovered: Vec<pb::NewTask>) -> pb::ItemResult {
-        let (id, lease_token) = (leased.id.clone(), leased.lease_token.clone());
-        let completion = pb::Completion { id, lease_token, discovered, ..Default::default() };
-        let complete = pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion] };
-        self.tasks.complete(complete).await.unwrap().results.remove(0)
+    async fn complete(&self, leased: &LeasedTask, discovered: Vec<NewTask>) -> ItemAnswer {
+        let completion = Completion { discovered, ..Default::default() };
+        self.api.complete(&CALLER, batch(vec![item(leased, completion)])).await.unwrap().remove(0)
     }
 
     async fn redis(&self, command: &str, args: &[&str]) {
@@ -191,12 +203,10 @@ impl Service {
         self.redis("RENAME", &["t:aside", &format!("t:{{{queue}:0}}:generation")]).await;
     }
 
-    async fn reject(&self, leased: &pb::LeasedTask, delay_s: i64) -> pb::ItemResult {
-        let (id, lease_token) = (leased.id.clone(), leased.lease_token.clone());
-        let delay = Some(prost_types::Duration { seconds: delay_s, nanos: 0 });
-        let rejection = pb::Rejection { id, lease_token, delay, ..Default::default() };
-        let reject = pb::RejectTasksRequest { worker: "w".into(), rejections: vec![rejection] };
-        self.tasks.reject(reject).await.unwrap().results.remove(0)
+    async fn reject(&self, leased: &LeasedTask, delay_s: u64) -> ItemAnswer {
+        let delay = Some(Duration::from_secs(delay_s));
+        let rejection = Rejection { reason: String::new(), retry: true, delay };
+        self.api.reject(&CALLER, batch(vec![item(leased, rejection)])).await.unwrap().remove(0)
     }
 
     async fn stop(self) {
@@ -209,11 +219,11 @@ impl Service {
 async fn a_report_larger_than_the_bus_takes_is_invalid() {
     let service = Service::start(&["q"]).await;
     let leased = service.lease("q").await;
-    let task = pb::NewTask { queue: "q".into(), payload: vec![0; 900_000].into(), ..Default::default() };
+    let task = NewTask { queue: "q".into(), payload: vec![0; 900_000].into(), ..Default::default() };
     let result = service.complete(&leased, vec![task.clone(); 20]).await;
-    assert_eq!(result.status(), pb::ItemStatus::Invalid);
+    assert_eq!(result.status, ItemStatus::Invalid);
     assert!(result.error.ends_with("bytes together; at most 8388608"), "{}", result.error);
-    assert_eq!(service.complete(&leased, vec![task; 9]).await.status(), pb::ItemStatus::Ok);
+    assert_eq!(service.complete(&leased, vec![task; 9]).await.status, ItemStatus::Ok);
     service.stop().await;
 }
 
@@ -222,9 +232,9 @@ async fn a_task_is_rejected_for_a_year_at_most() {
     let service = Service::start(&["q"]).await;
     let leased = service.lease("q").await;
     let result = service.reject(&leased, 365 * 24 * 3600 + 1).await;
-    assert_eq!(result.status(), pb::ItemStatus::Invalid);
+    assert_eq!(result.status, ItemStatus::Invalid);
     assert_eq!(result.error, "delay is 31536001s; at most 31536000s, 365 days");
-    assert_eq!(service.reject(&leased, 365 * 24 * 3600).await.status(), pb::ItemStatus::Ok);
+    assert_eq!(service.reject(&leased, 365 * 24 * 3600).await.status, ItemStatus::Ok);
     service.stop().await;
 }
 
@@ -234,7 +244,7 @@ async fn a_damaged_outbox_holds_up_no_other_shard() {
     let damage = redis::cmd("XADD").arg("t:{a:0}:outbox").arg(&["*", "x", "no id"]).clone();
     damage.query_async::<()>(&mut service.redis.conn()).await.unwrap();
     let leased = service.lease("q").await;
-    assert_eq!(service.complete(&leased, vec![]).await.status(), pb::ItemStatus::Ok);
+    assert_eq!(service.complete(&leased, vec![]).await.status, ItemStatus::Ok);
     until("the report of q is on the bus", async || service.bus.ends(Topic::TaskResults).await.unwrap()[0].is_some())
         .await;
     service.stop().await;
@@ -246,22 +256,22 @@ async fn one_shard_that_fails_fails_its_own_items_only() {
     let of_a = service.lease("a").await;
     service.damage("a").await;
     let of_q = service.get(&["a", "q"], 10, 0).await.unwrap().remove(0);
-    assert_eq!(of_q.queue, "q");
-    let by = Some(prost_types::Duration { seconds: 60, nanos: 0 });
-    let extension = |of: &pb::LeasedTask| pb::Extension { id: of.id.clone(), lease_token: of.lease_token.clone(), by };
-    let extend = pb::ExtendTasksRequest { worker: "w".into(), extensions: vec![extension(&of_a), extension(&of_q)] };
-    let extended = service.tasks.extend(extend).await.unwrap().results;
-    let statuses = [extended[0].status(), extended[1].status()];
-    assert_eq!(statuses, [pb::ItemStatus::TryLater, pb::ItemStatus::Ok]);
+    assert_eq!(of_q.token.shard.queue.as_str(), "q");
+    let extension = |of: &LeasedTask| item(of, Extension { by: Some(Duration::from_secs(60)) });
+    let extended = service.api.extend(&CALLER, batch(vec![extension(&of_a), extension(&of_q)])).await.unwrap();
+    let statuses = [extended[0].status, extended[1].status];
+    assert_eq!(statuses, [ItemStatus::TryLater, ItemStatus::Ok]);
     let statuses = service.complete_all("w", &[&of_a, &of_q]).await.unwrap();
-    assert_eq!(statuses, [pb::ItemStatus::TryLater, pb::ItemStatus::Ok]);
+    assert_eq!(statuses, [ItemStatus::TryLater, ItemStatus::Ok]);
 
     // Where nothing else is named there is no answer at all.
-    assert!(matches!(service.get(&["a"], 1, 30).await, Err(Error::Unavailable(_))));
-    assert!(matches!(service.complete_all("w", &[&of_a]).await, Err(Error::Unavailable(_))));
-    assert!(matches!(service.get(&["a", "q"], 1, 0).await, Err(Error::Unavailable(_))), "nothing else was there");
+    let kind = |error: Error| error.kind();
+    assert_eq!(service.get(&["a"], 1, 30).await.map_err(kind).unwrap_err(), Kind::Unavailable);
+    assert_eq!(service.complete_all("w", &[&of_a]).await.map_err(kind).unwrap_err(), Kind::Unavailable);
+    let of_both = service.get(&["a", "q"], 1, 0).await;
+    assert_eq!(of_both.map_err(kind).unwrap_err(), Kind::Unavailable, "nothing else was there");
     service.mend("a").await;
-    assert_eq!(service.complete_all("w", &[&of_a]).await.unwrap(), [pb::ItemStatus::Ok]);
+    assert_eq!(service.complete_all("w", &[&of_a]).await.unwrap(), [ItemStatus::Ok]);
     service.stop().await;
 }
 
@@ -275,7 +285,7 @@ async fn a_worker_waits_for_the_shards_that_answer() {
         put(&service.queue, "q", TaskId::new(), 2, 2).await;
     };
     let (got, ()) = tokio::join!(service.get(&["a", "q"], 1, 60), later);
-    assert_eq!(got.unwrap()[0].queue, "q");
+    assert_eq!(got.unwrap()[0].token.shard.queue.as_str(), "q");
     service.stop().await;
 }
 
@@ -294,12 +304,12 @@ async fn an_answer_of_several_shards_has_its_bytes_and_no_task_more() {
     };
     for (name, n) in shards.iter().flat_map(|name| (2..7).map(move |n| (name, n))) {
         let (id, offset) = (TaskId::new(), Offset { major: n, minor: 0 });
-        let (body, credited) = (model::body_blob(&record), vec![]);
+        let (body, credited) = (wire::body_blob(&record), vec![]);
         let task = EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited };
         put_in(&service.queue, name, task).await;
     }
     let got = service.get(&shards, 100, 0).await.unwrap();
-    let bytes: usize = got.iter().map(|task| task.payload.len()).sum();
+    let bytes: usize = got.iter().map(|task| task.body.payload.len()).sum();
     assert!(bytes <= 7 << 19 && bytes > 3 << 20, "{} tasks of {bytes} bytes", got.len());
     service.stop().await;
 }
@@ -314,8 +324,7 @@ async fn the_most_urgent_of_all_queues_named_goes_first() {
     }
     let mut order = Vec::new();
     for _ in 0..9 {
-        let id: TaskId = service.get(&names, 1, 0).await.unwrap()[0].id.parse().unwrap();
-        order.push(id);
+        order.push(service.get(&names, 1, 0).await.unwrap()[0].id);
     }
     let of_priority = async |priority: i32| {
         let bodies: Vec<_> = names.iter().map(|name| format!("t:{{{name}:0}}:bodies")).collect();
@@ -338,15 +347,15 @@ async fn the_most_urgent_of_all_queues_named_goes_first() {
 #[tokio::test]
 async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
     let service = Service::start(&[]).await;
-    let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
-    let task = validate::task_row(task, TaskId::new(), &QueueSettings::default(), &Limits::default(), 1, 1).unwrap();
+    let task = NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
+    let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
     let id = task.id;
     let row = NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 };
     service.store.insert(&[row]).await.unwrap();
     put(&service.queue, "q", id, 2, 1).await;
     let leased = service.lease("q").await;
-    assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [pb::ItemStatus::Ok]);
-    let token: LeaseToken = leased.lease_token.parse().unwrap();
+    assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [ItemStatus::Ok]);
+    let token = leased.token.clone();
     let done = Settlement::Completed {
         id,
         worker: "w".into(),
@@ -362,21 +371,20 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
     // It was missing in Redis, for another worker, and is there again: the queue knows who, and not by which lease.
     service.redis("DEL", &["t:{q:0}:records"]).await;
     let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
-    let (offset, body) = (Offset { major: 9, minor: 0 }, model::body_blob(&record));
+    let (offset, body) = (Offset { major: 9, minor: 0 }, wire::body_blob(&record));
     let again = EnqueueTask { offset, id, replicas: 2, not_before_unix_ms: 0, body, credited: vec!["w".into()] };
     put_in(&service.queue, "q", again).await;
-    assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [pb::ItemStatus::Ok]);
+    assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [ItemStatus::Ok]);
 
-    let other = pb::LeasedTask { id: TaskId::new().to_string(), ..leased.clone() };
-    let lease_token = LeaseToken { grant: token.grant + 1, ..token }.to_string();
-    let later = pb::LeasedTask { lease_token, ..leased.clone() };
+    let other = LeasedTask { id: TaskId::new(), ..leased.clone() };
+    let later = LeasedTask { token: LeaseToken { grant: token.grant + 1, ..token }, ..leased.clone() };
     for lost in ["t:{q:0}:records", "t:{q:0}:generation"] {
         service.redis("DEL", &[lost]).await;
-        assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [pb::ItemStatus::Ok], "without {lost}");
-        assert_eq!(service.complete_all("w", &[&later]).await.unwrap(), [pb::ItemStatus::AlreadyCompleted]);
-        assert_eq!(service.complete_all("v", &[&leased]).await.unwrap(), [pb::ItemStatus::AlreadyCompleted]);
+        assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [ItemStatus::Ok], "without {lost}");
+        assert_eq!(service.complete_all("w", &[&later]).await.unwrap(), [ItemStatus::AlreadyCompleted]);
+        assert_eq!(service.complete_all("v", &[&leased]).await.unwrap(), [ItemStatus::AlreadyCompleted]);
         let unknown = service.complete_all("w", &[&other]).await.unwrap()[0];
-        assert!(matches!(unknown, pb::ItemStatus::UnknownTask | pb::ItemStatus::LeaseLost), "{unknown:?}");
+        assert!(matches!(unknown, ItemStatus::UnknownTask | ItemStatus::LeaseLost), "{unknown:?}");
     }
     service.stop().await;
 }
@@ -406,13 +414,13 @@ async fn a_look_over_many_queues_asks_them_at_once() {
 async fn made_up_queues_cost_a_bounded_number_of_calls() {
     let service = Service::start(&[]).await;
     let made_up = |n: usize| {
-        let lease_token = format!("made-up-{n}:0:1:1:1");
-        pb::LeasedTask { id: TaskId::new().to_string(), lease_token, ..Default::default() }
+        let token = format!("made-up-{n}:0:1:1:1").parse().unwrap();
+        LeasedTask { id: TaskId::new(), token, expires_unix_ms: 0, body: TaskBody::default() }
     };
     let all: Vec<_> = (0..300).map(made_up).collect();
     let statuses = service.complete_all("w", &all.iter().collect::<Vec<_>>()).await.unwrap();
     let of = |status| statuses.iter().filter(|other| **other == status).count();
-    assert_eq!((of(pb::ItemStatus::LeaseLost), of(pb::ItemStatus::Invalid)), (100, 200));
+    assert_eq!((of(ItemStatus::LeaseLost), of(ItemStatus::Invalid)), (100, 200));
     service.stop().await;
 }
 
@@ -431,7 +439,7 @@ async fn a_busy_shard_does_not_hold_up_the_reports_of_others() {
     };
     let forwarded = async {
         until("the forwarder is at a", async || service.bus.ends(Topic::Expirations).await.unwrap()[0].is_some()).await;
-        assert_eq!(service.complete(&leased, vec![]).await.status(), pb::ItemStatus::Ok);
+        assert_eq!(service.complete(&leased, vec![]).await.status, ItemStatus::Ok);
         until("the report of q is on the bus", async || {
             service.bus.ends(Topic::TaskResults).await.unwrap()[0].is_some()
         })

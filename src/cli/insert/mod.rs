@@ -191,7 +191,7 @@ async fn send_all(
 }
 
 /// Batches of lines, with their format: the given one, or that of the first line.
-fn batches<S>(args: &Insert, lines: Lines<S, std::io::Error>) -> impl Stream<Item = anyhow::Result<(Format, Vec<Line>)>>
+fn batches<S>(args: &Insert, lines: Lines<S>) -> impl Stream<Item = anyhow::Result<(Format, Vec<Line>)>>
 where
     S: Stream<Item = std::io::Result<Bytes>> + Unpin,
 {
@@ -274,7 +274,7 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
     let text = line.text.as_ref().map_err(ToString::to_string)?;
     let mut task = match format {
         Format::Keys => pb::NewTask { key: text.clone(), ..Default::default() },
-        Format::Ndjson | Format::Auto => json::insert::new_task(text)?,
+        Format::Ndjson | Format::Auto => json::insert::new_task(text)?.into(),
     };
     if task.queue.is_empty() {
         task.queue = args.queue.clone().unwrap_or_default();

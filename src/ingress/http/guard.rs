@@ -1,10 +1,9 @@
-//! Web pages are kept out.
+//! Keeps web pages out.
 //!
-//! taskd asks nobody for a password, so a browser on the same machine must not lend it to the pages that it shows. A
-//! page reaches a port of its visitor's machine in two ways. Its own name may be made to point there (DNS rebinding):
-//! then the request carries that name, which is none of ours. Or it sends a request to our address: then the browser
-//! says from which site. Neither is under the page's control. gRPC needs no such check: browsers do not speak HTTP/2
-//! without TLS.
+//! taskd has no passwords, so a page in a browser on the same machine must not reach it. A page has two ways to a port
+//! of its visitor's machine. Its own name may point there (DNS rebinding): the request then carries a name that is not
+//! taskd's. Or it sends a request to taskd's address: the browser then names the page's site. The page controls
+//! neither. gRPC needs no such check: browsers do not speak HTTP/2 without TLS.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -15,13 +14,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::{
-    super::{ECHO, shorten},
-    problem::Problem,
+use super::problem::Problem;
+use crate::{
+    api::{ECHO, shorten},
+    config::Settings,
 };
-use crate::config::Settings;
 
-/// Which names are ours.
+/// The names of this taskd.
 #[derive(Clone, Debug)]
 pub(super) struct Guard {
     allowed: std::sync::Arc<[String]>,
@@ -48,7 +47,7 @@ impl Guard {
         Ok(())
     }
 
-    /// A page cannot be of an IP address or of localhost, unless somebody serves it from there.
+    /// True for IP addresses, localhost and allowed names. A page can only have one of them if it is served from there.
     fn is_ours(&self, name: &str) -> bool {
         let is_address = name.parse::<Ipv4Addr>().is_ok()
             || name.strip_prefix('[').and_then(|name| name.strip_suffix(']')?.parse::<Ipv6Addr>().ok()).is_some();
@@ -61,14 +60,14 @@ impl Guard {
     }
 }
 
-/// The names under which the request asks, without their ports, in lower case.
+/// The hosts that the request names, in lower case and without ports.
 fn named(head: &request::Parts) -> Result<Vec<String>, Problem> {
     let wrong = |why: &str| Problem::bad_request(why).and_close();
     let mut hosts = head.headers.get_all(header::HOST).iter();
     let mut authorities = Vec::from_iter(head.uri.authority().cloned());
     match (hosts.next(), hosts.next()) {
         (_, Some(_)) => return Err(wrong("the header Host is there more than once")),
-        // HTTP/1.0 has none, and no browser speaks it.
+        // An HTTP/1.0 request has no Host, and no browser sends one.
         (None, None) if head.version == Version::HTTP_10 => {}
         (None, None) => return Err(wrong("the header Host is missing")),
         (Some(host), None) => {
@@ -80,7 +79,8 @@ fn named(head: &request::Parts) -> Result<Vec<String>, Problem> {
     Ok(authorities.into_iter().map(name).collect())
 }
 
-/// As browsers tell. A link on another site may lead to what only reads: the other site does not see the answer.
+/// True for a request that a browser sends for another site. A link may still lead to a route that only reads: the
+/// other site does not see the answer.
 fn is_of_another_site(head: &request::Parts) -> bool {
     let value = |name: &str| text(&head.headers, name);
     let reads = matches!(head.method, Method::GET | Method::HEAD);
@@ -88,7 +88,7 @@ fn is_of_another_site(head: &request::Parts) -> bool {
         Some("same-origin" | "none") => false,
         Some("same-site") => !reads,
         Some(_) => !(reads && value("sec-fetch-mode") == Some("navigate")),
-        // Browsers of before 2023, and clients that are none. Reading within a site has no Origin.
+        // Browsers from before 2023, and other clients. A read within a site has no Origin.
         None if reads => false,
         None => value("origin").is_some_and(|origin| {
             let site = origin.split_once("://").map(|(_, site)| site);

@@ -1,4 +1,5 @@
-//! The HTTP API. Each handler reads as one line of the table in [`router`].
+//! The HTTP API. [`router`] has the table of routes. A handler reads JSON, calls an operation of `api`, and writes
+//! JSON.
 
 mod answer;
 mod guard;
@@ -16,40 +17,40 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use prost::Message as _;
+use bytes::Bytes;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tower_http::trace::TraceLayer;
 pub use waiting::Waiting;
 
 use self::{
-    answer::{Answer, insert, item_answers, list, split, within},
+    answer::{Answer, item_answers, list, within},
     problem::Problem,
     request::{json_body, pace, task_id},
 };
 use super::{
     State,
     budget::Share,
-    connection::{Answering, Protocol},
+    connection::Answering,
     delivery::Deliveries,
-    descriptors, json,
+    descriptors,
+    json::{self, Unread},
     listener::{self, Door},
     measure,
     tally::{Excess, Tally},
 };
 use crate::{
-    api::query,
-    pipelines::{discovery, tasks},
+    model::{Batch, Caller, InsertStatus, LeasedTask, Protocol},
+    pipelines::tasks::Leases,
     telemetry::metrics,
-    wire::pb,
 };
 
-/// Serves until `state.stop`, then until the requests in hand are answered.
+/// Serves until `state.stop`, then answers the requests in hand.
 pub async fn serve(listener: TcpListener, state: State) {
     let max_connections = descriptors::for_each_listener(&state.settings);
     let (without_room, budget, stop) = (full(state.clone(), max_connections), state.budget.clone(), state.stop.clone());
     let answering = Answering {
-        protocol: Protocol::Http1,
+        protocol: Protocol::Http,
         router: router(state),
         budget,
         pace,
@@ -68,13 +69,13 @@ fn router(state: State) -> Router {
         .route("/v1/tasks/{id}", get(get_task))
         .route("/v1/tasks/{id}/results", get(get_results))
         .route("/v1/queues", get(get_queues))
-        .route("/v1/tasks:get", post(lease_tasks))
+        .route("/v1/tasks:get", post(get_tasks))
         .route("/v1/tasks:complete", post(complete_tasks))
         .route("/v1/tasks:reject", post(reject_tasks))
         .route("/v1/tasks:extend", post(extend_tasks))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
-        // Our own failures are logged where they happen.
+        // The code that meets a failure logs it.
         .layer(TraceLayer::new_for_http().on_failure(()))
         .route("/metrics", get(render_metrics))
         .layer(middleware::from_fn_with_state(guard, guard::check))
@@ -83,13 +84,13 @@ fn router(state: State) -> Router {
         .with_state(state)
 }
 
-/// Behind the guard and the trace: a probe may ask under any name, and one that is answered 503 again and again is no
+/// The routes of probes. They are outside the guard and the trace: a probe may use any name, and repeated 503s are no
 /// news.
 fn probes() -> Router<State> {
     Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz))
 }
 
-/// Where there are as many connections as there may be: probes are answered, all others are told so.
+/// The routes of connections beyond the limit. They answer probes and refuse all others.
 fn full(state: State, max_connections: usize) -> Router {
     let refuse = move || async move {
         let why = format!("{max_connections} connections are open, and there may be no more; try again later");
@@ -100,55 +101,57 @@ fn full(state: State, max_connections: usize) -> Router {
 
 async fn insert_tasks(
     Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
     Extension(share): Extension<Share>,
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
     if request::is_ndjson(&headers)? {
-        return ndjson::insert(state, share, body).await;
+        return ndjson::insert(state, caller, share, body).await;
     }
     let expected = "application/json (a task or an array of them) or application/x-ndjson";
     let body = json_body(&state, &headers, body, expected).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
     let asked = json::insert::new_tasks(&body, &mut tally)?;
     tally.keep();
-    let results = insert(discovery(&state)?, asked.tasks).await?;
-    let is_rejected = asked.is_single && results.iter().all(|result| result.status() == pb::InsertStatus::Rejected);
-    let answer = list("results", results.iter().map(json::insert::InsertAnswer::from))?;
+    let answers = state.api.insert(&caller, asked.tasks).await?;
+    let is_rejected = asked.is_single && answers.iter().all(|answer| answer.status == InsertStatus::Rejected);
+    let answer = list("results", answers)?;
     Ok(if is_rejected { (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response() } else { answer })
 }
 
-async fn get_task(Extract(state): Extract<State>, id: Result<Path<String>, PathRejection>) -> Answer {
-    let id = task_id(id)?;
-    let task = reading(&state)?.task(id).await?.ok_or_else(|| request::no_such_task(id))?;
+type Id = Result<Path<String>, PathRejection>;
+
+async fn get_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
+    let task = state.api.task(&caller, &task_id(id)).await?;
     Ok(Json(json::read::Task::from(&task)).into_response())
 }
 
-async fn get_results(Extract(state): Extract<State>, id: Result<Path<String>, PathRejection>) -> Answer {
-    let id = task_id(id)?;
-    let reading = reading(&state)?;
-    // Before they are read: they may have 100 MiB.
-    let room = state.budget.answer(reading.results_bytes(id).await?).map_err(Excess::from)?;
-    let results = reading.results(id).await?.ok_or_else(|| request::no_such_task(id))?;
+async fn get_results(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
+    // The room comes before the results: they may have 100 MiB.
+    let room = |bytes| state.budget.answer(bytes).map_err(|no_room| Problem::from(Excess::from(no_room)));
+    let (results, room) = state.api.results(&caller, &task_id(id), room).await?;
     let answer = list("results", results.iter().map(json::read::TaskResult::from))?;
     drop((results, room));
     within(&state.budget, answer)
 }
 
-async fn get_queues(Extract(state): Extract<State>) -> Answer {
-    let queues = reading(&state)?.queues().await?;
-    within(&state.budget, list("queues", queues.iter().map(json::read::Queue::from))?)
+async fn get_queues(Extract(state): Extract<State>, Extension(caller): Extension<Caller>) -> Answer {
+    within(&state.budget, list("queues", state.api.queues(&caller).await?)?)
 }
 
-async fn lease_tasks(Extract(state): Extract<State>, headers: HeaderMap, body: Body) -> Answer {
+async fn get_tasks(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
     let request = json::work::get_tasks(&json_body(&state, &headers, body, JSON).await?)?;
-    // A stop ends the wait: dropping the call gives back what it got.
-    let leased = state.stop.run_until_cancelled(tasks(&state)?.get(request)).await;
-    let tasks::Answer { response, deliveries } = leased.unwrap_or_else(|| Ok(tasks::Answer::default()))?;
-    // Before they are written as JSON.
-    let room = state.budget.answer(response.encoded_len()).map_err(Excess::from)?;
-    let answer = list("tasks", response.tasks.iter().map(json::work::LeasedTask::from))?;
-    drop((response, room));
+    let Leases { tasks, deliveries } = state.api.get(&caller, request).await?;
+    // The room comes before the JSON.
+    let room = state.budget.answer(tasks.iter().map(LeasedTask::weight).sum()).map_err(Excess::from)?;
+    let answer = list("tasks", tasks.iter().map(json::work::LeasedTask::from))?;
+    drop((tasks, room));
     let mut answer = within(&state.budget, answer)?;
     answer.extensions_mut().insert(Deliveries::from(deliveries));
     Ok(answer)
@@ -156,56 +159,50 @@ async fn lease_tasks(Extract(state): Extract<State>, headers: HeaderMap, body: B
 
 async fn complete_tasks(
     Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
     Extension(share): Extension<Share>,
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
-    let body = json_body(&state, &headers, body, JSON).await?;
-    let mut tally = Tally::new(&state.settings, &share, body.len());
-    let (worker, items) = json::work::complete_tasks(&body, &mut tally)?;
-    tally.keep();
-    let (completions, known) = split(items);
-    let answers = match completions.is_empty() {
-        true => Vec::new(),
-        false => tasks(&state)?.complete(pb::CompleteTasksRequest { worker, completions }).await?.results,
-    };
-    item_answers(known, answers)
+    let batch = batch(&state, &share, &headers, body, json::work::completions).await?;
+    item_answers(state.api.complete(&caller, batch).await?)
 }
 
 async fn reject_tasks(
     Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
     Extension(share): Extension<Share>,
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
-    let body = json_body(&state, &headers, body, JSON).await?;
-    let mut tally = Tally::new(&state.settings, &share, body.len());
-    let (worker, items) = json::work::reject_tasks(&body, &mut tally)?;
-    tally.keep();
-    let (rejections, known) = split(items);
-    let answers = match rejections.is_empty() {
-        true => Vec::new(),
-        false => tasks(&state)?.reject(pb::RejectTasksRequest { worker, rejections }).await?.results,
-    };
-    item_answers(known, answers)
+    let batch = batch(&state, &share, &headers, body, json::work::rejections).await?;
+    item_answers(state.api.reject(&caller, batch).await?)
 }
 
 async fn extend_tasks(
     Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
     Extension(share): Extension<Share>,
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
-    let body = json_body(&state, &headers, body, JSON).await?;
-    let mut tally = Tally::new(&state.settings, &share, body.len());
-    let (worker, items) = json::work::extend_tasks(&body, &mut tally)?;
+    let batch = batch(&state, &share, &headers, body, json::work::extensions).await?;
+    item_answers(state.api.extend(&caller, batch).await?)
+}
+
+/// Reads a worker's report. Its parts stay in the request's share.
+async fn batch<T>(
+    state: &State,
+    share: &Share,
+    headers: &HeaderMap,
+    body: Body,
+    read: impl FnOnce(&Bytes, &mut Tally<'_>) -> Result<Batch<T>, Unread>,
+) -> Result<Batch<T>, Problem> {
+    let body = json_body(state, headers, body, JSON).await?;
+    let mut tally = Tally::new(&state.settings, share, body.len());
+    let batch = read(&body, &mut tally)?;
     tally.keep();
-    let (extensions, known) = split(items);
-    let answers = match extensions.is_empty() {
-        true => Vec::new(),
-        false => tasks(&state)?.extend(pb::ExtendTasksRequest { worker, extensions }).await?.results,
-    };
-    item_answers(known, answers)
+    Ok(batch)
 }
 
 const JSON: &str = "application/json";
@@ -263,16 +260,4 @@ async fn wrong_method(request: Request) -> Problem {
     let why =
         format!("{} does not take {}; the header Allow says what it takes", request.uri().path(), request.method());
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, why)
-}
-
-fn discovery(state: &State) -> Result<&discovery::Handle, Problem> {
-    state.discovery.as_ref().ok_or_else(|| Problem::not_run_here("discovery"))
-}
-
-fn tasks(state: &State) -> Result<&tasks::Handle, Problem> {
-    state.tasks.as_ref().ok_or_else(|| Problem::not_run_here("tasks"))
-}
-
-fn reading(state: &State) -> Result<&query::Handle, Problem> {
-    state.reading.as_ref().ok_or_else(|| Problem::not_run_here("discovery or tasks"))
 }

@@ -1,9 +1,11 @@
 //! Tasks as lines, of any number: read, stored and answered in batches, while the client still sends.
 //!
-//! Back pressure is the connection's own: the next batch is read when the client has taken the answers to earlier ones, so a
-//! client must read while it sends. Memory holds [`IN_FLIGHT`] batches, which count against the budget of all requests.
+//! The connection itself is the back pressure: taskd reads the next batch when the client has taken earlier answers, so
+//! a client must read while it sends. Memory holds [`IN_FLIGHT`] batches, which count against the budget of all
+//! requests.
 
 use std::{
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,12 +15,12 @@ use std::{
 
 use axum::{
     body::{Body, BodyDataStream},
-    http::header,
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 use backon::{BackoffBuilder, ExponentialBuilder};
 use bytes::Bytes;
-use futures::{Stream, StreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -26,54 +28,80 @@ use super::{
         State,
         body::Cut,
         budget::Share,
-        json::insert::{self, InsertAnswer},
+        json::insert,
         lines::{Line, Lines},
         tally::{Excess, Tally},
     },
-    answer,
     problem::Problem,
     request,
 };
-use crate::{config::Settings, pipelines::discovery, wire::pb};
+use crate::{
+    api::{self, Api},
+    config::Settings,
+    model::{Caller, InsertAnswer, InsertStatus, NewTask},
+};
 
 const BATCH: usize = 1000;
-/// So that the next lines are read while SQL stores the ones before.
+/// The batches at work at a time: taskd reads lines while SQL stores earlier ones.
 const IN_FLIGHT: usize = 3;
-/// A client that sends no whole line for so long has gone.
+/// The silence after which a client counts as gone.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Answers each line with a line, in order. A store that is busy from the start is an answer as a whole (429); later on it is
-/// waited for, and when it stays busy the lines that it did not take are answered `TRY_LATER`.
-pub(super) async fn insert(state: State, share: Share, body: Body) -> Result<Response, Problem> {
-    let discovery = super::discovery(&state)?.clone();
+/// Answers each line with a line, in order.
+///
+/// A busy store refuses the first batch and with it the request (429). Later batches wait for the store; when it stays
+/// busy, taskd answers their lines `TRY_LATER`.
+pub(super) async fn insert(state: State, caller: Caller, share: Share, body: Body) -> Result<Response, Problem> {
+    state.api.can_insert()?;
+    let inserter = Inserter { api: state.api.clone(), caller };
     let mut source = Source::new(&state, share, body);
     let first = match source.next().await {
         Read::Lines(mut batch) => {
-            batch.store(&discovery).await?;
+            batch.store(&inserter).await?;
             batch
         }
         Read::Cut(why) => return Err(why),
         Read::End => source.batch(Vec::new()),
     };
-    let answers = answers(discovery, first, source, state.stop);
+    let answers = answers(inserter, first, source, state.stop);
     let body = Body::from_stream(answers.map(Ok::<_, std::convert::Infallible>));
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
 }
 
-/// The answers to the first batch, which is answered already, perhaps in part, and to everything behind it.
-fn answers(
-    discovery: discovery::Handle,
-    first: Batch,
-    source: Source,
-    stop: CancellationToken,
-) -> impl Stream<Item = Bytes> {
+/// The way of this request's lines into the store.
+#[derive(Clone)]
+struct Inserter {
+    api: Api,
+    caller: Caller,
+}
+
+/// The reason why no line of a batch is stored.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("the requests in hand have all that they may have (request_budget); try again later")]
+    NoRoom,
+    #[error(transparent)]
+    Api(#[from] api::Error),
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::NoRoom => Self::later(StatusCode::TOO_MANY_REQUESTS, refused),
+            Refused::Api(error) => error.into(),
+        }
+    }
+}
+
+/// The answers to the first batch, which has some already, and to the batches behind it.
+fn answers(inserter: Inserter, first: Batch, source: Source, stop: CancellationToken) -> impl Stream<Item = Bytes> {
     let failed = Arc::new(AtomicBool::new(false));
     let ended = Arc::clone(&failed);
     let reads = stream::unfold(Some(source), move |source| {
         let failed = Arc::clone(&failed);
         async move {
             let mut source = source?;
-            // Batches in flight are answered; none is begun after one that could not be stored.
+            // After a batch that was not stored taskd begins no other, and answers those in flight.
             if failed.load(Ordering::Relaxed) {
                 return None;
             }
@@ -89,16 +117,16 @@ fn answers(
         }
     });
     let answer = move |read: Result<Batch, Problem>| {
-        let (discovery, stop, failed) = (discovery.clone(), stop.clone(), Arc::clone(&ended));
+        let (inserter, stop, failed) = (inserter.clone(), stop.clone(), Arc::clone(&ended));
         async move {
             let mut batch = match read {
                 Ok(batch) => batch,
                 Err(why) => {
                     let why = format!("{}; send the lines that have no answer again", why.detail());
-                    return Bytes::from(line_of(&try_later(why)));
+                    return Bytes::from(line_of(&InsertAnswer::try_later(why)));
                 }
             };
-            batch.store_patiently(&discovery, &stop).await;
+            batch.store_patiently(&inserter, &stop).await;
             if !batch.is_answered() {
                 failed.store(true, Ordering::Relaxed);
             }
@@ -108,9 +136,12 @@ fn answers(
     stream::once(std::future::ready(Ok(first))).chain(reads).map(answer).buffered(IN_FLIGHT)
 }
 
+/// The chunks of a body, with errors that a reader can carry.
+type BodyChunks = stream::MapErr<BodyDataStream, fn(axum::Error) -> io::Error>;
+
 /// The lines of a request.
 struct Source {
-    lines: Lines<BodyDataStream, axum::Error>,
+    lines: Lines<BodyChunks>,
     share: Share,
     settings: Arc<Settings>,
     stop: CancellationToken,
@@ -118,14 +149,15 @@ struct Source {
 
 enum Read {
     Lines(Batch),
-    /// For the client, if it still listens.
+    /// The answer, if the client still listens.
     Cut(Problem),
     End,
 }
 
 impl Source {
     fn new(state: &State, share: Share, body: Body) -> Self {
-        let lines = Lines::new(body.into_data_stream(), state.settings.limits.max_request_bytes);
+        let chunks = body.into_data_stream().map_err(io::Error::other as fn(axum::Error) -> io::Error);
+        let lines = Lines::new(chunks, state.settings.limits.max_request_bytes);
         Self { lines, share, settings: Arc::clone(&state.settings), stop: state.stop.clone() }
     }
 
@@ -134,23 +166,23 @@ impl Source {
         match self.stop.run_until_cancelled(batch).await {
             None => Read::Cut(Cut::Stopping.into()),
             Some(Err(_)) => Read::Cut(Cut::Late(IDLE).into()),
-            Some(Ok(Err(error))) => Read::Cut(request::cut(error)),
+            Some(Ok(Err(error))) => Read::Cut(request::cut_line(error)),
             Some(Ok(Ok(lines))) if lines.is_empty() => Read::End,
             Some(Ok(Ok(lines))) => Read::Lines(self.batch(lines)),
         }
     }
 
     fn batch(&mut self, lines: Vec<Line>) -> Batch {
-        let results = vec![try_later(String::new()); lines.len()];
+        let answers = vec![InsertAnswer::try_later(String::new()); lines.len()];
         let room = Room { share: self.share.clone(), bytes: self.lines.take_consumed(), parts: 0 };
-        Batch { lines, results, room, settings: Arc::clone(&self.settings) }
+        Batch { lines, answers, room, settings: Arc::clone(&self.settings) }
     }
 }
 
-/// Lines and their answers; `TRY_LATER` is that of a line that has no other yet.
+/// Lines and their answers; `TRY_LATER` where a line has none yet.
 struct Batch {
     lines: Vec<Line>,
-    results: Vec<pb::InsertResult>,
+    answers: Vec<InsertAnswer>,
     room: Room,
     settings: Arc<Settings>,
 }
@@ -158,9 +190,9 @@ struct Batch {
 /// A batch's part of the request's share, until its answers are written.
 struct Room {
     share: Share,
-    /// Of its lines, then of its answers.
+    /// The bytes of its lines, then of its answers.
     bytes: usize,
-    /// What its lines are decoded to.
+    /// The memory of its decoded lines.
     parts: usize,
 }
 
@@ -190,36 +222,34 @@ impl AsRef<[u8]> for Answers {
 
 impl Batch {
     fn is_answered(&self) -> bool {
-        !self.results.iter().any(is_open)
+        !self.answers.iter().any(is_open)
     }
 
-    /// Stores the lines that have no answer, as many as there is room for. On `Err` nothing was stored.
-    async fn store(&mut self, discovery: &discovery::Handle) -> Result<(), discovery::Error> {
+    /// Stores the lines that have no answer, as far as there is room. On `Err` nothing was stored.
+    async fn store(&mut self, inserter: &Inserter) -> Result<(), Refused> {
         self.room.share.shrink(std::mem::take(&mut self.room.parts));
-        let open: Vec<usize> = (0..self.lines.len()).filter(|place| is_open(&self.results[*place])).collect();
+        let open: Vec<usize> = (0..self.lines.len()).filter(|place| is_open(&self.answers[*place])).collect();
         let mut tally = Tally::new(&self.settings, &self.room.share, self.room.bytes);
         let mut items = Vec::with_capacity(open.len());
         for place in &open {
             match read(&self.lines[*place], &mut tally) {
                 Ok(item) => items.push(item),
-                Err(_) if items.is_empty() => {
-                    let why = "the requests in hand have all that they may have (request_budget)";
-                    return Err(discovery::Error::Busy(why.into()));
-                }
-                // The rest comes next.
+                Err(_) if items.is_empty() => return Err(Refused::NoRoom),
+                // The next call takes the rest.
                 Err(_) => break,
             }
         }
         self.room.parts = tally.keep();
-        for (place, result) in open.into_iter().zip(answer::insert(discovery, items).await?) {
-            self.results[place] = result;
+        let answers = inserter.api.insert(&inserter.caller, items).await?;
+        for (place, answer) in open.into_iter().zip(answers) {
+            self.answers[place] = answer;
         }
         Ok(())
     }
 
-    /// The same until all have an answer, again and again for about half a minute: the lines are read anew each time, which is
-    /// cheaper than to keep a copy.
-    async fn store_patiently(&mut self, discovery: &discovery::Handle, stop: &CancellationToken) {
+    /// Stores until all lines have an answer, for about half a minute. Each try reads the lines anew, which is cheaper
+    /// than a copy.
+    async fn store_patiently(&mut self, inserter: &Inserter, stop: &CancellationToken) {
         let mut waits = ExponentialBuilder::default()
             .with_jitter()
             .with_min_delay(Duration::from_millis(50))
@@ -227,9 +257,9 @@ impl Batch {
             .with_max_times(20)
             .build();
         while !self.is_answered() {
-            if let Err(error) = self.store(discovery).await {
-                let open = self.results.iter_mut().filter(|result| is_open(result));
-                open.for_each(|result| result.error = error.to_string());
+            if let Err(error) = self.store(inserter).await {
+                let open = self.answers.iter_mut().filter(|answer| is_open(answer));
+                open.for_each(|answer| answer.error = error.to_string());
             } else if self.is_answered() {
                 return;
             }
@@ -241,23 +271,23 @@ impl Batch {
     }
 
     fn into_lines(self) -> Bytes {
-        let (mut lines, mut room) = (Vec::with_capacity(self.results.len() * 80), self.room);
-        for (line, mut result) in self.lines.iter().zip(self.results) {
-            if matches!(result.status(), pb::InsertStatus::Rejected | pb::InsertStatus::TryLater) {
-                result.error.insert_str(0, &format!("line {}: ", line.number));
+        let (mut lines, mut room) = (Vec::with_capacity(self.answers.len() * 80), self.room);
+        for (line, mut answer) in self.lines.iter().zip(self.answers) {
+            if matches!(answer.status, InsertStatus::Rejected | InsertStatus::TryLater) {
+                answer.error.insert_str(0, &format!("line {}: ", line.number));
             }
-            lines.extend(line_of(&result));
+            lines.extend(line_of(&answer));
         }
         room.become_answers(lines.len());
         Bytes::from_owner(Answers { lines, _room: room })
     }
 }
 
-fn is_open(result: &pb::InsertResult) -> bool {
-    result.status() == pb::InsertStatus::TryLater
+fn is_open(answer: &InsertAnswer) -> bool {
+    answer.status == InsertStatus::TryLater
 }
 
-fn read(line: &Line, tally: &mut Tally<'_>) -> Result<Result<pb::NewTask, String>, Excess> {
+fn read(line: &Line, tally: &mut Tally<'_>) -> Result<Result<NewTask, String>, Excess> {
     tally.line()?;
     match &line.text {
         Ok(text) => insert::counted_task(text, tally),
@@ -265,12 +295,8 @@ fn read(line: &Line, tally: &mut Tally<'_>) -> Result<Result<pb::NewTask, String
     }
 }
 
-fn try_later(error: String) -> pb::InsertResult {
-    pb::InsertResult { status: pb::InsertStatus::TryLater.into(), id: String::new(), error }
-}
-
-fn line_of(result: &pb::InsertResult) -> Vec<u8> {
-    let mut line = serde_json::to_vec(&InsertAnswer::from(result)).expect("three strings are JSON");
+fn line_of(answer: &InsertAnswer) -> Vec<u8> {
+    let mut line = serde_json::to_vec(answer).expect("three strings are JSON");
     line.push(b'\n');
     line
 }

@@ -1,4 +1,4 @@
-//! RFC 9457 problem details: every error of the HTTP API as a whole.
+//! RFC 9457 problem details: the answer to a request that fails as a whole.
 
 use axum::{
     Json,
@@ -7,18 +7,15 @@ use axum::{
 };
 use serde::Serialize;
 
-use super::super::{MESSAGE, json::Unread, shorten, tally::Excess};
-use crate::{
-    api::query,
-    pipelines::{discovery, tasks},
-};
+use super::super::{MESSAGE, json::Unread, tally::Excess};
+use crate::api::{self, Kind, shorten};
 
 /// An answer other than 2xx.
 #[derive(Debug)]
 pub(super) struct Problem {
     status: StatusCode,
     detail: String,
-    /// Where in the body.
+    /// Line and column in the body.
     place: Option<(usize, usize)>,
     retry_after: bool,
     close: bool,
@@ -49,42 +46,26 @@ impl Problem {
         &self.detail
     }
 
-    /// And the connection ends with it.
+    /// Closes the connection behind the answer.
     pub(super) fn and_close(self) -> Self {
         Self { close: true, ..self }
     }
 
-    /// With the header that says so.
+    /// A problem with the header `Retry-After`.
     pub(super) fn later(status: StatusCode, error: impl ToString) -> Self {
         Self { retry_after: true, ..Self::new(status, error.to_string()) }
     }
-
-    pub(super) fn not_run_here(pipeline: &str) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, super::super::not_run_here(pipeline))
-    }
 }
 
-impl From<discovery::Error> for Problem {
-    fn from(error: discovery::Error) -> Self {
-        match error {
-            discovery::Error::Busy(_) => Self::later(StatusCode::TOO_MANY_REQUESTS, error),
-            discovery::Error::Unavailable(_) => Self::later(StatusCode::SERVICE_UNAVAILABLE, error),
+impl From<api::Error> for Problem {
+    fn from(error: api::Error) -> Self {
+        match error.kind() {
+            Kind::Invalid => Self::bad_request(error.to_string()),
+            Kind::NotFound => Self::new(StatusCode::NOT_FOUND, error.to_string()),
+            Kind::Busy => Self::later(StatusCode::TOO_MANY_REQUESTS, error),
+            Kind::Unavailable => Self::later(StatusCode::SERVICE_UNAVAILABLE, error),
+            Kind::NotRunHere => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         }
-    }
-}
-
-impl From<tasks::Error> for Problem {
-    fn from(error: tasks::Error) -> Self {
-        match error {
-            tasks::Error::Invalid(_) => Self::bad_request(error.to_string()),
-            tasks::Error::Unavailable(_) => Self::later(StatusCode::SERVICE_UNAVAILABLE, error),
-        }
-    }
-}
-
-impl From<query::Unavailable> for Problem {
-    fn from(error: query::Unavailable) -> Self {
-        Self::later(StatusCode::SERVICE_UNAVAILABLE, error)
     }
 }
 

@@ -1,6 +1,6 @@
-//! The parts of a request: its type, its body, the task that it names.
+//! The parts of a request: its type, its body, its task.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use axum::{
     body::Body,
@@ -12,18 +12,16 @@ use futures::StreamExt;
 
 use super::{
     super::{
-        ECHO, State,
+        State,
         body::{Cut, Pace},
-        shorten,
     },
     problem::Problem,
 };
-use crate::model::TaskId;
 
-/// The pace at which a body that is not NDJSON must come.
+/// The pace of a body that is not NDJSON.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
 
-/// Lines may come as slowly as they like; `ndjson` watches them.
+/// The pace of a request's body. Lines have none; `ndjson` watches them.
 pub(super) fn pace(head: &request::Parts) -> Option<Pace> {
     let is_lines = is_ndjson(&head.headers).unwrap_or(false);
     (!is_lines).then_some(PACE)
@@ -35,7 +33,7 @@ pub(super) fn is_ndjson(headers: &HeaderMap) -> Result<bool, Problem> {
     Ok(NDJSON.contains(&content_type(headers)?.as_str()))
 }
 
-/// In lower case, without parameters. Refuses a body that is compressed.
+/// The content type in lower case, without parameters. Refuses a compressed body.
 fn content_type(headers: &HeaderMap) -> Result<String, Problem> {
     let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let encoding = value(header::CONTENT_ENCODING);
@@ -46,9 +44,9 @@ fn content_type(headers: &HeaderMap) -> Result<String, Problem> {
     Ok(value(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
 }
 
-/// The body, of the one type that it may have.
+/// Reads a JSON body, and refuses every other type.
 ///
-/// Strict, because browsers send the other types to any address without asking: a web page must not insert tasks here.
+/// Browsers send the other types to any address without asking: a web page must not insert tasks here.
 pub(super) async fn json_body(
     state: &State,
     headers: &HeaderMap,
@@ -64,7 +62,7 @@ pub(super) async fn json_body(
     whole(headers, body, state.settings.limits.max_request_bytes).await
 }
 
-/// The body, of at most `limit` bytes.
+/// Reads a body of at most `limit` bytes.
 async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, Problem> {
     let too_large = || {
         let why = format!("the body has more than {limit} bytes (max_request_bytes); send less at once, or NDJSON");
@@ -75,7 +73,7 @@ async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, P
         return Err(too_large());
     }
     let mut chunks = body.into_data_stream();
-    // The system gives memory when it is written to: what is announced and does not come costs nothing.
+    // The system gives memory at the first write: announced bytes that do not come cost nothing.
     let mut text = BytesMut::with_capacity(announced.unwrap_or_default());
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(cut)?;
@@ -87,11 +85,20 @@ async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, P
     Ok(text.freeze())
 }
 
-/// Unwraps our error from the one that axum makes of it.
+/// Unwraps taskd's error from the one that axum makes of it.
 pub(super) fn cut(error: axum::Error) -> Problem {
     match error.into_inner().downcast::<Cut>() {
         Ok(cut) => (*cut).into(),
         Err(error) => Problem::bad_request(format!("the body broke off: {error}")),
+    }
+}
+
+/// The same where a reader of lines has wrapped axum's error.
+pub(super) fn cut_line(error: io::Error) -> Problem {
+    match error.into_inner().map(|inner| inner.downcast::<axum::Error>()) {
+        Some(Ok(error)) => cut(*error),
+        Some(Err(error)) => Problem::bad_request(format!("the body broke off: {error}")),
+        None => Problem::bad_request("the body broke off"),
     }
 }
 
@@ -106,18 +113,7 @@ impl From<Cut> for Problem {
     }
 }
 
-pub(super) fn task_id(path: Result<Path<String>, PathRejection>) -> Result<TaskId, Problem> {
-    let none = |text: &str| {
-        let text = shorten(text, ECHO);
-        Problem::bad_request(format!("{text:?} is not a task id; ids are UUIDs, as an insert answers them"))
-    };
-    let Path(text) = path.map_err(|rejection| none(&rejection.body_text()))?;
-    text.parse().map_err(|_| none(&text))
-}
-
-pub(super) fn no_such_task(id: TaskId) -> Problem {
-    Problem::new(
-        StatusCode::NOT_FOUND,
-        format!("there is no task {id}, or it finished so long ago that it was removed"),
-    )
+/// The text in the place of a task's id.
+pub(super) fn task_id(path: Result<Path<String>, PathRejection>) -> String {
+    path.map_or_else(|rejection| rejection.body_text(), |Path(text)| text)
 }

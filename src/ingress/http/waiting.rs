@@ -1,4 +1,4 @@
-//! The way in while servers are waited for: probes and callers are told what is missing, instead of hanging until it is there.
+//! The way in while taskd waits for servers: it tells probes and callers what is missing, instead of letting them hang.
 
 use axum::{
     Json, Router,
@@ -12,17 +12,17 @@ use tokio::{net::TcpListener, sync::watch};
 use super::{
     super::{
         Budget,
-        connection::{Answering, Protocol},
+        connection::Answering,
         listener::{self, Door},
     },
     problem::Problem,
     request::pace,
 };
-use crate::runtime::Supervisor;
+use crate::{model::Protocol, runtime::Supervisor};
 
-/// Until there is more to do than to tell that.
+/// The limit until taskd can do more than tell what is missing.
 const MAX_CONNECTIONS: usize = 256;
-/// Nobody reads the bodies.
+/// A small budget is enough: no handler reads a body.
 const BUDGET: usize = 1 << 20;
 
 /// Answers on the HTTP port until [`Waiting::end`].
@@ -35,7 +35,7 @@ impl Waiting {
     pub fn start(http: TcpListener) -> Self {
         let (what, server) = (watch::Sender::new("its redis-server"), Supervisor::new());
         let answering = Answering {
-            protocol: Protocol::Http1,
+            protocol: Protocol::Http,
             router: router(what.subscribe()),
             budget: Budget::new(BUDGET),
             pace,
@@ -53,7 +53,7 @@ impl Waiting {
         self.what.send_replace(what);
     }
 
-    /// Ends when those who asked are answered.
+    /// Stops, and ends when all callers are answered.
     pub async fn end(self) {
         self.server.stop();
         self.server.wait().await;

@@ -1,18 +1,18 @@
-//! Tasks to put in, and the answers to them.
+//! Tasks to insert.
 
 use std::{borrow::Cow, collections::HashMap, fmt};
 
 use bytes::Bytes;
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::{Deserialize, Deserializer, de};
 use serde_json::value::RawValue;
 
 use super::{
     super::tally::{Excess, Tally},
-    Unread, first_byte, item, name,
+    Unread, first_byte, item,
     text::{Instant, Priority, Time},
     utf8, value,
 };
-use crate::{model::validate::MAX_HEADERS, wire::pb};
+use crate::model::{self, validate::MAX_HEADERS};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a task")]
@@ -36,28 +36,28 @@ struct NewTask<'a> {
     traceparent: String,
 }
 
-/// One task, out of its text: a line.
-pub fn new_task(text: &Bytes) -> Result<pb::NewTask, String> {
+/// Reads a task from a line.
+pub fn new_task(text: &Bytes) -> Result<model::NewTask, String> {
     task_within(text, utf8(text)?)
 }
 
-/// The same in a server: what the line holds is counted. An outer error says nothing about the task.
+/// Reads a task from a line and counts its parts. An outer error says nothing about the task.
 pub(in crate::ingress) fn counted_task(
     text: &Bytes,
     tally: &mut Tally<'_>,
-) -> Result<Result<pb::NewTask, String>, Excess> {
+) -> Result<Result<model::NewTask, String>, Excess> {
     counted(new_task(text), tally)
 }
 
 /// The tasks of a request.
 #[derive(Debug)]
 pub(in crate::ingress) struct NewTasks {
-    pub(in crate::ingress) tasks: Vec<Result<pb::NewTask, String>>,
-    /// One task that is no list of one.
+    pub(in crate::ingress) tasks: Vec<Result<model::NewTask, String>>,
+    /// The body was a task, not a list.
     pub(in crate::ingress) is_single: bool,
 }
 
-/// One task or an array of them.
+/// Reads one task or an array of them.
 pub(in crate::ingress) fn new_tasks(body: &Bytes, tally: &mut Tally<'_>) -> Result<NewTasks, Unread> {
     if first_byte(body) != Some(b'[') {
         let item: &RawValue = serde_json::from_slice(body).map_err(perhaps_lines)?;
@@ -69,7 +69,7 @@ pub(in crate::ingress) fn new_tasks(body: &Bytes, tally: &mut Tally<'_>) -> Resu
     Ok(NewTasks { tasks: tasks.collect::<Result<_, _>>()?, is_single: false })
 }
 
-/// The entries of an array, as many as there may be.
+/// The entries of an array, up to the limit.
 fn entries<'a>(body: &'a Bytes, tally: &mut Tally<'_>) -> Result<Vec<&'a RawValue>, Unread> {
     struct Entries<'t, 's> {
         tally: &'t mut Tally<'s>,
@@ -108,7 +108,7 @@ fn entries<'a>(body: &'a Bytes, tally: &mut Tally<'_>) -> Result<Vec<&'a RawValu
     }
 }
 
-/// A second value behind the first is what NDJSON sent as JSON looks like.
+/// Adds a hint: a second value behind the first looks like NDJSON that was sent as JSON.
 fn perhaps_lines(error: serde_json::Error) -> Unread {
     let mut unread = Unread::from(error);
     if let Unread::Malformed { detail, .. } = &mut unread
@@ -119,12 +119,15 @@ fn perhaps_lines(error: serde_json::Error) -> Unread {
     unread
 }
 
-/// A task that is a part of `body`, counted; an outer error is that of the request as a whole.
-pub(super) fn part(body: &Bytes, text: &str, tally: &mut Tally<'_>) -> Result<Result<pb::NewTask, String>, Excess> {
+/// Reads a task that is a part of `body`, and counts it. An outer error is that of the whole request.
+pub(super) fn part(body: &Bytes, text: &str, tally: &mut Tally<'_>) -> Result<Result<model::NewTask, String>, Excess> {
     counted(task_within(body, text), tally)
 }
 
-fn counted(task: Result<pb::NewTask, String>, tally: &mut Tally<'_>) -> Result<Result<pb::NewTask, String>, Excess> {
+fn counted(
+    task: Result<model::NewTask, String>,
+    tally: &mut Tally<'_>,
+) -> Result<Result<model::NewTask, String>, Excess> {
     match &task {
         Ok(task) => task.headers.keys().try_for_each(|_| tally.header())?,
         Err(why) => tally.unreadable(why)?,
@@ -132,19 +135,19 @@ fn counted(task: Result<pb::NewTask, String>, tally: &mut Tally<'_>) -> Result<R
     Ok(task)
 }
 
-/// `text` must be a part of `body`.
-fn task_within(body: &Bytes, text: &str) -> Result<pb::NewTask, String> {
+/// Reads a task from a part of `body`.
+fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
     let task: NewTask<'_> = item(text, "a task")?;
-    let (payload, encoding) = value::read(body, "payload", task.payload, task.payload_base64)?;
-    Ok(pb::NewTask {
+    let (payload, payload_encoding) = value::read(body, "payload", task.payload, task.payload_base64)?;
+    Ok(model::NewTask {
         payload,
-        payload_encoding: encoding.into(),
+        payload_encoding,
         queue: task.queue,
         key: Bytes::from(task.key.into_owned()),
         replicas: task.replicas,
-        priority: task.priority.map_or(pb::Priority::Unspecified, |priority| priority.0).into(),
+        priority: task.priority.map(|priority| priority.0),
         delay: task.delay.map(|time| time.0),
-        not_before: task.not_before.map(|time| time.0),
+        not_before_unix_ms: task.not_before.map(|time| time.0),
         lease_duration: task.lease_duration.map(|time| time.0),
         max_attempts: task.max_attempts,
         headers: task.headers,
@@ -152,7 +155,7 @@ fn task_within(body: &Bytes, text: &str) -> Result<pb::NewTask, String> {
     })
 }
 
-/// As many as a task may have.
+/// Reads headers, up to the limit of a task.
 fn headers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashMap<String, String>, D::Error> {
     struct Headers;
 
@@ -177,57 +180,39 @@ fn headers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashMap<String,
     deserializer.deserialize_map(Headers)
 }
 
-#[derive(Debug, Serialize)]
-pub struct InsertAnswer<'a> {
-    pub status: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    pub id: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    pub error: &'a str,
-}
-
-impl<'a> From<&'a pb::InsertResult> for InsertAnswer<'a> {
-    fn from(result: &'a pb::InsertResult) -> Self {
-        let status = name(result.status().as_str_name(), "INSERT_STATUS_");
-        Self { status, id: &result.id, error: &result.error }
-    }
-}
-
-/// The answer to a task that could not be read.
-pub fn rejected(error: String) -> pb::InsertResult {
-    pb::InsertResult { status: pb::InsertStatus::Rejected.into(), id: String::new(), error }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::json;
 
     use super::{
         super::testing::{share, shown, tally},
         *,
     };
+    use crate::model::{Encoding, InsertAnswer, InsertStatus, TaskId};
 
-    fn read(text: &'static str) -> Result<pb::NewTask, String> {
+    fn read(text: &'static str) -> Result<model::NewTask, String> {
         new_task(&Bytes::from_static(text.as_bytes()))
     }
 
     #[test]
     fn every_field_of_a_task_is_read() {
         let task = read(
-            r#"{"queue":"q","key":"k","payload":{"a": 1},"replicas":3,"priority":"High","delay":"90s","lease_duration":"1500ms",
-                "max_attempts":7,"headers":{"h":"v"},"traceparent":"tp"}"#,
+            r#"{"queue":"q","key":"k","payload":{"a": 1},"replicas":3,"priority":"High","delay":"90s",
+                "lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp"}"#,
         )
         .unwrap();
-        let expected = pb::NewTask {
+        let expected = model::NewTask {
             queue: "q".into(),
             key: "k".into(),
             payload: "{\"a\": 1}".into(),
-            payload_encoding: pb::Encoding::Json.into(),
+            payload_encoding: Encoding::Json,
             replicas: Some(3),
-            priority: pb::Priority::High.into(),
-            delay: Some(prost_types::Duration { seconds: 90, nanos: 0 }),
-            not_before: None,
-            lease_duration: Some(prost_types::Duration { seconds: 1, nanos: 500_000_000 }),
+            priority: Some(model::Priority::High),
+            delay: Some(Duration::from_secs(90)),
+            not_before_unix_ms: None,
+            lease_duration: Some(Duration::from_millis(1500)),
             max_attempts: Some(7),
             headers: HashMap::from([("h".into(), "v".into())]),
             traceparent: "tp".into(),
@@ -237,20 +222,20 @@ mod tests {
 
     #[test]
     fn a_payload_is_its_text_and_a_string_its_bytes() {
-        use pb::Encoding::{Bytes, Json, Text, Unspecified};
-        let cases: [(&str, &[u8], pb::Encoding); 8] = [
+        use Encoding::{Bytes, Json, Text, Unknown};
+        let cases: [(&str, &[u8], Encoding); 8] = [
             (r#"{"payload":"plain"}"#, b"plain", Text),
             (r#"{"payload":"a\nb\u00e9"}"#, "a\nbé".as_bytes(), Text),
             (r#"{"payload":[1, 2]}"#, b"[1, 2]", Json),
             (r#"{"payload":42}"#, b"42", Json),
             (r#"{"payload":true}"#, b"true", Json),
-            (r#"{"payload":null}"#, b"", Unspecified),
+            (r#"{"payload":null}"#, b"", Unknown),
             (r#"{"payload":""}"#, b"", Text),
             (r#"{"payload_base64":"AP8="}"#, b"\x00\xff", Bytes),
         ];
         for (text, payload, encoding) in cases {
             let task = read(text).unwrap();
-            assert_eq!((&task.payload[..], task.payload_encoding()), (payload, encoding), "{text}");
+            assert_eq!((&task.payload[..], task.payload_encoding), (payload, encoding), "{text}");
         }
     }
 
@@ -309,7 +294,8 @@ mod tests {
         let lines = read("{\"queue\":\"q\"}\n{\"queue\":\"q\"}\n").unwrap_err();
         assert_eq!(
             lines.to_string(),
-            "not JSON: trailing characters; several tasks? send an array, or lines with Content-Type: application/x-ndjson"
+            "not JSON: trailing characters; several tasks? \
+             send an array, or lines with Content-Type: application/x-ndjson"
         );
         assert!(read("[{}] []").unwrap_err().to_string().starts_with("not JSON: trailing characters"));
     }
@@ -329,9 +315,10 @@ mod tests {
 
     #[test]
     fn answers_leave_out_what_is_empty() {
-        let created =
-            pb::InsertResult { status: pb::InsertStatus::Created.into(), id: "1".into(), error: String::new() };
-        assert_eq!(shown(InsertAnswer::from(&created)), json!({"status": "CREATED", "id": "1"}));
-        assert_eq!(shown(InsertAnswer::from(&rejected("why".into()))), json!({"status": "REJECTED", "error": "why"}));
+        let id: TaskId = "01890a5d-ac96-774b-bcce-b302099a8057".parse().unwrap();
+        let created = InsertAnswer { status: InsertStatus::Created, id: Some(id), error: String::new() };
+        assert_eq!(shown(created), json!({"status": "CREATED", "id": id.to_string()}));
+        let rejected = InsertAnswer::rejected("why".into());
+        assert_eq!(shown(rejected), json!({"status": "REJECTED", "error": "why"}));
     }
 }

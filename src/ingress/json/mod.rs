@@ -1,7 +1,7 @@
-//! The JSON of the HTTP API (and of the files that `taskd insert` reads) to and from the messages of the proto.
+//! The JSON of the HTTP API, and of the files that `taskd insert` reads.
 //!
-//! Same names as the proto's, in snake_case; durations `"30s"`, times RFC 3339. Payloads are not copied: each is a
-//! slice of the body. A list is counted before its entries are read, and each entry is read on its own: a wrong one
+//! Its names are the proto's, in snake_case; durations are `"30s"`, times RFC 3339. A payload is a slice of the body,
+//! not a copy. The reader counts a list before it reads the entries, and reads each entry on its own: a wrong entry
 //! does not spoil the others.
 
 pub mod insert;
@@ -17,16 +17,16 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::value::RawValue;
 
-use super::{MESSAGE, shorten, tally::Excess};
-use crate::{config::in_field, wire::pb};
+use super::{MESSAGE, tally::Excess};
+use crate::{api::shorten, config::in_field};
 
-/// The reason for which nothing of a request was looked at.
+/// The reason why taskd reads nothing of a request.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Unread {
     /// The text is wrong.
     #[error("{detail}")]
     Malformed { detail: String, line: usize, column: usize },
-    /// Something that all items need is wrong: the worker's name.
+    /// A part that all items need is wrong: the worker's name.
     #[error("{0}")]
     Invalid(String),
     #[error(transparent)]
@@ -41,7 +41,7 @@ impl From<serde_json::Error> for Unread {
     }
 }
 
-/// A list of at most `N` entries: the one after them is an error before it is kept.
+/// A list of at most `N` entries. One more is an error, and is not kept.
 struct AtMost<T, const N: usize>(Vec<T>);
 
 impl<T, const N: usize> Default for AtMost<T, N> {
@@ -76,10 +76,10 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N>
     }
 }
 
-/// serde would take an array for a struct, field by field; we do not.
+/// Reads an object. serde alone would also take an array, field by field.
 fn object<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Unread> {
     if first_byte(body).is_some_and(|byte| byte != b'{') {
-        // Syntax first: what is no JSON at all should be told so.
+        // Syntax first: text that is no JSON gets that answer.
         let _: &RawValue = serde_json::from_slice(body)?;
         return Err(Unread::Malformed { detail: "expected a JSON object".into(), line: 1, column: 1 });
     }
@@ -92,7 +92,7 @@ fn object<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Unread> {
     })
 }
 
-/// An entry of a list, or a line.
+/// Reads an entry of a list, or a line.
 fn item<'a, T: Deserialize<'a>>(text: &'a str, what: &str) -> Result<T, String> {
     if first_byte(text.as_bytes()).is_some_and(|byte| byte != b'{') {
         return Err(format!("expected {what}: a JSON object"));
@@ -106,7 +106,7 @@ fn item<'a, T: Deserialize<'a>>(text: &'a str, what: &str) -> Result<T, String> 
     })
 }
 
-/// serde does not say where it was: the text is read again, slower, to learn that.
+/// The error with the path of its field. serde does not say the path, so a slower reader reads the text again.
 fn in_its_field<'a, T: Deserialize<'a>>(text: &'a [u8], error: &serde_json::Error) -> String {
     let message = without_place(error);
     match serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(text)) {
@@ -123,14 +123,12 @@ fn utf8(text: &[u8]) -> Result<&str, String> {
     std::str::from_utf8(text).map_err(|error| format!("not UTF-8 at byte {}", error.valid_up_to()))
 }
 
-/// serde's message without its " at line 1 column 9": a place within an item means nothing to who sees the whole.
+/// serde's message without its " at line 1 column 9": the sender cannot use a place within an item.
 fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let end = text.rfind(" at line ").unwrap_or(text.len());
     shorten(&text[..end], MESSAGE).into_owned()
 }
-
-// --- What goes out.
 
 /// `{"results": […]}`, or another list under its name.
 pub fn list<T: Serialize>(name: &'static str, entries: impl IntoIterator<Item = T>) -> serde_json::Result<Vec<u8>> {
@@ -138,7 +136,7 @@ pub fn list<T: Serialize>(name: &'static str, entries: impl IntoIterator<Item = 
     serde_json::to_vec(&HashMap::from([(name, entries)]))
 }
 
-/// A key as text, and as bytes where it is none.
+/// A key as text, and also as bytes where it is not UTF-8.
 #[derive(Serialize)]
 struct Key<'a> {
     key: Cow<'a, str>,
@@ -154,23 +152,6 @@ impl<'a> From<&'a Bytes> for Key<'a> {
     }
 }
 
-/// A protobuf enum value without its prefix.
-fn name(full: &'static str, prefix: &str) -> &'static str {
-    full.strip_prefix(prefix).unwrap_or(full)
-}
-
-fn priority_name(priority: pb::Priority) -> &'static str {
-    match priority {
-        pb::Priority::High => "high",
-        pb::Priority::Medium | pb::Priority::Unspecified => "medium",
-        pb::Priority::Low => "low",
-    }
-}
-
-fn time(timestamp: &Option<prost_types::Timestamp>) -> Option<String> {
-    timestamp.as_ref().map(ToString::to_string)
-}
-
 #[cfg(test)]
 mod testing {
     use super::{
@@ -182,7 +163,7 @@ mod testing {
     };
     use crate::config::Settings;
 
-    /// A share that nothing fills.
+    /// A share of a large budget.
     pub(super) fn share() -> Share {
         Budget::new(256 << 20).share()
     }

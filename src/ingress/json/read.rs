@@ -1,48 +1,51 @@
-//! Tasks, results and queues as their readers see them.
+//! Tasks and results as their readers see them.
 
 use serde::Serialize;
 
 use super::{
-    Key, name, priority_name, time,
+    Key,
     value::{Shown, Value},
 };
-use crate::{api::query::QueueOverview, model, store::ResultRow, wire::pb};
+use crate::{
+    model::{self, Priority, TaskId, TaskStatus, TaskView},
+    wire::time::to_rfc_3339,
+};
 
 #[derive(Serialize)]
 pub(in crate::ingress) struct Task<'a> {
-    id: &'a str,
+    id: TaskId,
     queue: &'a str,
     #[serde(flatten)]
     key: Key<'a>,
-    status: &'a str,
+    status: TaskStatus,
     replicas: u32,
     completed: u32,
     leased: u32,
     attempts: u32,
-    priority: &'a str,
-    created_at: Option<String>,
-    updated_at: Option<String>,
+    priority: Priority,
+    created_at: String,
+    updated_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     not_before: Option<String>,
     #[serde(skip_serializing_if = "str::is_empty")]
     reason: &'a str,
 }
 
-impl<'a> From<&'a pb::Task> for Task<'a> {
-    fn from(task: &'a pb::Task) -> Self {
+impl<'a> From<&'a TaskView> for Task<'a> {
+    fn from(task: &'a TaskView) -> Self {
         Self {
-            id: &task.id,
-            queue: &task.queue,
+            id: task.id,
+            queue: task.queue.as_str(),
             key: (&task.key).into(),
-            status: name(task.status().as_str_name(), "TASK_STATUS_"),
+            status: task.status,
             replicas: task.replicas,
             completed: task.completed,
             leased: task.leased,
             attempts: task.attempts,
-            priority: priority_name(task.priority()),
-            created_at: time(&task.created_at),
-            updated_at: time(&task.updated_at),
-            not_before: time(&task.not_before),
+            priority: task.priority,
+            created_at: to_rfc_3339(task.created_unix_ms),
+            updated_at: to_rfc_3339(task.updated_unix_ms),
+            not_before: task.not_before_unix_ms.map(to_rfc_3339),
             reason: &task.reason,
         }
     }
@@ -62,49 +65,17 @@ pub(in crate::ingress) struct TaskResult<'a> {
     result_encoding: Option<&'static str>,
 }
 
-impl<'a> From<&'a ResultRow> for TaskResult<'a> {
-    fn from(row: &'a ResultRow) -> Self {
+impl<'a> From<&'a model::TaskResult> for TaskResult<'a> {
+    fn from(row: &'a model::TaskResult) -> Self {
         let Shown { value, base64, encoding } = Shown::of(&row.result, row.encoding);
         Self {
             worker: &row.worker,
             attempt: row.attempt,
-            completed_at: model::timestamp(row.completed_unix_ms).to_string(),
+            completed_at: to_rfc_3339(row.completed_unix_ms),
             surplus: row.surplus,
             result: value,
             result_base64: base64,
             result_encoding: encoding,
-        }
-    }
-}
-
-#[derive(Serialize)]
-pub(in crate::ingress) struct Queue<'a> {
-    queue: &'a str,
-    pending: u64,
-    queued: u64,
-    assigned: u64,
-    delayed: u64,
-    leases: u64,
-    completed: u64,
-    dead: u64,
-    cancelled: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    oldest_waiting_ms: Option<u64>,
-}
-
-impl<'a> From<&'a QueueOverview> for Queue<'a> {
-    fn from(overview: &'a QueueOverview) -> Self {
-        Self {
-            queue: overview.queue.as_str(),
-            pending: overview.pending,
-            queued: overview.queued,
-            assigned: overview.assigned,
-            delayed: overview.delayed,
-            leases: overview.leases,
-            completed: overview.completed,
-            dead: overview.dead,
-            cancelled: overview.cancelled,
-            oldest_waiting_ms: overview.oldest_waiting_ms,
         }
     }
 }
@@ -121,7 +92,8 @@ mod tests {
     fn a_result_is_shown_once_and_as_what_it_was() {
         let row = |result: &'static [u8], encoding| {
             let (worker, result) = ("w".into(), Bytes::from_static(result));
-            let row = ResultRow { worker, result, encoding, attempt: 2, completed_unix_ms: 1_500, surplus: true };
+            let row =
+                model::TaskResult { worker, result, encoding, attempt: 2, completed_unix_ms: 1_500, surplus: true };
             shown(TaskResult::from(&row))
         };
         let json = row(br#"{"links":[1]}"#, Encoding::Json);

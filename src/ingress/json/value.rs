@@ -1,4 +1,4 @@
-//! Payloads and results: any JSON value, text, or bytes. Each comes in once and goes out once, as what it was.
+//! Payloads and results: any JSON value, text, or bytes. Each goes out in the form in which it came in.
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
@@ -6,29 +6,29 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::without_place;
-use crate::{model::Encoding, wire::pb};
+use crate::model::Encoding;
 
-/// The bytes of `payload` or `payload_base64`, and what they are. `null` and an empty string are nothing.
+/// The bytes of `payload` or `payload_base64`, and their encoding. `null` and an empty string are no bytes.
 pub(super) fn read(
     body: &Bytes,
     name: &str,
     json: Option<&RawValue>,
     base64: Option<String>,
-) -> Result<(Bytes, pb::Encoding), String> {
+) -> Result<(Bytes, Encoding), String> {
     match (json, base64) {
         (Some(_), Some(_)) => Err(format!("{name} and {name}_base64 are both given; use one")),
-        (None, None) => Ok((Bytes::new(), pb::Encoding::Unspecified)),
+        (None, None) => Ok((Bytes::new(), Encoding::Unknown)),
         (None, Some(text)) => {
             let bytes = BASE64.decode(text).map_err(|error| format!("{name}_base64 is not base64: {error}"))?;
-            Ok((bytes.into(), pb::Encoding::Bytes))
+            Ok((bytes.into(), Encoding::Bytes))
         }
-        (Some(json), None) if json.get().starts_with('"') => Ok((string_within(body, json.get())?, pb::Encoding::Text)),
-        (Some(json), None) => Ok((body.slice_ref(json.get().as_bytes()), pb::Encoding::Json)),
+        (Some(json), None) if json.get().starts_with('"') => Ok((string_within(body, json.get())?, Encoding::Text)),
+        (Some(json), None) => Ok((body.slice_ref(json.get().as_bytes()), Encoding::Json)),
     }
 }
 
 fn string_within(body: &Bytes, json: &str) -> Result<Bytes, String> {
-    // Without a backslash, what stands between the quotes is the string.
+    // Without a backslash, the text between the quotes is the string.
     let inner = &json[1..json.len() - 1];
     if !inner.contains('\\') {
         return Ok(body.slice_ref(inner.as_bytes()));
@@ -44,7 +44,7 @@ pub(super) enum Value<'a> {
     Text(&'a str),
 }
 
-/// A payload or a result as it is shown: a value or base64, and which; nothing where it is empty.
+/// A payload or a result in an answer: a value or base64, and the encoding; nothing where it is empty.
 #[derive(Default)]
 pub(super) struct Shown<'a> {
     pub(super) value: Option<Value<'a>>,
@@ -53,8 +53,8 @@ pub(super) struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    /// Bytes of unknown encoding (stored before it was kept) are shown as JSON where they read as JSON, and as text
-    /// where they are UTF-8.
+    /// Shows bytes of unknown encoding as JSON where they read as JSON, and as text where they are UTF-8. An older
+    /// taskd stored them.
     pub(super) fn of(bytes: &'a [u8], encoding: Encoding) -> Self {
         if bytes.is_empty() {
             return Self::default();
@@ -63,7 +63,7 @@ impl<'a> Shown<'a> {
         let value = match encoding {
             Encoding::Bytes => None,
             Encoding::Text => text().map(Value::Text),
-            // JSON was checked when it came in; text that is none all the same is better than a broken answer.
+            // taskd checked JSON at the insert. Should it be none all the same, text is better than a broken answer.
             Encoding::Json | Encoding::Unknown => {
                 text().map(|text| serde_json::from_str(text).map_or(Value::Text(text), Value::Json))
             }

@@ -1,32 +1,26 @@
 //! The calls of workers and the answers to them.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{
-    super::{
-        ECHO, shorten,
-        tally::{Excess, MAX_QUEUES, Tally},
-    },
-    AtMost, Key, Unread, insert, item, name, object, priority_name,
+    super::tally::{Excess, MAX_QUEUES, Tally},
+    AtMost, Key, Unread, insert, item, object,
     text::Time,
-    time,
     value::{self, Shown, Value},
 };
 use crate::{
-    model::{Encoding, WorkerName},
-    wire::pb,
+    api::{ECHO, shorten},
+    model::{self, Batch, Item, LeaseToken, Priority, TaskId, WorkerName},
+    wire::time::to_rfc_3339,
 };
 
-/// One entry of a list: what it says, or the answer that it gets because it is wrong.
-pub(in crate::ingress) type Item<T> = Result<T, pb::ItemResult>;
-
-/// More than max_items may be.
+/// The highest value of `max_items`.
 const MAX_ITEMS: usize = 1000;
-/// Tasks that one completion may report as discovered.
+/// The most tasks that one completion may discover.
 const MAX_DISCOVERED: usize = 10_000;
 
 #[derive(Deserialize)]
@@ -97,76 +91,68 @@ struct ExtendTasks<'a> {
     extensions: AtMost<&'a RawValue, MAX_ITEMS>,
 }
 
-pub(in crate::ingress) fn get_tasks(body: &Bytes) -> Result<pb::GetTasksRequest, Unread> {
+pub(in crate::ingress) fn get_tasks(body: &Bytes) -> Result<model::GetTasks, Unread> {
     let request: GetTasks = object(body)?;
-    Ok(pb::GetTasksRequest {
+    Ok(model::GetTasks {
         worker: request.worker,
         queues: request.queues.0,
         max_tasks: request.max_tasks,
-        wait: request.wait.map(|time| time.0),
+        wait: request.wait.map_or(Duration::ZERO, |time| time.0),
         lease_duration: request.lease_duration.map(|time| time.0),
         max_bytes: request.max_bytes,
     })
 }
 
-/// The worker, and what it has completed.
-pub(in crate::ingress) fn complete_tasks(
-    body: &Bytes,
-    tally: &mut Tally<'_>,
-) -> Result<(String, Vec<Item<pb::Completion>>), Unread> {
+/// Reads the tasks that a worker has finished.
+pub(in crate::ingress) fn completions(body: &Bytes, tally: &mut Tally<'_>) -> Result<Batch<model::Completion>, Unread> {
     let CompleteTasks { worker, completions } = object(body)?;
-    let items = items(&worker, &completions.0, tally, |text, tally| completion(body, text, tally))?;
-    Ok((worker, items))
+    batch(worker, &completions.0, tally, |text, tally| completion(body, text, tally))
 }
 
-/// The worker, and what it gives back.
-pub(in crate::ingress) fn reject_tasks(
-    body: &Bytes,
-    tally: &mut Tally<'_>,
-) -> Result<(String, Vec<Item<pb::Rejection>>), Unread> {
+/// Reads the tasks that a worker gives back.
+pub(in crate::ingress) fn rejections(body: &Bytes, tally: &mut Tally<'_>) -> Result<Batch<model::Rejection>, Unread> {
     let RejectTasks { worker, rejections } = object(body)?;
-    let items = items(&worker, &rejections.0, tally, |text, _| Ok(rejection(text)))?;
-    Ok((worker, items))
+    batch(worker, &rejections.0, tally, |text, _| Ok(rejection(text)))
 }
 
-/// The worker, and what it holds on to.
-pub(in crate::ingress) fn extend_tasks(
-    body: &Bytes,
-    tally: &mut Tally<'_>,
-) -> Result<(String, Vec<Item<pb::Extension>>), Unread> {
+/// Reads the tasks that a worker needs for longer.
+pub(in crate::ingress) fn extensions(body: &Bytes, tally: &mut Tally<'_>) -> Result<Batch<model::Extension>, Unread> {
     let ExtendTasks { worker, extensions } = object(body)?;
-    let items = items(&worker, &extensions.0, tally, |text, _| Ok(extension(text)))?;
-    Ok((worker, items))
+    batch(worker, &extensions.0, tally, |text, _| Ok(extension(text)))
 }
 
-/// Checks what all items have in common before it reads the first.
-fn items<T>(
-    worker: &str,
+/// Checks what all items have in common, then reads each.
+fn batch<T>(
+    worker: String,
     texts: &[&RawValue],
     tally: &mut Tally<'_>,
-    read: impl Fn(&str, &mut Tally<'_>) -> Result<Result<T, String>, Excess>,
-) -> Result<Vec<Item<T>>, Unread> {
-    WorkerName::new(worker).map_err(|error| Unread::Invalid(error.to_string()))?;
+    read: impl Fn(&str, &mut Tally<'_>) -> Result<Result<Item<T>, String>, Excess>,
+) -> Result<Batch<T>, Unread> {
+    WorkerName::new(&worker).map_err(|error| Unread::Invalid(error.to_string()))?;
     texts.iter().try_for_each(|_| tally.item())?;
     let answered = |text: &&RawValue| {
         let item = read(text.get(), tally)?;
         item.as_ref().err().map_or(Ok(()), |why| tally.unreadable(why))?;
-        Ok(item.map_err(|why| invalid(text.get(), why)))
+        Ok(item.map_err(|why| model::ItemAnswer::invalid(echoed_id(text.get()), why)))
     };
-    texts.iter().map(answered).collect()
+    let items = texts.iter().map(answered).collect::<Result<_, Excess>>()?;
+    Ok(Batch { worker, items })
 }
 
-/// The answer to an item that could not be read, with its id where that could.
-fn invalid(text: &str, error: String) -> pb::ItemResult {
+/// The id of an item that cannot be read, if that can.
+fn echoed_id(text: &str) -> String {
     #[derive(Deserialize)]
     struct Id {
         id: String,
     }
-    let id = serde_json::from_str(text).map_or_else(|_| String::new(), |Id { id }| shorten(&id, ECHO).into_owned());
-    pb::ItemResult { id, status: pb::ItemStatus::Invalid.into(), error, lease_expires_at: None }
+    serde_json::from_str(text).map_or_else(|_| String::new(), |Id { id }| shorten(&id, ECHO).into_owned())
 }
 
-fn completion(body: &Bytes, text: &str, tally: &mut Tally<'_>) -> Result<Result<pb::Completion, String>, Excess> {
+fn completion(
+    body: &Bytes,
+    text: &str,
+    tally: &mut Tally<'_>,
+) -> Result<Result<Item<model::Completion>, String>, Excess> {
     let completion: Completion<'_> = match item(text, "a completion") {
         Ok(completion) => completion,
         Err(error) => return Ok(Err(error)),
@@ -179,24 +165,23 @@ fn completion(body: &Bytes, text: &str, tally: &mut Tally<'_>) -> Result<Result<
             Err(error) => return Ok(Err(format!("discovered[{index}]: {error}"))),
         }
     }
+    let (id, lease_token) = (completion.id, completion.lease_token);
     let result = value::read(body, "result", completion.result, completion.result_base64);
-    Ok(result.map(|(result, encoding)| pb::Completion {
-        id: completion.id,
-        lease_token: completion.lease_token,
-        result,
-        result_encoding: encoding.into(),
-        discovered,
+    Ok(result.map(|(result, result_encoding)| {
+        let report = model::Completion { result, result_encoding, discovered };
+        Item { id, lease_token, report }
     }))
 }
 
-fn rejection(text: &str) -> Result<pb::Rejection, String> {
+fn rejection(text: &str) -> Result<Item<model::Rejection>, String> {
     let Rejection { id, lease_token, reason, retry, delay } = item(text, "a rejection")?;
-    Ok(pb::Rejection { id, lease_token, reason, retry, delay: delay.map(|time| time.0) })
+    let report = model::Rejection { reason, retry: retry.unwrap_or(true), delay: delay.map(|time| time.0) };
+    Ok(Item { id, lease_token, report })
 }
 
-fn extension(text: &str) -> Result<pb::Extension, String> {
+fn extension(text: &str) -> Result<Item<model::Extension>, String> {
     let Extension { id, lease_token, by } = item(text, "an extension")?;
-    Ok(pb::Extension { id, lease_token, by: by.map(|time| time.0) })
+    Ok(Item { id, lease_token, report: model::Extension { by: by.map(|time| time.0) } })
 }
 
 #[derive(Serialize)]
@@ -209,20 +194,20 @@ pub(in crate::ingress) struct ItemAnswer<'a> {
     lease_expires_at: Option<String>,
 }
 
-impl<'a> From<&'a pb::ItemResult> for ItemAnswer<'a> {
-    fn from(result: &'a pb::ItemResult) -> Self {
+impl<'a> From<&'a model::ItemAnswer> for ItemAnswer<'a> {
+    fn from(answer: &'a model::ItemAnswer) -> Self {
         Self {
-            id: &result.id,
-            status: name(result.status().as_str_name(), "ITEM_STATUS_"),
-            error: &result.error,
-            lease_expires_at: time(&result.lease_expires_at),
+            id: &answer.id,
+            status: answer.status.as_str(),
+            error: &answer.error,
+            lease_expires_at: answer.lease_expires_unix_ms.map(to_rfc_3339),
         }
     }
 }
 
 #[derive(Serialize)]
 pub(in crate::ingress) struct LeasedTask<'a> {
-    id: &'a str,
+    id: TaskId,
     queue: &'a str,
     #[serde(flatten)]
     key: Key<'a>,
@@ -234,30 +219,31 @@ pub(in crate::ingress) struct LeasedTask<'a> {
     payload_encoding: Option<&'static str>,
     headers: &'a HashMap<String, String>,
     traceparent: &'a str,
-    lease_token: &'a str,
-    lease_expires_at: Option<String>,
+    lease_token: &'a LeaseToken,
+    lease_expires_at: String,
     attempt: u32,
     replicas: u32,
-    priority: &'a str,
+    priority: Priority,
 }
 
-impl<'a> From<&'a pb::LeasedTask> for LeasedTask<'a> {
-    fn from(task: &'a pb::LeasedTask) -> Self {
-        let Shown { value, base64, encoding } = Shown::of(&task.payload, Encoding::from_pb(task.payload_encoding()));
+impl<'a> From<&'a model::LeasedTask> for LeasedTask<'a> {
+    fn from(task: &'a model::LeasedTask) -> Self {
+        let model::LeasedTask { id, token, expires_unix_ms, body } = task;
+        let Shown { value, base64, encoding } = Shown::of(&body.payload, body.payload_encoding);
         Self {
-            id: &task.id,
-            queue: &task.queue,
-            key: (&task.key).into(),
+            id: *id,
+            queue: token.shard.queue.as_str(),
+            key: (&body.key).into(),
             payload: value,
             payload_base64: base64,
             payload_encoding: encoding,
-            headers: &task.headers,
-            traceparent: &task.traceparent,
-            lease_token: &task.lease_token,
-            lease_expires_at: time(&task.lease_expires_at),
-            attempt: task.attempt,
-            replicas: task.replicas,
-            priority: priority_name(task.priority()),
+            headers: &body.headers,
+            traceparent: &body.traceparent,
+            lease_token: token,
+            lease_expires_at: to_rfc_3339(*expires_unix_ms),
+            attempt: token.attempt,
+            replicas: body.replicas,
+            priority: body.priority,
         }
     }
 }
@@ -270,6 +256,7 @@ mod tests {
         super::testing::{share, shown, tally},
         *,
     };
+    use crate::model::{Encoding, ItemStatus, TaskBody};
 
     #[test]
     fn a_wrong_completion_is_answered_under_its_id() {
@@ -279,13 +266,13 @@ mod tests {
                 {"id":"2","lease_token":"t","discovered":[{"key":"x"},{"kee":"y"}]},
                 {"lease_token":"t"}]}"#,
         );
-        let (worker, items) = complete_tasks(&body, &mut tally(&share())).unwrap();
+        let Batch { worker, items } = completions(&body, &mut tally(&share())).unwrap();
         assert_eq!(worker, "w");
-        let first = items[0].as_ref().unwrap();
+        let first = &items[0].as_ref().unwrap().report;
         assert_eq!((first.result.as_ref(), first.discovered.len()), (b"{\"ok\":true}".as_ref(), 1));
-        assert_eq!(first.result_encoding(), pb::Encoding::Json);
+        assert_eq!(first.result_encoding, Encoding::Json);
         let second = items[1].as_ref().unwrap_err();
-        assert_eq!((second.id.as_str(), second.status()), ("2", pb::ItemStatus::Invalid));
+        assert_eq!((second.id.as_str(), second.status), ("2", ItemStatus::Invalid));
         assert!(second.error.starts_with("discovered[1]: unknown field `kee`"), "{}", second.error);
         assert_eq!(items[2].as_ref().unwrap_err().error, "missing field `id`");
     }
@@ -295,18 +282,18 @@ mod tests {
         let body = Bytes::from_static(
             br#"{"worker":"w","rejections":[{"id":"1","lease_token":"t","reason":"r","retry":false,"delay":"1m"}]}"#,
         );
-        let rejection = reject_tasks(&body, &mut tally(&share())).unwrap().1.remove(0).unwrap();
-        assert_eq!((rejection.retry, rejection.delay.unwrap().seconds), (Some(false), 60));
+        let rejection = rejections(&body, &mut tally(&share())).unwrap().items.remove(0).unwrap().report;
+        assert_eq!((rejection.retry, rejection.delay), (false, Some(Duration::from_secs(60))));
         let body = Bytes::from_static(br#"{"worker":"w","extensions":[{"id":"1","lease_token":"t","by":"2m"}]}"#);
-        let extension = extend_tasks(&body, &mut tally(&share())).unwrap().1.remove(0).unwrap();
-        assert_eq!(extension.by.unwrap().seconds, 120);
+        let extension = extensions(&body, &mut tally(&share())).unwrap().items.remove(0).unwrap();
+        assert_eq!(extension.report.by, Some(Duration::from_secs(120)));
     }
 
     #[test]
     fn what_all_items_need_is_checked_before_the_first_is_read() {
         let refused = |worker: &str, items: &str| {
             let body = Bytes::from(format!("{{\"worker\":\"{worker}\",\"completions\":[{items}]}}"));
-            complete_tasks(&body, &mut tally(&share())).unwrap_err()
+            completions(&body, &mut tally(&share())).unwrap_err()
         };
         assert!(matches!(refused("", ""), Unread::Invalid(why) if why.starts_with("worker is missing")));
         let Unread::Malformed { detail, .. } = refused("w", &vec!["0"; 1001].join(",")) else { panic!("too many") };
@@ -320,7 +307,7 @@ mod tests {
     fn one_completion_does_not_discover_more_than_it_may() {
         let item = format!("{{\"id\":\"1\",\"lease_token\":\"t\",\"discovered\":[{}]}}", vec!["{}"; 10_001].join(","));
         let body = Bytes::from(format!("{{\"worker\":\"w\",\"completions\":[{item}]}}"));
-        let item = complete_tasks(&body, &mut tally(&share())).unwrap().1.remove(0).unwrap_err();
+        let item = completions(&body, &mut tally(&share())).unwrap().items.remove(0).unwrap_err();
         assert_eq!((item.id.as_str(), item.error.as_str()), ("1", "discovered: more than 10000 entries"));
     }
 
@@ -337,26 +324,29 @@ mod tests {
 
     #[test]
     fn answers_leave_out_what_is_empty() {
-        let lost = pb::ItemResult { id: "1".into(), status: pb::ItemStatus::LeaseLost.into(), ..Default::default() };
+        let lost = model::ItemAnswer::new("1".into(), ItemStatus::LeaseLost);
         assert_eq!(shown(ItemAnswer::from(&lost)), json!({"id": "1", "status": "LEASE_LOST"}));
     }
 
     #[test]
     fn a_leased_task_has_its_payload_once_and_as_what_it_was() {
-        let shown_as = |payload: &'static [u8], encoding: pb::Encoding| {
+        let leased = |body: TaskBody| {
+            let token = "q:0:1:1:1".parse().unwrap();
+            model::LeasedTask { id: TaskId::new(), token, expires_unix_ms: 0, body }
+        };
+        let shown_as = |payload: &'static [u8], payload_encoding: Encoding| {
             let payload = Bytes::from_static(payload);
-            let key = "k".into();
-            let task = pb::LeasedTask { key, payload, payload_encoding: encoding.into(), ..Default::default() };
+            let task = leased(TaskBody { key: "k".into(), payload, payload_encoding, ..Default::default() });
             let mut json = shown(LeasedTask::from(&task));
             assert_eq!((&json["key"], &json["priority"]), (&json!("k"), &json!("medium")));
             ["payload", "payload_base64", "payload_encoding"].map(|name| json[name].take())
         };
         let null = serde_json::Value::Null;
-        assert_eq!(shown_as(b"{\"a\":1}", pb::Encoding::Json), [json!({"a": 1}), null.clone(), json!("json")]);
-        assert_eq!(shown_as(b"{\"a\":1}", pb::Encoding::Text), [json!("{\"a\":1}"), null.clone(), json!("text")]);
-        assert_eq!(shown_as(b"\xff", pb::Encoding::Bytes), [null.clone(), json!("/w=="), json!("bytes")]);
-        assert_eq!(shown_as(b"", pb::Encoding::Bytes), [null.clone(), null.clone(), null]);
-        let task = pb::LeasedTask { key: vec![0xff].into(), ..Default::default() };
+        assert_eq!(shown_as(b"{\"a\":1}", Encoding::Json), [json!({"a": 1}), null.clone(), json!("json")]);
+        assert_eq!(shown_as(b"{\"a\":1}", Encoding::Text), [json!("{\"a\":1}"), null.clone(), json!("text")]);
+        assert_eq!(shown_as(b"\xff", Encoding::Bytes), [null.clone(), json!("/w=="), json!("bytes")]);
+        assert_eq!(shown_as(b"", Encoding::Bytes), [null.clone(), null.clone(), null]);
+        let task = leased(TaskBody { key: vec![0xff].into(), ..Default::default() });
         assert_eq!(shown(LeasedTask::from(&task))["key_base64"], "/w==");
     }
 }

@@ -11,11 +11,10 @@ use super::{
 };
 use crate::{
     bus::Topic,
-    model::{self, StoredStatus, TaskId, TaskRow, validate},
+    model::{InsertAnswer, InsertStatus, NewTask, StoredStatus, TaskId, TaskRow, validate},
     runtime::{Policy, Supervisor},
     store::Inserted,
     telemetry::metrics::{self, Dropped, Source},
-    wire::pb,
 };
 
 /// The weight of the tasks that wait to be stored, beside the bound on their number. A caller that is alone may have
@@ -57,7 +56,7 @@ impl Handle {
     /// Stores new tasks and answers per task, in order. Waits at most for the batches before it.
     ///
     /// Answers an error when no task was stored. When only the rest could not be stored, that is answered `TRY_LATER`.
-    pub async fn insert(&self, tasks: Vec<pb::NewTask>) -> Result<Vec<pb::InsertResult>, Error> {
+    pub async fn insert(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
         let mut answers = Vec::with_capacity(tasks.len());
         let mut rest = tasks.into_iter().peekable();
         while rest.peek().is_some() {
@@ -68,7 +67,7 @@ impl Handle {
                 Err(error) if answers.iter().all(is_rejected) => return Err(error),
                 // Stored tasks keep their answers: the caller sends only the rest again.
                 Err(error) => {
-                    answers.resize(answers.len() + unstored, try_later(error.to_string()));
+                    answers.resize(answers.len() + unstored, InsertAnswer::try_later(error.to_string()));
                     return Ok(answers);
                 }
             }
@@ -76,16 +75,15 @@ impl Handle {
         Ok(answers)
     }
 
-    async fn insert_batch(&self, tasks: Vec<pb::NewTask>) -> Result<Vec<pb::InsertResult>, Error> {
+    async fn insert_batch(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
         let settings = &self.context.settings;
         let partitions = self.context.bus.partitions(Topic::Pipeline);
         let now = self.context.clock.now_unix_ms();
-        let mut answers = vec![pb::InsertResult::default(); tasks.len()];
+        let mut answers = vec![InsertAnswer::rejected(String::new()); tasks.len()];
         let (mut rows, mut places) = (Vec::with_capacity(tasks.len()), Vec::with_capacity(tasks.len()));
         for (place, task) in tasks.into_iter().enumerate() {
-            let queue = model::QueueName::new(&task.queue);
-            let of_queue = queue.as_ref().map_or(&settings.queues.default, |queue| settings.queues.get(queue));
-            match validate::task_row(task, TaskId::at(now, place), of_queue, &settings.limits, partitions, now) {
+            let rules = settings.task_rules(&task.queue);
+            match validate::task_row(task, TaskId::at(now, place), &rules, partitions, now) {
                 Ok(row) => match self.context.let_in(&row.queue) {
                     Ok(()) => {
                         rows.push(row);
@@ -93,12 +91,12 @@ impl Handle {
                     }
                     Err(error) => {
                         metrics::discovery_dropped(Source::Api, Dropped::MaxQueues, 1);
-                        answers[place] = rejected(error);
+                        answers[place] = InsertAnswer::rejected(error);
                     }
                 },
                 Err(error) => {
                     metrics::discovery_dropped(Source::Api, Dropped::Rejected, 1);
-                    answers[place] = rejected(error);
+                    answers[place] = InsertAnswer::rejected(error);
                 }
             }
         }
@@ -157,30 +155,20 @@ impl Handle {
     }
 }
 
-fn rejected(error: String) -> pb::InsertResult {
-    pb::InsertResult { status: pb::InsertStatus::Rejected.into(), id: String::new(), error }
+fn is_rejected(answer: &InsertAnswer) -> bool {
+    answer.status == InsertStatus::Rejected
 }
 
-fn try_later(error: String) -> pb::InsertResult {
-    pb::InsertResult { status: pb::InsertStatus::TryLater.into(), id: String::new(), error }
-}
-
-fn is_rejected(answer: &pb::InsertResult) -> bool {
-    answer.status() == pb::InsertStatus::Rejected
-}
-
-fn answer(id: TaskId, inserted: Inserted) -> pb::InsertResult {
+fn answer(id: TaskId, inserted: Inserted) -> InsertAnswer {
     match inserted {
-        Inserted::New => {
-            pb::InsertResult { status: pb::InsertStatus::Created.into(), id: id.to_string(), error: String::new() }
-        }
+        Inserted::New => InsertAnswer { status: InsertStatus::Created, id: Some(id), error: String::new() },
         Inserted::Duplicate { id, status } => {
             let error = match status {
                 StoredStatus::Dead => "the task with this key is DEAD",
                 StoredStatus::Cancelled => "the task with this key is CANCELLED",
                 StoredStatus::Unfinished | StoredStatus::Completed => "",
             };
-            pb::InsertResult { status: pb::InsertStatus::Duplicate.into(), id: id.to_string(), error: error.to_owned() }
+            InsertAnswer { status: InsertStatus::Duplicate, id: Some(id), error: error.to_owned() }
         }
     }
 }

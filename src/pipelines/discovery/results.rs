@@ -2,9 +2,6 @@
 
 use std::{collections::HashMap, ops::Range, time::Instant};
 
-use bytes::Bytes;
-use prost::Message as _;
-
 use super::{
     context::Context,
     error::Failure,
@@ -12,12 +9,15 @@ use super::{
 };
 use crate::{
     bus::{Message, Reading, Topic},
-    model::{self, Encoding, KeyHash, LeaseNumber, QueueName, StoredStatus, TaskId, TaskRow, WorkerName, validate},
+    model::{
+        self, Completed, DeadLetter, KeyHash, NewTask, QueueName, Report, StoredStatus, TaskId, TaskRow, What,
+        WorkerName, validate,
+    },
     pipelines::publishing,
     runtime::{Loop, Policy, Supervisor},
     store::{Inserted, Settled, Settlement},
     telemetry::metrics::{self, Lettered, Source},
-    wire::pb,
+    wire,
 };
 
 /// Records of `task-results` that are read at once. Each has up to a thousand reports.
@@ -61,15 +61,16 @@ impl Results {
     async fn handle(&self, messages: &[Message]) -> Result<(), Failure> {
         let (mut reports, mut poison) = (Reports::default(), Vec::new());
         for message in messages {
-            match pb::ReportBatch::decode(message.value.clone()) {
+            match wire::read_reports(&message.value) {
                 Ok(batch) => {
-                    for (index, report) in batch.reports.into_iter().enumerate() {
-                        if let Err(reason) = self.read(report, message, index, &mut reports) {
+                    for (index, report) in batch.into_iter().enumerate() {
+                        let read = report.and_then(|report| self.read(report, message, index, &mut reports));
+                        if let Err(reason) = read {
                             poison.push((alone(message, index), reason));
                         }
                     }
                 }
-                Err(error) => poison.push((message.clone(), error.to_string())),
+                Err(reason) => poison.push((message.clone(), reason)),
             }
         }
         self.context.letters.bury(Topic::TaskResults, &poison).await?;
@@ -140,14 +141,14 @@ impl Results {
         let reports = reports.iter().zip(origins).zip(settled);
         let dead: Vec<_> = reports.filter(|(_, settled)| settled.status == Some(StoredStatus::Dead)).collect();
         for dead in dead.chunks(LETTERS_AT_ONCE) {
-            let mut letters: HashMap<TaskId, pb::DeadLetter> = HashMap::new();
+            let mut letters: HashMap<TaskId, DeadLetter> = HashMap::new();
             for ((report, origin), _) in dead {
                 // A completion of a dead task is no death.
                 let Settlement::Died { id, reason, attempts, at_unix_ms } = report else { continue };
-                let letter = pb::DeadLetter {
+                let letter = DeadLetter {
                     reason: reason.clone(),
                     at_unix_ms: *at_unix_ms,
-                    task_id: Bytes::copy_from_slice(id.as_bytes()),
+                    task_id: Some(*id),
                     attempts: *attempts,
                     history: origin.history.clone(),
                     ..Default::default()
@@ -158,7 +159,7 @@ impl Results {
             for row in self.context.store.rows(&ids).await? {
                 if let Some(letter) = letters.get_mut(&row.id) {
                     letter.queue = row.queue.as_str().to_owned();
-                    letter.task = Some(model::new_task(&row));
+                    letter.task = Some(NewTask::from(&row));
                 }
             }
             self.context.letters.send(letters.into_values().collect()).await?;
@@ -169,21 +170,17 @@ impl Results {
     /// Adds a report to `reports`. Its discovered tasks that are not valid any more become `unstored`.
     fn read<'m>(
         &self,
-        report: pb::Report,
+        report: Report,
         message: &'m Message,
         index: usize,
         reports: &mut Reports<'m>,
     ) -> Result<(), String> {
-        let id = TaskId::from_slice(&report.task_id).ok_or("a report whose task_id has not 16 bytes")?;
-        let at_unix_ms = report.at_unix_ms;
-        let (settlement, history) = match report.what {
-            Some(pb::report::What::Completed(done)) => {
-                (self.completed(id, done, at_unix_ms, &mut reports.unstored)?, Vec::new())
-            }
-            Some(pb::report::What::Died(died)) => {
+        let Report { id, at_unix_ms, what } = report;
+        let (settlement, history) = match what {
+            What::Completed(done) => (self.completed(id, done, at_unix_ms, &mut reports.unstored)?, Vec::new()),
+            What::Died(died) => {
                 (Settlement::Died { id, reason: died.reason, attempts: died.attempts, at_unix_ms }, died.history)
             }
-            None => return Err("a report of a kind that this version does not know".into()),
         };
         reports.settlements.push(settlement);
         reports.origins.push(Origin { message, index, history });
@@ -193,35 +190,29 @@ impl Results {
     fn completed(
         &self,
         id: TaskId,
-        done: pb::Completed,
+        done: Completed,
         at_unix_ms: i64,
         unstored: &mut Vec<Unstored>,
     ) -> Result<Settlement, String> {
         WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
         let Context { gates, settings, .. } = &self.context;
-        let encoding = Encoding::from_pb(done.result_encoding());
-        let rows = done.discovered.into_iter().enumerate().filter_map(|(index, task)| {
+        let Completed { worker, result, result_encoding: encoding, attempt, lease, discovered } = done;
+        let rows = discovered.into_iter().enumerate().filter_map(|(index, task)| {
             let index = u32::try_from(index).ok()?;
-            self.row(task, id, TaskId::derived(id, &done.worker, index, at_unix_ms), unstored)
+            self.row(task, id, TaskId::derived(id, &worker, index, at_unix_ms), unstored)
         });
         let discovered = rows.map(|row| publishing::new_row(row, gates, settings)).collect();
-        let lease = LeaseNumber { generation: done.generation, grant: done.grant };
-        let (worker, result, attempt) = (done.worker, done.result, done.attempt);
         Ok(Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, discovered })
     }
 
     /// Makes a row of a discovered task. The tasks service checked it before it answered OK, but settings may have
     /// changed since.
-    fn row(&self, task: pb::NewTask, parent: TaskId, id: TaskId, unstored: &mut Vec<Unstored>) -> Option<TaskRow> {
-        let settings = &self.context.settings;
-        let queue = QueueName::new(&task.queue);
-        let of_queue = queue.as_ref().map_or(&settings.queues.default, |queue| settings.queues.get(queue));
-        let partitions = self.context.bus.partitions(Topic::Pipeline);
-        let now = self.context.clock.now_unix_ms();
-        match validate::task_row(task.clone(), id, of_queue, &settings.limits, partitions, now) {
-            Ok(row) => Some(row),
+    fn row(&self, task: NewTask, parent: TaskId, id: TaskId, unstored: &mut Vec<Unstored>) -> Option<TaskRow> {
+        let rules = self.context.settings.task_rules(&task.queue);
+        match validate::check(&task, &rules, self.context.clock.now_unix_ms()) {
+            Ok(checked) => Some(checked.row(task, id, self.context.bus.partitions(Topic::Pipeline))),
             Err(reason) => {
-                let key = queue.ok().filter(|_| !task.key.is_empty());
+                let key = QueueName::new(&task.queue).ok().filter(|_| !task.key.is_empty());
                 let key = key.map(|queue| (queue.clone(), KeyHash::new(&queue, &task.key)));
                 unstored.push(Unstored { parent, task, key, why: Lettered::Invalid, reason });
                 None
@@ -244,7 +235,7 @@ struct Origin<'m> {
     message: &'m Message,
     index: usize,
     /// The failures of a task that died.
-    history: Vec<pb::Failure>,
+    history: Vec<model::Failure>,
 }
 
 /// The reports that one transaction settles, in order.
@@ -265,12 +256,7 @@ fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
 
 /// The message with only one of its reports.
 fn alone(message: &Message, index: usize) -> Message {
-    let mut alone = message.clone();
-    if let Ok(mut batch) = pb::EncodedReportBatch::decode(message.value.clone()) {
-        batch.reports = batch.reports.get(index).cloned().into_iter().collect();
-        alone.value = batch.encode_to_vec().into();
-    }
-    alone
+    Message { value: wire::one_report(&message.value, index), ..message.clone() }
 }
 
 /// The discovered tasks that were new, and the number of the others.
@@ -291,14 +277,14 @@ fn new_tasks<'a>(reports: &'a [Settlement], settled: &[Settled]) -> (Vec<&'a Tas
 mod tests {
     use super::*;
     use crate::{
-        config::{Limits, QueueSettings},
+        config::Settings,
+        model::{Encoding, LeaseNumber},
         store::{NewRow, Unpublished},
     };
 
     fn sizes(discovered: &[usize]) -> Vec<usize> {
-        let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
-        let task =
-            validate::task_row(task, TaskId::new(), &QueueSettings::default(), &Limits::default(), 1, 1).unwrap();
+        let task = NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
+        let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
         let row = NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 };
         let report = |discovered: &usize| {
             let (id, worker, discovered) = (TaskId::new(), "w".to_owned(), vec![row.clone(); *discovered]);

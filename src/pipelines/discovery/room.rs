@@ -13,16 +13,15 @@ use bytes::Bytes;
 
 use super::{context::Context, error::Failure};
 use crate::{
-    model::{self, KeyHash, QueueName, TaskId, TaskRow},
+    model::{DeadLetter, KeyHash, NewTask, QueueName, TaskId, TaskRow},
     store::{NewRow, Settlement},
     telemetry::metrics::{self, Lettered},
-    wire::pb,
 };
 
 /// A discovered task that is not stored.
 pub(super) struct Unstored {
     pub(super) parent: TaskId,
-    pub(super) task: pb::NewTask,
+    pub(super) task: NewTask,
     /// `None` when its queue or its key is not valid.
     pub(super) key: Option<(QueueName, KeyHash)>,
     pub(super) why: Lettered,
@@ -57,7 +56,7 @@ pub(super) async fn make_room(context: &Context, reports: &mut [Settlement]) -> 
                 // Several reports may have discovered the task. One letter is enough.
                 if gone.insert(task.key_hash) {
                     let key = Some((task.queue.clone(), task.key_hash));
-                    let task = model::new_task(task);
+                    let task = NewTask::from(task);
                     unstored.push(Unstored { parent, task, key, why: *why, reason: reason.clone() });
                 }
                 false
@@ -149,12 +148,12 @@ pub(super) async fn send(context: &Context, unstored: Vec<Unstored>, sent: &Sent
         names.push(name);
         tracing::warn!(%parent, "a task that {parent} discovered goes to dead-letters: {reason}");
         metrics::discovery_lettered(why, 1);
-        letters.push(pb::DeadLetter {
+        letters.push(DeadLetter {
             reason,
             at_unix_ms,
             queue: task.queue.clone(),
             task: Some(task),
-            parent_id: Bytes::copy_from_slice(parent.as_bytes()),
+            parent_id: Some(parent),
             ..Default::default()
         });
     }

@@ -5,13 +5,14 @@ use std::{
     time::Duration,
 };
 
-use super::{context::Fanout, error::Error, record};
+use super::{context::Fanout, error::Error};
 use crate::{
     bus::{Message, Topic},
-    model::{self, Offset, ShardId, TaskId},
+    model::{Offset, PipelineTask, ShardId, TaskId},
     queue::EnqueueTask,
     store::TaskState,
     telemetry::metrics::{self, FanoutBatch},
+    wire,
 };
 
 /// The records of one shard in one batch.
@@ -32,17 +33,17 @@ impl Fanout {
         let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);
         let (mut records, mut poison, mut ask) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new());
         for message in messages {
-            match record::decode(message) {
-                Ok((id, queue, record)) => {
-                    if record.again || !recent.contains(&record.published_unix_ms) {
-                        ask.push(id);
+            match wire::read_pipeline_record(&message.value) {
+                Ok(task) => {
+                    if task.again || !recent.contains(&task.published_unix_ms) {
+                        ask.push(task.id);
                     }
-                    records.push((message, id, queue, record));
+                    records.push((message, task));
                 }
                 Err(reason) => poison.push((message.clone(), reason)),
             }
         }
-        if let Some(oldest) = records.iter().map(|(.., record)| record.published_unix_ms).min() {
+        if let Some(oldest) = records.iter().map(|(_, task)| task.published_unix_ms).min() {
             let age_ms = u64::try_from(now.saturating_sub(oldest)).unwrap_or(0);
             metrics::fanout_oldest(Duration::from_millis(age_ms));
         }
@@ -53,7 +54,8 @@ impl Fanout {
         let asked: HashSet<_> = ask.into_iter().collect();
 
         let mut groups = Groups::new();
-        for (message, id, queue, record) in records {
+        for (message, task) in records {
+            let PipelineTask { id, queue, replicas, not_before_unix_ms, body, .. } = task;
             let group = groups.entry(ShardId { queue, number: message.partition }).or_default();
             group.upto = message.offset;
             let mut credited = Vec::new();
@@ -67,14 +69,8 @@ impl Fanout {
                     }
                 }
             }
-            group.tasks.push(EnqueueTask {
-                offset: message.offset,
-                id,
-                replicas: record.replicas,
-                not_before_unix_ms: record.not_before_unix_ms,
-                body: model::body_blob(&record),
-                credited,
-            });
+            let offset = message.offset;
+            group.tasks.push(EnqueueTask { offset, id, replicas, not_before_unix_ms, body, credited });
         }
         Ok(groups)
     }

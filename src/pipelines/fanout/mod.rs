@@ -14,7 +14,6 @@ mod enqueue;
 mod error;
 mod groups;
 mod owned;
-mod record;
 mod setback;
 
 use std::{collections::BTreeSet, time::Instant};

@@ -2,18 +2,16 @@
 
 use std::sync::Arc;
 
-use prost::Message;
-
 use super::PUBLISH_BYTES;
 use crate::{
     bus::{self, Bus, Record, Topic},
-    model::MAX_RECORD_BYTES,
+    model::{DeadLetter, MAX_RECORD_BYTES},
     runtime::Clock,
-    wire::pb,
+    wire,
 };
 
 /// A part that a letter may leave out, and how.
-type Shorten = (&'static str, fn(&mut pb::DeadLetter));
+type Shorten = (&'static str, fn(&mut DeadLetter));
 
 /// The parts that a letter leaves out, one after the other, until the bus takes it.
 const SHORTER: [Shorten; 3] = [
@@ -44,13 +42,13 @@ impl DeadLetters {
     }
 
     /// Sends letters. A process that is killed in between sends some of them again.
-    pub async fn send(&self, letters: Vec<pb::DeadLetter>) -> bus::Result<()> {
+    pub async fn send(&self, letters: Vec<DeadLetter>) -> bus::Result<()> {
         let (mut records, mut some, mut bytes) = (Vec::new(), Vec::new(), 0);
         let count = letters.len();
         for (n, letter) in letters.into_iter().enumerate() {
-            let value = letter.encode_to_vec();
+            let value = wire::dead_letter(&letter);
             bytes += value.len();
-            records.push(Record { partition: 0, value: value.into() });
+            records.push(Record { partition: 0, value });
             some.push(letter);
             if bytes < PUBLISH_BYTES && n + 1 < count {
                 continue;
@@ -71,10 +69,10 @@ impl DeadLetters {
     }
 
     /// Sends one letter. A letter that the bus does not take names the task instead of carrying it.
-    async fn send_one(&self, mut letter: pb::DeadLetter) -> bus::Result<()> {
+    async fn send_one(&self, mut letter: DeadLetter) -> bus::Result<()> {
         let (mut shorter, reason) = (SHORTER.iter(), letter.reason.clone());
         loop {
-            let record = Record { partition: 0, value: letter.encode_to_vec().into() };
+            let record = Record { partition: 0, value: wire::dead_letter(&letter) };
             match self.bus.publish(Topic::DeadLetters, &[record]).await {
                 Err(error @ bus::Error::TooLarge { .. }) => {
                     let Some((without, shorten)) = shorter.next() else { return Err(error) };
@@ -93,7 +91,7 @@ impl DeadLetters {
     pub async fn bury(&self, topic: Topic, poison: &[(bus::Message, String)]) -> bus::Result<()> {
         let letter = |(message, reason): &(bus::Message, String)| {
             tracing::warn!(%topic, partition = message.partition, offset = %message.offset, "poison: {reason}");
-            pb::DeadLetter {
+            DeadLetter {
                 reason: reason.clone(),
                 at_unix_ms: self.clock.now_unix_ms(),
                 topic: topic.as_str().to_owned(),

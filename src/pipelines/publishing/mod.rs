@@ -9,13 +9,13 @@ pub use self::{
     letters::DeadLetters,
     rows::{goes_out_now, new_row},
 };
-use prost::Message;
 
 use crate::{
     bus::{self, Bus, Record, Topic},
-    model::{self, Offset, TaskId, TaskRow},
+    model::{Offset, TaskId, TaskRow},
     runtime::{Clock, LoopError},
     store::{self, Published, Store, Turn},
+    wire,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +129,7 @@ impl Publisher {
         let records: Vec<_> = rows
             .iter()
             .map(|(row, _)| {
-                let value = model::pipeline_record(row, again, now).encode_to_vec().into();
+                let value = wire::pipeline_record(row, again, now);
                 Record { partition: row.partition % partitions, value }
             })
             .collect();

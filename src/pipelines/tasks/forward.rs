@@ -1,41 +1,41 @@
-//! The forwarder: from the shards' outboxes to the bus, then removed. Killed in between, the bus has a report twice: SQL credits once.
+//! The forwarder: from the shards' outboxes to the bus, then removed.
+//!
+//! Crash window: killed between publish and removal, the bus has a report twice. SQL credits it once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use futures::StreamExt;
-use prost::Message as _;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     bus::{self, Bus, Record, Topic},
     config::Settings,
-    model::ShardId,
-    queue::{self, Event, Failing, LookFor, Upkeep},
-    runtime::{Beat, Supervisor},
+    model::{Died, Expiration, Failure, ShardId},
+    queue::{self, Event, FailedRound, Failing, LookFor, Upkeep},
+    runtime::{Loop, LoopError, Policy, Supervisor},
     telemetry::metrics,
-    wire::pb,
+    wire,
 };
 
-/// Entries and bytes of reports read from a shard in one turn, about.
+/// The entries and bytes of reports read from a shard in one turn, about.
 const ENTRIES: usize = 1000;
 const READ_BYTES: usize = 4 << 20;
-/// Shards that have their turn at once.
+/// The shards that have their turn at once.
 const AT_ONCE: usize = 8;
-/// A record on the bus has so many bytes of reports, about.
+/// The bytes of reports in one record of the bus, about.
 const RECORD_BYTES: usize = 512 << 10;
-/// How often a forwarder looks for what a process that died left behind.
+/// How often the forwarder looks for the entries of a process that died.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often it says that it is still at a shard, while it publishes.
+/// How often the forwarder renews its hold on an outbox while it publishes.
 const KEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// Shards in whose outboxes this process has put something.
+/// The shards in whose outboxes this process has put something.
 #[derive(Default)]
 pub(super) struct Reported {
     shards: Mutex<BTreeSet<ShardId>>,
@@ -44,12 +44,42 @@ pub(super) struct Reported {
 
 impl Reported {
     pub(super) fn add(&self, shards: BTreeSet<ShardId>) {
-        self.shards.lock().unwrap_or_else(PoisonError::into_inner).extend(shards);
+        self.shards.lock().extend(shards);
         self.notify.notify_one();
     }
 
     fn take(&self) -> BTreeSet<ShardId> {
-        std::mem::take(&mut *self.shards.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.shards.lock())
+    }
+}
+
+/// The reason why reports stay in their outbox.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    /// The shard is at fault.
+    #[error(transparent)]
+    Queue(#[from] queue::Error),
+    #[error("cannot forward reports of {0}: {1}")]
+    Bus(ShardId, #[source] bus::Error),
+    /// No shard's turn went well.
+    #[error("cannot {step} {shard}: {cause}")]
+    AllShards {
+        step: &'static str,
+        shard: ShardId,
+        #[source]
+        cause: queue::Error,
+    },
+}
+
+impl LoopError for Error {
+    fn ends_round(&self) -> bool {
+        matches!(self, Self::Bus(_, error) if error.ends_round())
+    }
+}
+
+impl From<FailedRound<queue::Error>> for Error {
+    fn from(FailedRound { step, shard, cause }: FailedRound<queue::Error>) -> Self {
+        Self::AllShards { step, shard, cause }
     }
 }
 
@@ -62,8 +92,7 @@ pub(super) fn start(
 ) {
     let look_for = LookFor { max_age: LOOK_EVERY, grace: settings.watchdog.grace, horizon: settings.watchdog.horizon };
     let forwarder = Forwarder { queue, bus, reported, look_for };
-    let (beat, stop) = (Arc::new(supervisor.progress().register("tasks/forward")), supervisor.stop_token());
-    supervisor.spawn("tasks/forward", move || forwarder.clone().run(Arc::clone(&beat), stop.clone()));
+    supervisor.spawn_loop("tasks/forward", Policy::Restart, move |cx| forwarder.clone().run(cx));
 }
 
 #[derive(Clone)]
@@ -75,51 +104,19 @@ struct Forwarder {
 }
 
 impl Forwarder {
-    /// Each round gives every shard that has something one turn: a busy one does not hold up the others.
-    async fn run(self, beat: Arc<Beat>, stop: CancellationToken) -> anyhow::Result<()> {
-        let (mut again, mut looked, mut failing) = (BTreeSet::new(), None::<Instant>, Failing::default());
+    /// Forwards in rounds. A round gives one turn to every shard that has something, so no busy shard holds up others.
+    async fn run(self, cx: Loop) -> Result<(), Error> {
+        let (mut due, mut looked, mut failing) = (BTreeSet::new(), None::<Instant>, Failing::default());
         loop {
-            let stopping = stop.is_cancelled();
-            again.append(&mut self.reported.take());
+            let stopping = cx.stop.is_cancelled();
+            due.append(&mut self.reported.take());
             if stopping || looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
                 looked = Some(Instant::now());
-                let looks = self.queue.look(self.look_for).await;
-                // A shard that cannot be asked may have something.
-                let left = looks.into_iter().filter(|(_, look)| look.as_ref().map_or(true, |look| look.outbox > 0));
-                again.extend(left.map(|(shard, _)| shard));
+                due.append(&mut self.look().await);
             }
-            let began = Instant::now();
-            again.retain(|shard| !failing.leaves_out(shard));
-            let turns = std::mem::take(&mut again).into_iter().map(|shard| async {
-                let left = self.turn(&shard).await;
-                (shard, left)
-            });
-            let mut turns = futures::stream::iter(turns).buffer_unordered(AT_ONCE);
-            let mut failed = Ok(());
-            while let Some((shard, left)) = turns.next().await {
-                beat.beat();
-                match left {
-                    Ok(more) => {
-                        failing.note(&shard, began, anyhow::Ok(()));
-                        if more {
-                            again.insert(shard);
-                        }
-                    }
-                    // Redis lost the shard: the watchdog brings it back.
-                    Err(error) if matches!(error.downcast_ref(), Some(queue::Error::NoGeneration)) => {}
-                    // Nothing will be forwarded any more, to nobody.
-                    Err(error) if matches!(error.downcast_ref(), Some(bus::Error::Lost { .. })) => return Err(error),
-                    // One damaged shard does not hold up the others.
-                    Err(error) if error.is::<queue::Error>() => drop(failing.note::<()>(&shard, began, Err(error))),
-                    Err(error) => failed = failed.and(Err(error.context(format!("cannot forward reports of {shard}")))),
-                }
-            }
-            drop(turns);
-            failed?;
-            let ended = failing.end_round("forward reports of");
-            ended.map_err(|round| round.cause.context(format!("cannot {} {}", round.step, round.shard)))?;
-            beat.beat();
-            if !again.is_empty() {
+            due = self.round(due, &mut failing, &cx).await?;
+            cx.beat();
+            if !due.is_empty() {
                 continue;
             }
             if stopping {
@@ -128,14 +125,60 @@ impl Forwarder {
             tokio::select! {
                 () = self.reported.notify.notified() => {}
                 () = tokio::time::sleep(LOOK_EVERY) => {}
-                // Once more, for what was reported meanwhile.
-                () = stop.cancelled() => {}
+                // The next round forwards the reports that came before the stop.
+                () = cx.stop.cancelled() => {}
             }
         }
     }
 
+    /// The shards that have something in their outbox, whoever put it there.
+    async fn look(&self) -> BTreeSet<ShardId> {
+        let looks = self.queue.look(self.look_for).await.into_iter();
+        // A shard that does not answer may have something.
+        let due = looks.filter(|(_, look)| look.as_ref().map_or(true, |look| look.outbox > 0));
+        due.map(|(shard, _)| shard).collect()
+    }
+
+    /// Gives each shard one turn; answers the shards that have more.
+    async fn round(
+        &self,
+        mut due: BTreeSet<ShardId>,
+        failing: &mut Failing<queue::Error>,
+        cx: &Loop,
+    ) -> Result<BTreeSet<ShardId>, Error> {
+        let began = Instant::now();
+        due.retain(|shard| !failing.leaves_out(shard));
+        let turns = due.into_iter().map(|shard| async {
+            let left = self.turn(&shard).await;
+            (shard, left)
+        });
+        let mut turns = futures::stream::iter(turns).buffer_unordered(AT_ONCE);
+        let (mut more, mut failed) = (BTreeSet::new(), Ok(()));
+        while let Some((shard, left)) = turns.next().await {
+            cx.beat();
+            match left {
+                Ok(has_more) => {
+                    failing.note(&shard, began, Ok(()));
+                    if has_more {
+                        more.insert(shard);
+                    }
+                }
+                // Redis lost the shard: the watchdog brings it back.
+                Err(Error::Queue(queue::Error::NoGeneration)) => {}
+                // No process will ever forward anything over this bus.
+                Err(error @ Error::Bus(_, bus::Error::Lost { .. })) => return Err(error),
+                // One damaged shard does not hold up the others.
+                Err(Error::Queue(error)) => drop(failing.note::<()>(&shard, began, Err(error))),
+                Err(error) => failed = failed.and(Err(error)),
+            }
+        }
+        failed?;
+        failing.end_round("forward reports of")?;
+        Ok(more)
+    }
+
     /// Forwards some reports; whether there are more.
-    async fn turn(&self, shard: &ShardId) -> anyhow::Result<bool> {
+    async fn turn(&self, shard: &ShardId) -> Result<bool, Error> {
         let started = Instant::now();
         let entries = self.queue.outbox(shard, ENTRIES, READ_BYTES).await?;
         if entries.is_empty() {
@@ -153,21 +196,20 @@ impl Forwarder {
         Ok(left > 0)
     }
 
-    /// Publishes, however long the bus takes; the outbox stays this process's meanwhile, so that no other publishes the same.
-    async fn publish(&self, shard: &ShardId, records: Records<'_>) -> anyhow::Result<()> {
+    /// Publishes, however long the bus takes. Meanwhile the process keeps the outbox, so that no other publishes the
+    /// same.
+    async fn publish(&self, shard: &ShardId, records: Records<'_>) -> Result<(), Error> {
         let publish = async {
             for (topic, records) in records.finish() {
                 self.bus.publish(topic, &records).await?;
             }
-            anyhow::Ok(())
+            Ok(())
         };
         let mut publish = std::pin::pin!(publish);
         loop {
             tokio::select! {
-                published = &mut publish => return published,
-                () = tokio::time::sleep(KEEP_EVERY) => {
-                    self.queue.keep_outbox(shard).await.context("cannot keep the outbox")?;
-                }
+                published = &mut publish => return published.map_err(|error| Error::Bus(shard.clone(), error)),
+                () = tokio::time::sleep(KEEP_EVERY) => self.queue.keep_outbox(shard).await?,
             }
         }
     }
@@ -183,36 +225,33 @@ struct Records<'a> {
 }
 
 impl Records<'_> {
-    /// How many reports it makes.
+    /// Adds an event; answers the number of its reports.
     fn add(&mut self, event: &Event, at_unix_ms: i64) -> usize {
-        let id_bytes = |id: &crate::model::TaskId| Bytes::copy_from_slice(id.as_bytes());
         match event {
             Event::Completed(report) => {
-                self.report(with_time(report, at_unix_ms));
+                self.report(wire::with_time(report, at_unix_ms));
                 1
             }
             Event::Died { id, attempts, reason, history } => {
-                let history = history.iter().map(|failure| pb::Failure {
+                let history = history.iter().map(|failure| Failure {
                     at_unix_ms: failure.at_unix_ms,
                     worker: failure.worker.clone(),
                     reason: failure.reason.clone(),
                 });
-                let died = pb::Died { reason: reason.clone(), attempts: *attempts, history: history.collect() };
-                let what = Some(pb::report::What::Died(died));
-                let report = pb::Report { task_id: id_bytes(id), what, at_unix_ms };
-                self.report(report.encode_to_vec().into());
+                let died = Died { reason: reason.clone(), attempts: *attempts, history: history.collect() };
+                self.report(wire::died_report(*id, died, at_unix_ms));
                 1
             }
             Event::Expired { id, worker, attempts, dead } => {
-                let expiration = pb::Expiration {
-                    task_id: id_bytes(id),
+                let expiration = Expiration {
+                    id: *id,
                     queue: self.shard.queue.as_str().to_owned(),
                     worker: worker.clone(),
                     attempts: *attempts,
                     dead: *dead,
                     at_unix_ms,
                 };
-                self.record(Topic::Expirations, 0, expiration.encode_to_vec().into());
+                self.record(Topic::Expirations, 0, wire::expiration(expiration));
                 0
             }
         }
@@ -230,9 +269,7 @@ impl Records<'_> {
         let reports = std::mem::take(&mut self.reports);
         self.bytes = 0;
         if !reports.is_empty() {
-            let queue = self.shard.queue.as_str().to_owned();
-            let batch = pb::EncodedReportBatch { queue, shard: self.shard.number, reports };
-            self.record(Topic::TaskResults, self.partition, batch.encode_to_vec().into());
+            self.record(Topic::TaskResults, self.partition, wire::report_batch(self.shard, reports));
         }
     }
 
@@ -241,23 +278,14 @@ impl Records<'_> {
         records.push(Record { partition, value });
     }
 
-    /// Task results first. The bus may refuse them for long, and each retry would publish the other reports again.
+    /// The records by topic, task results first: the bus may refuse them for long, and each retry would publish the
+    /// other reports again.
     fn finish(mut self) -> impl Iterator<Item = (Topic, Vec<Record>)> {
         self.flush();
         let mut topics: Vec<_> = self.by_topic.into_values().collect();
         topics.sort_by_key(|(topic, _)| *topic != Topic::TaskResults);
         topics.into_iter()
     }
-}
-
-/// The report with its `at_unix_ms`: an encoded message may be extended by appending a field.
-fn with_time(report: &Bytes, at_unix_ms: i64) -> Bytes {
-    let tail = pb::Report { at_unix_ms, ..Default::default() };
-    let mut whole = BytesMut::with_capacity(report.len() + tail.encoded_len());
-    whole.put_slice(report);
-    // A Vec or BytesMut grows: encoding into it does not fail.
-    whole.put_slice(&tail.encode_to_vec());
-    whole.freeze()
 }
 
 #[cfg(test)]
@@ -274,14 +302,5 @@ mod tests {
         records.add(&Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new() }, 1);
         let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
         assert_eq!(topics, [Topic::TaskResults, Topic::Expirations]);
-    }
-
-    #[test]
-    fn the_time_is_added_without_decoding() {
-        let done = pb::Completed { worker: "w".into(), ..Default::default() };
-        let what = Some(pb::report::What::Completed(done));
-        let report = pb::Report { task_id: Bytes::from_static(&[7; 16]), what, at_unix_ms: 0 };
-        let whole = pb::Report::decode(with_time(&report.encode_to_vec().into(), 42)).unwrap();
-        assert_eq!(whole, pb::Report { at_unix_ms: 42, ..report });
     }
 }

@@ -1,4 +1,5 @@
-//! Workers get tasks: one look at all shards that the call names, then claims, the most urgent first; a wait when there is nothing.
+//! Workers get tasks: a look at all shards of the named queues, then claims, the most urgent first. Finding nothing,
+//! the call waits.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -8,49 +9,54 @@ use std::{
 use futures::{StreamExt, future};
 use tokio::time::Instant;
 
-use super::{Error, Handle, worker};
+use super::{
+    error::Error,
+    handle::{Handle, worker},
+};
 use crate::{
-    model::{self, Priority, QueueName, validate},
+    model::{GetTasks, LeasedTask, Priority, QueueName, validate},
     queue::{Claim, Delivery, Granted, Leased, Shard},
     telemetry::metrics,
-    wire::pb,
+    wire,
 };
 
-/// Bytes of tasks in one answer, unless the worker asks for another number: gRPC clients take 4 MiB by default, and the rest of
-/// 1,000 tasks (ids, tokens, names) fits beside it. A single task may be larger.
+/// The bytes of tasks in one answer, unless the worker asks for another number. gRPC clients take 4 MiB by default;
+/// ids, tokens and names of 1,000 tasks need the rest. A single task may be larger.
 const ANSWER_BYTES: usize = (3 << 20) + (512 << 10);
-/// What a worker may ask for, at most.
+/// The most bytes that a worker may ask for.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
-/// Queues that one call may name.
+/// The most queues that one call may name.
 const MAX_QUEUES: usize = 100;
-/// Shards that one call asks at once.
+/// The shards that one call asks at once.
 const PEEKS_AT_ONCE: usize = 64;
 
-/// The answer to a get call, and the leases in it. Whoever sends the answer calls [`Delivery::delivered`] on each when the worker has it,
-/// and drops them when it does not get it: then they go back at no cost.
+/// Leased tasks, and their delivery to the worker.
+///
+/// The sender of the answer calls [`Delivery::delivered`] on each delivery when the worker has it. A dropped delivery
+/// gives its leases back at no cost.
 #[derive(Default)]
-pub struct Answer {
-    pub response: pb::GetTasksResponse,
+pub struct Leases {
+    pub tasks: Vec<LeasedTask>,
     pub deliveries: Vec<Delivery>,
 }
 
-impl Answer {
-    /// The response, taken as delivered.
-    pub fn deliver(self) -> pb::GetTasksResponse {
+impl Leases {
+    /// The tasks, taken as delivered.
+    pub fn deliver(self) -> Vec<LeasedTask> {
         self.deliveries.into_iter().for_each(Delivery::delivered);
-        self.response
+        self.tasks
     }
 }
 
-/// What one look has found so far.
+/// The finds of one look so far.
 struct Found {
     claim: Claim,
     granted: Vec<Granted>,
     tasks: usize,
     bytes: usize,
-    /// The first shard that could not be asked.
+    /// The error of the last shard that did not answer.
     error: Option<Error>,
-    /// Some shard was asked.
+    /// At least one shard answered.
     any_asked: bool,
 }
 
@@ -77,7 +83,8 @@ impl Found {
 }
 
 impl Handle {
-    pub(super) async fn get_tasks(&self, request: pb::GetTasksRequest) -> Result<Answer, Error> {
+    /// Leases tasks, and waits only when there is none. Dropping the future gives back what it leased.
+    pub async fn get(&self, request: GetTasks) -> Result<Leases, Error> {
         let queues = queues(&request)?;
         let (claim, wait) = self.claim(&request)?;
         let deadline = Instant::now() + wait;
@@ -88,7 +95,7 @@ impl Handle {
             let is_last = left.is_zero() || self.stop.is_cancelled();
             let look = async {
                 let found = self.look(&look_at, &claim).await;
-                // One shard that fails is no reason to stop waiting for the others.
+                // The call waits on for the other shards when one fails.
                 let wait_on = found.granted.is_empty() && !is_last && (found.error.is_none() || found.any_asked);
                 (!wait_on).then_some(found)
             };
@@ -98,25 +105,25 @@ impl Handle {
             };
             match found {
                 Ok(Found { granted, error: Some(error), .. }) if granted.is_empty() => return Err(error),
-                Ok(found) => return Ok(answer(found.granted)),
-                // Only what was woken has something new; at the deadline all are asked once more.
+                Ok(found) => return Ok(leases(found.granted)),
+                // Only woken queues have something new. At the deadline the call asks all once more.
                 Err(woken) if woken.is_empty() => look_at.clone_from(&queues),
                 Err(woken) => look_at = woken,
             }
         }
     }
 
-    fn claim(&self, request: &pb::GetTasksRequest) -> Result<(Claim, Duration), Error> {
+    fn claim(&self, request: &GetTasks) -> Result<(Claim, Duration), Error> {
         let worker = worker(&request.worker)?;
         let limits = &self.settings.limits;
         let max_tasks = request.max_tasks.max(1) as usize;
         if max_tasks > limits.max_items {
             return Err(Error::Invalid(format!("max_tasks is {max_tasks}; at most {}", limits.max_items)));
         }
-        let lease = request.lease_duration.map(|lease| self.lease("lease_duration", lease)).transpose();
-        let lease = lease.map_err(Error::Invalid)?;
-        let wait = request.wait.map(|wait| validate::positive("wait", wait)).transpose().map_err(Error::Invalid)?;
-        let wait = wait.unwrap_or_default().min(limits.max_wait);
+        if let Some(lease) = request.lease_duration {
+            validate::lease_duration("lease_duration", lease, limits.max_lease).map_err(Error::Invalid)?;
+        }
+        let (lease, wait) = (request.lease_duration, request.wait.min(limits.max_wait));
         let max_bytes = match request.max_bytes.min(MAX_ANSWER_BYTES) {
             0 => ANSWER_BYTES,
             bytes => usize::try_from(bytes).unwrap_or(ANSWER_BYTES),
@@ -137,12 +144,12 @@ impl Handle {
         let mut shards: Vec<_> = queues.iter().flat_map(|queue| self.queue.shards_of(queue)).collect();
         let mut found = Found::new(claim.clone());
         if let [shard] = &shards[..] {
-            // Its script knows the priorities.
+            // The script of a single shard knows the priorities.
             self.take(shard, None, &mut found).await;
             return found;
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        // So that no shard is always the last of its priority.
+        // No shard is always the last of its priority.
         let first = (turn + turn / TURNS) % shards.len().max(1);
         shards.rotate_left(first);
         let peeks = shards.into_iter().map(|shard| async move { (self.queue.peek(&shard).await, shard) });
@@ -188,10 +195,11 @@ impl Handle {
     }
 }
 
-/// Calls after which the order of priorities begins again.
+/// The calls after which the order of priorities begins again.
 const TURNS: usize = 20;
 
-/// Strict, but one call in ten is offered the lower ones first, in turn, so that none starves. (Of one shard, `claim.lua` does the same.)
+/// The order of priorities: strict, but one call in ten tries the lower ones first, in turn, so that none starves.
+/// Within one shard, `claim.lua` does the same.
 fn order(turn: usize) -> [Priority; 3] {
     let [high, medium, low] = Priority::ALL;
     match turn % TURNS {
@@ -201,7 +209,7 @@ fn order(turn: usize) -> [Priority; 3] {
     }
 }
 
-fn queues(request: &pb::GetTasksRequest) -> Result<Vec<QueueName>, Error> {
+fn queues(request: &GetTasks) -> Result<Vec<QueueName>, Error> {
     if request.queues.is_empty() {
         return Err(Error::Invalid("queues is empty: name at least one".into()));
     }
@@ -218,36 +226,23 @@ fn queues(request: &pb::GetTasksRequest) -> Result<Vec<QueueName>, Error> {
     Ok(queues)
 }
 
-fn answer(granted: Vec<Granted>) -> Answer {
-    let mut answer = Answer::default();
+fn leases(granted: Vec<Granted>) -> Leases {
+    let mut leases = Leases::default();
     for one in granted {
-        answer.response.tasks.extend(one.tasks.into_iter().filter_map(leased_task));
-        answer.deliveries.push(one.delivery);
+        leases.tasks.extend(one.tasks.into_iter().filter_map(leased_task));
+        leases.deliveries.push(one.delivery);
     }
-    answer
+    leases
 }
 
-fn leased_task(leased: Leased) -> Option<pb::LeasedTask> {
-    let body = match model::decode_body_blob(&leased.body) {
-        Ok(body) => body,
+fn leased_task(leased: Leased) -> Option<LeasedTask> {
+    let Leased { id, token, body, expires_unix_ms } = leased;
+    match wire::read_body(&body) {
+        Ok(body) => Some(LeasedTask { id, token, expires_unix_ms, body }),
         Err(error) => {
-            // Written by ourselves and checked by the fanout; the lease runs out, and at last the task is dead.
-            tracing::error!(id = %leased.id, "task {} has a body that cannot be read: {error}", leased.id);
-            return None;
+            // taskd wrote it and the fanout checked it. The lease runs out, and at last the task is dead.
+            tracing::error!(%id, "task {id} has a body that cannot be read: {error}");
+            None
         }
-    };
-    Some(pb::LeasedTask {
-        id: leased.id.to_string(),
-        queue: leased.token.shard.queue.as_str().to_owned(),
-        key: body.key,
-        payload: body.payload,
-        payload_encoding: body.payload_encoding,
-        headers: body.headers,
-        traceparent: body.traceparent,
-        attempt: leased.token.attempt,
-        lease_token: leased.token.to_string(),
-        lease_expires_at: Some(model::timestamp(leased.expires_unix_ms)),
-        replicas: body.replicas,
-        priority: body.priority,
-    })
+    }
 }

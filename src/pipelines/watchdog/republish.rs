@@ -2,17 +2,14 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use bytes::Bytes;
-
 use super::{context::Context, error::Error};
 use crate::{
     dedup::Filter,
-    model::{self, TaskId, TaskRow},
+    model::{DeadLetter, NewTask, TaskId, TaskRow},
     pipelines::publishing::{DeadLetters, Last, Publisher},
     runtime::Clock,
     store::{Settlement, Store, Turn},
     telemetry::metrics::{self, Republished, Watched},
-    wire::pb,
 };
 
 #[derive(Clone)]
@@ -58,12 +55,12 @@ impl Republish {
         for (id, reason) in too_large {
             let Some((task, _)) = rows.iter().find(|(task, _)| task.id == *id) else { continue };
             tracing::error!(%id, "task {id} cannot be published, and is dead: {reason}");
-            letters.push(pb::DeadLetter {
+            letters.push(DeadLetter {
                 reason: reason.clone(),
                 at_unix_ms,
-                task_id: Bytes::copy_from_slice(id.as_bytes()),
+                task_id: Some(*id),
                 queue: task.queue.as_str().to_owned(),
-                task: Some(model::new_task(task)),
+                task: Some(NewTask::from(*task)),
                 ..Default::default()
             });
             deaths.push(Settlement::Died { id: *id, reason: reason.clone(), attempts: 0, at_unix_ms });

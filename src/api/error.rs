@@ -1,0 +1,55 @@
+//! The error of an operation.
+
+use crate::{
+    model::TaskId,
+    pipelines::{discovery, tasks},
+    queue, store,
+};
+
+/// The reason why an operation has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("this process does not run the pipeline {0}")]
+    NotRunHere(&'static str),
+    #[error("{0:?} is not a task id; ids are UUIDs, as an insert answers them")]
+    NotATaskId(String),
+    #[error("there is no task {0}, or it finished so long ago that it was removed")]
+    NoSuchTask(TaskId),
+    #[error(transparent)]
+    Insert(#[from] discovery::Error),
+    #[error(transparent)]
+    Tasks(#[from] tasks::Error),
+    #[error("cannot read now: {0}")]
+    Store(#[from] store::Error),
+    #[error("cannot read now: {0}")]
+    Queue(#[from] queue::Error),
+}
+
+/// The kind of an error: the caller's next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The request is wrong.
+    Invalid,
+    NotFound,
+    /// taskd has no room now: try again later.
+    Busy,
+    /// A server does not answer now: try again later.
+    Unavailable,
+    /// Another process may do it.
+    NotRunHere,
+}
+
+impl Error {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::NotRunHere(_) => Kind::NotRunHere,
+            Self::NotATaskId(_) | Self::Tasks(tasks::Error::Invalid(_)) => Kind::Invalid,
+            Self::NoSuchTask(_) => Kind::NotFound,
+            Self::Insert(discovery::Error::Busy(_)) => Kind::Busy,
+            Self::Insert(discovery::Error::Unavailable(_))
+            | Self::Tasks(tasks::Error::Unavailable(_))
+            | Self::Store(_)
+            | Self::Queue(_) => Kind::Unavailable,
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Inserting tasks.
+
+use std::time::Instant;
+
+use tracing::Instrument as _;
+
+use super::{
+    error::Error,
+    handle::{Api, span},
+    items::{merge, split},
+};
+use crate::{
+    model::{Caller, InsertAnswer, NewTask},
+    pipelines::discovery,
+    telemetry::metrics::{self, Dropped, Source},
+};
+
+impl Api {
+    /// Stores the tasks that are new and answers each, in order. An unreadable task (`Err`) is answered as rejected.
+    ///
+    /// Answers an error when nothing was stored. When taskd stores only a part, it answers the rest `TRY_LATER`.
+    pub async fn insert(
+        &self,
+        caller: &Caller,
+        tasks: Vec<Result<NewTask, String>>,
+    ) -> Result<Vec<InsertAnswer>, Error> {
+        let discovery = self.discovery()?;
+        let (tasks, known) = split(tasks.into_iter().map(|task| task.map_err(InsertAnswer::rejected)).collect());
+        let unreadable = known.len() - tasks.len();
+        let mut answers = Vec::new();
+        if !tasks.is_empty() {
+            let started = Instant::now();
+            let inserted = discovery.insert(tasks).instrument(span("insert", caller)).await;
+            metrics::discovery_insert(started.elapsed());
+            answers = inserted?;
+        }
+        metrics::discovery_dropped(Source::Api, Dropped::Rejected, unreadable);
+        Ok(merge(known, answers))
+    }
+
+    /// An error where this process takes no tasks.
+    pub fn can_insert(&self) -> Result<(), Error> {
+        self.discovery().map(drop)
+    }
+
+    fn discovery(&self) -> Result<&discovery::Handle, Error> {
+        self.discovery.as_ref().ok_or(Error::NotRunHere("discovery"))
+    }
+}

@@ -1,0 +1,165 @@
+//! The fate of a task, and the state of the queues. SQL knows what is final, Redis what happens meanwhile.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use futures::StreamExt as _;
+
+use super::error::Error;
+use crate::{
+    model::{QueueName, QueueView, ShardId, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
+    queue::{self, Inspected, RecordStatus, Shards},
+    runtime::Clock,
+    store::{ResultRow, Store, TaskDetail},
+};
+
+/// The shards whose stats are read at a time.
+const SHARDS_AT_ONCE: usize = 64;
+
+/// The servers that know about tasks. Cheap to clone.
+#[derive(Clone)]
+pub struct Reader {
+    store: Arc<dyn Store>,
+    queue: Shards,
+    clock: Clock,
+}
+
+impl Reader {
+    pub fn new(store: Arc<dyn Store>, queue: Shards, clock: Clock) -> Self {
+        Self { store, queue, clock }
+    }
+
+    pub(super) async fn task(&self, id: TaskId) -> Result<Option<TaskView>, Error> {
+        let Some(detail) = self.store.task(id).await? else { return Ok(None) };
+        let record = if detail.status.is_final() { None } else { self.record(&detail).await? };
+        Ok(Some(view(detail, record, self.clock.now_unix_ms())))
+    }
+
+    async fn record(&self, detail: &TaskDetail) -> Result<Option<Inspected>, Error> {
+        let shard = ShardId { queue: detail.task.queue.clone(), number: detail.task.partition };
+        match self.queue.inspect(&shard, &[detail.task.id]).await {
+            Ok((_, records)) => Ok(records.into_iter().next().flatten()),
+            // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
+            Err(queue::Error::NoGeneration) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The bytes that [`Self::results`] would have.
+    pub(super) async fn results_bytes(&self, id: TaskId) -> Result<usize, Error> {
+        Ok(self.store.results_bytes(id).await?)
+    }
+
+    /// `None`: no such task.
+    pub(super) async fn results(&self, id: TaskId) -> Result<Option<Vec<TaskResult>>, Error> {
+        let results = self.store.results(id).await?;
+        if results.is_empty() && self.store.task(id).await?.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(results.into_iter().map(result).collect()))
+    }
+
+    pub(super) async fn queues(&self) -> Result<Vec<QueueView>, Error> {
+        let mut queues: BTreeMap<QueueName, QueueView> = BTreeMap::new();
+        let now = self.clock.now_unix_ms();
+        let age_ms = |created_unix_ms: i64| u64::try_from(now.saturating_sub(created_unix_ms)).unwrap_or(0);
+        let shards = self.queue.shards();
+        // A closed queue has nothing to show until somebody inserts a task.
+        let mut open: Vec<QueueName> = shards.iter().map(|shard| shard.queue.clone()).collect();
+        open.extend(self.store.unfinished().await?.into_iter().map(|(queue, _)| queue));
+        open.sort_unstable();
+        open.dedup();
+        for count in self.store.counts(Some(&open)).await? {
+            let entry = entry_of(&mut queues, &count.queue);
+            match count.status {
+                // The tasks in Redis are subtracted below.
+                StoredStatus::Unfinished => entry.pending = count.count,
+                StoredStatus::Completed => entry.completed = count.count,
+                StoredStatus::Dead => entry.dead = count.count,
+                StoredStatus::Cancelled => entry.cancelled = count.count,
+            }
+        }
+        let asked = shards.into_iter().map(|shard| async move { (self.queue.stats(&shard).await, shard) });
+        let mut asked = futures::stream::iter(asked).buffer_unordered(SHARDS_AT_ONCE);
+        while let Some((stats, shard)) = asked.next().await {
+            let stats = match stats {
+                Err(queue::Error::NoGeneration) => continue,
+                other => other?,
+            };
+            let entry = entry_of(&mut queues, &shard.queue);
+            entry.queued += stats.open;
+            entry.leases += stats.leases;
+            // `delayed` counts replicas. They belong to as many tasks at most.
+            let nothing_left = stats.live.saturating_sub(stats.open);
+            let delayed = stats.delayed.min(nothing_left);
+            entry.delayed += delayed;
+            entry.assigned += nothing_left - delayed;
+            // A task whose end is on its way to SQL counts as pending for that moment.
+            entry.pending = entry.pending.saturating_sub(stats.live);
+            entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(stats.oldest_created_unix_ms.map(age_ms));
+        }
+        for (queue, created_unix_ms) in self.store.oldest_waiting(now).await? {
+            let entry = entry_of(&mut queues, &queue);
+            entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(Some(age_ms(created_unix_ms)));
+        }
+        Ok(queues.into_values().collect())
+    }
+}
+
+fn entry_of<'a>(queues: &'a mut BTreeMap<QueueName, QueueView>, queue: &QueueName) -> &'a mut QueueView {
+    queues.entry(queue.clone()).or_insert_with(|| QueueView {
+        queue: queue.clone(),
+        pending: 0,
+        queued: 0,
+        assigned: 0,
+        delayed: 0,
+        leases: 0,
+        completed: 0,
+        dead: 0,
+        cancelled: 0,
+        oldest_waiting_ms: None,
+    })
+}
+
+fn result(row: ResultRow) -> TaskResult {
+    let ResultRow { worker, result, encoding, attempt, completed_unix_ms, surplus } = row;
+    TaskResult { worker, result, encoding, attempt, completed_unix_ms, surplus }
+}
+
+fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
+    let status = status(&detail, record, now_unix_ms);
+    let row = detail.task;
+    TaskView {
+        id: row.id,
+        queue: row.queue,
+        key: row.key,
+        status,
+        replicas: row.replicas,
+        completed: record.map_or(detail.completed, |record| record.credited.max(detail.completed)),
+        leased: record.map_or(0, |record| record.held),
+        attempts: record.map_or(detail.attempts, |record| record.failures.max(detail.attempts)),
+        priority: row.priority,
+        created_unix_ms: row.created_unix_ms,
+        updated_unix_ms: detail.updated_unix_ms,
+        not_before_unix_ms: (row.not_before_unix_ms > 0).then_some(row.not_before_unix_ms),
+        reason: detail.reason,
+    }
+}
+
+fn status(detail: &TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskStatus {
+    match (detail.status, record) {
+        (StoredStatus::Completed, _) => TaskStatus::Completed,
+        (StoredStatus::Dead, _) => TaskStatus::Dead,
+        (StoredStatus::Cancelled, _) => TaskStatus::Cancelled,
+        (StoredStatus::Unfinished, None) if detail.task.not_before_unix_ms > now_unix_ms => TaskStatus::Delayed,
+        (StoredStatus::Unfinished, None) => TaskStatus::Pending,
+        (StoredStatus::Unfinished, Some(record)) => match record.status {
+            // On its way to SQL.
+            RecordStatus::Completed => TaskStatus::Completed,
+            RecordStatus::Dead => TaskStatus::Dead,
+            RecordStatus::Cancelled => TaskStatus::Cancelled,
+            RecordStatus::Live if record.held > 0 => TaskStatus::Assigned,
+            RecordStatus::Live if record.waiting + record.credited >= record.replicas => TaskStatus::Delayed,
+            RecordStatus::Live => TaskStatus::Queued,
+        },
+    }
+}

@@ -1,0 +1,91 @@
+//! The calls of workers.
+
+use std::{collections::BTreeMap, future::Future, time::Instant};
+
+use tracing::Instrument as _;
+
+use super::{
+    error::Error,
+    handle::{Api, span},
+    items::{merge, split},
+};
+use crate::{
+    model::{Batch, Caller, Completion, Extension, GetTasks, Item, ItemAnswer, Rejection},
+    pipelines::tasks::{self, Handle, Leases},
+    telemetry::metrics::{self, CallResult, Method},
+};
+
+impl Api {
+    /// Leases tasks to a worker, and waits only when there is none.
+    pub async fn get(&self, caller: &Caller, request: GetTasks) -> Result<Leases, Error> {
+        let call = counted(Method::Get, self.tasks()?.get(request), |leases| leases.tasks.is_empty());
+        // A stop ends the wait: the dropped call gives back what it leased.
+        let leases = self.stop.run_until_cancelled(call.instrument(span("get", caller))).await;
+        Ok(leases.unwrap_or_else(|| Ok(Leases::default()))?)
+    }
+
+    /// Reports tasks as finished, with their results and discovered tasks.
+    pub async fn complete(&self, caller: &Caller, batch: Batch<Completion>) -> Result<Vec<ItemAnswer>, Error> {
+        let call = async |tasks: &Handle, worker: &str, items| tasks.complete(worker, items).await;
+        self.report(Method::Complete, caller, batch, call).await
+    }
+
+    /// Gives tasks back: to be tried again, or never.
+    pub async fn reject(&self, caller: &Caller, batch: Batch<Rejection>) -> Result<Vec<ItemAnswer>, Error> {
+        let call = async |tasks: &Handle, worker: &str, items| tasks.reject(worker, items).await;
+        self.report(Method::Reject, caller, batch, call).await
+    }
+
+    /// Makes leases last longer.
+    pub async fn extend(&self, caller: &Caller, batch: Batch<Extension>) -> Result<Vec<ItemAnswer>, Error> {
+        let call = async |tasks: &Handle, worker: &str, items| tasks.extend(worker, items).await;
+        self.report(Method::Extend, caller, batch, call).await
+    }
+
+    /// Answers a batch item by item, in order.
+    async fn report<T>(
+        &self,
+        method: Method,
+        caller: &Caller,
+        batch: Batch<T>,
+        call: impl AsyncFnOnce(&Handle, &str, Vec<Item<T>>) -> Result<Vec<ItemAnswer>, tasks::Error>,
+    ) -> Result<Vec<ItemAnswer>, Error> {
+        let (items, known) = split(batch.items);
+        // Every item has its answer: nothing is left to ask.
+        if items.is_empty() && !known.is_empty() {
+            return Ok(merge(known, Vec::new()));
+        }
+        let call = counted(method, call(self.tasks()?, &batch.worker, items), Vec::is_empty);
+        let answers = call.instrument(span(method.as_str(), caller)).await?;
+        count(method, &answers);
+        Ok(merge(known, answers))
+    }
+
+    fn tasks(&self) -> Result<&Handle, Error> {
+        self.tasks.as_ref().ok_or(Error::NotRunHere("tasks"))
+    }
+}
+
+/// Records the end of a call. A caller that went away got no answer, and is not recorded.
+async fn counted<T>(
+    method: Method,
+    call: impl Future<Output = Result<T, tasks::Error>>,
+    is_empty: impl Fn(&T) -> bool,
+) -> Result<T, tasks::Error> {
+    let started = Instant::now();
+    let answer = call.await;
+    let result = match &answer {
+        Ok(answer) if is_empty(answer) => CallResult::Empty,
+        Ok(_) => CallResult::Ok,
+        Err(tasks::Error::Invalid(_)) => CallResult::Invalid,
+        Err(tasks::Error::Unavailable(_)) => CallResult::Unavailable,
+    };
+    metrics::tasks_call(method, result, started.elapsed());
+    answer
+}
+
+fn count(method: Method, answers: &[ItemAnswer]) {
+    let mut by_status: BTreeMap<_, usize> = BTreeMap::new();
+    answers.iter().for_each(|answer| *by_status.entry(answer.status).or_default() += 1);
+    by_status.into_iter().for_each(|(status, count)| metrics::tasks_items(method, status.as_str(), count));
+}

@@ -1,0 +1,344 @@
+//! Requests and answers of the operations, in the words of no protocol.
+
+use std::{collections::HashMap, fmt, net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use serde::{Serialize, Serializer};
+
+use super::{Encoding, LeaseToken, Priority, QueueName, TaskId, TaskRow};
+
+/// The client behind a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    pub protocol: Protocol,
+    /// `None`: the system did not say.
+    pub peer: Option<SocketAddr>,
+}
+
+/// The protocol of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1 with JSON.
+    Http,
+    /// gRPC over HTTP/2.
+    Grpc,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Http => "HTTP",
+            Self::Grpc => "gRPC",
+        })
+    }
+}
+
+/// A task to insert, not checked yet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NewTask {
+    pub queue: String,
+    /// Empty: the hash of the payload becomes the key.
+    pub key: Bytes,
+    pub payload: Bytes,
+    pub payload_encoding: Encoding,
+    /// `None` here and below: the queue's setting.
+    pub replicas: Option<u32>,
+    pub priority: Option<Priority>,
+    /// The wait before the first claim. At most one of this and `not_before_unix_ms` is set.
+    pub delay: Option<Duration>,
+    pub not_before_unix_ms: Option<i64>,
+    pub lease_duration: Option<Duration>,
+    pub max_attempts: Option<u32>,
+    pub headers: HashMap<String, String>,
+    /// Empty: taskd makes one.
+    pub traceparent: String,
+}
+
+/// A stored task as an insert takes it, with every default filled in.
+impl From<&TaskRow> for NewTask {
+    fn from(row: &TaskRow) -> Self {
+        Self {
+            queue: row.queue.as_str().to_owned(),
+            key: row.key.clone(),
+            payload: row.payload.clone(),
+            payload_encoding: row.payload_encoding,
+            replicas: Some(row.replicas),
+            priority: Some(row.priority),
+            delay: None,
+            not_before_unix_ms: (row.not_before_unix_ms > 0).then_some(row.not_before_unix_ms),
+            lease_duration: Some(Duration::from_millis(row.lease_ms.into())),
+            max_attempts: Some(row.max_attempts),
+            headers: row.headers.iter().cloned().collect(),
+            traceparent: row.traceparent.clone(),
+        }
+    }
+}
+
+/// The fate of an inserted task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum InsertStatus {
+    Created,
+    Duplicate,
+    /// The task is wrong, and would be rejected again.
+    Rejected,
+    /// The task was not stored, and may be sent again.
+    TryLater,
+}
+
+/// The answer to one inserted task.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct InsertAnswer {
+    pub status: InsertStatus,
+    /// The id of the new task, or of the task that has the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<TaskId>,
+    /// The reason why taskd did not store the task. For a duplicate of a DEAD or CANCELLED task, that it is one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub error: String,
+}
+
+impl InsertAnswer {
+    pub fn rejected(error: String) -> Self {
+        Self { status: InsertStatus::Rejected, id: None, error }
+    }
+
+    pub fn try_later(error: String) -> Self {
+        Self { status: InsertStatus::TryLater, id: None, error }
+    }
+}
+
+/// A worker's request for tasks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GetTasks {
+    pub worker: String,
+    pub queues: Vec<String>,
+    /// 0 means 1.
+    pub max_tasks: u32,
+    /// The wait for a task when there is none.
+    pub wait: Duration,
+    /// Overrides the tasks' own.
+    pub lease_duration: Option<Duration>,
+    /// About so many bytes of tasks; 0: the default.
+    pub max_bytes: u64,
+}
+
+/// The parts of a task that only its worker needs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TaskBody {
+    pub key: Bytes,
+    pub payload: Bytes,
+    pub payload_encoding: Encoding,
+    pub headers: HashMap<String, String>,
+    pub traceparent: String,
+    pub replicas: u32,
+    pub priority: Priority,
+}
+
+/// A task on its way to a worker. Its token names its queue and its attempt.
+#[derive(Clone, Debug)]
+pub struct LeasedTask {
+    pub id: TaskId,
+    pub token: LeaseToken,
+    pub expires_unix_ms: i64,
+    pub body: TaskBody,
+}
+
+impl LeasedTask {
+    /// Its bytes in an answer, about.
+    pub fn weight(&self) -> usize {
+        let headers = self.body.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        super::weight(self.body.key.len(), self.body.payload.len(), headers)
+    }
+}
+
+/// A worker's report about several tasks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch<T> {
+    pub worker: String,
+    /// `Err`: the answer to an item that cannot be read.
+    pub items: Vec<Result<Item<T>, ItemAnswer>>,
+}
+
+/// A worker's report about one task, with the id and the token as the worker sent them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Item<T> {
+    pub id: String,
+    pub lease_token: String,
+    pub report: T,
+}
+
+/// The worker has finished the task.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Completion {
+    pub result: Bytes,
+    pub result_encoding: Encoding,
+    /// The tasks that the worker found on the way.
+    pub discovered: Vec<NewTask>,
+}
+
+/// The worker cannot do the task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rejection {
+    pub reason: String,
+    /// False: never again.
+    pub retry: bool,
+    /// Replaces the backoff.
+    pub delay: Option<Duration>,
+}
+
+/// The worker needs the task for longer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Extension {
+    /// The new duration of the lease, from now.
+    pub by: Option<Duration>,
+}
+
+/// The outcome of a report about one task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ItemStatus {
+    Ok,
+    /// The worker does not hold this lease, or not any more.
+    LeaseLost,
+    /// Others finished the task.
+    AlreadyCompleted,
+    UnknownTask,
+    Cancelled,
+    /// The item is wrong.
+    Invalid,
+    /// The queue did not answer, and the item may be sent again.
+    TryLater,
+}
+
+impl ItemStatus {
+    /// The name in JSON and in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "OK",
+            Self::LeaseLost => "LEASE_LOST",
+            Self::AlreadyCompleted => "ALREADY_COMPLETED",
+            Self::UnknownTask => "UNKNOWN_TASK",
+            Self::Cancelled => "CANCELLED",
+            Self::Invalid => "INVALID",
+            Self::TryLater => "TRY_LATER",
+        }
+    }
+}
+
+/// The answer to one item of a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ItemAnswer {
+    /// As the worker sent it.
+    pub id: String,
+    pub status: ItemStatus,
+    pub error: String,
+    /// After an extension.
+    pub lease_expires_unix_ms: Option<i64>,
+}
+
+impl ItemAnswer {
+    pub fn new(id: String, status: ItemStatus) -> Self {
+        Self { id, status, error: String::new(), lease_expires_unix_ms: None }
+    }
+
+    pub fn invalid(id: String, error: String) -> Self {
+        Self { error, ..Self::new(id, ItemStatus::Invalid) }
+    }
+}
+
+/// The place of a task in its life, as far as SQL and Redis know it together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum TaskStatus {
+    /// In SQL alone.
+    Pending,
+    Queued,
+    /// At least one worker holds it.
+    Assigned,
+    /// It waits for its time or its backoff.
+    Delayed,
+    Completed,
+    Dead,
+    Cancelled,
+}
+
+/// A task as its inserter sees it.
+#[derive(Clone, Debug)]
+pub struct TaskView {
+    pub id: TaskId,
+    pub queue: QueueName,
+    pub key: Bytes,
+    pub status: TaskStatus,
+    pub replicas: u32,
+    /// The workers that have completed it.
+    pub completed: u32,
+    /// The workers that hold it.
+    pub leased: u32,
+    /// Rejections and expired leases.
+    pub attempts: u32,
+    pub priority: Priority,
+    pub created_unix_ms: i64,
+    pub updated_unix_ms: i64,
+    pub not_before_unix_ms: Option<i64>,
+    /// The reason of its death.
+    pub reason: String,
+}
+
+/// A worker's result of a task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskResult {
+    pub worker: String,
+    pub result: Bytes,
+    pub encoding: Encoding,
+    pub attempt: u32,
+    pub completed_unix_ms: i64,
+    /// The task had all its replicas before.
+    pub surplus: bool,
+}
+
+/// A queue in tasks. Each unfinished task is in one of the first four counts.
+#[derive(Clone, Debug, Serialize)]
+pub struct QueueView {
+    pub queue: QueueName,
+    /// In SQL alone: just stored, parked, or not due for long.
+    pub pending: u64,
+    /// With something left to hand out.
+    pub queued: u64,
+    /// Workers hold all that is left of them.
+    pub assigned: u64,
+    /// Nothing that is left of them is due yet.
+    pub delayed: u64,
+    /// The leases of all workers; a task may have as many as replicas.
+    pub leases: u64,
+    pub completed: u64,
+    pub dead: u64,
+    pub cancelled: u64,
+    /// The age of the oldest waiting task, in Redis or in SQL; `None` when none waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oldest_waiting_ms: Option<u64>,
+}
+
+/// As the APIs write it.
+impl Serialize for TaskId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl Serialize for LeaseToken {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl Serialize for QueueName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl Serialize for Priority {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}

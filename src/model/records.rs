@@ -1,0 +1,97 @@
+//! The contents of the bus's records.
+
+use bytes::Bytes;
+
+use super::{Encoding, LeaseNumber, NewTask, QueueName, TaskId};
+
+/// A task on its way from SQL to the queue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PipelineTask {
+    pub id: TaskId,
+    pub queue: QueueName,
+    /// The task may have been published before: the fanout asks SQL about it first.
+    pub again: bool,
+    pub published_unix_ms: i64,
+    pub replicas: u32,
+    /// 0: at once.
+    pub not_before_unix_ms: i64,
+    /// The bytes that the queue keeps.
+    pub body: Bytes,
+}
+
+/// The end of an attempt, or of a task, on its way to SQL.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    pub id: TaskId,
+    /// Redis's clock.
+    pub at_unix_ms: i64,
+    pub what: What,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum What {
+    Completed(Completed),
+    Died(Died),
+}
+
+/// A worker's report that it has finished a task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completed {
+    pub worker: String,
+    pub result: Bytes,
+    pub result_encoding: Encoding,
+    pub discovered: Vec<NewTask>,
+    pub attempt: u32,
+    pub lease: LeaseNumber,
+}
+
+/// The death of a task, decided by a script.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Died {
+    pub reason: String,
+    pub attempts: u32,
+    /// The last failures, the earliest first.
+    pub history: Vec<Failure>,
+}
+
+/// One failure of a task: a rejection, or a lease that ran out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub at_unix_ms: i64,
+    pub worker: String,
+    pub reason: String,
+}
+
+/// A lease that ran out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expiration {
+    pub id: TaskId,
+    pub queue: String,
+    pub worker: String,
+    pub attempts: u32,
+    pub dead: bool,
+    pub at_unix_ms: i64,
+}
+
+/// A record or a task that taskd gives up, for people.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeadLetter {
+    pub reason: String,
+    pub at_unix_ms: i64,
+    /// `None` for a record, and for a discovered task that was not stored.
+    pub task_id: Option<TaskId>,
+    pub queue: String,
+    pub attempts: u32,
+    /// The place of a record: topic, partition and offset.
+    pub topic: String,
+    pub partition: u32,
+    pub offset: String,
+    /// The bytes of a record.
+    pub value: Bytes,
+    /// The task as an insert takes it.
+    pub task: Option<NewTask>,
+    /// The failures of a dead task.
+    pub history: Vec<Failure>,
+    /// The task whose worker discovered a task that was not stored.
+    pub parent_id: Option<TaskId>,
+}

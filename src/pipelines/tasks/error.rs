@@ -1,0 +1,13 @@
+//! The error of the tasks service.
+
+use crate::queue;
+
+/// The reason why a call as a whole has no answer.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The request is wrong.
+    #[error("{0}")]
+    Invalid(String),
+    #[error("cannot reach the queue now: {0}")]
+    Unavailable(#[from] queue::Error),
+}

@@ -1,0 +1,25 @@
+//! The handle of the tasks service.
+
+use std::sync::{Arc, atomic::AtomicUsize};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{error::Error, forward::Reported};
+use crate::{config::Settings, model::WorkerName, queue::WorkerQueue, store::Store};
+
+/// The service's entry for its callers. Cheap to clone.
+#[derive(Clone)]
+pub struct Handle {
+    pub(super) queue: WorkerQueue,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) settings: Arc<Settings>,
+    /// Tells the forwarder which outboxes have something.
+    pub(super) reported: Arc<Reported>,
+    /// The start of the next look, so that no shard is always the last.
+    pub(super) turn: Arc<AtomicUsize>,
+    pub(super) stop: CancellationToken,
+}
+
+pub(super) fn worker(name: &str) -> Result<WorkerName, Error> {
+    WorkerName::new(name).map_err(|e| Error::Invalid(e.to_string()))
+}

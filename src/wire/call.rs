@@ -1,0 +1,303 @@
+//! Requests and answers: messages to and from `model`. An error is one line for the sender of the message.
+
+use super::{
+    pb,
+    time::{duration, read_duration, timestamp, unix_ms},
+};
+use crate::model::{
+    Batch, Completion, Encoding, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
+    LeasedTask, NewTask, Priority, Rejection, TaskStatus, TaskView,
+};
+
+impl From<Priority> for pb::Priority {
+    fn from(priority: Priority) -> Self {
+        match priority {
+            Priority::High => Self::High,
+            Priority::Medium => Self::Medium,
+            Priority::Low => Self::Low,
+        }
+    }
+}
+
+fn read_priority(number: i32) -> Result<Option<Priority>, String> {
+    match pb::Priority::try_from(number) {
+        Ok(pb::Priority::Unspecified) => Ok(None),
+        Ok(pb::Priority::High) => Ok(Some(Priority::High)),
+        Ok(pb::Priority::Medium) => Ok(Some(Priority::Medium)),
+        Ok(pb::Priority::Low) => Ok(Some(Priority::Low)),
+        Err(_) => Err(format!("priority {number} is unknown; expected high, medium or low")),
+    }
+}
+
+impl From<Encoding> for pb::Encoding {
+    fn from(encoding: Encoding) -> Self {
+        match encoding {
+            Encoding::Unknown => Self::Unspecified,
+            Encoding::Bytes => Self::Bytes,
+            Encoding::Text => Self::Text,
+            Encoding::Json => Self::Json,
+        }
+    }
+}
+
+/// The encoding of the field `what`.
+fn read_encoding(what: &str, number: i32) -> Result<Encoding, String> {
+    match pb::Encoding::try_from(number) {
+        Ok(_) => Ok(Encoding::from_number(number.into())),
+        Err(_) => Err(format!("{what}_encoding {number} is unknown; expected BYTES, TEXT or JSON")),
+    }
+}
+
+impl TryFrom<pb::NewTask> for NewTask {
+    type Error = String;
+
+    fn try_from(task: pb::NewTask) -> Result<Self, String> {
+        Ok(Self {
+            payload_encoding: read_encoding("payload", task.payload_encoding)?,
+            priority: read_priority(task.priority)?,
+            delay: task.delay.map(|delay| read_duration("delay", delay)).transpose()?,
+            not_before_unix_ms: task.not_before.map(unix_ms),
+            lease_duration: task.lease_duration.map(|lease| read_duration("lease_duration", lease)).transpose()?,
+            queue: task.queue,
+            key: task.key,
+            payload: task.payload,
+            replicas: task.replicas,
+            max_attempts: task.max_attempts,
+            headers: task.headers,
+            traceparent: task.traceparent,
+        })
+    }
+}
+
+/// Reads a task of a record, which taskd has checked before. Values of a newer taskd that this one does not know count
+/// as not given.
+pub(super) fn recorded_task(task: pb::NewTask) -> NewTask {
+    NewTask {
+        payload_encoding: Encoding::from_number(task.payload_encoding.into()),
+        priority: read_priority(task.priority).unwrap_or_default(),
+        delay: task.delay.and_then(|delay| delay.try_into().ok()),
+        not_before_unix_ms: task.not_before.map(unix_ms),
+        lease_duration: task.lease_duration.and_then(|lease| lease.try_into().ok()),
+        queue: task.queue,
+        key: task.key,
+        payload: task.payload,
+        replicas: task.replicas,
+        max_attempts: task.max_attempts,
+        headers: task.headers,
+        traceparent: task.traceparent,
+    }
+}
+
+impl From<NewTask> for pb::NewTask {
+    fn from(task: NewTask) -> Self {
+        Self {
+            queue: task.queue,
+            key: task.key,
+            payload: task.payload,
+            payload_encoding: pb::Encoding::from(task.payload_encoding).into(),
+            replicas: task.replicas,
+            priority: task.priority.map_or(pb::Priority::Unspecified, Into::into).into(),
+            delay: task.delay.and_then(duration),
+            not_before: task.not_before_unix_ms.map(timestamp),
+            lease_duration: task.lease_duration.and_then(duration),
+            max_attempts: task.max_attempts,
+            headers: task.headers,
+            traceparent: task.traceparent,
+        }
+    }
+}
+
+impl From<InsertAnswer> for pb::InsertResult {
+    fn from(answer: InsertAnswer) -> Self {
+        let status = match answer.status {
+            InsertStatus::Created => pb::InsertStatus::Created,
+            InsertStatus::Duplicate => pb::InsertStatus::Duplicate,
+            InsertStatus::Rejected => pb::InsertStatus::Rejected,
+            InsertStatus::TryLater => pb::InsertStatus::TryLater,
+        };
+        let id = answer.id.map(|id| id.to_string()).unwrap_or_default();
+        Self { status: status.into(), id, error: answer.error }
+    }
+}
+
+impl TryFrom<pb::GetTasksRequest> for GetTasks {
+    type Error = String;
+
+    fn try_from(request: pb::GetTasksRequest) -> Result<Self, String> {
+        let lease = request.lease_duration.map(|lease| read_duration("lease_duration", lease));
+        Ok(Self {
+            lease_duration: lease.transpose()?,
+            wait: request.wait.map(|wait| read_duration("wait", wait)).transpose()?.unwrap_or_default(),
+            worker: request.worker,
+            queues: request.queues,
+            max_tasks: request.max_tasks,
+            max_bytes: request.max_bytes,
+        })
+    }
+}
+
+impl From<LeasedTask> for pb::LeasedTask {
+    fn from(task: LeasedTask) -> Self {
+        let LeasedTask { id, token, expires_unix_ms, body } = task;
+        Self {
+            id: id.to_string(),
+            queue: token.shard.queue.as_str().to_owned(),
+            key: body.key,
+            payload: body.payload,
+            payload_encoding: pb::Encoding::from(body.payload_encoding).into(),
+            headers: body.headers,
+            traceparent: body.traceparent,
+            attempt: token.attempt,
+            lease_token: token.to_string(),
+            lease_expires_at: Some(timestamp(expires_unix_ms)),
+            replicas: body.replicas,
+            priority: pb::Priority::from(body.priority).into(),
+        }
+    }
+}
+
+impl From<pb::CompleteTasksRequest> for Batch<Completion> {
+    fn from(request: pb::CompleteTasksRequest) -> Self {
+        Self { worker: request.worker, items: request.completions.into_iter().map(completion).collect() }
+    }
+}
+
+fn completion(item: pb::Completion) -> Result<Item<Completion>, ItemAnswer> {
+    let pb::Completion { id, lease_token, result, discovered, result_encoding } = item;
+    let discovered = discovered
+        .into_iter()
+        .enumerate()
+        .map(|(index, task)| NewTask::try_from(task).map_err(|error| format!("discovered[{index}]: {error}")));
+    let read = read_encoding("result", result_encoding)
+        .and_then(|encoding| Ok((encoding, discovered.collect::<Result<_, String>>()?)));
+    match read {
+        Ok((result_encoding, discovered)) => {
+            Ok(Item { id, lease_token, report: Completion { result, result_encoding, discovered } })
+        }
+        Err(error) => Err(ItemAnswer::invalid(id, error)),
+    }
+}
+
+impl From<pb::RejectTasksRequest> for Batch<Rejection> {
+    fn from(request: pb::RejectTasksRequest) -> Self {
+        let read = |item: pb::Rejection| {
+            let pb::Rejection { id, lease_token, reason, retry, delay } = item;
+            match delay.map(|delay| read_duration("delay", delay)).transpose() {
+                Ok(delay) => {
+                    let retry = retry.unwrap_or(true);
+                    Ok(Item { id, lease_token, report: Rejection { reason, retry, delay } })
+                }
+                Err(error) => Err(ItemAnswer::invalid(id, error)),
+            }
+        };
+        Self { worker: request.worker, items: request.rejections.into_iter().map(read).collect() }
+    }
+}
+
+impl From<pb::ExtendTasksRequest> for Batch<Extension> {
+    fn from(request: pb::ExtendTasksRequest) -> Self {
+        let read = |item: pb::Extension| {
+            let pb::Extension { id, lease_token, by } = item;
+            match by.map(|by| read_duration("by", by)).transpose() {
+                Ok(by) => Ok(Item { id, lease_token, report: Extension { by } }),
+                Err(error) => Err(ItemAnswer::invalid(id, error)),
+            }
+        };
+        Self { worker: request.worker, items: request.extensions.into_iter().map(read).collect() }
+    }
+}
+
+impl From<ItemAnswer> for pb::ItemResult {
+    fn from(answer: ItemAnswer) -> Self {
+        let status = match answer.status {
+            ItemStatus::Ok => pb::ItemStatus::Ok,
+            ItemStatus::LeaseLost => pb::ItemStatus::LeaseLost,
+            ItemStatus::AlreadyCompleted => pb::ItemStatus::AlreadyCompleted,
+            ItemStatus::UnknownTask => pb::ItemStatus::UnknownTask,
+            ItemStatus::Cancelled => pb::ItemStatus::Cancelled,
+            ItemStatus::Invalid => pb::ItemStatus::Invalid,
+            ItemStatus::TryLater => pb::ItemStatus::TryLater,
+        };
+        let lease_expires_at = answer.lease_expires_unix_ms.map(timestamp);
+        Self { id: answer.id, status: status.into(), error: answer.error, lease_expires_at }
+    }
+}
+
+impl From<TaskView> for pb::Task {
+    fn from(task: TaskView) -> Self {
+        let status = match task.status {
+            TaskStatus::Pending => pb::TaskStatus::Pending,
+            TaskStatus::Queued => pb::TaskStatus::Queued,
+            TaskStatus::Assigned => pb::TaskStatus::Assigned,
+            TaskStatus::Delayed => pb::TaskStatus::Delayed,
+            TaskStatus::Completed => pb::TaskStatus::Completed,
+            TaskStatus::Dead => pb::TaskStatus::Dead,
+            TaskStatus::Cancelled => pb::TaskStatus::Cancelled,
+        };
+        Self {
+            id: task.id.to_string(),
+            queue: task.queue.as_str().to_owned(),
+            key: task.key,
+            status: status.into(),
+            replicas: task.replicas,
+            completed: task.completed,
+            leased: task.leased,
+            attempts: task.attempts,
+            priority: pb::Priority::from(task.priority).into(),
+            created_at: Some(timestamp(task.created_unix_ms)),
+            updated_at: Some(timestamp(task.updated_unix_ms)),
+            not_before: task.not_before_unix_ms.map(timestamp),
+            reason: task.reason,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn task() -> pb::NewTask {
+        pb::NewTask {
+            queue: "q".into(),
+            key: "k".into(),
+            payload: "p".into(),
+            replicas: Some(3),
+            priority: pb::Priority::Low.into(),
+            not_before: Some(timestamp(1_500)),
+            lease_duration: duration(Duration::from_millis(1_500)),
+            max_attempts: Some(7),
+            headers: [("h".to_owned(), "v".to_owned())].into(),
+            traceparent: "t".into(),
+            payload_encoding: pb::Encoding::Text.into(),
+            delay: duration(Duration::from_secs(9)),
+        }
+    }
+
+    #[test]
+    fn a_task_survives_the_way_there_and_back() {
+        for task in [task(), pb::NewTask::default()] {
+            assert_eq!(pb::NewTask::from(NewTask::try_from(task.clone()).unwrap()), task);
+        }
+    }
+
+    #[test]
+    fn what_no_model_can_say_is_named() {
+        let negative = Some(prost_types::Duration { seconds: -1, nanos: 0 });
+        let cases = [
+            (pb::NewTask { priority: 9, ..task() }, "priority 9 is unknown; expected high, medium or low"),
+            (
+                pb::NewTask { payload_encoding: 9, ..task() },
+                "payload_encoding 9 is unknown; expected BYTES, TEXT or JSON",
+            ),
+            (pb::NewTask { delay: negative, ..task() }, "delay is negative or out of range"),
+            (pb::NewTask { lease_duration: negative, ..task() }, "lease_duration is negative or out of range"),
+        ];
+        for (task, why) in cases {
+            assert_eq!(NewTask::try_from(task.clone()).unwrap_err(), why);
+            let item = pb::Completion { id: "1".into(), discovered: vec![task], ..Default::default() };
+            assert_eq!(completion(item).unwrap_err(), ItemAnswer::invalid("1".into(), format!("discovered[0]: {why}")));
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Records of the bus, and the bodies that the queue keeps for workers.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+
+use super::{call::recorded_task, pb};
+use crate::model::{
+    Completed, DeadLetter, Died, Encoding, Expiration, Failure, LeaseNumber, MAX_REPLICAS, PipelineTask, Priority,
+    QueueName, Report, ShardId, TaskBody, TaskId, TaskRow, What,
+};
+
+fn id_bytes(id: TaskId) -> Bytes {
+    Bytes::copy_from_slice(id.as_bytes())
+}
+
+/// The body of a task, for its worker.
+fn body(row: &TaskRow) -> pb::TaskBody {
+    pb::TaskBody {
+        key: row.key.clone(),
+        payload: row.payload.clone(),
+        payload_encoding: pb::Encoding::from(row.payload_encoding).into(),
+        headers: row.headers.iter().cloned().collect(),
+        traceparent: row.traceparent.clone(),
+        replicas: row.replicas,
+        priority: pb::Priority::from(row.priority).into(),
+    }
+}
+
+/// The record of topic `pipeline`.
+pub fn pipeline_record(row: &TaskRow, again: bool, published_unix_ms: i64) -> Bytes {
+    let record = pb::PipelineRecord {
+        id: id_bytes(row.id),
+        queue: row.queue.as_str().to_owned(),
+        again,
+        published_unix_ms,
+        replicas: row.replicas,
+        priority: pb::Priority::from(row.priority).into(),
+        max_attempts: row.max_attempts,
+        lease_ms: row.lease_ms,
+        not_before_unix_ms: row.not_before_unix_ms,
+        body: body(row).encode_to_vec().into(),
+    };
+    record.encode_to_vec().into()
+}
+
+/// Reads a record of `pipeline`; an error says why no script could enqueue it.
+pub fn read_pipeline_record(value: &Bytes) -> Result<PipelineTask, String> {
+    let record = pb::PipelineRecord::decode(value.clone()).map_err(|e| e.to_string())?;
+    let id = TaskId::from_slice(&record.id).ok_or("the id has not 16 bytes")?;
+    let queue = QueueName::new(&record.queue).map_err(|e| e.to_string())?;
+    // The widest bounds, not this process's settings: those may have been wider when the task was stored.
+    if record.replicas == 0 || record.replicas > MAX_REPLICAS {
+        return Err(format!("replicas is {}; must be 1 to {MAX_REPLICAS}", record.replicas));
+    }
+    // The scripts make a key of it.
+    if !(1..=3).contains(&record.priority) {
+        return Err(format!("priority is {}; must be 1 to 3", record.priority));
+    }
+    if record.max_attempts == 0 || record.lease_ms == 0 {
+        return Err(format!(
+            "max_attempts is {}, lease_ms {}; must be 1 or more",
+            record.max_attempts, record.lease_ms
+        ));
+    }
+    Ok(PipelineTask {
+        id,
+        queue,
+        again: record.again,
+        published_unix_ms: record.published_unix_ms,
+        replicas: record.replicas,
+        not_before_unix_ms: record.not_before_unix_ms,
+        body: body_blob(&record),
+    })
+}
+
+/// Bytes before the encoded [`pb::TaskBody`] in Redis, which Lua reads with `struct.unpack('>BI4I4', …)`:
+/// priority, max_attempts, lease in milliseconds.
+const HEAD: usize = 9;
+
+/// The bytes that Redis keeps of a task until it is final.
+pub fn body_blob(record: &pb::PipelineRecord) -> Bytes {
+    let mut blob = BytesMut::with_capacity(HEAD + record.body.len());
+    blob.put_u8(record.priority as u8);
+    blob.put_u32(record.max_attempts);
+    blob.put_u32(record.lease_ms);
+    blob.put_slice(&record.body);
+    blob.freeze()
+}
+
+/// Reads the bytes of [`body_blob`], for the answer to a claim.
+pub fn read_body(blob: &Bytes) -> Result<TaskBody, prost::DecodeError> {
+    let body = pb::TaskBody::decode(blob.slice(HEAD.min(blob.len())..))?;
+    Ok(TaskBody {
+        key: body.key,
+        payload: body.payload,
+        payload_encoding: Encoding::from_number(body.payload_encoding.into()),
+        headers: body.headers,
+        traceparent: body.traceparent,
+        replicas: body.replicas,
+        priority: Priority::from_number(body.priority.into()),
+    })
+}
+
+/// The report of a completion, without its time; `Err` with its bytes where they are more than `max`.
+pub fn completed_report(id: TaskId, completed: Completed, max: usize) -> Result<Bytes, usize> {
+    let done = pb::Completed {
+        worker: completed.worker,
+        result: completed.result,
+        result_encoding: pb::Encoding::from(completed.result_encoding).into(),
+        discovered: completed.discovered.into_iter().map(Into::into).collect(),
+        attempt: completed.attempt,
+        generation: completed.lease.generation,
+        grant: completed.lease.grant,
+    };
+    let bytes = done.encoded_len();
+    if bytes > max {
+        return Err(bytes);
+    }
+    let what = Some(pb::report::What::Completed(done));
+    Ok(pb::Report { task_id: id_bytes(id), what, at_unix_ms: 0 }.encode_to_vec().into())
+}
+
+/// The report of a death.
+pub fn died_report(id: TaskId, died: Died, at_unix_ms: i64) -> Bytes {
+    let history = died.history.into_iter().map(Into::into).collect();
+    let died = pb::Died { reason: died.reason, attempts: died.attempts, history };
+    let what = Some(pb::report::What::Died(died));
+    pb::Report { task_id: id_bytes(id), what, at_unix_ms }.encode_to_vec().into()
+}
+
+impl From<Failure> for pb::Failure {
+    fn from(failure: Failure) -> Self {
+        Self { at_unix_ms: failure.at_unix_ms, worker: failure.worker, reason: failure.reason }
+    }
+}
+
+/// The report with its time. An encoded message may be extended by appending a field.
+pub fn with_time(report: &Bytes, at_unix_ms: i64) -> Bytes {
+    let tail = pb::Report { at_unix_ms, ..Default::default() };
+    let mut whole = BytesMut::with_capacity(report.len() + tail.encoded_len());
+    whole.put_slice(report);
+    whole.put_slice(&tail.encode_to_vec());
+    whole.freeze()
+}
+
+/// The record of topic `task-results` with encoded reports of one shard.
+pub fn report_batch(shard: &ShardId, reports: Vec<Bytes>) -> Bytes {
+    let queue = shard.queue.as_str().to_owned();
+    pb::EncodedReportBatch { queue, shard: shard.number, reports }.encode_to_vec().into()
+}
+
+/// Reads a record of topic `task-results`; an inner error is that of one report.
+pub fn read_reports(value: &Bytes) -> Result<Vec<Result<Report, String>>, String> {
+    let batch = pb::ReportBatch::decode(value.clone()).map_err(|error| error.to_string())?;
+    Ok(batch.reports.into_iter().map(report).collect())
+}
+
+fn report(report: pb::Report) -> Result<Report, String> {
+    let id = TaskId::from_slice(&report.task_id).ok_or("a report whose task_id has not 16 bytes")?;
+    let what = match report.what {
+        Some(pb::report::What::Completed(done)) => What::Completed(Completed {
+            worker: done.worker,
+            result: done.result,
+            result_encoding: Encoding::from_number(done.result_encoding.into()),
+            discovered: done.discovered.into_iter().map(recorded_task).collect(),
+            attempt: done.attempt,
+            lease: LeaseNumber { generation: done.generation, grant: done.grant },
+        }),
+        Some(pb::report::What::Died(died)) => What::Died(Died {
+            reason: died.reason,
+            attempts: died.attempts,
+            history: died.history.into_iter().map(Into::into).collect(),
+        }),
+        None => return Err("a report of a kind that this version does not know".into()),
+    };
+    Ok(Report { id, at_unix_ms: report.at_unix_ms, what })
+}
+
+impl From<pb::Failure> for Failure {
+    fn from(failure: pb::Failure) -> Self {
+        Self { at_unix_ms: failure.at_unix_ms, worker: failure.worker, reason: failure.reason }
+    }
+}
+
+/// A record with only one of its reports; the record as it is where it cannot be read.
+pub fn one_report(value: &Bytes, index: usize) -> Bytes {
+    let Ok(mut batch) = pb::EncodedReportBatch::decode(value.clone()) else { return value.clone() };
+    batch.reports = batch.reports.get(index).cloned().into_iter().collect();
+    batch.encode_to_vec().into()
+}
+
+/// The record of topic `dead-letters`.
+pub fn dead_letter(letter: &DeadLetter) -> Bytes {
+    let letter = letter.clone();
+    let record = pb::DeadLetter {
+        reason: letter.reason,
+        at_unix_ms: letter.at_unix_ms,
+        task_id: letter.task_id.map(id_bytes).unwrap_or_default(),
+        queue: letter.queue,
+        attempts: letter.attempts,
+        topic: letter.topic,
+        partition: letter.partition,
+        offset: letter.offset,
+        value: letter.value,
+        task: letter.task.map(Into::into),
+        history: letter.history.into_iter().map(Into::into).collect(),
+        parent_id: letter.parent_id.map(id_bytes).unwrap_or_default(),
+    };
+    record.encode_to_vec().into()
+}
+
+/// The record of topic `expirations`.
+pub fn expiration(expiration: Expiration) -> Bytes {
+    let record = pb::Expiration {
+        task_id: id_bytes(expiration.id),
+        queue: expiration.queue,
+        worker: expiration.worker,
+        attempts: expiration.attempts,
+        dead: expiration.dead,
+        at_unix_ms: expiration.at_unix_ms,
+    };
+    record.encode_to_vec().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_is_added_without_decoding() {
+        let done = pb::Completed { worker: "w".into(), ..Default::default() };
+        let what = Some(pb::report::What::Completed(done));
+        let report = pb::Report { task_id: Bytes::from_static(&[7; 16]), what, at_unix_ms: 0 };
+        let whole = pb::Report::decode(with_time(&report.encode_to_vec().into(), 42)).unwrap();
+        assert_eq!(whole, pb::Report { at_unix_ms: 42, ..report });
+    }
+
+    #[test]
+    fn what_no_script_can_enqueue_is_poison() {
+        let good = || pb::PipelineRecord {
+            id: vec![7; 16].into(),
+            queue: "q".into(),
+            replicas: 1,
+            priority: 3,
+            max_attempts: 1,
+            lease_ms: 1,
+            ..Default::default()
+        };
+        let decode = |record: pb::PipelineRecord| read_pipeline_record(&record.encode_to_vec().into()).map(drop);
+        decode(good()).unwrap();
+        let cases = [
+            (pb::PipelineRecord { id: vec![7; 15].into(), ..good() }, "16 bytes"),
+            (pb::PipelineRecord { queue: "a{b".into(), ..good() }, "contains '{'"),
+            (pb::PipelineRecord { replicas: 0, ..good() }, "replicas is 0"),
+            (pb::PipelineRecord { replicas: 10_001, ..good() }, "replicas is 10001; must be 1 to 10000"),
+            (pb::PipelineRecord { priority: 0, ..good() }, "priority is 0; must be 1 to 3"),
+            (pb::PipelineRecord { priority: 4, ..good() }, "priority is 4"),
+            (pb::PipelineRecord { max_attempts: 0, ..good() }, "max_attempts is 0"),
+            (pb::PipelineRecord { lease_ms: 0, ..good() }, "lease_ms 0"),
+        ];
+        for (record, want) in cases {
+            let error = decode(record).unwrap_err();
+            assert!(error.contains(want), "{error:?} should say {want:?}");
+        }
+    }
+}

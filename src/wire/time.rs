@@ -1,0 +1,87 @@
+//! Times and durations, as protobuf and RFC 3339 write them.
+
+use std::time::Duration;
+
+use prost_types::Timestamp;
+
+/// Milliseconds since 1970 as a timestamp.
+pub fn timestamp(unix_ms: i64) -> Timestamp {
+    let nanos = i32::try_from(unix_ms.rem_euclid(1000) * 1_000_000).unwrap_or(0);
+    Timestamp { seconds: unix_ms.div_euclid(1000), nanos }
+}
+
+/// Milliseconds since 1970; 0 for earlier times.
+pub(super) fn unix_ms(at: Timestamp) -> i64 {
+    at.seconds.saturating_mul(1000).saturating_add(i64::from(at.nanos) / 1_000_000).max(0)
+}
+
+/// The duration of the field `what`, which must not be negative.
+pub(super) fn read_duration(what: &str, duration: prost_types::Duration) -> Result<Duration, String> {
+    Duration::try_from(duration).map_err(|_| format!("{what} is negative or out of range"))
+}
+
+/// The duration as a message; `None` where it is longer than one can say.
+pub(super) fn duration(duration: Duration) -> Option<prost_types::Duration> {
+    prost_types::Duration::try_from(duration).ok()
+}
+
+/// `1970-01-01T00:00:01.500Z`
+pub fn to_rfc_3339(unix_ms: i64) -> String {
+    timestamp(unix_ms).to_string()
+}
+
+/// Milliseconds since 1970 of a text like `2030-01-31T12:00:00[.5](Z|+02:00)`; `None` for any other form.
+pub fn from_rfc_3339(text: &str) -> Option<i64> {
+    is_rfc_3339(text).then(|| text.parse().ok().map(unix_ms))?
+}
+
+/// True for the form `2030-01-31T12:00:00[.5](Z|+02:00)`. The parser takes more: days without a time, times
+/// without an offset, years with a sign.
+fn is_rfc_3339(text: &str) -> bool {
+    let like = |text: &str, form: &str| {
+        let fits = |(byte, form): (u8, u8)| if form == b'0' { byte.is_ascii_digit() } else { byte == form };
+        text.len() == form.len() && text.bytes().zip(form.bytes()).all(fits)
+    };
+    let Some((time, rest)) = text.split_at_checked("0000-00-00T00:00:00".len()) else { return false };
+    let time = time.to_ascii_uppercase();
+    let fraction = rest.strip_prefix('.').unwrap_or_default();
+    let digits = fraction.len() - fraction.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let offset = if digits > 0 { &fraction[digits..] } else { rest };
+    let is_offset = offset.eq_ignore_ascii_case("z")
+        || (like(offset, "+00:00") || like(offset, "-00:00")) && offset[1..3] <= *"23" && offset[4..6] <= *"59";
+    // The parser would read a leap second as the second after it.
+    like(&time, "0000-00-00T00:00:00") && time[17..] <= *"59" && is_offset
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_rfc_3339_and_nothing_else() {
+        for (text, want) in [
+            ("2030-01-31T12:00:00+02:00", "2030-01-31T10:00:00Z"),
+            ("2030-01-31t12:00:00z", "2030-01-31T12:00:00Z"),
+            ("2030-01-31T12:00:00.5-00:30", "2030-01-31T12:30:00.500Z"),
+        ] {
+            assert_eq!(from_rfc_3339(text).map(to_rfc_3339).as_deref(), Some(want), "{text}");
+        }
+        for text in [
+            "2030-01-01",
+            "2030-01-01T00:00:00",
+            "2030-01-01T00:00",
+            "2030-01-01 00:00:00Z",
+            "+99999-01-01T00:00:00Z",
+            "-0001-01-01T00:00:00Z",
+            "2030-01-01T00:00:60Z",
+            "2030-02-30T00:00:00Z",
+            "2030-01-01T00:00:00.Z",
+            "2030-01-01T00:00:00+99:99",
+            "2030-01-01T00:00:00+2:00",
+            "٢030-01-01T00:00:00Z",
+            "",
+        ] {
+            assert_eq!(from_rfc_3339(text), None, "{text}");
+        }
+    }
+}
