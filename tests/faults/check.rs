@@ -120,20 +120,20 @@ async fn leftover(node: &mut Node, key: &str) -> Option<String> {
         return undone(node, key).await;
     }
     match name.strip_prefix(':')? {
-        "g" | "O" | "seen" => None,
+        "generation" | "offset" | "seen" => None,
         // Of the filter of keys.
         "era" | "stored" if tag == "filter" => None,
-        "M" => {
+        "counters" => {
             let counters: HashMap<String, String> = node.hgetall(key).await.unwrap();
             let is_zero = |name: &str| counters.get(name).is_none_or(|count| count == "0");
-            let wrong = ["open", "live", "bytes"].into_iter().filter(|name| !is_zero(name));
+            let wrong = ["open", "live", "open_bytes", "outbox_bytes"].into_iter().filter(|name| !is_zero(name));
             let wrong: Vec<_> = wrong.map(|name| format!("{name} = {}", counters[name])).collect();
             (!wrong.is_empty()).then(|| wrong.join(", "))
         }
-        "S" => length(node, "XLEN", key).await,
-        "R" | "B" => length(node, "HLEN", key).await,
-        "L" | "D" => length(node, "ZCARD", key).await,
-        "F" => length(node, "LLEN", key).await,
+        "outbox" => length(node, "XLEN", key).await,
+        "records" | "bodies" => length(node, "HLEN", key).await,
+        "leases" | "delayed" => length(node, "ZCARD", key).await,
+        "finals" => length(node, "LLEN", key).await,
         // No record is left: what still stands in a lane is spent, and is swept.
         name if name.ends_with(":T") => length(node, "LLEN", key).await,
         name if name.ends_with(":C") || name.ends_with(":P") => None,
