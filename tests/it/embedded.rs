@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -38,8 +38,16 @@ impl Folder {
         Self { _root: root, path }
     }
 
+    /// A child that another test has forked holds a copy of an open lock until it executes its program.
     fn lock(&self) -> DataDir {
-        DataDir::lock(&self.path).expect("the data folder")
+        let began = Instant::now();
+        loop {
+            match DataDir::lock(&self.path) {
+                Ok(data_dir) => return data_dir,
+                Err(error) => assert!(began.elapsed() < Duration::from_secs(10), "the data folder: {error:?}"),
+            }
+            std::thread::yield_now();
+        }
     }
 
     async fn start(&self) -> RedisServer {
