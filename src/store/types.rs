@@ -120,9 +120,10 @@ pub struct TaskState {
 }
 
 /// A stored task and one worker's completion of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateFor {
     pub id: TaskId,
+    pub shard: ShardId,
     pub status: StoredStatus,
     /// The lease of the worker's completion.
     pub completed_under: Option<LeaseNumber>,

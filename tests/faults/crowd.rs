@@ -378,7 +378,7 @@ impl Worker {
             let book = self.crowd.ledger.book();
             let grants = book.tasks.iter().flat_map(|(id, seen)| seen.grants.iter().map(move |grant| (id, grant)));
             let others = grants.filter(|(_, (_, grant))| grant.worker != self.name);
-            others.map(|(id, (token, _))| (id.clone(), token.clone())).next()
+            others.map(|(id, (token, _))| (id.clone(), token.clone())).nth(self.dice.below(20))
         };
         let mut lies = vec![
             ("a made-up token", self.name.clone(), mine.id.clone(), "AAAA".to_owned()),
@@ -396,7 +396,7 @@ impl Worker {
             let completion = json!({"id": id, "lease_token": token, "result": "a lie"});
             let body = json!({"worker": worker, "completions": [completion]});
             if let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:complete", &body).await {
-                self.crowd.ledger.lied(lie, &id, statuses(&answer)[0]);
+                self.crowd.ledger.lied(&format!("{lie}, {worker} {id} {token}"), statuses(&answer)[0]);
             }
         }
     }

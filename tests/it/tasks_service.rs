@@ -377,11 +377,14 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
     assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [ItemStatus::Ok]);
 
     let other = LeasedTask { id: TaskId::new(), ..leased.clone() };
-    let later = LeasedTask { token: LeaseToken { grant: token.grant + 1, ..token }, ..leased.clone() };
+    let later = LeasedTask { token: LeaseToken { grant: token.grant + 1, ..token.clone() }, ..leased.clone() };
+    let shard = ShardId { number: token.shard.number + 1, ..token.shard.clone() };
+    let elsewhere = LeasedTask { token: LeaseToken { shard, ..token }, ..leased.clone() };
     for lost in ["t:{q:0}:records", "t:{q:0}:generation"] {
         service.redis("DEL", &[lost]).await;
         assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [ItemStatus::Ok], "without {lost}");
         assert_eq!(service.complete_all("w", &[&later]).await.unwrap(), [ItemStatus::AlreadyCompleted]);
+        assert_eq!(service.complete_all("w", &[&elsewhere]).await.unwrap(), [ItemStatus::AlreadyCompleted]);
         assert_eq!(service.complete_all("v", &[&leased]).await.unwrap(), [ItemStatus::AlreadyCompleted]);
         let unknown = service.complete_all("w", &[&other]).await.unwrap()[0];
         assert!(matches!(unknown, ItemStatus::UnknownTask | ItemStatus::LeaseLost), "{unknown:?}");

@@ -32,14 +32,14 @@ impl Handle {
     pub async fn complete(&self, worker: &str, items: Vec<Item<Completion>>) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
         let (answers, items) = self.accept(items, |id, token, report| self.completion(&worker, id, token, report))?;
-        let leases: HashMap<_, _> =
-            items.iter().map(|Placed { place, item, .. }| (*place, (item.id, item.token.lease()))).collect();
+        let tokens: HashMap<_, _> =
+            items.iter().map(|Placed { place, item, .. }| (*place, (item.id, item.token.clone()))).collect();
         let shards = shards(&items);
         let calls =
             items.into_iter().map(|Placed { place, item, .. }| async move { (place, self.queue.complete(item).await) });
         let mut outcomes = future::join_all(calls).await;
         self.reported.add(shards);
-        self.ask_sql(&worker, &leases, &mut outcomes).await;
+        self.ask_sql(&worker, &tokens, &mut outcomes).await;
         answer(answers, outcomes, |_, code| code)
     }
 
@@ -48,24 +48,24 @@ impl Handle {
     async fn ask_sql(
         &self,
         worker: &WorkerName,
-        leases: &HashMap<usize, (TaskId, LeaseNumber)>,
+        tokens: &HashMap<usize, (TaskId, LeaseToken)>,
         outcomes: &mut Outcomes<Code>,
     ) {
         let unsure = |outcome: &queue::Result<Code>| {
             matches!(outcome, Ok(Code::UnknownTask | Code::LeaseLost | Code::AlreadyCompleted))
         };
         let asked: Vec<_> =
-            outcomes.iter().filter(|(_, outcome)| unsure(outcome)).map(|(place, _)| leases[place].0).collect();
+            outcomes.iter().filter(|(_, outcome)| unsure(outcome)).map(|(place, _)| tokens[place].0).collect();
         if asked.is_empty() {
             return;
         }
         let states = self.store.states_for(worker, &asked).await.map_err(Arc::new);
         let states = states.map(|states| states.into_iter().map(|state| (state.id, state)).collect::<HashMap<_, _>>());
         for (place, outcome) in outcomes.iter_mut().filter(|(_, outcome)| unsure(outcome)) {
-            let (id, lease) = &leases[place];
+            let (id, token) = &tokens[place];
             match &states {
                 Ok(states) => {
-                    if let Some(code) = states.get(id).and_then(|state| code_in_sql(state, *lease)) {
+                    if let Some(code) = states.get(id).and_then(|state| code_in_sql(state, token)) {
                         *outcome = Ok(code);
                     }
                 }
@@ -161,10 +161,12 @@ fn rejection(
 }
 
 /// The answer of SQL, where it knows better than the queue.
-fn code_in_sql(state: &StateFor, lease: LeaseNumber) -> Option<Code> {
+fn code_in_sql(state: &StateFor, token: &LeaseToken) -> Option<Code> {
     match state.completed_under {
-        Some(LeaseNumber::UNKNOWN) => Some(Code::Repeat),
-        Some(stored) if stored == lease => Some(Code::Repeat),
+        // Each shard counts its generations and grants by itself.
+        Some(stored) if state.shard == token.shard && (stored == token.lease() || stored == LeaseNumber::UNKNOWN) => {
+            Some(Code::Repeat)
+        }
         Some(_) => Some(Code::AlreadyCompleted),
         None => (state.status == StoredStatus::Completed).then_some(Code::AlreadyCompleted),
     }

@@ -46,23 +46,24 @@ pub(super) async fn states_for<DB: Backend>(
     worker: &WorkerName,
     ids: &[TaskId],
 ) -> Result<Vec<StateFor>> {
-    type Columns = (Vec<u8>, i64, Option<i64>, Option<i64>);
+    type Columns = (Vec<u8>, String, i64, i64, Option<i64>, Option<i64>);
     let mut states = Vec::new();
     for ids in lists(&distinct(ids)) {
         let found = Statement::new(
-            "SELECT id, status, lease_generation, lease_grant \
+            "SELECT id, queue, shard, status, lease_generation, lease_grant \
              FROM tasks LEFT JOIN results ON task_id = id AND worker = ? WHERE id IN ",
         )
         .bind(worker.as_str())
         .list(ids);
-        for (id, stored, generation, grant) in pools.read::<Columns>("states_for", found).await? {
+        for (id, queue, shard, stored, generation, grant) in pools.read::<Columns>("states_for", found).await? {
             let completed_under = match generation.zip(grant) {
                 Some((generation, grant)) => {
                     Some(LeaseNumber { generation: number(generation)?, grant: number(grant)? })
                 }
                 None => None,
             };
-            states.push(StateFor { id: task_id(&id)?, status: status(stored)?, completed_under });
+            let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
+            states.push(StateFor { id: task_id(&id)?, shard, status: status(stored)?, completed_under });
         }
     }
     Ok(states)
