@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    net::TcpListener,
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
 };
@@ -15,7 +14,7 @@ use nix::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::until;
+use super::{port::Port, until};
 
 pub(crate) struct Daemon {
     dir: TempDir,
@@ -23,8 +22,8 @@ pub(crate) struct Daemon {
     through: Vec<String>,
     args: Vec<String>,
     env: Vec<(String, String)>,
-    http: u16,
-    grpc: u16,
+    http: Port,
+    grpc: Port,
     child: Child,
     client: reqwest::Client,
 }
@@ -60,9 +59,9 @@ impl Daemon {
         let dir = tempfile::Builder::new().prefix("taskd-it-").tempdir_in("/tmp").unwrap();
         let file = dir.path().join("taskd.toml");
         fs::write(&file, config).unwrap();
-        let [http, grpc] = free_ports();
+        let [http, grpc] = [0, 1].map(|_| Port::reserve(12_000..20_000));
         let (data, http_at, grpc_at) =
-            (dir.path().join("data"), format!("127.0.0.1:{http}"), format!("127.0.0.1:{grpc}"));
+            (dir.path().join("data"), format!("127.0.0.1:{}", http.number), format!("127.0.0.1:{}", grpc.number));
         let [file, data] = [&file, &data].map(|path| path.to_str().unwrap());
         let own = ["--config", file, "--data-dir", data];
         let pipelines = if args.contains(&"--pipelines") { &[][..] } else { &["--pipelines", "all"] };
@@ -74,11 +73,11 @@ impl Daemon {
     }
 
     pub(crate) fn http(&self) -> String {
-        format!("http://127.0.0.1:{}", self.http)
+        format!("http://127.0.0.1:{}", self.http.number)
     }
 
     pub(crate) fn grpc(&self) -> String {
-        format!("http://127.0.0.1:{}", self.grpc)
+        format!("http://127.0.0.1:{}", self.grpc.number)
     }
 
     /// Until `/readyz` answers 200.
@@ -132,11 +131,11 @@ impl Daemon {
     }
 
     pub(crate) fn http_port(&self) -> u16 {
-        self.http
+        self.http.number
     }
 
     pub(crate) fn grpc_port(&self) -> u16 {
-        self.grpc
+        self.grpc.number
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -361,14 +360,4 @@ fn spawn(dir: &TempDir, through: &[String], args: &[String], env: &[(String, Str
     command.env_remove("TASKD_SEED").env_remove("TASKD_SOAK");
     command.args(args).envs(env.iter().cloned()).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
     command.spawn().unwrap()
-}
-
-/// Below those that the system gives to outgoing connections: it must be free again after a kill.
-fn free_ports<const N: usize>() -> [u16; N] {
-    let mut free = (0..1000).filter_map(|_| {
-        let [high, low, ..] = *uuid::Uuid::new_v4().as_bytes();
-        TcpListener::bind(("127.0.0.1", 12_000 + u16::from_be_bytes([high, low]) % 8_000)).ok()
-    });
-    let held: [TcpListener; N] = std::array::from_fn(|_| free.next().expect("a free port"));
-    held.map(|listener| listener.local_addr().unwrap().port())
 }

@@ -10,6 +10,7 @@ pub(crate) mod commit_proxy;
 pub(crate) mod daemon;
 pub(crate) mod kafka;
 pub(crate) mod mariadb;
+pub(crate) mod port;
 pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod redis;

@@ -12,10 +12,12 @@ use nix::{
 };
 use tempfile::TempDir;
 
+use super::port::Port;
+
 /// Ends with its folder when dropped.
 pub struct PrivateRedis {
     dir: TempDir,
-    port: u16,
+    port: Port,
     child: Child,
 }
 
@@ -30,12 +32,13 @@ impl PrivateRedis {
         let mut log = String::new();
         for _ in 0..10 {
             let dir = tempfile::Builder::new().prefix("taskd-redis-").tempdir_in("/tmp").expect("a folder");
-            let port = free_port();
+            // A cluster's bus has the port 10,000 above it.
+            let port = Port::reserve(20_000..32_000);
             let of_port = if options.iter().any(|option| option.contains("PORT")) { "port 0" } else { "port PORT" };
             let lines: Vec<_> = ["bind 127.0.0.1", "save \"\"", "appendonly yes", "unixsocket redis.sock", of_port]
                 .iter()
                 .chain(options)
-                .map(|line| line.replace("PORT", &port.to_string()))
+                .map(|line| line.replace("PORT", &port.number.to_string()))
                 .collect();
             std::fs::write(dir.path().join("redis.conf"), lines.join("\n")).expect("a configuration");
             let stdout = std::fs::File::create(dir.path().join("redis.log")).expect("a log");
@@ -50,11 +53,11 @@ impl PrivateRedis {
     }
 
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number
     }
 
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://127.0.0.1:{}", self.port.number)
     }
 
     /// Runs a command over the socket, as the user whom nobody asks anything.
@@ -88,13 +91,6 @@ impl Drop for PrivateRedis {
         self.child.kill().ok();
         self.child.wait().ok();
     }
-}
-
-/// Low enough that a cluster's bus has the one 10,000 above it.
-fn free_port() -> u16 {
-    let random = || 20_000 + (uuid::Uuid::new_v4().as_u128() % 12_000) as u16;
-    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    std::iter::repeat_with(random).find(is_free).expect("there is no end of ports")
 }
 
 /// A certificate authority, and a certificate of 127.0.0.1 that it has signed: `ca.pem`, `server.pem`, `server.key`.

@@ -1,0 +1,31 @@
+//! TCP ports that no other test takes meanwhile: not in this process, and not in another.
+
+use std::{
+    fs::{File, create_dir_all},
+    net::TcpListener,
+    ops::Range,
+};
+
+/// A port that is the test's until this is dropped, also while nobody listens.
+pub struct Port {
+    pub number: u16,
+    _lock: File,
+}
+
+impl Port {
+    /// One of `range`. It should lie below the ports that the system gives to outgoing connections (from 32,768):
+    /// what was killed comes back on the same port.
+    pub fn reserve(range: Range<u16>) -> Self {
+        let span = u128::from(range.end - range.start);
+        let random = || range.start + (uuid::Uuid::new_v4().as_u128() % span) as u16;
+        std::iter::repeat_with(random).take(1000).find_map(Self::lock).expect("one of a thousand ports is free")
+    }
+
+    fn lock(number: u16) -> Option<Self> {
+        let locks = std::env::temp_dir().join("taskd-test-ports");
+        create_dir_all(&locks).expect("a folder for the locks");
+        let lock = File::create(locks.join(number.to_string())).expect("a lock file");
+        lock.try_lock().ok()?;
+        TcpListener::bind(("127.0.0.1", number)).is_ok().then_some(Self { number, _lock: lock })
+    }
+}
