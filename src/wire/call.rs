@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::{
     pb,
     time::{duration, read_duration, timestamp, unix_ms},
@@ -203,37 +205,28 @@ impl From<LeasedTask> for pb::LeasedTask {
 
 impl From<pb::CompleteTasksRequest> for Batch<Completion> {
     fn from(request: pb::CompleteTasksRequest) -> Self {
-        Self { worker: request.worker, items: request.completions.into_iter().map(completion).collect() }
+        let read = |item: pb::Completion| {
+            let pb::Completion { id, lease_token, result, discovered, result_encoding } = item;
+            Ok(Item { id, lease_token, report: completion(result, result_encoding, discovered) })
+        };
+        Self { worker: request.worker, items: request.completions.into_iter().map(read).collect() }
     }
 }
 
-fn completion(item: pb::Completion) -> Result<Item<Completion>, ItemAnswer> {
-    let pb::Completion { id, lease_token, result, discovered, result_encoding } = item;
-    let discovered = discovered
-        .into_iter()
-        .enumerate()
-        .map(|(index, task)| NewTask::try_from(task).map_err(|error| format!("discovered[{index}]: {error}")));
-    let read = read_encoding("result", result_encoding)
-        .and_then(|encoding| Ok((encoding, discovered.collect::<Result<_, String>>()?)));
-    match read {
-        Ok((result_encoding, discovered)) => {
-            Ok(Item { id, lease_token, report: Completion { result, result_encoding, discovered } })
-        }
-        Err(error) => Err(ItemAnswer::invalid(id, error)),
-    }
+fn completion(result: Bytes, result_encoding: i32, discovered: Vec<pb::NewTask>) -> Result<Completion, String> {
+    let result_encoding = read_encoding("result", result_encoding)?;
+    let read = |(index, task)| NewTask::try_from(task).map_err(|error| format!("discovered[{index}]: {error}"));
+    let discovered = discovered.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    Ok(Completion { result, result_encoding, discovered })
 }
 
 impl From<pb::RejectTasksRequest> for Batch<Rejection> {
     fn from(request: pb::RejectTasksRequest) -> Self {
         let read = |item: pb::Rejection| {
             let pb::Rejection { id, lease_token, reason, retry, delay } = item;
-            match delay.map(|delay| read_duration("delay", delay)).transpose() {
-                Ok(delay) => {
-                    let retry = retry.unwrap_or(true);
-                    Ok(Item { id, lease_token, report: Rejection { reason, retry, delay } })
-                }
-                Err(error) => Err(ItemAnswer::invalid(id, error)),
-            }
+            let delay = delay.map(|delay| read_duration("delay", delay)).transpose();
+            let report = delay.map(|delay| Rejection { reason, retry: retry.unwrap_or(true), delay });
+            Ok(Item { id, lease_token, report })
         };
         Self { worker: request.worker, items: request.rejections.into_iter().map(read).collect() }
     }
@@ -243,10 +236,8 @@ impl From<pb::ExtendTasksRequest> for Batch<Extension> {
     fn from(request: pb::ExtendTasksRequest) -> Self {
         let read = |item: pb::Extension| {
             let pb::Extension { id, lease_token, by } = item;
-            match by.map(|by| read_duration("by", by)).transpose() {
-                Ok(by) => Ok(Item { id, lease_token, report: Extension { by } }),
-                Err(error) => Err(ItemAnswer::invalid(id, error)),
-            }
+            let by = by.map(|by| read_duration("by", by)).transpose();
+            Ok(Item { id, lease_token, report: by.map(|by| Extension { by }) })
         };
         Self { worker: request.worker, items: request.extensions.into_iter().map(read).collect() }
     }
@@ -339,8 +330,7 @@ mod tests {
         ];
         for (task, why) in cases {
             assert_eq!(NewTask::try_from(task.clone()).unwrap_err(), why);
-            let item = pb::Completion { id: "1".into(), discovered: vec![task], ..Default::default() };
-            assert_eq!(completion(item).unwrap_err(), ItemAnswer::invalid("1".into(), format!("discovered[0]: {why}")));
+            assert_eq!(completion("".into(), 0, vec![task]).unwrap_err(), format!("discovered[0]: {why}"));
         }
     }
 }
