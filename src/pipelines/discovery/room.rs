@@ -6,10 +6,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use super::{context::Context, error::Failure};
 use crate::{
@@ -121,15 +122,15 @@ pub(super) struct Sent(Arc<Mutex<HashSet<Letter>>>);
 impl Sent {
     /// Forgets the letters, because their reports are settled.
     pub(super) fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.lock().clear();
     }
 
     fn has(&self, letter: &Letter) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(letter)
+        self.0.lock().contains(letter)
     }
 
     fn add(&self, letters: Vec<Letter>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(letters);
+        self.0.lock().extend(letters);
     }
 }
 
