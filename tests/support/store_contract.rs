@@ -917,8 +917,9 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
         let worker = WorkerName::new(worker).unwrap();
         let mut states = store.states_for(&worker, &asked).await.unwrap();
         states.sort_by_key(|state| state.id);
-        let shard = ShardId { queue: once.task.queue.clone(), number: once.task.partition };
-        assert!(states.iter().all(|state| state.shard == shard), "{states:?}");
+        for (state, row) in states.iter().zip(&stored) {
+            assert_eq!((&state.shard.queue, state.shard.number), (&row.task.queue, row.task.partition));
+        }
         states.into_iter().map(|state| (state.status, state.completed_under)).collect::<Vec<_>>()
     };
     let [a, late] = ["a", "late"].map(lease_of);
