@@ -57,7 +57,8 @@ async fn work(daemon: &Daemon, worker: &str) -> Vec<String> {
     let completions: Vec<_> = leased.iter().map(completion).collect();
     let complete = json!({"worker": worker, "completions": completions});
     until("the completions are answered", async || {
-        daemon.try_post("/v1/tasks:complete", &complete).await.is_some_and(|(status, _)| status == 200)
+        let Some((200, answer)) = daemon.try_post("/v1/tasks:complete", &complete).await else { return false };
+        answer["results"].as_array().unwrap().iter().all(|one| one["status"] != "TRY_LATER")
     })
     .await;
     leased.iter().map(|task| task["id"].as_str().unwrap().to_owned()).collect()
