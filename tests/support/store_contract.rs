@@ -917,9 +917,8 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
         let worker = WorkerName::new(worker).unwrap();
         let mut states = store.states_for(&worker, &asked).await.unwrap();
         states.sort_by_key(|state| state.id);
-        for (state, row) in states.iter().zip(&stored) {
-            assert_eq!((&state.shard.queue, state.shard.number), (&row.task.queue, row.task.partition));
-        }
+        let shard = |row: &NewRow| ShardId { queue: row.task.queue.clone(), number: row.task.partition };
+        assert!(states.iter().zip(&stored).all(|(state, row)| state.shard == shard(row)), "{states:?}");
         states.into_iter().map(|state| (state.status, state.completed_under)).collect::<Vec<_>>()
     };
     let [a, late] = ["a", "late"].map(lease_of);
