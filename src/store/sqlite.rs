@@ -138,18 +138,17 @@ impl Dialect for SqliteConnection {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+    use crate::{
+        config::Settings,
+        model::{Encoding, LeaseNumber, NewTask, Offset, ShardId, TaskId, WorkerName, validate},
+        store::{NewRow, Published, Settlement, Store, Turn, Unpublished},
+    };
 
     #[tokio::test]
     async fn no_statement_scans_a_table() {
-        use std::collections::HashSet;
-
-        use crate::{
-            config::Settings,
-            model::{Encoding, LeaseNumber, NewTask, Offset, ShardId, TaskId, WorkerName, validate},
-            store::{NewRow, Published, Settlement, Store, Turn, Unpublished},
-        };
-
         let dir = tempfile::tempdir().unwrap();
         let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
         let row = |key: &str| {
