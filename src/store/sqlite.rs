@@ -65,6 +65,8 @@ impl SqliteStore {
             .acquire_timeout(PATIENCE)
             .idle_timeout(None)
             .max_lifetime(None)
+            // A file does not go away as a server does. The question would cost each transaction two thread switches.
+            .test_before_acquire(false)
             .connect_with(
                 options
                     .clone()
@@ -79,6 +81,7 @@ impl SqliteStore {
         let readers = SqlitePoolOptions::new()
             .max_connections(READERS)
             .acquire_timeout(PATIENCE)
+            .test_before_acquire(false)
             .connect_lazy_with(options.pragma("query_only", "on"));
         Self::migrate(MIGRATIONS, writer, readers).await
     }
