@@ -17,8 +17,8 @@ pub use self::{
     error::{Class, Error, Result},
     types::{
         BroughtForward, DUE_LOOKED_AT, Inserted, NewRow, Opening, OutboxRow, PAGE_BYTES, Published, PublishedTask,
-        QueueCount, ResultRow, Settled, Settlement, StateFor, StoredShard, TakenBack, TaskDetail, TaskState, Turn,
-        Unpublished,
+        QueueCount, ResultRow, Settled, Settlement, StateFor, Stored, StoredShard, TakenBack, TaskDetail, TaskState,
+        Turn, Unpublished,
     },
 };
 use crate::model::{KeyHash, QueueName, ShardId, TaskId, TaskRow, WorkerName};
@@ -29,33 +29,38 @@ pub trait Store: Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 
-    /// Stores new rows with their outbox rows, and counts them. Answers per row, in order.
+    /// Stores new rows and counts them. Answers per row, in order.
     ///
-    /// Of two rows with one key the first is new. A row whose id is stored already is `New` again and stays as it is.
-    async fn insert(&self, rows: &[NewRow]) -> Result<Vec<Inserted>>;
+    /// The fresh ones of a call are one batch; others get rows in the outbox. Of two rows with one key the first is
+    /// new. A row whose id is stored already is `New` again and stays as it is.
+    async fn insert(&self, rows: &[NewRow]) -> Result<Stored<Inserted>>;
 
     /// Stores results, statuses and discovered tasks in one transaction. One answer per report, in order.
     ///
     /// A report that comes twice, also within one call, is `repeated`. A task with NUM credited workers becomes
     /// Completed. The first final status stays.
-    async fn settle(&self, reports: &[Settlement]) -> Result<Vec<Settled>>;
+    async fn settle(&self, reports: &[Settlement]) -> Result<Stored<Settled>>;
 
-    /// Removes the outbox rows of `published`, unless they have another turn by now, and keeps the tasks' offsets.
-    /// `generation` is the topic's.
+    /// Keeps the offsets of `published`. Removes their outbox rows, unless they have another turn by now. `generation`
+    /// is the topic's.
+    ///
+    /// A batch that is published as a whole, in one call, costs one row. Of any other, each task gets an offset of its
+    /// own.
     async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()>;
 
     /// Puts tasks into the outbox again, unless they are final. A task that is in it already gets a new turn.
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()>;
 
-    /// Due outbox rows, without parked ones and those of `without`, the earliest first.
+    /// Due tasks of the outbox and of batches, without parked ones and those of `without`, the earliest first.
     ///
-    /// A page ends at `limit` rows or at [`PAGE_BYTES`]. Removes the rows on its way whose task is final.
+    /// A page ends at `limit` rows or at [`PAGE_BYTES`]. Removes the rows on its way whose task is final, and the
+    /// batches in which no task waits.
     async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>>;
 
-    /// Makes fresh outbox rows due at `to_unix_ms`, because the clock stepped back after they were stored.
+    /// Makes fresh tasks due at `to_unix_ms`, because the clock stepped back after they were stored.
     ///
-    /// Looks at a page of at most `limit` rows that are due later than `later_than_unix_ms`, without parked ones. The
-    /// page begins behind `after`.
+    /// Looks at a page of at most `limit` outbox rows that are due later than `later_than_unix_ms`, without parked
+    /// ones. The page begins behind `after`; the first one takes all batches with it.
     async fn bring_forward(
         &self,
         later_than_unix_ms: i64,
@@ -64,9 +69,9 @@ pub trait Store: Send + Sync {
         limit: usize,
     ) -> Result<BroughtForward>;
 
-    /// The insert time of the oldest task per queue that waits in the outbox: parked, or due and not published.
+    /// The insert time of the oldest task per queue that waits in SQL: parked, or due and not published.
     ///
-    /// Looks at the first [`DUE_LOOKED_AT`] due rows.
+    /// Looks at the first [`DUE_LOOKED_AT`] due rows, and at as many due tasks of batches.
     async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>>;
 
     /// The queues with parked rows.
@@ -84,7 +89,13 @@ pub trait Store: Send + Sync {
     /// Published tasks that are unfinished and have an id beyond `after`, by id.
     async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>>;
 
-    /// Puts a page of the shard's unfinished, published tasks into the outbox as `Missing`.
+    /// Removes the published batches that no task needs, among `limit` batches behind `after`. Answers where the next
+    /// page begins.
+    ///
+    /// A task needs its batch until it is final or in the outbox.
+    async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>>;
+
+    /// Puts a page of the shard's unfinished tasks that are not in the outbox into it, as `Missing`.
     ///
     /// The page has at most `limit` tasks with ids beyond `after`. `None`: there were no more.
     async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TakenBack>>;

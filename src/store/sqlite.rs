@@ -147,22 +147,70 @@ mod tests {
     use crate::{
         config::Settings,
         model::{Encoding, LeaseNumber, NewTask, Offset, ShardId, TaskId, WorkerName, validate},
-        store::{NewRow, Published, Settlement, Store, Turn, Unpublished},
+        store::{NewRow, Published, Settlement, Store, Turn, Unpublished, sql::counted},
     };
+
+    fn row(key: &str) -> NewRow {
+        let task = NewTask { queue: "q".into(), key: key.as_bytes().to_vec().into(), ..Default::default() };
+        let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
+        NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
+    }
+
+    fn completed(id: TaskId, discovered: Vec<NewRow>) -> Settlement {
+        Settlement::Completed {
+            id,
+            worker: "w".into(),
+            lease: LeaseNumber { generation: 1, grant: 1 },
+            result: "r".into(),
+            encoding: Encoding::Text,
+            attempt: 1,
+            at_unix_ms: 1,
+            discovered,
+        }
+    }
+
+    /// The budget of a task of NUM = 1: statements, rows and waits for the disk, from the insert to the result.
+    #[tokio::test]
+    async fn a_batch_costs_so_many_statements_and_rows_and_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+        // Statements of insert, mark and settle. Rows in all: of a task, of its result, its change; and of the batch
+        // the batch, its mark and the counts.
+        for (tasks, statements) in [(1, [4, 1, 5]), (10, [7, 1, 8]), (100, [7, 1, 8]), (1000, [16, 1, 20])] {
+            let rows: Vec<NewRow> = (0..tasks).map(|n| row(&format!("{tasks} {n}"))).collect();
+            let (stored, insert) = counted(store.insert(&rows)).await;
+            let batch = stored.unwrap().batch;
+            let published = rows.iter().map(|row| (row.task.id, batch)).collect();
+            let published = [Published { partition: 0, offset: Offset::default(), tasks: published }];
+            let (marked, mark) = counted(store.mark_published("g", &published)).await;
+            marked.unwrap();
+            let reports: Vec<Settlement> = rows.iter().map(|row| completed(row.task.id, vec![])).collect();
+            let (settled, settle) = counted(store.settle(&reports)).await;
+            assert!(settled.unwrap().answers.iter().all(|settled| !settled.repeated));
+
+            let all = [insert, mark, settle];
+            assert_eq!(all.map(|asked| asked.commits), [1; 3], "{tasks}: {all:?}");
+            let asked = all.map(|asked| asked.statements);
+            assert!(asked.iter().zip(statements).all(|(asked, most)| *asked <= most), "{tasks}: {all:?}");
+            assert!(all.iter().map(|asked| asked.rows).sum::<u64>() <= 3 * tasks + 6, "{tasks}: {all:?}");
+            println!("{tasks} tasks: {insert:?}, {mark:?}, {settle:?}");
+        }
+    }
 
     #[tokio::test]
     async fn no_statement_scans_a_table() {
         let dir = tempfile::tempdir().unwrap();
         let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
-        let row = |key: &str| {
-            let task = NewTask { queue: "q".into(), key: key.as_bytes().to_vec().into(), ..Default::default() };
-            let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
-            NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
-        };
         let rows: Vec<NewRow> = (0..30).map(|i| row(&i.to_string())).collect();
         let ids: Vec<TaskId> = rows.iter().map(|row| row.task.id).collect();
-        store.insert(&rows).await.unwrap();
-        store.insert(&[row("0"), row("new")]).await.unwrap();
+        let stored = store.insert(&rows).await.unwrap();
+        let other = store.insert(&[row("0"), row("new")]).await.unwrap();
+        let published = Published { partition: 0, offset: Offset::default(), tasks: vec![(ids[0], other.batch)] };
+        store.mark_published("g", &[published]).await.unwrap();
+        assert_eq!(store.remove_batches(None, 10).await.unwrap(), None);
+        store.due(i64::MAX, 5, &HashSet::new()).await.unwrap();
+        let tasks = vec![(ids[29], stored.batch)];
+        store.mark_published("g", &[Published { partition: 0, offset: Offset::default(), tasks }]).await.unwrap();
         let tasks = ids[..9].iter().map(|id| (*id, Turn::FIRST)).collect();
         let (partition, offset) = (0, Offset { major: 1, minor: 1 });
         store.mark_published("g", &[Published { partition, offset, tasks }]).await.unwrap();
@@ -170,16 +218,7 @@ mod tests {
         store.unpublish(&ids[..2], Unpublished::Parked).await.unwrap();
         let tasks = vec![(ids[0], Turn::FIRST), (ids[20], Turn::FIRST)];
         store.mark_published("g", &[Published { partition, offset: Offset::default(), tasks }]).await.unwrap();
-        let completed = Settlement::Completed {
-            id: ids[3],
-            worker: "w".into(),
-            lease: LeaseNumber { generation: 1, grant: 1 },
-            result: "r".into(),
-            encoding: Encoding::Text,
-            attempt: 1,
-            at_unix_ms: 1,
-            discovered: vec![row("1"), row("child")],
-        };
+        let completed = completed(ids[3], vec![row("1"), row("child")]);
         let died = Settlement::Died { id: ids[4], reason: "no luck".into(), attempts: 1, at_unix_ms: 1 };
         store.settle(&[completed.clone(), completed, died]).await.unwrap();
         let without: HashSet<TaskId> = [ids[10]].into();
@@ -189,7 +228,7 @@ mod tests {
         assert_eq!(store.parked_queues().await.unwrap().len(), 1);
         store.states(&ids).await.unwrap();
         store.states_for(&WorkerName::new("w").unwrap(), &ids).await.unwrap();
-        assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap().len(), 4);
+        assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap().len(), 6);
         let shard = ShardId { queue: queue.clone(), number: 0 };
         assert!(store.unpublish_shard(&shard, Some(ids[5]), 2).await.unwrap().is_some());
         assert_eq!(store.rows(&ids[..3]).await.unwrap().len(), 3);

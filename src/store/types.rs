@@ -15,11 +15,12 @@ pub enum Inserted {
     },
 }
 
-/// Why a row is in the outbox. SQL stores the discriminants.
+/// Why a task is not on the bus. SQL stores the discriminants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Unpublished {
-    /// Its inserter is about to publish it. After `republish_after` the watchdog does.
+    /// Its inserter is about to publish it. After `republish_after` the watchdog does. A new task that is fresh stands
+    /// in its batch; only those of an older taskd have a row of their own.
     Fresh = 0,
     /// Its queue is full: the row waits for room.
     Parked = 1,
@@ -29,12 +30,12 @@ pub enum Unpublished {
     Missing = 3,
 }
 
-/// A task to insert, with the content of its outbox row.
+/// A task to insert, and when it goes to the bus.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewRow {
     pub task: TaskRow,
     pub unpublished: Unpublished,
-    /// When the watchdog may publish it (not used for `Parked`).
+    /// When the watchdog may publish it (not used for `Parked`). A batch is due when the last of its tasks is.
     pub due_unix_ms: i64,
 }
 
@@ -44,7 +45,7 @@ pub const PAGE_BYTES: usize = 16 << 20;
 /// How many due rows `Store::oldest_waiting` looks at.
 pub const DUE_LOOKED_AT: u64 = 1000;
 
-/// A row of the outbox with its task.
+/// A row of the outbox, or a task of a batch that is not published.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutboxRow {
     pub task: TaskRow,
@@ -52,16 +53,37 @@ pub struct OutboxRow {
     pub turn: Turn,
 }
 
-/// The number of an outbox row's stay, which each `Store::unpublish` chooses anew.
+/// The number of a task's stay off the bus: of its batch, or of its row in the outbox.
 ///
 /// A fanout may park a task before its publisher has marked it. The late mark must not remove the parked row, because
-/// the bus has no record of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// the bus has no record of it. So each `Store::unpublish` chooses a new turn, which is not negative. The turn of a
+/// batch is negative: it is the batch's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Turn(pub i64);
 
 impl Turn {
-    /// The turn of a task that was just inserted.
+    /// The turn of a task that was inserted with a row in the outbox.
     pub const FIRST: Self = Self(0);
+
+    pub fn is_batch(self) -> bool {
+        self.0 < 0
+    }
+}
+
+/// The answers of a call that may store new tasks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stored<T> {
+    /// In order.
+    pub answers: Vec<T>,
+    /// The batch of the new tasks that were `Fresh`.
+    pub batch: Turn,
+}
+
+impl<T> Stored<T> {
+    /// The turn of a row that was new.
+    pub fn turn_of(&self, row: &NewRow) -> Turn {
+        if row.unpublished == Unpublished::Fresh { self.batch } else { Turn::FIRST }
+    }
 }
 
 /// Tasks that are on the bus now, at or before `offset` of their partition.
@@ -148,7 +170,7 @@ pub struct TaskDetail {
     pub attempts: u32,
     pub reason: String,
     pub updated_unix_ms: i64,
-    /// It is in the outbox.
+    /// It is in the outbox, or in a batch that is not published.
     pub unpublished: bool,
 }
 

@@ -34,9 +34,10 @@ pub(crate) async fn is_done(database: &str) -> Result<(), String> {
     let mut connection = MySqlConnection::connect(database).await.map_err(|error| error.to_string())?;
     let unfinished = number(&mut connection, "SELECT COUNT(*) FROM tasks WHERE status = 0").await?;
     let outbox = number(&mut connection, "SELECT COUNT(*) FROM outbox").await?;
-    match (unfinished, outbox) {
-        (0, 0) => Ok(()),
-        _ => Err(format!("{unfinished} tasks are unfinished, {outbox} rows in the outbox")),
+    let batches = number(&mut connection, "SELECT COUNT(*) FROM batches WHERE generation = ''").await?;
+    match (unfinished, outbox, batches) {
+        (0, 0, 0) => Ok(()),
+        _ => Err(format!("{unfinished} tasks are unfinished, {outbox} rows in the outbox, {batches} batches wait")),
     }
 }
 

@@ -179,6 +179,8 @@ async fn kill_processes(bus: Option<String>) {
     assert_eq!(database.number(&done).await, TASKS as i64);
     assert_eq!(database.number("SELECT COUNT(*) FROM results").await, (TASKS * REPLICAS) as i64);
     until("the outbox is empty", async || database.number("SELECT COUNT(*) FROM outbox").await == 0).await;
+    let waiting = "SELECT COUNT(*) FROM batches WHERE generation = ''";
+    until("no batch waits", async || database.number(waiting).await == 0).await;
     for daemon in &mut daemons {
         assert!(daemon.stop().await.success());
     }

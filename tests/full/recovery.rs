@@ -161,6 +161,7 @@ async fn a_database_server_that_is_set_back_under_a_running_taskd_is_noticed() {
     // A replica takes over to which the last batch had not come.
     database.execute("DELETE FROM tasks WHERE task_key = 'key-3'").await;
     database.execute("DELETE FROM outbox").await;
+    database.execute("DELETE FROM batches").await;
     until("it may be inserted again", async || {
         let answer = daemon.post("/v1/tasks", &json!(tasks("q", 3, 4))).await.1;
         statuses(&answer) == ["CREATED"]

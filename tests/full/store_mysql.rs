@@ -48,7 +48,7 @@ async fn the_loser_of_a_deadlock_tries_again() {
     rival.commit().await.unwrap();
 
     let (settled, store) = settling.await.unwrap();
-    assert!(settled.unwrap().iter().all(|settled| settled.status == Some(Completed)));
+    assert!(settled.unwrap().answers.iter().all(|settled| settled.status == Some(Completed)));
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 18), count("q", Completed, 2)]);
     database.remove().await;
 }

@@ -2,6 +2,7 @@
 //! indexes.
 
 use std::{
+    collections::HashSet,
     process::Command,
     sync::{
         Arc,
@@ -39,11 +40,11 @@ use crate::support::{
 async fn work(store: Arc<dyn Store>, worker: usize, batches: usize, done: Arc<AtomicUsize>) {
     for batch in 0..batches {
         let batch: Vec<NewRow> = (0..20).map(|i| row("q", format!("{worker} {batch} {i}"))).collect();
-        assert_eq!(store.insert(&batch).await.unwrap(), [New; 20]);
+        assert_eq!(store.insert(&batch).await.unwrap().answers, [New; 20]);
         done.fetch_add(1, Ordering::SeqCst);
         let report =
             |row: &NewRow| discovering(row, "w", vec![self::row("found", &row.task.key), self::row("one", "k")]);
-        let settled = store.settle(&batch.iter().map(report).collect::<Vec<_>>()).await.unwrap();
+        let settled = store.settle(&batch.iter().map(report).collect::<Vec<_>>()).await.unwrap().answers;
         assert!(settled.iter().all(|settled| settled.status == Some(Completed)));
         done.fetch_add(1, Ordering::SeqCst);
     }
@@ -52,9 +53,11 @@ async fn work(store: Arc<dyn Store>, worker: usize, batches: usize, done: Arc<At
 async fn assert_worked(database: &MysqlDatabase, store: &dyn Store, tasks: u64) {
     let expected = [count("found", Unfinished, tasks), count("one", Unfinished, 1), count("q", Completed, tasks)];
     assert_eq!(counts(store).await, expected);
-    for (table, rows) in [("tasks", 2 * tasks + 1), ("results", tasks), ("outbox", tasks + 1)] {
+    for (table, rows) in [("tasks", 2 * tasks + 1), ("results", tasks), ("outbox", 0)] {
         assert_eq!(database.number(&format!("SELECT COUNT(*) FROM {table}")).await as u64, rows, "{table}");
     }
+    let waiting = store.due(i64::MAX, 100_000, &HashSet::new()).await.unwrap();
+    assert_eq!(waiting.len() as u64, tasks + 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -93,13 +96,14 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
     proxy.cut_next_commit();
     insert_new(&store, &batch).await;
     assert!(proxy.has_cut());
-    assert_eq!(database.number("SELECT COUNT(*) FROM outbox").await, 5);
+    assert_eq!(database.number("SELECT COUNT(*) FROM batches").await, 1);
+    assert_eq!(store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().len(), 5);
     assert_eq!(counts(&store).await, [count("q", Unfinished, 5)]);
     // The same with somebody else's key among them.
     cut();
     let mixed = [row("q", "new"), row("q", &batch[0].task.key)];
     let taken = Duplicate { id: ids[0], status: Unfinished };
-    assert_eq!(store.insert(&mixed).await.unwrap(), [New, taken]);
+    assert_eq!(store.insert(&mixed).await.unwrap().answers, [New, taken]);
 
     cut();
     let published = |tasks: &[TaskId]| {
@@ -115,7 +119,7 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
 
     cut();
     let child = row("q", "child");
-    let settled = store.settle(&[discovering(&batch[0], "w", vec![child.clone()])]).await.unwrap();
+    let settled = store.settle(&[discovering(&batch[0], "w", vec![child.clone()])]).await.unwrap().answers;
     assert!(settled[0].repeated && settled[0].status == Some(Completed));
     assert_eq!(store.results(ids[0]).await.unwrap().len(), 1);
     assert!(store.task(child.task.id).await.unwrap().unwrap().unpublished, "the watchdog will publish it");
@@ -133,7 +137,7 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
     assert!(proxy.has_cut());
     assert_eq!(store.task(ids[0]).await.unwrap(), None);
     let removed = Duplicate { id: ids[0], status: Completed };
-    assert_eq!(store.insert(&[row("q", &batch[0].task.key)]).await.unwrap(), [removed]);
+    assert_eq!(store.insert(&[row("q", &batch[0].task.key)]).await.unwrap().answers, [removed]);
     assert_eq!(counts(&store).await, expected);
     database.remove().await;
 }
@@ -204,7 +208,7 @@ async fn a_lock_that_is_held_for_long_is_waited_for_again() {
     database.wait_for_lock_wait_but(&first).await;
     sqlx::raw_sql("COMMIT").execute(&mut rival).await.unwrap();
     let (settled, store) = settling.await.unwrap();
-    assert_eq!(settled.unwrap()[0].status, Some(Completed));
+    assert_eq!(settled.unwrap().answers[0].status, Some(Completed));
     assert_eq!(counts(&*store).await, [count("q", Completed, 1)]);
     database.remove().await;
 }
@@ -223,7 +227,7 @@ async fn an_insert_that_waits_for_a_removal_finds_the_key_moved() {
                  DELETE FROM tasks WHERE status = 1";
     sqlx::raw_sql(steps).execute(&mut removal).await.unwrap();
     let again = [row("q", &batch[0].task.key), row("q", "new")];
-    let inserting = tokio::spawn(async move { (store.insert(&again).await.unwrap(), store) });
+    let inserting = tokio::spawn(async move { (store.insert(&again).await.unwrap().answers, store) });
     database.wait_for_lock_wait().await;
     sqlx::raw_sql("COMMIT").execute(&mut removal).await.unwrap();
 
@@ -359,7 +363,7 @@ async fn no_query_scans_a_table() {
     database
         .execute("INSERT INTO queue_counts (queue, status, count) SELECT CONCAT('old', shard, queue), 1, 7 FROM shards")
         .await;
-    sqlx::raw_sql("ANALYZE TABLE tasks, outbox, results, seen, shards, queue_counts")
+    sqlx::raw_sql("ANALYZE TABLE tasks, outbox, batches, results, seen, shards, queue_counts")
         .execute(&mut MySqlConnection::connect(&database.url()).await.unwrap())
         .await
         .unwrap();
@@ -374,12 +378,12 @@ async fn no_query_scans_a_table() {
         let explains = entry.lines().filter_map(|line| line.strip_prefix("# explain: "));
         for columns in explains.map(|line| line.split('\t').collect::<Vec<_>>()) {
             let [_, select, table, kind, _, key, .., extra] = columns[..] else { continue };
-            if select == "INSERT" || !["tasks", "outbox", "results", "seen", "shards", "queue_counts"].contains(&table)
-            {
+            const TABLES: [&str; 7] = ["tasks", "outbox", "batches", "results", "seen", "shards", "queue_counts"];
+            if select == "INSERT" || !TABLES.contains(&table) {
                 continue;
             }
             explained += 1;
-            let is_sorted = table == "outbox" || key == "tasks_finished" || key == "tasks_on_bus";
+            let is_sorted = ["outbox", "batches"].contains(&table) || key == "tasks_finished" || key == "tasks_on_bus";
             if ["ALL", "index"].contains(&kind) || (is_sorted && extra.contains("filesort")) {
                 wrong.push(entry);
             }

@@ -1,7 +1,8 @@
 //! The store's contract on SQLite, and what only SQLite can do.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
+use sqlx::{ConnectOptions, Connection, migrate::Migrator, sqlite::SqliteConnectOptions};
 use taskd::{
     model::StoredStatus::{Completed, Unfinished},
     store::{Error, Store, sqlite::SqliteStore},
@@ -10,7 +11,8 @@ use taskd::{
 use crate::support::{
     sqlite::SqliteFile,
     store_contract::{
-        Database, completed, count, counts, detail, detail_completed, detail_of, insert_new, migrations, rows,
+        Database, completed, count, counts, detail, detail_completed, detail_of, find_tasks_of_schema_5, insert_new,
+        leave_tasks_of_schema_5, migrations, rows,
     },
 };
 
@@ -53,6 +55,18 @@ async fn migrations_are_applied_once() {
     let file = SqliteFile::create().await;
     assert_eq!(SqliteStore::open(&file.path(), None).await.unwrap().migrated(), migrations("sqlite"));
     assert_eq!(SqliteStore::open(&file.path(), None).await.unwrap().migrated(), 0);
+}
+
+#[tokio::test]
+async fn tasks_of_an_older_schema_go_on() {
+    let file = SqliteFile::create().await;
+    let migrator = Migrator::new(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/sqlite"))).await.unwrap();
+    let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
+    let mut older = options.connect().await.unwrap();
+    migrator.run_direct(Some(5), &mut older, false).await.unwrap();
+    older.close().await.unwrap();
+    leave_tasks_of_schema_5(&file).await;
+    find_tasks_of_schema_5(&*file.open().await).await;
 }
 
 #[tokio::test]

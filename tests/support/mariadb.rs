@@ -148,12 +148,6 @@ impl MysqlDatabase {
         self.wait_for_lock_wait_but("").await;
     }
 
-    /// The one number that `sql` answers.
-    pub(crate) async fn number(&self, sql: &str) -> i64 {
-        let mut connection = MySqlConnection::connect(&self.url()).await.unwrap();
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap()
-    }
-
     /// Cuts all connections to this database; how many.
     pub(crate) async fn kill_connections(&self) -> usize {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
@@ -186,6 +180,11 @@ impl Database for MysqlDatabase {
         let mut connection = MySqlConnection::connect(&self.url()).await.unwrap();
         sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
         connection.close().await.unwrap();
+    }
+
+    async fn number(&self, sql: &str) -> i64 {
+        let mut connection = MySqlConnection::connect(&self.url()).await.unwrap();
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap()
     }
 
     async fn remove(self) {

@@ -32,6 +32,12 @@ impl Database for SqliteFile {
         connection.close().await.unwrap();
     }
 
+    async fn number(&self, sql: &str) -> i64 {
+        let url = format!("sqlite://{}", self.path().display());
+        let mut connection = SqliteConnection::connect(&url).await.unwrap();
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap()
+    }
+
     async fn remove(self) {
         self.0.close().unwrap();
     }

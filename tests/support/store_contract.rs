@@ -19,9 +19,11 @@ use taskd::{
     },
 };
 
+mod batches;
 mod queues;
 mod retention;
 
+pub(crate) use batches::*;
 pub(crate) use queues::*;
 pub(crate) use retention::*;
 
@@ -39,6 +41,8 @@ pub(crate) trait Database: Sized {
     }
     /// Changes it behind the store's back.
     fn execute(&self, sql: &str) -> impl Future<Output = ()>;
+    /// The one number that `sql` answers.
+    fn number(&self, sql: &str) -> impl Future<Output = i64>;
     /// Only when the test has passed: otherwise it is left to be looked at.
     fn remove(self) -> impl Future<Output = ()>;
 }
@@ -71,6 +75,15 @@ macro_rules! store_contract {
             final_rows_met_in_the_outbox_are_removed,
             a_page_of_the_outbox_has_bounded_weight,
             a_page_leaves_out_what_it_is_told_to,
+            a_batch_is_marked_as_a_whole,
+            each_partition_of_a_batch_has_its_place,
+            what_is_left_of_a_batch_stays_due,
+            a_late_mark_of_a_batch_leaves_a_task_that_came_back,
+            of_two_publishers_of_a_batch_the_later_place_holds,
+            many_small_batches_come_in_one_page,
+            batches_that_no_task_needs_are_removed,
+            tasks_of_an_older_taskd_go_out_as_before,
+            batches_agree_with_a_row_for_each_task,
             what_finished_long_ago_is_removed_and_stays_a_duplicate,
             the_earliest_finished_are_removed_first,
             a_report_of_a_removed_task_changes_nothing,
@@ -266,7 +279,7 @@ async fn open_shards(store: &dyn Store) -> Vec<(ShardId, u64)> {
 }
 
 pub(crate) async fn insert_new(store: &dyn Store, rows: &[NewRow]) {
-    assert_eq!(store.insert(rows).await.unwrap(), vec![New; rows.len()]);
+    assert_eq!(store.insert(rows).await.unwrap().answers, vec![New; rows.len()]);
 }
 
 pub(crate) async fn detail_of(store: &dyn Store, row: &NewRow) -> TaskDetail {
@@ -289,8 +302,12 @@ async fn publish(store: &dyn Store, rows: &[NewRow], offset: Offset) {
         stored.extend(store.parked(&queue, 10_000, &HashSet::new()).await.unwrap());
     }
     let turn = |id| stored.iter().find(|row| row.task.id == id).map_or(Turn::FIRST, |row| row.turn);
-    let tasks = ids(rows).into_iter().map(|id| (id, turn(id))).collect();
-    mark(store, tasks, offset).await;
+    let mut partitions: BTreeMap<u32, Published> = BTreeMap::new();
+    for TaskRow { id, partition, .. } in rows.iter().map(|row| &row.task) {
+        let published = Published { partition: *partition, offset, tasks: Vec::new() };
+        partitions.entry(*partition).or_insert(published).tasks.push((*id, turn(*id)));
+    }
+    store.mark_published("g", &partitions.into_values().collect::<Vec<_>>()).await.unwrap();
 }
 
 async fn mark(store: &dyn Store, tasks: Vec<(TaskId, Turn)>, offset: Offset) {
@@ -342,7 +359,7 @@ pub(crate) async fn a_key_is_new_once(db: &impl Database) {
 
     let again = [row("q", "k"), row("q", "k2")];
     let taken = Duplicate { id: first.task.id, status: Unfinished };
-    assert_eq!(store.insert(&again).await.unwrap(), [taken, New]);
+    assert_eq!(store.insert(&again).await.unwrap().answers, [taken, New]);
     assert!(store.task(again[0].task.id).await.unwrap().is_none());
     assert_eq!(detail_of(&*store, &first).await, detail(&first));
 
@@ -350,7 +367,7 @@ pub(crate) async fn a_key_is_new_once(db: &impl Database) {
     let completed = Duplicate { id: first.task.id, status: Completed };
     let dead = Duplicate { id: again[1].task.id, status: Dead };
     let once_more = [row("q", "k2"), row("q", "k")];
-    assert_eq!(store.insert(&once_more).await.unwrap(), [dead, completed]);
+    assert_eq!(store.insert(&once_more).await.unwrap().answers, [dead, completed]);
     assert_eq!(counts(&*store).await, [count("q", Completed, 1), count("q", Dead, 1)]);
 }
 
@@ -363,7 +380,7 @@ pub(crate) async fn keys_and_queues_are_compared_bytewise(db: &impl Database) {
     insert_new(&*store, &elsewhere).await;
 
     let expected = in_q.each_ref().map(|row| Duplicate { id: row.task.id, status: Unfinished });
-    assert_eq!(store.insert(&keys.map(|key| row("q", key))).await.unwrap(), expected);
+    assert_eq!(store.insert(&keys.map(|key| row("q", key))).await.unwrap().answers, expected);
     let mut expected = vec![count("Q", Unfinished, 1), count("q", Unfinished, keys.len() as u64)];
     expected.extend([count("q-", Unfinished, 1), count("q.", Unfinished, 1)]);
     assert_eq!(counts(&*store).await, expected);
@@ -390,10 +407,10 @@ pub(crate) async fn a_repeated_insert_changes_nothing(db: &impl Database) {
 
 pub(crate) async fn answers_come_in_the_order_of_the_rows(db: &impl Database) {
     let store = db.open().await;
-    assert_eq!(store.insert(&[]).await.unwrap(), []);
+    assert_eq!(store.insert(&[]).await.unwrap().answers, []);
 
     let batch: Vec<NewRow> = (0..1500).map(|i| row("q", format!("key {}", i % 1000))).collect();
-    let answers = store.insert(&batch).await.unwrap();
+    let answers = store.insert(&batch).await.unwrap().answers;
     let owner = |i: usize| Duplicate { id: batch[i].task.id, status: Unfinished };
     let expected: Vec<Inserted> = (0..1500).map(|i| if i < 1000 { New } else { owner(i - 1000) }).collect();
     assert_eq!(answers, expected);
@@ -421,7 +438,7 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
         at_unix_ms: NOW,
         discovered: vec![],
     };
-    let answers = store.settle(&batch.iter().map(report).collect::<Vec<_>>()).await.unwrap();
+    let answers = store.settle(&batch.iter().map(report).collect::<Vec<_>>()).await.unwrap().answers;
     assert_eq!(answers, vec![settled(Completed); 20]);
     assert_eq!(store.results(batch[19].task.id).await.unwrap()[0].result, payload);
     assert_eq!(store.results_bytes(batch[19].task.id).await.unwrap(), payload.len());
@@ -459,9 +476,9 @@ pub(crate) async fn a_report_is_settled_once(db: &impl Database) {
 
     let twice = vec![completed(&row, "w"), completed(&row, "w")];
     let repeated = Settled { repeated: true, ..settled(Unfinished) };
-    assert_eq!(store.settle(&twice).await.unwrap(), [settled(Unfinished), repeated.clone()]);
+    assert_eq!(store.settle(&twice).await.unwrap().answers, [settled(Unfinished), repeated.clone()]);
     let with_discovery = discovering(&row, "w", vec![self::row("q", "child")]);
-    assert_eq!(store.settle(&[with_discovery]).await.unwrap(), [repeated]);
+    assert_eq!(store.settle(&[with_discovery]).await.unwrap().answers, [repeated]);
 
     assert_eq!(store.results(row.task.id).await.unwrap(), [result_of("w", false)]);
     let expected = TaskDetail { completed: 1, attempts: 1, updated_unix_ms: NOW + 10, ..detail(&row) };
@@ -475,14 +492,14 @@ pub(crate) async fn num_workers_complete_a_task_and_the_rest_is_surplus(db: &imp
     insert_new(&*store, std::slice::from_ref(&row)).await;
 
     let reports = ["a", "b"].map(|worker| completed(&row, worker)).to_vec();
-    assert_eq!(store.settle(&reports).await.unwrap(), [settled(Unfinished), settled(Unfinished)]);
+    assert_eq!(store.settle(&reports).await.unwrap().answers, [settled(Unfinished), settled(Unfinished)]);
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)]);
 
     let child = self::row("q", "child");
     let reports = vec![completed(&row, "c"), discovering(&row, "d", vec![child.clone()]), completed(&row, "d")];
     let surplus = Settled { surplus: true, discovered: vec![New], ..settled(Completed) };
     let repeated = Settled { repeated: true, ..settled(Completed) };
-    assert_eq!(store.settle(&reports).await.unwrap(), [settled(Completed), surplus, repeated]);
+    assert_eq!(store.settle(&reports).await.unwrap().answers, [settled(Completed), surplus, repeated]);
 
     assert_eq!(detail_of(&*store, &row).await, detail_completed(&row));
     assert_eq!(detail_of(&*store, &child).await, detail(&child));
@@ -497,18 +514,18 @@ pub(crate) async fn the_first_final_status_stays(db: &impl Database) {
     insert_new(&*store, &[early.clone(), late.clone(), both.clone()]).await;
 
     assert_eq!(
-        store.settle(&[died(&early), completed(&late, "w")]).await.unwrap(),
+        store.settle(&[died(&early), completed(&late, "w")]).await.unwrap().answers,
         [settled_dead(&early), settled(Completed)]
     );
     let child = row("q", "child");
     let surplus = Settled { surplus: true, discovered: vec![New], ..settled_dead(&early) };
     let reports = vec![discovering(&early, "w", vec![child.clone()]), died(&late), died(&early)];
     let repeated = Settled { repeated: true, ..settled_dead(&early) };
-    assert_eq!(store.settle(&reports).await.unwrap(), [surplus, settled(Completed), repeated]);
+    assert_eq!(store.settle(&reports).await.unwrap().answers, [surplus, settled(Completed), repeated]);
 
     // The same within one call.
     let surplus = Settled { surplus: true, ..settled_dead(&both) };
-    let answers = store.settle(&[died(&both), completed(&both, "w")]).await.unwrap();
+    let answers = store.settle(&[died(&both), completed(&both, "w")]).await.unwrap().answers;
     assert_eq!(answers, [settled_dead(&both), surplus]);
 
     for row in [&early, &both] {
@@ -526,7 +543,7 @@ pub(crate) async fn workers_are_compared_bytewise(db: &impl Database) {
     let row = replicated("k", 6);
     insert_new(&*store, std::slice::from_ref(&row)).await;
     let answers =
-        store.settle(&workers.iter().map(|worker| completed(&row, worker)).collect::<Vec<_>>()).await.unwrap();
+        store.settle(&workers.iter().map(|worker| completed(&row, worker)).collect::<Vec<_>>()).await.unwrap().answers;
     let mut expected = vec![settled(Unfinished); 5];
     expected.push(settled(Completed));
     assert_eq!(answers, expected);
@@ -539,7 +556,7 @@ pub(crate) async fn discoveries_are_stored_with_their_report(db: &impl Database)
 
     let parked = NewRow { unpublished: Parked, ..row("other", "parked") };
     let discovered = vec![row("q", "known"), parked.clone(), row("q", "parent"), row("other", "parked")];
-    let answers = store.settle(&[discovering(&parent, "w", discovered)]).await.unwrap();
+    let answers = store.settle(&[discovering(&parent, "w", discovered)]).await.unwrap().answers;
     let duplicate = |row: &NewRow, status| Duplicate { id: row.task.id, status };
     let expected = Settled {
         discovered: vec![
@@ -568,7 +585,7 @@ pub(crate) async fn the_first_report_to_discover_a_key_wins(db: &impl Database) 
     ];
     let taken = Duplicate { id: children[0].task.id, status: Unfinished };
     let expected = [vec![New], vec![taken, New]].map(|discovered| Settled { discovered, ..settled(Completed) });
-    assert_eq!(store.settle(&reports).await.unwrap(), expected);
+    assert_eq!(store.settle(&reports).await.unwrap().answers, expected);
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 2), count("q", Completed, 2)]);
 }
 
@@ -577,8 +594,8 @@ pub(crate) async fn an_unknown_task_changes_nothing(db: &impl Database) {
     let nowhere = row("q", "k");
     let reports = vec![discovering(&nowhere, "w", vec![row("q", "child")]), died(&nowhere)];
     let unknown = Settled { unknown: true, ..Settled::default() };
-    assert_eq!(store.settle(&reports).await.unwrap(), [unknown.clone(), unknown]);
-    assert_eq!(store.settle(&[]).await.unwrap(), []);
+    assert_eq!(store.settle(&reports).await.unwrap().answers, [unknown.clone(), unknown]);
+    assert_eq!(store.settle(&[]).await.unwrap().answers, []);
     assert_eq!(counts(&*store).await, []);
     assert_eq!(store.results(nowhere.task.id).await.unwrap(), []);
 }
@@ -588,7 +605,7 @@ pub(crate) async fn many_reports_are_settled_at_once(db: &impl Database) {
     let batch = rows("q", 700);
     insert_new(&*store, &batch).await;
     let report = |(i, row): (usize, &NewRow)| if i % 7 == 0 { died(row) } else { completed(row, &format!("w{i}")) };
-    let answers = store.settle(&batch.iter().enumerate().map(report).collect::<Vec<_>>()).await.unwrap();
+    let answers = store.settle(&batch.iter().enumerate().map(report).collect::<Vec<_>>()).await.unwrap().answers;
     let expected = |(i, row): (usize, &NewRow)| if i % 7 == 0 { settled_dead(row) } else { settled(Completed) };
     assert_eq!(answers, batch.iter().enumerate().map(expected).collect::<Vec<_>>());
     for (i, row) in batch.iter().enumerate().step_by(10) {
@@ -734,7 +751,9 @@ pub(crate) async fn due_rows_come_earliest_first(db: &impl Database) {
     let parked = due("parked", 0, Parked);
     let also_early = due("also early", 100, Missing);
     let middle = due("middle", 200, Fresh);
-    insert_new(&*store, &[late.clone(), early.clone(), parked, also_early.clone(), middle.clone()]).await;
+    insert_new(&*store, &[late.clone(), early.clone(), parked, also_early.clone()]).await;
+    // A batch is due when the last of its tasks is.
+    insert_new(&*store, std::slice::from_ref(&middle)).await;
 
     let [early, also_early] = [in_outbox(&early, Fresh), in_outbox(&also_early, Missing)];
     let [middle, late] = [in_outbox(&middle, Fresh), in_outbox(&late, Scheduled)];
@@ -1007,7 +1026,7 @@ pub(crate) async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) 
             let mut answers = Vec::new();
             for from in (0..KEYS).step_by(15) {
                 let batch: Vec<NewRow> = (from..from + 15).map(|i| row("q", key(i))).collect();
-                let inserted = store.insert(&batch).await.unwrap();
+                let inserted = store.insert(&batch).await.unwrap().answers;
                 answers.extend(batch.into_iter().map(|row| row.task).zip(inserted));
             }
             answers
@@ -1042,7 +1061,7 @@ pub(crate) async fn of_concurrent_settlements_one_credits_each_worker(db: &impl 
         let worker = format!("w{}", n / 2);
         let reports: Vec<_> =
             rows.iter().map(|row| discovering(row, &worker, vec![self::row("found", &row.task.key)])).collect();
-        tokio::spawn(async move { store.settle(&reports).await.unwrap() })
+        tokio::spawn(async move { store.settle(&reports).await.unwrap().answers })
     };
     let answers: Vec<Settled> = join_all((0..8).map(delivery)).await.into_iter().flat_map(Result::unwrap).collect();
 

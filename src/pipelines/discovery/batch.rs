@@ -12,7 +12,7 @@ use crate::{
     model::{StoredStatus, TaskId, TaskRow},
     pipelines::publishing,
     runtime::Loop,
-    store::{self, Inserted, NewRow},
+    store::{self, Inserted, NewRow, Stored, Turn},
     telemetry::metrics::{self, Source},
 };
 
@@ -22,6 +22,9 @@ pub(super) const TO_PUBLISH: usize = 8;
 /// A transaction takes so many times `discovery_batch_max` tasks when callers pile up: a sixth less work per task, and
 /// one wait for the disk instead of four.
 const PILED_UP: usize = 4;
+
+/// A stored task that goes to the bus, and the turn in which it waits for that.
+pub(super) type Fresh = (TaskRow, Turn);
 
 /// One caller's tasks on their way to SQL.
 pub(super) struct Pending {
@@ -37,7 +40,7 @@ pub(super) type Room = [OwnedSemaphorePermit; 2];
 pub(super) async fn insert(
     context: Context,
     receiver: &mut mpsc::UnboundedReceiver<Pending>,
-    stored: mpsc::Sender<Vec<TaskRow>>,
+    stored: mpsc::Sender<Vec<Fresh>>,
     cx: Loop,
 ) {
     loop {
@@ -59,7 +62,7 @@ pub(super) async fn insert(
 /// Publishes stored batches until there are no more. Batches that pile up go together.
 pub(super) async fn publish(
     context: Context,
-    receiver: &mut mpsc::Receiver<Vec<TaskRow>>,
+    receiver: &mut mpsc::Receiver<Vec<Fresh>>,
     cx: Loop,
 ) -> Result<(), Failure> {
     loop {
@@ -67,7 +70,7 @@ pub(super) async fn publish(
         let count = tokio::select! {
             biased;
             count = cx.idle(receiver.recv_many(&mut batches, TO_PUBLISH)) => count,
-            // The inserter may still be storing. A last batch that is missed here stays in the outbox.
+            // The inserter may still be storing. The watchdog publishes a last batch that is missed here.
             () = cx.stop.cancelled() => match receiver.try_recv() {
                 Ok(batch) => { batches.push(batch); 1 }
                 Err(_) => 0,
@@ -76,8 +79,9 @@ pub(super) async fn publish(
         if count == 0 {
             return Ok(());
         }
-        let rows: Vec<&TaskRow> = batches.iter().flatten().collect();
+        let rows: Vec<_> = batches.iter().flatten().map(|(row, turn)| (row, *turn)).collect();
         context.publish(&rows).await?;
+        let rows: Vec<_> = rows.into_iter().map(|(row, _)| row).collect();
         context.mark(&rows).await;
         cx.beat();
     }
@@ -130,17 +134,17 @@ impl Caller {
 }
 
 /// Stores a batch and answers its callers. Answers the new tasks that go to the bus now.
-async fn store(context: &Context, batch: Vec<Pending>) -> Vec<TaskRow> {
+async fn store(context: &Context, batch: Vec<Pending>) -> Vec<Fresh> {
     let started = Instant::now();
     let (callers, rows) = unseen(context, batch).await;
-    let inserted = match insert_rows(context, &rows).await {
-        Ok(inserted) => {
-            count_batch(&callers, &inserted, started);
+    let turns = match insert_rows(context, &rows).await {
+        Ok(stored) => {
+            count_batch(&callers, &stored.answers, started);
             for caller in callers {
                 let rows = caller.rows.clone();
-                caller.tell(&inserted[rows]);
+                caller.tell(&stored.answers[rows]);
             }
-            inserted.into_iter().map(Some).collect()
+            turns_of_new(&stored, &rows)
         }
         // One caller's rows are no reason to refuse the others.
         Err(error) if !error.is_transient() && callers.len() > 1 => {
@@ -152,8 +156,14 @@ async fn store(context: &Context, batch: Vec<Pending>) -> Vec<TaskRow> {
             Vec::new()
         }
     };
-    let new = rows.into_iter().zip(inserted).filter(|(_, one)| *one == Some(Inserted::New)).map(|(row, _)| row.task);
-    new.filter(|row| publishing::goes_out_now(row, &context.gates, &context.settings)).collect()
+    let new = rows.into_iter().zip(turns).filter_map(|(row, turn)| Some((row.task, turn?)));
+    new.filter(|(row, _)| publishing::goes_out_now(row, &context.gates, &context.settings)).collect()
+}
+
+/// Per row, its turn if it was new.
+fn turns_of_new(stored: &Stored<Inserted>, rows: &[NewRow]) -> Vec<Option<Turn>> {
+    let answers = stored.answers.iter().zip(rows);
+    answers.map(|(answer, row)| (*answer == Inserted::New).then(|| stored.turn_of(row))).collect()
 }
 
 /// Drops the tasks whose keys the filter knows; makes rows of the others.
@@ -174,20 +184,23 @@ async fn unseen(context: &Context, batch: Vec<Pending>) -> (Vec<Caller>, Vec<New
     (callers, rows)
 }
 
-async fn insert_rows(context: &Context, rows: &[NewRow]) -> store::Result<Vec<Inserted>> {
-    if rows.is_empty() { Ok(Vec::new()) } else { context.store.insert(rows).await }
+async fn insert_rows(context: &Context, rows: &[NewRow]) -> store::Result<Stored<Inserted>> {
+    match rows.is_empty() {
+        true => Ok(Stored { answers: Vec::new(), batch: Turn::FIRST }),
+        false => context.store.insert(rows).await,
+    }
 }
 
-/// Stores each caller's rows in a transaction of their own. Answers per row, in order: `None` when it was refused.
-async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow]) -> Vec<Option<Inserted>> {
+/// Stores each caller's rows in a transaction of their own. Answers per row, in order, its turn if it was new.
+async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow]) -> Vec<Option<Turn>> {
     let mut all = Vec::with_capacity(rows.len());
     for caller in callers {
         let (started, rows) = (Instant::now(), &rows[caller.rows.clone()]);
         match insert_rows(context, rows).await {
-            Ok(inserted) => {
-                count_batch(std::slice::from_ref(&caller), &inserted, started);
-                caller.tell(&inserted);
-                all.extend(inserted.into_iter().map(Some));
+            Ok(stored) => {
+                count_batch(std::slice::from_ref(&caller), &stored.answers, started);
+                caller.tell(&stored.answers);
+                all.extend(turns_of_new(&stored, rows));
             }
             Err(error) => {
                 refuse(vec![caller], error);

@@ -43,15 +43,14 @@ impl Context {
     }
 
     /// Publishes stored tasks. Answers an error only when every later publish will fail too; after any other error the
-    /// rows stay in the outbox.
-    pub(super) async fn publish(&self, rows: &[&TaskRow]) -> Result<(), publishing::Error> {
-        let stored: Vec<_> = rows.iter().map(|row| (*row, Turn::FIRST)).collect();
+    /// watchdog publishes the rows.
+    pub(super) async fn publish(&self, rows: &[(&TaskRow, Turn)]) -> Result<(), publishing::Error> {
         // After this time, or a step of the clock, the watchdog may have published the rows. Perhaps their tasks are
         // done and forgotten by now.
         let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
         let now = self.clock.now_unix_ms();
-        let again = rows.iter().any(|row| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)));
-        match self.publisher.publish(&stored, again).await {
+        let again = rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)));
+        match self.publisher.publish(rows, again).await {
             Ok(_) => metrics::outbox_published(rows.len()),
             Err(error) if error.is_lost() => return Err(error),
             Err(error) => tracing::warn!("could not publish {} new tasks, the watchdog will: {error}", rows.len()),

@@ -1,11 +1,11 @@
 //! Discovery: from the insert API and from `task-results` to new tasks in SQL and on the bus.
 //!
-//! filter → one SQL transaction (new tasks, their outbox rows, results, statuses) → publish → mark published → mark the
+//! filter → one SQL transaction (new tasks and their batch, results, statuses) → publish → mark published → mark the
 //! filter → commit the input. Each effect may be repeated. An insert's caller is answered after the SQL commit. Crash
 //! windows:
 //!
 //! - before the SQL commit: nothing happened. The caller has no answer, or the report comes again.
-//! - after the SQL commit, before the publish or its mark: the watchdog publishes the outbox row (again).
+//! - after the SQL commit, before the publish or its mark: the watchdog publishes the batch (again).
 //! - before the filter's mark: SQL answers "duplicate" instead of the filter.
 //! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its letters to
 //!   `dead-letters` are sent again.

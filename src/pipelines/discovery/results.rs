@@ -15,7 +15,7 @@ use crate::{
     },
     pipelines::publishing,
     runtime::{Loop, Policy, Supervisor},
-    store::{Inserted, Settled, Settlement},
+    store::{Inserted, Settled, Settlement, Stored, Turn},
     telemetry::metrics::{self, Lettered, Source},
     wire,
 };
@@ -88,7 +88,7 @@ impl Results {
             let started = Instant::now();
             let (reports, origins) = (&settlements[piece.clone()], &origins[piece.clone()]);
             match self.context.store.settle(reports).await {
-                Ok(settled) => self.follow(reports, origins, settled, started).await?,
+                Ok(stored) => self.follow(reports, origins, stored, started).await?,
                 Err(error) if !error.is_refusal() => return Err(error.into()),
                 Err(error) => match origins {
                     [origin] => {
@@ -111,18 +111,19 @@ impl Results {
         &self,
         reports: &[Settlement],
         origins: &[Origin<'_>],
-        settled: Vec<Settled>,
+        stored: Stored<Settled>,
         started: Instant,
     ) -> Result<(), Failure> {
         let Context { gates, settings, .. } = &self.context;
-        let (new, duplicates) = new_tasks(reports, &settled);
+        let (new, duplicates) = new_tasks(reports, &stored);
         metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
-        let goes_out = |row: &&TaskRow| publishing::goes_out_now(row, gates, settings);
+        let goes_out = |(row, _): &(&TaskRow, Turn)| publishing::goes_out_now(row, gates, settings);
         let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
         self.context.publish(&publish).await?;
+        let new: Vec<_> = new.into_iter().map(|(row, _)| row).collect();
         self.context.mark(&new).await;
-        self.send_letters(reports, origins, &settled).await?;
-        let closed: Vec<(QueueName, KeyHash)> = settled.into_iter().filter_map(|one| one.key).collect();
+        self.send_letters(reports, origins, &stored.answers).await?;
+        let closed: Vec<(QueueName, KeyHash)> = stored.answers.into_iter().filter_map(|one| one.key).collect();
         if let Err(error) = self.context.filter.forget(&closed).await {
             tracing::debug!("could not take {} keys out of the filter: {error}", closed.len());
         }
@@ -263,13 +264,13 @@ fn alone(message: &Message, index: usize) -> Message {
     Message { value: wire::one_report(&message.value, index), ..message.clone() }
 }
 
-/// The discovered tasks that were new, and the number of the others.
-fn new_tasks<'a>(reports: &'a [Settlement], settled: &[Settled]) -> (Vec<&'a TaskRow>, usize) {
+/// The discovered tasks that were new, each with its turn, and the number of the others.
+fn new_tasks<'a>(reports: &'a [Settlement], stored: &Stored<Settled>) -> (Vec<(&'a TaskRow, Turn)>, usize) {
     let (mut new, mut duplicates) = (Vec::new(), 0);
-    for (report, settled) in reports.iter().zip(settled) {
+    for (report, settled) in reports.iter().zip(&stored.answers) {
         for (row, inserted) in discovered(report).iter().zip(&settled.discovered) {
             match inserted {
-                Inserted::New => new.push(&row.task),
+                Inserted::New => new.push((&row.task, stored.turn_of(row))),
                 Inserted::Duplicate { .. } => duplicates += 1,
             }
         }

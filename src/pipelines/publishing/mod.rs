@@ -60,7 +60,7 @@ pub struct Outcome {
     pub last: Last,
     /// Rows that the bus will never take, each with the reason.
     pub too_large: Vec<(TaskId, String)>,
-    /// Rows that SQL refuses to mark. They stay in the outbox.
+    /// Rows that SQL refuses to mark. They stay in the outbox or in their batch.
     pub stay: Vec<TaskId>,
 }
 
@@ -77,12 +77,27 @@ impl Publisher {
         Self { store, bus, clock }
     }
 
-    /// Publishes rows of the outbox to `pipeline`, then marks them. Answers the last offset per partition.
+    /// Publishes rows to `pipeline`, then marks them all at once. Answers the last offset per partition.
     ///
     /// A process that is killed in between leaves the rows to be published again. The queue ignores a task that it
     /// knows, and `again` makes the fanout ask SQL about the others.
     pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
-        let (mut rest, mut last) = (rows, Last::new());
+        let mut published = BTreeMap::new();
+        let all = self.publish_all(rows, again, &mut published).await;
+        // Also when a part failed: the rest of the rows waits alone.
+        let marked = self.mark(published).await;
+        all?;
+        marked
+    }
+
+    /// Publishes rows in parts that the bus takes, and adds each part to `published`.
+    async fn publish_all(
+        &self,
+        rows: &[(&TaskRow, Turn)],
+        again: bool,
+        published: &mut BTreeMap<u32, Published>,
+    ) -> Result<(), Error> {
+        let mut rest = rows;
         while !rest.is_empty() {
             let mut bytes = 0;
             let fits = rest.iter().take_while(|(row, _)| {
@@ -90,10 +105,18 @@ impl Publisher {
                 bytes <= PUBLISH_BYTES
             });
             let (now, later) = rest.split_at(fits.count().max(1));
-            last.extend(self.publish_some(now, again).await?);
+            self.publish_some(now, again, published).await?;
             rest = later;
         }
-        Ok(last)
+        Ok(())
+    }
+
+    async fn mark(&self, published: BTreeMap<u32, Published>) -> Result<Last, Error> {
+        let published: Vec<_> = published.into_values().collect();
+        if !published.is_empty() {
+            self.store.mark_published(self.bus.generation(), &published).await?;
+        }
+        Ok(published.into_iter().map(|some| (some.partition, some.offset)).collect())
     }
 
     /// Publishes like [`Self::publish`], but a refused row does not hold up the others.
@@ -106,7 +129,7 @@ impl Publisher {
         for row in rows {
             let id = row.0.id;
             // The first try may have published a part of the batch, so all of it goes as `again`.
-            match self.publish_some(std::slice::from_ref(row), true).await {
+            match self.publish(std::slice::from_ref(row), true).await {
                 Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => outcome.too_large.push((id, error.to_string())),
                 Err(error) if error.is_refusal() => {
                     tracing::error!(%id, "task {id} cannot be marked as published, and stays in the outbox: {error}");
@@ -118,7 +141,12 @@ impl Publisher {
         Ok(outcome)
     }
 
-    async fn publish_some(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
+    async fn publish_some(
+        &self,
+        rows: &[(&TaskRow, Turn)],
+        again: bool,
+        published: &mut BTreeMap<u32, Published>,
+    ) -> Result<(), Error> {
         let now = self.clock.now_unix_ms();
         let partitions = self.bus.partitions(Topic::Pipeline).max(1);
         if rows.iter().any(|(row, _)| row.partition >= partitions) {
@@ -135,7 +163,6 @@ impl Publisher {
             .collect();
         let offsets = self.bus.publish(Topic::Pipeline, &records).await?;
         // One offset per partition is enough, the last: every task stands at or before it.
-        let mut published: BTreeMap<u32, Published> = BTreeMap::new();
         for (((row, turn), record), offset) in rows.iter().zip(&records).zip(offsets) {
             let entry = published.entry(record.partition).or_insert_with(|| Published {
                 partition: record.partition,
@@ -145,8 +172,6 @@ impl Publisher {
             entry.offset = entry.offset.max(offset);
             entry.tasks.push((row.id, *turn));
         }
-        let published: Vec<_> = published.into_values().collect();
-        self.store.mark_published(self.bus.generation(), &published).await?;
-        Ok(published.into_iter().map(|some| (some.partition, some.offset)).collect())
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! New rows of the outbox: who publishes them, and when.
+//! New tasks: who publishes them, and when.
 
 use std::time::Duration;
 

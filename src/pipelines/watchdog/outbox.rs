@@ -1,4 +1,4 @@
-//! The outbox of SQL: rows that nobody published, due scheduled rows, and parked rows.
+//! From SQL to the bus: batches and rows that nobody published, due scheduled rows, and parked rows.
 
 use std::{
     collections::{BTreeMap, HashSet},

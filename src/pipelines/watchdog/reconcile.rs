@@ -23,6 +23,8 @@ use crate::{
 
 /// Tasks of SQL that are compared with Redis at a time.
 const PAGE: u32 = 10_000;
+/// Batches of which those are removed that no task needs.
+const BATCHES: u32 = 1000;
 /// The pause after a page, in the time that the page took. So comparing takes a tenth of the time, however slow SQL is.
 const SHARE: u32 = 9;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -49,7 +51,8 @@ impl Reconcile {
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
-        let (mut after, mut next_page, mut all_asked) = (None, cx.clock().now(), None::<Instant>);
+        let (mut after, mut after_batch) = (None, None);
+        let (mut next_page, mut all_asked) = (cx.clock().now(), None::<Instant>);
         while self.lead.wait(&cx).await {
             let (started, now) = (Instant::now(), cx.clock().now());
             // An empty shard loses nothing but its generation, so it is asked rarely.
@@ -62,6 +65,7 @@ impl Reconcile {
             let compares = Instant::now();
             if next_page <= cx.clock().now() {
                 after = self.compare_page(after).await?;
+                after_batch = self.store.remove_batches(after_batch, BATCHES).await?;
                 next_page = cx.clock().now() + (compares.elapsed() * SHARE).min(LONGEST_WAIT);
             }
             metrics::watchdog_step("reconcile", started.elapsed());

@@ -8,9 +8,8 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use uuid::Uuid;
-
 use super::{
+    batches,
     counts::Counts,
     outbox::{self, Entry},
     retention::{Removed, removed},
@@ -18,8 +17,8 @@ use super::{
     session::Session,
     statement::{Statement, Value, lists, pieces},
 };
-use crate::model::{KeyHash, StoredStatus, TaskId, TaskRow};
-use crate::store::{Inserted, NewRow, Result};
+use crate::model::{KeyHash, StoredStatus, TaskId};
+use crate::store::{Inserted, NewRow, Result, Turn, Unpublished};
 
 /// The task that has a key.
 struct Owner {
@@ -57,22 +56,30 @@ impl OldKeys {
     }
 }
 
-/// Stores new rows with their outbox rows, and answers per row.
+/// Stores new rows, the fresh ones as this batch, and answers per row.
 pub(super) async fn insert<S: Session>(
     session: &mut S,
     rows: &[&NewRow],
+    batch: Turn,
     counts: &mut Counts,
     old_keys: &OldKeys,
 ) -> Result<Vec<Inserted>> {
     let candidates = first_of_each_key(rows);
-    let owners = insert_candidates(session, &candidates, old_keys).await?;
+    let owners = insert_candidates(session, &candidates, batch, old_keys).await?;
     let is_fresh = |row: &&&NewRow| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh);
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
-    let mut entries: Vec<Entry> = new.iter().map(|row| Entry::of_new(row)).collect();
+    new.iter().for_each(|row| counts.added(&row.task.queue));
+    let (together, alone): (Vec<&NewRow>, Vec<&NewRow>) = new.into_iter().partition(|row| is_batched(row));
+    batches::add(session, batch, &together).await?;
+    let mut entries: Vec<Entry> = alone.into_iter().map(Entry::of_new).collect();
     entries.sort_unstable_by_key(Entry::task);
     outbox::put(session, &entries).await?;
-    new.iter().for_each(|row| counts.added(&row.task.queue));
     Ok(rows.iter().map(|row| answer(row, &owners)).collect())
+}
+
+/// Whether the row goes to the bus with its batch.
+fn is_batched(row: &NewRow) -> bool {
+    row.unpublished == Unpublished::Fresh
 }
 
 /// The first row of each key, in the order of key hashes, in which every transaction takes them.
@@ -95,6 +102,7 @@ fn answer(row: &NewRow, owners: &HashMap<KeyHash, Owner>) -> Inserted {
 async fn insert_candidates<S: Session>(
     session: &mut S,
     candidates: &[&NewRow],
+    batch: Turn,
     old_keys: &OldKeys,
 ) -> Result<HashMap<KeyHash, Owner>> {
     let mut old = HashMap::new();
@@ -102,7 +110,7 @@ async fn insert_candidates<S: Session>(
         old = removed(session, &key_hashes(candidates), "").await?;
     }
     let rest: Vec<&NewRow> = candidates.iter().filter(|row| !old.contains_key(&row.task.key_hash)).copied().collect();
-    let mut owners = insert_tasks(session, &rest).await?;
+    let mut owners = insert_tasks(session, &rest, batch).await?;
     // Asked only now, and under lock: a removal that frees a key has moved it before another row can take its place.
     let fresh: Vec<&NewRow> =
         rest.into_iter().filter(|row| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh)).collect();
@@ -124,15 +132,19 @@ fn key_hashes(rows: &[&NewRow]) -> Vec<KeyHash> {
     rows.iter().map(|row| row.task.key_hash).collect()
 }
 
-async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow]) -> Result<HashMap<KeyHash, Owner>> {
-    let insertion = Uuid::new_v4().as_u64_pair().0.cast_signed();
+async fn insert_tasks<S: Session>(
+    session: &mut S,
+    candidates: &[&NewRow],
+    insertion: Turn,
+) -> Result<HashMap<KeyHash, Owner>> {
     let mut inserted = 0;
     for piece in pieces(candidates, |row| row.task.weight()) {
         let statement = Statement::new(
             "INSERT INTO tasks (id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, lease_ms, \
-             not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, payload_encoding, payload)",
+             not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, on_bus, \
+             payload_encoding, payload)",
         )
-        .values(piece.iter().map(|row| task_values(&row.task, insertion)))
+        .values(piece.iter().map(|row| task_values(row, insertion)))
         .sql(&S::keep_first("id"));
         inserted += session.execute(statement).await?;
     }
@@ -142,7 +154,8 @@ async fn insert_tasks<S: Session>(session: &mut S, candidates: &[&NewRow]) -> Re
     owners(session, &key_hashes(candidates), insertion).await
 }
 
-fn task_values(task: &TaskRow, insertion: i64) -> [Value<'_>; 17] {
+fn task_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 18] {
+    let task = &row.task;
     [
         (&task.id).into(),
         (&task.key_hash).into(),
@@ -159,17 +172,18 @@ fn task_values(task: &TaskRow, insertion: i64) -> [Value<'_>; 17] {
         task.created_unix_ms.into(),
         task.created_unix_ms.into(),
         insertion.into(),
+        is_batched(row).into(),
         task.payload_encoding.into(),
         (&task.payload[..]).into(),
     ]
 }
 
-async fn owners<S: Session>(session: &mut S, hashes: &[KeyHash], insertion: i64) -> Result<HashMap<KeyHash, Owner>> {
+async fn owners<S: Session>(session: &mut S, hashes: &[KeyHash], insertion: Turn) -> Result<HashMap<KeyHash, Owner>> {
     let mut owners = HashMap::with_capacity(hashes.len());
     for hashes in lists(hashes) {
         let taken = Statement::new("SELECT key_hash, id, status, insertion FROM tasks WHERE key_hash IN ").list(hashes);
         for (hash, id, number, inserted_by) in session.fetch::<(Vec<u8>, Vec<u8>, i64, i64)>(taken).await? {
-            let owner = Owner { id: task_id(&id)?, status: status(number)?, fresh: inserted_by == insertion };
+            let owner = Owner { id: task_id(&id)?, status: status(number)?, fresh: inserted_by == insertion.0 };
             owners.insert(key_hash(&hash)?, owner);
         }
     }

@@ -31,6 +31,7 @@ macro_rules! migration_files {
             "0003_remember_encodings",
             "0004_close_shards",
             "0005_remember_leases",
+            "0006_batch_new_tasks",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

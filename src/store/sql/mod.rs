@@ -1,8 +1,9 @@
 //! The store in SQL: everything that both databases have in common.
 //!
-//! - `tasks`: a task, its status, and the offset of its last record on the bus. `on_bus` says that it is unfinished,
-//!   published and not in the outbox: Redis should know it.
-//! - `outbox`: narrow, one row for each unfinished task that is not on the bus.
+//! - `tasks`: a task, its status, and the offset of its last record on the bus, if that is not its batch's. `on_bus`
+//!   says that it is unfinished and not in the outbox: Redis knows it, or will when its batch is published.
+//! - `batches`: the fresh tasks of one insert; whether they are published, and where.
+//! - `outbox`: narrow, one row for each other unfinished task that is not on the bus: scheduled, parked, missing.
 //! - `results`: what each worker reported, by (task, worker): no worker gets two credits.
 //! - `seen`: the keys of removed tasks.
 //! - `shards`: the shards that ever were, each with its generation and whether it is closed.
@@ -12,6 +13,7 @@
 //! order of their hashes. When two transactions conflict nevertheless, a deadlock ends one of them, and it is repeated.
 
 mod backend;
+mod batches;
 mod counts;
 mod dialect;
 mod insert;
@@ -37,6 +39,8 @@ use async_trait::async_trait;
 use sqlx::Pool;
 
 pub(super) use self::migrate::{MigrationFile, migration_files};
+#[cfg(test)]
+pub(super) use self::plans::counted;
 pub use self::{backend::Backend, dialect::Dialect};
 use self::{
     counts::{CountColumns, Counts},
@@ -49,7 +53,7 @@ use self::{
 };
 use super::{
     BroughtForward, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result, ResultRow,
-    Settled, Settlement, StateFor, Store, StoredShard, TakenBack, TaskDetail, TaskState, Unpublished,
+    Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
 };
 use crate::model::{KeyHash, QueueName, ShardId, TaskId, TaskRow, WorkerName};
 
@@ -86,32 +90,32 @@ impl<DB: Backend> Store for SqlStore<DB> {
         Ok(id)
     }
 
-    async fn insert(&self, rows: &[NewRow]) -> Result<Vec<Inserted>> {
+    async fn insert(&self, rows: &[NewRow]) -> Result<Stored<Inserted>> {
         let rows: Vec<&NewRow> = rows.iter().collect();
         let rows = &rows;
         let insert = |mut tx: Tx<DB>| async move {
-            let mut counts = Counts::default();
-            let inserted = insert::insert(&mut *tx, rows, &mut counts, &self.old_keys).await?;
+            // Each attempt has a number of its own, which tells what it inserted from what another did.
+            let (batch, mut counts) = (batches::new_batch(), Counts::default());
+            let answers = insert::insert(&mut *tx, rows, batch, &mut counts, &self.old_keys).await?;
             counts.store(&mut *tx).await?;
-            tx.commit(inserted).await
+            tx.commit(Stored { answers, batch }).await
         };
         self.pools.run("insert", insert).await
     }
 
-    async fn settle(&self, reports: &[Settlement]) -> Result<Vec<Settled>> {
+    async fn settle(&self, reports: &[Settlement]) -> Result<Stored<Settled>> {
         self.pools
             .run("settle", |mut tx| async move {
-                let done = settle::settle(&mut *tx, reports, &self.old_keys).await?;
-                tx.commit(done).await
+                let batch = batches::new_batch();
+                let answers = settle::settle(&mut *tx, reports, batch, &self.old_keys).await?;
+                tx.commit(Stored { answers, batch }).await
             })
             .await
     }
 
     async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()> {
         let mark = |mut tx: Tx<DB>| async move {
-            for published in published {
-                outbox::mark_published(&mut *tx, generation, published).await?;
-            }
+            outbox::mark_published(&mut *tx, generation, published).await?;
             tx.commit(()).await
         };
         self.pools.run("mark_published", mark).await
@@ -127,8 +131,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
     }
 
     async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
-        let list = |limit| outbox::due::<DB::Connection>(now_unix_ms, limit);
-        pages::page(&self.pools, "due", list, limit, without).await
+        pages::page(&self.pools, pages::Of::Due(now_unix_ms), limit, without).await
     }
 
     async fn bring_forward(
@@ -150,8 +153,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
     }
 
     async fn parked(&self, queue: &QueueName, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
-        let list = |limit| outbox::parked::<DB::Connection>(queue, limit);
-        pages::page(&self.pools, "parked", list, limit, without).await
+        pages::page(&self.pools, pages::Of::Parked(queue), limit, without).await
     }
 
     async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>> {
@@ -164,6 +166,10 @@ impl<DB: Backend> Store for SqlStore<DB> {
 
     async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>> {
         tasks::published(&self.pools, generation, after, limit).await
+    }
+
+    async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>> {
+        pages::remove_settled_batches(&self.pools, after, limit).await
     }
 
     async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TakenBack>> {

@@ -1,17 +1,17 @@
-//! The outbox: what is still to be published, and the offsets of the rest.
+//! The outbox: what is to be published and is not in a batch, and the offsets of what was.
+
+use std::collections::HashSet;
 
 use uuid::Uuid;
 
 use super::{
+    batches::{self, Batch, NEVER},
     rows::{TASK_COLUMNS, TaskColumns, corrupt, from_row, number, queue_name, task_id},
     session::Session,
     statement::{Statement, lists, pieces},
 };
 use crate::model::{Priority, QueueName, StoredStatus, TaskId, TaskRow};
 use crate::store::{DUE_LOOKED_AT, Error, NewRow, OutboxRow, Published, Result, Turn, Unpublished};
-
-/// The due time of a parked row, which waits for room and not for a time.
-const NEVER: i64 = i64::MAX;
 
 /// A row of the table.
 pub(super) struct Entry {
@@ -69,9 +69,28 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Resul
     Ok(())
 }
 
-/// Removes the rows of published tasks, and keeps the tasks' offsets.
-pub(super) async fn mark_published<S: Session>(session: &mut S, generation: &str, published: &Published) -> Result<()> {
-    let mut tasks = published.tasks.clone();
+/// Keeps the offsets of batches and of single tasks, and removes the rows of the latter.
+pub(super) async fn mark_published<S: Session>(
+    session: &mut S,
+    generation: &str,
+    published: &[Published],
+) -> Result<()> {
+    let whole = batches::mark(session, generation, published).await?;
+    for published in published {
+        mark_tasks(session, generation, published, &whole).await?;
+    }
+    Ok(())
+}
+
+/// Marks each task by itself, except those of batches that are marked as a whole.
+async fn mark_tasks<S: Session>(
+    session: &mut S,
+    generation: &str,
+    published: &Published,
+    whole: &HashSet<Turn>,
+) -> Result<()> {
+    let tasks = published.tasks.iter().filter(|(_, turn)| !whole.contains(turn));
+    let mut tasks: Vec<(TaskId, Turn)> = tasks.copied().collect();
     tasks.sort_unstable();
     for tasks in lists(&tasks) {
         let (ids, turns) = apart(tasks);
@@ -191,24 +210,30 @@ pub(super) struct Listed {
     pub(super) task: TaskId,
     pub(super) turn: Turn,
     pub(super) bytes: usize,
+    pub(super) due_ms: i64,
     unpublished: Unpublished,
 }
 
 impl Listed {
+    /// A task of a batch.
+    pub(super) fn of_batch(batch: &Batch, task: TaskId, bytes: usize) -> Self {
+        Self { task, turn: batch.number, bytes, due_ms: batch.due_ms, unpublished: Unpublished::Fresh }
+    }
+
     pub(super) fn with(&self, task: TaskRow) -> OutboxRow {
         OutboxRow { task, unpublished: self.unpublished, turn: self.turn }
     }
 }
 
 /// The columns of [`Listed`].
-pub(super) type ListedColumns = (Vec<u8>, i64, i64, i64);
+pub(super) type ListedColumns = (Vec<u8>, i64, i64, i64, i64);
 
 impl TryFrom<ListedColumns> for Listed {
     type Error = Error;
 
-    fn try_from((task, state, turn, bytes): ListedColumns) -> Result<Self> {
+    fn try_from((task, state, turn, bytes, due_ms): ListedColumns) -> Result<Self> {
         let (task, unpublished) = (task_id(&task)?, unpublished(state)?);
-        Ok(Self { task, turn: Turn(turn), bytes: number(bytes)?, unpublished })
+        Ok(Self { task, turn: Turn(turn), bytes: number(bytes)?, due_ms, unpublished })
     }
 }
 
@@ -218,7 +243,7 @@ fn unpublished(state: i64) -> Result<Unpublished> {
 }
 
 fn page<'a, S: Session>(index: &str) -> Statement<'a> {
-    Statement::new("SELECT task_id, state, turn, bytes FROM outbox ").sql(&S::by_index(index))
+    Statement::new("SELECT task_id, state, turn, bytes, due_ms FROM outbox ").sql(&S::by_index(index))
 }
 
 /// The first due rows.

@@ -1,31 +1,52 @@
-//! Pages of the outbox, and what it tells about queues.
+//! Pages of what is to be published, and what it tells about queues.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
     backend::Backend,
+    batches::{self, Batch},
     outbox::{self, Listed},
     pools::Pools,
-    rows::{queue_name, task_id},
-    statement::{Statement, lists},
+    rows::{number, queue_name, task_id},
+    statement::lists,
 };
 use crate::model::{QueueName, TaskId, TaskRow};
-use crate::store::{BroughtForward, OutboxRow, PAGE_BYTES, Result, Unpublished};
+use crate::store::{BroughtForward, DUE_LOOKED_AT, OutboxRow, PAGE_BYTES, Result, Turn, Unpublished};
 
 /// Behind the last of all ids: no task has it.
 const LAST_ID: TaskId = TaskId(uuid::Uuid::max());
 
-/// A page of the outbox. Removes its rows whose task is final or does not exist any more.
-pub(super) async fn page<'a, DB: Backend>(
+/// The kind of a page.
+#[derive(Clone, Copy)]
+pub(super) enum Of<'a> {
+    /// All that is due at this time.
+    Due(i64),
+    /// The parked rows of a queue.
+    Parked(&'a QueueName),
+}
+
+impl Of<'_> {
+    fn operation(self) -> &'static str {
+        match self {
+            Self::Due(_) => "due",
+            Self::Parked(_) => "parked",
+        }
+    }
+}
+
+/// More tasks than there are.
+const ALL: usize = i64::MAX as usize;
+
+/// A page. Removes its outbox rows whose task is final or does not exist any more.
+pub(super) async fn page<DB: Backend>(
     pools: &Pools<DB>,
-    operation: &'static str,
-    list: impl Fn(usize) -> Statement<'a> + Send,
+    of: Of<'_>,
     limit: usize,
     without: &HashSet<TaskId>,
 ) -> Result<Vec<OutboxRow>> {
+    let operation = of.operation();
     loop {
-        let listed: Vec<outbox::ListedColumns> = pools.read(operation, list(limit + without.len())).await?;
-        let listed = listed.into_iter().map(Listed::try_from).collect::<Result<Vec<_>>>()?;
+        let listed = list(pools, of, limit + without.len()).await?;
         let page = first_of(listed, limit, without);
         let mut tasks = unfinished_of(pools, operation, &page).await?;
         let (mut rows, mut over) = (Vec::with_capacity(page.len()), Vec::new());
@@ -48,6 +69,74 @@ pub(super) async fn page<'a, DB: Backend>(
             return Ok(rows);
         }
     }
+}
+
+/// The first rows, before their tasks are read.
+async fn list<DB: Backend>(pools: &Pools<DB>, of: Of<'_>, limit: usize) -> Result<Vec<Listed>> {
+    let rows = match of {
+        Of::Due(now_ms) => outbox::due::<DB::Connection>(now_ms, limit),
+        Of::Parked(queue) => outbox::parked::<DB::Connection>(queue, limit),
+    };
+    let rows: Vec<outbox::ListedColumns> = pools.read(of.operation(), rows).await?;
+    let mut listed = rows.into_iter().map(Listed::try_from).collect::<Result<Vec<_>>>()?;
+    if let Of::Due(now_ms) = of {
+        listed.extend(due_in_batches(pools, now_ms, limit).await?);
+        listed.sort_unstable_by_key(|row| (row.due_ms, row.task));
+        listed.truncate(limit);
+    }
+    Ok(listed)
+}
+
+/// The first tasks that wait in due batches, and perhaps some more. Removes batches in which none waits.
+async fn due_in_batches<DB: Backend>(pools: &Pools<DB>, now_ms: i64, limit: usize) -> Result<Vec<Listed>> {
+    const NAME: &str = "due";
+    const COLUMNS: &str = "insertion, id, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload)";
+    let mut wanted = limit;
+    loop {
+        let due = batches::unpublished(pools, NAME, i64::MIN..=now_ms, wanted).await?;
+        let are_all = due.iter().map(|batch| batch.tasks).sum::<u64>() < wanted as u64;
+        let waiting: Vec<(i64, Vec<u8>, i64)> = batches::waiting_in(pools, NAME, COLUMNS, &due).await?;
+        let by_number: HashMap<Turn, &Batch> = due.iter().map(|batch| (batch.number, batch)).collect();
+        let mut listed = Vec::with_capacity(waiting.len());
+        for (batch, id, bytes) in waiting {
+            let batch = by_number.get(&Turn(batch)).expect("asked for");
+            listed.push(Listed::of_batch(batch, task_id(&id)?, number(bytes)?));
+        }
+        let still: HashSet<Turn> = listed.iter().map(|row| row.turn).collect();
+        let empty: Vec<Turn> = due.iter().map(|batch| batch.number).filter(|number| !still.contains(number)).collect();
+        remove_batches(pools, &empty).await?;
+        if listed.len() >= limit || are_all {
+            return Ok(listed);
+        }
+        // Most tasks of these batches are gone: the next ones fill the page.
+        wanted = wanted.saturating_mul(2);
+    }
+}
+
+async fn remove_batches<DB: Backend>(pools: &Pools<DB>, batches: &[Turn]) -> Result<()> {
+    if batches.is_empty() {
+        return Ok(());
+    }
+    pools
+        .run("remove_batches", |mut tx| async move {
+            batches::remove(&mut *tx, batches).await?;
+            tx.commit(()).await
+        })
+        .await
+}
+
+/// Removes the published batches that no task needs, among a page of them.
+pub(super) async fn remove_settled_batches<DB: Backend>(
+    pools: &Pools<DB>,
+    after: Option<Turn>,
+    limit: u32,
+) -> Result<Option<Turn>> {
+    const NAME: &str = "remove_batches";
+    let page = batches::published(pools, NAME, after, limit).await?;
+    let needed = batches::needed(pools, NAME, &page).await?;
+    let settled: Vec<Turn> = page.iter().map(|batch| batch.number).filter(|number| !needed.contains(number)).collect();
+    remove_batches(pools, &settled).await?;
+    Ok((page.len() == limit as usize).then(|| page.last().map(|batch| batch.number)).flatten())
 }
 
 /// The unfinished tasks of a page.
@@ -89,6 +178,7 @@ pub(super) async fn bring_forward<DB: Backend>(
     limit: usize,
 ) -> Result<BroughtForward> {
     const NAME: &str = "bring_forward";
+    let batched = if after.is_none() { bring_batches_forward(pools, later_than_ms, to_ms).await? } else { 0 };
     let (due, task) = after.unwrap_or((later_than_ms, LAST_ID));
     let page = pools.read(NAME, outbox::later::<DB::Connection>(due, &task, limit)).await?;
     let page = page.into_iter().map(outbox::later_row).collect::<Result<Vec<_>>>()?;
@@ -96,7 +186,7 @@ pub(super) async fn bring_forward<DB: Backend>(
     let fresh = page.iter().filter(|row| row.unpublished == Unpublished::Fresh).map(|row| row.task);
     let fresh: Vec<TaskId> = fresh.collect();
     if fresh.is_empty() {
-        return Ok(BroughtForward { rows: 0, next });
+        return Ok(BroughtForward { rows: batched, next });
     }
     let fresh = &fresh;
     let rows = pools
@@ -105,7 +195,26 @@ pub(super) async fn bring_forward<DB: Backend>(
             tx.commit(done).await
         })
         .await?;
-    Ok(BroughtForward { rows, next })
+    Ok(BroughtForward { rows: rows + batched, next })
+}
+
+/// Makes all batches due that are due later. Answers how many tasks they have.
+async fn bring_batches_forward<DB: Backend>(pools: &Pools<DB>, later_than_ms: i64, to_ms: i64) -> Result<u64> {
+    const NAME: &str = "bring_forward";
+    let later = later_than_ms.saturating_add(1)..=i64::MAX;
+    let batches = batches::unpublished(pools, NAME, later, ALL).await?;
+    if batches.is_empty() {
+        return Ok(0);
+    }
+    let numbers: Vec<Turn> = batches.iter().map(|batch| batch.number).collect();
+    let numbers = &numbers;
+    pools
+        .run(NAME, |mut tx| async move {
+            batches::bring_forward(&mut *tx, numbers, to_ms).await?;
+            tx.commit(()).await
+        })
+        .await?;
+    Ok(batches.iter().map(|batch| batch.tasks).sum())
 }
 
 pub(super) async fn oldest_waiting<DB: Backend>(pools: &Pools<DB>, now_ms: i64) -> Result<Vec<(QueueName, i64)>> {
@@ -115,6 +224,11 @@ pub(super) async fn oldest_waiting<DB: Backend>(pools: &Pools<DB>, now_ms: i64) 
         oldest.entry(queue).and_modify(|oldest| *oldest = id.min(*oldest)).or_insert(id);
     };
     for (queue, id) in pools.read::<(String, Vec<u8>)>(NAME, outbox::oldest_due::<DB::Connection>(now_ms)).await? {
+        waits(queue_name(&queue)?, task_id(&id)?);
+    }
+    let due = batches::unpublished(pools, NAME, i64::MIN..=now_ms, DUE_LOOKED_AT as usize).await?;
+    let in_batches: Vec<(String, Vec<u8>)> = batches::waiting_in(pools, NAME, "queue, id", &due).await?;
+    for (queue, id) in in_batches {
         waits(queue_name(&queue)?, task_id(&id)?);
     }
     for queue in parked_queues(pools).await? {

@@ -4,14 +4,17 @@
 //! its own work, and each operation is made so that this changes nothing:
 //!
 //! - `insert`: a row whose id is stored is `New` again, never a duplicate of itself. It is neither counted nor put into
-//!   the outbox again.
-//! - `settle`: the reports are `repeated`. Their discovered tasks are in the outbox, where the watchdog finds them.
-//! - `mark_published`: the rows have left the outbox, and the offsets are the same.
+//!   a batch or the outbox again. The answer names another batch than the one that was stored, so the mark gives each
+//!   task an offset of its own.
+//! - `settle`: the reports are `repeated`. Their discovered tasks are in a batch, where the watchdog finds them.
+//! - `mark_published`: the batch is marked with these offsets, the rows have left the outbox, and the offsets are the
+//!   same.
 //! - `unpublish`: the row gets a new turn. At worst the task is published once more, and the queue knows it.
 //! - `remove_finished`: the page is gone, and the call takes the next one.
 //! - `next_generation`, `close_shard`: the generation is raised, or the shard closed, already.
 //! - `open_shards`: the shard is open already, so that nobody opens it in Redis. The watchdog finds it lost and opens
 //!   it.
+//! - `remove_batches`: they are gone.
 //! - `bring_forward`: the rows are due already.
 
 use std::{future::Future, io, time::Duration};

@@ -64,27 +64,32 @@ where
 
 // AssertSqlSafe: taskd wrote the texts, and binds everything that comes from outside.
 macro_rules! session {
-    ($connection:ty, $db:ty $(, $check:path)?) => {
+    ($connection:ty, $db:ty $(, $plans:ident)?) => {
         impl Session for $connection {
             async fn command(&mut self, sql: &'static str) -> Result<()> {
+                $(#[cfg(test)] super::$plans::note_command(sql);)?
                 answered::<Self, _>(sqlx::raw_sql(sql).execute(self)).await.map(drop)
             }
 
             async fn execute(&mut self, statement: Statement<'_>) -> Result<u64> {
-                $(#[cfg(test)] $check(self, &statement.text).await;)?
+                $(#[cfg(test)] super::$plans::check(self, &statement.text).await;)?
                 let arguments = arguments::<$db>(statement.values).map_err(Self::error)?;
                 let done = sqlx::query_with::<$db, _>(AssertSqlSafe(statement.text), arguments).execute(self);
-                Ok(answered::<Self, _>(done).await?.rows_affected())
+                let rows = answered::<Self, _>(done).await?.rows_affected();
+                $(#[cfg(test)] super::$plans::note_statement(rows);)?
+                Ok(rows)
             }
 
             async fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> Result<Vec<T>> {
-                $(#[cfg(test)] $check(self, &statement.text).await;)?
+                $(#[cfg(test)] super::$plans::check(self, &statement.text).await;)?
                 let arguments = arguments::<$db>(statement.values).map_err(Self::error)?;
                 let rows = sqlx::query_as_with::<$db, T, _>(AssertSqlSafe(statement.text), arguments).fetch_all(self);
-                answered::<Self, _>(rows).await
+                let rows = answered::<Self, _>(rows).await;
+                $(#[cfg(test)] super::$plans::note_statement(0);)?
+                rows
             }
         }
     };
 }
-session!(SqliteConnection, Sqlite, super::plans::check);
+session!(SqliteConnection, Sqlite, plans);
 session!(MySqlConnection, MySql);

@@ -11,7 +11,7 @@ use super::{
     statement::{Statement, Value, lists, pieces},
 };
 use crate::model::{Encoding, KeyHash, LeaseNumber, QueueName, StoredStatus, TaskId};
-use crate::store::{NewRow, Result, Settled, Settlement};
+use crate::store::{NewRow, Result, Settled, Settlement, Turn};
 
 /// The part of a task that reports change.
 struct Progress {
@@ -24,10 +24,26 @@ struct Progress {
     attempts: u32,
     reason: String,
     updated_ms: i64,
+    /// It may have a row in the outbox.
+    off_bus: bool,
     changed: bool,
     /// The workers with a result, credited or surplus.
     workers: HashSet<String>,
 }
+
+/// The columns of a task that reports change.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Change<'a> {
+    status: StoredStatus,
+    completed: u32,
+    attempts: u32,
+    reason: &'a str,
+    updated_ms: i64,
+}
+
+/// The number of tasks that change alike from which they share a statement. It is cheaper than one that changes each
+/// in its own way, and reports of one call of a worker come with one time.
+const ALIKE: usize = 4;
 
 /// A result to store.
 struct NewResult<'a> {
@@ -59,6 +75,7 @@ impl Settlement {
 pub(super) async fn settle<S: Session>(
     session: &mut S,
     reports: &[Settlement],
+    batch: Turn,
     old_keys: &OldKeys,
 ) -> Result<Vec<Settled>> {
     let mut tasks = lock_tasks(session, reports).await?;
@@ -68,7 +85,7 @@ pub(super) async fn settle<S: Session>(
     let mut counts = Counts::default();
     store_results(session, &results).await?;
     store_progress(session, &tasks, &mut counts).await?;
-    store_discovered(session, reports, &mut settled, &mut counts, old_keys).await?;
+    store_discovered(session, reports, batch, &mut settled, &mut counts, old_keys).await?;
     counts.store(session).await?;
     Ok(settled)
 }
@@ -81,7 +98,7 @@ async fn lock_tasks<S: Session>(session: &mut S, reports: &[Settlement]) -> Resu
     let mut tasks = BTreeMap::new();
     for ids in lists(&ids) {
         let found = Statement::new(
-            "SELECT id, key_hash, queue, replicas, status, completed, attempts, reason, updated_ms \
+            "SELECT id, key_hash, queue, replicas, status, completed, attempts, reason, updated_ms, on_bus \
              FROM tasks WHERE id IN ",
         )
         .list(ids)
@@ -90,7 +107,12 @@ async fn lock_tasks<S: Session>(session: &mut S, reports: &[Settlement]) -> Resu
         for columns in session.fetch::<ProgressColumns>(found).await? {
             tasks.insert(task_id(&columns.id)?, columns.into_progress()?);
         }
-        // Every transaction that adds a result holds the task's lock, so this sees all of them.
+    }
+    // A task has results once it is credited or final. Every transaction that adds one holds the task's lock, so this
+    // sees all of them.
+    let may_have = |task: &Progress| task.completed > 0 || task.status.is_final();
+    let reported: Vec<TaskId> = tasks.iter().filter(|(_, task)| may_have(task)).map(|(id, _)| *id).collect();
+    for ids in lists(&reported) {
         let workers = Statement::new("SELECT task_id, worker FROM results WHERE task_id IN ").list(ids);
         for (id, worker) in session.fetch::<(Vec<u8>, Vec<u8>)>(workers).await? {
             if let Some(task) = tasks.get_mut(&task_id(&id)?) {
@@ -111,8 +133,9 @@ struct ProgressColumns {
     attempts: i64,
     reason: String,
     updated_ms: i64,
+    on_bus: i64,
 }
-from_row!(ProgressColumns { id, key_hash, queue, replicas, status, completed, attempts, reason, updated_ms });
+from_row!(ProgressColumns { id, key_hash, queue, replicas, status, completed, attempts, reason, updated_ms, on_bus });
 
 impl ProgressColumns {
     fn into_progress(self) -> Result<Progress> {
@@ -127,6 +150,7 @@ impl ProgressColumns {
             attempts: number(self.attempts)?,
             reason: self.reason,
             updated_ms: self.updated_ms,
+            off_bus: self.on_bus == 0,
             changed: false,
             workers: HashSet::new(),
         })
@@ -184,6 +208,12 @@ impl Progress {
         self.touch(at_ms);
     }
 
+    fn change(&self) -> Change<'_> {
+        let Self { status, completed, attempts, reason, updated_ms, .. } = self;
+        let (status, completed, attempts, updated_ms) = (*status, *completed, *attempts, *updated_ms);
+        Change { status, completed, attempts, reason, updated_ms }
+    }
+
     fn touch(&mut self, at_ms: i64) {
         self.updated_ms = self.updated_ms.max(at_ms);
         self.changed = true;
@@ -225,31 +255,56 @@ async fn store_progress<S: Session>(
     counts: &mut Counts,
 ) -> Result<()> {
     let changed: Vec<_> = tasks.iter().filter(|(_, task)| task.changed).collect();
-    for piece in pieces(&changed, |(_, task)| task.reason.len()) {
+    let mut alike: BTreeMap<Change<'_>, Vec<&TaskId>> = BTreeMap::new();
+    for (id, task) in &changed {
+        alike.entry(task.change()).or_default().push(id);
+    }
+    let mut others = Vec::new();
+    for (change, ids) in alike {
+        if ids.len() < ALIKE {
+            others.extend(ids.into_iter().map(|id| (id, change)));
+            continue;
+        }
+        for ids in lists(&ids) {
+            session.execute(update_alike(change, ids)).await?;
+        }
+    }
+    for piece in pieces(&others, |(_, change)| change.reason.len()) {
         session.execute(update::<S>(piece)).await?;
     }
     let ended: Vec<_> = changed.into_iter().filter(|(_, task)| task.status != task.stored).collect();
     for (_, task) in &ended {
         counts.moved(&task.queue, task.stored, task.status);
     }
-    let ended: Vec<TaskId> = ended.into_iter().map(|(id, _)| *id).collect();
+    // A task on the bus or in a batch has no row there.
+    let ended: Vec<TaskId> = ended.into_iter().filter(|(_, task)| task.off_bus).map(|(id, _)| *id).collect();
     outbox::remove(session, &ended).await
 }
 
-fn update<'a, S: Session>(tasks: &[(&'a TaskId, &'a Progress)]) -> Statement<'a> {
+/// Changes tasks that come to look the same.
+fn update_alike<'a>(change: Change<'a>, ids: &'a [&'a TaskId]) -> Statement<'a> {
+    let Change { status, completed, attempts, reason, updated_ms } = change;
+    let set = "UPDATE tasks SET status = ?, completed = ?, attempts = ?, reason = ?, updated_ms = ?";
+    let update = Statement::new(set).bind(status).bind(completed).bind(attempts).bind(reason).bind(updated_ms);
+    let leave = if status.is_final() { ", on_bus = 0 WHERE id IN " } else { " WHERE id IN " };
+    update.sql(leave).list(ids)
+}
+
+/// Changes tasks, each in its own way.
+fn update<'a, S: Session>(tasks: &[(&'a TaskId, Change<'a>)]) -> Statement<'a> {
     let row = format!(
         "SELECT {} AS task_id, ? AS new_status, ? AS new_completed, ? AS new_attempts, ? AS new_reason, \
          ? AS new_updated",
         S::ID
     );
-    let rows = tasks.iter().map(|(id, task)| -> [Value<'a>; 6] {
+    let rows = tasks.iter().map(|(id, change)| -> [Value<'a>; 6] {
         [
             (*id).into(),
-            task.status.into(),
-            task.completed.into(),
-            task.attempts.into(),
-            task.reason.as_str().into(),
-            task.updated_ms.into(),
+            change.status.into(),
+            change.completed.into(),
+            change.attempts.into(),
+            change.reason.into(),
+            change.updated_ms.into(),
         ]
     });
     let set = "status = new_status, completed = new_completed, attempts = new_attempts, reason = new_reason, \
@@ -262,6 +317,7 @@ fn update<'a, S: Session>(tasks: &[(&'a TaskId, &'a Progress)]) -> Statement<'a>
 async fn store_discovered<S: Session>(
     session: &mut S,
     reports: &[Settlement],
+    batch: Turn,
     settled: &mut [Settled],
     counts: &mut Counts,
     old_keys: &OldKeys,
@@ -270,7 +326,7 @@ async fn store_discovered<S: Session>(
     let pairs = reports.iter().zip(settled.iter());
     let rows: Vec<&NewRow> =
         pairs.filter(|(_, settled)| taken(settled)).flat_map(|(report, _)| report.discovered()).collect();
-    let mut answers = insert::insert(session, &rows, counts, old_keys).await?.into_iter();
+    let mut answers = insert::insert(session, &rows, batch, counts, old_keys).await?.into_iter();
     for (report, settled) in reports.iter().zip(settled).filter(|(_, settled)| taken(settled)) {
         settled.discovered = answers.by_ref().take(report.discovered().len()).collect();
     }

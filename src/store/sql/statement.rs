@@ -49,6 +49,7 @@ value! {
     &'a &'a QueueName => |v| Value::Text(v.as_str().into());
     &'a [u8] => |v| Value::Bytes(v);
     &'a TaskId => |v| Value::Bytes(v.as_bytes());
+    &'a &'a TaskId => |v| Value::Bytes(v.as_bytes());
     &'a KeyHash => |v| Value::Bytes(&v.0);
 }
 

@@ -1,16 +1,17 @@
 //! Queries about tasks, their results and their keys.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     backend::Backend,
+    batches,
     dialect::Dialect,
     pools::Pools,
     rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, key_hash, number, queue_name, status, task_id, worker_name},
     statement::{Statement, lists},
 };
 use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, ShardId, TaskId, TaskRow, WorkerName};
-use crate::store::{PublishedTask, Result, ResultRow, StateFor, TaskDetail, TaskState};
+use crate::store::{PublishedTask, Result, ResultRow, StateFor, TaskDetail, TaskState, Turn};
 
 /// Where a page starts: no task has the id of zeros.
 fn beyond(after: Option<TaskId>) -> TaskId {
@@ -75,21 +76,34 @@ pub(super) async fn published<DB: Backend>(
     after: Option<TaskId>,
     limit: u32,
 ) -> Result<Vec<PublishedTask>> {
+    const NAME: &str = "published";
+    type Columns = (Vec<u8>, String, i64, i64, String, i64, i64);
     let after = beyond(after);
-    let page = Statement::new("SELECT id, queue, shard, pub_generation, pub_major, pub_minor FROM tasks ")
+    let page = Statement::new("SELECT id, queue, shard, insertion, pub_generation, pub_major, pub_minor FROM tasks ")
         .sql(&DB::Connection::by_index("tasks_on_bus"))
-        .sql(" WHERE on_bus = 1 AND id > ? ORDER BY id LIMIT ?")
+        .sql(" LEFT JOIN batches ")
+        .sql(DB::Connection::BY_PRIMARY_KEY)
+        .sql(
+            " ON batch = insertion WHERE on_bus = 1 AND id > ? \
+             AND (pub_generation <> '' OR batch IS NULL OR generation <> '') ORDER BY id LIMIT ?",
+        )
         .bind(&after)
         .bind(limit);
-    let published = |(id, queue, shard, at, major, minor): (Vec<u8>, String, i64, String, i64, i64)| {
+    let page = pools.read::<Columns>(NAME, page).await?;
+    let batches: BTreeSet<Turn> = page.iter().map(|columns| Turn(columns.3)).filter(|turn| turn.is_batch()).collect();
+    let batches = batches::places_of(pools, NAME, generation, &Vec::from_iter(batches)).await?;
+    let published = |(id, queue, shard, batch, at, major, minor): Columns| {
         let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
-        let offset = Offset { major: number(major)?, minor: number(minor)? };
-        Ok(PublishedTask { id: task_id(&id)?, shard, offset: (at == generation).then_some(offset) })
+        let own = Offset { major: number(major)?, minor: number(minor)? };
+        let own = (at == generation).then_some(own);
+        let of_batch = batches.get(&Turn(batch)).and_then(|places| places.get(&shard.number)).copied();
+        // A task that came back may have both. The later one holds: the task stands at or before it.
+        Ok(PublishedTask { id: task_id(&id)?, shard, offset: own.max(of_batch) })
     };
-    pools.read("published", page).await?.into_iter().map(published).collect()
+    page.into_iter().map(published).collect()
 }
 
-/// A page of the shard's published, unfinished tasks, each with the number of its credits.
+/// A page of the shard's unfinished tasks that are not in the outbox, each with the number of its credits.
 pub(super) async fn published_in<DB: Backend>(
     pools: &Pools<DB>,
     shard: &ShardId,
@@ -137,7 +151,9 @@ pub(super) async fn owners<DB: Backend>(pools: &Pools<DB>, keys: &[KeyHash]) -> 
 pub(super) async fn task<DB: Backend>(pools: &Pools<DB>, id: TaskId) -> Result<Option<TaskDetail>> {
     let task = Statement::new(format!(
         "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, updated_ms, \
-             EXISTS (SELECT 1 FROM outbox WHERE task_id = id) AS unpublished FROM tasks WHERE id = ?"
+             (EXISTS (SELECT 1 FROM outbox WHERE task_id = id) OR (on_bus = 1 AND pub_generation = '' AND EXISTS \
+             (SELECT 1 FROM batches WHERE batch = insertion AND generation = ''))) AS unpublished \
+         FROM tasks WHERE id = ?"
     ))
     .bind(&id);
     let found: Option<TaskDetailColumns> = pools.read("task", task).await?.into_iter().next();

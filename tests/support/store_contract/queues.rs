@@ -111,10 +111,10 @@ pub(crate) async fn the_oldest_that_waits_in_sql_is_told(db: &impl Database) {
         at("both", "a", NOW + 4, Parked),
         at("both", "b", NOW + 1, Fresh),
         at("fresh", "a", NOW + 9, Fresh),
-        at("young", "a", NOW + 20, Fresh),
         at("scheduled", "a", NOW, Scheduled),
     ];
     insert_new(&*store, &stored).await;
+    insert_new(&*store, &[at("young", "a", NOW + 20, Fresh)]).await;
     let expected = [("both", NOW + 1), ("fresh", NOW + 9), ("parked", NOW + 2)].map(|(name, at)| (queue(name), at));
     assert_eq!(store.oldest_waiting(NOW + 15).await.unwrap(), expected);
     assert_eq!(store.oldest_waiting(0).await.unwrap(), [(queue("both"), NOW + 4), (queue("parked"), NOW + 2)]);
@@ -127,8 +127,9 @@ pub(crate) async fn rows_of_a_time_that_the_clock_left_again_are_due(db: &impl D
     use Unpublished::{Fresh, Parked, Scheduled};
     let mut stored: Vec<NewRow> = (0..10).map(|n| at(&format!("f{n}"), NOW + hour + n / 4, Fresh)).collect();
     stored.extend((0..5).map(|n| at(&format!("s{n}"), NOW + hour + n, Scheduled)));
-    stored.extend([at("soon", NOW + 5000, Fresh), at("full", 0, Parked)]);
+    stored.push(at("full", 0, Parked));
     insert_new(&*store, &stored).await;
+    insert_new(&*store, &[at("soon", NOW + 5000, Fresh)]).await;
 
     let (mut after, mut rows, mut pages) = (None, 0, 0);
     loop {
@@ -138,7 +139,7 @@ pub(crate) async fn rows_of_a_time_that_the_clock_left_again_are_due(db: &impl D
             break;
         }
     }
-    assert_eq!((rows, pages), (10, 6));
+    assert_eq!((rows, pages), (10, 2));
     let due = store.due(NOW, 100, &HashSet::new()).await.unwrap();
     assert_eq!(due.len(), 10);
     assert!(due.iter().all(|row| row.task.key.starts_with(b"f")));

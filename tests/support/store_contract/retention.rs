@@ -65,7 +65,7 @@ pub(crate) async fn what_finished_long_ago_is_removed_and_stays_a_duplicate(db: 
     // Twice: the second time the keys are known to be old.
     for _ in 0..2 {
         let again = ["done", "new", "dead", "cancelled", "recent", "done"].map(|key| row("q", key));
-        let answers = store.insert(&again).await.unwrap();
+        let answers = store.insert(&again).await.unwrap().answers;
         let duplicate = |row: &NewRow, status| Duplicate { id: row.task.id, status };
         let done = duplicate(&done, Completed);
         let [dead, cancelled, recent] =
@@ -76,7 +76,7 @@ pub(crate) async fn what_finished_long_ago_is_removed_and_stays_a_duplicate(db: 
         }
     }
     let new = Duplicate { id: outbox(&*store).await[0].task.id, status: Unfinished };
-    assert_eq!(store.insert(&[row("q", "new")]).await.unwrap(), [new]);
+    assert_eq!(store.insert(&[row("q", "new")]).await.unwrap().answers, [new]);
     assert_eq!(outbox(&*store).await.len(), 1);
     assert_eq!(counts(&*store).await[0], count("q", Unfinished, before[0].count + 1));
 }
@@ -123,7 +123,7 @@ pub(crate) async fn a_report_of_a_removed_task_changes_nothing(db: &impl Databas
     // Delivered again, a surplus one with something new, and a death.
     let surplus = discovering(&parent, "late", vec![row("q", "other child")]);
     let unknown = Settled { unknown: true, ..Settled::default() };
-    let answers = store.settle(&[report, surplus, died(&parent)]).await.unwrap();
+    let answers = store.settle(&[report, surplus, died(&parent)]).await.unwrap().answers;
     assert_eq!(answers, [unknown.clone(), unknown.clone(), unknown]);
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1), count("q", Completed, 1)]);
     assert_eq!(outbox(&*store).await, [in_outbox(&child, Fresh)]);
@@ -157,7 +157,7 @@ pub(crate) async fn discoveries_of_removed_keys_are_duplicates(db: &impl Databas
     assert_eq!(remove_finished(&*store).await, 1);
 
     let children = vec![row("q", "old"), row("q", "new")];
-    let answers = store.settle(&[discovering(&parent, "w", children)]).await.unwrap();
+    let answers = store.settle(&[discovering(&parent, "w", children)]).await.unwrap().answers;
     assert_eq!(answers[0].discovered, [Duplicate { id: old.task.id, status: Dead }, New]);
 }
 
@@ -176,7 +176,7 @@ pub(crate) async fn many_old_keys_among_new_ones_are_told_apart(db: &impl Databa
             0 => Duplicate { id: old[i].task.id, status: Completed },
             _ => New,
         };
-        assert_eq!(store.insert(&batch).await.unwrap(), (0..600).map(expected).collect::<Vec<_>>());
+        assert_eq!(store.insert(&batch).await.unwrap().answers, (0..600).map(expected).collect::<Vec<_>>());
     }
 }
 
@@ -210,7 +210,7 @@ pub(crate) async fn no_key_is_new_again_while_its_task_is_removed(db: &impl Data
                 let some: Vec<&NewRow> = old.iter().cycle().skip(from).take(60).collect();
                 let again: Vec<NewRow> = some.iter().map(|old| row("q", &old.task.key)).collect();
                 let expected = some.iter().map(|old| Duplicate { id: old.task.id, status: Completed });
-                assert_eq!(store.insert(&again).await.unwrap(), expected.collect::<Vec<_>>());
+                assert_eq!(store.insert(&again).await.unwrap().answers, expected.collect::<Vec<_>>());
             }
         })
     };
