@@ -107,8 +107,8 @@ table! {
         PEEK = "peek" [shard lanes] with_room [] lanes;
         INSPECT = "inspect" [shard many record] with_room [RECORDS OFFSET] no_lanes;
         STATS = "stats" [shard record lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        FINALS = "finals" [clock shard many record] at_full_memory [RECORDS FINALS] no_lanes;
-        FORGET = "forget" [shard many] at_full_memory [RECORDS FINALS] no_lanes;
+        FINALS = "finals" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
+        FORGET = "forget" [shard] at_full_memory [RECORDS FINALS] no_lanes;
         OUTBOX = "outbox" [clock shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
         FORWARDED = "forwarded" [shard many] at_full_memory [COUNTERS OUTBOX] no_lanes;
     }
