@@ -16,7 +16,7 @@
 --   damaged, and no lease was given. A task is leased for what the request asks, or for the lease in the body's head.
 --   requests with more: the scan of these ended at a bound of the call, so ask again. Counted from 1.
 --   attempts: {place, attempt, …} of the tasks whose attempt is not the first. Places count from 1.
-local sub, byte = string.sub, string.byte
+local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 -- KEYS[T + 3 * lane], KEYS[C + 3 * lane], KEYS[P + 3 * lane]: the lanes are the last 18 keys.
 local T, C, P = #KEYS - 20, #KEYS - 19, #KEYS - 18
 local first_request = 8 + tonumber(ARGV[7])
@@ -104,8 +104,8 @@ local function read(i, lane, at)
   end
 end
 
--- Decides about a record that is not in one of the short forms. The functions for records are made only where one is
--- met: each costs every call that makes it.
+-- Decides about a record that is not in one of the forms that are text. The functions for records are made only where
+-- one is met: each costs every call that makes it.
 local function make_judge()
   -- include lib/record.lua
   -- Returns the record to be when the worker takes the task, whether the element is spent then, the attempt.
@@ -133,7 +133,7 @@ for r = 1, #workers do
   local worker, ask = workers[r], asks[r]
   local most, is_full, has_more = ask.most, false, false
   local weigh, weight = weigh_all or most * big > ask.bytes, 0
-  local before, grant, held = #taken, nil, nil
+  local before, grant, held, name = #taken, nil, nil, nil
 
   -- Priorities are strict, except that one claim in ten begins with a lower one, in turn, so that none starves. A
   -- caller with several shards chooses the priority itself.
@@ -174,9 +174,27 @@ for r = 1, #workers do
         if record == '1' then
           after = held
         elseif record then
-          local form = byte(record)
-          -- 'h', 'f': a task of NUM = 1 that is held or completed.
-          if form ~= 104 and form ~= 102 then
+          -- By lib/record.lua: 'h', 'f', 'e' have nothing left, 'm' and a number may have.
+          local form = byte(record) or 0
+          local num, holders, credited, entries = nil, 0, 0, '\n'
+          if form == 109 then
+            num, holders, credited = byte(record, 2, 4)
+            entries = sub(record, 5)
+          elseif form >= 49 and form <= 57 then
+            num = tonumber(record)
+          end
+          if credited and num and num <= 255 then
+            -- For several workers, and never rejected.
+            local rest = num - holders - credited
+            if rest > 0 then
+              name = name or '\n' .. worker .. '\t'
+              is_spent = false
+              if not find(entries, name, 1, true) then
+                after = char(109, num, holders + 1, credited) .. entries .. worker .. '\th' .. grant .. '\n'
+                is_spent = rest == 1
+              end
+            end
+          elseif form ~= 104 and form ~= 102 and form ~= 101 then
             judge = judge or make_judge()
             after, is_spent, attempt = judge(id, lane.elements[at + 1], worker, grant)
           end

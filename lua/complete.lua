@@ -4,12 +4,13 @@
 --
 -- ARGV[2] outbox bytes at which completions are refused, far above those at which claims pause
 -- ARGV[3] generation of the tokens   ARGV[4] ids of all items in one string; at most 1,000
--- then per item 2 values: grant and worker as the record has them, 'h<grant>:<worker>'; report (opaque)
+-- ARGV[5] reports of all items one after the other (opaque)   ARGV[6] their lengths, 4 bytes each
+-- then per item: grant and worker as the record has them, 'h<grant>:<worker>'
 -- then 3 values per item whose token is of another generation, or whose attempt is not the first:
 --   place (from 1), generation, attempt
 -- Returns a code per item; lib/held.lua names the codes
 --       | an error FULL: nothing was changed, the workers keep their leases
-local sub = string.sub
+local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 local counters = redis.call('HMGET', COUNTERS, 'outbox_bytes', 'largest_body', 'live')
 if tonumber(counters[1] or 0) >= tonumber(ARGV[2]) then
   return redis.error_reply('FULL the outbox of the shard has all the bytes that it may have')
@@ -17,11 +18,11 @@ end
 
 local ids, others = {}, {}
 for i = 1, #ARGV[4] / 16 do ids[i] = sub(ARGV[4], 16 * i - 15, 16 * i) end
-for a = 5 + 2 * #ids, #ARGV, 3 do others[tonumber(ARGV[a])] = a end
+for a = 7 + #ids, #ARGV, 3 do others[tonumber(ARGV[a])] = a end
 local records = #ids > 0 and redis.call('HMGET', RECORDS, unpack(ids)) or {}
 
--- Decides about an item that is not the common case: NUM = 1, first attempt, this generation. The functions for records
--- are made only where one is met: each costs every call that makes it.
+-- Decides about an item that is not the common case: first attempt, this generation, a task that was never rejected.
+-- The functions for records are made only where one is met: each costs every call that makes it.
 local function make_judge()
   -- include lib/record.lua
   -- include lib/held.lua
@@ -45,36 +46,47 @@ local function make_judge()
 end
 local judge
 
--- A batch of one worker has one token for all items: what follows from it is made once.
+-- The record 'm' of several after the holder at this place is credited, and whether it is final.
+local function credit(record, at)
+  local num, holders, credited = byte(record, 2, 4)
+  local entries = sub(record, 5, at - 1) .. 'c' .. sub(record, at + 1)
+  if credited + 1 == num then return char(101, num) .. now .. entries, true end
+  return char(109, num, holders - 1, credited + 1) .. entries, false
+end
+
+-- What follows from a token is made once for all items of a batch: those of one worker come together and have one.
+local last, grant, completed, entry
 local is_current, completed_at = ARGV[3] == generation, 'f' .. now .. ':'
-local grants, completed = {}, {}
-local codes, changed, record_args, ended_leases, finals, reports, report_bytes = {}, {}, {}, {}, {}, {}, 0
+local codes, changed, record_args, ended_leases, finals = {}, {}, {}, {}, {}
 for i = 1, #ids do
-  local id, token, report = ids[i], ARGV[3 + 2 * i], ARGV[4 + 2 * i]
+  local id, token = ids[i], ARGV[6 + i]
+  if token ~= last then
+    last, grant, entry = token, sub(token, 2, find(token, ':', 1, true) - 1), nil
+    completed = completed_at .. sub(token, 2)
+  end
   local record, code, after, is_final = changed[id] or records[i], 1, nil, true
-  if record == token and is_current and not others[i] then
-    after = completed[token]
-    if not after then
-      after = completed_at .. sub(token, 2)
-      completed[token] = after
-    end
+  local is_common = record and is_current and not others[i]
+  if is_common and record == token then
+    after = completed
   else
-    local a = others[i]
-    judge = judge or make_judge()
-    code, after, is_final = judge(record, a and ARGV[a + 1] or ARGV[3], token, a and ARGV[a + 2] or 1)
+    local at = nil
+    if is_common and byte(record) == 109 then
+      entry = entry or '\n' .. sub(token, #grant + 3) .. '\th' .. grant .. '\n'
+      at = find(record, entry, 5, true)
+    end
+    if at then
+      after, is_final = credit(record, at + #entry - #grant - 2)
+    else
+      local a = others[i]
+      judge = judge or make_judge()
+      code, after, is_final = judge(record, a and ARGV[a + 1] or ARGV[3], token, a and ARGV[a + 2] or 1)
+    end
   end
   if after then
-    local grant = grants[token]
-    if not grant then
-      grant = sub(token, 2, string.find(token, ':', 1, true) - 1)
-      grants[token] = grant
-    end
     local n = #ended_leases
     changed[id] = after
     record_args[2 * n + 1], record_args[2 * n + 2] = id, after
     ended_leases[n + 1] = id .. grant
-    reports[2 * n + 1], reports[2 * n + 2] = 'c', report
-    report_bytes = report_bytes + #report
     if is_final then finals[#finals + 1] = id end
   end
   codes[i] = code
@@ -83,7 +95,17 @@ end
 if #ended_leases > 0 then
   redis.call('HSET', RECORDS, unpack(record_args))
   redis.call('ZREM', LEASES, unpack(ended_leases))
-  local fields = {'outbox_bytes', (counters[1] or 0) + report_bytes}
+  local reports = ARGV[5]
+  if #ended_leases < #ids then
+    local credited, from = {}, 1
+    for i = 1, #ids do
+      local length = struct.unpack('>I4', ARGV[6], 4 * i - 3)
+      if codes[i] == 1 then credited[#credited + 1] = sub(reports, from, from + length - 1) end
+      from = from + length
+    end
+    reports = table.concat(credited)
+  end
+  local fields = {'outbox_bytes', (counters[1] or 0) + #reports}
   if #finals > 0 then
     local bodies = finals
     if tonumber(counters[2] or 0) > LARGE then
@@ -95,7 +117,7 @@ if #ended_leases > 0 then
     fields[3], fields[4] = 'live', (counters[3] or 0) - #finals
   end
   redis.call('HSET', COUNTERS, unpack(fields))
-  -- One entry for the call, not one per task: its time is the completions' time.
-  redis.call('XADD', OUTBOX, '*', unpack(reports))
+  -- One entry for the call, and in it one value: its time is the completions' time.
+  redis.call('XADD', OUTBOX, '*', 'b', reports)
 end
 return codes

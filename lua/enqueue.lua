@@ -78,16 +78,16 @@ if count > 0 and not is_behind(ARGV[11], stored) then read_offsets() end
 -- call that makes it.
 local function make_records()
   -- include lib/record.lua
-  -- The record of a new task, and whether there is anything to do.
+  -- The record of a new task; nil when SQL has credited all its workers.
   local function new(num, waits, credited)
     local t = {'L', num, 0, {}, {}, {}, 0}
     for _, worker in ipairs(credited) do
       table.insert(t[CREDITED], worker)
       table.insert(t[CREDITED], '0')
     end
-    local is_open = left(t) > 0
+    if left(t) <= 0 then return nil end
     if waits then t[WAIT] = {''} end
-    return save(t), is_open
+    return save(t)
   end
   return load, new
 end
@@ -97,12 +97,12 @@ if 13 + 2 * count < #ARGV then
   load, new = make_records()
   for a = 14 + 2 * count, #ARGV, 4 do
     local num, waits = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]) > now
-    local record, is_open = new(num, waits, ARGV[a + 3] ~= '' and cmsgpack.unpack(ARGV[a + 3]) or {})
-    others[tonumber(ARGV[a])] = {num = num, record = record, is_open = is_open, due = waits and ARGV[a + 2]}
+    local record = new(num, waits, ARGV[a + 3] ~= '' and cmsgpack.unpack(ARGV[a + 3]) or {})
+    others[tonumber(ARGV[a])] = {num = num, record = record, due = waits and ARGV[a + 2]}
   end
 end
 -- An element is msgpack [NUM, 0, id].
-local like_most = {num = tonumber(ARGV[12]), is_open = true, record = ARGV[12]}
+local like_most = {num = tonumber(ARGV[12]), record = ARGV[12]}
 local function prefix_of(task)
   task.prefix = string.sub(cmsgpack.pack({task.num, 0, ids[1]}), 1, -17)
   return task.prefix
@@ -126,7 +126,7 @@ for i = 1, count do
     else
       if ahead >= high_tasks or bytes >= high_bytes or live >= most_live then break end
       local task, body = others[i] or like_most, ARGV[13 + 2 * i]
-      if task.is_open then
+      if task.record then
         seen[id] = true
         local priority = string.byte(body) or 0
         local lane = elements[priority]

@@ -18,6 +18,7 @@ use crate::{
     model::LeaseToken,
     redis_pool::{Batch, Call, Redis, Script, scripts},
     runtime::Clock,
+    wire::frame_report,
 };
 
 /// Elements that one claim looks at, at most, before it answers `more`.
@@ -80,7 +81,7 @@ pub(super) async fn claim(
     Ok(granted)
 }
 
-/// What a request asks for, in one text: most requests of a call have the same.
+/// The bounds of a request in one text: most requests of a call have the same.
 fn ask_text(request: &Claim, max_tasks: usize) -> String {
     let lease_ms = request.lease.map_or(0, ms);
     let priority = request.priority.map_or(0, |priority| priority as u8);
@@ -115,9 +116,14 @@ pub(super) async fn complete(reach: Reach, completions: Vec<Completion>) -> Resu
     // What the items have in common goes once.
     let generation = completions.first().map_or(0, |item| item.token.generation);
     let ids: Vec<u8> = completions.iter().flat_map(|item| *item.id.as_bytes()).collect();
-    call.arg(OUTBOX_MAX_BYTES).arg(generation).arg(ids);
+    let (mut frames, mut lengths) = (Vec::new(), Vec::with_capacity(4 * completions.len()));
     for item in &completions {
-        call.arg(format!("h{}:{}", item.token.grant, item.worker)).arg(&item.report[..]);
+        let length = u32::try_from(frame_report(&item.report, &mut frames)).expect("a result is far below 4 GiB");
+        lengths.extend(length.to_be_bytes());
+    }
+    call.arg(OUTBOX_MAX_BYTES).arg(generation).arg(ids).arg(frames).arg(lengths);
+    for item in &completions {
+        call.arg(format!("h{}:{}", item.token.grant, item.worker));
     }
     for (place, LeaseToken { generation: of_item, attempt, .. }) in
         completions.iter().map(|item| &item.token).enumerate()

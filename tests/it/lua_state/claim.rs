@@ -16,7 +16,7 @@ fn claim_saying(call: &mut Call, delivered: &[u64], requests: &[(&str, u64)]) {
     }
 }
 
-/// What a request asks for; a task goes for its own lease.
+/// The text of a request; a task goes for its own lease.
 fn ask(most: u64, bytes: u64, is_first: bool, priority: u8) -> String {
     format!("{most} {bytes} {} 0 {priority}", u8::from(is_first))
 }
@@ -46,6 +46,67 @@ async fn claim_takes_the_oldest_and_what_is_spent_leaves_the_tail() {
 }
 
 #[tokio::test]
+async fn claim_of_an_empty_shard_takes_note_of_deliveries_only() {
+    let f = Fixture::new().await;
+    f.seed("ZADD", "undelivered", &[b"5", b"1"]).await;
+    f.seed("XADD", "outbox", &[b"*", b"c", b"report"]).await;
+    f.seed("HSET", "counters", &[b"outbox_bytes", b"1000"]).await;
+    let before = f.state().await;
+    let answer = f.run(&scripts::CLAIM, |call| claim_saying(call, &[1], &[("w", 1)])).await.expect("claim");
+    assert_eq!(flat(answer), ["7", "0"], "also where claims pause");
+    changed(&before, &f.state().await, &[("undelivered", &[])]);
+}
+
+#[tokio::test]
+async fn claim_of_several_requests_gives_each_its_grant_and_its_lease() {
+    let f = Fixture::new().await;
+    for letter in ['a', 'b', 'c', 'd'] {
+        f.waiting(letter, 1, b"1").await;
+    }
+    // b asks for a lease of its own length.
+    let short = [&[2][..], &2_u32.to_be_bytes(), &9_000_u32.to_be_bytes(), b"text"].concat();
+    f.seed("HSET", "bodies", &[&id('b'), &short]).await;
+    let before = f.state().await;
+    let requests = |call: &mut Call| {
+        call.arg(100).arg(10).arg(1000).arg(1 << 20).arg("").arg(0);
+        call.arg("w").arg("2 1000 1 0 0").arg("none").arg("0 1000 1 0 0").arg("v").arg("1 1000 1 5000 0");
+        call.arg("w").arg("9 1000 1 0 2").arg("u").arg("1 1000 1 0 0");
+    };
+    let answer = f.run(&scripts::CLAIM, requests).await.expect("claim");
+    let bodies = ["body2"; 4];
+    let expected = [&["7", "0", "1000000", "1", "a", "b", "c", "d"], &bodies[..], &["2", "0", "1", "1", "0"]].concat();
+    assert_eq!(flat(answer), expected);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("records", &["a=h1:w", "b=h1:w", "c=h2:v", "d=h3:w"]),
+            ("leases", &["c2=1005000", "b1=1009000", "a1=1030000", "d3=1030000"]),
+            ("m:T", &[]),
+            ("m:C", &["4"]),
+            // A grant is undelivered until the last of its leases ends.
+            ("undelivered", &["2=1005000", "1=1030000", "3=1030000"]),
+            ("counters", &["open_bytes=0", "longest_lease=30000", "live=4", "grants=3", "open=0"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn claim_finds_a_task_behind_many_spent_elements() {
+    let f = Fixture::new().await;
+    let spent = vec![element(1, 0, 'x'); 300];
+    f.seed("LPUSH", "m:T", &spent.iter().map(Vec::as_slice).collect::<Vec<_>>()).await;
+    f.waiting('a', 1, b"1").await;
+    for _ in 0..3 {
+        let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 0)])).await.expect("claim");
+        assert_eq!(flat(answer), ["7", "0", "1000000", "1", "0", "0", "1"], "a hundred elements a call: ask again");
+    }
+    assert_eq!(f.state().await["m:T"], ["1/0/a"]);
+    let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 1)])).await.expect("claim");
+    assert_eq!(flat(answer)[4..], ["a", "body2", "1", "0"]);
+}
+
+#[tokio::test]
 async fn claim_passes_what_the_worker_holds_and_keeps_its_pointer() {
     let f = Fixture::new().await;
     f.waiting('a', 2, b"2").await;
@@ -63,7 +124,7 @@ async fn claim_passes_what_the_worker_holds_and_keeps_its_pointer() {
         &before,
         &f.state().await,
         &[
-            ("records", &[r#"a=["L",2,0,[],[],["w","1"],0]"#, r#"b=["L",2,0,[],[],["w","2"],0]"#]),
+            ("records", &["a=m2/1/0 w:h1", "b=m2/1/0 w:h2"]),
             ("leases", &[&format!("a1={until}"), &format!("b2={until}")]),
             ("m:P", &["w=2"]),
             ("undelivered", &[&format!("1={until}"), &format!("2={until}")]),

@@ -6,7 +6,7 @@ use taskd::redis_pool::{Call, scripts};
 use super::{Fixture, body, changed, claim::claim, element, enqueue::enqueue, flat, id, lease, report::complete};
 
 /// Cut off, of another kind, or nonsense.
-const DAMAGED: [&[u8]; 6] = [b"\x97\xa1L\x01", b"\x81\xa1a\x01", b"\xc1", b"h5", b"3x", b""];
+const DAMAGED: [&[u8]; 7] = [b"\x97\xa1L\x01", b"\x81\xa1a\x01", b"\xc1", b"h5", b"3x", b"m\x02", b""];
 
 #[tokio::test]
 async fn a_damaged_record_holds_up_no_expiry_behind_it() {
