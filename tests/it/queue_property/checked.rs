@@ -629,7 +629,7 @@ impl Checked {
     }
 }
 
-/// What the only request of a claim got.
+/// The tasks of the only request of a claim.
 fn claimed(answer: Value) -> Got {
     let mut parts: Vec<Value> = redis::from_redis_value(answer).expect("an answer");
     if parts.len() == 2 {
