@@ -1,5 +1,5 @@
 
--- What bodies weigh. A body begins with its head: priority (1 byte), max_attempts (4), lease in ms (4).
+-- The weight of bodies. A body begins with its head: priority (1 byte), max_attempts (4), lease in ms (4).
 
 -- An open task weighs its body and this: about what its record, element and lease take.
 local OVERHEAD = 400

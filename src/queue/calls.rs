@@ -33,7 +33,7 @@ const LEASES_AT_FULL_MEMORY: usize = 16;
 /// their reports.
 const OUTBOX_MAX_BYTES: usize = 4 * OUTBOX_FULL_BYTES;
 
-/// What a call of a shard's script needs.
+/// The way to a shard's scripts.
 #[derive(Clone)]
 pub(super) struct Reach {
     pub(super) redis: Redis,
@@ -81,7 +81,7 @@ pub(super) async fn claim(
     Ok(granted)
 }
 
-/// The bounds of a request in one text: most requests of a call have the same.
+/// The wishes of a request, in one text: most requests of a call have the same.
 fn ask_text(request: &Claim, max_tasks: usize) -> String {
     let lease_ms = request.lease.map_or(0, ms);
     let priority = request.priority.map_or(0, |priority| priority as u8);
@@ -113,7 +113,7 @@ pub(super) async fn peek(reach: Reach, callers: usize) -> Result<Vec<u8>> {
 
 pub(super) async fn complete(reach: Reach, completions: Vec<Completion>) -> Result<Vec<Code>> {
     let mut call = reach.call(&scripts::COMPLETE).of_items(completions.len());
-    // What the items have in common goes once.
+    // The call has once the parts that the items share.
     let generation = completions.first().map_or(0, |item| item.token.generation);
     let ids: Vec<u8> = completions.iter().flat_map(|item| *item.id.as_bytes()).collect();
     let (mut frames, mut lengths) = (Vec::new(), Vec::with_capacity(4 * completions.len()));

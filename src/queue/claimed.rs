@@ -11,7 +11,7 @@ use super::{
 };
 use crate::model::{LeaseToken, ShardId};
 
-/// What a body begins with: priority, max_attempts, lease (`wire::body_blob`).
+/// The head of a body: priority, max_attempts, lease (`wire::body_blob`).
 const HEAD_BYTES: usize = 9;
 
 #[derive(Default)]

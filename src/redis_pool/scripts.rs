@@ -23,7 +23,7 @@ macro_rules! library {
     };
 }
 
-/// The libraries that a script has in its middle, in the place of a line `-- include lib/NAME.lua`: in a branch, or in a
+/// The libraries in the middle of a script, in the place of a line `-- include lib/NAME.lua`: in a branch, or in a
 /// function that a rare case calls. A function costs every call that makes it.
 const INCLUDED: [(&str, &str); 3] = [
     ("-- include lib/clock.lua", library!(clock)),
@@ -100,7 +100,8 @@ table! {
         EXTEND = "extend" [clock shard record held] at_full_memory [RECORDS LEASES COUNTERS UNDELIVERED] no_lanes;
         EXPIRE = "expire" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
-        PROMOTE = "promote" [clock shard many body record lanes held ending] at_full_memory [RECORDS BODIES DELAYED COUNTERS] lanes;
+        PROMOTE = "promote" [clock shard many body record lanes held ending] at_full_memory
+            [RECORDS BODIES DELAYED COUNTERS] lanes;
         SWEEP = "sweep" [shard many record lanes] at_full_memory [RECORDS COUNTERS] lanes;
         LOOK = "look" [clock shard record lanes] with_room
             [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;

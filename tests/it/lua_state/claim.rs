@@ -1,4 +1,4 @@
-//! What workers ask for work with: claim, delivered, peek.
+//! The scripts that give tasks to workers: claim, delivered, peek.
 
 use taskd::redis_pool::{Call, scripts};
 
@@ -16,7 +16,7 @@ fn claim_saying(call: &mut Call, delivered: &[u64], requests: &[(&str, u64)]) {
     }
 }
 
-/// The text of a request; a task goes for its own lease.
+/// The wishes of a request; a task goes for its own lease.
 fn ask(most: u64, bytes: u64, is_first: bool, priority: u8) -> String {
     format!("{most} {bytes} {} 0 {priority}", u8::from(is_first))
 }
