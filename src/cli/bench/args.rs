@@ -15,31 +15,36 @@ const MOST_BYTES_A_CALL: u64 = 16 << 20;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  taskd bench                                     everything, 100,000 tasks, with a taskd of its own
-  taskd bench insert process --batch 1            one task in each call
-  taskd bench process --replicas 3 --runs 5       each task done by three workers; median of five runs
+  taskd bench                               everything, 100,000 tasks, with a taskd of its own
+  taskd bench insert process --batch 1      one task in each call
+  taskd bench process --replicas 3          each task done by three workers
   taskd bench latency --rate 2000 --duration 30s
-  taskd bench --grpc 127.0.0.1:7601 --redis unix://taskd-data/redis.sock    a taskd that runs already
   taskd bench --json | jq '.rates[] | {phase, measure, per_second}'
+  taskd bench --grpc 127.0.0.1:7601 --redis unix://taskd-data/redis.sock
 
 Phases:
-  insert       inserts new tasks: a second, until taskd has accepted (stored) all, and until all can be claimed
-  duplicates   inserts again; 9 of 10 tasks are known
-  process      workers get all tasks and complete them: until the last OK, and until SQL shows all as completed
-  latency      inserts at a fixed rate, one task a call, while workers wait: the time from the moment at which the
-               task was due to be inserted (so a slow answer delays no later measurement) to its worker; and from
-               the call that rejects a task to the next worker who gets it, where neither SQL nor the bus is involved
+  insert       new tasks: until taskd has accepted (stored) all, and until all can be claimed
+  duplicates   the same again: 9 of 10 tasks are known
+  process      workers get and complete all tasks: until the last OK, and until SQL shows all of
+               them as completed
+  latency      one task a call at a fixed rate, while workers wait: the time from the moment at
+               which a task was due to be sent, so that a slow answer hides nothing; and the time
+               from a call that rejects a task to the next worker with it: no SQL, no bus
 
-Without --grpc each run starts a taskd of its own: embedded defaults, free ports, a folder under TMPDIR that is removed
-at the end. Put TMPDIR on a disk: in memory, fsync costs nothing. With --grpc the tasks go into queues named
-bench-… of the taskd that runs there. They stay as completed tasks until its retention removes them.
-TASKD_GRPC_URL does not count here: no variable turns a benchmark against a server.
+Without --grpc each run starts a taskd of its own: embedded defaults, free ports, and a folder
+under TMPDIR, which it removes. Put TMPDIR on a disk: in memory fsync costs nothing.
 
-CPU is that of taskd, of its Redis and of this command, in µs per task. It is \"unknown\" for a taskd on another machine
-and for a Redis that --redis does not name. Every phase ends when all its tasks are completed, and then bench counts:
-exactly NUM distinct workers must have completed each.
-Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong command line, or if
-taskd cannot be reached or started.")]
+With --grpc the tasks go into queues of their own, bench-…, of the taskd that runs there. They stay
+there as completed tasks until its retention removes them. TASKD_GRPC_URL does not count here: no
+variable turns a benchmark against a server.
+
+CPU is that of taskd, of its Redis and of this command, in µs per task. It is unknown for a taskd
+on another machine, and for a Redis that --redis does not name.
+
+Each phase ends when its tasks are completed. bench counts that exactly NUM distinct workers have
+completed each of them, and that SQL agrees.
+Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong
+command line or a taskd that cannot be reached or started.")]
 pub struct Bench {
     /// What to measure: insert, duplicates, process, latency; without one, all
     #[arg(value_name = "PHASE", value_enum, hide_possible_values = true)]
