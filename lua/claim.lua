@@ -91,7 +91,7 @@ local function elements_at(i, lane, at, need)
   return elements
 end
 
--- What an element is for this worker: 'spent', 'pass' or 'take', then with the record to be.
+-- Returns 'spent', 'pass', or 'take' with the new record, the attempt, and whether the element is spent by it.
 local damaged = {}
 local function judge(element, id, worker, grant)
   local record = records[id]

@@ -3,7 +3,7 @@
 //! The modules stand in the order of their layers; `ARCHITECTURE.md` walks one task through all of them.
 //! Imports point from the last group to the first, never back, and no files form a circle (`tests/it/architecture.rs`).
 
-// #![warn(clippy::too_many_lines)]
+#![warn(clippy::too_many_lines)]
 
 // The ground of everything else.
 pub mod config;

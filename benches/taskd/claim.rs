@@ -1,4 +1,5 @@
-//! The cost of one claim, by how many tasks wait and where the worker stands; of the completion behind it, and of enqueueing.
+//! The cost of one claim, by how many tasks wait and where the worker's pointer is; of its completion, and of an
+//! enqueue.
 
 use std::{future::Future, sync::Arc, time::Instant};
 
@@ -24,7 +25,7 @@ use crate::{
 const PREFIX: &str = "bench";
 /// Tasks of one enqueue call, as the fanout makes them.
 const ENQUEUE: usize = 1000;
-/// What `tasks` asks for at most.
+/// The most bytes that `tasks` asks for.
 const MAX_BYTES: usize = 8 << 20;
 /// Of a queue, at most this part is taken before it is filled anew: so its length is what the row says.
 const PART: usize = 10;
@@ -37,7 +38,7 @@ enum Place {
     Middle,
 }
 
-/// What is measured, and in each run how long it took in µs.
+/// One measured case, and its µs in each run.
 struct Cell {
     replicas: u32,
     place: Place,
@@ -118,7 +119,7 @@ fn cells(scale: &Scale) -> Vec<Cell> {
         for place in [Place::Tail, Place::Middle] {
             for most in [1, 100] {
                 for waiting in &scale.waiting {
-                    // What hands out a hundred must have them, in the middle ahead of it.
+                    // A claim of a hundred needs a hundred tasks ahead of it, also in the middle.
                     let waiting = if *waiting < 2 * most { 2 * most } else { *waiting };
                     let (claim, complete) = (Cost::default(), Cost::default());
                     cells.push(Cell { replicas, place, most, waiting, claim, complete });
@@ -396,9 +397,9 @@ fn claim_table(cells: &[Cell]) -> Table {
     Table {
         bench: "claim",
         title: "claim: µs of one call by how many tasks wait",
-        conditions: "`taskd::queue::Queue` on a redis-server of its own, appendfsync everysec (a claim's fsync would hide its cost; \
-                     `flow` has it in), one connection, one call at a time, the median call of each run. tail: workers that never \
-                     claimed; middle: a worker that has passed half of the elements."
+        conditions: "`taskd::queue::Queue` on a redis-server of its own, appendfsync everysec (a claim's fsync would \
+                     hide its cost; `flow` has it in), one connection, one call at a time, the median call of each \
+                     run. tail: workers that never claimed; middle: a worker that has passed half of the elements."
             .into(),
         references: vec!["fewest wait".into(), "fewest wait, inside Redis".into(), "EVALSHA".into()],
         rows: bare.into_iter().chain(claims).chain(completions).collect(),
@@ -438,7 +439,8 @@ fn fill_table(fills: &[Fill], body: usize) -> Table {
         bench: "claim",
         title: "enqueue: µs and bytes of one task",
         conditions: format!(
-            "The same queues while they were filled: {ENQUEUE} tasks a call, bodies of {body} bytes, the last ten calls; used_memory."
+            "The same queues while they were filled: {ENQUEUE} tasks a call, bodies of {body} bytes, the last ten \
+             calls; used_memory."
         ),
         references: vec!["fewest wait".into(), "body".into()],
         rows,

@@ -45,7 +45,7 @@ impl Daemon {
         let [http, grpc] = [free_address()?, free_address()?];
         let log = File::create(folder.path().join("taskd.log"))?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-        // What this shell has set must not change what is measured.
+        // Variables of this shell must not change the figures.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
             command.env_remove(name);
         }

@@ -1,4 +1,4 @@
-//! What the database can do at most: rows like taskd's into a table like its own, and reading them again.
+//! The limits of the database: rows like taskd's into a table like its own, and reading them again.
 
 use std::{
     sync::{
@@ -84,8 +84,8 @@ impl Database {
     }
 }
 
-/// Inserts rows into a copy of taskd's empty table `tasks`, with all of its indexes, as many at once as in taskd's transactions and
-/// from as many connections as taskd has callers: rows a second.
+/// Inserts rows into a copy of taskd's empty table `tasks`, with all of its indexes, as many at once as in taskd's
+/// transactions and from as many connections as taskd has callers: rows a second.
 pub(crate) async fn insert_rows(url: &str, connections: usize, batch: usize, rows: usize) -> anyhow::Result<f64> {
     let mut conn = connect(url).await?;
     sqlx::raw_sql("CREATE TABLE limit_rows LIKE tasks").execute(&mut conn).await?;

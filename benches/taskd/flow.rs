@@ -1,5 +1,5 @@
-//! The whole of taskd: insert → claim → complete through gRPC, in the release binary on embedded defaults, beside the least that Redis,
-//! SQLite and gRPC must do for the same work.
+//! The whole of taskd: insert → claim → complete through gRPC, in the release binary on embedded defaults, beside the
+//! least that Redis, SQLite and gRPC must do for the same work.
 
 use std::{
     collections::HashSet,
@@ -227,7 +227,7 @@ async fn do_all(channels: &[Channel], work: &Work) -> anyhow::Result<Instant> {
     Ok(began + Duration::from_nanos(ended.load(Relaxed)))
 }
 
-/// What a worker does; the ids that were answered OK, which are all of them.
+/// One round of a worker: the ids that were answered OK, which are all of them.
 async fn get_and_complete(
     client: &mut TasksClient<Channel>,
     worker: &str,
@@ -324,8 +324,9 @@ fn throughput_table(many: &Work, single: &Work, limits: &Limits, figures: &Figur
         title: "flow: tasks a second through one taskd",
         conditions: format!(
             "`taskd --pipelines all` on embedded defaults: Redis appendfsync always, SQLite synchronous FULL. \
-             {} tasks with 100 bytes of payload, {inserters} inserters × {insert_batch} a call, {workers} workers × {batch} a call; \
-             1 a call: {} tasks, {callers} workers. {CHANNELS} gRPC connections, the callers on the same machine. \
+             {} tasks with 100 bytes of payload, {inserters} inserters × {insert_batch} a call, \
+             {workers} workers × {batch} a call; 1 a call: {} tasks, {callers} workers. \
+             {CHANNELS} gRPC connections, the callers on the same machine. \
              Limits at the same durability, in the same batches, from as many connections.",
             many.tasks, single.tasks,
         ),

@@ -1,4 +1,4 @@
-//! What Kafka can do at most: a consumer group that only reads, an idempotent producer that only writes.
+//! The limits of Kafka: a consumer group that only reads, an idempotent producer that only writes.
 
 use std::{
     sync::{
@@ -75,7 +75,8 @@ impl ProducerContext for Taken {
     }
 }
 
-/// Writes the records to a topic of its own, with what taskd tells its producer: records a second until all are acknowledged.
+/// Writes the records to a topic of its own, with the settings of taskd's producer: records a second until all are
+/// acknowledged.
 pub(crate) async fn write(place: &Place<'_>, values: &[Vec<u8>]) -> anyhow::Result<f64> {
     let topic = place.topic(LIMIT);
     place.create_topic(&topic).await?;

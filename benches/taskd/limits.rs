@@ -1,5 +1,5 @@
-//! What the machine can do at most: the least that any queue must ask of Redis, SQLite and gRPC for the same work, by the same number of
-//! callers, in the same batches, at the same durability.
+//! The limits of the machine: the least that any queue must ask of Redis, SQLite and gRPC for the same work, by the
+//! same number of callers, in the same batches, at the same durability.
 
 use std::{
     sync::{
@@ -29,7 +29,7 @@ const ELEMENT: [u8; 200] = [b'x'; 200];
 const STREAM: &str = "s";
 const GROUP: &str = "g";
 
-/// Redis from blocking connections, one thread each: less work for a client than any other way, so that the server is the bound.
+/// Redis from blocking connections, one thread each: the least work for a client, so that the server is the bound.
 pub(crate) struct Redis {
     server: RedisServer,
 }

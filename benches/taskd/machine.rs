@@ -1,4 +1,4 @@
-//! What the figures were measured on.
+//! The machine on which the figures were measured.
 
 use std::{fs::File, io::Write, path::Path, process::Command, time::Instant};
 
@@ -14,7 +14,7 @@ pub(crate) struct Machine {
     commit: String,
     /// Of one append of 4 KiB with fdatasync where the data folders are.
     sync_micros: f64,
-    /// What others use, before anything is measured.
+    /// Cores that other programs use before the measurement.
     pub(crate) busy_cores: f64,
 }
 

@@ -1,8 +1,8 @@
 //! `make bench`: what taskd does, beside what the machine's Redis, SQLite, gRPC, MariaDB and Kafka can do at most, in
 //! one run.
 //!
-//! Figures depend on the machine and its mood, ratios much less: each is taken run by run against limits measured a moment before. A run
-//! that lost or doubled a task, or in which anything was answered otherwise than it should be, ends with an error and without a figure.
+//! Figures depend on the machine and its mood, ratios much less: each is taken run by run against limits measured a
+//! moment before. A run that lost or doubled a task, or got a wrong answer, ends with an error and without a figure.
 
 // A run awaits what it spawns, or ends with it.
 #![allow(clippy::disallowed_methods)]

@@ -1,5 +1,5 @@
-//! taskd on MariaDB and Kafka: insert through HTTP, fanout from Kafka, and the way back when Redis has lost everything; beside the least that
-//! those servers must do for the same tasks.
+//! taskd on MariaDB and Kafka: insert through HTTP, fanout from Kafka, and the way back when Redis has lost everything;
+//! beside the least that those servers must do for the same tasks.
 
 use std::time::Instant;
 
@@ -144,8 +144,9 @@ fn table(scale: &Scale, servers: &Servers, limits: &Limits, figures: &Figures) -
         bench: "production",
         title: "production: tasks a second through one taskd on MariaDB and Kafka",
         conditions: format!(
-            "{}; Kafka: one broker, taskd's producer (idempotent, acks all, zstd), 1 partition; Redis appendfsync always. NDJSON through \
-             {CONNECTIONS} HTTP connections, {} tasks with 100 bytes of payload; {} for the fanout. Servers, taskd and callers on one machine.",
+            "{}; Kafka: one broker, taskd's producer (idempotent, acks all, zstd), 1 partition; Redis appendfsync \
+             always. NDJSON through {CONNECTIONS} HTTP connections, {} tasks with 100 bytes of payload; {} for the \
+             fanout. Servers, taskd and callers on one machine.",
             servers.about, scale.lines, scale.rebuilt,
         ),
         references: vec!["MariaDB".into(), "producer".into(), "consumer".into(), "Redis".into()],

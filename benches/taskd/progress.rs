@@ -1,4 +1,4 @@
-//! What is being measured now, where somebody looks.
+//! Shows the current measurement on a terminal.
 
 use std::{io::IsTerminal, time::Duration};
 

@@ -243,8 +243,8 @@ fn idle_table(idle: &[Idle]) -> Table {
         bench: "queues",
         title: "queues: what empty queues cost",
         conditions: format!(
-            "`taskd --pipelines all` on embedded defaults. Each queue has had {TASKS_OF_EACH} tasks, all of them completed and settled. For \
-             {} s nobody calls.",
+            "`taskd --pipelines all` on embedded defaults. Each queue has had {TASKS_OF_EACH} tasks, all of them \
+             completed and settled. For {} s nobody calls.",
             MEASURED.as_secs()
         ),
         references: vec!["fewest queues".into()],
@@ -257,8 +257,8 @@ fn neighbour_table(scale: &Scale, alone: &Neighbour, beside: &Neighbour, names: 
         bench: "queues",
         title: "queues: a queue beside new names",
         conditions: format!(
-            "`taskd --pipelines all` on embedded defaults. One task after the other through a queue that is there, alone and while a call \
-             inserts {} tasks, each into a queue of a new name.",
+            "`taskd --pipelines all` on embedded defaults. One task after the other through a queue that is there, \
+             alone and while a call inserts {} tasks, each into a queue of a new name.",
             scale.new_names
         ),
         references: vec!["alone".into()],
@@ -292,8 +292,8 @@ fn replicas_table(scale: &Scale, replicas: &[Replicas]) -> Table {
         bench: "queues",
         title: "queues: µs and bytes of one task by NUM",
         conditions: format!(
-            "`taskd::queue::Queue` on a redis-server of its own, appendfsync everysec, {} tasks a call, one worker after the other. The last \
-             tenth of the workers; the memory before the last completions.",
+            "`taskd::queue::Queue` on a redis-server of its own, appendfsync everysec, {} tasks a call, one worker \
+             after the other. The last tenth of the workers; the memory before the last completions.",
             scale.tasks_of_replicas
         ),
         references: vec!["NUM 1".into()],

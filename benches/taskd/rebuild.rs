@@ -62,8 +62,9 @@ impl Rebuilds {
             bench: "rebuild",
             title: "rebuild: seconds for 100,000 tasks after FLUSHALL",
             conditions: format!(
-                "{count} unfinished tasks in Redis, one in {IN_HAND} in a worker's hand, one in {FOR_TWO} of those completed by one of two \
-                 workers. From FLUSHALL until /v1/queues shows all of them waiting; taskd notices by itself.",
+                "{count} unfinished tasks in Redis, one in {IN_HAND} in a worker's hand, one in {FOR_TWO} of those \
+                 completed by one of two workers. From FLUSHALL until /v1/queues shows all of them waiting; taskd \
+                 notices by itself.",
             ),
             references: vec!["SELECT + LPUSH".into()],
             rows: vec![

@@ -1,4 +1,4 @@
-//! MariaDB and Kafka as in production: the servers of the tests, and on them a database and topics of one measurement's own.
+//! MariaDB and Kafka as in production: the servers of the tests, and on them a database and topics for one measurement.
 
 use std::{env, path::Path, process::Command, str::FromStr};
 
@@ -84,7 +84,7 @@ impl<'a> Place<'a> {
         format!("{}.{name}", self.name)
     }
 
-    /// What a taskd is told to be here.
+    /// The arguments of a taskd on these servers.
     pub(crate) fn arguments(&self) -> anyhow::Result<Vec<String>> {
         let bus = format!("kafka://{}", self.brokers());
         let prefix = self.topic("");

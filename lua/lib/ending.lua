@@ -101,7 +101,7 @@ local function reject(id, t, i, cost, delay, policy, reason)
   if cost ~= 0 and t[FAILS] >= max_attempts * t[NUM] then
     local log = cmsgpack.pack(t[LOG])
     remove_pair(t[HELD], i)
-    -- What finish() subtracts for an open task must not count the replica whose lease has just ended.
+    -- finish() subtracts an open task's replicas; the one whose lease has just ended must not count.
     table.insert(t[WAIT], grant)
     finish(id, t, 'D')
     report('d', id, 'a', t[FAILS], 'r', reason, 'w', worker, 'h', log)

@@ -168,7 +168,7 @@ options! {
         max_wait: Time, "TIME" => limits.max_wait;
     }
     "Discovery" {
-        /// Most tasks in one transaction, 1 to 1000 [default: 1000]
+        /// Tasks at which a batch is stored, 1 to 1000; four times as many while callers pile up [default: 1000]
         discovery_batch_max: usize, "N" => discovery.batch_max;
         /// How long the first task of a batch waits for others [default: 0s: as long as the batch before it takes]
         discovery_batch_delay: Time, "TIME" => discovery.batch_delay;

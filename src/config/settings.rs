@@ -165,7 +165,7 @@ settings! {
 settings! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Discovery {
-        /// The number of tasks at which a batch is stored …
+        /// The number of tasks at which a batch is stored (four times as many while callers pile up) …
         pub batch_max: usize = 1000,
         /// … or the time since its first task. 0: as soon as the batch before it is stored.
         pub batch_delay: Duration = Duration::ZERO,

@@ -31,7 +31,7 @@ const LEASES_AT_FULL_MEMORY: usize = 16;
 /// their reports.
 const OUTBOX_MAX_BYTES: usize = 4 * OUTBOX_FULL_BYTES;
 
-/// What a call of a shard's script needs.
+/// The way to a shard's scripts.
 #[derive(Clone)]
 pub(super) struct Reach {
     pub(super) redis: Redis,

@@ -1,4 +1,4 @@
-//! What can go wrong in a call of the queue.
+//! The errors of the queue.
 
 use std::sync::Arc;
 

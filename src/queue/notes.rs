@@ -1,4 +1,4 @@
-//! What this process has noted of its shards: the last look, and the deliveries to report.
+//! Notes of this process on its shards: the last look, and the deliveries to report.
 //!
 //! The loops look at shards that are not empty or have just changed, and at times at the others.
 
@@ -22,7 +22,7 @@ const DELIVERIES_AT_ONCE: usize = 1000;
 /// Deliveries remembered while Redis does not answer. If the leases of the others run out, they cost nothing.
 const DELIVERIES_MAX: usize = 100_000;
 
-/// What this process has noted of a shard.
+/// Notes of this process on one shard.
 pub(super) struct Notes {
     pub(super) id: ShardId,
     clock: Clock,

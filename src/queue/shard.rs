@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{model::ShardId, redis_pool::Redis, runtime::Clock};
 
-/// What the shards of a process share.
+/// Shared by the shards of a process.
 pub(super) struct Process {
     pub(super) redis: Redis,
     pub(super) clock: Clock,
@@ -41,7 +41,7 @@ pub struct Shard {
     pub(super) claims: Arc<Combiner<Claim, Granted>>,
     pub(super) completions: Arc<Combiner<Completion, Code>>,
     pub(super) peeks: Arc<Combiner<(), u8>>,
-    /// What the answers to callers keep of the shard.
+    /// The part of the shard that answers to callers keep.
     pub(super) notes: Arc<Notes>,
 }
 

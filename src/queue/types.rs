@@ -1,4 +1,4 @@
-//! What callers ask of the queue, and what it answers.
+//! Requests to the queue, and its answers.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub enum Enqueued {
     Fenced(u64),
 }
 
-/// What a worker asks of one shard.
+/// A request of a worker to one shard.
 #[derive(Clone, Debug)]
 pub struct Claim {
     pub worker: WorkerName,
@@ -86,7 +86,7 @@ pub struct Completion {
     pub report: Bytes,
 }
 
-/// What a rejection counts, and when the task is offered again.
+/// How many failures a rejection counts, and when the task is offered again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectMode {
     /// One failure; again after the backoff, or after this time.
@@ -141,7 +141,7 @@ impl Code {
     }
 }
 
-/// What one step of expiring did.
+/// The effects of one call of `lua/expire.lua`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expired {
     pub expired: u64,
@@ -159,7 +159,7 @@ pub struct Promoted {
     pub next_unix_ms: Option<i64>,
 }
 
-/// What a shard has (`lua/stats.lua`).
+/// The counts of a shard (`lua/stats.lua`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Tasks with something left to hand out.
@@ -174,7 +174,7 @@ pub struct Stats {
     pub ahead: u64,
 }
 
-/// What there is to do in a shard (`lua/look.lua`).
+/// The work that waits in a shard (`lua/look.lua`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Look {
     /// The shard is empty.

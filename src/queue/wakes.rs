@@ -45,7 +45,7 @@ impl Wakes {
         self.lock().contains_key(queue)
     }
 
-    /// What to wait on for these queues. Take it, *then* look for work, then wait, so that no wake is missed.
+    /// A waiter for these queues. Take it, *then* look for work, then wait, so that no wake is missed.
     pub fn waiter(self: &Arc<Self>, queues: &[QueueName]) -> Waiter {
         let mut map = self.lock();
         let notifies = queues.iter().map(|queue| Arc::clone(map.entry(queue.clone()).or_default())).collect();

@@ -7,7 +7,7 @@ use redis::{Cmd, InfoDict, Value, aio::MultiplexedConnection};
 use super::{check::version, error::Error, script::Batch, scripts};
 use crate::config::RedisAccess;
 
-/// What a write waits for, in the exchange that makes it.
+/// The copies that a write waits for, in the exchange that makes it.
 #[derive(Clone, Debug)]
 pub struct Durability {
     replicas: u32,

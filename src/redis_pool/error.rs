@@ -1,4 +1,4 @@
-//! What can go wrong on the way to Redis.
+//! The errors of connections to Redis.
 
 use std::{path::PathBuf, sync::Arc};
 

@@ -33,7 +33,7 @@ pub enum ShardKey {
     UNDELIVERED,
 }
 
-/// What a script gets of a shard.
+/// The keys of a shard that a script gets.
 #[derive(Clone, Copy, Debug)]
 pub struct OfShard {
     pub keys: &'static [ShardKey],
@@ -183,7 +183,7 @@ impl Batch {
     }
 }
 
-/// What is to run again from `first` on, and its places.
+/// The commands to run again from `first` on, and their places.
 fn missed(pipe: &Pipeline, scripts: &[Placed], first: usize, answers: &[RedisResult<Value>]) -> (Vec<usize>, Pipeline) {
     let (mut places, mut rest) = (Vec::new(), Pipeline::new());
     for (place, command) in pipe.cmd_iter().enumerate().skip(first) {

@@ -89,7 +89,7 @@ impl Redis {
         }
     }
 
-    /// What a write waits for; `None` when the master is enough.
+    /// The copies that a write waits for; `None` when the master is enough.
     pub fn durability(&self) -> Option<&Durability> {
         self.durability.as_ref()
     }

@@ -1,7 +1,8 @@
 //! The messages and services of `proto/taskd/v1`. `make proto` generates the files in `pb/`.
 
 /// Generated code; its comments are in the proto.
-#[allow(missing_docs, unreachable_pub, clippy::large_enum_variant, clippy::doc_lazy_continuation, clippy::too_many_lines)]
+#[allow(missing_docs, unreachable_pub)]
+#[allow(clippy::large_enum_variant, clippy::doc_lazy_continuation, clippy::too_many_lines)]
 #[rustfmt::skip]
 mod generated;
 

@@ -1,4 +1,4 @@
-//! What must hold when the work is done: in SQL, in Redis and on the bus.
+//! The checks when the work is done: in SQL, in Redis and on the bus.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -40,7 +40,7 @@ pub(crate) async fn is_done(database: &str) -> Result<(), String> {
     }
 }
 
-/// What should be gone some time after the work is done.
+/// The places that must be empty some time after the work is done.
 pub(crate) struct Leftovers {
     /// Brokers, and what stands before the topics; `None` where the bus is in Redis.
     kafka: Option<(String, String)>,
@@ -112,7 +112,7 @@ async fn keys(node: &mut Node, prefix: &str) -> Vec<String> {
     keys
 }
 
-/// What of this key should not be there.
+/// The part of this key that should be gone.
 async fn leftover(node: &mut Node, key: &str) -> Option<String> {
     // Of a shard: `<p>:{<queue>:<number>}:<name>`.
     let (tag, name) = key.split_once('{')?.1.split_once('}')?;
@@ -273,7 +273,7 @@ fn of_task(task: &Task, outcomes: &[&Outcome], seen: &Seen, book: &Book) -> Vec<
         }
         other => wrong.push(format!("is {other:?}")),
     }
-    // What stands in SQL was sent, with a token that held: answered OK, or the answer was lost.
+    // Each result in SQL was sent with a token that held: answered OK, or the answer was lost.
     for outcome in outcomes {
         let worker = String::from_utf8_lossy(&outcome.worker);
         let result = String::from_utf8_lossy(&outcome.result);
@@ -284,7 +284,7 @@ fn of_task(task: &Task, outcomes: &[&Outcome], seen: &Seen, book: &Book) -> Vec<
             _ => wrong.push(format!("the result {result:?} of {worker} is none that it was answered OK")),
         }
     }
-    // What was answered OK stands in SQL, unless Redis has lost it.
+    // Each completion answered OK is in SQL, unless Redis has lost it.
     let workers: BTreeSet<_> = outcomes.iter().map(|outcome| String::from_utf8_lossy(&outcome.worker)).collect();
     let promised = seen.grants.values().filter(|grant| grant.ok == Some(book.losses));
     let missing = promised.filter(|grant| !workers.contains(grant.worker.as_str()));
@@ -292,7 +292,7 @@ fn of_task(task: &Task, outcomes: &[&Outcome], seen: &Seen, book: &Book) -> Vec<
     wrong
 }
 
-/// What was answered is there, under the id that was told.
+/// Each accepted task is there, under the id of the answer.
 fn of_inserts(book: &Book, by_key: &BTreeMap<Key, String>) -> Vec<String> {
     let mut wrong = Vec::new();
     for (key, insert) in &book.inserts {
@@ -305,7 +305,7 @@ fn of_inserts(book: &Book, by_key: &BTreeMap<Key, String>) -> Vec<String> {
     wrong
 }
 
-/// What was discovered by completions that were answered OK is there, and nothing is that nobody sent.
+/// Each task discovered by a completion that was answered OK is there, and no task that nobody sent.
 fn of_children(book: &Book, by_key: &BTreeMap<Key, String>) -> Vec<String> {
     let grants = || book.tasks.iter().flat_map(|(id, seen)| seen.grants.values().map(move |grant| (id, grant)));
     let promised = grants().filter(|(_, grant)| grant.ok == Some(book.losses));

@@ -114,7 +114,7 @@ impl Crowd {
         let first = dice.below(self.urls.len());
         for n in 0..self.urls.len() {
             let url = format!("{}{path}", self.urls[(first + n) % self.urls.len()]);
-            // What was sent and not answered may have been done: whoever repeats it does so on purpose.
+            // A call without an answer may have been done. A caller that repeats it does so on purpose.
             match self.client.post(&url).json(body).send().await {
                 Err(error) if error.is_connect() => {}
                 Err(_) => break,
@@ -301,7 +301,8 @@ impl Worker {
             .iter()
             .map(|(queue, key)| json!({"queue": queue, "key": key, "payload": key.split('/').next_back()}))
             .collect();
-        json!({"id": lease.id, "lease_token": lease.token, "result": lease.result(&self.name), "discovered": discovered})
+        let result = lease.result(&self.name);
+        json!({"id": lease.id, "lease_token": lease.token, "result": result, "discovered": discovered})
     }
 
     /// Until it is answered, but not for ever.

@@ -1,4 +1,4 @@
-//! What may happen to a world.
+//! The faults of a world.
 
 use std::{fmt, fs, time::Duration};
 
@@ -96,7 +96,7 @@ impl Fault {
                 world.ledger.redis_loses();
             }
             Self::KillMaster => {
-                // What it had answered may not have reached its replica.
+                // Its last writes may not have reached its replica.
                 world.ledger.redis_loses();
                 let cluster = world.servers.cluster.as_ref().expect("there is one");
                 let (master, _) = cluster.masters().await.swap_remove(0);
@@ -136,7 +136,7 @@ impl Fault {
         }
     }
 
-    /// What lasts as long as it is told. The others are over at once.
+    /// The fault lasts until it is healed. The others are over at once.
     pub(crate) fn lasts(&self) -> bool {
         !matches!(self, Self::RebalanceStorm | Self::FlushAll | Self::Silence(_))
     }

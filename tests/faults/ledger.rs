@@ -1,4 +1,4 @@
-//! What the inserter and the workers sent, what they were answered, and the promises that can be checked at once.
+//! The calls of the inserter and the workers, the answers, and the promises that can be checked at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -17,7 +17,7 @@ pub(crate) struct Lease {
     pub(crate) key: Key,
     pub(crate) replicas: usize,
     pub(crate) expires_ms: u128,
-    /// What its completion says that it discovered: the same in each repeat.
+    /// The discovered tasks of its completion: the same in each repeat.
     pub(crate) children: Vec<Key>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Grant {
 pub(crate) struct Seen {
     /// By token.
     pub(crate) grants: HashMap<String, Grant>,
-    /// Who was answered OK in this life of Redis.
+    /// Workers that were answered OK in this life of Redis.
     credited: BTreeSet<String>,
 }
 
@@ -244,7 +244,7 @@ impl Ledger {
                 grant.ok.get_or_insert(sent.life);
             }
         } else if sent.life == life {
-            // What was forgotten after its grace time is unknown.
+            // A task is unknown when its record was removed after the grace time.
             if grant.ok == Some(life) && status != "UNKNOWN_TASK" {
                 wrong.push(format!("{status} after OK"));
             }

@@ -1,10 +1,10 @@
-//! What taskd promises while everything around it breaks: steady inserts, three processes, twenty workers of which some lie, crash, stall
-//! and repeat themselves, and one fault after another. At the end every accepted task is completed by exactly NUM workers or dead with a
-//! reason, what was answered is in SQL, and nothing is left over.
+//! taskd's promises while everything around it breaks. Inserts go on, three processes run, and of twenty workers some
+//! lie, crash, stall and repeat themselves, under one fault after another. At the end exactly NUM workers have
+//! completed every accepted task, or it is dead with a reason. Every answer is true in SQL, and nothing is left over.
 //!
-//! No test harness of cargo's: the scenarios share servers that they kill, so they run one after another, and print how long taskd took to
-//! recover. `cargo test --test faults redis` runs those with "redis" in their name, `TASKD_SEED=7` with that seed.
-//! With `TASKD_SOAK` it is `make soak`.
+//! No test harness of cargo's: the scenarios share servers that they kill, so they run one after another, and print how
+//! long taskd took to recover. `cargo test --test faults redis` runs those with "redis" in their name, `TASKD_SEED=7`
+//! with that seed. With `TASKD_SOAK` it is `make soak`.
 
 // A test awaits what it spawns, or ends with it.
 #![allow(clippy::disallowed_methods)]
@@ -136,7 +136,7 @@ fn run(runtime: &tokio::runtime::Runtime, chosen: &[&Scenario], seed: u64) -> Ex
                 println!("    FAILED; again: TASKD_SEED={seed} cargo test --test faults {}", scenario.name);
                 failed.push(scenario.name);
                 servers.kafka.iter().for_each(|broker| println!("    {}", broker.last_words()));
-                // What it did to the servers must not fail the next one.
+                // Damage to the servers must not fail the next scenario.
                 runtime.block_on(servers.recover());
             }
         }

@@ -14,7 +14,7 @@ use nix::{
     unistd::Pid,
 };
 
-/// What a server is, to those who hurt it.
+/// A server, as the faults see it.
 pub(crate) trait Server: Send {
     fn name(&self) -> String;
     fn pid(&self) -> Option<Pid>;
@@ -176,7 +176,7 @@ impl Scripted {
         &self.pid_file
     }
 
-    /// Whether it lives, and the end of its log.
+    /// Its name, its state, and the end of its log.
     pub(crate) fn last_words(&self) -> String {
         let folder = self.pid_file.parent().unwrap();
         let log = fs::read_to_string(folder.join(format!("{}.log", self.script.trim_start_matches("start-"))));

@@ -1,4 +1,5 @@
-//! `make soak`: all faults in random order, sometimes two at once, with a full check after each round; for as long as one likes.
+//! `make soak`: all faults in random order, sometimes two at once, with a full check after each round; for as long as
+//! one likes.
 
 use std::{
     path::Path,
@@ -14,7 +15,7 @@ use crate::{
     world::{self, Bus, Plan, Servers, Wanted, World},
 };
 
-/// What it runs on, by turns.
+/// The servers of a round, by turns.
 #[derive(Debug)]
 struct Ground {
     bus: Bus,
@@ -120,7 +121,8 @@ async fn round(ground: &Ground, clocks: bool, only: &str, seed: u64, dice: &mut 
     let mut servers = Servers::start_in(root, &wanted).await;
     servers.disks.extend(disks.into_iter().flatten());
     let mut kept = Kept(servers);
-    // librdkafka waits by the wall clock in a call that libfaketime does not know, so it would sleep for an hour where nothing has happened.
+    // librdkafka waits by the wall clock in a call that libfaketime does not know. It would sleep for an hour for no
+    // reason.
     let clocks = clocks && ground.bus == Bus::Streams;
     let plan = Plan { bus: ground.bus, cluster: ground.cluster, proxied: true, clocks, seed };
     let mut world = World::start(&mut kept.0, plan).await;

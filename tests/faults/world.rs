@@ -38,7 +38,7 @@ pub(crate) struct Servers {
     root: Option<TempDir>,
 }
 
-/// What to start.
+/// The servers to start.
 pub(crate) struct Wanted {
     pub(crate) redis_program: String,
     pub(crate) sql_script: &'static str,
@@ -256,7 +256,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What makes the clock of a process one that [`Fault::Clock`] sets.
+    /// Variables with which [`Fault::Clock`] sets the clock of a process.
     fn clock_env(&self, n: usize) -> Vec<(String, String)> {
         let file = self.clock_file(n);
         std::fs::write(&file, "+0").unwrap();
@@ -330,7 +330,8 @@ impl<'a> World<'a> {
         check::execute(self.servers.sql.address(), &format!("DROP DATABASE {}", self.name)).await;
     }
 
-    /// Waits for what `look` answers `Ok` to, two minutes at most. Meanwhile no process may end by itself, and no promise be broken.
+    /// Waits until `look` answers `Ok`, two minutes at most. Meanwhile no process may end by itself, and no promise be
+    /// broken.
     async fn wait(&mut self, what: &str, mut look: impl AsyncFnMut() -> Result<(), String>) {
         let deadline = Instant::now() + Duration::from_secs(120);
         loop {
@@ -374,7 +375,7 @@ pub(crate) fn clock() -> String {
     now[11..23].to_owned()
 }
 
-/// What the counts of a book come to.
+/// The counts of a book in one line.
 pub(crate) fn summary(ledger: &Ledger) -> String {
     let book = ledger.book();
     let answers: BTreeMap<_, _> = book.refused.iter().collect();

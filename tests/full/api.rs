@@ -1,4 +1,4 @@
-//! What callers get wrong, and what they are told: by the running binary, over HTTP and on the command line.
+//! Mistakes of callers, and the answers to them: by the running binary, over HTTP and on the command line.
 
 use std::{
     io::Write,
@@ -87,7 +87,8 @@ async fn a_worker_is_told_what_is_wrong_with_its_lease() {
     let again = daemon.lease_all("w", "q", 1).await;
     assert_eq!(again[0]["attempt"], 2, "the lease ran out");
     assert_eq!(daemon.complete("w", &late).await, ["LEASE_LOST"]);
-    let extension = json!({"worker": "w", "extensions": [{"id": again[0]["id"], "lease_token": again[0]["lease_token"], "by": "1m"}]});
+    let one = json!({"id": again[0]["id"], "lease_token": again[0]["lease_token"], "by": "1m"});
+    let extension = json!({"worker": "w", "extensions": [one]});
     let (_, answer) = daemon.post("/v1/tasks:extend", &extension).await;
     assert_eq!(statuses(&answer), ["OK"], "{answer}");
     assert_eq!(daemon.complete("w", &again).await, ["OK"]);
@@ -133,7 +134,8 @@ async fn queues_count_each_task_once() {
     assert_eq!(counts().await, [0, 3, 0, 1, 2, 0], "the first two have one replica left");
     let second = daemon.lease_all("w2", "q", 2).await;
     assert_eq!(counts().await, [0, 1, 2, 1, 4, 0]);
-    let back = json!({"worker": "w2", "rejections": [{"id": second[0]["id"], "lease_token": second[0]["lease_token"], "delay": "5m"}]});
+    let one = json!({"id": second[0]["id"], "lease_token": second[0]["lease_token"], "delay": "5m"});
+    let back = json!({"worker": "w2", "rejections": [one]});
     assert_eq!(statuses(&daemon.post("/v1/tasks:reject", &back).await.1), ["OK"]);
     assert_eq!(counts().await, [0, 1, 1, 2, 3, 0]);
     daemon.complete("w1", &first).await;

@@ -111,7 +111,7 @@ fn args(site: &Site, daemon: &Daemon, workers: usize, replicas: u32) -> example:
     example::Args { url, grpc: daemon.grpc(), http: daemon.http(), workers, replicas, queue: "crawl".into() }
 }
 
-/// What taskd kept: the pages of `reference` and no others, each with the links of `reference` from distinct workers.
+/// taskd kept the pages of `reference` and no others, each with the links of `reference` from distinct workers.
 async fn check(reference: &Graph, args: &example::Args) {
     let client = reqwest::Client::new();
     let get = async |path: String| -> Value {
@@ -180,7 +180,7 @@ impl Site {
         Self { url: format!("{root}/"), fetches, total }
     }
 
-    /// Breadth first, one page after the other. What it fetches is not counted.
+    /// Breadth first, one page after the other. Its fetches are not counted.
     async fn walk(&self) -> Graph {
         let (client, mut graph) = (reqwest::Client::new(), Graph::new());
         let mut queue = VecDeque::from([self.url.clone()]);

@@ -19,7 +19,7 @@ fn replicas(n: usize) -> usize {
     1 + n % 2
 }
 
-/// Who has a result of each task, by SQL.
+/// The workers that have a result of each task in SQL.
 async fn credited(daemon: &Daemon, ids: &[String]) -> BTreeMap<String, Vec<String>> {
     let mut credited = BTreeMap::new();
     for id in ids {
@@ -57,7 +57,8 @@ async fn work(daemon: &Daemon, worker: &str) -> Vec<String> {
     let completions: Vec<_> = leased.iter().map(completion).collect();
     let complete = json!({"worker": worker, "completions": completions});
     until("the completions are answered", async || {
-        daemon.try_post("/v1/tasks:complete", &complete).await.is_some_and(|(status, _)| status == 200)
+        let Some((200, answer)) = daemon.try_post("/v1/tasks:complete", &complete).await else { return false };
+        answer["results"].as_array().unwrap().iter().all(|one| one["status"] != "TRY_LATER")
     })
     .await;
     leased.iter().map(|task| task["id"].as_str().unwrap().to_owned()).collect()
@@ -112,7 +113,7 @@ async fn starts_over(mut daemon: Daemon) {
         assert_eq!((after[id].len(), workers.len()), (replicas(n), replicas(n)), "{id}: {:?}", after[id]);
         assert!(before.get(id).is_none_or(|credited| credited.iter().all(|worker| workers.contains(worker))));
     }
-    // What was held belongs to a life that is over, and all of it is done.
+    // The leases of before are of an earlier generation, and all of their tasks are done.
     let late = daemon.complete("ann", &held).await;
     assert!(late.iter().all(|status| status == "ALREADY_COMPLETED"), "{late:?}");
     assert_eq!(daemon.get("/readyz").await.0, 200);
@@ -121,7 +122,7 @@ async fn starts_over(mut daemon: Daemon) {
     assert!(daemon.stop().await.success());
 }
 
-/// Completions that Redis lost before they were in SQL are done again, but nobody is credited twice and nobody beyond NUM.
+/// Completions that Redis lost before they were in SQL are made again. No worker is credited twice, none beyond NUM.
 #[tokio::test]
 async fn every_loss_in_the_middle_of_the_work_is_survived() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;

@@ -90,7 +90,8 @@ async fn a_second_taskd_on_a_data_folder_is_refused() {
     let listen = ["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0"];
     let (code, said) = refused(&[&["--data-dir", data.to_str().unwrap()], &listen[..]].concat());
     let expected = format!(
-        "taskd: data folder {} is in use by another taskd (pid {}); stop it, or choose another folder with --data-dir\n",
+        "taskd: data folder {} is in use by another taskd (pid {}); \
+         stop it, or choose another folder with --data-dir\n",
         data.display(),
         daemon.pid()
     );

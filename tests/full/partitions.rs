@@ -23,7 +23,7 @@ fn tasks(from: usize, to: usize) -> Vec<Value> {
     (from..to).map(|n| json!({"queue": "q", "key": n.to_string()})).collect()
 }
 
-/// What `taskd partitions COUNT` says; the exit code.
+/// The exit code and the output of `taskd partitions COUNT`.
 fn raise(count: &str, backends: &[&str]) -> (i32, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_taskd")).args(["partitions", count]).args(backends).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
@@ -40,7 +40,8 @@ async fn partitions_are_added_under_running_processes_on_redis_streams() {
     add_partitions(None).await;
 }
 
-/// Two processes with tasks waiting and in work go from two partitions to five, and are then restarted one after the other.
+/// Two processes with waiting and leased tasks go from two partitions to five. Then they are restarted, one after the
+/// other.
 async fn add_partitions(bus: Option<String>) {
     let (redis, database) = (RedisServer::start(Fsync::Always), MysqlDatabase::create().await);
     let prefix = format!("partitions-{}-", uuid::Uuid::new_v4());
@@ -96,7 +97,7 @@ async fn add_partitions(bus: Option<String>) {
     let duplicates = statuses(&answer.take()).iter().filter(|status| *status == "DUPLICATE").count();
     assert_eq!(duplicates, TASKS);
 
-    // What somebody held all the while is still theirs, or was given to another when the lease ran out.
+    // The leases of before still hold, or have expired and are another worker's.
     let answered = daemons[0].complete("holder", &held).await;
     assert!(
         answered.iter().all(|status| status == "OK" || status == "LEASE_LOST" || status == "ALREADY_COMPLETED"),

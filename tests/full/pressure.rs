@@ -14,8 +14,8 @@ const OFFERED: usize = 1_000_000;
 const KEPT: u64 = 100_000;
 const IN_REDIS: u64 = 5_000;
 
-/// A million is offered. What exceeds `high_water_tasks` stays in SQL, what exceeds `max_unfinished` is told to try later; memory is flat
-/// all along; and what was accepted is there to be worked off.
+/// A million tasks are offered. Tasks beyond `high_water_tasks` stay in SQL, and inserts beyond `max_unfinished` are
+/// told to try later. Memory is flat all along, and workers get each accepted task.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_million_inserts_without_a_worker() {
     let config = format!("[queues.q]\nhigh_water_tasks = {IN_REDIS}\nmax_unfinished = {KEPT}");

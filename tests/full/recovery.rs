@@ -1,4 +1,4 @@
-//! What the watchdog finds again, seen from outside: through the running binary.
+//! Recovery by the watchdog, seen from outside: through the running binary.
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 

@@ -16,8 +16,8 @@ use crate::support::{
 };
 
 /// The rights that docs/backends.md gives to the user of taskd.
-const RULES: &str = "~taskd:* resetchannels &taskd:wake -@all +@read +@write +@connection +@transaction +@pubsub -@dangerous +eval +evalsha \
-                     +time +info +wait +cluster|info +cluster|slots +cluster|keyslot";
+const RULES: &str = "~taskd:* resetchannels &taskd:wake -@all +@read +@write +@connection +@transaction +@pubsub \
+                     -@dangerous +eval +evalsha +time +info +wait +cluster|info +cluster|slots +cluster|keyslot";
 
 fn tls(certificates: &Certificates, more: &[&str]) -> PrivateRedis {
     let options = certificates.options();
@@ -147,7 +147,7 @@ async fn a_cluster_that_is_not_ready_is_waited_for() {
     assert!(daemon.stop().await.success());
 }
 
-/// What taskd says when it does not start; it must end by itself.
+/// The error text of a taskd that does not start; it must end by itself.
 fn refused(args: &[&str]) -> String {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new("timeout");

@@ -1,4 +1,5 @@
-//! On a Redis Cluster: the contract of the bus, the queue, the filter and whole processes, while masters die and slots move.
+//! On a Redis Cluster: the contract of the bus, the queue, the filter and whole processes, while masters die and slots
+//! move.
 
 use std::{
     collections::BTreeSet,
@@ -237,7 +238,7 @@ async fn slots_move_while_tasks_are_claimed_and_completed() {
     assert_eq!(completed.into_iter().collect::<BTreeSet<_>>(), ids, "and none lost");
 }
 
-/// `how` takes a master away, and its replica goes on without what was answered in the last moment: completions, which are made again. The
+/// `how` takes a master away. Its replica goes on without the completions of the last moment, which are made again. The
 /// tasks had been enqueued long before.
 async fn survives(how: impl FnOnce(&RedisCluster, &str) -> usize) {
     let cluster = RedisCluster::start().await;
@@ -308,7 +309,7 @@ async fn readers_of_the_bus_follow_its_slot_and_its_master() {
             until("published", async || bus.publish(topic, &records).await.is_ok()).await;
             let reader = if topic == Topic::Pipeline { &mut ordered } else { &mut shared };
             let mut got = BTreeSet::new();
-            // What an attempt that failed had published comes too.
+            // A failed attempt may have published records too.
             while got.len() < 3 {
                 match within("next", reader.next(100)).await {
                     Ok(messages) => {

@@ -115,7 +115,8 @@ async fn a_repeat_waits_for_what_another_process_wrote() {
     until("the replica has caught up", async || matches!(complete(&queue, &tasks[1]).await, Ok(Code::Repeat))).await;
 }
 
-/// While a replica is missing, Redis lets one call after the other wait. Whoever would come too late is told so, and does not stand in line.
+/// While a replica is missing, Redis lets one call after the other wait. A call that would come too late is told so,
+/// and does not queue up.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_that_wait_for_a_missing_replica_are_all_told_to_try_again() {
     let master = PrivateRedis::start(&[]);

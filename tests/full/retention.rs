@@ -1,4 +1,4 @@
-//! What finished long ago is removed, and what comes late of it changes nothing: seen through the running binary.
+//! Tasks that finished long ago are removed, and their late reports change nothing: seen through the running binary.
 
 use prost::Message;
 use redis::AsyncCommands;

@@ -1,5 +1,5 @@
-//! The insert side of discovery over real backends. Of a request of which only a part can be stored now, the rest is told to come again,
-//! never that it is wrong.
+//! The insert side of discovery over real backends. If only a part of a request can be stored now, the rest is told to
+//! come again, never that it is wrong.
 
 use std::{
     collections::{BTreeMap, HashSet},

@@ -1,4 +1,4 @@
-//! Who owns a partition of `pipeline`, and who only believes it.
+//! The owner of a partition of `pipeline`, and a process that only believes to own it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ fn record() -> pb::PipelineRecord {
     }
 }
 
-/// What an owner enqueues who read `record` at `offset`.
+/// An owner with this epoch enqueues the record that it read at `offset`.
 async fn enqueue(queue: &Queue, bus: &dyn Bus, shard: &ShardId, epoch: u64, offset: Offset) -> Enqueued {
     let record = record();
     let id = TaskId::from_slice(&record.id).unwrap();
@@ -80,7 +80,7 @@ async fn an_owner_of_before_is_refused_and_the_present_one_joins_anew() {
     let refused = enqueue(queue, &*bus, &shard, zombie, behind(1)).await;
     assert_eq!(refused, Enqueued::Fenced(zombie + 1));
 
-    // A Redis that fell back hands out the same epochs again: somebody comes with one that is far above what the fanout will take next.
+    // A Redis that was set back gives the same epochs again: another owner has one far above the fanout's next.
     let taken = enqueue(queue, &*bus, &shard, 100, offset).await;
     assert_eq!(taken, Enqueued::Done { dealt_with: 1, added: 0 });
     publish().await;

@@ -158,7 +158,8 @@ fn an_empty_variable_is_one_that_is_not_set() {
 #[test]
 fn check_config_shows_what_counts_and_where_it_came_from() {
     let (_dir, path) = file(
-        "partitions = 8\nmax_items = 10\nmax_replicas = 20\ndatabase_url = \"mysql://u:secret@db/taskd\"\n[queues.crawl]\nreplicas = 3\n",
+        "partitions = 8\nmax_items = 10\nmax_replicas = 20\ndatabase_url = \"mysql://u:secret@db/taskd\"\n\
+         [queues.crawl]\nreplicas = 3\n",
     );
     let env = [("TASKD_CONFIG", path.as_str()), ("TASKD_MAX_ITEMS", "11"), ("TASKD_PARTITIONS", "9")];
     let (code, stdout, stderr) = run(&["check-config", "--partitions", "16"], &env);

@@ -36,8 +36,8 @@ async fn pages_of_other_names_and_sites_are_not_served() {
     let insert = |headers: &str| {
         let length = task.len();
         format!(
-            "POST /v1/tasks HTTP/1.1\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
-             {headers}\r\n{task}"
+            "POST /v1/tasks HTTP/1.1\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n{headers}\r\n{task}"
         )
     };
     for (headers, want) in [

@@ -54,7 +54,7 @@ fn body(priority: u8) -> Vec<u8> {
     [&[priority][..], &2_u32.to_be_bytes(), &30_000_u32.to_be_bytes(), b"text"].concat()
 }
 
-/// What an open task with such a body weighs.
+/// The weight of an open task with such a body.
 const WEIGHT: u64 = 413;
 
 impl Fixture {

@@ -1,4 +1,4 @@
-//! What time does to tasks: tests move the clock instead of waiting.
+//! The effects of time on tasks: tests move the clock instead of waiting.
 
 use std::time::Duration;
 

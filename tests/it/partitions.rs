@@ -1,4 +1,4 @@
-//! What one process may not do while others know more partitions than it does.
+//! A process must not choose a partition while others know more partitions than it does.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,8 +1,8 @@
-//! The queue beside a small model: random histories step by step, the shortest history of each rule, and many workers at
-//! once.
+//! The queue beside a small model: random histories step by step, the shortest history of each rule, and many workers
+//! at once.
 //!
-//! In the model a worker may have what is left of a task that it neither holds nor was credited with. A worker that asks
-//! gets all of that, wherever the pointers are. Nothing sleeps: true deadlines are an hour off, and a step makes time
+//! In the model a worker may claim each open task that it neither holds nor was credited with. A worker that asks gets
+//! all of these, wherever the pointers are. Nothing sleeps: true deadlines are an hour off, and a step makes time
 //! pass by writing a score into the past.
 
 #[path = "queue_property/checked.rs"]
@@ -35,7 +35,7 @@ use crate::support::redis::{Fsync, RedisServer};
 
 // --- random histories
 
-/// What is picked is counted round by what there is.
+/// One step. A number picks among the things that are there, and counts round.
 #[derive(Clone, Debug)]
 enum Step {
     Enqueue {

@@ -207,7 +207,7 @@ impl Daemon {
         results.iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// What a worker gets from one queue within `wait`.
+    /// The tasks that a worker gets from one queue within `wait`.
     pub(crate) async fn lease(&self, worker: &str, queue: &str, most: usize, wait: &str) -> Vec<Value> {
         let body = json!({"worker": worker, "queues": [queue], "max_tasks": most, "wait": wait});
         let (status, mut answer) = self.post("/v1/tasks:get", &body).await;

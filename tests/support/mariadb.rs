@@ -130,7 +130,8 @@ impl MysqlDatabase {
     pub(crate) async fn wait_for_lock_wait_but(&self, but: &str) -> String {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
         let waiting = "SELECT CONCAT(trx_id, ' ', trx_started) FROM information_schema.innodb_trx \
-                       JOIN information_schema.processlist ON id = trx_mysql_thread_id WHERE trx_state = 'LOCK WAIT' AND db = ?";
+                       JOIN information_schema.processlist ON id = trx_mysql_thread_id \
+                       WHERE trx_state = 'LOCK WAIT' AND db = ?";
         for _ in 0..150 {
             let waiting: Vec<String> =
                 sqlx::query_scalar(waiting).bind(&self.name).fetch_all(&mut connection).await.unwrap();

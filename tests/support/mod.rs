@@ -1,4 +1,4 @@
-//! What the test targets share: real servers, and the suites that run on more than one of them.
+//! Shared by the test targets: real servers, and the suites that run on more than one of them.
 #![allow(dead_code, unreachable_pub, unused_macros, unused_imports, reason = "no target uses all of it")]
 
 use std::time::{Duration, Instant};

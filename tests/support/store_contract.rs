@@ -917,8 +917,8 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
         let worker = WorkerName::new(worker).unwrap();
         let mut states = store.states_for(&worker, &asked).await.unwrap();
         states.sort_by_key(|state| state.id);
-        let shard = ShardId { queue: once.task.queue.clone(), number: once.task.partition };
-        assert!(states.iter().all(|state| state.shard == shard), "{states:?}");
+        let shard = |row: &NewRow| ShardId { queue: row.task.queue.clone(), number: row.task.partition };
+        assert!(states.iter().zip(&stored).all(|(state, row)| state.shard == shard(row)), "{states:?}");
         states.into_iter().map(|state| (state.status, state.completed_under)).collect::<Vec<_>>()
     };
     let [a, late] = ["a", "late"].map(lease_of);

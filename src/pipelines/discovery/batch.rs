@@ -19,6 +19,10 @@ use crate::{
 /// Batches that wait to be published. Beyond that the next batch waits, and so do its callers.
 pub(super) const TO_PUBLISH: usize = 8;
 
+/// A transaction takes so many times `discovery_batch_max` tasks when callers pile up: a sixth less work per task, and
+/// one wait for the disk instead of four.
+const PILED_UP: usize = 4;
+
 /// One caller's tasks on their way to SQL.
 pub(super) struct Pending {
     pub(super) rows: Vec<TaskRow>,
@@ -79,16 +83,16 @@ pub(super) async fn publish(
     }
 }
 
-/// Adds callers to the first one: those that wait, and those that come within the delay.
+/// Adds callers to the first one: those that wait, and those that come within the delay while the batch is not full.
 async fn gather(context: &Context, first: Pending, receiver: &mut mpsc::UnboundedReceiver<Pending>) -> Vec<Pending> {
     let (max, delay) = (context.settings.discovery.batch_max, context.settings.discovery.batch_delay);
     let deadline = tokio::time::Instant::now() + delay;
     let mut rows = first.rows.len();
     let mut batch = vec![first];
-    while rows < max {
+    while rows < max * PILED_UP {
         let next = match receiver.try_recv() {
             Ok(next) => Some(next),
-            Err(_) if delay.is_zero() => None,
+            Err(_) if delay.is_zero() || rows >= max => None,
             Err(_) => tokio::time::timeout_at(deadline, receiver.recv()).await.ok().flatten(),
         };
         let Some(next) = next else { break };

@@ -1,4 +1,4 @@
-//! What discovery uses, and the steps that both its inputs take.
+//! The context of discovery, and the steps that both its inputs take.
 
 use std::sync::Arc;
 

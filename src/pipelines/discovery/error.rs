@@ -1,4 +1,4 @@
-//! What can fail in discovery.
+//! The errors of discovery.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the fanout uses.
+//! The context of the fanout.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub struct Context {
     pub settings: Arc<Settings>,
 }
 
-/// The reader. What it does stands in a file for each step.
+/// The reader. Each of its steps has a file.
 pub(super) struct Fanout(pub(super) Context);
 
 /// Shards that are called at a time.

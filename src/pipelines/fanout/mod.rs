@@ -4,7 +4,8 @@
 //! Crash windows:
 //!
 //! - before the script: nothing happened.
-//! - after the script, before the commit: the records come again, and their offsets are known.
+//! - after the script, before the commit, which comes a little later: the records come again, and their offsets are
+//!   known.
 //! - a reader lost its partition and does not know it yet: the script refuses its epoch, and it joins anew.
 //! - the fanout parks a record of a full queue in SQL *before* the offset passes it. Killed in between, the record is
 //!   parked and enqueued; the parked copy finds the task's record in the queue.
@@ -16,7 +17,12 @@ mod groups;
 mod owned;
 mod setback;
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
 
 pub use self::{context::Context, error::Error};
 use self::{context::Fanout, groups::Groups, owned::Owned};
@@ -26,6 +32,9 @@ use crate::{
     telemetry::metrics::{self, FanoutBatch},
 };
 
+/// The longest that enqueued records wait for their commit. Records that come one by one share it.
+const COMMIT_EVERY: Duration = Duration::from_millis(20);
+
 /// Starts the pipeline.
 pub fn start(context: Context, supervisor: &Supervisor) {
     supervisor.spawn_loop("fanout", Policy::Restart, move |cx| Fanout(context.clone()).consume(cx));
@@ -34,13 +43,29 @@ pub fn start(context: Context, supervisor: &Supervisor) {
 impl Fanout {
     async fn consume(self, cx: Loop) -> Result<(), Error> {
         let mut subscription = self.0.bus.subscribe(Topic::Pipeline, Reading::Ordered).await?;
-        let mut owned = Owned::default();
+        let mut done = Uncommitted::default();
+        let ended = self.read(&mut *subscription, &mut done, &cx).await;
+        // Otherwise the next reader gets them again, and a shard in its next life would take them for new.
+        if let Err(error) = done.commit(&mut *subscription).await {
+            tracing::debug!("the last records come again: {error}");
+        }
+        ended
+    }
+
+    async fn read(&self, subscription: &mut dyn Subscription, done: &mut Uncommitted, cx: &Loop) -> Result<(), Error> {
+        let (max, mut owned) = (self.0.settings.fanout.batch_max, Owned::default());
         loop {
             let messages = tokio::select! {
-                messages = cx.idle(subscription.next(self.0.settings.fanout.batch_max)) => messages?,
+                messages = cx.idle(subscription.next(max)) => messages?,
+                () = done.is_due() => Vec::new(),
                 () = cx.stop.cancelled() => return Ok(()),
             };
-            self.handle(messages, &mut *subscription, &mut owned).await?;
+            if !messages.is_empty() {
+                self.handle(messages, subscription, &mut owned, done).await?;
+            }
+            if done.is_over() || done.messages.len() >= max {
+                done.commit(subscription).await?;
+            }
             cx.beat();
         }
     }
@@ -50,6 +75,7 @@ impl Fanout {
         messages: Vec<Message>,
         subscription: &mut dyn Subscription,
         owned: &mut Owned,
+        uncommitted: &mut Uncommitted,
     ) -> Result<(), Error> {
         let queue = &self.0.queue;
         let started = Instant::now();
@@ -72,14 +98,47 @@ impl Fanout {
             queue.wake_everywhere(&shard.queue).await?;
             return Err(Error::ShardLost(shard));
         }
+        uncommitted.add(messages);
+        // What is read again must stay on the bus.
+        uncommitted.messages.retain(|message| !outcome.behind.contains(&message.partition));
         for partition in &outcome.behind {
             let stored = self.fell_back_to(*partition, owned).await?;
             tracing::warn!(partition, "redis fell back: reading pipeline/{partition} again from {stored:?}");
             subscription.seek(*partition, stored).await?;
         }
-        let dealt_with: Vec<_> = messages.into_iter().filter(|m| !outcome.behind.contains(&m.partition)).collect();
-        subscription.commit(&dealt_with).await?;
         metrics::fanout_batch(done, started.elapsed());
         Ok(())
+    }
+}
+
+/// Enqueued records that wait for their commit, without their values.
+#[derive(Default)]
+struct Uncommitted {
+    messages: Vec<Message>,
+    /// When the first one came.
+    since: Option<tokio::time::Instant>,
+}
+
+impl Uncommitted {
+    fn add(&mut self, messages: Vec<Message>) {
+        self.since.get_or_insert_with(tokio::time::Instant::now);
+        self.messages.extend(messages.into_iter().map(|message| Message { value: Bytes::new(), ..message }));
+    }
+
+    /// Waits until the first record has waited for [`COMMIT_EVERY`]; for ever where there is none.
+    async fn is_due(&self) {
+        match self.since {
+            Some(since) => tokio::time::sleep_until(since + COMMIT_EVERY).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.since.is_some_and(|since| since.elapsed() >= COMMIT_EVERY)
+    }
+
+    async fn commit(&mut self, subscription: &mut dyn Subscription) -> Result<(), Error> {
+        self.since = None;
+        Ok(subscription.commit(&std::mem::take(&mut self.messages)).await?)
     }
 }

@@ -30,6 +30,9 @@ const READ_BYTES: usize = 4 << 20;
 const AT_ONCE: usize = 8;
 /// The bytes of reports in one record of the bus, about.
 const RECORD_BYTES: usize = 512 << 10;
+/// The least time from one round to the next, so that reports which come one by one share a record of the bus, a
+/// transaction and their fsyncs.
+const ROUND_EVERY: Duration = Duration::from_millis(10);
 /// How often the forwarder looks for the entries of a process that died.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often the forwarder renews its hold on an outbox while it publishes.
@@ -108,7 +111,7 @@ impl Forwarder {
     async fn run(self, cx: Loop) -> Result<(), Error> {
         let (mut due, mut looked, mut failing) = (BTreeSet::new(), None::<Instant>, Failing::default());
         loop {
-            let stopping = cx.stop.is_cancelled();
+            let (stopping, began) = (cx.stop.is_cancelled(), tokio::time::Instant::now());
             due.append(&mut self.reported.take());
             if stopping || looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
                 looked = Some(Instant::now());
@@ -122,8 +125,12 @@ impl Forwarder {
             if stopping {
                 return Ok(());
             }
+            let reported = async {
+                self.reported.notify.notified().await;
+                tokio::time::sleep_until(began + ROUND_EVERY).await;
+            };
             tokio::select! {
-                () = self.reported.notify.notified() => {}
+                () = reported => {}
                 () = tokio::time::sleep(LOOK_EVERY) => {}
                 // The next round forwards the reports that came before the stop.
                 () = cx.stop.cancelled() => {}

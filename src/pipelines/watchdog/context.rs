@@ -1,4 +1,4 @@
-//! What the loops of the watchdog use.
+//! The context of the watchdog's loops.
 
 use std::{sync::Arc, time::Duration};
 

@@ -28,7 +28,7 @@ const FORWARDING: Duration = Duration::from_secs(3);
 /// Shards that are asked at once.
 const AT_ONCE: usize = 64;
 
-/// What a look asks for.
+/// The parameters of a look.
 #[derive(Clone, Copy, Debug)]
 pub struct LookFor {
     /// A younger look of this process will do, unless something has happened in the shard since.
@@ -73,7 +73,7 @@ impl Upkeep {
 
     async fn look_at(&self, shard: &Arc<Notes>, look_for: LookFor) -> Result<Look> {
         if let Some((mut seen, age)) = shard.seen(look_for.max_age) {
-            // What was due later may be due now.
+            // A lease or delay of that look may have ended since.
             match seen.next.map(|next| next.checked_sub(age)) {
                 Some(None) => {}
                 Some(left) => {

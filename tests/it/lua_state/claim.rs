@@ -1,4 +1,4 @@
-//! What workers ask for work with: claim, delivered, peek.
+//! The scripts that give tasks to workers: claim, delivered, peek.
 
 use taskd::redis_pool::{Call, scripts};
 

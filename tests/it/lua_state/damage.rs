@@ -43,7 +43,7 @@ async fn a_damaged_record_is_passed_by_claims_and_promotions() {
         f.waiting('b', 1, b"1").await;
         let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 9)])).await.expect("claim");
         assert_eq!(flat(answer)[4..], ["b", "body2", "1", &(NOW + 30_000).to_string()]);
-        // What begins as if it were held is passed as held: whoever looks closer finds it.
+        // A claim passes a record that begins like a held one. The scripts that load records find the damage.
         let passed = String::from_utf8_lossy(damage).starts_with('h').then_some("a=h5");
         assert!(f.state().await["records"].iter().eq(passed.iter().chain(&["b=h1:w"])));
 

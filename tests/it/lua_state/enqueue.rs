@@ -235,7 +235,7 @@ async fn close_waits_until_nothing_has_happened_for_long_and_removes_all_keys() 
     let f = Fixture::new().await;
     f.seed("SET", "offset", &[b"topic/4-0"]).await;
     f.seed("HSET", "counters", &[b"grants", b"3", b"open", b"0"]).await;
-    // What is spent and not swept holds nothing up; a stream may be there and empty.
+    // Spent elements that are not swept, and an empty stream, do not keep the shard open.
     f.seed("LPUSH", "m:T", &[&element(1, 0, 'a')]).await;
     f.seed("SET", "m:C", &[b"9"]).await;
     f.seed("HSET", "m:P", &[b"w", b"9"]).await;

@@ -1,4 +1,4 @@
-//! What workers report with: complete, reject, extend.
+//! The scripts that end or extend a lease for its worker: complete, reject, extend.
 
 use taskd::redis_pool::{Call, scripts};
 
@@ -125,7 +125,7 @@ async fn reject_for_good_kills_a_task_of_one_and_not_of_two() {
             ("leases", &[]),
             ("finals", &["a"]),
             ("outbox", &[r#"d=a a=2 r=no reason w=w h=[1000000,"w","no reason"]"#]),
-            // What the entry has in bytes: names and values.
+            // The entry's bytes: names and values.
             ("counters", &["live=0", "outbox_bytes=50"]),
         ],
     );
@@ -177,7 +177,7 @@ async fn extend_moves_the_deadline_of_the_holder_only() {
         &[("leases", &[&format!("a1={until}")]), ("counters", &["longest_lease=5000", "live=1"])],
     );
 
-    // Whoever extends has it.
+    // A worker that extends its lease has received it.
     f.seed("ZADD", "undelivered", &[b"5", b"1"]).await;
     f.run(&scripts::EXTEND, extend("w")).await.expect("extend");
     assert_eq!(f.state().await.get("undelivered"), None);

@@ -1,4 +1,4 @@
-//! What the watchdog, the forwarder and readers call.
+//! The scripts of the watchdog, the forwarder and readers.
 
 use taskd::redis_pool::{Call, scripts};
 

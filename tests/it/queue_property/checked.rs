@@ -44,7 +44,7 @@ pub(super) struct Ask {
     pub(super) most_bytes: usize,
 }
 
-/// What one claim got: its grant, whether the scan ended early, and id, body and attempt of each.
+/// The answer to one claim: its grant, whether the scan ended early, and id, body and attempt of each task.
 type Got = (u64, bool, Vec<(TaskId, Bytes, u32)>);
 
 /// Every call goes to both, and their answers and states are compared.
@@ -176,7 +176,7 @@ impl Checked {
         self.compare(false).await;
     }
 
-    /// What this request got against what is open to the worker; the model follows.
+    /// Checks the answer to this request against the tasks open to the worker; the model follows.
     fn granted(&mut self, ask: &Ask, (grant, more, got): Got) -> Vec<Lease> {
         let open = self.model.open_to(&ask.worker);
         let (tasks, lanes) = (&self.model.tasks, self.model.lanes());
@@ -186,7 +186,7 @@ impl Checked {
         let weight = |ids: &[TaskId]| ids.iter().map(|id| tasks[id].body.len()).sum::<usize>();
         assert!(ids.len() < 2 || weight(&ids) <= ask.most_bytes, "{said}");
         if self.seen.insert(ask.worker.clone()) {
-            // Whoever has passed nothing gets the oldest of each lane first, as many as fit.
+            // A worker that has passed nothing gets the oldest of each lane first, as many as fit.
             assert_eq!(ids, open[..ids.len()]);
             let fits = |n: &usize| *n == 1 || weight(&open[..*n]) <= ask.most_bytes;
             let most = (1..=open.len().min(ask.most)).take_while(fits).count();

@@ -78,7 +78,7 @@ impl Task {
     }
 }
 
-/// What a worker shows for a task.
+/// A lease, as its worker shows it.
 #[derive(Clone, Debug)]
 pub(super) struct Lease {
     pub(super) id: TaskId,
@@ -146,7 +146,7 @@ impl Model {
         &self.offers[lane][self.gone[lane]..]
     }
 
-    /// What this worker may have, as one that has passed nothing sees it.
+    /// The tasks that this worker may claim if it has passed nothing.
     pub(super) fn open_to(&self, worker: &str) -> Vec<TaskId> {
         let mut open = Vec::new();
         for (id, offer) in self.lanes().into_iter().flat_map(|lane| self.standing(lane)) {
