@@ -128,15 +128,13 @@ impl Server {
     ) -> anyhow::Result<Option<Instant>> {
         let (mut before, mut changed) = (Counts::default(), Instant::now());
         loop {
-            let counts = self.counts(queues).await?;
-            if is_reached(&counts) {
-                return Ok(Some(Instant::now()));
-            }
-            if counts != before {
-                (before, changed) = (counts, Instant::now());
-            }
-            if changed.elapsed() > patience {
-                return Ok(None);
+            match self.counts(queues).await {
+                Ok(counts) if is_reached(&counts) => return Ok(Some(Instant::now())),
+                Ok(counts) if counts != before => (before, changed) = (counts, Instant::now()),
+                Ok(_) if changed.elapsed() > patience => return Ok(None),
+                // A taskd that starts over answers again soon.
+                Err(error) if changed.elapsed() > patience => return Err(error),
+                Ok(_) | Err(_) => {}
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
