@@ -77,10 +77,3 @@ local function is_offer(t, element)
   local offer = t[OFFER] or 0
   return offer == 0 or cmsgpack.unpack(element)[2] == offer
 end
-
--- An open task weighs its body and this: about what its record, element and lease take.
-local OVERHEAD = 400
-
--- The field id .. 'h' has the head of a larger body again (priority, max_attempts, lease), so that a script reads nine
--- bytes instead of a megabyte.
-local LARGE, HEAD = 1024, 9

@@ -1,4 +1,4 @@
-//! The operations, one function each. Every protocol calls them; limits, spans and metrics are applied here, once.
+//! The operations, one function each. Every protocol calls them; spans and metrics are applied here, once.
 
 mod error;
 mod handle;

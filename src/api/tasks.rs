@@ -16,9 +16,11 @@ use crate::{
 };
 
 impl Api {
-    /// Leases tasks to a worker, and waits only when there is none.
-    pub async fn get(&self, caller: &Caller, request: GetTasks) -> Result<Leases, Error> {
-        let call = counted(Method::Get, self.tasks()?.get(request), |leases| leases.tasks.is_empty());
+    /// Leases tasks to a worker, and waits only when there is none. A wrong request (`Err`) is counted as one.
+    pub async fn get(&self, caller: &Caller, request: Result<GetTasks, String>) -> Result<Leases, Error> {
+        let tasks = self.tasks()?;
+        let leases = async { tasks.get(request.map_err(tasks::Error::Invalid)?).await };
+        let call = counted(Method::Get, leases, |leases: &Leases| leases.tasks.is_empty());
         // A stop ends the wait: the dropped call gives back what it leased.
         let leases = self.stop.run_until_cancelled(call.instrument(span("get", caller))).await;
         Ok(leases.unwrap_or_else(|| Ok(Leases::default()))?)

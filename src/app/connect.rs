@@ -171,7 +171,7 @@ fn kafka_config(settings: &Settings) -> anyhow::Result<Option<kafka::Config>> {
     let Some(url) = &settings.bus_url else { return Ok(None) };
     Ok(Some(kafka::Config {
         brokers: url.brokers.clone(),
-        properties: kafka::resolved(&settings.kafka).map_err(anyhow::Error::msg)?,
+        properties: kafka::resolved(&settings.kafka)?,
         topic_prefix: settings.topic_prefix.clone(),
         partitions: settings.partitions,
         retention: settings.topic_retention,

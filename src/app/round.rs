@@ -90,7 +90,7 @@ pub(super) async fn run(
     let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
 
     // Nothing fails from here on, so whatever starts is also awaited.
-    let (supervisor, doors) = (Supervisor::giving_up_at(is_lost, backends.clock.clone()), Supervisor::new());
+    let (supervisor, doors) = (Supervisor::with_clock(backends.clock.clone()), Supervisor::new());
     let cx = opened.start_upkeep(backends, &supervisor);
     let state = state(backends, &cx, &supervisor, &doors);
     let stop = wait.stop;
@@ -239,9 +239,4 @@ async fn drain(
         (Err(_), RoundEnd::Lost(_)) => tracing::warn!("some callers of before are still there"),
     }
     Ok(())
-}
-
-/// True if an error without a type ends the round.
-fn is_lost(error: &anyhow::Error) -> bool {
-    error.downcast_ref().is_some_and(bus::Error::is_lost)
 }

@@ -61,7 +61,7 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
 }
 
 fn with_logging(settings: &Settings) -> anyhow::Result<()> {
-    logging::init(&settings.log, settings.log_format)
+    Ok(logging::init(&settings.log, settings.log_format)?)
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {

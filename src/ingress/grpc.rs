@@ -168,9 +168,8 @@ impl Discovery for Service {
 impl Tasks for Service {
     async fn get_tasks(&self, request: Request<pb::GetTasksRequest>) -> Result<Response<pb::GetTasksResponse>, Status> {
         let (caller, request) = open(request);
-        let request = GetTasks::try_from(request).map_err(Status::invalid_argument)?;
         let is_default = request.max_bytes == 0;
-        let Leases { tasks, deliveries } = self.0.api.get(&caller, request).await?;
+        let Leases { tasks, deliveries } = self.0.api.get(&caller, GetTasks::try_from(request)).await?;
         let response = pb::GetTasksResponse { tasks: results(tasks) };
         let bytes = response.encoded_len();
         let room = self.0.budget.answer(bytes).map_err(|error| Status::resource_exhausted(error.to_string()))?;

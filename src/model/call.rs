@@ -156,16 +156,17 @@ impl LeasedTask {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch<T> {
     pub worker: String,
-    /// `Err`: the answer to an item that cannot be read.
+    /// `Err`: the answer to an item of which not even the id and the token are sure.
     pub items: Vec<Result<Item<T>, ItemAnswer>>,
 }
 
 /// A worker's report about one task, with the id and the token as the worker sent them.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Item<T> {
     pub id: String,
     pub lease_token: String,
-    pub report: T,
+    /// `Err`: the mistake in it.
+    pub report: Result<T, String>,
 }
 
 /// The worker has finished the task.

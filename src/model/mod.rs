@@ -12,7 +12,10 @@ pub use call::{
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
-pub use records::{Completed, DeadLetter, Died, Expiration, Failure, PipelineTask, Report, What};
+pub use records::{
+    Completed, DeadLetter, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues,
+    Report, UnreadableTask, What,
+};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use validate::TaskRules;

@@ -40,9 +40,37 @@ pub struct Completed {
     pub worker: String,
     pub result: Bytes,
     pub result_encoding: Encoding,
-    pub discovered: Vec<NewTask>,
+    pub discovered: Vec<DiscoveredTask>,
     pub attempt: u32,
     pub lease: LeaseNumber,
+}
+
+/// A discovered task in a report. `Err`: this version cannot read all of it.
+pub type DiscoveredTask = Result<NewTask, Box<UnreadableTask>>;
+
+/// A task with a value that this version does not know: a later version wrote it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UnreadableTask {
+    /// The task without these values.
+    pub task: NewTask,
+    pub values: RecordedValues,
+    pub reason: String,
+}
+
+/// The values of a task that may be unreadable, as its record has them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedValues {
+    pub payload_encoding: i32,
+    pub priority: i32,
+    pub delay: Option<RecordedDuration>,
+    pub lease_duration: Option<RecordedDuration>,
+}
+
+/// A duration that may be negative or out of range.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedDuration {
+    pub seconds: i64,
+    pub nanos: i32,
 }
 
 /// The death of a task, decided by a script.
@@ -90,6 +118,8 @@ pub struct DeadLetter {
     pub value: Bytes,
     /// The task as an insert takes it.
     pub task: Option<NewTask>,
+    /// The values of an unreadable task, which replace those of `task`.
+    pub values: Option<RecordedValues>,
     /// The failures of a dead task.
     pub history: Vec<Failure>,
     /// The task whose worker discovered a task that was not stored.

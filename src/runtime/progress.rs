@@ -2,9 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
+
+use parking_lot::Mutex;
 
 use super::Clock;
 
@@ -39,7 +41,7 @@ impl Progress {
 
     /// The loops without a beat for `limit`, with the time since their last.
     pub fn stalled(&self, limit: Duration) -> Vec<(String, Duration)> {
-        let (beats, now) = (self.beats.lock().unwrap_or_else(PoisonError::into_inner), self.clock.now());
+        let (beats, now) = (self.beats.lock(), self.clock.now());
         let stalled = beats.iter().map(|(name, at)| (name.clone(), now.saturating_duration_since(*at)));
         stalled.filter(|(_, age)| *age > limit).collect()
     }
@@ -59,7 +61,7 @@ impl Beat {
     /// Shows that the loop is alive.
     pub fn beat(&self) {
         let now = self.progress.clock.now();
-        let mut beats = self.progress.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut beats = self.progress.beats.lock();
         match beats.get_mut(&self.name) {
             Some(at) => *at = now,
             None => drop(beats.insert(self.name.clone(), now)),
@@ -80,7 +82,7 @@ impl Beat {
 
 impl Drop for Beat {
     fn drop(&mut self) {
-        let mut beats = self.progress.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut beats = self.progress.beats.lock();
         beats.remove(&self.name);
     }
 }

@@ -46,7 +46,6 @@ pub struct Supervisor {
     stop: CancellationToken,
     tasks: TaskTracker,
     progress: Progress,
-    ends_round: fn(&anyhow::Error) -> bool,
     round_end: Arc<SetOnce<Box<dyn LoopError>>>,
 }
 
@@ -67,14 +66,8 @@ impl Supervisor {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
             progress: Progress::new(clock),
-            ends_round: |_| false,
             round_end: Arc::default(),
         }
-    }
-
-    /// A supervisor that judges the errors of [`Self::spawn`], which have no type.
-    pub fn giving_up_at(ends_round: fn(&anyhow::Error) -> bool, clock: Clock) -> Self {
-        Self { ends_round, ..Self::with_clock(clock) }
     }
 
     /// Waits for the first error that ends the round. The other tasks go on until they are stopped.
@@ -103,22 +96,6 @@ impl Supervisor {
         self.supervise(name.to_owned(), policy, move || {
             let run = run(cx.clone());
             async move { run.await.map_err(|error| Box::new(error) as Box<dyn LoopError>) }
-        });
-    }
-
-    /// Runs a loop whose errors have no type yet. New loops use [`Self::spawn_loop`].
-    pub fn spawn<F, Fut>(&self, name: impl Into<String>, mut make: F)
-    where
-        F: FnMut() -> Fut + Send + 'static,
-        Fut: Future<Output = anyhow::Result<()>> + Send + 'static,
-    {
-        let ends_round = self.ends_round;
-        self.supervise(name.into(), Policy::Restart, move || {
-            let run = make();
-            async move {
-                let untyped = |error| Untyped { ends_round: ends_round(&error), error };
-                run.await.map_err(|error| Box::new(untyped(error)) as Box<dyn LoopError>)
-            }
         });
     }
 
@@ -186,31 +163,6 @@ pub enum Policy {
     Restart,
     /// The round ends.
     EndRound,
-}
-
-/// An error without a type, judged when it came.
-#[derive(Debug)]
-struct Untyped {
-    error: anyhow::Error,
-    ends_round: bool,
-}
-
-impl std::fmt::Display for Untyped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl Error for Untyped {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.error.source()
-    }
-}
-
-impl LoopError for Untyped {
-    fn ends_round(&self) -> bool {
-        self.ends_round
-    }
 }
 
 /// The failures of one loop: how long it waits, and which the log names.
@@ -319,7 +271,11 @@ mod tests {
 
     #[test]
     fn causes_that_repeat_are_said_once() {
-        let error = anyhow::anyhow!("refused").context("connecting: refused").context("cannot open mysql");
-        assert_eq!(in_short(&*error), "cannot open mysql: connecting: refused");
+        #[derive(Debug, thiserror::Error)]
+        #[error("{0}")]
+        struct Said(&'static str, #[source] Option<Box<Said>>);
+        let because = |error, cause| Said(error, Some(Box::new(cause)));
+        let error = because("cannot open mysql", because("connecting: refused", Said("refused", None)));
+        assert_eq!(in_short(&error), "cannot open mysql: connecting: refused");
     }
 }

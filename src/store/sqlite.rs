@@ -65,6 +65,8 @@ impl SqliteStore {
             .acquire_timeout(PATIENCE)
             .idle_timeout(None)
             .max_lifetime(None)
+            // A file does not go away as a server does. The question would cost each transaction two thread switches.
+            .test_before_acquire(false)
             .connect_with(
                 options
                     .clone()
@@ -79,6 +81,7 @@ impl SqliteStore {
         let readers = SqlitePoolOptions::new()
             .max_connections(READERS)
             .acquire_timeout(PATIENCE)
+            .test_before_acquire(false)
             .connect_lazy_with(options.pragma("query_only", "on"));
         Self::migrate(MIGRATIONS, writer, readers).await
     }
@@ -138,18 +141,17 @@ impl Dialect for SqliteConnection {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+    use crate::{
+        config::Settings,
+        model::{Encoding, LeaseNumber, NewTask, Offset, ShardId, TaskId, WorkerName, validate},
+        store::{NewRow, Published, Settlement, Store, Turn, Unpublished},
+    };
 
     #[tokio::test]
     async fn no_statement_scans_a_table() {
-        use std::collections::HashSet;
-
-        use crate::{
-            config::Settings,
-            model::{Encoding, LeaseNumber, NewTask, Offset, ShardId, TaskId, WorkerName, validate},
-            store::{NewRow, Published, Settlement, Store, Turn, Unpublished},
-        };
-
         let dir = tempfile::tempdir().unwrap();
         let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
         let row = |key: &str| {

@@ -4,10 +4,11 @@ use std::io::{IsTerminal, stderr};
 
 use tracing_subscriber::{EnvFilter, fmt};
 
+use super::error::Error;
 use crate::config::LogFormat;
 
 /// Starts logging, once per process. `filter` has been checked with the settings.
-pub fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
+pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
     // Their every failed connection comes back as an error of ours, once.
     let named = |library: &str| filter.split(',').any(|directive| directive.trim().starts_with(library));
     let quiet = ["librdkafka", "redis"].into_iter().filter(|library| !named(library));
@@ -26,5 +27,5 @@ pub fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
         // Fields beside the message, not below it: one level is what log stores index best.
         lines.json().flatten_event(true).with_current_span(false).try_init()
     };
-    started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
+    started.map_err(Error::Logging)
 }

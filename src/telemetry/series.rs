@@ -3,10 +3,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::Context;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use metrics_util::MetricKindMask;
+
+use super::error::Error;
 
 /// The label that makes a series one of a queue.
 const QUEUE: &str = "queue";
@@ -60,8 +61,8 @@ impl Recorders {
     }
 
     /// For the whole process.
-    pub(super) fn install(self) -> anyhow::Result<()> {
-        metrics::set_global_recorder(self).ok().context("another metrics recorder is installed")
+    pub(super) fn install(self) -> Result<(), Error> {
+        metrics::set_global_recorder(self).map_err(|_| Error::Installed)
     }
 
     fn all(&self) -> [&PrometheusRecorder; 3] {

@@ -1,12 +1,17 @@
 //! Requests and answers: messages to and from `model`. An error is one line for the sender of the message.
 
+use std::time::Duration;
+
+use bytes::Bytes;
+
 use super::{
     pb,
     time::{duration, read_duration, timestamp, unix_ms},
 };
 use crate::model::{
-    Batch, Completion, Encoding, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
-    LeasedTask, NewTask, Priority, Rejection, TaskStatus, TaskView,
+    Batch, Completion, DiscoveredTask, Encoding, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer,
+    ItemStatus, LeasedTask, NewTask, Priority, RecordedDuration, RecordedValues, Rejection, TaskStatus, TaskView,
+    UnreadableTask,
 };
 
 impl From<Priority> for pb::Priority {
@@ -48,16 +53,32 @@ fn read_encoding(what: &str, number: i32) -> Result<Encoding, String> {
     }
 }
 
-impl TryFrom<pb::NewTask> for NewTask {
-    type Error = String;
+/// The values of a task that a message may have wrong.
+#[derive(Default)]
+struct Values {
+    payload_encoding: Encoding,
+    priority: Option<Priority>,
+    lease_duration: Option<Duration>,
+    delay: Option<Duration>,
+}
 
-    fn try_from(task: pb::NewTask) -> Result<Self, String> {
+impl Values {
+    fn read(task: &pb::NewTask) -> Result<Self, String> {
         Ok(Self {
             payload_encoding: read_encoding("payload", task.payload_encoding)?,
             priority: read_priority(task.priority)?,
-            delay: task.delay.map(|delay| read_duration("delay", delay)).transpose()?,
-            not_before_unix_ms: task.not_before.map(unix_ms),
             lease_duration: task.lease_duration.map(|lease| read_duration("lease_duration", lease)).transpose()?,
+            delay: task.delay.map(|delay| read_duration("delay", delay)).transpose()?,
+        })
+    }
+
+    fn of(self, task: pb::NewTask) -> NewTask {
+        NewTask {
+            payload_encoding: self.payload_encoding,
+            priority: self.priority,
+            delay: self.delay,
+            not_before_unix_ms: task.not_before.map(unix_ms),
+            lease_duration: self.lease_duration,
             queue: task.queue,
             key: task.key,
             payload: task.payload,
@@ -65,26 +86,35 @@ impl TryFrom<pb::NewTask> for NewTask {
             max_attempts: task.max_attempts,
             headers: task.headers,
             traceparent: task.traceparent,
-        })
+        }
     }
 }
 
-/// Reads a task of a record, which taskd has checked before. Values of a newer taskd that this one does not know count
-/// as not given.
-pub(super) fn recorded_task(task: pb::NewTask) -> NewTask {
-    NewTask {
-        payload_encoding: Encoding::from_number(task.payload_encoding.into()),
-        priority: read_priority(task.priority).unwrap_or_default(),
-        delay: task.delay.and_then(|delay| delay.try_into().ok()),
-        not_before_unix_ms: task.not_before.map(unix_ms),
-        lease_duration: task.lease_duration.and_then(|lease| lease.try_into().ok()),
-        queue: task.queue,
-        key: task.key,
-        payload: task.payload,
-        replicas: task.replicas,
-        max_attempts: task.max_attempts,
-        headers: task.headers,
-        traceparent: task.traceparent,
+impl TryFrom<pb::NewTask> for NewTask {
+    type Error = String;
+
+    fn try_from(task: pb::NewTask) -> Result<Self, String> {
+        Ok(Values::read(&task)?.of(task))
+    }
+}
+
+/// Reads a discovered task of a report.
+pub(super) fn discovered_task(task: pb::NewTask) -> DiscoveredTask {
+    let recorded = |duration: prost_types::Duration| {
+        let prost_types::Duration { seconds, nanos } = duration;
+        RecordedDuration { seconds, nanos }
+    };
+    match Values::read(&task) {
+        Ok(values) => Ok(values.of(task)),
+        Err(reason) => {
+            let values = RecordedValues {
+                payload_encoding: task.payload_encoding,
+                priority: task.priority,
+                delay: task.delay.map(recorded),
+                lease_duration: task.lease_duration.map(recorded),
+            };
+            Err(Box::new(UnreadableTask { task: Values::default().of(task), values, reason }))
+        }
     }
 }
 
@@ -104,6 +134,23 @@ impl From<NewTask> for pb::NewTask {
             headers: task.headers,
             traceparent: task.traceparent,
         }
+    }
+}
+
+/// A task with the values of its record, for a version that knows them.
+pub(super) fn with_values(task: NewTask, values: RecordedValues) -> pb::NewTask {
+    let duration = |duration: RecordedDuration| {
+        let RecordedDuration { seconds, nanos } = duration;
+        prost_types::Duration { seconds, nanos }
+    };
+    let RecordedValues { payload_encoding, priority, delay, lease_duration } = values;
+    let (delay, lease_duration) = (delay.map(duration), lease_duration.map(duration));
+    pb::NewTask { payload_encoding, priority, delay, lease_duration, ..task.into() }
+}
+
+impl From<DiscoveredTask> for pb::NewTask {
+    fn from(task: DiscoveredTask) -> Self {
+        task.map_or_else(|unreadable| with_values(unreadable.task, unreadable.values), Self::from)
     }
 }
 
@@ -158,37 +205,28 @@ impl From<LeasedTask> for pb::LeasedTask {
 
 impl From<pb::CompleteTasksRequest> for Batch<Completion> {
     fn from(request: pb::CompleteTasksRequest) -> Self {
-        Self { worker: request.worker, items: request.completions.into_iter().map(completion).collect() }
+        let read = |item: pb::Completion| {
+            let pb::Completion { id, lease_token, result, discovered, result_encoding } = item;
+            Ok(Item { id, lease_token, report: completion(result, result_encoding, discovered) })
+        };
+        Self { worker: request.worker, items: request.completions.into_iter().map(read).collect() }
     }
 }
 
-fn completion(item: pb::Completion) -> Result<Item<Completion>, ItemAnswer> {
-    let pb::Completion { id, lease_token, result, discovered, result_encoding } = item;
-    let discovered = discovered
-        .into_iter()
-        .enumerate()
-        .map(|(index, task)| NewTask::try_from(task).map_err(|error| format!("discovered[{index}]: {error}")));
-    let read = read_encoding("result", result_encoding)
-        .and_then(|encoding| Ok((encoding, discovered.collect::<Result<_, String>>()?)));
-    match read {
-        Ok((result_encoding, discovered)) => {
-            Ok(Item { id, lease_token, report: Completion { result, result_encoding, discovered } })
-        }
-        Err(error) => Err(ItemAnswer::invalid(id, error)),
-    }
+fn completion(result: Bytes, result_encoding: i32, discovered: Vec<pb::NewTask>) -> Result<Completion, String> {
+    let result_encoding = read_encoding("result", result_encoding)?;
+    let read = |(index, task)| NewTask::try_from(task).map_err(|error| format!("discovered[{index}]: {error}"));
+    let discovered = discovered.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    Ok(Completion { result, result_encoding, discovered })
 }
 
 impl From<pb::RejectTasksRequest> for Batch<Rejection> {
     fn from(request: pb::RejectTasksRequest) -> Self {
         let read = |item: pb::Rejection| {
             let pb::Rejection { id, lease_token, reason, retry, delay } = item;
-            match delay.map(|delay| read_duration("delay", delay)).transpose() {
-                Ok(delay) => {
-                    let retry = retry.unwrap_or(true);
-                    Ok(Item { id, lease_token, report: Rejection { reason, retry, delay } })
-                }
-                Err(error) => Err(ItemAnswer::invalid(id, error)),
-            }
+            let delay = delay.map(|delay| read_duration("delay", delay)).transpose();
+            let report = delay.map(|delay| Rejection { reason, retry: retry.unwrap_or(true), delay });
+            Ok(Item { id, lease_token, report })
         };
         Self { worker: request.worker, items: request.rejections.into_iter().map(read).collect() }
     }
@@ -198,10 +236,8 @@ impl From<pb::ExtendTasksRequest> for Batch<Extension> {
     fn from(request: pb::ExtendTasksRequest) -> Self {
         let read = |item: pb::Extension| {
             let pb::Extension { id, lease_token, by } = item;
-            match by.map(|by| read_duration("by", by)).transpose() {
-                Ok(by) => Ok(Item { id, lease_token, report: Extension { by } }),
-                Err(error) => Err(ItemAnswer::invalid(id, error)),
-            }
+            let by = by.map(|by| read_duration("by", by)).transpose();
+            Ok(Item { id, lease_token, report: by.map(|by| Extension { by }) })
         };
         Self { worker: request.worker, items: request.extensions.into_iter().map(read).collect() }
     }
@@ -254,8 +290,6 @@ impl From<TaskView> for pb::Task {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn task() -> pb::NewTask {
@@ -296,8 +330,7 @@ mod tests {
         ];
         for (task, why) in cases {
             assert_eq!(NewTask::try_from(task.clone()).unwrap_err(), why);
-            let item = pb::Completion { id: "1".into(), discovered: vec![task], ..Default::default() };
-            assert_eq!(completion(item).unwrap_err(), ItemAnswer::invalid("1".into(), format!("discovered[0]: {why}")));
+            assert_eq!(completion("".into(), 0, vec![task]).unwrap_err(), format!("discovered[0]: {why}"));
         }
     }
 }

@@ -3,7 +3,10 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
-use super::{call::recorded_task, pb};
+use super::{
+    call::{discovered_task, with_values},
+    pb,
+};
 use crate::model::{
     Completed, DeadLetter, Died, Encoding, Expiration, Failure, LeaseNumber, MAX_REPLICAS, PipelineTask, Priority,
     QueueName, Report, ShardId, TaskBody, TaskId, TaskRow, What,
@@ -162,7 +165,7 @@ fn report(report: pb::Report) -> Result<Report, String> {
             worker: done.worker,
             result: done.result,
             result_encoding: Encoding::from_number(done.result_encoding.into()),
-            discovered: done.discovered.into_iter().map(recorded_task).collect(),
+            discovered: done.discovered.into_iter().map(discovered_task).collect(),
             attempt: done.attempt,
             lease: LeaseNumber { generation: done.generation, grant: done.grant },
         }),
@@ -192,6 +195,10 @@ pub fn one_report(value: &Bytes, index: usize) -> Bytes {
 /// The record of topic `dead-letters`.
 pub fn dead_letter(letter: &DeadLetter) -> Bytes {
     let letter = letter.clone();
+    let task = letter.task.map(|task| match letter.values {
+        Some(values) => with_values(task, values),
+        None => task.into(),
+    });
     let record = pb::DeadLetter {
         reason: letter.reason,
         at_unix_ms: letter.at_unix_ms,
@@ -202,7 +209,7 @@ pub fn dead_letter(letter: &DeadLetter) -> Bytes {
         partition: letter.partition,
         offset: letter.offset,
         value: letter.value,
-        task: letter.task.map(Into::into),
+        task,
         history: letter.history.into_iter().map(Into::into).collect(),
         parent_id: letter.parent_id.map(id_bytes).unwrap_or_default(),
     };

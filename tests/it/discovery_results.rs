@@ -85,6 +85,41 @@ async fn discovered_tasks_that_find_no_room_go_to_dead_letters_and_the_crawl_goe
 }
 
 #[tokio::test]
+async fn a_discovered_task_of_a_later_version_becomes_a_letter_and_hurts_nobody() {
+    let fixture = Fixture::start().await;
+    let parent: TaskId = fixture.discovery.insert(tasks(&["q"])).await.unwrap()[0].id.unwrap();
+    let negative = Some(prost_types::Duration { seconds: -1, nanos: 0 });
+    let unreadable = [
+        (
+            pb::NewTask { payload_encoding: 9, ..discovered("q", "a") },
+            "payload_encoding 9 is unknown; expected BYTES, TEXT or JSON",
+        ),
+        (pb::NewTask { priority: 9, ..discovered("q", "b") }, "priority 9 is unknown; expected high, medium or low"),
+        (pb::NewTask { delay: negative, ..discovered("q", "c") }, "delay is negative or out of range"),
+        (
+            pb::NewTask { lease_duration: negative, ..discovered("q", "d") },
+            "lease_duration is negative or out of range",
+        ),
+    ];
+    let known = pb::NewTask { priority: 9, ..discovered("q", "0") };
+    let mut found: Vec<_> = unreadable.iter().map(|(task, _)| task.clone()).collect();
+    found.insert(1, discovered("q", "sibling"));
+    found.push(known);
+    fixture.report(vec![(parent, completed("w", found))]).await;
+    until("the completion is settled", async || fixture.status(parent).await == StoredStatus::Completed).await;
+
+    // The place in the report decides the id, also behind a task that is not stored.
+    assert_eq!(fixture.status(TaskId::derived(parent, "w", 1, 1)).await, StoredStatus::Unfinished);
+    assert_eq!(fixture.unfinished().await, [("q".to_owned(), 1)].into());
+    let mut letters = fixture.letters().await;
+    letters.sort_by_key(|letter| letter.task.as_ref().unwrap().key.clone());
+    let told = letters.iter().map(|letter| (letter.task.clone().unwrap(), &letter.reason[..]));
+    assert_eq!(told.collect::<Vec<_>>(), unreadable);
+    assert!(letters.iter().all(|letter| (&letter.queue[..], &letter.parent_id[..]) == ("q", &parent.as_bytes()[..])));
+    fixture.stop().await;
+}
+
+#[tokio::test]
 async fn a_full_disk_holds_reports_up_and_drops_nothing() {
     let fixture = Fixture::start_on(|_| {}, Some(100)).await;
     let stored = fixture.discovery.insert(tasks(&["q"])).await.unwrap();

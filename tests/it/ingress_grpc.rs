@@ -12,7 +12,7 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus,
 
 use crate::ingress_http::idle_state;
 
-async fn start(state: State) -> (Channel, JoinHandle<Result<(), tonic_reflection::server::Error>>) {
+pub(crate) async fn start(state: State) -> (Channel, JoinHandle<Result<(), tonic_reflection::server::Error>>) {
     let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "grpc").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let server = tokio::spawn(ingress::grpc::serve(listener, state));
@@ -31,6 +31,15 @@ async fn a_process_without_the_pipeline_says_so_and_is_not_healthy_for_it() {
     );
     let status = TasksClient::new(channel.clone()).get_tasks(pb::GetTasksRequest::default()).await.unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "this process does not run the pipeline tasks"));
+    // Another process would judge these.
+    let wait = Some(prost_types::Duration { seconds: -1, nanos: 0 });
+    let wrong = pb::GetTasksRequest { wait, ..Default::default() };
+    let status = TasksClient::new(channel.clone()).get_tasks(wrong).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    let completions = vec![pb::Completion { result_encoding: 9, ..Default::default() }];
+    let wrong = pb::CompleteTasksRequest { worker: "w".into(), completions };
+    let status = TasksClient::new(channel.clone()).complete_tasks(wrong).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
 
     let mut health = HealthClient::new(channel);
     for (service, want) in [("", ServingStatus::Serving), ("taskd.v1.Tasks", ServingStatus::NotServing)] {

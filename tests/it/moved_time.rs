@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use taskd::{
     bus::{Bus, Topic},
-    model::{InsertStatus, NewTask, StoredStatus, TaskId, validate},
+    model::{InsertStatus, NewTask, QueueName, ShardId, StoredStatus, TaskId, WorkerName, validate},
     pipelines::publishing,
+    queue::{Claim, Code, Completion, Leased},
     wire::pb::{self, report::What},
 };
 
@@ -15,6 +16,7 @@ use crate::{
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// Starts a watchdog that goes by the clock of the fixture.
 fn watchdog(fixture: &Fixture) -> Process {
@@ -80,5 +82,62 @@ async fn rows_go_to_the_bus_when_their_time_has_come() {
     assert_eq!(published().await, 2);
     fixture.clock.advance(day - HOUR);
     until("the row of a day is published", async || published().await > 2).await;
+    fixture.stop().await;
+}
+
+/// Leases what the queue offers to one worker, which gets it.
+async fn lease(process: &Process, shard: &ShardId) -> Vec<Leased> {
+    let known = process.queue.shards_of(&shard.queue).remove(0);
+    let (worker, max_bytes) = (WorkerName::new("w").unwrap(), 1 << 20);
+    let claim = Claim { worker, max_tasks: 10, max_bytes, is_first: true, lease: None, priority: None };
+    let leased = process.queue.worker.claim(&known, claim).await.unwrap().deliver();
+    assert!(process.queue.worker.report_deliveries().await);
+    leased
+}
+
+#[tokio::test]
+async fn leases_backoff_and_grace_end_by_the_clock() {
+    // An hour each: the time that the test takes ends none of them.
+    let fixture = Fixture::start_with(|settings| {
+        (settings.queues.default.lease, settings.queues.default.backoff) = (HOUR, vec![HOUR]);
+        settings.watchdog.grace = HOUR;
+    })
+    .await;
+    let (settings, process) = (&fixture.state.settings, watchdog(&fixture));
+    process.fanout(settings, &fixture.supervisor);
+    let id: TaskId = fixture.discovery.insert(tasks(&["q"])).await.unwrap()[0].id.unwrap();
+    let (shard, queue) = (ShardId { queue: QueueName::new("q").unwrap(), number: 0 }, &process.queue);
+    let stats = async || queue.stats(&shard).await.unwrap_or_default();
+    until("the task waits", async || stats().await.open == 1).await;
+
+    // Its first worker dies.
+    assert_eq!(lease(&process, &shard).await.len(), 1);
+    fixture.clock.advance(HOUR - MINUTE);
+    assert_eq!(queue.upkeep.expire(&shard, 10, &[HOUR]).await.unwrap().expired, 0);
+    assert_eq!(stats().await.leases, 1);
+    fixture.clock.advance(MINUTE);
+    until("the lease has run out", async || stats().await.leases == 0).await;
+
+    // The backoff is jittered by up to a fifth.
+    fixture.clock.advance(HOUR * 4 / 5 - MINUTE);
+    assert!(lease(&process, &shard).await.is_empty());
+    assert_eq!(queue.upkeep.promote(&shard, 10, settings.watchdog.horizon).await.unwrap().promoted, 0);
+    assert_eq!(stats().await.delayed, 1);
+    fixture.clock.advance(HOUR * 2 / 5 + MINUTE);
+    until("the backoff is over", async || stats().await.delayed == 0).await;
+
+    let leased = lease(&process, &shard).await.remove(0);
+    assert_eq!(leased.token.attempt, 2);
+    let completion =
+        Completion { id, token: leased.token, worker: WorkerName::new("w").unwrap(), report: "report".into() };
+    assert_eq!(queue.worker.complete(completion).await.unwrap(), Code::Ok);
+    let done = What::Completed(pb::Completed { worker: "w".into(), ..Default::default() });
+    fixture.report(vec![(id, done)]).await;
+    until("it is settled", async || fixture.status(id).await == StoredStatus::Completed).await;
+    fixture.clock.advance(HOUR - MINUTE);
+    assert_eq!(queue.upkeep.finals(&shard, HOUR, 10).await.unwrap(), []);
+    assert_eq!(stats().await.finals, 1);
+    fixture.clock.advance(MINUTE);
+    until("its record is forgotten", async || stats().await.finals == 0).await;
     fixture.stop().await;
 }

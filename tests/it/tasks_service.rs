@@ -17,13 +17,17 @@ use taskd::{
     redis_pool::Redis,
     runtime::Supervisor,
     store::{NewRow, Settlement, Store, Unpublished},
-    wire::{self, pb},
+    wire::{
+        self,
+        pb::{self, tasks_client::TasksClient},
+    },
 };
-
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 use crate::{
     discovery_insert::watched,
+    ingress_grpc, ingress_http,
     support::{
         redis::{Fsync, RedisServer},
         sqlite::SqliteFile,
@@ -41,7 +45,7 @@ fn api_of(tasks: tasks::Handle) -> Api {
 
 /// A worker's report about a leased task.
 fn item<T>(leased: &LeasedTask, report: T) -> Result<Item<T>, ItemAnswer> {
-    Ok(Item { id: leased.id.to_string(), lease_token: leased.token.to_string(), report })
+    Ok(Item { id: leased.id.to_string(), lease_token: leased.token.to_string(), report: Ok(report) })
 }
 
 fn batch<T>(items: Vec<Result<Item<T>, ItemAnswer>>) -> Batch<T> {
@@ -99,7 +103,7 @@ async fn every_call_is_counted_with_how_it_ended() {
     assert_eq!(watched(&supervisor), ["tasks/deliveries", "tasks/forward"]);
 
     let api = api_of(tasks);
-    let get = || api.get(&CALLER, GetTasks { worker: "w".into(), queues: vec!["q".into()], ..Default::default() });
+    let get = || api.get(&CALLER, Ok(GetTasks { worker: "w".into(), queues: vec!["q".into()], ..Default::default() }));
     let leased = get().await.unwrap().deliver().remove(0);
     assert!(get().await.unwrap().tasks.is_empty());
     let by = Some(Duration::from_secs(30));
@@ -131,6 +135,62 @@ async fn every_call_is_counted_with_how_it_ended() {
     assert!(text.contains("taskd_tasks_call_duration_seconds_count{method=\"get\"} 3\n"), "{text}");
     supervisor.stop();
     supervisor.wait().await;
+}
+
+#[tokio::test]
+async fn a_grpc_item_that_is_wrong_is_answered_and_counted_as_invalid() {
+    use pb::ItemStatus::{Invalid, Ok};
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let metrics = recorder.handle();
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    let service = Service::start(&["q"]).await;
+    let leased = service.lease("q").await;
+    let mut state = ingress_http::idle_state(|_| {});
+    state.api = service.api.clone();
+    let (channel, _server) = ingress_grpc::start(state).await;
+    let mut client = TasksClient::new(channel);
+    let (id, lease_token, worker) = (leased.id.to_string(), leased.token.to_string(), "w".to_owned());
+    let negative = Some(prost_types::Duration { seconds: -1, nanos: 0 });
+
+    let extension = pb::Extension { id: id.clone(), lease_token: lease_token.clone(), by: negative };
+    let request = pb::ExtendTasksRequest { worker: worker.clone(), extensions: vec![extension] };
+    let answers = client.extend_tasks(request).await.unwrap().into_inner().results;
+    assert_eq!((answers[0].status(), &answers[0].error[..]), (Invalid, "by is negative or out of range"));
+    let rejection =
+        pb::Rejection { id: id.clone(), lease_token: lease_token.clone(), delay: negative, ..Default::default() };
+    let request = pb::RejectTasksRequest { worker: worker.clone(), rejections: vec![rejection] };
+    let answers = client.reject_tasks(request).await.unwrap().into_inner().results;
+    assert_eq!((answers[0].status(), &answers[0].error[..]), (Invalid, "delay is negative or out of range"));
+    let right = pb::Completion { id, lease_token, ..Default::default() };
+    let unknown = pb::Completion { result_encoding: 9, ..right.clone() };
+    let discovered = vec![pb::NewTask { priority: 9, queue: "q".into(), key: "k".into(), ..Default::default() }];
+    let completions = vec![unknown.clone(), right.clone(), pb::Completion { discovered, ..right }];
+    let request = pb::CompleteTasksRequest { worker: worker.clone(), completions };
+    let answers = client.complete_tasks(request).await.unwrap().into_inner().results;
+    assert_eq!([0, 1, 2].map(|n| answers[n].status()), [Invalid, Ok, Invalid], "{answers:?}");
+    assert_eq!(answers[0].error, "result_encoding 9 is unknown; expected BYTES, TEXT or JSON");
+    assert_eq!(answers[2].error, "discovered[0]: priority 9 is unknown; expected high, medium or low");
+    let nobody = pb::CompleteTasksRequest { worker: String::new(), completions: vec![unknown] };
+    assert_eq!(client.complete_tasks(nobody).await.unwrap_err().code(), Code::InvalidArgument);
+    let get = pb::GetTasksRequest { worker, queues: vec!["q".into()], wait: negative, ..Default::default() };
+    let status = client.get_tasks(get).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "wait is negative or out of range"));
+
+    let text = metrics.render();
+    for line in [
+        r#"taskd_tasks_items_total{method="extend",status="INVALID"} 1"#,
+        r#"taskd_tasks_items_total{method="reject",status="INVALID"} 1"#,
+        r#"taskd_tasks_items_total{method="complete",status="INVALID"} 2"#,
+        r#"taskd_tasks_items_total{method="complete",status="OK"} 1"#,
+        r#"taskd_tasks_calls_total{method="extend",result="ok"} 1"#,
+        r#"taskd_tasks_calls_total{method="reject",result="ok"} 1"#,
+        r#"taskd_tasks_calls_total{method="complete",result="ok"} 1"#,
+        r#"taskd_tasks_calls_total{method="complete",result="invalid"} 1"#,
+        r#"taskd_tasks_calls_total{method="get",result="invalid"} 1"#,
+    ] {
+        assert!(text.contains(&format!("{line}\n")), "{line} is not in\n{text}");
+    }
+    service.stop().await;
 }
 
 /// The service over queues with one task each.
@@ -171,7 +231,7 @@ impl Service {
             wait: Duration::from_secs(wait_s),
             ..Default::default()
         };
-        Ok(self.api.get(&CALLER, get).await?.deliver())
+        Ok(self.api.get(&CALLER, Ok(get)).await?.deliver())
     }
 
     async fn lease(&self, queue: &str) -> LeasedTask {

@@ -18,6 +18,7 @@ use taskd::{
     runtime::{Clock, Supervisor},
     store::Store,
 };
+use uuid::Uuid;
 
 /// One process over its backends.
 pub(crate) struct Process {
@@ -45,7 +46,7 @@ impl Process {
         Self {
             store: Arc::clone(store),
             bus,
-            queue: Queue::new(redis.clone()),
+            queue: Queue::with_clock(redis.clone(), Uuid::new_v4().to_string(), clock.clone()),
             gates: Gates::default(),
             coordination: Coordination::new(redis.clone(), name, clock.clone()),
             clock,

@@ -1,6 +1,6 @@
 //! Properties of librdkafka that the user sets in `[kafka]`. librdkafka knows their names and values.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, io};
 
 use crate::config::{Properties, Rules};
 
@@ -56,7 +56,7 @@ fn mistake(properties: &Properties) -> Option<(&str, String)> {
     let taken = |name: &str| TAKEN.iter().find(|(taken, _)| *taken == name).map(|(_, why)| (*why).to_owned());
     let unreadable = |name: &str| {
         let path = properties.get(name).filter(|_| of_file(name).is_some())?;
-        secret_in(path).err()
+        secret_in(path).err().map(|cause| format!("cannot be read: {cause}"))
     };
     properties.names().find_map(|name| {
         let taken = taken(name).map(|why| format!("cannot be set: {why}"));
@@ -64,12 +64,24 @@ fn mistake(properties: &Properties) -> Option<(&str, String)> {
     })
 }
 
+/// A secret whose file cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("kafka.{property} cannot be read: {cause}")]
+pub struct UnreadableSecret {
+    property: String,
+    #[source]
+    cause: io::Error,
+}
+
 /// The properties as librdkafka takes them. Each call reads secrets from their files anew.
-pub fn resolved(properties: &Properties) -> Result<BTreeMap<String, String>, String> {
+pub fn resolved(properties: &Properties) -> Result<BTreeMap<String, String>, UnreadableSecret> {
     let resolve = |name: &str| {
         let value = properties.get(name).unwrap_or_default();
         match of_file(name) {
-            Some(secret) => Ok((secret.to_owned(), secret_in(value).map_err(|why| format!("kafka.{name} {why}"))?)),
+            Some(secret) => match secret_in(value) {
+                Ok(value) => Ok((secret.to_owned(), value)),
+                Err(cause) => Err(UnreadableSecret { property: name.to_owned(), cause }),
+            },
             None => Ok((name.to_owned(), value.to_owned())),
         }
     };
@@ -82,8 +94,8 @@ fn of_file(name: &str) -> Option<&str> {
 }
 
 /// The content of a file, without the line end that editors add.
-fn secret_in(path: &str) -> Result<String, String> {
-    let text = fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))?;
+fn secret_in(path: &str) -> io::Result<String> {
+    let text = fs::read_to_string(path)?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 

@@ -40,7 +40,8 @@ use super::{
     tally::{Excess, Tally},
 };
 use crate::{
-    model::{Batch, Caller, InsertStatus, LeasedTask, Protocol},
+    api,
+    model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol},
     pipelines::tasks::Leases,
     telemetry::metrics,
 };
@@ -147,7 +148,7 @@ async fn get_tasks(
     body: Body,
 ) -> Answer {
     let request = json::work::get_tasks(&json_body(&state, &headers, body, JSON).await?)?;
-    let Leases { tasks, deliveries } = state.api.get(&caller, request).await?;
+    let Leases { tasks, deliveries } = state.api.get(&caller, Ok(request)).await?;
     // The room comes before the JSON.
     let room = state.budget.answer(tasks.iter().map(LeasedTask::weight).sum()).map_err(Excess::from)?;
     let answer = list("tasks", tasks.iter().map(json::work::LeasedTask::from))?;
@@ -165,7 +166,7 @@ async fn complete_tasks(
     body: Body,
 ) -> Answer {
     let batch = batch(&state, &share, &headers, body, json::work::completions).await?;
-    item_answers(state.api.complete(&caller, batch).await?)
+    answered(batch, async |batch| state.api.complete(&caller, batch).await).await
 }
 
 async fn reject_tasks(
@@ -176,7 +177,7 @@ async fn reject_tasks(
     body: Body,
 ) -> Answer {
     let batch = batch(&state, &share, &headers, body, json::work::rejections).await?;
-    item_answers(state.api.reject(&caller, batch).await?)
+    answered(batch, async |batch| state.api.reject(&caller, batch).await).await
 }
 
 async fn extend_tasks(
@@ -187,7 +188,7 @@ async fn extend_tasks(
     body: Body,
 ) -> Answer {
     let batch = batch(&state, &share, &headers, body, json::work::extensions).await?;
-    item_answers(state.api.extend(&caller, batch).await?)
+    answered(batch, async |batch| state.api.extend(&caller, batch).await).await
 }
 
 /// Reads a worker's report. Its parts stay in the request's share.
@@ -203,6 +204,14 @@ async fn batch<T>(
     let batch = read(&body, &mut tally)?;
     tally.keep();
     Ok(batch)
+}
+
+/// Answers a worker's report. Without items it needs no pipeline.
+async fn answered<T>(
+    batch: Batch<T>,
+    call: impl AsyncFnOnce(Batch<T>) -> Result<Vec<ItemAnswer>, api::Error>,
+) -> Answer {
+    item_answers(if batch.items.is_empty() { Vec::new() } else { call(batch).await? })
 }
 
 const JSON: &str = "application/json";

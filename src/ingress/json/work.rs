@@ -169,19 +169,19 @@ fn completion(
     let result = value::read(body, "result", completion.result, completion.result_base64);
     Ok(result.map(|(result, result_encoding)| {
         let report = model::Completion { result, result_encoding, discovered };
-        Item { id, lease_token, report }
+        Item { id, lease_token, report: Ok(report) }
     }))
 }
 
 fn rejection(text: &str) -> Result<Item<model::Rejection>, String> {
     let Rejection { id, lease_token, reason, retry, delay } = item(text, "a rejection")?;
     let report = model::Rejection { reason, retry: retry.unwrap_or(true), delay: delay.map(|time| time.0) };
-    Ok(Item { id, lease_token, report })
+    Ok(Item { id, lease_token, report: Ok(report) })
 }
 
 fn extension(text: &str) -> Result<Item<model::Extension>, String> {
     let Extension { id, lease_token, by } = item(text, "an extension")?;
-    Ok(Item { id, lease_token, report: model::Extension { by: by.map(|time| time.0) } })
+    Ok(Item { id, lease_token, report: Ok(model::Extension { by: by.map(|time| time.0) }) })
 }
 
 #[derive(Serialize)]
@@ -268,7 +268,7 @@ mod tests {
         );
         let Batch { worker, items } = completions(&body, &mut tally(&share())).unwrap();
         assert_eq!(worker, "w");
-        let first = &items[0].as_ref().unwrap().report;
+        let first = items[0].as_ref().unwrap().report.as_ref().unwrap();
         assert_eq!((first.result.as_ref(), first.discovered.len()), (b"{\"ok\":true}".as_ref(), 1));
         assert_eq!(first.result_encoding, Encoding::Json);
         let second = items[1].as_ref().unwrap_err();
@@ -282,11 +282,11 @@ mod tests {
         let body = Bytes::from_static(
             br#"{"worker":"w","rejections":[{"id":"1","lease_token":"t","reason":"r","retry":false,"delay":"1m"}]}"#,
         );
-        let rejection = rejections(&body, &mut tally(&share())).unwrap().items.remove(0).unwrap().report;
+        let rejection = rejections(&body, &mut tally(&share())).unwrap().items.remove(0).unwrap().report.unwrap();
         assert_eq!((rejection.retry, rejection.delay), (false, Some(Duration::from_secs(60))));
         let body = Bytes::from_static(br#"{"worker":"w","extensions":[{"id":"1","lease_token":"t","by":"2m"}]}"#);
         let extension = extensions(&body, &mut tally(&share())).unwrap().items.remove(0).unwrap();
-        assert_eq!(extension.report.by, Some(Duration::from_secs(120)));
+        assert_eq!(extension.report.unwrap().by, Some(Duration::from_secs(120)));
     }
 
     #[test]

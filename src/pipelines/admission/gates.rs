@@ -1,9 +1,8 @@
 //! Gates between SQL and the bus: a closed gate keeps new tasks in SQL.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-};
+use std::{collections::HashSet, sync::Arc};
+
+use parking_lot::RwLock;
 
 use crate::model::QueueName;
 
@@ -30,52 +29,44 @@ struct Closed {
 }
 
 impl Gates {
-    fn read(&self) -> RwLockReadGuard<'_, Closed> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Closed> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn close(&self, queue: &QueueName) {
-        if !self.read().queues.contains(queue) {
+        if !self.0.read().queues.contains(queue) {
             tracing::info!(%queue, "queue {queue} is full: new tasks stay in SQL until there is room");
-            self.write().queues.insert(queue.clone());
+            self.0.write().queues.insert(queue.clone());
         }
     }
 
     pub fn open(&self, queue: &QueueName) {
-        self.write().queues.remove(queue);
+        self.0.write().queues.remove(queue);
     }
 
     /// Closes the gates of the queues with parked tasks and opens all others.
     pub fn follow(&self, parked: &[QueueName]) {
         parked.iter().for_each(|queue| self.close(queue));
-        self.write().queues.retain(|queue| parked.contains(queue));
+        self.0.write().queues.retain(|queue| parked.contains(queue));
     }
 
     /// Whether new tasks of the queue stay in SQL: it is full, or Redis has little memory left.
     pub fn is_closed(&self, queue: &QueueName) -> bool {
-        let closed = self.read();
+        let closed = self.0.read();
         closed.shortage.is_some() || closed.queues.contains(queue)
     }
 
     /// The full queues.
     pub fn closed(&self) -> Vec<QueueName> {
-        self.read().queues.iter().cloned().collect()
+        self.0.read().queues.iter().cloned().collect()
     }
 
     pub fn set_shortage(&self, shortage: Option<Shortage>) {
-        self.write().shortage = shortage;
+        self.0.write().shortage = shortage;
     }
 
     pub fn shortage(&self) -> Option<Shortage> {
-        self.read().shortage.clone()
+        self.0.read().shortage.clone()
     }
 
     /// Whether Redis has little memory left.
     pub fn is_short(&self) -> bool {
-        self.read().shortage.is_some()
+        self.0.read().shortage.is_some()
     }
 }

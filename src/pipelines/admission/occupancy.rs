@@ -2,9 +2,11 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::Arc,
     time::{Duration, Instant},
 };
+
+use parking_lot::RwLock;
 
 use crate::{config::Queues, model::QueueName};
 
@@ -26,17 +28,9 @@ struct Known {
 }
 
 impl Occupancy {
-    fn read(&self) -> RwLockReadGuard<'_, Known> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Known> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes over the counts of SQL, and the queues that have an open shard.
     pub(super) fn set_names(&self, unfinished: HashMap<QueueName, u64>, open: impl Iterator<Item = QueueName>) {
-        let mut known = self.write();
+        let mut known = self.0.write();
         let mut names: HashSet<_> = open.chain(unfinished.keys().cloned()).collect();
         known.let_in.retain(|queue, at| at.elapsed() < LET_IN && !names.contains(queue));
         names.extend(known.let_in.keys().cloned());
@@ -44,26 +38,26 @@ impl Occupancy {
     }
 
     pub(super) fn set_oldest(&self, oldest: HashMap<QueueName, i64>) {
-        self.write().oldest = oldest;
+        self.0.write().oldest = oldest;
     }
 
     /// The number of unfinished tasks of each queue that has any. Half a second old at most.
     pub fn unfinished(&self) -> HashMap<QueueName, u64> {
-        self.read().unfinished.clone()
+        self.0.read().unfinished.clone()
     }
 
     /// When the oldest task of each queue came that waits in SQL. Two seconds old at most.
     pub fn oldest(&self) -> HashMap<QueueName, i64> {
-        self.read().oldest.clone()
+        self.0.read().oldest.clone()
     }
 
     /// Whether tasks may go to a queue of this name. A known name always passes, and so does one with settings of its
     /// own; a new name passes while there are fewer than `max`.
     pub fn lets_in(&self, queue: &QueueName, max: usize, queues: &Queues) -> bool {
-        if self.read().names.contains(queue) {
+        if self.0.read().names.contains(queue) {
             return true;
         }
-        let mut known = self.write();
+        let mut known = self.0.write();
         if known.names.len() >= max && !known.names.contains(queue) && !queues.named.contains_key(queue) {
             return false;
         }
@@ -83,7 +77,7 @@ impl Occupancy {
     }
 
     fn take(&self, queue: &QueueName, count: u64, has_room: impl FnOnce(u64) -> bool) -> bool {
-        let mut known = self.write();
+        let mut known = self.0.write();
         let unfinished = known.unfinished.entry(queue.clone()).or_default();
         let has_room = has_room(*unfinished);
         if has_room {
@@ -113,7 +107,7 @@ mod tests {
         // A name counts until SQL has it or its time is over; a name that is gone makes room.
         occupancy.set_names(HashMap::new(), [queue("open")].into_iter());
         assert!(!occupancy.lets_in(&queue("beyond"), 3, &queues));
-        occupancy.write().let_in.clear();
+        occupancy.0.write().let_in.clear();
         occupancy.set_names([(queue("new"), 1)].into(), [queue("open")].into_iter());
         assert!(occupancy.lets_in(&queue("beyond"), 3, &queues));
     }

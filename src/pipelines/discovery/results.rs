@@ -10,8 +10,8 @@ use super::{
 use crate::{
     bus::{Message, Reading, Topic},
     model::{
-        self, Completed, DeadLetter, KeyHash, NewTask, QueueName, Report, StoredStatus, TaskId, TaskRow, What,
-        WorkerName, validate,
+        self, Completed, DeadLetter, DiscoveredTask, KeyHash, NewTask, QueueName, Report, StoredStatus, TaskId,
+        TaskRow, What, WorkerName, validate,
     },
     pipelines::publishing,
     runtime::{Loop, Policy, Supervisor},
@@ -206,18 +206,22 @@ impl Results {
     }
 
     /// Makes a row of a discovered task. The tasks service checked it before it answered OK, but settings may have
-    /// changed since.
-    fn row(&self, task: NewTask, parent: TaskId, id: TaskId, unstored: &mut Vec<Unstored>) -> Option<TaskRow> {
-        let rules = self.context.settings.task_rules(&task.queue);
-        match validate::check(&task, &rules, self.context.clock.now_unix_ms()) {
-            Ok(checked) => Some(checked.row(task, id, self.context.bus.partitions(Topic::Pipeline))),
-            Err(reason) => {
-                let key = QueueName::new(&task.queue).ok().filter(|_| !task.key.is_empty());
-                let key = key.map(|queue| (queue.clone(), KeyHash::new(&queue, &task.key)));
-                unstored.push(Unstored { parent, task, key, why: Lettered::Invalid, reason });
-                None
+    /// changed since, and a later version may have written it.
+    fn row(&self, task: DiscoveredTask, parent: TaskId, id: TaskId, unstored: &mut Vec<Unstored>) -> Option<TaskRow> {
+        let (task, values, reason) = match task {
+            Ok(task) => {
+                let rules = self.context.settings.task_rules(&task.queue);
+                match validate::check(&task, &rules, self.context.clock.now_unix_ms()) {
+                    Ok(checked) => return Some(checked.row(task, id, self.context.bus.partitions(Topic::Pipeline))),
+                    Err(reason) => (task, None, reason),
+                }
             }
-        }
+            Err(unreadable) => (unreadable.task, Some(unreadable.values), unreadable.reason),
+        };
+        let key = QueueName::new(&task.queue).ok().filter(|_| !task.key.is_empty());
+        let key = key.map(|queue| (queue.clone(), KeyHash::new(&queue, &task.key)));
+        unstored.push(Unstored { parent, task, values, key, why: Lettered::Invalid, reason });
+        None
     }
 }
 

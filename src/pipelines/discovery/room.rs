@@ -6,14 +6,15 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use super::{context::Context, error::Failure};
 use crate::{
-    model::{DeadLetter, KeyHash, NewTask, QueueName, TaskId, TaskRow},
+    model::{DeadLetter, KeyHash, NewTask, QueueName, RecordedValues, TaskId, TaskRow},
     store::{NewRow, Settlement},
     telemetry::metrics::{self, Lettered},
 };
@@ -22,6 +23,8 @@ use crate::{
 pub(super) struct Unstored {
     pub(super) parent: TaskId,
     pub(super) task: NewTask,
+    /// The values of an unreadable task.
+    pub(super) values: Option<RecordedValues>,
     /// `None` when its queue or its key is not valid.
     pub(super) key: Option<(QueueName, KeyHash)>,
     pub(super) why: Lettered,
@@ -57,7 +60,7 @@ pub(super) async fn make_room(context: &Context, reports: &mut [Settlement]) -> 
                 if gone.insert(task.key_hash) {
                     let key = Some((task.queue.clone(), task.key_hash));
                     let task = NewTask::from(task);
-                    unstored.push(Unstored { parent, task, key, why: *why, reason: reason.clone() });
+                    unstored.push(Unstored { parent, task, values: None, key, why: *why, reason: reason.clone() });
                 }
                 false
             }
@@ -119,15 +122,15 @@ pub(super) struct Sent(Arc<Mutex<HashSet<Letter>>>);
 impl Sent {
     /// Forgets the letters, because their reports are settled.
     pub(super) fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.lock().clear();
     }
 
     fn has(&self, letter: &Letter) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(letter)
+        self.0.lock().contains(letter)
     }
 
     fn add(&self, letters: Vec<Letter>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(letters);
+        self.0.lock().extend(letters);
     }
 }
 
@@ -140,7 +143,7 @@ pub(super) async fn send(context: &Context, unstored: Vec<Unstored>, sent: &Sent
     let known = known(context, &keys).await?;
     let at_unix_ms = context.clock.now_unix_ms();
     let (mut letters, mut names) = (Vec::new(), Vec::new());
-    for Unstored { parent, task, key, why, reason } in unstored {
+    for Unstored { parent, task, values, key, why, reason } in unstored {
         let name = (parent, task.queue.clone(), task.key.clone());
         if key.is_some_and(|(_, hash)| known.contains(&hash)) || sent.has(&name) {
             continue;
@@ -153,6 +156,7 @@ pub(super) async fn send(context: &Context, unstored: Vec<Unstored>, sent: &Sent
             at_unix_ms,
             queue: task.queue.clone(),
             task: Some(task),
+            values,
             parent_id: Some(parent),
             ..Default::default()
         });

@@ -99,7 +99,7 @@ impl Fanout {
             return Err(Error::ShardLost(shard));
         }
         uncommitted.add(messages);
-        // What is read again must stay on the bus.
+        // Records that are read again must stay on the bus.
         uncommitted.messages.retain(|message| !outcome.behind.contains(&message.partition));
         for partition in &outcome.behind {
             let stored = self.fell_back_to(*partition, owned).await?;

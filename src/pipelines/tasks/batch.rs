@@ -42,7 +42,7 @@ impl Handle {
         for (place, Item { id, lease_token, report }) in items.into_iter().enumerate() {
             let checked = parse_lease(&id, &lease_token).and_then(|(task, token)| {
                 let shard = token.shard.clone();
-                let item = check(task, token, report)?;
+                let item = check(task, token, report?)?;
                 self.limit_unknown(&shard, &mut unknown)?;
                 Ok(Placed { place, shard, item })
             });

@@ -99,7 +99,7 @@ impl Handle {
             worker: worker.as_str().to_owned(),
             result: report.result,
             result_encoding,
-            discovered: report.discovered,
+            discovered: report.discovered.into_iter().map(Ok).collect(),
             attempt: token.attempt,
             lease: token.lease(),
         };

@@ -14,12 +14,11 @@ mod workers;
 use std::time::Duration;
 
 use ::metrics::gauge;
-use anyhow::Context;
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 pub use self::{discovery::*, fanout::*, process::*, servers::*, watchdog::*, workers::*};
 pub use super::series::Handle;
-use super::series::Recorders;
+use super::{error::Error, series::Recorders};
 
 /// The interval of [`upkeep`].
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
@@ -29,7 +28,7 @@ const RENDER_AT: u64 = 12;
 /// Installs the recorder, once per process. Records of before are lost.
 ///
 /// Series of a queue leave when nothing was recorded for it for `forget_queues_after` (zero: never).
-pub fn install(forget_queues_after: Duration) -> anyhow::Result<Handle> {
+pub fn install(forget_queues_after: Duration) -> Result<Handle, Error> {
     let recorders = Recorders::new(builder()?, forget_queues_after);
     let handle = recorders.handle();
     recorders.install()?;
@@ -53,17 +52,16 @@ pub async fn upkeep(handle: Handle) {
     }
 }
 
-fn builder() -> anyhow::Result<PrometheusBuilder> {
+fn builder() -> Result<PrometheusBuilder, BuildError> {
     // A get that has waited for the 60 s of `max_wait` ends a little later.
     const SECONDS: [f64; 16] =
         [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 4.0, 16.0, 32.0, 64.0];
     const SIZES: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
-    let builder = PrometheusBuilder::new()
+    PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_duration_seconds".into()), &SECONDS)
         .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_tasks".into()), &SIZES))
         .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_records".into()), &SIZES))
-        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_items".into()), &SIZES));
-    builder.context("cannot set up histogram buckets")
+        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_items".into()), &SIZES))
 }
 
 fn describe() {

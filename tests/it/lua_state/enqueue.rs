@@ -55,9 +55,28 @@ pub(super) fn enqueue(
 
 fn enqueue_as(call: &mut Call, epoch: u64, after: &str, upto: &str, high_tasks: u64, tasks: &[(&str, char, u64, i64)]) {
     call.arg("t:wake").arg("q").arg("topic").arg(after).arg(upto).arg(high_tasks).arg(1 << 20).arg(epoch).arg(1000);
-    for (offset, letter, num, not_before) in tasks {
-        call.arg(*offset).arg(id(*letter)).arg(*num).arg(*not_before).arg(body(2)).arg("");
+    argue(call, &tasks.iter().map(|(offset, letter, ..)| (*offset, *letter, body(2))).collect::<Vec<_>>());
+    for (place, (_, _, num, not_before)) in tasks.iter().enumerate() {
+        if *num != 1 || *not_before != 0 {
+            call.arg(place + 1).arg(*num).arg(*not_before).arg("");
+        }
     }
+}
+
+/// Tasks with these bodies; NUM of most is 1.
+fn argue(call: &mut Call, tasks: &[(&str, char, Vec<u8>)]) {
+    let offsets: Vec<_> = tasks.iter().map(|(offset, ..)| *offset).collect();
+    call.arg(offsets.join(" ")).arg(1).arg(tasks.len());
+    for (_, letter, body) in tasks {
+        call.arg(id(*letter)).arg(body);
+    }
+}
+
+/// Without epoch and high water.
+fn enqueue_bodies(call: &mut Call, live_max: u64, tasks: &[(&str, char, Vec<u8>)]) {
+    let upto = tasks.last().expect("a task").0;
+    call.arg("t:wake").arg("q").arg("topic").arg("").arg(upto).arg(100).arg(1 << 20).arg(0).arg(live_max);
+    argue(call, tasks);
 }
 
 #[tokio::test]
@@ -149,8 +168,8 @@ async fn enqueue_refuses_a_batch_with_a_task_of_no_priority() {
     let before = f.state().await;
     for (priority, not_before) in [(0, 0), (0, NOW + 5), (4, NOW + 5)] {
         let enqueue = |call: &mut Call| {
-            enqueue(call, "", "2-0", 100, &[("1-0", 'a', 1, 0)]);
-            call.arg("2-0").arg(id('b')).arg(1).arg(not_before).arg(body(priority)).arg("");
+            enqueue_bodies(call, 1000, &[("1-0", 'a', body(2)), ("2-0", 'b', body(priority))]);
+            call.arg(2).arg(1).arg(not_before).arg("");
         };
         let error = f.run(&scripts::ENQUEUE, enqueue).await.expect_err("no lane");
         assert!(error.contains("BADTASK"), "{error}");
@@ -171,8 +190,8 @@ async fn enqueue_counts_what_waits_for_its_time_against_the_bound_on_live_tasks_
     assert_eq!(before["counters"], ["largest_body=13", "live=3", "open=1", "open_bytes=413"]);
 
     let bounded = |call: &mut Call| {
-        call.arg("t:wake").arg("q").arg("topic").arg("").arg("5-0").arg(100).arg(1 << 20).arg(0).arg(3);
-        call.arg("5-0").arg(id('e')).arg(1).arg(later).arg(body(2)).arg("");
+        enqueue_bodies(call, 3, &[("5-0", 'e', body(2))]);
+        call.arg(1).arg(1).arg(later).arg("");
     };
     assert_eq!(flat(f.run(&scripts::ENQUEUE, bounded).await.expect("enqueue")), ["ok", "0", "0", "0"]);
     changed(&before, &f.state().await, &[]);
@@ -183,10 +202,7 @@ async fn enqueue_keeps_the_head_of_a_large_body_apart() {
     let f = Fixture::new().await;
     let before = f.state().await;
     let large = [body(2), vec![b'.'; 1200]].concat();
-    let enqueue = |call: &mut Call| {
-        enqueue(call, "", "1-0", 100, &[]);
-        call.arg("1-0").arg(id('a')).arg(1).arg(0).arg(&large).arg("");
-    };
+    let enqueue = |call: &mut Call| enqueue_bodies(call, 1000, &[("1-0", 'a', large.clone())]);
     f.run(&scripts::ENQUEUE, enqueue).await.expect("enqueue");
     let head = String::from_utf8_lossy(&large[..9]).into_owned();
     let whole = String::from_utf8_lossy(&large).into_owned();

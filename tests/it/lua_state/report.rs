@@ -4,10 +4,20 @@ use taskd::redis_pool::{Call, scripts};
 
 use super::{Fixture, NOW, body, changed, claim::claim, flat, id, lease};
 
-fn complete(call: &mut Call, items: &[(char, &str, u64, &str)]) {
-    call.arg(1000);
-    for (letter, life, grant, worker) in items {
-        call.arg(id(*letter)).arg(*life).arg(*grant).arg(*worker).arg(1).arg("report");
+pub(super) fn complete(call: &mut Call, items: &[(char, &str, u64, &str)]) {
+    complete_at(call, 1, items);
+}
+
+/// Each item: id, generation, grant, worker.
+fn complete_at(call: &mut Call, attempt: u32, items: &[(char, &str, u64, &str)]) {
+    call.arg(1000).arg("7").arg(items.iter().flat_map(|(letter, ..)| id(*letter)).collect::<Vec<u8>>());
+    for (_, _, grant, worker) in items {
+        call.arg(format!("h{grant}:{worker}")).arg("report");
+    }
+    for (place, (_, generation, ..)) in items.iter().enumerate() {
+        if *generation != "7" || attempt != 1 {
+            call.arg(place + 1).arg(*generation).arg(attempt);
+        }
     }
 }
 
@@ -188,9 +198,7 @@ async fn complete_takes_no_attempt_that_there_was_not() {
     let f = Fixture::new().await;
     f.held('a', "w", 1).await;
     let before = f.state().await;
-    let complete = |call: &mut Call| {
-        call.arg(1000).arg(id('a')).arg("7").arg(1).arg("w").arg(u32::MAX).arg("report");
-    };
+    let complete = |call: &mut Call| complete_at(call, u32::MAX, &[('a', "7", 1, "w")]);
     assert_eq!(flat(f.run(&scripts::COMPLETE, complete).await.expect("complete")), ["3"]);
     assert_eq!(f.state().await, before);
 }
@@ -255,7 +263,7 @@ async fn one_worker_alone_does_not_kill_a_task_for_several() {
         assert_eq!(flat(answer), ["1", "0"]);
     }
     let none = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
-    assert_eq!(flat(none)[2..], ["3", "0"], "it is asked no more");
+    assert_eq!(flat(none), ["7", "0"], "it is asked no more");
     let other = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)])).await.expect("claim");
     assert_eq!(flat(other)[4], "a");
 }

@@ -1,0 +1,19 @@
+//! The error of a start of logs or metrics.
+
+use std::error;
+
+use metrics_exporter_prometheus::BuildError;
+use tracing_subscriber::filter::ParseError;
+
+/// The reason why logs or metrics cannot start. Only a mistake in taskd causes one.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot read the filter of the log: {0}")]
+    Filter(#[from] ParseError),
+    #[error("cannot start logging: {0}")]
+    Logging(#[source] Box<dyn error::Error + Send + Sync>),
+    #[error("cannot set up histogram buckets: {0}")]
+    Buckets(#[from] BuildError),
+    #[error("another metrics recorder is installed")]
+    Installed,
+}
