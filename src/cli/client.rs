@@ -1,4 +1,4 @@
-//! What the commands that call a running taskd share: its address, a connection, and which errors pass.
+//! The common part of the commands that call a running taskd: its address, a connection, and which errors pass.
 
 use std::{convert::Infallible, time::Duration};
 

@@ -1,4 +1,4 @@
-//! `taskd bench`: all phases small, through the real binary. What it counts is checked, and no time.
+//! `taskd bench`: all phases small, through the real binary. The tests check its counts, and no time.
 
 use std::{
     fs,

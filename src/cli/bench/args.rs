@@ -46,7 +46,7 @@ completed each of them, and that SQL agrees.
 Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong
 command line or a taskd that cannot be reached or started.")]
 pub struct Bench {
-    /// What to measure: insert, duplicates, process, latency; without one, all
+    /// The measurements: insert, duplicates, process, latency; without one, all
     #[arg(value_name = "PHASE", value_enum, hide_possible_values = true)]
     phases: Vec<Phase>,
 
@@ -78,7 +78,8 @@ pub struct Bench {
 #[derive(Args, Clone, Serialize)]
 pub(super) struct Work {
     /// Tasks of the phases insert, duplicates and process
-    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(super) tasks: u32,
 
     /// Payload of a task

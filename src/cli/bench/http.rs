@@ -13,7 +13,7 @@ use url::Url;
 const MOST_BYTES: usize = 64 << 20;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What queues contain together, as `/v1/queues` counts it.
+/// The contents of queues together, as `/v1/queues` counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(super) struct Counts {
     pub(super) pending: u64,

@@ -67,7 +67,8 @@ pub(super) async fn new(
     let Some(claimable) = claimable else {
         let counts = server.counts(&tasks.queues).await?;
         report.note(format!(
-            "only {} of {total} tasks could be claimed, {} waited in SQL: --tasks is above high_water_tasks of that taskd",
+            "only {} of {total} tasks could be claimed, {} waited in SQL: --tasks is above high_water_tasks of that \
+             taskd",
             counts.queued, counts.pending
         ));
         return Ok(());

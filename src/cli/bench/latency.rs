@@ -19,7 +19,7 @@ use crate::wire::pb::discovery_client::DiscoveryClient;
 /// Between the start of the clock and the first task.
 const LEAD: Duration = Duration::from_millis(100);
 
-/// What became of the tasks that were inserted at a rate.
+/// The outcome of the tasks that were inserted at a rate.
 struct Sent {
     start: Instant,
     /// How much later than due a call was made: the benchmark's own part.

@@ -8,14 +8,14 @@ const NAMED: usize = 5;
 /// The tasks that a worker completed, by number, in the order of the answers.
 pub(super) type Credits = Vec<u32>;
 
-/// What is wrong with the completions of a phase; the default: nothing.
+/// The mistakes in the completions of a phase; the default: none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
     /// Tasks that fewer than NUM workers completed.
     pub(super) lost: Vec<u32>,
     /// Tasks that more than NUM workers completed, or one worker twice.
     pub(super) doubled: Vec<u32>,
-    /// What SQL shows instead of all tasks completed.
+    /// The counts of SQL, where they do not show all tasks as completed.
     pub(super) sql: Option<Counts>,
 }
 

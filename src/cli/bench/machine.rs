@@ -15,7 +15,7 @@ use nix::sys::{
 };
 use serde::Serialize;
 
-/// What figures depend on.
+/// The machine, on which figures depend.
 #[derive(Clone, Serialize)]
 pub(super) struct Machine {
     cores: usize,

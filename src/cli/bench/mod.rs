@@ -38,7 +38,7 @@ const WARM_UP: u32 = 1000;
 /// `Err`: taskd could not be reached or started, or gave up.
 pub async fn run(args: Bench) -> anyhow::Result<bool> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    // What was started ends with the future.
+    // A taskd that this command started ends with the future.
     tokio::select! {
         result = measure(&args) => result,
         _ = interrupt.recv() => bail!("stopped"),
@@ -106,7 +106,7 @@ impl Run<'_> {
         self.count("warm-up", &work, &tasks, work.tasks, processed).await.map(drop)
     }
 
-    /// The phases insert, duplicates and process, on the same tasks. What is not wanted is done and not reported.
+    /// The phases insert, duplicates and process, on the same tasks. Phases that nobody asked for run unreported.
     async fn throughput(&mut self) -> anyhow::Result<()> {
         let (work, server, bar) = (&self.args.work, self.server, self.bar);
         let tasks = self.tasks("tasks", work);

@@ -16,7 +16,7 @@ use super::{
     work::{Leased, Tasks, Worker},
 };
 
-/// What workers do besides.
+/// The other work of workers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Habit {
     Plain,
@@ -26,7 +26,7 @@ pub(super) enum Habit {
     PassesOn,
 }
 
-/// What the workers did.
+/// The outcome of the workers' calls.
 pub(super) struct Processed {
     /// The last completion that was answered OK.
     pub(super) last: Instant,

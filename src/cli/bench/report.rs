@@ -44,7 +44,7 @@ struct Latency {
     max: Runs,
 }
 
-/// What was counted, in all runs together.
+/// The counts of all runs together.
 #[derive(Default, Serialize)]
 pub(super) struct Totals {
     /// Tasks that were inserted and completed, warm-up included.
@@ -147,8 +147,8 @@ impl Report {
         let Work { tasks, payload, replicas, queues, batch, concurrency, workers, connections, .. } = work;
         let median = if runs > 1 { format!("; median of {runs} runs (lowest–highest)") } else { String::new() };
         let mut blocks = vec![format!(
-            "{}\n{}\n{}\n\n{} tasks of {payload} bytes in {queues} queue(s), NUM {replicas}, {batch} a call, {concurrency} inserts \
-             in flight, {workers} workers, {connections} connections{median}",
+            "{}\n{}\n{}\n\n{} tasks of {payload} bytes in {queues} queue(s), NUM {replicas}, {batch} a call, \
+             {concurrency} inserts in flight, {workers} workers, {connections} connections{median}",
             conditions.server(),
             conditions.durability(),
             conditions.machine(),

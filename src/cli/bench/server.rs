@@ -31,7 +31,7 @@ pub(super) struct Server {
     own: Option<Own>,
 }
 
-/// What figures depend on: who answers, on which machine, and when it calls something stored.
+/// The conditions of figures: who answers, on which machine, and when it calls something stored.
 #[derive(Clone, Serialize)]
 pub(super) struct Conditions {
     /// `own`, or the URL.
@@ -39,7 +39,7 @@ pub(super) struct Conditions {
     version: Option<String>,
     redis_version: Option<String>,
     appendfsync: Option<String>,
-    /// What SQLite does for a commit; `None` if the benchmark does not know the database.
+    /// The act of SQLite at a commit; `None` if the benchmark does not know the database.
     synchronous: Option<&'static str>,
     machine: Machine,
 }
@@ -149,7 +149,7 @@ impl Server {
 }
 
 impl Conditions {
-    /// Who answers, and how durable an answer is.
+    /// The server that answers, and how durable an answer is.
     pub(super) fn durability(&self) -> String {
         let redis = match (&self.redis_version, &self.appendfsync) {
             (Some(version), Some(fsync)) => format!("Redis {version}, appendfsync {fsync}"),

@@ -79,7 +79,7 @@ pub(super) async fn insert(
     }
 }
 
-/// What became of an insert.
+/// The outcome of an insert.
 #[derive(Default)]
 pub(super) struct Inserted {
     pub(super) new: Vec<u32>,
