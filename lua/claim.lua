@@ -2,245 +2,322 @@
 -- the lanes. It passes (moves the pointer beyond) spent elements, and tasks that the worker has completed or holds. It
 -- stops at a bound of the request or the call. Spent elements at the tail leave the lane and raise C.
 --
--- ARGV[2] elements to look at in this call, at most
+-- ARGV[2] elements to look at in this call, at most 2,000
 -- ARGV[3] outbox entries, ARGV[4] outbox bytes at which claims pause
 -- ARGV[5] bytes of the whole answer, about   ARGV[6] leases of the shard at which claims pause, '' none
 -- ARGV[7] how many delivered grants follow: they are no longer undelivered; then the grants
--- then per request 6 values: worker, tasks at most, bytes at most, whether one task goes out whatever it weighs (0|1),
---   lease (ms, 0 = the task's own), priority (1 to 3, 0 = all)
--- Returns {generation, paused 0|1, request, …}; request = {grant, more 0|1, {id, body, attempt, deadline (ms)}, …}.
---   more: the scan ended at a bound of the call, so ask again
-local budget, call_bytes = tonumber(ARGV[2]), tonumber(ARGV[5])
+-- then per request 2 values: worker, and five numbers in one text: tasks at most, bytes at most, whether one task goes
+--   out whatever it weighs (0|1), lease (ms, 0 = the task's own), priority (1 to 3, 0 = all)
+-- Returns {generation, 1} claims pause
+--       | {generation, 0} no task for any request, and all lanes were looked at
+--       | {generation, 0, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts}
+--   grant: of the first request with tasks. The next request with tasks has the next grant.
+--   ids, bodies: of all requests, in their order. A task without a body, or with one that is shorter than a head, is
+--   damaged, and no lease was given. A task is leased for what the request asks, or for the lease in the body's head.
+--   requests with more: the scan of these ended at a bound of the call, so ask again. Counted from 1.
+--   attempts: {place, attempt, …} of the tasks whose attempt is not the first. Places count from 1.
+local sub, byte, char, find = string.sub, string.byte, string.char, string.find
+-- KEYS[T + 3 * lane], KEYS[C + 3 * lane], KEYS[P + 3 * lane]: the lanes are the last 18 keys.
+local T, C, P = #KEYS - 20, #KEYS - 19, #KEYS - 18
 local first_request = 8 + tonumber(ARGV[7])
-local delivered = {}
-for a = 8, first_request - 1 do delivered[#delivered + 1] = ARGV[a] end
-local counters = redis.call('HMGET', COUNTERS, 'grants', 'largest_body', 'outbox_bytes', 'longest_lease')
+local function forget_undelivered()
+  if first_request > 8 then redis.call('ZREM', UNDELIVERED, unpack(ARGV, 8, first_request - 1)) end
+end
+
+-- An empty shard is asked most often, so this answer comes first.
+local filled = redis.call('EXISTS', KEYS[T + 3], KEYS[T + 6], KEYS[T + 9], KEYS[T + 12], KEYS[T + 15], KEYS[T + 18])
+if filled == 0 then
+  forget_undelivered()
+  return {generation, 0}
+end
+local counters =
+  redis.call('HMGET', COUNTERS, 'grants', 'largest_body', 'outbox_bytes', 'longest_lease', 'open', 'open_bytes')
 if redis.call('XLEN', OUTBOX) >= tonumber(ARGV[3]) or tonumber(counters[3] or 0) >= tonumber(ARGV[4])
   or ARGV[6] ~= '' and redis.call('ZCARD', LEASES) >= tonumber(ARGV[6]) then
-  call_all('ZREM', UNDELIVERED, delivered)
+  forget_undelivered()
   return {generation, 1}
 end
 
-local wanted = 0
-for a = first_request, #ARGV, 6 do wanted = wanted + tonumber(ARGV[a + 1]) end
-local grants, big, longest = tonumber(counters[1] or 0), tonumber(counters[2] or 0), tonumber(counters[4] or 0)
-local first_grant = grants
-local weigh_all = wanted * big > call_bytes
-
--- Priorities are strict, except that one claim in ten begins with a lower one, in turn, so that none starves. A caller
--- with several shards chooses the priority itself.
-local STRICT, MEDIUM_FIRST, LOW_FIRST = {1, 2, 3, 4, 5, 6}, {3, 4, 5, 6, 1, 2}, {5, 6, 3, 4, 1, 2}
-local function order_of(turn, priority)
-  if priority > 0 then return {priority * 2 - 1, priority * 2} end
-  if turn % 20 == 9 then return MEDIUM_FIRST end
-  if turn % 20 == 19 then return LOW_FIRST end
-  return STRICT
+-- Most requests of a call ask for the same, so each text is read once.
+local workers, asks, read_asks, wanted = {}, {}, {}, 0
+for a = first_request, #ARGV, 2 do
+  local text = ARGV[a + 1]
+  local ask = read_asks[text]
+  if not ask then
+    local most, bytes, is_first, lease, priority = string.match(text, '^(%d+) (%d+) (%d) (%d+) (%d)$')
+    ask = {most = tonumber(most), bytes = tonumber(bytes), is_first = is_first == '1', lease = tonumber(lease),
+      priority = tonumber(priority)}
+    read_asks[text] = ask
+  end
+  workers[#workers + 1], asks[#asks + 1] = ARGV[a], ask
+  wanted = wanted + ask.most
 end
+local budget, call_bytes = tonumber(ARGV[2]), tonumber(ARGV[5])
+local first_grant, big = tonumber(counters[1] or 0), tonumber(counters[2] or 0)
+local grants, weigh_all = first_grant, wanted * big > call_bytes
 
--- Decisions change copies, which are written at the end: the records by id, and of each lane the window of elements
--- nearest to the tail.
-local lanes, records, changed = {}, {}, {}
-for i = 1, 6 do
-  lanes[i] = {length = redis.call('LLEN', T(i)), gone = 0, window = {}, pointers = {}, known = {}, front = 0}
-end
+-- Decisions change copies, which are written at the end: the records by id, and of each lane what was read of it.
+-- Places in a lane count from 1, the tail as the call found it.
+local lanes, records, taken, attempts, is_left, damaged = {}, {}, {}, {}, {}, {}
 
+-- Answers nil for a lane without elements.
 local function open_lane(i)
-  local lane = lanes[i]
-  if not lane.base then
-    lane.base = tonumber(redis.call('GET', C(i)) or 0)
-    lane.front = tonumber(redis.call('HGET', COUNTERS, 'front' .. i) or 0)
-    lane.first_front = lane.front
+  local length = redis.call('LLEN', KEYS[T + 3 * i])
+  if length == 0 then
+    lanes[i] = false
+    return nil
+  end
+  filled = filled - 1
+  local lane = {length = length, gone = 0, ids = {}, elements = {}, read = 0, stored = {}, passed = {}}
+  lanes[i] = lane
+  -- Where every task is for one worker, no pointer is ever ahead of the tail, and P is not there.
+  if #workers == 1 or redis.call('EXISTS', KEYS[P + 3 * i]) == 1 then
+    local pointers = redis.call('HMGET', KEYS[P + 3 * i], unpack(workers))
+    for r = 1, #workers do
+      if pointers[r] then
+        lane.base = lane.base or tonumber(redis.call('GET', KEYS[C + 3 * i]) or 0)
+        lane.stored[workers[r]] = pointers[r] - lane.base
+      end
+    end
   end
   return lane
 end
 
-local function remember(ids)
+-- Reads elements from the place behind `at` on, and their records: as many as the call may still take; more when those
+-- before were not enough.
+local function read(i, lane, at)
+  lane.read = math.min(math.max(wanted - #taken, 4 * lane.read), 256, budget)
+  local elements = redis.call('LRANGE', KEYS[T + 3 * i], -at - lane.read, -at - 1)
   local unknown = {}
-  for _, id in ipairs(ids) do
+  for k = #elements, 1, -1 do
+    local id = sub(elements[k], -16)
+    at = at + 1
+    lane.elements[at], lane.ids[at] = elements[k], id
     if records[id] == nil then
       unknown[#unknown + 1] = id
       records[id] = false
     end
   end
   if #unknown > 0 then
-    for i, record in ipairs(hmget(RECORDS, unknown)) do records[unknown[i]] = record end
+    local found = redis.call('HMGET', RECORDS, unpack(unknown))
+    for k = 1, #unknown do records[unknown[k]] = found[k] end
   end
 end
 
--- The elements from..to, counted from the tail (0 = the tail as the call found it), oldest first.
-local function read(i, from, to)
-  local found = redis.call('LRANGE', T(i), -to - 1, -from - 1)
-  local elements, ids, n = {}, {}, #found
-  for k = 1, n do
-    elements[k] = found[n + 1 - k]
-    ids[k] = id_of(elements[k])
+-- Decides about a record that is not in one of the forms that are text. The functions for records are made only where
+-- one is met: each costs every call that makes it.
+local function make_judge()
+  -- include lib/record.lua
+  -- Returns the record to be when the worker takes the task, whether the element is spent then, the attempt.
+  return function(id, element, worker, grant)
+    local t = load(records[id])
+    if not t then
+      -- Damage from outside. Without its record the task counts as missing, and the reconciler brings it back.
+      damaged[#damaged + 1] = id
+      return nil, true
+    end
+    local rest = left(t)
+    if rest <= 0 or not is_offer(t, element) then return nil, true end
+    if find_worker(t[CREDITED], worker) or find_worker(t[HELD], worker) then return nil, false end
+    local failed = t[FAILED] and find_worker(t[FAILED], worker)
+    if failed and t[FAILED][failed + 1] == REFUSED then return nil, false end
+    table.insert(t[HELD], worker)
+    table.insert(t[HELD], grant)
+    return save(t), rest == 1, t[FAILS] + 1
   end
-  remember(ids)
-  return elements
 end
+local judge
 
-local function elements_at(i, lane, at, need)
-  local to = math.min(at + math.max(need, 8), lane.length) - 1
-  if at > #lane.window then return read(i, at, to) end
-  if at == #lane.window then
-    to = math.min(at + math.max(math.min(wanted, 256), 8), lane.length) - 1
-    for _, element in ipairs(read(i, at, to)) do table.insert(lane.window, element) end
+local granted, counts, with_more = {}, {}, {}
+for r = 1, #workers do
+  local worker, ask = workers[r], asks[r]
+  local most, is_full, has_more = ask.most, false, false
+  local weigh, weight = weigh_all or most * big > ask.bytes, 0
+  local before, grant, held, name = #taken, nil, nil, nil
+
+  -- Priorities are strict, except that one claim in ten begins with a lower one, in turn, so that none starves. A
+  -- caller with several shards chooses the priority itself.
+  local first, last, order = 1, 6, nil
+  if ask.priority > 0 then
+    first, last = ask.priority * 2 - 1, ask.priority * 2
+  elseif grants % 20 == 9 then
+    order = {3, 4, 5, 6, 1, 2}
+  elseif grants % 20 == 19 then
+    order = {5, 6, 3, 4, 1, 2}
   end
-  local elements = {}
-  for k = at + 1, math.min(at + math.max(need, 8), #lane.window) do elements[#elements + 1] = lane.window[k] end
-  return elements
-end
 
--- Returns 'spent', 'pass', or 'take' with the new record, the attempt, and whether the element is spent by it.
-local damaged = {}
-local function judge(element, id, worker, grant)
-  local record = records[id]
-  if not record then return 'spent' end
-  local form = string.byte(record)
-  if form == 104 or form == 102 then return 'spent' end
-  if record == '1' then return 'take', 'h' .. grant .. ':' .. worker, 1, true end
-  local t = load(record)
-  if not t then
-    -- Damage from outside. Without its record the task counts as missing, and the reconciler brings it back.
-    damaged[#damaged + 1] = id
-    return 'spent'
-  end
-  local rest = left(t)
-  if rest <= 0 or not is_offer(t, element) then return 'spent' end
-  if find_worker(t[CREDITED], worker) or find_worker(t[HELD], worker) then return 'pass' end
-  local failed = t[FAILED] and find_worker(t[FAILED], worker)
-  if failed and t[FAILED][failed + 1] == REFUSED then return 'pass' end
-  table.insert(t[HELD], worker)
-  table.insert(t[HELD], grant)
-  return 'take', save(t), t[FAILS] + 1, rest == 1
-end
-
-local taken, answers = {}, {}
-for a = first_request, #ARGV, 6 do
-  local worker, most, most_bytes, lease = ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 4])
-  local is_first = ARGV[a + 3] == '1'
-  local grant = tostring(grants + 1)
-  local weigh = weigh_all or most * big > most_bytes
-  local got, weight, more, full = 0, 0, 0, false
-  local answer = {grant, 0}
-  for _, i in ipairs(order_of(grants, tonumber(ARGV[a + 5]))) do
+  for n = first, last do
+    if #taken - before >= most or is_full then break end
+    local i = order and order[n] or n
     local lane = lanes[i]
-    if got < most and not full and lane.length > lane.gone then
-      open_lane(i)
-      local pointer = lane.pointers[worker]
-      if not pointer then
-        pointer = tonumber(redis.call('HGET', P(i), worker) or 0)
-        lane.known[worker] = pointer > 0
+    -- Once all lanes with elements are known, no other lane is asked.
+    if lane == nil and filled > 0 then lane = open_lane(i) end
+    if lane and lane.length > lane.gone then
+      if not grant then
+        grant = string.format('%.0f', grants + 1)
+        held = 'h' .. grant .. ':' .. worker
       end
-      local at = math.max(pointer - lane.base, lane.gone)
+      local at = math.max(lane.passed[worker] or lane.stored[worker] or 0, lane.gone)
       -- C was lost where a pointer lies beyond the head. A pointer is only a cursor.
       if at > lane.length then at = lane.gone end
       local at_tail = at == lane.gone
-      while got < most and not full and at < lane.length do
-        if budget <= 0 then more = 1 break end
-        for _, element in ipairs(elements_at(i, lane, at, most - got)) do
-          if got >= most or budget <= 0 then break end
-          local id = id_of(element)
-          local verdict, record, attempt, last = judge(element, id, worker, grant)
-          if verdict == 'take' and weigh then
-            local size = redis.call('HSTRLEN', BODIES, id)
-            -- The first task of an answer, and of the call, is handed out whatever it weighs.
-            if (got > 0 or not is_first) and weight + size > most_bytes then full = true break end
-            if #taken > 0 and size > call_bytes then
-              full, more = true, 1
-              break
-            end
-            weight, call_bytes = weight + size, call_bytes - size
-          end
-          budget = budget - 1
-          at = at + 1
-          if verdict == 'take' then
-            got = got + 1
-            records[id], changed[id] = record, true
-            taken[#taken + 1] =
-              {id = id, grant = grant, attempt = attempt, lease = lease, last = last, answer = answer}
-          end
-          if at_tail and (verdict == 'spent' or last) then lane.gone = at else at_tail = false end
+      while #taken - before < most and at < lane.length do
+        if budget <= 0 then has_more = true break end
+        local id = lane.ids[at + 1]
+        if not id then
+          read(i, lane, at)
+          id = lane.ids[at + 1]
         end
+        local record = records[id]
+        -- The record to be when the worker takes the task, whether the element is spent afterwards, the attempt.
+        local after, is_spent, attempt = nil, true, 1
+        if record == '1' then
+          after = held
+        elseif record then
+          -- By lib/record.lua: 'h', 'f', 'e' have nothing left, 'm' and a number may have.
+          local form = byte(record) or 0
+          local num, holders, credited, entries = nil, 0, 0, '\n'
+          if form == 109 then
+            num, holders, credited = byte(record, 2, 4)
+            entries = sub(record, 5)
+          elseif form >= 49 and form <= 57 then
+            num = tonumber(record)
+          end
+          if credited and num and num <= 255 then
+            -- For several workers, and never rejected.
+            local rest = num - holders - credited
+            if rest > 0 then
+              name = name or '\n' .. worker .. '\t'
+              is_spent = false
+              if not find(entries, name, 1, true) then
+                after = char(109, num, holders + 1, credited) .. entries .. worker .. '\th' .. grant .. '\n'
+                is_spent = rest == 1
+              end
+            end
+          elseif form ~= 104 and form ~= 102 and form ~= 101 then
+            judge = judge or make_judge()
+            after, is_spent, attempt = judge(id, lane.elements[at + 1], worker, grant)
+          end
+        end
+        if after and weigh then
+          local size = redis.call('HSTRLEN', BODIES, id)
+          -- The first task of an answer, and of the call, is handed out whatever it weighs.
+          if (#taken > before or not ask.is_first) and weight + size > ask.bytes then is_full = true break end
+          if #taken > 0 and size > call_bytes then
+            is_full, has_more = true, true
+            break
+          end
+          weight, call_bytes = weight + size, call_bytes - size
+        end
+        budget, at = budget - 1, at + 1
+        if after then
+          local place = #taken + 1
+          records[id], taken[place] = after, id
+          if not is_spent then is_left[place] = true end
+          if attempt > 1 then attempts[#attempts + 1], attempts[#attempts + 2] = place, attempt end
+        end
+        if at_tail and is_spent then lane.gone = at else at_tail = false end
       end
-      pointer = lane.base + at
-      lane.front = math.max(lane.front, pointer)
-      lane.pointers[worker] = pointer
+      lane.passed[worker] = at
     end
   end
-  if got > 0 then grants = grants + 1 end
-  answer[2] = more
-  answers[#answers + 1] = answer
+  counts[r], granted[r] = #taken - before, grant
+  if #taken > before then grants = grants + 1 end
+  if has_more then with_more[#with_more + 1] = r end
 end
 
 -- Bodies, leases, records.
-local ids = {}
-for k, t in ipairs(taken) do ids[k] = t.id end
-local bodies = hmget(BODIES, ids)
-local lease_args, closed, closed_bytes, last_deadline = {}, 0, 0, {}
-for k, t in ipairs(taken) do
-  local body = bodies[k]
-  if body and #body >= 9 then
-    local lease = t.lease
-    if lease == 0 then
-      local _, _, own = struct.unpack('>BI4I4', body)
-      lease = own
+-- include lib/clock.lua
+local fields, bodies = {}, {}
+if #taken > 0 then
+  bodies = redis.call('HMGET', BODIES, unpack(taken))
+  local record_args, lease_args, undelivered, closed, closed_bytes = {}, {}, {}, 0, 0
+  -- Most leases are of one length: a length in a body's head, and a deadline as text, are read and written once.
+  local lengths, deadlines, longest, place = {}, {}, 0, 0
+  for r = 1, #workers do
+    local grant, latest = granted[r], nil
+    for k = place + 1, place + counts[r] do
+      local id, body = taken[k], bodies[k]
+      if body and #body >= HEAD then
+        local lease = asks[r].lease
+        if lease == 0 then
+          local packed = sub(body, 6, 9)
+          lease = lengths[packed]
+          if not lease then
+            lease = struct.unpack('>I4', packed)
+            lengths[packed] = lease
+          end
+        end
+        local deadline = deadlines[lease]
+        if not deadline then
+          deadline = string.format('%.0f', now + lease)
+          deadlines[lease] = deadline
+        end
+        local n = #lease_args
+        lease_args[n + 1], lease_args[n + 2] = deadline, id .. grant
+        record_args[n + 1], record_args[n + 2] = id, records[id]
+        if not latest or lease > latest then latest = lease end
+        if not is_left[k] then closed, closed_bytes = closed + 1, closed_bytes + #body + OVERHEAD end
+      else
+        -- A live record without a body is damage too. An error here would stop the whole lane.
+        damaged[#damaged + 1] = id
+      end
     end
-    lease_args[#lease_args + 1] = now + lease
-    lease_args[#lease_args + 1] = t.id .. t.grant
-    last_deadline[t.grant] = math.max(last_deadline[t.grant] or 0, now + lease)
-    if t.last then
-      closed = closed + 1
-      closed_bytes = closed_bytes + #body + OVERHEAD
+    place = place + counts[r]
+    if latest then
+      -- A grant is undelivered until its process reports that the worker has it. If its leases run out before, they
+      -- cost nothing.
+      local n = #undelivered
+      undelivered[n + 1], undelivered[n + 2] = deadlines[latest], grant
+      longest = math.max(longest, latest)
     end
-    table.insert(t.answer, {t.id, body, t.attempt, now + lease})
-  else
-    -- A live record without a body is damage too. An error here would stop the whole lane.
-    changed[t.id] = nil
-    damaged[#damaged + 1] = t.id
   end
+  if #damaged > 0 then redis.call('HDEL', RECORDS, unpack(damaged)) end
+  if #record_args > 0 then
+    redis.call('HSET', RECORDS, unpack(record_args))
+    redis.call('ZADD', LEASES, unpack(lease_args))
+    redis.call('ZADD', UNDELIVERED, unpack(undelivered))
+  end
+  fields = {'grants', grants}
+  if closed > 0 then
+    fields = {'grants', grants, 'open', (counters[5] or 0) - closed, 'open_bytes', (counters[6] or 0) - closed_bytes}
+  end
+  if longest > tonumber(counters[4] or 0) then
+    fields[#fields + 1], fields[#fields + 2] = 'longest_lease', longest
+  end
+elseif #damaged > 0 then
+  redis.call('HDEL', RECORDS, unpack(damaged))
 end
-call_all('HDEL', RECORDS, damaged)
-local record_args = {}
-for id in pairs(changed) do
-  record_args[#record_args + 1] = id
-  record_args[#record_args + 1] = records[id]
-end
-call_all('HSET', RECORDS, record_args)
-call_all('ZADD', LEASES, lease_args)
--- A grant is undelivered until its process reports that the worker has it. If its leases run out before, they cost
--- nothing.
-local undelivered = {}
-for grant, deadline in pairs(last_deadline) do
-  undelivered[#undelivered + 1], undelivered[#undelivered + 2] = deadline, grant
-  if deadline - now > longest then longest = deadline - now end
-end
-call_all('ZADD', UNDELIVERED, undelivered)
 -- Behind the other writes: only for its first write does Redis ask whether there is room.
-call_all('ZREM', UNDELIVERED, delivered)
-if longest > tonumber(counters[4] or 0) then redis.call('HSET', COUNTERS, 'longest_lease', longest) end
-count('grants', grants - first_grant)
-count('open', -closed)
-count('open_bytes', -closed_bytes)
+forget_undelivered()
 
 -- Lanes: removes what left the tail, and keeps the pointers that are still ahead of it.
 for i = 1, 6 do
   local lane = lanes[i]
-  if lane.gone > 0 then
-    redis.call('LTRIM', T(i), 0, -lane.gone - 1)
-    redis.call('INCRBY', C(i), lane.gone)
-  end
-  if lane.base then
-    for worker, pointer in pairs(lane.pointers) do
-      if pointer > lane.base + lane.gone then
-        redis.call('HSET', P(i), worker, pointer)
-      elseif lane.known[worker] then
-        redis.call('HDEL', P(i), worker)
+  if lane then
+    if lane.gone > 0 then
+      redis.call('LTRIM', KEYS[T + 3 * i], 0, -lane.gone - 1)
+      lane.base = redis.call('INCRBY', KEYS[C + 3 * i], lane.gone) - lane.gone
+    end
+    local pointers, overtaken, front = {}, {}, 0
+    for worker, at in pairs(lane.passed) do
+      if at > lane.gone then
+        lane.base = lane.base or tonumber(redis.call('GET', KEYS[C + 3 * i]) or 0)
+        pointers[#pointers + 1], pointers[#pointers + 2] = worker, lane.base + at
+        front = math.max(front, lane.base + at)
+      elseif lane.stored[worker] then
+        overtaken[#overtaken + 1] = worker
       end
     end
-    if lane.front > lane.first_front and lane.front > lane.base + lane.gone then
-      redis.call('HSET', COUNTERS, 'front' .. i, lane.front)
+    if #pointers > 0 then
+      redis.call('HSET', KEYS[P + 3 * i], unpack(pointers))
+      if front > tonumber(redis.call('HGET', COUNTERS, 'front' .. i) or 0) then
+        fields[#fields + 1], fields[#fields + 2] = 'front' .. i, front
+      end
     end
+    if #overtaken > 0 then redis.call('HDEL', KEYS[P + 3 * i], unpack(overtaken)) end
   end
 end
-return {generation, 0, unpack(answers)}
+if #fields > 0 then redis.call('HSET', COUNTERS, unpack(fields)) end
+if #taken == 0 and #with_more == 0 then return {generation, 0} end
+return {generation, 0, now, first_grant + 1, taken, bodies, counts, with_more, attempts}

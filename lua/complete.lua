@@ -3,84 +3,121 @@
 -- changes nothing.
 --
 -- ARGV[2] outbox bytes at which completions are refused, far above those at which claims pause
--- ARGV[3…] per item 6 values: id, generation, grant, worker, attempt, report (opaque)
+-- ARGV[3] generation of the tokens   ARGV[4] ids of all items in one string; at most 1,000
+-- ARGV[5] reports of all items one after the other (opaque)   ARGV[6] their lengths, 4 bytes each
+-- then per item: grant and worker as the record has them, 'h<grant>:<worker>'
+-- then 3 values per item whose token is of another generation, or whose attempt is not the first:
+--   place (from 1), generation, attempt
 -- Returns a code per item; lib/held.lua names the codes
 --       | an error FULL: nothing was changed, the workers keep their leases
-local counters = redis.call('HMGET', COUNTERS, 'outbox_bytes', 'largest_body')
+local sub, byte, char, find = string.sub, string.byte, string.char, string.find
+local counters = redis.call('HMGET', COUNTERS, 'outbox_bytes', 'largest_body', 'live')
 if tonumber(counters[1] or 0) >= tonumber(ARGV[2]) then
   return redis.error_reply('FULL the outbox of the shard has all the bytes that it may have')
 end
 
-local ids, records = {}, {}
-for a = 3, #ARGV, 6 do ids[#ids + 1] = ARGV[a] end
-for i, record in ipairs(hmget(RECORDS, ids)) do records[ids[i]] = record end
+local ids, others = {}, {}
+for i = 1, #ARGV[4] / 16 do ids[i] = sub(ARGV[4], 16 * i - 15, 16 * i) end
+for a = 7 + #ids, #ARGV, 3 do others[tonumber(ARGV[a])] = a end
+local records = #ids > 0 and redis.call('HMGET', RECORDS, unpack(ids)) or {}
 
--- The code for a token, by the unpacked record; with the record to be when it is OK, and whether that is final.
-local function credit(record, token_generation, grant, worker, attempt)
-  local code, t, at = held(record, token_generation, grant, worker)
-  if code ~= OK then
-    local before = t and find_worker(t[CREDITED], worker)
-    return before and t[CREDITED][before + 1] == grant and REPEAT or code
+-- Decides about an item that is not the common case: first attempt, this generation, a task that was never rejected.
+-- The functions for records are made only where one is met: each costs every call that makes it.
+local function make_judge()
+  -- include lib/record.lua
+  -- include lib/held.lua
+  -- Returns the code for a token; with the record to be when it is OK, and whether that is final.
+  return function(record, token_generation, token, attempt)
+    if record and token_generation ~= generation then return LEASE_LOST end
+    local grant, worker = string.match(token, '^h(%d+):(.*)$')
+    local code, t, at = held(record, token_generation, grant, worker)
+    if code ~= OK then
+      local before = t and find_worker(t[CREDITED], worker)
+      return before and t[CREDITED][before + 1] == grant and REPEAT or code
+    end
+    if tonumber(attempt) > t[FAILS] + 1 then return LEASE_LOST end
+    remove_pair(t[HELD], at)
+    table.insert(t[CREDITED], worker)
+    table.insert(t[CREDITED], grant)
+    local is_final = #t[CREDITED] / 2 >= t[NUM]
+    if is_final then t[ST], t[AT], t[FAILED], t[LOG] = 'F', now, nil, nil end
+    return OK, save(t), is_final
   end
-  if tonumber(attempt) > t[FAILS] + 1 then return LEASE_LOST end
-  remove_pair(t[HELD], at)
-  table.insert(t[CREDITED], worker)
-  table.insert(t[CREDITED], grant)
-  local is_final = #t[CREDITED] / 2 >= t[NUM]
-  if is_final then t[ST], t[AT], t[FAILED], t[LOG] = 'F', now, nil, nil end
-  return OK, save(t), is_final
+end
+local judge
+
+-- The record 'm' of several after the holder at this place is credited, and whether it is final.
+local function credit(record, at)
+  local num, holders, credited = byte(record, 2, 4)
+  local entries = sub(record, 5, at - 1) .. 'c' .. sub(record, at + 1)
+  if credited + 1 == num then return char(101, num) .. now .. entries, true end
+  return char(109, num, holders - 1, credited + 1) .. entries, false
 end
 
-local codes, reports, changed, ended_leases, finals = {}, {}, {}, {}, {}
-local report_bytes = 0
-for i, id in ipairs(ids) do
-  local a = 3 + (i - 1) * 6
-  local token_generation, grant, worker, attempt, report =
-    ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5]
-  local record = records[id]
-  local code, after, is_final
-  if record and token_generation ~= generation then
-    code = LEASE_LOST
-  elseif attempt == '1' and record == 'h' .. grant .. ':' .. worker then
-    -- The common case, without unpacking: NUM = 1, first try.
-    code, after, is_final = OK, 'f' .. now .. ':' .. grant .. ':' .. worker, true
-  else
-    code, after, is_final = credit(record, token_generation, grant, worker, attempt)
+-- The texts of a token are made once for all items of a batch: those of one worker come together and have one.
+local last, grant, completed, entry
+local is_current, completed_at = ARGV[3] == generation, 'f' .. now .. ':'
+local codes, changed, record_args, ended_leases, finals = {}, {}, {}, {}, {}
+for i = 1, #ids do
+  local id, token = ids[i], ARGV[6 + i]
+  if token ~= last then
+    last, grant, entry = token, sub(token, 2, find(token, ':', 1, true) - 1), nil
+    completed = completed_at .. sub(token, 2)
   end
-  if code == OK then
-    records[id], changed[id] = after, true
+  local record, code, after, is_final = changed[id] or records[i], 1, nil, true
+  local is_common = record and is_current and not others[i]
+  if is_common and record == token then
+    after = completed
+  else
+    local at = nil
+    if is_common and byte(record) == 109 then
+      entry = entry or '\n' .. sub(token, #grant + 3) .. '\th' .. grant .. '\n'
+      at = find(record, entry, 5, true)
+    end
+    if at then
+      after, is_final = credit(record, at + #entry - #grant - 2)
+    else
+      local a = others[i]
+      judge = judge or make_judge()
+      code, after, is_final = judge(record, a and ARGV[a + 1] or ARGV[3], token, a and ARGV[a + 2] or 1)
+    end
+  end
+  if after then
+    local n = #ended_leases
+    changed[id] = after
+    record_args[2 * n + 1], record_args[2 * n + 2] = id, after
+    ended_leases[n + 1] = id .. grant
     if is_final then finals[#finals + 1] = id end
-    ended_leases[#ended_leases + 1] = id .. grant
-    reports[#reports + 1] = 'c'
-    reports[#reports + 1] = report
-    report_bytes = report_bytes + #report
   end
   codes[i] = code
 end
 
-if #reports > 0 then
-  local record_args = {}
-  for id in pairs(changed) do
-    record_args[#record_args + 1] = id
-    record_args[#record_args + 1] = records[id]
-  end
-  local bodies = finals
-  if tonumber(counters[2] or 0) > LARGE then
-    bodies = {}
-    for _, id in ipairs(finals) do
-      bodies[#bodies + 1] = id
-      bodies[#bodies + 1] = id .. 'h'
+if #ended_leases > 0 then
+  redis.call('HSET', RECORDS, unpack(record_args))
+  redis.call('ZREM', LEASES, unpack(ended_leases))
+  local reports = ARGV[5]
+  if #ended_leases < #ids then
+    local credited, from = {}, 1
+    for i = 1, #ids do
+      local length = struct.unpack('>I4', ARGV[6], 4 * i - 3)
+      if codes[i] == 1 then credited[#credited + 1] = sub(reports, from, from + length - 1) end
+      from = from + length
     end
+    reports = table.concat(credited)
   end
-  call_all('HSET', RECORDS, record_args)
-  call_all('ZREM', LEASES, ended_leases)
-  call_all('HDEL', BODIES, bodies)
-  call_all('RPUSH', FINALS, finals)
-  count('live', -#finals)
-  count('outbox_bytes', report_bytes)
-  -- One entry for the call, not one per task: its time is the completions' time.
-  for from = 1, #reports, 6000 do
-    redis.call('XADD', OUTBOX, '*', unpack(reports, from, math.min(from + 5999, #reports)))
+  local fields = {'outbox_bytes', (counters[1] or 0) + #reports}
+  if #finals > 0 then
+    local bodies = finals
+    if tonumber(counters[2] or 0) > LARGE then
+      bodies = {}
+      for k = 1, #finals do bodies[2 * k - 1], bodies[2 * k] = finals[k], finals[k] .. 'h' end
+    end
+    redis.call('HDEL', BODIES, unpack(bodies))
+    redis.call('RPUSH', FINALS, unpack(finals))
+    fields[3], fields[4] = 'live', (counters[3] or 0) - #finals
   end
+  redis.call('HSET', COUNTERS, unpack(fields))
+  -- One entry for the call, and in it one value: its time is the completions' time.
+  redis.call('XADD', OUTBOX, '*', 'b', reports)
 end
 return codes

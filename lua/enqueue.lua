@@ -7,130 +7,190 @@
 -- ARGV[2] wake channel   ARGV[3] queue   ARGV[4] topic generation
 -- ARGV[5] offset of the record of this queue that the caller enqueued last ('' unknown): refuses when the stored offset
 --         is behind it
--- ARGV[6] offset to store when every task was dealt with   ARGV[7] high water in tasks   ARGV[8] in bytes
+-- ARGV[6] offset to store when every task was dealt with: that of the last one, or behind it
+-- ARGV[7] high water in tasks   ARGV[8] in bytes
 -- ARGV[9] epoch   ARGV[10] live tasks at most, whatever they wait for
--- then per task, in the order of the partition, 6 values:
---   offset, id, NUM, not_before (ms, 0 at once), body, credited workers as msgpack array ('' none)
+-- ARGV[11] offsets of the tasks in the order of the partition, with a space between them   ARGV[12] NUM of most tasks
+-- ARGV[13] how many tasks; at most 3,000; then per task 2 values: id, body
+-- then 4 values per task that has another NUM, waits for its time, or has credited workers:
+--   place (from 1), NUM, not_before (ms, 0 at once), credited workers as msgpack array ('' none)
 -- Returns {'fenced', epoch of the present owner}: nothing was changed
 --       | {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
 --       | {'ok', dealt with, added, known}: when fewer were dealt with than given, the queue is full at the next one
 --       | an error BADTASK for a body without a known priority: nothing was changed
-local function parse(offset)
-  local major, minor = string.match(offset, '^(%d+)%-(%d+)$')
-  return tonumber(major), tonumber(minor)
-end
-local function at_or_before(a_major, a_minor, b_major, b_minor)
-  return a_major < b_major or (a_major == b_major and a_minor <= b_minor)
-end
-
-local counters = redis.call('HMGET', COUNTERS, 'open_bytes', 'largest_body', 'epoch', 'live')
+local counters = redis.call('HMGET', COUNTERS, 'open_bytes', 'largest_body', 'epoch', 'live', 'open')
 local epoch, known_epoch = tonumber(ARGV[9]), tonumber(counters[3] or 0)
 if epoch < known_epoch then return {'fenced', known_epoch} end
 
-local topic = ARGV[4]
-local stored_major, stored_minor = -1, 0
-local stored = redis.call('GET', OFFSET)
-if stored and string.sub(stored, 1, #topic + 1) == topic .. '/' then
-  stored = string.sub(stored, #topic + 2)
-  stored_major, stored_minor = parse(stored)
-else
-  stored = ''
+-- Whether the first offset of the text lies behind the offset; '' lies before all.
+local function is_behind(text, offset)
+  if offset == '' then return true end
+  local major, minor = string.match(text, '^(%d+)%-(%d+)')
+  local to_major, to_minor = string.match(offset, '^(%d+)%-(%d+)')
+  major, to_major = tonumber(major), tonumber(to_major)
+  return major > to_major or major == to_major and tonumber(minor) > tonumber(to_minor)
 end
-if ARGV[5] ~= '' then
-  local major, minor = parse(ARGV[5])
-  if not at_or_before(major, minor, stored_major, stored_minor) then return {'behind', stored} end
+
+local topic = ARGV[4] .. '/'
+local stored = redis.call('GET', OFFSET)
+stored = stored and string.sub(stored, 1, #topic) == topic and string.sub(stored, #topic + 1) or ''
+if ARGV[5] ~= '' and ARGV[5] ~= stored and is_behind(ARGV[5], stored) then
+  return {'behind', stored}
 end
 
 -- The queue is full by what the foremost worker still has ahead, so that a slow worker does not starve the others.
 -- Tasks that wait for their time or their backoff are ahead of no worker. They, and what slow workers have left, count
 -- against a bound of their own.
-local ahead = 0
-for lane = 1, 6 do
-  local length = redis.call('LLEN', T(lane))
-  if length > 0 then
-    local gone = tonumber(redis.call('GET', C(lane)) or 0)
-    local front = tonumber(redis.call('HGET', COUNTERS, 'front' .. lane) or 0)
-    ahead = ahead + math.min(length, length + gone - front)
+-- KEYS[T + 3 * lane], KEYS[C + 3 * lane]: the lanes are the last 18 keys.
+local T, C = #KEYS - 20, #KEYS - 19
+local high_tasks, high_bytes, most_live = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
+local count, ahead = tonumber(ARGV[13]), 0
+if count > 0 then
+  local lengths = {}
+  for lane = 1, 6 do
+    lengths[lane] = redis.call('LLEN', KEYS[T + 3 * lane])
+    ahead = ahead + lengths[lane]
+  end
+  -- No more than all elements are ahead. Only a queue that is nearly full has to know how many.
+  if ahead + count > high_tasks then
+    ahead = 0
+    for lane = 1, 6 do
+      if lengths[lane] > 0 then
+        local gone = tonumber(redis.call('GET', KEYS[C + 3 * lane]) or 0)
+        local front = tonumber(redis.call('HGET', COUNTERS, 'front' .. lane) or 0)
+        ahead = ahead + math.min(lengths[lane], lengths[lane] + gone - front)
+      end
+    end
   end
 end
 local bytes, big, live = tonumber(counters[1] or 0), tonumber(counters[2] or 0), tonumber(counters[4] or 0)
-local high_tasks, high_bytes, most_live = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[10])
 
-local ids = {}
-for a = 11, #ARGV, 6 do ids[#ids + 1] = ARGV[a + 1] end
-local records = hmget(RECORDS, ids)
+local ids, offsets, others = {}, nil, {}
+for i = 1, count do ids[i] = ARGV[12 + 2 * i] end
+local function read_offsets()
+  offsets = {}
+  for offset in string.gmatch(ARGV[11], '[^ ]+') do offsets[#offsets + 1] = offset end
+end
+-- The offsets ascend: where the first is new, all are.
+if count > 0 and not is_behind(ARGV[11], stored) then read_offsets() end
 
-local seen, record_args, body_args, delay_args, elements = {}, {}, {}, {}, {{}, {}, {}, {}, {}, {}}
-local done, added, known, opened, added_bytes, biggest = 0, 0, 0, 0, 0, big
-local last_major, last_minor = stored_major, stored_minor
-for i, id in ipairs(ids) do
-  local a = 11 + (i - 1) * 6
-  local major, minor = parse(ARGV[a])
-  if at_or_before(major, minor, stored_major, stored_minor) then
-    known = known + 1
-  elseif seen[id] or records[i] and load(records[i]) then
-    known = known + 1
-    last_major, last_minor = major, minor
-  else
-    if ahead >= high_tasks or bytes >= high_bytes or live >= most_live then break end
-    local num, not_before, body = tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), ARGV[a + 4]
-    local credited = {}
-    if ARGV[a + 5] ~= '' then
-      for _, worker in ipairs(cmsgpack.unpack(ARGV[a + 5])) do
-        credited[#credited + 1] = worker
-        credited[#credited + 1] = '0'
-      end
+-- The functions for records are made only for a task that has a record already, or is not like most: each costs every
+-- call that makes it.
+local function make_records()
+  -- include lib/record.lua
+  -- The record of a new task; nil when SQL has credited all its workers.
+  local function new(num, waits, credited)
+    local t = {'L', num, 0, {}, {}, {}, 0}
+    for _, worker in ipairs(credited) do
+      table.insert(t[CREDITED], worker)
+      table.insert(t[CREDITED], '0')
     end
-    local t = {'L', num, 0, {}, credited, {}, 0}
-    if left(t) > 0 then
-      seen[id] = true
-      local priority = string.byte(body) or 0
-      -- Before the first write. The fanout sends such a record to `dead-letters`.
-      if not is_priority(priority) then return redis.error_reply('BADTASK priority ' .. priority) end
-      local lane = lane_of(priority, false)
-      if not_before > now then
-        t[WAIT] = {''}
-        delay_args[#delay_args + 1] = not_before
-        delay_args[#delay_args + 1] = id
-      else
-        table.insert(elements[lane], element(num, 0, id))
-        opened, ahead = opened + 1, ahead + 1
-        bytes, added_bytes = bytes + #body + OVERHEAD, added_bytes + #body + OVERHEAD
-      end
-      table.insert(record_args, id)
-      table.insert(record_args, save(t))
-      table.insert(body_args, id)
-      table.insert(body_args, body)
-      if #body > LARGE then
-        table.insert(body_args, id .. 'h')
-        table.insert(body_args, string.sub(body, 1, HEAD))
-      end
-      added, live = added + 1, live + 1
-      biggest = math.max(biggest, #body)
-    else
-      known = known + 1
-    end
-    last_major, last_minor = major, minor
+    if left(t) <= 0 then return nil end
+    if waits then t[WAIT] = {''} end
+    return save(t)
   end
-  done = done + 1
+  return load, new
+end
+local load, new
+if 13 + 2 * count < #ARGV then
+  -- include lib/clock.lua
+  load, new = make_records()
+  for a = 14 + 2 * count, #ARGV, 4 do
+    local num, waits = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]) > now
+    local record = new(num, waits, ARGV[a + 3] ~= '' and cmsgpack.unpack(ARGV[a + 3]) or {})
+    others[tonumber(ARGV[a])] = {num = num, record = record, due = waits and ARGV[a + 2]}
+  end
+end
+-- An element is msgpack [NUM, 0, id].
+local like_most = {num = tonumber(ARGV[12]), record = ARGV[12]}
+local function prefix_of(task)
+  task.prefix = string.sub(cmsgpack.pack({task.num, 0, ids[1]}), 1, -17)
+  return task.prefix
 end
 
-if epoch > known_epoch then redis.call('HSET', COUNTERS, 'epoch', ARGV[9]) end
-call_all('HSET', BODIES, body_args)
-call_all('HSET', RECORDS, record_args)
-call_all('ZADD', DELAYED, delay_args)
-for lane = 1, 6 do call_all('LPUSH', T(lane), elements[lane]) end
-count('open', opened)
-count('live', added)
-count('open_bytes', added_bytes)
-if biggest > big then redis.call('HSET', COUNTERS, 'largest_body', biggest) end
-if done == #ids and ARGV[6] ~= '' then
-  local major, minor = parse(ARGV[6])
-  if not at_or_before(major, minor, last_major, last_minor) then last_major, last_minor = major, minor end
+local records = count > 0 and redis.call('HMGET', RECORDS, unpack(ids)) or {}
+local seen, places, record_args, delay_args, heads, elements = {}, {}, {}, {}, {}, {}
+local done, known, opened, biggest = 0, 0, 0, big
+for i = 1, count do
+  local id = ids[i]
+  if offsets and not is_behind(offsets[i], stored) then
+    known = known + 1
+  else
+    local is_known = seen[id]
+    if records[i] and not is_known then
+      if not load then load, new = make_records() end
+      is_known = load(records[i])
+    end
+    if is_known then
+      known = known + 1
+    else
+      if ahead >= high_tasks or bytes >= high_bytes or live >= most_live then break end
+      local task, body = others[i] or like_most, ARGV[13 + 2 * i]
+      if task.record then
+        seen[id] = true
+        local priority = string.byte(body) or 0
+        local lane = elements[priority]
+        if not lane then
+          -- Before the first write. The fanout sends such a record to `dead-letters`.
+          if priority < 1 or priority > 3 then return redis.error_reply('BADTASK priority ' .. priority) end
+          lane = {}
+          elements[priority] = lane
+        end
+        local size, added = #body, #places
+        if task.due then
+          delay_args[#delay_args + 1], delay_args[#delay_args + 2] = task.due, id
+        else
+          lane[#lane + 1] = (task.prefix or prefix_of(task)) .. id
+          opened, ahead = opened + 1, ahead + 1
+          bytes = bytes + size + OVERHEAD
+        end
+        places[added + 1] = i
+        record_args[2 * added + 1], record_args[2 * added + 2] = id, task.record
+        if size > LARGE then heads[#heads + 1], heads[#heads + 2] = id .. 'h', string.sub(body, 1, HEAD) end
+        if size > biggest then biggest = size end
+        live = live + 1
+      else
+        known = known + 1
+      end
+    end
+  end
+  done = i
 end
-if not at_or_before(last_major, last_minor, stored_major, stored_minor) then
-  redis.call('SET', OFFSET, string.format('%s/%.0f-%.0f', topic, last_major, last_minor))
+
+local added = #places
+if added > 0 then
+  if added == count then
+    redis.call('HSET', BODIES, unpack(ARGV, 14, 13 + 2 * count))
+  else
+    local body_args = {}
+    for k = 1, added do
+      body_args[2 * k - 1], body_args[2 * k] = ids[places[k]], ARGV[13 + 2 * places[k]]
+    end
+    redis.call('HSET', BODIES, unpack(body_args))
+  end
+  if #heads > 0 then redis.call('HSET', BODIES, unpack(heads)) end
+  redis.call('HSET', RECORDS, unpack(record_args))
+  if #delay_args > 0 then redis.call('ZADD', DELAYED, unpack(delay_args)) end
+  for priority = 1, 3 do
+    local lane = elements[priority]
+    if lane and #lane > 0 then redis.call('LPUSH', KEYS[T + 6 * priority], unpack(lane)) end
+  end
 end
+local fields = {}
+if added > 0 then fields = {'live', live} end
+if opened > 0 then
+  fields = {'live', live, 'open', (counters[5] or 0) + opened, 'open_bytes', bytes}
+end
+if biggest > big then fields[#fields + 1], fields[#fields + 2] = 'largest_body', biggest end
+if epoch > known_epoch then fields[#fields + 1], fields[#fields + 2] = 'epoch', ARGV[9] end
+if #fields > 0 then redis.call('HSET', COUNTERS, unpack(fields)) end
+
+local reached = ARGV[6]
+if done < count then
+  if not offsets then read_offsets() end
+  reached = offsets[done]
+end
+if reached and is_behind(reached, stored) then redis.call('SET', OFFSET, topic .. reached) end
 -- Also for a task that waits for its time: the watchdog looks when the task is due.
 if added > 0 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 return {'ok', done, added, known}

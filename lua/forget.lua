@@ -2,17 +2,19 @@
 -- finals.lua names them again. The caller names the records in the order of the list; the script stops where another
 -- caller was faster.
 --
--- ARGV[2…] per record 2 values: id, '1' SQL shows the task final | '0' not yet
+-- ARGV[2] flags, one character per record: 1 SQL shows the task final | 0 not yet
+-- ARGV[3…] ids, at most 3,000
 -- Returns how many records were forgotten
-local forgotten = {}
-for a = 2, #ARGV, 2 do
-  if redis.call('LINDEX', FINALS, 0) ~= ARGV[a] then break end
-  redis.call('LPOP', FINALS)
-  if ARGV[a + 1] == '1' then
-    forgotten[#forgotten + 1] = ARGV[a]
-  else
-    redis.call('RPUSH', FINALS, ARGV[a])
-  end
+local first = redis.call('LRANGE', FINALS, 0, #ARGV - 3)
+local same = 0
+while first[same + 1] and first[same + 1] == ARGV[same + 3] do same = same + 1 end
+if same == 0 then return 0 end
+
+local forgotten, kept = {}, {}
+for i = 1, same do
+  if string.byte(ARGV[2], i) == 49 then forgotten[#forgotten + 1] = first[i] else kept[#kept + 1] = first[i] end
 end
-call_all('HDEL', RECORDS, forgotten)
+redis.call('LTRIM', FINALS, same, -1)
+if #kept > 0 then redis.call('RPUSH', FINALS, unpack(kept)) end
+if #forgotten > 0 then redis.call('HDEL', RECORDS, unpack(forgotten)) end
 return #forgotten

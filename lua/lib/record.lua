@@ -1,11 +1,15 @@
 
--- Records, elements and bodies: the only place that reads or writes a record.
+-- Records and elements. claim.lua, complete.lua and finals.lua read and write the forms that are text by themselves;
+-- everything else goes through load() and save().
 --
 -- A record says who completed a task, who holds it, what is in backoff, and how the task ended. The common forms are
 -- short:
 --   '3'                       live, NUM = 3, nothing has happened yet
 --   'h<grant>:<worker>'       NUM = 1, held, never rejected
 --   'f<ms>:<grant>:<worker>'  NUM = 1, completed at ms
+--   'm<3 bytes>' entries      NUM > 1, live, never rejected; the bytes are NUM, how many hold it, how many are credited
+--   'e<1 byte><ms>' entries   NUM > 1, completed at ms, never rejected; the byte is NUM
+--     entries: '\n', then per worker '<worker>\t<h held | c credited><grant>\n'; names have no control characters
 --   msgpack                   [status, NUM, failures, {grant, …} in backoff or {''} before its time,
 --                              {worker, grant, …} credited, {worker, grant, …} held, final at ms, newest offer,
 --                              {worker, failures, …}, {ms, worker, reason, …}]
@@ -35,6 +39,17 @@ local function load(r)
     local at, grant, worker = string.match(r, '^f(%d+):(%d+):(.*)$')
     return at and {'F', 1, 0, {}, {worker, grant}, {}, tonumber(at)}
   end
+  if form == 109 or form == 101 then
+    local num, held, credited = string.byte(r, 2, 4)
+    local at = form == 101 and tonumber(string.match(r, '^%d+', 3)) or 0
+    local t = {form == 109 and 'L' or 'F', num, 0, {}, {}, {}, at}
+    for worker, state, grant in string.gmatch(string.sub(r, form == 109 and 5 or 3), '([^\t\n]+)\t([hc])(%d+)\n') do
+      local list = state == 'h' and t[HELD] or t[CREDITED]
+      list[#list + 1], list[#list + 2] = worker, grant
+    end
+    if form == 101 then held, credited = 0, num end
+    return credited and #t[HELD] == 2 * held and #t[CREDITED] == 2 * credited and t
+  end
   local ok, t = pcall(cmsgpack.unpack, r)
   if not ok or not is_record(t) then return nil end
   if type(t[WAIT]) ~= 'table' then
@@ -46,11 +61,23 @@ local function load(r)
   return t
 end
 
+local function entries_of(t)
+  local entries = {''}
+  for i = 1, #t[CREDITED], 2 do entries[#entries + 1] = t[CREDITED][i] .. '\tc' .. t[CREDITED][i + 1] end
+  for i = 1, #t[HELD], 2 do entries[#entries + 1] = t[HELD][i] .. '\th' .. t[HELD][i + 1] end
+  entries[#entries + 1] = ''
+  return table.concat(entries, '\n')
+end
+
 local function save(t)
   if t[ST] == 'F' and t[NUM] == 1 then return 'f' .. t[AT] .. ':' .. t[CREDITED][2] .. ':' .. t[CREDITED][1] end
-  if t[ST] == 'L' and t[FAILS] == 0 and #t[WAIT] == 0 and #t[CREDITED] == 0 and (t[OFFER] or 0) == 0 then
-    if #t[HELD] == 0 then return tostring(t[NUM]) end
+  if t[ST] == 'L' and t[FAILS] == 0 and #t[WAIT] == 0 and (t[OFFER] or 0) == 0 then
+    if #t[HELD] + #t[CREDITED] == 0 then return tostring(t[NUM]) end
     if t[NUM] == 1 then return 'h' .. t[HELD][2] .. ':' .. t[HELD][1] end
+    if t[NUM] <= 255 then return string.char(109, t[NUM], #t[HELD] / 2, #t[CREDITED] / 2) .. entries_of(t) end
+  end
+  if t[ST] == 'F' and t[FAILS] == 0 and t[NUM] <= 255 then
+    return string.char(101, t[NUM]) .. t[AT] .. entries_of(t)
   end
   return cmsgpack.pack(t)
 end
@@ -77,10 +104,3 @@ local function is_offer(t, element)
   local offer = t[OFFER] or 0
   return offer == 0 or cmsgpack.unpack(element)[2] == offer
 end
-
--- An open task weighs its body and this: about what its record, element and lease take.
-local OVERHEAD = 400
-
--- The field id .. 'h' has the head of a larger body again (priority, max_attempts, lease), so that a script reads nine
--- bytes instead of a megabyte.
-local LARGE, HEAD = 1024, 9

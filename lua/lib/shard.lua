@@ -1,3 +1,4 @@
+
 -- The beginning of every script of a shard, except open.lua. README.md describes the keys.
 --
 -- GENERATION, RECORDS, … name the keys that the script gets: a line before this one, made of the script's row in
@@ -5,22 +6,4 @@
 local generation = redis.call('GET', GENERATION)
 if not generation then
   return redis.error_reply('NOGEN the shard has no generation: it was never opened, or Redis lost it')
-end
-
--- Lua's stack holds nearly 8,000 values, so longer argument lists go in pieces of an even number of values.
-local function call_all(command, key, args)
-  for from = 1, #args, 6000 do
-    redis.call(command, key, unpack(args, from, math.min(from + 5999, #args)))
-  end
-end
-local function hmget(key, ids)
-  local got = {}
-  for from = 1, #ids, 6000 do
-    local part = redis.call('HMGET', key, unpack(ids, from, math.min(from + 5999, #ids)))
-    for i = 1, #part do got[from + i - 1] = part[i] end
-  end
-  return got
-end
-local function count(field, by)
-  if by ~= 0 then redis.call('HINCRBY', COUNTERS, field, by) end
 end

@@ -6,17 +6,19 @@ use redis::Value;
 use tokio::sync::mpsc;
 
 use super::{
+    claimed::Claimed,
     delivery::{Delivery, Granted, Undelivered},
     error::{Error, Result},
     keys::ShardKeys,
     notes::Notes,
-    types::{Claim, Code, Completion, Leased, OUTBOX_FULL, OUTBOX_FULL_BYTES},
-    wire::{bytes, items, ms, number, task_id},
+    types::{Claim, Code, Completion, OUTBOX_FULL, OUTBOX_FULL_BYTES},
+    wire::{items, ms, number},
 };
 use crate::{
     model::LeaseToken,
     redis_pool::{Batch, Call, Redis, Script, scripts},
     runtime::Clock,
+    wire::frame_report,
 };
 
 /// Elements that one claim looks at, at most, before it answers `more`.
@@ -60,7 +62,7 @@ pub(super) async fn claim(
         call.arg(delivered.len()).arg(&delivered);
         for (place, request) in requests.iter().enumerate() {
             let most = leases_max.map_or(request.max_tasks, |max| usize::from(place < max));
-            argue(&mut call, request, most);
+            call.arg(request.worker.as_str()).arg(ask_text(request, most));
         }
         call
     };
@@ -79,11 +81,11 @@ pub(super) async fn claim(
     Ok(granted)
 }
 
-fn argue(call: &mut Call, request: &Claim, max_tasks: usize) {
+/// The wishes of a request, in one text: most requests of a call have the same.
+fn ask_text(request: &Claim, max_tasks: usize) -> String {
     let lease_ms = request.lease.map_or(0, ms);
     let priority = request.priority.map_or(0, |priority| priority as u8);
-    call.arg(request.worker.as_str()).arg(max_tasks).arg(request.max_bytes).arg(u8::from(request.is_first));
-    call.arg(lease_ms).arg(priority);
+    format!("{max_tasks} {} {} {lease_ms} {priority}", request.max_bytes, u8::from(request.is_first))
 }
 
 fn read_grants(
@@ -92,36 +94,16 @@ fn read_grants(
     notes: &Arc<Notes>,
     release: &mpsc::UnboundedSender<Undelivered>,
 ) -> Result<Vec<Granted>> {
-    let mut answer = items(answer)?.into_iter();
-    let generation = number(answer.next())?;
-    let paused = number::<u8>(answer.next())? == 1;
+    let mut claimed = Claimed::read(answer)?;
     let mut granted = Vec::with_capacity(requests.len());
-    for request in requests {
+    for (place, Claim { worker, lease, .. }) in requests.into_iter().enumerate() {
         let (shard, notes, release) = (notes.id.clone(), Arc::clone(notes), release.clone());
-        let delivery = Delivery { worker: request.worker, leases: Vec::new(), shard, notes, release };
-        let mut one = Granted { tasks: Vec::new(), more: false, delivery };
-        if !paused {
-            let part = answer.next().ok_or_else(|| Error::Answer("a claim is missing".into()))?;
-            read_grant(&mut one, generation, part)?;
-        }
-        granted.push(one);
+        let mut delivery = Delivery { worker, leases: Vec::new(), shard, notes, release };
+        let tasks = claimed.next_request(&delivery.shard, lease)?;
+        delivery.leases = tasks.iter().map(|task| (task.id, task.token.clone())).collect();
+        granted.push(Granted { tasks, more: claimed.has_more(place), delivery });
     }
     Ok(granted)
-}
-
-fn read_grant(one: &mut Granted, generation: u64, answer: Value) -> Result<()> {
-    let mut parts = items(answer)?.into_iter();
-    let grant = number(parts.next())?;
-    one.more = number::<u8>(parts.next())? == 1;
-    for task in parts {
-        let mut fields = items(task)?.into_iter();
-        let (id, body) = (task_id(fields.next())?, bytes(fields.next())?);
-        let (shard, attempt) = (one.delivery.shard.clone(), number(fields.next())?);
-        let token = LeaseToken { shard, generation, grant, attempt };
-        one.delivery.leases.push((id, token.clone()));
-        one.tasks.push(Leased { id, token, body, expires_unix_ms: number(fields.next())? });
-    }
-    Ok(())
 }
 
 pub(super) async fn peek(reach: Reach, callers: usize) -> Result<Vec<u8>> {
@@ -131,10 +113,24 @@ pub(super) async fn peek(reach: Reach, callers: usize) -> Result<Vec<u8>> {
 
 pub(super) async fn complete(reach: Reach, completions: Vec<Completion>) -> Result<Vec<Code>> {
     let mut call = reach.call(&scripts::COMPLETE).of_items(completions.len());
-    call.arg(OUTBOX_MAX_BYTES);
+    // The call has once the parts that the items share.
+    let generation = completions.first().map_or(0, |item| item.token.generation);
+    let ids: Vec<u8> = completions.iter().flat_map(|item| *item.id.as_bytes()).collect();
+    let (mut frames, mut lengths) = (Vec::new(), Vec::with_capacity(4 * completions.len()));
     for item in &completions {
-        call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
-        call.arg(item.worker.as_str()).arg(item.token.attempt).arg(&item.report[..]);
+        let length = u32::try_from(frame_report(&item.report, &mut frames)).expect("a result is far below 4 GiB");
+        lengths.extend(length.to_be_bytes());
+    }
+    call.arg(OUTBOX_MAX_BYTES).arg(generation).arg(ids).arg(frames).arg(lengths);
+    for item in &completions {
+        call.arg(format!("h{}:{}", item.token.grant, item.worker));
+    }
+    for (place, LeaseToken { generation: of_item, attempt, .. }) in
+        completions.iter().map(|item| &item.token).enumerate()
+    {
+        if *of_item != generation || *attempt != 1 {
+            call.arg(place + 1).arg(*of_item).arg(*attempt);
+        }
     }
     let answer = match reach.redis.durability() {
         None => call.run(&mut reach.redis.conn()).await?,

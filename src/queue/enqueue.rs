@@ -5,12 +5,12 @@ use std::ops::Deref;
 use super::{
     error::Result,
     shards::Shards,
-    types::{Enqueue, Enqueued},
+    types::{Enqueue, EnqueueTask, Enqueued},
     wire::{items, number, packed_strings, text},
 };
 use crate::{
     model::{Offset, ShardId},
-    redis_pool::scripts,
+    redis_pool::{Call, scripts},
 };
 
 /// Shards of one call, at most.
@@ -47,10 +47,7 @@ impl Enqueuer {
                 call.arg(batch.predecessor.map(|p| p.to_string()).unwrap_or_default()).arg(batch.upto.to_string());
                 call.arg(batch.high_water_tasks).arg(batch.high_water_bytes).arg(batch.epoch);
                 call.arg(batch.live_tasks_max);
-                for task in batch.tasks {
-                    call.arg(task.offset.to_string()).arg(task.id.as_bytes()).arg(task.replicas);
-                    call.arg(task.not_before_unix_ms).arg(&task.body[..]).arg(packed_strings(&task.credited));
-                }
+                argue(call, batch.tasks);
             })
             .await?;
         self.touch(shard);
@@ -70,6 +67,21 @@ impl Enqueuer {
         })
         .await?;
         Ok(())
+    }
+}
+
+/// The tasks as `lua/enqueue.lua` takes them: what Redis stores as it is in a row, then what few tasks have.
+fn argue(call: &mut Call, tasks: &[EnqueueTask]) {
+    let offsets: Vec<_> = tasks.iter().map(|task| task.offset.to_string()).collect();
+    let most_replicas = tasks.first().map_or(1, |task| task.replicas.max(1));
+    call.arg(offsets.join(" ")).arg(most_replicas).arg(tasks.len());
+    for task in tasks {
+        call.arg(task.id.as_bytes()).arg(&task.body[..]);
+    }
+    for (place, task) in tasks.iter().enumerate() {
+        if task.replicas != most_replicas || task.not_before_unix_ms != 0 || !task.credited.is_empty() {
+            call.arg(place + 1).arg(task.replicas).arg(task.not_before_unix_ms).arg(packed_strings(&task.credited));
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them see the [`Shards`] of the process.
 
 mod calls;
+mod claimed;
 mod combiner;
 mod deliveries;
 mod delivery;

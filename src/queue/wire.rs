@@ -14,7 +14,7 @@ use super::{
     error::{Error, Result},
     types::{Code, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus},
 };
-use crate::model::TaskId;
+use crate::{model::TaskId, wire::framed_reports};
 
 /// A new seed for each call: Redis gives every script run the same one.
 pub(super) fn seed() -> u32 {
@@ -145,16 +145,22 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
     let (mut events, mut size) = (Vec::new(), 0);
     while let Some(name) = fields.next() {
         let (name, first) = (text(Some(name))?, bytes(fields.next())?);
+        size += first.len();
+        if name == "b" {
+            let reports = framed_reports(first).map_err(Error::Answer)?;
+            events.extend(reports.into_iter().map(Event::Completed));
+            continue;
+        }
+        // As an earlier version has them.
         if name == "c" {
-            size += first.len();
             events.push(Event::Completed(first));
             continue;
         }
         // Its fields end where the next event begins.
         let mut rest = HashMap::new();
-        size += name.len() + first.len();
+        size += name.len();
         while let Some(Value::BulkString(next)) = fields.peek() {
-            if matches!(&next[..], b"c" | b"d" | b"x") {
+            if matches!(&next[..], b"b" | b"c" | b"d" | b"x") {
                 break;
             }
             let (name, value) = (text(fields.next())?, bytes(fields.next())?);

@@ -12,7 +12,7 @@ use crate::telemetry::metrics;
 pub struct Script {
     /// The name of its file, and the label of its metrics.
     pub name: &'static str,
-    pub(super) code: &'static str,
+    pub(super) code: LazyLock<String>,
     pub(super) sha: LazyLock<String>,
     /// `None`: the script belongs to no shard.
     pub(super) of_shard: Option<OfShard>,
@@ -54,7 +54,7 @@ impl Script {
 
     fn in_full(&self, command: &Cmd) -> Cmd {
         let mut full = Cmd::new();
-        full.arg("EVAL").arg(self.code);
+        full.arg("EVAL").arg(self.code.as_str());
         for arg in command.args_iter().skip(2) {
             if let Arg::Simple(bytes) = arg {
                 full.arg(bytes);

@@ -18,24 +18,23 @@ macro_rules! flags {
 }
 
 macro_rules! library {
-    (clock) => {
-        include_str!("../../lua/lib/clock.lua")
+    ($library:ident) => {
+        include_str!(concat!("../../lua/lib/", stringify!($library), ".lua"))
     };
-    (shard) => {
-        concat!(include_str!("../../lua/lib/clock.lua"), include_str!("../../lua/lib/shard.lua"))
-    };
-    (record) => {
-        include_str!("../../lua/lib/record.lua")
-    };
-    (lanes) => {
-        include_str!("../../lua/lib/lanes.lua")
-    };
-    (held) => {
-        include_str!("../../lua/lib/held.lua")
-    };
-    (ending) => {
-        include_str!("../../lua/lib/ending.lua")
-    };
+}
+
+/// The libraries in the middle of a script, in the place of a line `-- include lib/NAME.lua`: in a branch, or in a
+/// function that a rare case calls. A function costs every call that makes it.
+const INCLUDED: [(&str, &str); 3] = [
+    ("-- include lib/clock.lua", library!(clock)),
+    ("-- include lib/record.lua", library!(record)),
+    ("-- include lib/held.lua", library!(held)),
+];
+
+fn with_included(text: &str) -> String {
+    let library =
+        |line: &str| INCLUDED.iter().find(|(include, _)| *include == line.trim()).map(|(_, library)| *library);
+    text.lines().flat_map(|line| [library(line).unwrap_or(line), "\n"]).collect()
 }
 
 macro_rules! lanes {
@@ -51,8 +50,10 @@ macro_rules! script {
     ($constant:ident, $file:literal, $shard:expr $(, $code:expr)*) => {
         pub static $constant: Script = Script {
             name: $file,
-            code: concat!($($code,)* include_str!(concat!("../../lua/", $file, ".lua"))),
-            sha: LazyLock::new(|| redis::Script::new($constant.code).get_hash().to_owned()),
+            code: LazyLock::new(|| {
+                with_included(concat!($($code,)* include_str!(concat!("../../lua/", $file, ".lua"))))
+            }),
+            sha: LazyLock::new(|| redis::Script::new(&$constant.code).get_hash().to_owned()),
             of_shard: $shard,
         };
     };
@@ -82,34 +83,35 @@ table! {
     of shards {
         OPEN = "open" [] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
-        CLOSE = "close" [shard] at_full_memory
+        CLOSE = "close" [clock shard] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
-        ENQUEUE = "enqueue" [shard record lanes] with_room [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
+        ENQUEUE = "enqueue" [shard body] with_room [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
         // Enqueues no task, only moves the offset past parked ones.
-        PASS = "enqueue" [shard record lanes] at_full_memory [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
+        PASS = "enqueue" [shard body] at_full_memory [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
         REWIND = "rewind" [shard] at_full_memory [COUNTERS OFFSET] no_lanes;
-        CLAIM = "claim" [shard record lanes] with_room [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
-        CLAIM_AT_FULL_MEMORY = "claim" [shard record lanes] at_full_memory
+        CLAIM = "claim" [shard body] with_room [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
+        CLAIM_AT_FULL_MEMORY = "claim" [shard body] at_full_memory
             [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
         DELIVERED = "delivered" [shard] at_full_memory [UNDELIVERED] no_lanes;
-        COMPLETE = "complete" [shard record held] at_full_memory
+        COMPLETE = "complete" [clock shard body] at_full_memory
             [RECORDS BODIES LEASES COUNTERS OUTBOX FINALS] no_lanes;
-        REJECT = "reject" [shard record lanes held ending] at_full_memory
+        REJECT = "reject" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
-        EXTEND = "extend" [shard record held] at_full_memory [RECORDS LEASES COUNTERS UNDELIVERED] no_lanes;
-        EXPIRE = "expire" [shard record lanes held ending] at_full_memory
+        EXTEND = "extend" [clock shard record held] at_full_memory [RECORDS LEASES COUNTERS UNDELIVERED] no_lanes;
+        EXPIRE = "expire" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
-        PROMOTE = "promote" [shard record lanes held ending] at_full_memory [RECORDS BODIES DELAYED COUNTERS] lanes;
-        SWEEP = "sweep" [shard record lanes] at_full_memory [RECORDS COUNTERS] lanes;
-        LOOK = "look" [shard record lanes] with_room
+        PROMOTE = "promote" [clock shard many body record lanes held ending] at_full_memory
+            [RECORDS BODIES DELAYED COUNTERS] lanes;
+        SWEEP = "sweep" [shard many record lanes] at_full_memory [RECORDS COUNTERS] lanes;
+        LOOK = "look" [clock shard record lanes] with_room
             [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         PEEK = "peek" [shard lanes] with_room [] lanes;
-        INSPECT = "inspect" [shard record] with_room [RECORDS OFFSET] no_lanes;
+        INSPECT = "inspect" [shard many record] with_room [RECORDS OFFSET] no_lanes;
         STATS = "stats" [shard record lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        FINALS = "finals" [shard record] at_full_memory [RECORDS FINALS] no_lanes;
+        FINALS = "finals" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
         FORGET = "forget" [shard] at_full_memory [RECORDS FINALS] no_lanes;
-        OUTBOX = "outbox" [shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
-        FORWARDED = "forwarded" [shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
+        OUTBOX = "outbox" [clock shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
+        FORWARDED = "forwarded" [shard many] at_full_memory [COUNTERS OUTBOX] no_lanes;
     }
     others {
         LEASE = "lease" [clock] at_full_memory;

@@ -7,6 +7,6 @@ mod records;
 pub mod time;
 
 pub use records::{
-    body_blob, completed_report, dead_letter, died_report, expiration, one_report, pipeline_record, read_body,
-    read_pipeline_record, read_reports, report_batch, with_time,
+    body_blob, completed_report, dead_letter, died_report, expiration, frame_report, framed_reports, one_report,
+    pipeline_record, read_body, read_pipeline_record, read_reports, report_batch, with_time,
 };

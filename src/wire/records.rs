@@ -146,6 +146,21 @@ pub fn with_time(report: &Bytes, at_unix_ms: i64) -> Bytes {
     whole.freeze()
 }
 
+/// Appends an encoded report as [`report_batch`] has it, so that frames one after the other are a part of that record.
+/// Answers how many bytes that took.
+pub fn frame_report(report: &Bytes, frames: &mut Vec<u8>) -> usize {
+    let before = frames.len();
+    pb::EncodedReportBatch { reports: vec![report.clone()], ..Default::default() }
+        .encode(frames)
+        .expect("a vector has room");
+    frames.len() - before
+}
+
+/// The reports of [`frame_report`].
+pub fn framed_reports(frames: Bytes) -> Result<Vec<Bytes>, String> {
+    pb::EncodedReportBatch::decode(frames).map(|batch| batch.reports).map_err(|error| error.to_string())
+}
+
 /// The record of topic `task-results` with encoded reports of one shard.
 pub fn report_batch(shard: &ShardId, reports: Vec<Bytes>) -> Bytes {
     let queue = shard.queue.as_str().to_owned();
@@ -240,6 +255,17 @@ mod tests {
         let report = pb::Report { task_id: Bytes::from_static(&[7; 16]), what, at_unix_ms: 0 };
         let whole = pb::Report::decode(with_time(&report.encode_to_vec().into(), 42)).unwrap();
         assert_eq!(whole, pb::Report { at_unix_ms: 42, ..report });
+    }
+
+    #[test]
+    fn frames_are_a_part_of_the_record() {
+        let reports = [Bytes::new(), Bytes::from_static(b"one"), vec![b'x'; 300].into()];
+        let mut frames = Vec::new();
+        let lengths = reports.each_ref().map(|report| frame_report(report, &mut frames));
+        assert_eq!(lengths, [2, 5, 303]);
+        assert_eq!(framed_reports(frames.clone().into()).unwrap(), reports);
+        assert_eq!(framed_reports(frames.split_off(2).into()).unwrap(), reports[1..]);
+        assert!(framed_reports(Bytes::from_static(b"\x1a\x05one")).is_err());
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! State tests of the scripts: seed every key, run one script once, compare *every* key of the shard, and the answer.
 //! Each script has its tests in the file that its users have in `src/queue`.
 //!
-//! Ids are sixteen times one letter and shown as that letter; elements are shown as `NUM/offer/id`. Stream ids and the
-//! order of hashes are not compared. The script's clock is `NOW`.
+//! Ids are sixteen times one letter and shown as that letter; elements are shown as `NUM/offer/id`, records of several
+//! workers as `m<NUM>/<held>/<credited> <worker>:h<grant> …` and `e<NUM> at <ms> <worker>:c<grant> …`. Stream ids and
+//! the order of hashes are not compared. The script's clock is `NOW`.
 
 #[path = "lua_state/claim.rs"]
 mod claim;
+#[path = "lua_state/commands.rs"]
+mod commands;
 #[path = "lua_state/damage.rs"]
 mod damage;
 #[path = "lua_state/enqueue.rs"]
@@ -164,6 +167,18 @@ fn shown(bytes: &[u8]) -> String {
     }
     if bytes.len() == 13 && bytes.ends_with(b"text") {
         return format!("body{}", bytes[0]);
+    }
+    if bytes.starts_with(b"\x1a") {
+        let reports = taskd::wire::framed_reports(bytes.to_vec().into()).expect("frames");
+        let reports: Vec<_> = reports.iter().map(|report| String::from_utf8_lossy(report)).collect();
+        return reports.join(",");
+    }
+    if matches!(bytes.first(), Some(b'm' | b'e')) && bytes.ends_with(b"\n") {
+        let is_live = bytes[0] == b'm';
+        let (numbers, entries) = bytes[1..].split_at(if is_live { 3 } else { 1 });
+        let entries = String::from_utf8_lossy(entries).trim_end().replace('\n', " ").replace('\t', ":");
+        let numbers: Vec<_> = numbers.iter().map(u8::to_string).collect();
+        return format!("{}{}{}{entries}", bytes[0] as char, numbers.join("/"), if is_live { "" } else { " at " });
     }
     // Records are arrays of seven, eight or ten values, histories of three a failure.
     if matches!(bytes.first(), Some(0x93..=0x9a | 0xdc))

@@ -144,8 +144,9 @@ impl Upkeep {
     pub async fn forget(&self, shard: &ShardId, settled: &[(TaskId, bool)]) -> Result<u64> {
         let value = self
             .call(&scripts::FORGET, shard, settled.len(), |call| {
-                for (id, is_settled) in settled {
-                    call.arg(id.as_bytes()).arg(u8::from(*is_settled));
+                call.arg(settled.iter().map(|(_, is_settled)| if *is_settled { '1' } else { '0' }).collect::<String>());
+                for (id, _) in settled {
+                    call.arg(id.as_bytes());
                 }
             })
             .await?;

@@ -12,8 +12,13 @@ pub(super) fn claim(call: &mut Call, requests: &[(&str, u64)]) {
 fn claim_saying(call: &mut Call, delivered: &[u64], requests: &[(&str, u64)]) {
     call.arg(100).arg(10).arg(1000).arg(1 << 20).arg("").arg(delivered.len()).arg(delivered);
     for (worker, most) in requests {
-        call.arg(*worker).arg(*most).arg(1 << 20).arg(1).arg(0).arg(0);
+        call.arg(*worker).arg(ask(*most, 1 << 20, true, 0));
     }
+}
+
+/// The wishes of a request; a task goes for its own lease.
+fn ask(most: u64, bytes: u64, is_first: bool, priority: u8) -> String {
+    format!("{most} {bytes} {} 0 {priority}", u8::from(is_first))
 }
 
 #[tokio::test]
@@ -25,7 +30,7 @@ async fn claim_takes_the_oldest_and_what_is_spent_leaves_the_tail() {
     let before = f.state().await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 1)])).await.expect("claim");
     let until = (NOW + 30_000).to_string();
-    assert_eq!(flat(answer), ["7", "0", "1", "0", "a", "body2", "1", &until, "2", "0", "b", "body2", "1", &until]);
+    assert_eq!(flat(answer), ["7", "0", &NOW.to_string(), "1", "a", "b", "body2", "body2", "1", "1"]);
     changed(
         &before,
         &f.state().await,
@@ -41,6 +46,67 @@ async fn claim_takes_the_oldest_and_what_is_spent_leaves_the_tail() {
 }
 
 #[tokio::test]
+async fn claim_of_an_empty_shard_takes_note_of_deliveries_only() {
+    let f = Fixture::new().await;
+    f.seed("ZADD", "undelivered", &[b"5", b"1"]).await;
+    f.seed("XADD", "outbox", &[b"*", b"c", b"report"]).await;
+    f.seed("HSET", "counters", &[b"outbox_bytes", b"1000"]).await;
+    let before = f.state().await;
+    let answer = f.run(&scripts::CLAIM, |call| claim_saying(call, &[1], &[("w", 1)])).await.expect("claim");
+    assert_eq!(flat(answer), ["7", "0"], "also where claims pause");
+    changed(&before, &f.state().await, &[("undelivered", &[])]);
+}
+
+#[tokio::test]
+async fn claim_of_several_requests_gives_each_its_grant_and_its_lease() {
+    let f = Fixture::new().await;
+    for letter in ['a', 'b', 'c', 'd'] {
+        f.waiting(letter, 1, b"1").await;
+    }
+    // b asks for a lease of its own length.
+    let short = [&[2][..], &2_u32.to_be_bytes(), &9_000_u32.to_be_bytes(), b"text"].concat();
+    f.seed("HSET", "bodies", &[&id('b'), &short]).await;
+    let before = f.state().await;
+    let requests = |call: &mut Call| {
+        call.arg(100).arg(10).arg(1000).arg(1 << 20).arg("").arg(0);
+        call.arg("w").arg("2 1000 1 0 0").arg("none").arg("0 1000 1 0 0").arg("v").arg("1 1000 1 5000 0");
+        call.arg("w").arg("9 1000 1 0 2").arg("u").arg("1 1000 1 0 0");
+    };
+    let answer = f.run(&scripts::CLAIM, requests).await.expect("claim");
+    let bodies = ["body2"; 4];
+    let expected = [&["7", "0", "1000000", "1", "a", "b", "c", "d"], &bodies[..], &["2", "0", "1", "1", "0"]].concat();
+    assert_eq!(flat(answer), expected);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("records", &["a=h1:w", "b=h1:w", "c=h2:v", "d=h3:w"]),
+            ("leases", &["c2=1005000", "b1=1009000", "a1=1030000", "d3=1030000"]),
+            ("m:T", &[]),
+            ("m:C", &["4"]),
+            // A grant is undelivered until the last of its leases ends.
+            ("undelivered", &["2=1005000", "1=1030000", "3=1030000"]),
+            ("counters", &["open_bytes=0", "longest_lease=30000", "live=4", "grants=3", "open=0"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn claim_finds_a_task_behind_many_spent_elements() {
+    let f = Fixture::new().await;
+    let spent = vec![element(1, 0, 'x'); 300];
+    f.seed("LPUSH", "m:T", &spent.iter().map(Vec::as_slice).collect::<Vec<_>>()).await;
+    f.waiting('a', 1, b"1").await;
+    for _ in 0..3 {
+        let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 0)])).await.expect("claim");
+        assert_eq!(flat(answer), ["7", "0", "1000000", "1", "0", "0", "1"], "a hundred elements a call: ask again");
+    }
+    assert_eq!(f.state().await["m:T"], ["1/0/a"]);
+    let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 1)])).await.expect("claim");
+    assert_eq!(flat(answer)[4..], ["a", "body2", "1", "0"]);
+}
+
+#[tokio::test]
 async fn claim_passes_what_the_worker_holds_and_keeps_its_pointer() {
     let f = Fixture::new().await;
     f.waiting('a', 2, b"2").await;
@@ -52,13 +118,13 @@ async fn claim_passes_what_the_worker_holds_and_keeps_its_pointer() {
     // From the beginning, as if the pointer had been dropped: its record refuses what w holds.
     f.seed("DEL", "m:P", &[]).await;
     let again = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 2)])).await.expect("claim");
-    assert_eq!(flat(again)[4..], ["b", "body2", "1", &(NOW + 30_000).to_string()]);
+    assert_eq!(flat(again)[4..], ["b", "body2", "1"]);
     let until = (NOW + 30_000).to_string();
     changed(
         &before,
         &f.state().await,
         &[
-            ("records", &[r#"a=["L",2,0,[],[],["w","1"],0]"#, r#"b=["L",2,0,[],[],["w","2"],0]"#]),
+            ("records", &["a=m2/1/0 w:h1", "b=m2/1/0 w:h2"]),
             ("leases", &[&format!("a1={until}"), &format!("b2={until}")]),
             ("m:P", &["w=2"]),
             ("undelivered", &[&format!("1={until}"), &format!("2={until}")]),
@@ -123,12 +189,12 @@ async fn claim_bounds_the_bytes_of_all_requests_together() {
     let narrow = |call: &mut Call| {
         call.arg(100).arg(10).arg(1000).arg(30).arg("").arg(0);
         for worker in ["u", "v", "w"] {
-            call.arg(worker).arg(1).arg(1 << 20).arg(1).arg(0).arg(0);
+            call.arg(worker).arg(ask(1, 1 << 20, true, 0));
         }
     };
     let answer = flat(f.run(&scripts::CLAIM, narrow).await.expect("claim"));
-    let until = (NOW + 30_000).to_string();
-    let expected = ["7", "0", "1", "0", "a", "body2", "1", &until, "2", "0", "b", "body2", "1", &until, "3", "1"];
+    let now = NOW.to_string();
+    let expected = ["7", "0", &now, "1", "a", "b", "body2", "body2", "1", "1", "0", "3"];
     assert_eq!(answer, expected, "the third is told to ask again");
     assert_eq!(f.state().await["m:T"], ["1/0/d", "1/0/c"]);
 
@@ -136,11 +202,11 @@ async fn claim_bounds_the_bytes_of_all_requests_together() {
     let alone = |call: &mut Call| {
         call.arg(100).arg(10).arg(1000).arg(5).arg("").arg(0);
         for worker in ["u", "v"] {
-            call.arg(worker).arg(2).arg(1 << 20).arg(1).arg(0).arg(0);
+            call.arg(worker).arg(ask(2, 1 << 20, true, 0));
         }
     };
     let answer = flat(f.run(&scripts::CLAIM, alone).await.expect("claim"));
-    assert_eq!(answer, ["7", "0", "3", "1", "c", "body2", "1", &until, "4", "1"]);
+    assert_eq!(answer, ["7", "0", &now, "3", "c", "body2", "1", "0", "1", "2"], "and both ask again");
 }
 
 #[tokio::test]
@@ -148,16 +214,15 @@ async fn claim_adds_nothing_large_to_what_the_caller_has() {
     let f = Fixture::new().await;
     f.waiting('a', 1, b"1").await;
     f.seed("HSET", "counters", &[b"largest_body", b"13"]).await;
-    let ask = |is_first: u8| {
+    let narrow = |is_first: bool| {
         move |call: &mut Call| {
-            call.arg(100).arg(10).arg(1000).arg(1 << 20).arg("").arg(0).arg("w").arg(9).arg(12).arg(is_first);
-            call.arg(0).arg(0);
+            call.arg(100).arg(10).arg(1000).arg(1 << 20).arg("").arg(0).arg("w").arg(ask(9, 12, is_first, 0));
         }
     };
     let before = f.state().await;
-    assert_eq!(flat(f.run(&scripts::CLAIM, ask(0)).await.expect("claim")), ["7", "0", "1", "0"]);
+    assert_eq!(flat(f.run(&scripts::CLAIM, narrow(false)).await.expect("claim")), ["7", "0"]);
     changed(&before, &f.state().await, &[]);
-    assert_eq!(flat(f.run(&scripts::CLAIM, ask(1)).await.expect("claim"))[4], "a", "alone it goes");
+    assert_eq!(flat(f.run(&scripts::CLAIM, narrow(true)).await.expect("claim"))[4], "a", "alone it goes");
 }
 
 #[tokio::test]
@@ -169,25 +234,14 @@ async fn claim_takes_the_priority_that_the_caller_names() {
     f.seed("LPUSH", "h:T", &[&element(1, 0, 'h')]).await;
     let only = |priority: u8| {
         move |call: &mut Call| {
-            call.arg(100)
-                .arg(10)
-                .arg(1000)
-                .arg(1 << 20)
-                .arg("")
-                .arg(0)
-                .arg("w")
-                .arg(9)
-                .arg(1 << 20)
-                .arg(1)
-                .arg(0)
-                .arg(priority);
+            call.arg(100).arg(10).arg(1000).arg(1 << 20).arg("").arg(0).arg("w").arg(ask(9, 1 << 20, true, priority));
         }
     };
     let low = flat(f.run(&scripts::CLAIM, only(3)).await.expect("claim"));
-    assert_eq!(low, ["7", "0", "1", "0"]);
+    assert_eq!(low, ["7", "0"]);
     let medium = flat(f.run(&scripts::CLAIM, only(2)).await.expect("claim"));
     assert_eq!(medium[4..6], ["a", "body2"]);
-    assert_eq!(medium.len(), 8, "and nothing else");
+    assert_eq!(medium[6..], ["1"], "and nothing else");
 }
 
 #[tokio::test]
@@ -198,18 +252,7 @@ async fn claim_at_full_memory_keeps_to_so_many_leases() {
     let before = f.state().await;
     let with = |leases: u64| {
         move |call: &mut Call| {
-            call.arg(100)
-                .arg(10)
-                .arg(1000)
-                .arg(1 << 20)
-                .arg(leases)
-                .arg(0)
-                .arg("v")
-                .arg(1)
-                .arg(1 << 20)
-                .arg(1)
-                .arg(0)
-                .arg(0);
+            call.arg(100).arg(10).arg(1000).arg(1 << 20).arg(leases).arg(0).arg("v").arg(ask(1, 1 << 20, true, 0));
         }
     };
     let paused = f.run(&scripts::CLAIM_AT_FULL_MEMORY, with(1)).await.expect("claim");
@@ -229,7 +272,7 @@ async fn claim_passes_a_task_that_the_worker_failed_for_good() {
     f.seed("LPUSH", "mr:T", &[&element(2, 1, 'a')]).await;
     let before = f.state().await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
-    assert_eq!(flat(answer), ["7", "0", "1", "0"]);
+    assert_eq!(flat(answer), ["7", "0"]);
     changed(&before, &f.state().await, &[("mr:P", &["w=1"]), ("counters", &["front3=1"])]);
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)])).await.expect("claim");
     assert_eq!(flat(answer)[4], "a", "others get it");
@@ -245,7 +288,7 @@ async fn claim_takes_a_task_by_its_newest_element_only() {
     f.seed("LPUSH", "mr:T", &[&element(2, 1, 'a'), &element(2, 2, 'a')]).await;
     f.seed("LPUSH", "m:T", &[&element(2, 0, 'a')]).await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 9)])).await.expect("claim");
-    assert_eq!(flat(answer)[4..], ["a", "body2", "2", &(NOW + 30_000).to_string()]);
+    assert_eq!(flat(answer)[4..], ["a", "body2", "1", "1", "2"], "of the first task the attempt is the second");
     let after = f.state().await;
     // Elements 1 and 0 were spent at the tails of their lanes; 2 still offers the other replica.
     assert_eq!((&after["mr:T"][..], after.get("m:T")), (&["2/2/a".to_owned()][..], None));

@@ -55,9 +55,38 @@ pub(super) fn enqueue(
 
 fn enqueue_as(call: &mut Call, epoch: u64, after: &str, upto: &str, high_tasks: u64, tasks: &[(&str, char, u64, i64)]) {
     call.arg("t:wake").arg("q").arg("topic").arg(after).arg(upto).arg(high_tasks).arg(1 << 20).arg(epoch).arg(1000);
-    for (offset, letter, num, not_before) in tasks {
-        call.arg(*offset).arg(id(*letter)).arg(*num).arg(*not_before).arg(body(2)).arg("");
+    argue(call, &tasks.iter().map(|(offset, letter, ..)| (*offset, *letter, body(2))).collect::<Vec<_>>());
+    for (place, (_, _, num, not_before)) in tasks.iter().enumerate() {
+        if *num != 1 || *not_before != 0 {
+            call.arg(place + 1).arg(*num).arg(*not_before).arg("");
+        }
     }
+}
+
+/// Tasks with these bodies; NUM of most is 1.
+fn argue(call: &mut Call, tasks: &[(&str, char, Vec<u8>)]) {
+    let offsets: Vec<_> = tasks.iter().map(|(offset, ..)| *offset).collect();
+    call.arg(offsets.join(" ")).arg(1).arg(tasks.len());
+    for (_, letter, body) in tasks {
+        call.arg(id(*letter)).arg(body);
+    }
+}
+
+/// New tasks of NUM = 1 with one body.
+pub(super) fn enqueue_all(call: &mut Call, ids: &[Vec<u8>], body: &[u8]) {
+    call.arg("t:wake").arg("q").arg("topic").arg("").arg(format!("{}-0", ids.len())).arg(1000).arg(1 << 20).arg(0);
+    let offsets: Vec<_> = (1..=ids.len()).map(|major| format!("{major}-0")).collect();
+    call.arg(1000).arg(offsets.join(" ")).arg(1).arg(ids.len());
+    for id in ids {
+        call.arg(id).arg(body);
+    }
+}
+
+/// Without epoch and high water.
+fn enqueue_bodies(call: &mut Call, live_max: u64, tasks: &[(&str, char, Vec<u8>)]) {
+    let upto = tasks.last().expect("a task").0;
+    call.arg("t:wake").arg("q").arg("topic").arg("").arg(upto).arg(100).arg(1 << 20).arg(0).arg(live_max);
+    argue(call, tasks);
 }
 
 #[tokio::test]
@@ -144,13 +173,79 @@ async fn enqueue_stops_at_the_high_water_and_stores_how_far_it_came() {
 }
 
 #[tokio::test]
+async fn enqueue_takes_tasks_that_are_not_like_most() {
+    let f = Fixture::new().await;
+    let before = f.state().await;
+    let tasks = [('a', 3), ('b', 1), ('c', 2), ('d', 200), ('e', 3), ('b', 3)];
+    let enqueue = |call: &mut Call| {
+        call.arg("t:wake").arg("q").arg("topic").arg("").arg("6-0").arg(100).arg(1 << 20).arg(0).arg(100);
+        // Most have NUM 3. Of c one worker is credited, of e all three are; b is there twice.
+        call.arg("1-0 2-0 3-0 4-0 5-0 6-0").arg(3).arg(6);
+        for (letter, _) in tasks {
+            call.arg(id(letter)).arg(body(2));
+        }
+        call.arg(2).arg(1).arg(NOW).arg("");
+        call.arg(3).arg(2).arg(0).arg(&b"\x91\xa1w"[..]);
+        call.arg(4).arg(200).arg(0).arg("");
+        call.arg(5).arg(3).arg(0).arg(&b"\x93\xa1u\xa1v\xa1w"[..]);
+    };
+    assert_eq!(flat(f.run(&scripts::ENQUEUE, enqueue).await.expect("enqueue")), ["ok", "6", "4", "2"]);
+    let after = f.state().await;
+    changed(
+        &before,
+        &after,
+        &[
+            ("offset", &["topic/6-0"]),
+            ("records", &["a=3", "b=1", "c=m2/0/1 w:c0", "d=200"]),
+            ("bodies", &["a=body2", "b=body2", "c=body2", "d=body2"]),
+            ("m:T", &[r#"[200,0,"dddddddddddddddd"]"#, "2/0/c", "1/0/b", "3/0/a"]),
+            ("counters", &["largest_body=13", &format!("open_bytes={}", 4 * WEIGHT), "live=4", "open=4"]),
+        ],
+    );
+    let inspect = |call: &mut Call| {
+        call.arg(id('c'));
+    };
+    let record = f.run(&scripts::INSPECT, inspect).await.expect("inspect");
+    assert_eq!(flat(record), ["topic/6-0", "L", "2", "1", "0", "0", "0"], "w is credited");
+}
+
+#[tokio::test]
+async fn enqueue_deals_with_each_offset_where_the_first_is_known() {
+    let f = Fixture::new().await;
+    f.seed("SET", "offset", &[b"topic/9-1"]).await;
+    // Ten counts more than nine, and as a number.
+    let tasks = [("9-0", 'a', 1, 0), ("9-1", 'b', 1, 0), ("9-2", 'c', 1, 0), ("10-0", 'd', 1, 0), ("11-0", 'e', 1, 0)];
+    let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "9-1", "12-3", 2, &tasks)).await.expect("enqueue");
+    assert_eq!(flat(answer), ["ok", "4", "2", "2"]);
+    let after = f.state().await;
+    assert_eq!(
+        (&after["offset"][..], &after["m:T"][..]),
+        (&["topic/10-0".into()][..], &["1/0/d".into(), "1/0/c".into()][..])
+    );
+}
+
+#[tokio::test]
+async fn enqueue_counts_what_is_ahead_of_the_foremost_worker_only() {
+    let f = Fixture::new().await;
+    for letter in ['a', 'b', 'c'] {
+        f.waiting(letter, 2, b"2").await;
+    }
+    // Somebody has passed two of the three.
+    f.seed("SET", "m:C", &[b"5"]).await;
+    f.seed("HSET", "counters", &[b"front4", b"7"]).await;
+    let tasks = [("1-0", 'd', 1, 0), ("2-0", 'e', 1, 0), ("3-0", 'f', 1, 0)];
+    let answer = f.run(&scripts::ENQUEUE, |call| enqueue(call, "", "3-0", 3, &tasks)).await.expect("enqueue");
+    assert_eq!(flat(answer), ["ok", "2", "2", "0"], "one of three is ahead, so two more");
+}
+
+#[tokio::test]
 async fn enqueue_refuses_a_batch_with_a_task_of_no_priority() {
     let f = Fixture::new().await;
     let before = f.state().await;
     for (priority, not_before) in [(0, 0), (0, NOW + 5), (4, NOW + 5)] {
         let enqueue = |call: &mut Call| {
-            enqueue(call, "", "2-0", 100, &[("1-0", 'a', 1, 0)]);
-            call.arg("2-0").arg(id('b')).arg(1).arg(not_before).arg(body(priority)).arg("");
+            enqueue_bodies(call, 1000, &[("1-0", 'a', body(2)), ("2-0", 'b', body(priority))]);
+            call.arg(2).arg(1).arg(not_before).arg("");
         };
         let error = f.run(&scripts::ENQUEUE, enqueue).await.expect_err("no lane");
         assert!(error.contains("BADTASK"), "{error}");
@@ -171,8 +266,8 @@ async fn enqueue_counts_what_waits_for_its_time_against_the_bound_on_live_tasks_
     assert_eq!(before["counters"], ["largest_body=13", "live=3", "open=1", "open_bytes=413"]);
 
     let bounded = |call: &mut Call| {
-        call.arg("t:wake").arg("q").arg("topic").arg("").arg("5-0").arg(100).arg(1 << 20).arg(0).arg(3);
-        call.arg("5-0").arg(id('e')).arg(1).arg(later).arg(body(2)).arg("");
+        enqueue_bodies(call, 3, &[("5-0", 'e', body(2))]);
+        call.arg(1).arg(1).arg(later).arg("");
     };
     assert_eq!(flat(f.run(&scripts::ENQUEUE, bounded).await.expect("enqueue")), ["ok", "0", "0", "0"]);
     changed(&before, &f.state().await, &[]);
@@ -183,10 +278,7 @@ async fn enqueue_keeps_the_head_of_a_large_body_apart() {
     let f = Fixture::new().await;
     let before = f.state().await;
     let large = [body(2), vec![b'.'; 1200]].concat();
-    let enqueue = |call: &mut Call| {
-        enqueue(call, "", "1-0", 100, &[]);
-        call.arg("1-0").arg(id('a')).arg(1).arg(0).arg(&large).arg("");
-    };
+    let enqueue = |call: &mut Call| enqueue_bodies(call, 1000, &[("1-0", 'a', large.clone())]);
     f.run(&scripts::ENQUEUE, enqueue).await.expect("enqueue");
     let head = String::from_utf8_lossy(&large[..9]).into_owned();
     let whole = String::from_utf8_lossy(&large).into_owned();

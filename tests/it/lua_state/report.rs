@@ -4,10 +4,21 @@ use taskd::redis_pool::{Call, scripts};
 
 use super::{Fixture, NOW, body, changed, claim::claim, flat, id, lease};
 
-fn complete(call: &mut Call, items: &[(char, &str, u64, &str)]) {
-    call.arg(1000);
-    for (letter, life, grant, worker) in items {
-        call.arg(id(*letter)).arg(*life).arg(*grant).arg(*worker).arg(1).arg("report");
+pub(super) fn complete(call: &mut Call, items: &[(char, &str, u64, &str)]) {
+    complete_at(call, 1, items);
+}
+
+/// Each item: id, generation, grant, worker.
+fn complete_at(call: &mut Call, attempt: u32, items: &[(char, &str, u64, &str)]) {
+    call.arg(1000).arg("7").arg(items.iter().flat_map(|(letter, ..)| id(*letter)).collect::<Vec<u8>>());
+    reports(call, items.len());
+    for (_, _, grant, worker) in items {
+        call.arg(format!("h{grant}:{worker}"));
+    }
+    for (place, (_, generation, ..)) in items.iter().enumerate() {
+        if *generation != "7" || attempt != 1 {
+            call.arg(place + 1).arg(*generation).arg(attempt);
+        }
     }
 }
 
@@ -35,10 +46,101 @@ async fn complete_answers_each_item_and_only_the_right_token_counts() {
             ("bodies", &["b=body2"]),
             ("leases", &[&format!("b2={NOW}")]),
             ("finals", &["a"]),
-            ("outbox", &["c=report"]),
-            ("counters", &["live=1", "outbox_bytes=6"]),
+            ("outbox", &["b=report0"]),
+            ("counters", &["live=1", "outbox_bytes=9"]),
         ],
     );
+}
+
+/// Tokens as the records have them, of the first attempt.
+pub(super) fn complete_all(call: &mut Call, ids: &[Vec<u8>], held: &[String]) {
+    call.arg(1 << 20).arg("7").arg(ids.concat());
+    reports(call, ids.len());
+    call.arg(held);
+}
+
+/// A report for each, and their lengths: `report0`, `report1`, …
+fn reports(call: &mut Call, count: usize) {
+    let reports: Vec<_> =
+        (0..count).map(|n| format!("\u{1a}{}report{n}", if n < 10 { '\u{7}' } else { '\u{8}' })).collect();
+    let lengths = reports.iter().flat_map(|report| (report.len() as u32).to_be_bytes());
+    call.arg(reports.concat()).arg(lengths.collect::<Vec<u8>>());
+}
+
+#[tokio::test]
+async fn complete_takes_a_repeat_and_other_workers_in_one_call() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.held('b', "v:1", 2).await;
+    f.held('c', "w", 1).await;
+    let before = f.state().await;
+    let items =
+        [('c', "6", 1, "w"), ('b', "7", 2, "v:1"), ('a', "7", 1, "w"), ('b', "7", 2, "v:1"), ('c', "7", 1, "w")];
+    let answer = f.run(&scripts::COMPLETE, |call| complete(call, &items)).await.expect("complete");
+    assert_eq!(flat(answer), ["3", "1", "1", "2", "1"]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("records", &[&format!("a=f{NOW}:1:w"), &format!("b=f{NOW}:2:v:1"), &format!("c=f{NOW}:1:w")]),
+            ("bodies", &[]),
+            ("leases", &[]),
+            ("finals", &["b", "a", "c"]),
+            ("outbox", &["b=report1,report2,report4"]),
+            ("counters", &["live=0", "outbox_bytes=27"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn complete_goes_on_with_records_that_an_earlier_version_packed() {
+    let f = Fixture::new().await;
+    // ["L", 3, 0, [], ["u", "1"], ["w", "2", "v", "3"], 0]
+    let record = b"\x97\xa1L\x03\x00\x90\x92\xa1u\xa11\x94\xa1w\xa12\xa1v\xa13\x00";
+    f.held('a', "w", 2).await;
+    f.seed("HSET", "records", &[&id('a'), record]).await;
+    let answer = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 1, "u"), ('a', "7", 2, "w")])).await;
+    assert_eq!(flat(answer.expect("complete")), ["2", "1"]);
+    assert_eq!(f.state().await["records"], ["a=m3/1/2 u:c1 w:c2 v:h3"]);
+    let inspect = |call: &mut Call| {
+        call.arg(id('a'));
+    };
+    let answer = f.run(&scripts::INSPECT, inspect).await.expect("inspect");
+    assert_eq!(flat(answer), ["", "L", "3", "2", "1", "0", "0"]);
+    let answer = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 3, "v"), ('a', "7", 1, "u")])).await;
+    assert_eq!(flat(answer.expect("complete")), ["1", "2"]);
+    assert_eq!(f.state().await["records"], [format!("a=e3 at {NOW} u:c1 w:c2 v:c3")]);
+    let late = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 9, "x"), ('a', "7", 9, "u")])).await;
+    assert_eq!(flat(late.expect("complete")), ["4", "4"], "all three are done");
+}
+
+#[tokio::test]
+async fn a_task_of_several_that_is_rejected_is_packed_from_then_on() {
+    let f = Fixture::new().await;
+    f.waiting('a', 3, b"3").await;
+    f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v:1", 1), ("v", 1)])).await.expect("claim");
+    assert_eq!(f.state().await["records"], ["a=m3/3/0 w:h1 v:1:h2 v:h3"]);
+    let lost = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 2, "v"), ('a', "7", 1, "x")])).await;
+    assert_eq!(flat(lost.expect("complete")), ["3", "3"], "nobody holds it by these tokens");
+    f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 2, "v:1")])).await.expect("complete");
+    assert_eq!(f.state().await["records"], ["a=m3/2/1 w:h1 v:1:c2 v:h3"]);
+    f.run(&scripts::REJECT, |call| reject(call, 'a', 3, "v", "release", "")).await.expect("reject");
+    assert_eq!(f.state().await["records"], [r#"a=["L",3,0,[],["v:1","2"],["w","1"],0,1]"#]);
+}
+
+#[tokio::test]
+async fn complete_takes_a_later_attempt_of_a_task_that_failed_before() {
+    let f = Fixture::new().await;
+    // ["L", 1, 1, [], [], ["w", "3"], 0, 1]
+    f.held('a', "w", 3).await;
+    f.seed("HSET", "records", &[&id('a'), b"\x98\xa1L\x01\x01\x90\x90\x92\xa1w\xa13\x00\x01"]).await;
+    f.held('b', "w", 3).await;
+    let items = [('b', "7", 3, "w"), ('a', "7", 3, "w")];
+    let none = f.run(&scripts::COMPLETE, |call| complete_at(call, 3, &items)).await.expect("complete");
+    assert_eq!(flat(none), ["3", "3"], "there was no third attempt");
+    let second = f.run(&scripts::COMPLETE, |call| complete_at(call, 2, &items)).await.expect("complete");
+    assert_eq!(flat(second), ["3", "1"], "of a there was a second one");
+    assert_eq!(f.state().await["records"], [&format!("a=f{NOW}:3:w"), "b=h3:w"]);
 }
 
 #[tokio::test]
@@ -54,12 +156,12 @@ async fn complete_credits_distinct_workers_until_there_are_num() {
         &before,
         &f.state().await,
         &[
-            ("records", &[&format!(r#"a=["F",2,0,[],["w","1","v","2"],[],{NOW}]"#)]),
+            ("records", &[&format!("a=e2 at {NOW} w:c1 v:c2")]),
             ("bodies", &[]),
             ("leases", &[]),
             ("finals", &["a"]),
-            ("outbox", &["c=report c=report"]),
-            ("counters", &["open_bytes=0", "longest_lease=30000", "live=0", "grants=2", "open=0", "outbox_bytes=12"]),
+            ("outbox", &["b=report0,report2"]),
+            ("counters", &["open_bytes=0", "longest_lease=30000", "live=0", "grants=2", "open=0", "outbox_bytes=18"]),
         ],
     );
 }
@@ -188,9 +290,7 @@ async fn complete_takes_no_attempt_that_there_was_not() {
     let f = Fixture::new().await;
     f.held('a', "w", 1).await;
     let before = f.state().await;
-    let complete = |call: &mut Call| {
-        call.arg(1000).arg(id('a')).arg("7").arg(1).arg("w").arg(u32::MAX).arg("report");
-    };
+    let complete = |call: &mut Call| complete_at(call, u32::MAX, &[('a', "7", 1, "w")]);
     assert_eq!(flat(f.run(&scripts::COMPLETE, complete).await.expect("complete")), ["3"]);
     assert_eq!(f.state().await, before);
 }
@@ -255,7 +355,7 @@ async fn one_worker_alone_does_not_kill_a_task_for_several() {
         assert_eq!(flat(answer), ["1", "0"]);
     }
     let none = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
-    assert_eq!(flat(none)[2..], ["3", "0"], "it is asked no more");
+    assert_eq!(flat(none), ["7", "0"], "it is asked no more");
     let other = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)])).await.expect("claim");
     assert_eq!(flat(other)[4], "a");
 }

@@ -102,10 +102,49 @@ async fn forget_drops_what_sql_has_and_keeps_the_rest_for_later() {
     assert_eq!(flat(due), ["a", "b"]);
     let before = f.state().await;
     let forget = |call: &mut Call| {
-        call.arg(id('a')).arg("0").arg(id('b')).arg("1");
+        call.arg("01").arg(id('a')).arg(id('b'));
     };
     assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["1"]);
     changed(&before, &f.state().await, &[("records", &["a=f5:1:w"]), ("finals", &["a"])]);
+}
+
+#[tokio::test]
+async fn forget_stops_where_another_caller_was_faster() {
+    let f = Fixture::new().await;
+    for letter in ['b', 'c'] {
+        f.seed("HSET", "records", &[&id(letter), b"f5:1:w"]).await;
+        f.seed("RPUSH", "finals", &[&id(letter)]).await;
+    }
+    let before = f.state().await;
+    let forget = |flags: &'static str, letters: &'static [char]| {
+        move |call: &mut Call| {
+            call.arg(flags).arg(letters.iter().map(|letter| id(*letter)).collect::<Vec<_>>());
+        }
+    };
+    assert_eq!(flat(f.run(&scripts::FORGET, forget("11", &['a', 'b'])).await.expect("forget")), ["0"]);
+    assert_eq!(f.state().await, before, "the list begins with another");
+    assert_eq!(flat(f.run(&scripts::FORGET, forget("111", &['b', 'x', 'c'])).await.expect("forget")), ["1"]);
+    changed(&before, &f.state().await, &[("records", &["c=f5:1:w"]), ("finals", &["c"])]);
+    assert_eq!(flat(f.run(&scripts::FORGET, forget("11", &['c', 'x'])).await.expect("forget")), ["1"]);
+    let none = f.state().await;
+    assert_eq!((none.get("records"), none.get("finals")), (None, None));
+}
+
+#[tokio::test]
+async fn finals_name_what_is_damaged_or_gone_at_once_and_stop_at_the_first_that_waits() {
+    let f = Fixture::new().await;
+    let waits = format!("f{}:1:w", NOW - 5);
+    // ["D", 1, 2, [], [], [], 5]
+    let dead = b"\x97\xa1D\x01\x02\x90\x90\x90\x05";
+    f.seed("HSET", "records", &[&id('a'), b"f5:1:w", &id('b'), b"fx:1:w", &id('c'), b"f", &id('d'), dead]).await;
+    f.seed("HSET", "records", &[&id('e'), waits.as_bytes(), &id('f'), b"f5:1:w"]).await;
+    f.seed("RPUSH", "finals", &[&id('a'), &id('b'), &id('c'), &id('d'), &id('z'), &id('e'), &id('f')]).await;
+    let before = f.state().await;
+    let finals = |call: &mut Call| {
+        call.arg(1000).arg(10);
+    };
+    assert_eq!(flat(f.run(&scripts::FINALS, finals).await.expect("finals")), ["a", "b", "c", "d", "z"]);
+    assert_eq!(f.state().await, before);
 }
 
 #[tokio::test]

@@ -259,21 +259,15 @@ impl Checked {
     pub(super) async fn claim_looking_at(&mut self, elements: usize, ask: &Ask) -> (Vec<Lease>, bool) {
         let mut call = self.keys.call(&scripts::CLAIM, None);
         call.arg(elements).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES).arg(ANY_WEIGHT).arg("").arg(0);
-        call.arg(&ask.worker).arg(ask.most).arg(ask.most_bytes).arg(1).arg(0).arg(0);
+        call.arg(&ask.worker).arg(format!("{} {} 1 0 0", ask.most, ask.most_bytes));
         let value = call.run(&mut self.redis.conn()).await.expect("claim");
-        let (_, _, mut answer): (u64, u8, Vec<Value>) = redis::from_redis_value(value).expect("an answer");
-        let tasks = answer.split_off(2);
-        let (grant, more): (u64, u8) = redis::from_redis_value(Value::Array(answer)).expect("a request");
-        let task = |value| {
-            let (id, body, attempt, _): (Vec<u8>, Vec<u8>, u32, i64) = redis::from_redis_value(value).expect("a task");
-            (id_of(&id), body.into(), attempt)
-        };
-        let leases = self.granted(ask, (grant, more == 1, tasks.into_iter().map(task).collect()));
+        let (grant, more, got) = claimed(value);
+        let leases = self.granted(ask, (grant, more, got));
         // Nobody says that they were delivered: if they run out, it costs nothing.
         self.model.unseen.extend(leases.iter().map(|lease| lease.grant));
         self.known.extend(leases.clone());
         self.compare(false).await;
-        (leases, more == 1)
+        (leases, more)
     }
 
     /// A process claims, delivers nothing and stops.
@@ -633,6 +627,21 @@ impl Checked {
         let left: Vec<_> = keys.iter().map(short).filter(|key| !never(key)).collect();
         assert!(left.is_empty(), "left behind: {left:?}");
     }
+}
+
+/// The tasks of the only request of a claim.
+fn claimed(answer: Value) -> Got {
+    let mut parts: Vec<Value> = redis::from_redis_value(answer).expect("an answer");
+    if parts.len() == 2 {
+        return (0, false, Vec::new());
+    }
+    type Parts = (u64, Vec<Vec<u8>>, Vec<Bytes>, Vec<usize>, Vec<usize>, Vec<u32>);
+    let parts = Value::Array(parts.split_off(3));
+    let (grant, ids, bodies, counts, more, attempts): Parts = redis::from_redis_value(parts).expect("an answer");
+    assert_eq!(counts, [ids.len()]);
+    let attempt = |place| attempts.chunks(2).find(|pair| pair[0] == place).map_or(1, |pair| pair[1]);
+    let got = ids.iter().zip(bodies).enumerate().map(|(i, (id, body))| (id_of(id), body, attempt(i as u32 + 1)));
+    (grant, more == [1], got.collect())
 }
 
 /// Times are not compared.

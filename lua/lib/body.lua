@@ -1,0 +1,8 @@
+
+-- The weight of bodies. A body begins with its head: priority (1 byte), max_attempts (4), lease in ms (4).
+
+-- An open task weighs its body and this: about what its record, element and lease take.
+local OVERHEAD = 400
+
+-- The field id .. 'h' has the head of a larger body again, so that a script reads nine bytes instead of a megabyte.
+local LARGE, HEAD = 1024, 9

@@ -1,0 +1,77 @@
+//! The answer of `lua/claim.lua`: the tasks of all requests of a call, one after the other.
+
+use std::{collections::HashMap, time::Duration};
+
+use redis::Value;
+
+use super::{
+    error::{Error, Result},
+    types::Leased,
+    wire::{bytes, items, ms, number, task_id},
+};
+use crate::model::{LeaseToken, ShardId};
+
+/// The head of a body: priority, max_attempts, lease (`wire::body_blob`).
+const HEAD_BYTES: usize = 9;
+
+#[derive(Default)]
+pub(super) struct Claimed {
+    generation: u64,
+    /// Redis's clock, to which a lease is added.
+    now_unix_ms: i64,
+    /// Of the next request with tasks.
+    grant: u64,
+    ids: std::vec::IntoIter<Value>,
+    bodies: std::vec::IntoIter<Value>,
+    counts: std::vec::IntoIter<Value>,
+    /// Places of requests whose scan ended at a bound of the call.
+    with_more: Vec<usize>,
+    /// By place in `ids`: attempts other than the first.
+    attempts: HashMap<usize, u32>,
+    place: usize,
+}
+
+impl Claimed {
+    pub(super) fn read(answer: Value) -> Result<Self> {
+        let mut parts = items(answer)?.into_iter();
+        let generation = number(parts.next())?;
+        let is_paused = number::<u8>(parts.next())? == 1;
+        if is_paused || parts.len() == 0 {
+            return Ok(Self { generation, ..Self::default() });
+        }
+        let mut next = || parts.next().ok_or_else(|| Error::Answer("a part of a claim's answer is missing".into()));
+        let (now_unix_ms, grant) = (number(Some(next()?))?, number(Some(next()?))?);
+        let mut list = || Ok::<_, Error>(items(next()?)?.into_iter());
+        let (ids, bodies, counts) = (list()?, list()?, list()?);
+        let with_more = list()?.map(|place| number(Some(place))).collect::<Result<_>>()?;
+        let attempts = list()?.map(|value| number(Some(value))).collect::<Result<Vec<u32>>>()?;
+        let attempts = attempts.chunks_exact(2).map(|pair| (pair[0] as usize, pair[1])).collect();
+        Ok(Self { generation, now_unix_ms, grant, ids, bodies, counts, with_more, attempts, place: 0 })
+    }
+
+    /// The leases of the next request, which asked for leases of this length (`None`: the tasks' own).
+    pub(super) fn next_request(&mut self, shard: &ShardId, lease: Option<Duration>) -> Result<Vec<Leased>> {
+        let count = self.counts.next().map_or(Ok(0), |count| number(Some(count)))?;
+        let mut leased = Vec::with_capacity(count);
+        for _ in 0..count {
+            self.place += 1;
+            let (id, body) = (task_id(self.ids.next())?, self.bodies.next());
+            // The script leases no task whose body is damaged.
+            let body = if matches!(body, Some(Value::Nil)) { continue } else { bytes(body)? };
+            let Some(own_ms) = body.get(HEAD_BYTES - 4..HEAD_BYTES) else { continue };
+            let own_ms = own_ms.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+            let lease_ms = lease.map(ms).filter(|ms| *ms > 0).unwrap_or(own_ms);
+            let expires_unix_ms = self.now_unix_ms.saturating_add_unsigned(lease_ms);
+            let attempt = self.attempts.get(&self.place).copied().unwrap_or(1);
+            let token = LeaseToken { shard: shard.clone(), generation: self.generation, grant: self.grant, attempt };
+            leased.push(Leased { id, token, body, expires_unix_ms });
+        }
+        self.grant += u64::from(count > 0);
+        Ok(leased)
+    }
+
+    /// Whether the request at this place (from 0) has to ask again.
+    pub(super) fn has_more(&self, place: usize) -> bool {
+        self.with_more.contains(&(place + 1))
+    }
+}
