@@ -10,7 +10,7 @@ impl Fixture {
     async fn commands(&self, script: &'static Script, args: impl FnOnce(&mut Call)) -> u64 {
         let mut conn = self.redis.conn();
         // Redis knows the script from now on.
-        let _: Result<_, _> = self.run(script, |_| {}).await;
+        drop(self.run(script, |_| {}).await);
         let () = redis::cmd("CONFIG").arg("RESETSTAT").query_async(&mut conn).await.expect("reset");
         self.run(script, args).await.expect(script.name);
         let info: String = redis::cmd("INFO").arg("commandstats").query_async(&mut conn).await.expect("info");
