@@ -13,7 +13,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: help
 help: ## List the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '  %-10s %s\n' "$$name" "$$text"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '  %-11s %s\n' "$$name" "$$text"; done
 
 .PHONY: run
 run: ## Build taskd and run all pipelines, with nothing to configure (ARGS="--http-listen …" adds arguments)
@@ -66,6 +66,10 @@ demo: ## Crawl the Python documentation on this machine with four workers
 bench: ## Measure throughput and latency beside the machine's own limits: docs/benchmarks.md (ARGS="--quick flow")
 	@scripts/install-deps bench
 	@scripts/bench $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: ## Measure other queues and taskd on the same work, with the harness in PEERS_BENCH (ARGS="1": one round)
+	@scripts/bench-peers $(ARGS)
 
 .PHONY: services
 services: ## Start the servers of the tests and print how `cargo test` finds them: eval "$(make -s services)"

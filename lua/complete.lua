@@ -54,7 +54,7 @@ local function credit(record, at)
   return char(109, num, holders - 1, credited + 1) .. entries, false
 end
 
--- The items of one worker come together and have one token, so its parts are made once for all of them.
+-- The texts of a token are made once for all items of a batch: those of one worker come together and have one.
 local last, grant, completed, entry
 local is_current, completed_at = ARGV[3] == generation, 'f' .. now .. ':'
 local codes, changed, record_args, ended_leases, finals = {}, {}, {}, {}, {}

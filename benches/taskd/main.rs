@@ -8,6 +8,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod claim;
+mod command;
 mod daemon;
 mod database;
 mod flow;
@@ -39,7 +40,7 @@ use scale::Scale;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: flow, claim, queues, production
+    /// Only the benchmarks whose name contains this: command, flow, claim, queues, production
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
     #[arg(long)]
@@ -82,6 +83,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
         }
     }
     let wanted = |name: &str| args.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()));
+    if wanted("command") {
+        show(form, &command::run(&scale, &Progress::new()).await?);
+    }
     if wanted("flow") {
         show(form, &flow::run(&scale, &Progress::new()).await?);
     }

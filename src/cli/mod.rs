@@ -1,5 +1,7 @@
 //! Arguments: the command that the user asks for, or the reason why taskd refuses it.
 
+pub mod bench;
+mod client;
 mod environment;
 pub mod insert;
 mod run;
@@ -17,7 +19,7 @@ use crate::{
     config::{self, Loaded, Options, Origins, Settings},
 };
 
-/// Exit code for a wrong command line or configuration, and for a server that `insert` cannot reach.
+/// Exit code for a wrong command line or configuration, and for a server that `insert` or `bench` cannot reach.
 pub const USAGE: u8 = 2;
 
 const EXAMPLES: &str = "\
@@ -25,6 +27,7 @@ Examples:
   taskd --pipelines all                       run everything in one process; needs nothing else
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
   taskd insert --queue crawl urls.txt         insert one task per line
+  taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
 
 Each flag is also an environment variable (--http-listen: TASKD_HTTP_LISTEN) and a key of the
@@ -55,6 +58,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Subcommands {
     Insert(insert::Insert),
+    Bench(bench::Bench),
     Migrate(Migrate),
     Partitions(Partitions),
     CheckConfig(CheckConfig),
@@ -91,6 +95,7 @@ pub enum Command {
     Partitions(Settings, u32),
     CheckConfig(Loaded),
     Insert(insert::Insert),
+    Bench(bench::Bench),
 }
 
 /// The reason why taskd does nothing, for the user.
@@ -151,6 +156,10 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
+        Some(Subcommands::Bench(bench)) => {
+            bench.check().map_err(Refusal::Usage)?;
+            Command::Bench(bench)
+        }
         Some(Subcommands::Migrate(Migrate { options })) => Command::Migrate(load(options)?.settings),
         Some(Subcommands::Partitions(Partitions { count, options })) => {
             Command::Partitions(load(options)?.settings, count)

@@ -1,10 +1,11 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, or `insert` had lines rejected. 2: wrong command line or settings, or no server to insert into.
+//! 0: done. 1: failed, `insert` had lines rejected, or `bench` counted a task too few or too many times. 2: wrong
+//! command line or settings, or no server for `insert` or `bench`.
 
 use std::{future::Future, process::ExitCode, time::Duration};
 
-use super::{Command, USAGE, insert, parse};
+use super::{Command, USAGE, bench, insert, parse};
 use crate::{
     app,
     config::{self, Settings},
@@ -34,6 +35,11 @@ pub fn run() -> ExitCode {
         }
         Command::Insert(args) => match block_on(insert::run(args)) {
             Ok(Ok(summary)) if summary.rejected > 0 => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
+        Command::Bench(args) => match block_on(bench::run(args)) {
+            Ok(Ok(false)) => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },

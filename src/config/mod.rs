@@ -26,7 +26,7 @@ pub use self::{
         Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues, RedisAccess, Settings, Watchdog,
     },
     show::to_toml,
-    units::Time,
+    units::{ByteSize, Time},
     urls::{BusUrl, DatabaseUrl, RedisUrl, without_password},
     wording::in_field,
 };

@@ -2,8 +2,8 @@
 //! Each script has its tests in the file that its users have in `src/queue`.
 //!
 //! Ids are sixteen times one letter and shown as that letter; elements are shown as `NUM/offer/id`, records of several
-//! workers as `m<NUM>/<held>/<credited> <worker>:h<grant> …` and `e<NUM> at <ms> <worker>:c<grant> …`, reports of a
-//! call with a comma between them. Stream ids and the order of hashes are not compared. The script's clock is `NOW`.
+//! workers as `m<NUM>/<held>/<credited> <worker>:h<grant> …` and `e<NUM> at <ms> <worker>:c<grant> …`. Stream ids and
+//! the order of hashes are not compared. The script's clock is `NOW`.
 
 #[path = "lua_state/claim.rs"]
 mod claim;

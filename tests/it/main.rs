@@ -8,6 +8,7 @@
 mod support;
 
 mod architecture;
+mod bench;
 mod bus_redis_streams;
 mod coordination;
 mod discovery_insert;

@@ -3,13 +3,12 @@
 mod progress;
 
 use std::{
-    convert::Infallible,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, bail};
-use backon::{BackoffBuilder, ExponentialBuilder};
+use backon::BackoffBuilder;
 use bytes::{Buf, Bytes};
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
@@ -17,13 +16,11 @@ use futures::{Stream, StreamExt, TryStreamExt, stream};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use tokio::io::AsyncRead;
 use tokio_util::io::ReaderStream;
-use tonic::{
-    Code, Status,
-    transport::{Channel, Endpoint},
-};
+use tonic::transport::Channel;
 
 use self::progress::Progress;
 pub use self::progress::Summary;
+use super::client::{self, WAITS, is_transient};
 use crate::{
     config::Time,
     ingress::{
@@ -36,14 +33,6 @@ use crate::{
 const READ_BYTES: usize = 256 << 10;
 /// The longest line, as much as a server accepts by default.
 const MAX_LINE_BYTES: usize = 32 << 20;
-/// How long to wait for an answer before the next try.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// The waits between two tries.
-const WAITS: ExponentialBuilder = ExponentialBuilder::new()
-    .with_jitter()
-    .with_min_delay(Duration::from_millis(50))
-    .with_max_delay(Duration::from_secs(2))
-    .without_max_times();
 /// How often to check whether taskd has fallen silent.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -76,7 +65,7 @@ pub struct Insert {
         env = "TASKD_GRPC_URL",
         hide_env = true,
         value_name = "URL",
-        value_parser = with_scheme,
+        value_parser = client::with_scheme,
         default_value = "http://127.0.0.1:7601"
     )]
     grpc: String,
@@ -106,10 +95,6 @@ pub struct Insert {
     json: bool,
 }
 
-fn with_scheme(text: &str) -> Result<String, Infallible> {
-    Ok(if text.contains("://") { text.to_owned() } else { format!("http://{text}") })
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Format {
     Auto,
@@ -121,7 +106,7 @@ enum Format {
 ///
 /// `Err`: the input or the server failed. The summary of what taskd stored until then is printed.
 pub async fn run(args: Insert) -> anyhow::Result<Summary> {
-    let client = connect(&args.grpc).await?;
+    let client = DiscoveryClient::new(client::connect(&args.grpc).await?);
     let (input, size) = open(&args.file).await?;
     let bar = progress_bar(size);
     let progress = Progress::new(&args.grpc, args.give_up_after, &bar);
@@ -130,19 +115,6 @@ pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     let summary = progress.summary();
     println!("{}", if args.json { serde_json::to_string(&summary)? } else { table(&summary) });
     sent.map(|()| summary)
-}
-
-async fn connect(url: &str) -> anyhow::Result<Client> {
-    let endpoint = Endpoint::from_shared(url.to_owned())
-        .map_err(|_| anyhow::anyhow!("--grpc {url:?} is not a URL; write http://host:7601"))?
-        .connect_timeout(Duration::from_secs(5))
-        .timeout(ANSWER_TIMEOUT)
-        .tcp_nodelay(true);
-    let channel = endpoint.connect().await.map_err(|error| {
-        let cause = anyhow::Error::from(error).root_cause().to_string();
-        anyhow::anyhow!("cannot reach taskd at {url}: {cause}; is it running there? --grpc names another place")
-    })?;
-    Ok(DiscoveryClient::new(channel))
 }
 
 /// Opens the input; with its length, if it is known.
@@ -281,19 +253,6 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
     }
     task.replicas = task.replicas.or(args.replicas);
     Ok(task)
-}
-
-/// True if the call may succeed later: the server is busy or away. A broken connection shows as one of several codes.
-fn is_transient(status: &Status) -> bool {
-    !matches!(
-        status.code(),
-        Code::InvalidArgument
-            | Code::Unimplemented
-            | Code::OutOfRange
-            | Code::NotFound
-            | Code::PermissionDenied
-            | Code::Unauthenticated
-    )
 }
 
 fn table(summary: &Summary) -> String {

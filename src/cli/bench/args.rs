@@ -1,0 +1,188 @@
+//! The command line of `taskd bench`.
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::{
+    cli::client,
+    config::{ByteSize, Time},
+};
+
+/// The payloads of one insert call together: half of what taskd takes by default.
+const MOST_BYTES_A_CALL: u64 = 16 << 20;
+
+/// Measure a taskd: tasks a second, latency, CPU per task
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd bench                               everything, 100,000 tasks, with a taskd of its own
+  taskd bench insert process --batch 1      one task in each call
+  taskd bench process --replicas 3          each task done by three workers
+  taskd bench latency --rate 2000 --duration 30s
+  taskd bench --json | jq '.rates[] | {phase, measure, per_second}'
+  taskd bench --grpc 127.0.0.1:7601 --redis unix://taskd-data/redis.sock
+
+Phases:
+  insert       new tasks: until taskd has accepted (stored) all, and until all can be claimed
+  duplicates   the same again: 9 of 10 tasks are known
+  process      workers get and complete all tasks: until the last OK, and until SQL shows all of
+               them as completed
+  latency      one task a call at a fixed rate, while workers wait: the time from the moment at
+               which a task was due to be sent, so that a slow answer hides nothing; and the time
+               from a call that rejects a task to the next worker with it: no SQL, no bus
+
+Without --grpc each run starts a taskd of its own: embedded defaults, free ports, and a folder
+under TMPDIR, which it removes. Put TMPDIR on a disk: in memory fsync costs nothing.
+
+With --grpc the tasks go into queues of their own, bench-…, of the taskd that runs there. They stay
+there as completed tasks until its retention removes them. TASKD_GRPC_URL does not count here: no
+variable turns a benchmark against a server.
+
+CPU is that of taskd, of its Redis and of this command, in µs per task. It is unknown for a taskd
+on another machine, and for a Redis that --redis does not name.
+
+Each phase ends when its tasks are completed. bench counts that exactly NUM distinct workers have
+completed each of them, and that SQL agrees.
+Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong
+command line or a taskd that cannot be reached or started.")]
+pub struct Bench {
+    /// The measurements: insert, duplicates, process, latency; without one, all
+    #[arg(value_name = "PHASE", value_enum, hide_possible_values = true)]
+    phases: Vec<Phase>,
+
+    /// gRPC address of a taskd that runs already; host:port is enough
+    #[arg(long, value_name = "URL", value_parser = client::with_scheme)]
+    pub(super) grpc: Option<String>,
+
+    /// HTTP address of that taskd; without it, port 7600 of the same host
+    #[arg(long, value_name = "URL", value_parser = client::with_scheme, requires = "grpc")]
+    pub(super) http: Option<String>,
+
+    /// The Redis of that taskd, to read its CPU and its appendfsync
+    #[arg(long, value_name = "URL", requires = "grpc")]
+    pub(super) redis: Option<String>,
+
+    #[command(flatten)]
+    pub(super) work: Work,
+
+    /// Runs; the table shows the median, the lowest and the highest of them
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(super) runs: u16,
+
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// The shape of the work.
+#[derive(Args, Clone, Serialize)]
+pub(super) struct Work {
+    /// Tasks of the phases insert, duplicates and process
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(super) tasks: u32,
+
+    /// Payload of a task
+    #[arg(long, value_name = "SIZE", default_value = "100")]
+    #[serde(serialize_with = "bytes")]
+    pub(super) payload: ByteSize,
+
+    /// NUM: distinct workers that must complete each task
+    #[arg(long, value_name = "NUM", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(super) replicas: u16,
+
+    /// Queues that share the tasks
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(super) queues: u16,
+
+    /// Tasks in one insert, get or complete call
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(super) batch: u16,
+
+    /// Insert calls in flight at a time
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub(super) concurrency: u16,
+
+    /// Workers, each with one call at a time
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub(super) workers: u16,
+
+    /// gRPC connections, shared by all calls
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(super) connections: u16,
+
+    /// Tasks a second of the phase latency
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(super) rate: u32,
+
+    /// How long the phase latency inserts
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    #[serde(serialize_with = "seconds")]
+    pub(super) duration: Time,
+
+    /// How long to go on while no task makes progress
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    #[serde(skip)]
+    pub(super) give_up_after: Time,
+}
+
+/// A part of a run, in the order of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Phase {
+    Insert,
+    Duplicates,
+    Process,
+    Latency,
+}
+
+impl Phase {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Insert => "insert",
+            Self::Duplicates => "duplicates",
+            Self::Process => "process",
+            Self::Latency => "latency",
+        }
+    }
+}
+
+impl Bench {
+    /// Finds values that contradict each other; the first mistake, in one line.
+    pub(in crate::cli) fn check(&self) -> Result<(), String> {
+        let Work { replicas, workers, batch, payload, rate, duration, .. } = &self.work;
+        if replicas > workers {
+            return Err(format!(
+                "--replicas {replicas} needs as many distinct workers, and --workers is {workers}: raise it"
+            ));
+        }
+        if u64::from(*batch) * payload.0 > MOST_BYTES_A_CALL {
+            let most = ByteSize(MOST_BYTES_A_CALL);
+            return Err(format!("--batch {batch} × --payload {payload} is more than {most} in one call: lower one"));
+        }
+        if self.work.samples() == 0 {
+            return Err(format!("--rate {rate} for --duration {duration} is no task at all: raise one"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn wants(&self, phase: Phase) -> bool {
+        self.phases.is_empty() || self.phases.contains(&phase)
+    }
+}
+
+impl Work {
+    /// How many tasks the phase latency inserts.
+    pub(super) fn samples(&self) -> u32 {
+        let samples = f64::from(self.rate) * self.duration.0.as_secs_f64();
+        samples.min(f64::from(u32::MAX)) as u32
+    }
+}
+
+fn bytes<S: serde::Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(size.0)
+}
+
+fn seconds<S: serde::Serializer>(time: &Time, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.0.as_secs_f64())
+}

@@ -1,0 +1,162 @@
+//! The phases insert and duplicates: many callers insert tasks, new ones, or 9 of 10 known ones.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use indicatif::ProgressBar;
+use tokio::task::JoinSet;
+
+use super::{
+    args::{Phase, Work},
+    progress,
+    report::Report,
+    server::Server,
+    work::{Inserted, Tasks, insert},
+};
+use crate::wire::pb::discovery_client::DiscoveryClient;
+
+/// How long the queues may stay as they are before the rest of the tasks is taken to wait in SQL for room.
+pub(super) const SETTLE: Duration = Duration::from_secs(10);
+
+/// The tasks of a phase, in order.
+#[derive(Clone, Copy)]
+pub(super) enum Plan {
+    /// The tasks from 0 on.
+    New,
+    /// Each tenth task is new, the others are those of `New`.
+    Known,
+}
+
+impl Plan {
+    fn number(self, place: u32, tasks: u32) -> u32 {
+        match self {
+            Self::Known if place % 10 == 9 => tasks + place / 10,
+            Self::New | Self::Known => place,
+        }
+    }
+
+    /// How many of the tasks are new.
+    pub(super) fn new_tasks(self, tasks: u32) -> u32 {
+        match self {
+            Self::New => tasks,
+            Self::Known => tasks / 10,
+        }
+    }
+}
+
+/// Inserts new tasks until all can be claimed.
+pub(super) async fn new(
+    server: &Server,
+    work: &Work,
+    tasks: &Tasks,
+    bar: &ProgressBar,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let (before, began) = (server.usage().await, Instant::now());
+    let inserted = insert_all(server, work, tasks, Plan::New, bar).await?;
+    report.rate(Phase::Insert, "accepted", work.tasks, began.elapsed(), None);
+    report.repeated(inserted.repeated);
+    check(&inserted, work.tasks, Plan::New, report);
+    let total = u64::from(work.tasks);
+    let claimable = server.wait_for(&tasks.queues, SETTLE, |counts| counts.queued == total).await?;
+    let Some(claimable) = claimable else {
+        let counts = server.counts(&tasks.queues).await?;
+        report.note(format!(
+            "only {} of {total} tasks could be claimed, {} waited in SQL: --tasks is above high_water_tasks of that \
+             taskd",
+            counts.queued, counts.pending
+        ));
+        return Ok(());
+    };
+    let used = server.usage().await.since(before);
+    report.rate(Phase::Insert, "claimable", work.tasks, claimable - began, Some(used));
+    Ok(())
+}
+
+/// Inserts the tasks again, with one new task in ten.
+pub(super) async fn known(
+    server: &Server,
+    work: &Work,
+    tasks: &Tasks,
+    bar: &ProgressBar,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let (before, began) = (server.usage().await, Instant::now());
+    let inserted = insert_all(server, work, tasks, Plan::Known, bar).await?;
+    let took = began.elapsed();
+    let used = server.usage().await.since(before);
+    report.rate(Phase::Duplicates, "answered", work.tasks, took, Some(used));
+    report.repeated(inserted.repeated);
+    check(&inserted, work.tasks, Plan::Known, report);
+    Ok(())
+}
+
+/// Inserts the tasks of a plan, from as many callers as `work` says.
+pub(super) async fn insert_all(
+    server: &Server,
+    work: &Work,
+    tasks: &Tasks,
+    plan: Plan,
+    bar: &ProgressBar,
+) -> anyhow::Result<Inserted> {
+    let (total, batch) = (work.tasks, u32::from(work.batch));
+    let next = Arc::new(AtomicU32::new(0));
+    let mut callers = JoinSet::new();
+    for caller in 0..usize::from(work.concurrency) {
+        let client = DiscoveryClient::new(server.channel(caller));
+        let (next, tasks, bar) = (Arc::clone(&next), tasks.clone(), bar.clone());
+        callers.spawn(async move {
+            let mut all = Inserted::default();
+            loop {
+                let first = next.fetch_add(batch, Ordering::Relaxed);
+                if first >= total {
+                    return anyhow::Ok(all);
+                }
+                let places = first..total.min(first + batch);
+                let numbers: Vec<u32> = places.map(|place| plan.number(place, total)).collect();
+                let count = numbers.len() as u64;
+                all.add(insert(client.clone(), &tasks, numbers).await?);
+                bar.inc(count);
+            }
+        });
+    }
+    let mut all = Inserted::default();
+    while let Some(inserted) = progress::next_moving(&mut callers, bar, work.give_up_after.0).await? {
+        all.add(inserted?);
+    }
+    Ok(all)
+}
+
+/// Compares the answers with what they must be.
+fn check(inserted: &Inserted, tasks: u32, plan: Plan, report: &mut Report) {
+    let expected = plan.new_tasks(tasks);
+    let is_new = |number: &u32| matches!(plan, Plan::New) || *number >= tasks;
+    let again = inserted.new.iter().filter(|number| !is_new(number)).count();
+    if again > 0 {
+        report.wrong(format!("insert: {again} known tasks were answered CREATED"));
+    }
+    let new = inserted.new.len() - again;
+    // A call whose answer was lost may have stored its tasks.
+    if new < expected as usize && inserted.errors == 0 {
+        report.wrong(format!("insert: {} of {expected} new tasks were answered DUPLICATE", expected as usize - new));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_in_ten_is_new_and_no_number_is_left_out() {
+        let numbers: Vec<u32> = (0..20).map(|place| Plan::Known.number(place, 20)).collect();
+        let (known, new): (Vec<u32>, Vec<u32>) = numbers.into_iter().partition(|number| *number < 20);
+        assert_eq!(known.len(), 18);
+        assert_eq!(new, [20, 21]);
+        assert_eq!(Plan::Known.new_tasks(20), 2);
+    }
+}

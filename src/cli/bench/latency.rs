@@ -1,0 +1,132 @@
+//! The phase latency: tasks come at a fixed rate, whatever the answers take, while workers wait.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use indicatif::ProgressBar;
+use tokio::{runtime::Handle, sync::mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    args::{Phase, Work},
+    process::{Habit, Processed, process},
+    report::Report,
+    server::Server,
+    work::{Inserted, Tasks, insert},
+};
+use crate::wire::pb::discovery_client::DiscoveryClient;
+
+/// Between the start of the clock and the first task.
+const LEAD: Duration = Duration::from_millis(100);
+
+/// The outcome of the tasks that were inserted at a rate.
+struct Sent {
+    start: Instant,
+    /// How much later than due a call was made: the benchmark's own part.
+    late: Vec<Duration>,
+    /// From due to the answer CREATED.
+    created: Vec<Duration>,
+    repeated: u32,
+}
+
+struct Answered {
+    number: u32,
+    sent: Instant,
+    at: Instant,
+    inserted: Inserted,
+}
+
+/// Inserts one task a call at the rate, and notes when each reached its workers.
+pub(super) async fn insert_to_handler(
+    server: &Server,
+    work: &Work,
+    tasks: &Tasks,
+    bar: &ProgressBar,
+    report: &mut Report,
+) -> anyhow::Result<Processed> {
+    let samples = work.samples();
+    open(server, tasks, samples).await?;
+    let before = server.usage().await;
+    let workers = process(server, work, tasks, samples + 1, Habit::NotesTimes, bar);
+    let (sent, processed) = tokio::try_join!(send(server, tasks, work.rate, samples), workers)?;
+    let used = server.usage().await.since(before);
+    let took = processed.last.saturating_duration_since(sent.start);
+    report.rate(Phase::Latency, "one a call", samples, took, Some(used));
+    report.repeated(sent.repeated);
+    let handled = processed.handled.iter().filter(|(number, _)| *number < samples);
+    let handled = handled.map(|(number, at)| at.saturating_duration_since(due(sent.start, work.rate, *number)));
+    report.latency("insert to CREATED", sent.created);
+    report.latency("insert to handler", handled.collect());
+    report.latency("due to sent (bench itself)", sent.late);
+    Ok(processed)
+}
+
+/// The same with workers that reject each task once: the time from that call to the next worker with the task.
+pub(super) async fn rejection_to_handler(
+    server: &Server,
+    work: &Work,
+    tasks: &Tasks,
+    bar: &ProgressBar,
+    report: &mut Report,
+) -> anyhow::Result<Processed> {
+    let samples = work.samples();
+    open(server, tasks, samples).await?;
+    let workers = process(server, work, tasks, samples + 1, Habit::PassesOn, bar);
+    let (sent, processed) = tokio::try_join!(send(server, tasks, work.rate, samples), workers)?;
+    report.repeated(sent.repeated);
+    let mut rejected = vec![None; samples as usize + 1];
+    for (number, at) in &processed.passed_on {
+        rejected[*number as usize] = Some(*at);
+    }
+    let again = processed.handled.iter().filter(|(number, _)| *number < samples);
+    let again = again.filter_map(|(number, at)| Some(at.saturating_duration_since(rejected[*number as usize]?)));
+    report.latency("rejection to handler", again.collect());
+    Ok(processed)
+}
+
+/// Inserts one task more, so that the queue is open before the clock runs.
+async fn open(server: &Server, tasks: &Tasks, number: u32) -> anyhow::Result<()> {
+    insert(DiscoveryClient::new(server.channel(0)), tasks, vec![number]).await.map(drop)
+}
+
+/// Makes a call for each task when it is due.
+async fn send(server: &Server, tasks: &Tasks, rate: u32, samples: u32) -> anyhow::Result<Sent> {
+    let stop = CancellationToken::new();
+    let _stop = stop.clone().drop_guard();
+    let start = Instant::now() + LEAD;
+    let (answers, mut answered) = mpsc::unbounded_channel();
+    let clients: Vec<_> = (0..16).map(|caller| DiscoveryClient::new(server.channel(caller))).collect();
+    let (tasks, runtime) = (tasks.clone(), Handle::current());
+    // A thread: the timers of the runtime know whole milliseconds only.
+    let pace = move || {
+        for number in 0..samples {
+            std::thread::sleep(due(start, rate, number).saturating_duration_since(Instant::now()));
+            if stop.is_cancelled() {
+                return;
+            }
+            let client = clients[number as usize % clients.len()].clone();
+            let (tasks, answers) = (tasks.clone(), answers.clone());
+            runtime.spawn(async move {
+                let sent = Instant::now();
+                let inserted = insert(client, &tasks, vec![number]).await;
+                let answer = inserted.map(|inserted| Answered { number, sent, at: Instant::now(), inserted });
+                // Nobody waits for it after a failure.
+                drop(answers.send(answer));
+            });
+        }
+    };
+    std::thread::Builder::new().name("bench-pace".to_owned()).spawn(pace).context("cannot start a thread")?;
+    let mut sent = Sent { start, late: Vec::new(), created: Vec::new(), repeated: 0 };
+    while let Some(answer) = answered.recv().await {
+        let Answered { number, sent: at_call, at, inserted } = answer?;
+        let due = due(start, rate, number);
+        sent.late.push(at_call.saturating_duration_since(due));
+        sent.created.push(at.saturating_duration_since(due));
+        sent.repeated += inserted.repeated;
+    }
+    Ok(sent)
+}
+
+fn due(start: Instant, rate: u32, number: u32) -> Instant {
+    start + Duration::from_nanos(u64::from(number) * 1_000_000_000 / u64::from(rate))
+}

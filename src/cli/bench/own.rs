@@ -1,0 +1,174 @@
+//! A taskd of the benchmark's own: a child process on embedded defaults, in a folder that is removed with it.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    os::unix::{fs::DirBuilderExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde::Deserialize;
+use uuid::Uuid;
+
+use super::args::Work;
+
+/// A start has to look for redis-server and make a database.
+const START: Duration = Duration::from_secs(60);
+/// taskd itself stops within 25 seconds.
+const STOP: Duration = Duration::from_secs(40);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Stopped, and its folder removed, when dropped.
+pub(super) struct Own {
+    child: Child,
+    folder: Folder,
+    pub(super) addresses: Addresses,
+}
+
+/// Where it listens, as its log says.
+#[derive(Default, Deserialize)]
+pub(super) struct Addresses {
+    pub(super) http: String,
+    pub(super) grpc: String,
+}
+
+/// A folder under TMPDIR, removed when dropped.
+pub(super) struct Folder(PathBuf);
+
+impl Own {
+    pub(super) async fn start(work: &Work) -> anyhow::Result<Self> {
+        let folder = Folder::make()?;
+        let config = folder.0.join("taskd.toml");
+        fs::write(&config, settings(work)).context("cannot write the settings of a taskd")?;
+        let log = File::create(folder.log()).context("cannot write the log of a taskd")?;
+        let mut command = Command::new(std::env::current_exe().context("cannot find the program of taskd")?);
+        // Settings of this shell must not change what is measured.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
+            command.env_remove(name);
+        }
+        command.args(["--pipelines", "all", "--log-format", "json"]);
+        command.args(["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--config"]).arg(config);
+        command.arg("--data-dir").arg(folder.data()).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        // Ctrl-C on the terminal is for the benchmark, which then stops this taskd in order.
+        command.process_group(0);
+        let child = command.spawn().context("cannot start a taskd")?;
+        let mut own = Self { child, folder, addresses: Addresses::default() };
+        own.addresses = own.up().await?;
+        Ok(own)
+    }
+
+    /// Waits for the line of the log that says where it listens.
+    async fn up(&mut self) -> anyhow::Result<Addresses> {
+        let deadline = Instant::now() + START;
+        loop {
+            let log = self.log();
+            let is_up = |line: &&str| line.contains("\"taskd is up: ");
+            if let Some(line) = log.lines().find(is_up) {
+                return serde_json::from_str(line).with_context(|| format!("taskd logs {line}"));
+            }
+            let ended = self.child.try_wait()?;
+            if ended.is_some() || Instant::now() > deadline {
+                let last = log.lines().last().unwrap_or_default();
+                bail!("a taskd of its own does not start: {last}; --grpc names one that runs");
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder.0
+    }
+
+    pub(super) fn redis(&self) -> String {
+        format!("unix://{}", self.folder.data().join("redis.sock").display())
+    }
+
+    /// Ends it in order. A taskd that does not end well voids the run.
+    pub(super) async fn stop(mut self) -> anyhow::Result<()> {
+        self.signal(Signal::SIGTERM)?;
+        let deadline = Instant::now() + STOP;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                let log = self.log();
+                ensure!(status.success(), "taskd ended with {status}: {}", log.lines().last().unwrap_or_default());
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "taskd does not stop within {STOP:?}");
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        Ok(kill(Pid::from_raw(i32::try_from(self.child.id())?), signal)?)
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.log()).unwrap_or_default()
+    }
+}
+
+impl Drop for Own {
+    /// Only an orderly end takes its redis-server along.
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) || self.signal(Signal::SIGTERM).is_err() {
+            return;
+        }
+        let deadline = Instant::now() + STOP;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > deadline {
+                drop(self.child.kill());
+                drop(self.child.wait());
+                return;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+impl Folder {
+    fn make() -> anyhow::Result<Self> {
+        // A short name: the path of a socket holds 107 bytes.
+        let name = Uuid::new_v4().simple().to_string();
+        let path = std::env::temp_dir().join(format!("taskd-bench-{}", &name[..8]));
+        let made = DirBuilder::new().mode(0o700).create(&path);
+        made.with_context(|| format!("cannot make {}; TMPDIR names another place", path.display()))?;
+        Ok(Self(path))
+    }
+
+    fn data(&self) -> PathBuf {
+        self.0.join("data")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.0.join("taskd.log")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("taskd: cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// The defaults, with room in the queue for all tasks: otherwise those beyond the high water would wait in SQL.
+fn settings(work: &Work) -> String {
+    let tasks = 2 * u64::from(work.tasks.max(work.samples())).max(50_000);
+    let bytes = (tasks * (work.payload.0 + 1024)).max(256 << 20);
+    let (queues, replicas) = (4 * u64::from(work.queues).max(250), work.replicas.max(100));
+    format!(
+        "max_queues = {queues}\nmax_replicas = {replicas}\n\
+         [queues.default]\nhigh_water_tasks = {tasks}\nhigh_water_bytes = {bytes}\n"
+    )
+}

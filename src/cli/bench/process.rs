@@ -1,0 +1,178 @@
+//! Workers that get tasks and complete them until all are done: the phase process, and the workers of latency.
+
+use std::{sync::Arc, time::Instant};
+
+use indicatif::ProgressBar;
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    args::Work,
+    http::Counts,
+    ledger::{Credits, Verdict},
+    progress::{LOOK_EVERY, Stall},
+    server::Server,
+    work::{Leased, Tasks, Worker},
+};
+
+/// The other work of workers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Habit {
+    Plain,
+    /// They note when they got each task.
+    NotesTimes,
+    /// They reject the first attempt of each task, and note when.
+    PassesOn,
+}
+
+/// The outcome of the workers' calls.
+pub(super) struct Processed {
+    /// The last completion that was answered OK.
+    pub(super) last: Instant,
+    pub(super) credits: Vec<Credits>,
+    /// When a worker got each task that it completed, by number.
+    pub(super) handled: Vec<(u32, Instant)>,
+    /// When a worker made the call that rejects a task.
+    pub(super) passed_on: Vec<(u32, Instant)>,
+    pub(super) repeated: u32,
+}
+
+/// The tokens that end workers.
+#[derive(Clone)]
+struct Ends {
+    /// No further get.
+    all_done: CancellationToken,
+    /// Leave everything.
+    give_up: CancellationToken,
+}
+
+/// Lets the workers complete `total` tasks, or as many as they get before nothing moves any more.
+pub(super) async fn process(
+    server: &Server,
+    work: &Work,
+    tasks: &Tasks,
+    total: u32,
+    habit: Habit,
+    bar: &ProgressBar,
+) -> anyhow::Result<Processed> {
+    let give_up = CancellationToken::new();
+    let ends = Ends { all_done: give_up.child_token(), give_up };
+    let last = Arc::new(Mutex::new(Instant::now()));
+    let completions = u64::from(total) * u64::from(work.replicas);
+    let mut workers = JoinSet::new();
+    for number in 0..work.workers {
+        let worker = Worker::new(server.channel(number.into()), number, tasks, work.batch);
+        let (bar, last) = (bar.clone(), Arc::clone(&last));
+        let done = move |count: usize| {
+            let mut last = last.lock();
+            bar.inc(count as u64);
+            *last = Instant::now();
+            bar.position() >= completions
+        };
+        workers.spawn(Working::new(worker, habit).run(ends.clone(), done));
+    }
+    let mut stall = Stall::new(work.give_up_after.0);
+    let mut all = Processed::default();
+    loop {
+        tokio::select! {
+            ended = workers.join_next() => match ended {
+                Some(ended) => all.add(ended??),
+                None => break,
+            },
+            () = tokio::time::sleep(LOOK_EVERY) => if stall.is_stuck(bar.position()) {
+                ends.give_up.cancel();
+            }
+        }
+    }
+    all.last = *last.lock();
+    Ok(all)
+}
+
+impl Default for Processed {
+    fn default() -> Self {
+        let [handled, passed_on] = [(); 2].map(|()| Vec::new());
+        Self { last: Instant::now(), credits: Vec::new(), handled, passed_on, repeated: 0 }
+    }
+}
+
+impl Processed {
+    fn add(&mut self, one: Working) {
+        self.credits.push(one.credits);
+        self.handled.extend(one.handled);
+        self.passed_on.extend(one.passed_on);
+        self.repeated += one.worker.repeated;
+    }
+}
+
+/// A worker and what it has done.
+struct Working {
+    worker: Worker,
+    habit: Habit,
+    credits: Credits,
+    handled: Vec<(u32, Instant)>,
+    passed_on: Vec<(u32, Instant)>,
+}
+
+impl Working {
+    fn new(worker: Worker, habit: Habit) -> Self {
+        Self { worker, habit, credits: Vec::new(), handled: Vec::new(), passed_on: Vec::new() }
+    }
+
+    /// Works until the tokens end it. `done` counts completions, and tells whether these were the last.
+    async fn run(mut self, ends: Ends, done: impl Fn(usize) -> bool) -> anyhow::Result<Self> {
+        while let Some(tasks) = ends.all_done.run_until_cancelled(self.worker.get()).await {
+            let mut tasks = tasks?;
+            let at = Instant::now();
+            if self.habit == Habit::PassesOn {
+                tasks = self.pass_on(tasks).await?;
+            }
+            if self.habit != Habit::Plain {
+                self.handled.extend(tasks.iter().map(|task| (task.number, at)));
+            }
+            if tasks.is_empty() {
+                continue;
+            }
+            let Some(completed) = ends.give_up.run_until_cancelled(self.worker.complete(tasks)).await else { break };
+            let completed = completed?;
+            let count = completed.len();
+            self.credits.extend(completed);
+            if done(count) {
+                ends.all_done.cancel();
+            }
+        }
+        Ok(self)
+    }
+
+    /// Rejects first attempts; the tasks to complete.
+    async fn pass_on(&mut self, tasks: Vec<Leased>) -> anyhow::Result<Vec<Leased>> {
+        let (first, rest): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task| task.attempt == 1);
+        for task in first {
+            self.passed_on.push((task.number, Instant::now()));
+            self.worker.pass_on(&task).await?;
+        }
+        Ok(rest)
+    }
+}
+
+/// Compares what the workers and SQL know of the tasks: when SQL showed all of them completed, or what is wrong.
+pub(super) async fn check(
+    server: &Server,
+    work: &Work,
+    tasks: &Tasks,
+    total: u32,
+    credits: Vec<Credits>,
+) -> anyhow::Result<Result<Instant, Verdict>> {
+    let mut verdict = Verdict::of(total, work.replicas, credits);
+    let wanted = u64::from(total);
+    let is_settled = |counts: &Counts| counts.completed == wanted && counts.all() == wanted;
+    // A lost task would keep the queue unfinished for ever.
+    let settled =
+        if verdict.is_right() { server.wait_for(&tasks.queues, work.give_up_after.0, is_settled).await? } else { None };
+    if let Some(at) = settled {
+        return Ok(Ok(at));
+    }
+    let counts = server.counts(&tasks.queues).await?;
+    verdict.sql = (!is_settled(&counts)).then_some(counts);
+    Ok(Err(verdict))
+}

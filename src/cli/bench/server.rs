@@ -1,0 +1,228 @@
+//! The taskd that is measured: the benchmark's own, or one that runs already.
+
+use std::{
+    net::ToSocketAddrs,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use redis::aio::MultiplexedConnection;
+use serde::Serialize;
+use tonic::transport::Channel;
+use url::Url;
+
+use super::{
+    args::Bench,
+    http::{Counts, Http},
+    machine::{self, Machine},
+    own::Own,
+};
+use crate::cli::client;
+
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const HTTP_PORT: u16 = 7600;
+
+pub(super) struct Server {
+    channels: Vec<Channel>,
+    http: Http,
+    /// Of taskd; `None` if it runs elsewhere, or this user may not see it.
+    pid: Option<u32>,
+    redis: Option<MultiplexedConnection>,
+    own: Option<Own>,
+}
+
+/// The conditions of figures: who answers, on which machine, and when it calls something stored.
+#[derive(Clone, Serialize)]
+pub(super) struct Conditions {
+    /// `own`, or the URL.
+    server: String,
+    version: Option<String>,
+    redis_version: Option<String>,
+    appendfsync: Option<String>,
+    /// The act of SQLite at a commit; `None` if the benchmark does not know the database.
+    synchronous: Option<&'static str>,
+    machine: Machine,
+}
+
+/// Seconds of CPU so far; `None` where they are not known.
+#[derive(Clone, Copy)]
+pub(super) struct Usage {
+    pub(super) taskd: Option<f64>,
+    pub(super) redis: Option<f64>,
+    pub(super) bench: Option<f64>,
+}
+
+impl Server {
+    /// Connects to the taskd that `args` name, or starts one.
+    pub(super) async fn open(args: &Bench) -> anyhow::Result<Self> {
+        let own = if args.grpc.is_none() { Some(Own::start(&args.work).await?) } else { None };
+        let (grpc, http, redis) = match (&own, &args.grpc) {
+            (Some(own), _) => {
+                let [grpc, http] = [&own.addresses.grpc, &own.addresses.http].map(|at| format!("http://{at}"));
+                (grpc, http, Some(own.redis()))
+            }
+            (None, grpc) => {
+                let grpc = grpc.clone().unwrap_or_default();
+                let http = args.http.clone().map_or_else(|| http_beside(&grpc), Ok)?;
+                (grpc, http, args.redis.clone())
+            }
+        };
+        let first = client::connect(&grpc).await?;
+        let others = (1..args.work.connections).map(|_| client::connect(&grpc));
+        let mut channels = futures::future::try_join_all(others).await?;
+        channels.push(first);
+        let redis = match redis {
+            Some(url) => Some(connect_redis(&url).await?),
+            None => None,
+        };
+        let pid = own.as_ref().map(Own::pid).or_else(|| pid_behind(&grpc));
+        let server = Self { channels, http: Http::new(&http)?, pid, redis, own };
+        // A wrong --http shows before the work.
+        server.counts(&[]).await?;
+        Ok(server)
+    }
+
+    /// The connection for a caller.
+    pub(super) fn channel(&self, caller: usize) -> Channel {
+        self.channels[caller % self.channels.len()].clone()
+    }
+
+    pub(super) async fn conditions(&self, args: &Bench) -> anyhow::Result<Conditions> {
+        let is_local = self.pid.is_some();
+        let (redis_version, appendfsync) = match &self.redis {
+            Some(redis) => {
+                let info: String = redis::cmd("INFO").arg("server").query_async(&mut redis.clone()).await?;
+                (field(&info, "redis_version").map(str::to_owned), appendfsync(redis.clone()).await)
+            }
+            None => (None, None),
+        };
+        let folder = self.own.as_ref().map(Own::folder).filter(|_| is_local);
+        Ok(Conditions {
+            server: args.grpc.clone().unwrap_or_else(|| "own".to_owned()),
+            version: self.http.version().await?,
+            redis_version,
+            appendfsync,
+            synchronous: self.own.is_some().then_some("FULL"),
+            machine: Machine::look(folder),
+        })
+    }
+
+    pub(super) async fn usage(&self) -> Usage {
+        let redis = match &self.redis {
+            Some(redis) => redis_cpu_seconds(redis.clone()).await,
+            None => None,
+        };
+        Usage { taskd: self.pid.and_then(machine::cpu_seconds), redis, bench: machine::own_cpu_seconds() }
+    }
+
+    pub(super) async fn counts(&self, queues: &[String]) -> anyhow::Result<Counts> {
+        self.http.counts(queues).await
+    }
+
+    /// Waits until `is_reached` says so of the queues; then the time of it. `None`: nothing changed for `patience`.
+    pub(super) async fn wait_for(
+        &self,
+        queues: &[String],
+        patience: Duration,
+        is_reached: impl Fn(&Counts) -> bool,
+    ) -> anyhow::Result<Option<Instant>> {
+        let (mut before, mut changed) = (Counts::default(), Instant::now());
+        loop {
+            match self.counts(queues).await {
+                Ok(counts) if is_reached(&counts) => return Ok(Some(Instant::now())),
+                Ok(counts) if counts != before => (before, changed) = (counts, Instant::now()),
+                Ok(_) if changed.elapsed() > patience => return Ok(None),
+                // A taskd that starts over answers again soon.
+                Err(error) if changed.elapsed() > patience => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    pub(super) async fn close(self) -> anyhow::Result<()> {
+        match self.own {
+            Some(own) => own.stop().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl Conditions {
+    /// The server that answers, and how durable an answer is.
+    pub(super) fn durability(&self) -> String {
+        let redis = match (&self.redis_version, &self.appendfsync) {
+            (Some(version), Some(fsync)) => format!("Redis {version}, appendfsync {fsync}"),
+            (Some(version), None) => format!("Redis {version}, appendfsync unknown"),
+            (None, _) => "Redis and its durability unknown (--redis names it)".to_owned(),
+        };
+        let sql = self.synchronous.map_or("SQL and its durability unknown".to_owned(), |synchronous| {
+            format!("SQLite, synchronous {synchronous}")
+        });
+        format!("{redis}; {sql}")
+    }
+
+    pub(super) fn server(&self) -> String {
+        let version = self.version.as_deref().unwrap_or("of unknown version");
+        match &*self.server {
+            "own" => format!("taskd {version}, started for this on embedded defaults"),
+            url => format!("taskd {version} at {url}"),
+        }
+    }
+
+    pub(super) fn machine(&self) -> &Machine {
+        &self.machine
+    }
+}
+
+impl Usage {
+    /// The CPU since `before`.
+    pub(super) fn since(self, before: Self) -> Self {
+        let difference = |now: Option<f64>, then: Option<f64>| Some(now? - then?);
+        Self {
+            taskd: difference(self.taskd, before.taskd),
+            redis: difference(self.redis, before.redis),
+            bench: difference(self.bench, before.bench),
+        }
+    }
+}
+
+/// The default HTTP port on the host of a gRPC URL.
+fn http_beside(grpc: &str) -> anyhow::Result<String> {
+    let mut url = Url::parse(grpc).with_context(|| format!("--grpc {grpc:?} is not a URL; write http://host:7601"))?;
+    ensure!(url.set_port(Some(HTTP_PORT)).is_ok(), "--grpc {grpc:?} has no host; write http://host:7601");
+    Ok(url.to_string().trim_end_matches('/').to_owned())
+}
+
+fn pid_behind(grpc: &str) -> Option<u32> {
+    let url = Url::parse(grpc).ok()?;
+    let host = url.host_str()?.trim_matches(['[', ']']);
+    let addresses: Vec<_> = (host, url.port_or_known_default()?).to_socket_addrs().ok()?.collect();
+    machine::listener(&addresses)
+}
+
+async fn connect_redis(url: &str) -> anyhow::Result<MultiplexedConnection> {
+    let unreachable = || format!("cannot reach Redis at {}", crate::config::without_password(url));
+    let client = redis::Client::open(url).with_context(unreachable)?;
+    client.get_multiplexed_async_connection().await.with_context(unreachable)
+}
+
+async fn appendfsync(mut redis: MultiplexedConnection) -> Option<String> {
+    let mut get = redis::cmd("CONFIG");
+    get.arg("GET").arg("append*");
+    let values: std::collections::HashMap<String, String> = get.query_async(&mut redis).await.ok()?;
+    match values.get("appendonly").map(String::as_str) {
+        Some("no") => Some("none (no append-only file)".to_owned()),
+        _ => values.get("appendfsync").cloned(),
+    }
+}
+
+async fn redis_cpu_seconds(mut redis: MultiplexedConnection) -> Option<f64> {
+    let info: String = redis::cmd("INFO").arg("cpu").query_async(&mut redis).await.ok()?;
+    let number = |name| field(&info, name)?.parse::<f64>().ok();
+    Some(number("used_cpu_user")? + number("used_cpu_sys")?)
+}
+
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}

@@ -1,0 +1,222 @@
+//! The tasks of one run: their queues and keys, and the calls of an inserter and of a worker.
+
+use anyhow::{Context, bail};
+use backon::BackoffBuilder;
+use bytes::Bytes;
+use tonic::{Response, Status, transport::Channel};
+
+use super::args::Work;
+use crate::{
+    cli::client::{WAITS, is_transient},
+    wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
+};
+
+/// The longest wait of a get call. Cancelled at the end of a phase.
+const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration { seconds: 20, nanos: 0 });
+/// Longer than any stall, so that no worker loses a lease to another.
+const LEASE: Option<prost_types::Duration> = Some(prost_types::Duration { seconds: 600, nanos: 0 });
+
+/// Tasks in queues of their own, numbered from 0.
+#[derive(Clone)]
+pub(super) struct Tasks {
+    pub(super) queues: Vec<String>,
+    payload: Bytes,
+    replicas: u16,
+}
+
+impl Tasks {
+    /// `name` begins the names of the queues.
+    pub(super) fn new(name: &str, work: &Work) -> Self {
+        let queues = match work.queues {
+            1 => vec![name.to_owned()],
+            count => (1..=count).map(|number| format!("{name}-{number}")).collect(),
+        };
+        // The size has been checked.
+        let payload = vec![b'x'; usize::try_from(work.payload.0).unwrap_or_default()].into();
+        Self { queues, payload, replicas: work.replicas }
+    }
+
+    pub(super) fn task(&self, number: u32) -> pb::NewTask {
+        pb::NewTask {
+            queue: self.queues[number as usize % self.queues.len()].clone(),
+            key: key(number).into(),
+            payload: self.payload.clone(),
+            replicas: Some(self.replicas.into()),
+            ..Default::default()
+        }
+    }
+}
+
+pub(super) fn key(number: u32) -> String {
+    format!("{number:09}")
+}
+
+fn number(key: &[u8]) -> anyhow::Result<u32> {
+    let number = str::from_utf8(key).ok().and_then(|key| key.parse().ok());
+    number
+        .with_context(|| format!("a worker got the task {:?}, which the benchmark did not insert", key.escape_ascii()))
+}
+
+/// Inserts tasks until each is answered: those that were new, by number, and how often a call was repeated.
+pub(super) async fn insert(
+    mut client: DiscoveryClient<Channel>,
+    tasks: &Tasks,
+    mut numbers: Vec<u32>,
+) -> anyhow::Result<Inserted> {
+    let (mut waits, mut inserted) = (WAITS.build(), Inserted::default());
+    loop {
+        let request = pb::InsertTasksRequest { tasks: numbers.iter().map(|number| tasks.task(*number)).collect() };
+        match client.insert_tasks(request).await.map(Response::into_inner) {
+            Ok(answer) => numbers = inserted.note(numbers, answer.results)?,
+            Err(status) if is_transient(&status) => inserted.errors += 1,
+            Err(status) => bail!("taskd did not take an insert: {}", status.message()),
+        }
+        if numbers.is_empty() {
+            return Ok(inserted);
+        }
+        inserted.repeated += 1;
+        tokio::time::sleep(waits.next().unwrap_or_default()).await;
+    }
+}
+
+/// The outcome of an insert.
+#[derive(Default)]
+pub(super) struct Inserted {
+    pub(super) new: Vec<u32>,
+    pub(super) known: u32,
+    /// Calls that had to be made again, because taskd was busy or away.
+    pub(super) repeated: u32,
+    /// Calls without an answer: they may have stored their tasks.
+    pub(super) errors: u32,
+}
+
+impl Inserted {
+    pub(super) fn add(&mut self, other: Self) {
+        self.new.extend(other.new);
+        self.known += other.known;
+        self.repeated += other.repeated;
+        self.errors += other.errors;
+    }
+
+    /// The tasks to send again.
+    fn note(&mut self, sent: Vec<u32>, results: Vec<pb::InsertResult>) -> anyhow::Result<Vec<u32>> {
+        let mut again = Vec::new();
+        for (number, result) in sent.into_iter().zip(results) {
+            match result.status() {
+                pb::InsertStatus::Created => self.new.push(number),
+                pb::InsertStatus::Duplicate => self.known += 1,
+                pb::InsertStatus::TryLater => again.push(number),
+                pb::InsertStatus::Rejected | pb::InsertStatus::Unspecified => {
+                    bail!("taskd rejected a task: {}", result.error)
+                }
+            }
+        }
+        Ok(again)
+    }
+}
+
+/// A worker with one call at a time.
+pub(super) struct Worker {
+    client: TasksClient<Channel>,
+    name: String,
+    queues: Vec<String>,
+    batch: u32,
+    pub(super) repeated: u32,
+}
+
+/// A task in the hand of a worker.
+pub(super) struct Leased {
+    pub(super) number: u32,
+    pub(super) attempt: u32,
+    id: String,
+    token: String,
+}
+
+impl Worker {
+    pub(super) fn new(channel: Channel, number: u16, tasks: &Tasks, batch: u16) -> Self {
+        let name = format!("bench-{number}");
+        Self { client: TasksClient::new(channel), name, queues: tasks.queues.clone(), batch: batch.into(), repeated: 0 }
+    }
+
+    /// The next tasks; none after a while without any.
+    pub(super) async fn get(&mut self) -> anyhow::Result<Vec<Leased>> {
+        let request = pb::GetTasksRequest {
+            worker: self.name.clone(),
+            queues: self.queues.clone(),
+            max_tasks: self.batch,
+            wait: WAIT,
+            lease_duration: LEASE,
+            ..Default::default()
+        };
+        let tasks = match self.client.get_tasks(request).await {
+            Ok(answer) => answer.into_inner().tasks,
+            Err(status) => return self.failed("get", &status).await.map(|()| Vec::new()),
+        };
+        let leased = |task: pb::LeasedTask| {
+            let number = number(&task.key)?;
+            Ok(Leased { number, attempt: task.attempt, id: task.id, token: task.lease_token })
+        };
+        tasks.into_iter().map(leased).collect()
+    }
+
+    /// Completes tasks; the numbers of those that were answered OK.
+    pub(super) async fn complete(&mut self, mut tasks: Vec<Leased>) -> anyhow::Result<Vec<u32>> {
+        let mut done = Vec::with_capacity(tasks.len());
+        while !tasks.is_empty() {
+            let completion = |task: &Leased| pb::Completion {
+                id: task.id.clone(),
+                lease_token: task.token.clone(),
+                ..Default::default()
+            };
+            let completions = tasks.iter().map(completion).collect();
+            let request = pb::CompleteTasksRequest { worker: self.name.clone(), completions };
+            // A repeated completion is answered OK again and counts once.
+            let results = match self.client.complete_tasks(request).await {
+                Ok(answer) => answer.into_inner().results,
+                Err(status) => {
+                    self.failed("complete", &status).await?;
+                    continue;
+                }
+            };
+            let mut again = Vec::new();
+            for (task, result) in tasks.into_iter().zip(results) {
+                match result.status() {
+                    pb::ItemStatus::Ok => done.push(task.number),
+                    pb::ItemStatus::TryLater => again.push(task),
+                    // Another worker does this replica, or did it; the ledger tells whether the count is right.
+                    pb::ItemStatus::LeaseLost | pb::ItemStatus::AlreadyCompleted => {}
+                    other => bail!("taskd answered a completion with {}: {}", other.as_str_name(), result.error),
+                }
+            }
+            tasks = again;
+        }
+        Ok(done)
+    }
+
+    /// Rejects a task, so that the next worker gets it at once.
+    pub(super) async fn pass_on(&mut self, task: &Leased) -> anyhow::Result<()> {
+        let rejection = pb::Rejection {
+            id: task.id.clone(),
+            lease_token: task.token.clone(),
+            reason: "measured".to_owned(),
+            retry: None,
+            delay: Some(prost_types::Duration::default()),
+        };
+        let request = pb::RejectTasksRequest { worker: self.name.clone(), rejections: vec![rejection] };
+        let answer = self.client.reject_tasks(request).await.context("taskd did not take a rejection")?.into_inner();
+        match answer.results.first() {
+            Some(result) if result.status() == pb::ItemStatus::Ok => Ok(()),
+            other => bail!("taskd answered a rejection with {other:?}"),
+        }
+    }
+
+    /// Waits a moment after an error that may pass.
+    async fn failed(&mut self, call: &str, status: &Status) -> anyhow::Result<()> {
+        if !is_transient(status) {
+            bail!("taskd did not take a {call}: {}", status.message());
+        }
+        self.repeated += 1;
+        tokio::time::sleep(WAITS.build().next().unwrap_or_default()).await;
+        Ok(())
+    }
+}
