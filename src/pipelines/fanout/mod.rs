@@ -45,6 +45,10 @@ impl Fanout {
         let mut subscription = self.0.bus.subscribe(Topic::Pipeline, Reading::Ordered).await?;
         let mut done = Uncommitted::default();
         let ended = self.read(&mut *subscription, &mut done, &cx).await;
+        if let Err(Error::MadeAnew { partition }) = &ended {
+            // Their offsets belong to the bus of before. Committed, they would pass over records of the new one.
+            done.messages.retain(|message| message.partition != *partition);
+        }
         // Otherwise the next reader gets them again, and a shard in its next life would take them for new.
         if let Err(error) = done.commit(&mut *subscription).await {
             tracing::debug!("the last records come again: {error}");
