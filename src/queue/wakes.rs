@@ -1,10 +1,10 @@
 //! Wakes for callers that wait for work: scripts publish the name of a queue that has something to hand out, and every
 //! process listens.
 //!
-//! A wake wakes one waiter, and whoever looks and leaves something passes the wake on ([`Waiter::pass`]). So a task that
-//! comes alone costs one claim, however many callers wait. A waiter looks at most once for each wake, and one that goes
-//! away unheard passes its wake on. Who looks and finds nothing for anybody says so ([`Waiter::found_empty`]): until the
-//! next wake, a caller that comes waits without a look.
+//! A wake wakes one waiter. A waiter that looks and leaves something passes the wake on ([`Waiter::pass`]). So a task
+//! that comes alone costs one claim, however many callers wait. A waiter looks at most once for each wake, and one that
+//! goes away unheard passes its wake on. A waiter that finds nothing for anybody says so ([`Waiter::found_empty`]): a
+//! caller that comes before the next wake then waits without a look.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -252,7 +252,7 @@ impl Drop for Waiter {
         let mut lines = self.wakes.lines.lock();
         for queue in &self.queues {
             let Some(line) = lines.get_mut(queue) else { continue };
-            // Whoever was woken is at the back.
+            // A waiter that was woken is at the back.
             if let Some(at) = line.places.iter().rposition(|place| Arc::ptr_eq(&place.waiter, &self.woken)) {
                 line.places.remove(at);
             }

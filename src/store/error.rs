@@ -4,7 +4,7 @@ use std::{io, time::Duration};
 
 use crate::runtime::LoopError;
 
-/// What a database's library reports.
+/// The error of a database's library.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Debug, thiserror::Error)]

@@ -43,8 +43,10 @@ impl Context {
         }
     }
 
-    /// Publishes stored tasks, and hands them on to be marked. Answers an error only when every later publish will fail too; after any other error the
-    /// watchdog publishes the rows.
+    /// Publishes stored tasks, and hands them on to be marked.
+    ///
+    /// Answers an error only when every later publish will fail too; after any other error the watchdog publishes the
+    /// rows.
     pub(super) async fn publish(&self, rows: &[(&TaskRow, Turn)], marks: &Marks) -> Result<(), publishing::Error> {
         // After this time, or a step of the clock, the watchdog may have published the rows. Perhaps their tasks are
         // done and forgotten by now.

@@ -10,7 +10,6 @@ use tokio::{
     time::Instant,
 };
 
-use super::context::Context;
 use crate::{
     bus::Bus,
     runtime::{Loop, Policy, Supervisor},
@@ -31,9 +30,8 @@ const LAST_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct Marks(mpsc::Sender<Vec<Published>>);
 
 /// Starts the loop that marks.
-pub(super) fn start(context: &Context, supervisor: &Supervisor) -> Marks {
+pub(super) fn start(store: Arc<dyn Store>, bus: Arc<dyn Bus>, supervisor: &Supervisor) -> Marks {
     let (sender, receiver) = mpsc::channel(WAITING);
-    let (store, bus) = (Arc::clone(&context.store), Arc::clone(&context.bus));
     let receiver = Arc::new(Mutex::new(receiver));
     supervisor.spawn_loop("discovery/marks", Policy::Restart, move |cx| {
         let (store, bus, receiver) = (Arc::clone(&store), Arc::clone(&bus), Arc::clone(&receiver));

@@ -180,7 +180,7 @@ impl Handle {
         let peeks = shards.into_iter().map(|shard| async move { (self.queue.peek(&shard).await, shard) });
         let peeks: Vec<_> = futures::stream::iter(peeks).buffered(PEEKS_AT_ONCE).collect().await;
         let left = |(peeked, shard): &(Result<Vec<Priority>, queue::Error>, Arc<Shard>)| {
-            // What has elements may have tasks.
+            // A shard with elements may have tasks.
             (shard.id.clone(), peeked.as_ref().ok().map(|priorities| usize::from(!priorities.is_empty())))
         };
         found.left = peeks.iter().map(left).collect();

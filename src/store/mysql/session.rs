@@ -4,7 +4,7 @@ use std::{borrow::Cow, future::Future, io, time::Duration};
 
 use sqlx::{Arguments, AssertSqlSafe, MySql, MySqlConnection, mysql::MySqlArguments};
 
-use super::error;
+use super::error::error;
 use crate::store::{
     Result,
     sql::{Columns, Session, Statement, Value},

@@ -1,4 +1,4 @@
-//! What a row of SQLite is read into. sqlx has the same for MySQL.
+//! From a row of SQLite to a value. sqlx has the same for MySQL.
 
 use rusqlite::{
     Row,

@@ -9,7 +9,7 @@ use crate::store::{Error, Result, TaskDetail};
 pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, \
      replicas, tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms";
 
-/// Implements `FromRow` of both databases: a field from the column of its name, a `#[flatten]` field from the whole row.
+/// Implements `FromRow` of both databases: a field from the column of its name, a `#[flatten]` field from the row.
 /// The derive of sqlx would compile sqlx a second time.
 macro_rules! from_row {
     ($columns:ident { $(#[flatten] $part:ident,)? $($field:ident),+ $(,)? }) => {

@@ -98,6 +98,15 @@ impl Session for Connection {
     }
 }
 
+/// Nothing was free within [`PATIENCE`].
+pub(super) fn busy(connections: u32) -> Error {
+    Error::Busy { connections, waited: PATIENCE, hint: "the disk is slow, or too much is asked for at once" }
+}
+
+pub(super) fn closed() -> Error {
+    Error::Other("the database is closed".into())
+}
+
 /// An error of SQLite, sorted by what a caller can do.
 pub(super) fn error(error: rusqlite::Error) -> Error {
     // The low byte of an extended code is the primary one.

@@ -61,7 +61,8 @@ impl Migrate for Connection {
             let transaction = self.db.transaction()?;
             transaction.execute_batch(migration.sql.as_str())?;
             let note = format!(
-                "INSERT INTO {table} (version, description, success, checksum, execution_time) VALUES (?, ?, TRUE, ?, ?)"
+                "INSERT INTO {table} (version, description, success, checksum, execution_time) \
+                 VALUES (?, ?, TRUE, ?, ?)"
             );
             let took = i64::try_from(began.elapsed().as_nanos()).unwrap_or(i64::MAX);
             transaction.execute(&note, (migration.version, &*migration.description, &*migration.checksum, took))?;

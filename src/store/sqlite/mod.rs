@@ -24,9 +24,6 @@ pub type SqliteStore = SqlStore<File>;
 
 const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
 
-/// Advice for when nothing was free in time.
-const BUSY_HINT: &str = "the disk is slow, or too much is asked for at once";
-
 /// Settings of the connection that writes.
 ///
 /// - `cache_size`: 16 MiB of pages in memory. Key hashes fall anywhere in their index, so that a batch touches most of
@@ -81,7 +78,7 @@ impl SqliteStore {
 
 #[cfg(test)]
 impl SqliteStore {
-    /// What was asked of the writer since the last question.
+    /// The work of the writer since the last question.
     fn asked(&self) -> sql::plans::Asked {
         self.database().asked.take()
     }
@@ -148,7 +145,7 @@ impl Dialect for Connection {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashSet, sync::Arc, time::Duration};
+    use std::{collections::HashSet, time::Duration};
 
     use super::*;
     use crate::{
@@ -211,25 +208,23 @@ mod tests {
     async fn transactions_that_wait_together_commit_together() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("taskd.db");
-        let store = Arc::new(SqliteStore::open(&path, None).await.unwrap());
+        let store = SqliteStore::open(&path, None).await.unwrap();
         let refused = "CREATE TRIGGER refused BEFORE INSERT ON tasks WHEN new.task_key = X'2d' \
                        BEGIN SELECT RAISE(ABORT, 'no dash'); END";
         let rival = rusqlite::Connection::open(&path).unwrap();
         rival.execute_batch(&format!("{refused}; BEGIN IMMEDIATE")).unwrap();
         store.asked();
-        let insert = |key: String| {
-            let store = Arc::clone(&store);
-            // The first waits for the rival, and the others for the first.
-            tokio::spawn(async move { store.insert(&[row(&key), row(&format!("{key}, too"))]).await })
-        };
+        // The first waits for the rival, and the others for the first.
+        let insert = async |key: String| store.insert(&[row(&key), row(&format!("{key}, too"))]).await;
         let keys = (0..10).map(|n| n.to_string()).chain(["-".to_owned()]).chain((10..20).map(|n| n.to_string()));
-        let inserts: Vec<_> = keys.map(insert).collect();
-        while store.database().writer.queued() < inserts.len() {
-            tokio::task::yield_now().await;
-        }
-        rival.execute_batch("COMMIT").unwrap();
-        for (number, insert) in inserts.into_iter().enumerate() {
-            let stored = insert.await.unwrap();
+        let commit = async {
+            while store.database().writer.queued() < 21 {
+                tokio::task::yield_now().await;
+            }
+            rival.execute_batch("COMMIT").unwrap();
+        };
+        let (inserted, ()) = futures::join!(futures::future::join_all(keys.map(insert)), commit);
+        for (number, stored) in inserted.into_iter().enumerate() {
             assert_eq!(stored.is_ok(), number != 10, "{number}: {:?}", stored.err());
         }
         let asked = store.asked();

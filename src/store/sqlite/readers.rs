@@ -6,10 +6,7 @@ use parking_lot::Mutex;
 use rusqlite::OpenFlags;
 use tokio::sync::Semaphore;
 
-use super::{
-    connection::{Connection, PATIENCE, error},
-    writer::closed,
-};
+use super::connection::{Connection, PATIENCE, busy, closed, error};
 use crate::store::{
     Error, Result,
     sql::{Columns, Statement},
@@ -31,8 +28,7 @@ impl Readers {
 
     pub(super) async fn read<T: Columns>(&self, statement: Statement<'_>) -> Result<Vec<T>> {
         let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.turns).acquire_owned()).await;
-        let busy = || Error::Busy { connections: READERS as u32, waited: PATIENCE, hint: super::BUSY_HINT };
-        let turn = turn.map_err(|_| busy())?.map_err(|_| closed())?;
+        let turn = turn.map_err(|_| busy(READERS as u32))?.map_err(|_| closed())?;
         let (statement, path, idle) = (statement.into_owned(), self.path.clone(), Arc::clone(&self.idle));
         let read = tokio::task::spawn_blocking(move || {
             let kept = idle.lock().pop();

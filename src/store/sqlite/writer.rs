@@ -19,7 +19,7 @@ use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::connection::{Connection, PATIENCE, error};
+use super::connection::{Connection, PATIENCE, busy, closed, error};
 use crate::store::{Error, Result, sql::Work};
 
 /// Transactions that commit together, at most.
@@ -86,10 +86,6 @@ impl Writer {
     }
 }
 
-pub(super) fn closed() -> Error {
-    Error::Other("the database is closed".into())
-}
-
 /// A transaction in the queue.
 trait Transaction: Send {
     fn is_awaited(&self) -> bool;
@@ -117,7 +113,7 @@ impl<I: Send + Sync, T: Send> Transaction for Waiting<I, T> {
 
     fn run(&mut self, connection: &mut Connection) -> bool {
         let done = match self.since.elapsed() > PATIENCE {
-            true => Err(Error::Busy { connections: 1, waited: PATIENCE, hint: super::BUSY_HINT }),
+            true => Err(busy(1)),
             // The connection runs each statement at once, so the work never waits.
             false => match catch_unwind(AssertUnwindSafe(|| self.work.on(connection).now_or_never())) {
                 Ok(Some(done)) => done,
