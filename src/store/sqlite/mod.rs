@@ -214,7 +214,7 @@ mod tests {
         let rival = rusqlite::Connection::open(&path).unwrap();
         rival.execute_batch(&format!("{refused}; BEGIN IMMEDIATE")).unwrap();
         store.asked();
-        // The first waits for the rival, and the others for the first.
+        // The first may wait for the rival alone, and the others wait for the first.
         let insert = async |key: String| store.insert(&[row(&key), row(&format!("{key}, too"))]).await;
         let keys = (0..10).map(|n| n.to_string()).chain(["-".to_owned()]).chain((10..20).map(|n| n.to_string()));
         let commit = async {
@@ -228,7 +228,8 @@ mod tests {
             assert_eq!(stored.is_ok(), number != 10, "{number}: {:?}", stored.err());
         }
         let asked = store.asked();
-        assert_eq!((asked.commits, asked.rows), (2, 20 * (2 + 1 + 1)), "{asked:?}");
+        assert_eq!(asked.rows, 20 * (2 + 1 + 1), "{asked:?}");
+        assert!(asked.commits <= 2, "{asked:?}");
         assert_eq!(store.unfinished().await.unwrap()[0].1, 40);
     }
 
