@@ -8,7 +8,7 @@ use super::{
     room::{self, Sent, Unstored, discovered},
 };
 use crate::{
-    bus::{Message, Reading, Topic},
+    bus::{Message, Reading, Subscription, Topic, Uncommitted},
     model::{
         self, Completed, DeadLetter, DiscoveredTask, KeyHash, NewTask, QueueName, Report, StoredStatus, TaskId,
         TaskRow, What, WorkerName, validate,
@@ -46,14 +46,33 @@ struct Results {
 impl Results {
     async fn consume(&self, cx: Loop) -> Result<(), Failure> {
         let mut subscription = self.context.bus.subscribe(Topic::TaskResults, Reading::Shared).await?;
+        let mut done = Uncommitted::default();
+        let ended = self.read_on(&mut *subscription, &mut done, &cx).await;
+        // Otherwise they come again.
+        if let Err(error) = done.commit(&mut *subscription).await {
+            tracing::debug!("the last reports come again: {error}");
+        }
+        ended
+    }
+
+    async fn read_on(
+        &self,
+        subscription: &mut dyn Subscription,
+        done: &mut Uncommitted,
+        cx: &Loop,
+    ) -> Result<(), Failure> {
         loop {
             let messages = tokio::select! {
                 messages = cx.idle(subscription.next(RECORDS)) => messages?,
+                () = done.is_due() => Vec::new(),
                 () = cx.stop.cancelled() => return Ok(()),
             };
-            self.handle(&messages).await?;
-            self.sent.clear();
-            subscription.commit(&messages).await?;
+            if !messages.is_empty() {
+                self.handle(&messages).await?;
+                self.sent.clear();
+                done.add(messages);
+            }
+            done.commit_if_due(subscription, RECORDS).await?;
             cx.beat();
         }
     }
