@@ -11,7 +11,7 @@ use crate::{
         admission::{Gates, Occupancy},
         publishing::{self, DeadLetters, Publisher},
     },
-    runtime::Clock,
+    runtime::{Clock, Policy, Supervisor},
     store::{Store, Turn},
     telemetry::metrics,
 };
@@ -58,7 +58,16 @@ impl Context {
         Ok(())
     }
 
-    /// Marks stored tasks in the filter.
+    /// Starts the loop that writes marks.
+    pub(super) fn start_marking(&self, supervisor: &Supervisor) {
+        let (filter, settings) = (self.filter.clone(), Arc::clone(&self.settings));
+        supervisor.spawn_loop("discovery/marks", Policy::Restart, move |cx| {
+            let (filter, settings) = (filter.clone(), Arc::clone(&settings));
+            async move { filter.write_marks(|queue| settings.queues.get(queue).filter_keys, cx).await }
+        });
+    }
+
+    /// Marks stored tasks in the filter, soon.
     pub(super) async fn mark(&self, rows: &[&TaskRow]) {
         // The filter only saves SQL queries, so it must not take Redis's last memory.
         if self.gates.is_short() {
