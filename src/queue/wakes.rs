@@ -1,7 +1,17 @@
 //! Wakes for callers that wait for work: scripts publish the name of a queue that has something to hand out, and every
 //! process listens.
+//!
+//! Such a wake goes to the caller that has waited longest, with a *baton*: this caller wakes the others unless its look
+//! leaves the queue empty. So one task wakes one caller, and many tasks all of them, in two steps.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::{FutureExt, StreamExt};
 use parking_lot::{Mutex, MutexGuard};
@@ -17,27 +27,45 @@ use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
 const PING_EVERY: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
+/// The callers that wait for one queue.
+#[derive(Default)]
+struct Waiting {
+    notify: Notify,
+    /// Wakes of one caller that no caller has taken on yet.
+    batons: AtomicUsize,
+}
+
 /// Waiters by queue.
 #[derive(Default)]
-pub struct Wakes(Mutex<HashMap<QueueName, Arc<Notify>>>);
+pub struct Wakes(Mutex<HashMap<QueueName, Arc<Waiting>>>);
 
 impl Wakes {
-    fn lock(&self) -> MutexGuard<'_, HashMap<QueueName, Arc<Notify>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<QueueName, Arc<Waiting>>> {
         self.0.lock()
     }
 
     /// Wakes all callers that wait for the queue.
     pub fn wake(&self, queue: &QueueName) {
-        let notify = self.lock().get(queue).cloned();
-        if let Some(notify) = notify {
-            notify.notify_waiters();
+        let waiting = self.lock().get(queue).cloned();
+        if let Some(waiting) = waiting {
+            waiting.notify.notify_waiters();
+        }
+    }
+
+    /// Wakes one caller, with a baton.
+    fn wake_one(&self, queue: &QueueName) {
+        let waiting = self.lock().get(queue).cloned();
+        if let Some(waiting) = waiting {
+            waiting.batons.fetch_add(1, Ordering::SeqCst);
+            // Where nobody waits at this moment, the next caller that does is woken.
+            waiting.notify.notify_one();
         }
     }
 
     /// Wakes all callers, after a time in which wakes may have been missed.
     pub fn wake_all(&self) {
         let all: Vec<_> = self.lock().values().cloned().collect();
-        all.iter().for_each(|notify| notify.notify_waiters());
+        all.iter().for_each(|waiting| waiting.notify.notify_waiters());
     }
 
     /// Whether a caller waits for the queue.
@@ -48,8 +76,8 @@ impl Wakes {
     /// A waiter for these queues. Take it, *then* look for work, then wait, so that no wake is missed.
     pub fn waiter(self: &Arc<Self>, queues: &[QueueName]) -> Waiter {
         let mut map = self.lock();
-        let notifies = queues.iter().map(|queue| Arc::clone(map.entry(queue.clone()).or_default())).collect();
-        Waiter { wakes: Arc::clone(self), queues: queues.to_vec(), notifies }
+        let waiting = queues.iter().map(|queue| Arc::clone(map.entry(queue.clone()).or_default())).collect();
+        Waiter { wakes: Arc::clone(self), queues: queues.to_vec(), waiting }
     }
 
     /// Listens until the stop; an error when the connection ends, and then it is called again. `woken` hears of each
@@ -74,7 +102,7 @@ impl Wakes {
             match message.get_payload::<String>().map(|name| QueueName::new(&name)) {
                 Ok(Ok(queue)) => {
                     woken(Some(&queue));
-                    self.wake(&queue);
+                    self.wake_one(&queue);
                 }
                 other => tracing::warn!("ignored a wake that names no queue: {other:?}"),
             }
@@ -91,7 +119,7 @@ async fn in_time<T>(answer: impl Future<Output = redis::RedisResult<T>>) -> Resu
 pub struct Waiter {
     wakes: Arc<Wakes>,
     queues: Vec<QueueName>,
-    notifies: Vec<Arc<Notify>>,
+    waiting: Vec<Arc<Waiting>>,
 }
 
 impl Waiter {
@@ -102,7 +130,8 @@ impl Waiter {
         look: impl Future<Output = Option<T>>,
         limit: Duration,
     ) -> Result<T, Vec<QueueName>> {
-        let mut notified: Vec<_> = self.notifies.iter().map(|notify| Box::pin(notify.notified())).collect();
+        let notified = self.waiting.iter().map(|waiting| Box::pin(waiting.notify.notified()));
+        let mut notified: Vec<_> = notified.collect();
         for notified in &mut notified {
             notified.as_mut().enable();
         }
@@ -118,15 +147,105 @@ impl Waiter {
     }
 }
 
+impl Waiter {
+    /// The batons of these queues, as far as no other caller has taken them.
+    pub fn take_batons(&self, queues: &[QueueName]) -> Batons {
+        let takes = |queue: &QueueName| {
+            let waiting = &self.waiting[self.queues.iter().position(|of| of == queue)?];
+            let less = |batons: usize| batons.checked_sub(1);
+            waiting.batons.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).ok()
+        };
+        let taken = queues.iter().filter(|queue| takes(queue).is_some()).cloned().collect();
+        Batons { wakes: Arc::clone(&self.wakes), queues: taken }
+    }
+}
+
+/// The duty to wake the other callers of some queues.
+///
+/// Dropped, as when its caller goes away, it wakes them.
+pub struct Batons {
+    wakes: Arc<Wakes>,
+    queues: Vec<QueueName>,
+}
+
+impl Batons {
+    pub fn queues(&self) -> &[QueueName] {
+        &self.queues
+    }
+
+    /// Wakes the callers of the queues that still have something, or that may have.
+    pub fn pass_on(&mut self, is_empty: impl Fn(&QueueName) -> bool) {
+        let queues = std::mem::take(&mut self.queues).into_iter();
+        queues.filter(|queue| !is_empty(queue)).for_each(|queue| self.wakes.wake(&queue));
+    }
+}
+
+impl Drop for Batons {
+    fn drop(&mut self) {
+        self.pass_on(|_| false);
+    }
+}
+
 impl Drop for Waiter {
     /// Names come from callers, so a name without a waiter is forgotten.
     fn drop(&mut self) {
         let mut map = self.wakes.lock();
-        self.notifies.clear();
+        self.waiting.clear();
         for queue in &self.queues {
-            if map.get(queue).is_some_and(|notify| Arc::strong_count(notify) == 1) {
+            if map.get(queue).is_some_and(|waiting| Arc::strong_count(waiting) == 1) {
                 map.remove(queue);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn queue(name: &str) -> QueueName {
+        QueueName::new(name).unwrap()
+    }
+
+    /// Waits for a wake, after a look that found nothing.
+    async fn woken(waiter: &Waiter) -> Batons {
+        let nothing = std::future::ready(None::<()>);
+        waiter.take_batons(&waiter.look_then_wait(nothing, LONG).await.unwrap_err())
+    }
+
+    #[tokio::test]
+    async fn one_caller_is_woken_and_wakes_the_others_where_something_is_left() {
+        let wakes = Arc::<Wakes>::default();
+        let waiters: Vec<_> = (0..3).map(|_| wakes.waiter(&[queue("other"), queue("q")])).collect();
+        let mut all: Vec<_> = waiters.iter().map(|waiter| Box::pin(woken(waiter))).collect();
+        assert!(all.iter_mut().all(|one| one.now_or_never().is_none()), "nobody is woken yet");
+
+        wakes.wake_one(&queue("q"));
+        let mut first = all.remove(0).now_or_never().expect("the one that has waited longest");
+        assert!(all.iter_mut().all(|one| one.now_or_never().is_none()));
+        assert_eq!(first.queues, [queue("q")]);
+        first.pass_on(|_| true);
+        assert!(all.iter_mut().all(|one| one.now_or_never().is_none()), "it left nothing");
+
+        wakes.wake_one(&queue("q"));
+        drop(all.remove(0).now_or_never().expect("the next one"));
+        let mut last = all.remove(0).now_or_never().expect("its caller went away");
+        assert!(last.queues.is_empty(), "the others have no baton, so this ends");
+        last.pass_on(|_| false);
+    }
+
+    #[tokio::test]
+    async fn a_wake_while_nobody_waits_is_for_the_next_caller_which_wakes_all() {
+        let wakes = Arc::<Wakes>::default();
+        let waiters: Vec<_> = (0..10).map(|_| wakes.waiter(&[queue("q")])).collect();
+        wakes.wake_one(&queue("q"));
+        let mut first = woken(&waiters[0]).now_or_never().expect("it was woken before");
+        let mut others: Vec<_> = waiters[1..].iter().map(|waiter| Box::pin(woken(waiter))).collect();
+        assert!(others.iter_mut().all(|one| one.now_or_never().is_none()));
+        first.pass_on(|_| false);
+        assert!(others.iter_mut().all(|one| one.now_or_never().is_some()));
+        assert_eq!(waiters[0].waiting[0].batons.load(Ordering::SeqCst), 0);
     }
 }

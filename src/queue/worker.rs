@@ -87,7 +87,7 @@ impl WorkerQueue {
             })
             .await
             .and_then(|value| pairs(value, rejections.len()));
-        self.touch(shard);
+        self.offered(shard);
         let lost = || vec![(Code::LeaseLost, 0); rejections.len()];
         let answers = lost_without_generation(answer, lost)?;
         Ok(answers.into_iter().map(|(code, dead)| (code, dead != 0)).collect())

@@ -6,7 +6,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use prost::Message as _;
 use taskd::{
     api::{Api, Error, Kind},
-    bus::{Bus, Topic, redis_streams::RedisStreams},
+    bus::{Bus, Reading, Topic, redis_streams::RedisStreams},
     config::Settings,
     model::{
         Batch, Caller, Completion, Encoding, Extension, GetTasks, Item, ItemAnswer, ItemStatus, LeaseToken, LeasedTask,
@@ -400,6 +400,50 @@ async fn the_most_urgent_of_all_queues_named_goes_first() {
     for (n, priority) in [1, 2, 3].into_iter().enumerate() {
         let of_priority = of_priority(priority).await;
         assert!(order[n * 3..n * 3 + 3].iter().all(|id| of_priority.contains(id)), "priority {priority}");
+    }
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn reports_that_come_one_by_one_are_on_the_bus_once_and_leave_the_outbox() {
+    let service = Service::start(&["q"]).await;
+    let mut ids = Vec::new();
+    for offset in 2..30 {
+        let leased = service.lease("q").await;
+        assert_eq!(service.complete(&leased, vec![]).await.status, ItemStatus::Ok);
+        ids.push(leased.id);
+        put(&service.queue, "q", TaskId::new(), 2, offset).await;
+    }
+    // The stop waits for the last of them.
+    service.supervisor.stop();
+    service.supervisor.wait().await;
+    let left = redis::cmd("XLEN").arg("t:{q:0}:outbox").query_async::<u64>(&mut service.redis.conn()).await.unwrap();
+    assert_eq!(left, 0);
+    let mut subscription = service.bus.subscribe(Topic::TaskResults, Reading::Shared).await.unwrap();
+    let mut reported = Vec::new();
+    while reported.len() < ids.len() {
+        for message in subscription.next(100).await.unwrap() {
+            let reports = wire::read_reports(&message.value).unwrap();
+            reported.extend(reports.into_iter().map(|report| report.unwrap().id));
+        }
+    }
+    assert_eq!(reported, ids);
+}
+
+#[tokio::test]
+async fn a_worker_that_waits_is_woken_for_a_shard_that_was_empty_a_moment_ago() {
+    let service = Service::start(&["a", "q"]).await;
+    let queues = ["a", "q"];
+    for offset in 2..50 {
+        // The claim before took the last task of both, or found nothing.
+        assert!(service.get(&queues, 10, 0).await.unwrap().len() < 3);
+        let id = TaskId::new();
+        let put = async {
+            tokio::task::yield_now().await;
+            put(&service.queue, queues[offset % 2], id, 2, offset as u64).await;
+        };
+        let (leased, ()) = tokio::join!(service.get(&queues, 1, 30), put);
+        assert_eq!(leased.unwrap().iter().map(|leased| leased.id).collect::<Vec<_>>(), [id]);
     }
     service.stop().await;
 }

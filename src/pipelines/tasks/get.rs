@@ -90,11 +90,14 @@ impl Handle {
         let deadline = Instant::now() + wait;
         let waiter = self.queue.wakes().waiter(&queues);
         let mut look_at = queues.clone();
+        let mut batons = waiter.take_batons(&[]);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let is_last = left.is_zero() || self.stop.is_cancelled();
             let look = async {
-                let found = self.look(&look_at, &claim).await;
+                let before = self.queue.offers(batons.queues());
+                let found = self.look(&look_at, &claim, is_last).await;
+                batons.pass_on(|queue| before.are_taken(queue));
                 // The call waits on for the other shards when one fails.
                 let wait_on = found.granted.is_empty() && !is_last && (found.error.is_none() || found.any_asked);
                 (!wait_on).then_some(found)
@@ -108,7 +111,10 @@ impl Handle {
                 Ok(found) => return Ok(leases(found.granted)),
                 // Only woken queues have something new. At the deadline the call asks all once more.
                 Err(woken) if woken.is_empty() => look_at.clone_from(&queues),
-                Err(woken) => look_at = woken,
+                Err(woken) => {
+                    batons = waiter.take_batons(&woken);
+                    look_at = woken;
+                }
             }
         }
     }
@@ -140,9 +146,16 @@ impl Handle {
     }
 
     /// One look at all shards of the queues, until there is enough.
-    async fn look(&self, queues: &[QueueName], claim: &Claim) -> Found {
+    ///
+    /// A call that can wait leaves out the shards that are known to be empty: for them it waits for a wake.
+    async fn look(&self, queues: &[QueueName], claim: &Claim, is_last: bool) -> Found {
         let mut shards: Vec<_> = queues.iter().flat_map(|queue| self.queue.shards_of(queue)).collect();
         let mut found = Found::new(claim.clone());
+        if !is_last {
+            let all = shards.len();
+            shards.retain(|shard| !shard.is_drained());
+            found.any_asked = shards.len() < all;
+        }
         if let [shard] = &shards[..] {
             // The script of a single shard knows the priorities.
             self.take(shard, None, &mut found).await;
