@@ -6,18 +6,19 @@
 -- ARGV[3] outbox entries, ARGV[4] outbox bytes at which claims pause
 -- ARGV[5] bytes of the whole answer, about   ARGV[6] leases of the shard at which claims pause, '' none
 -- ARGV[7] how many delivered grants follow: they are no longer undelivered; then the grants
+--         (not where all lanes are empty: a call that finds nothing writes nothing, and nobody waits for the disk)
 -- then per request 2 values: worker, and five numbers in one text: tasks at most, bytes at most, whether one task goes
 --   out whatever it weighs (0|1), lease (ms, 0 = the task's own), priority (1 to 3, 0 = all)
 -- Returns {generation, 1} claims pause
---       | {generation, 0} there is no task
---       | {generation, 0, open} no task for any request, and all lanes were looked at
---       | {generation, 0, open, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts}
---   open: the tasks that are left to hand out, to whoever may have them
+--       | {generation, 2} all lanes are empty; the delivered grants were not noted
+--       | {generation, 0} no task for any request, and all lanes were looked at
+--       | {generation, 0, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts, drained}
 --   grant: of the first request with tasks. The next request with tasks has the next grant.
 --   ids, bodies: of all requests, in their order. A task without a body, or with one that is shorter than a head, is
 --   damaged, and no lease was given. A task is leased for what the request asks, or for the lease in the body's head.
 --   requests with more: the scan of these ended at a bound of the call, so ask again. Counted from 1.
 --   attempts: {place, attempt, …} of the tasks whose attempt is not the first. Places count from 1.
+--   drained: 1 if all lanes are empty now, else 0
 local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 -- KEYS[T + 3 * lane], KEYS[C + 3 * lane], KEYS[P + 3 * lane]: the lanes are the last 18 keys.
 local T, C, P = #KEYS - 20, #KEYS - 19, #KEYS - 18
@@ -28,10 +29,7 @@ end
 
 -- An empty shard is asked most often, so this answer comes first.
 local filled = redis.call('EXISTS', KEYS[T + 3], KEYS[T + 6], KEYS[T + 9], KEYS[T + 12], KEYS[T + 15], KEYS[T + 18])
-if filled == 0 then
-  forget_undelivered()
-  return {generation, 0}
-end
+if filled == 0 then return {generation, 2} end
 local counters =
   redis.call('HMGET', COUNTERS, 'grants', 'largest_body', 'outbox_bytes', 'longest_lease', 'open', 'open_bytes')
 if redis.call('XLEN', OUTBOX) >= tonumber(ARGV[3]) or tonumber(counters[3] or 0) >= tonumber(ARGV[4])
@@ -230,7 +228,7 @@ end
 
 -- Bodies, leases, records.
 -- include lib/clock.lua
-local fields, bodies, open = {}, {}, tonumber(counters[5] or 0)
+local fields, bodies = {}, {}
 if #taken > 0 then
   bodies = redis.call('HMGET', BODIES, unpack(taken))
   local record_args, lease_args, undelivered, closed, closed_bytes = {}, {}, {}, 0, 0
@@ -282,8 +280,7 @@ if #taken > 0 then
   end
   fields = {'grants', grants}
   if closed > 0 then
-    open = open - closed
-    fields = {'grants', grants, 'open', open, 'open_bytes', (counters[6] or 0) - closed_bytes}
+    fields = {'grants', grants, 'open', (counters[5] or 0) - closed, 'open_bytes', (counters[6] or 0) - closed_bytes}
   end
   if longest > tonumber(counters[4] or 0) then
     fields[#fields + 1], fields[#fields + 2] = 'longest_lease', longest
@@ -295,9 +292,11 @@ end
 forget_undelivered()
 
 -- Lanes: removes what left the tail, and keeps the pointers that are still ahead of it.
+local is_drained = filled == 0
 for i = 1, 6 do
   local lane = lanes[i]
   if lane then
+    if lane.length > lane.gone then is_drained = false end
     if lane.gone > 0 then
       redis.call('LTRIM', KEYS[T + 3 * i], 0, -lane.gone - 1)
       lane.base = redis.call('INCRBY', KEYS[C + 3 * i], lane.gone) - lane.gone
@@ -322,5 +321,5 @@ for i = 1, 6 do
   end
 end
 if #fields > 0 then redis.call('HSET', COUNTERS, unpack(fields)) end
-if #taken == 0 and #with_more == 0 then return {generation, 0, open} end
-return {generation, 0, open, now, first_grant + 1, taken, bodies, counts, with_more, attempts}
+if #taken == 0 and #with_more == 0 then return {generation, 0} end
+return {generation, 0, now, first_grant + 1, taken, bodies, counts, with_more, attempts, is_drained and 1 or 0}

@@ -5,21 +5,27 @@
 //! A database that is set back (a restored backup, a replica that took over and lacked the end) loses stored tasks that
 //! the filter knows. So Redis also keeps the last task of each of the last [`BATCHES`] batches. While SQL has all of
 //! them, nothing is lost. When SQL lacks one, a new *era* begins, and filters of the old era count for nothing.
+//!
+//! Marks lag: one loop writes those that gathered, at the next [tick](crate::runtime::tick). A process that dies before
+//! loses them, and SQL answers for those keys.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
+    convert::Infallible,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use redis::RedisError;
+use parking_lot::Mutex;
+use redis::{RedisError, RedisResult};
+use tokio::sync::Notify;
 
 use crate::{
     model::{KeyHash, QueueName, TaskId},
-    redis_pool::{Call, Redis, scripts},
-    runtime::LoopError,
+    redis_pool::{Batch, Call, Redis, scripts},
+    runtime::{Loop, LoopError, tick},
 };
 
 /// How many bytes of the SHA-256 the filter keeps: no two keys of one queue share them.
@@ -30,6 +36,8 @@ const ERA: &str = "era";
 const BATCHES: isize = 64;
 /// How many keys and ids go into one script call: Lua's stack is bounded.
 const MARKED_AT_ONCE: usize = 1000;
+/// Marks that wait for the next tick. The batch that reaches this number is written at once, and its caller waits.
+const WAITING_MAX: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -50,11 +58,39 @@ impl LoopError for Error {}
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The filter of all queues. Clones share the era.
+/// A stored task with its queue and its key.
+type Stored = (QueueName, KeyHash, TaskId);
+
+/// The filter of all queues. Clones share the era, and the marks that wait.
 #[derive(Clone)]
 pub struct Filter {
     redis: Redis,
-    era: Arc<AtomicU64>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    era: AtomicU64,
+    waiting: Mutex<Waiting>,
+    /// Some marks wait.
+    marked: Notify,
+}
+
+#[derive(Default)]
+struct Waiting {
+    marks: Marks,
+    /// A loop writes them. Without one, nothing waits.
+    has_writer: bool,
+}
+
+/// Marks of some batches.
+#[derive(Default)]
+struct Marks {
+    /// The era in which the tasks were stored. Those of an era before may be lost.
+    era: u64,
+    tasks: Vec<Stored>,
+    /// The key and the id of the last task of each batch.
+    last: Vec<Vec<u8>>,
 }
 
 /// The tasks that were stored last, as Redis remembers them.
@@ -67,7 +103,7 @@ pub struct LastStored {
 impl Filter {
     /// A filter in its first era, until [`Self::last_stored`] learns the present one.
     pub fn new(redis: Redis) -> Self {
-        Self { redis, era: Arc::default() }
+        Self { redis, shared: Arc::default() }
     }
 
     fn key(&self, queue: &QueueName) -> String {
@@ -87,7 +123,7 @@ impl Filter {
     }
 
     fn era(&self) -> u64 {
-        self.era.load(Ordering::Relaxed)
+        self.shared.era.load(Ordering::Relaxed)
     }
 
     /// The task of each key, where the filter knows one; in order.
@@ -110,35 +146,124 @@ impl Filter {
         Ok(seen)
     }
 
-    /// Remembers a batch of stored tasks; forgets others of the queue where it has more than `limit(queue)`.
-    pub async fn mark(&self, tasks: &[(QueueName, KeyHash, TaskId)], limit: impl Fn(&QueueName) -> u64) -> Result<()> {
-        let Some((_, hash, id)) = tasks.last() else { return Ok(()) };
-        let last = [&hash.0[..], id.as_bytes()].concat();
-        let mut pipe = redis::pipe();
-        // Before the marks, so that the filter knows no key of a batch that Redis does not name.
-        pipe.lpush(self.stored_key(), last).ignore().ltrim(self.stored_key(), 0, BATCHES - 1).ignore();
-        let () = pipe.query_async(&mut self.redis.conn()).await?;
-        for (queue, places) in by_queue(tasks.iter().map(|(queue, ..)| queue)) {
-            let key = self.key(queue);
-            let mut known: u64 = 0;
-            for places in places.chunks(MARKED_AT_ONCE) {
-                let mut call = scripts::FILTER_MARK.call(&[&key]).of_items(places.len());
-                call.arg(self.era());
-                places.iter().for_each(|place| {
-                    call.arg(&tasks[*place].1.0[..HASH_BYTES]).arg(tasks[*place].2.as_bytes());
-                });
-                known = self.run(call).await?;
-            }
-            let excess = known.saturating_sub(limit(queue)).min(10_000);
-            if excess > 0 {
-                let mut command = redis::cmd("HRANDFIELD");
-                let mut fields: Vec<Vec<u8>> =
-                    command.arg(&key).arg(excess + 1).query_async(&mut self.redis.conn()).await?;
-                fields.retain(|field| field != ERA.as_bytes());
-                fields.truncate(usize::try_from(excess).unwrap_or(usize::MAX));
-                let () = redis::cmd("HDEL").arg(&key).arg(fields).query_async(&mut self.redis.conn()).await?;
-            }
+    /// Remembers a batch of stored tasks, soon; forgets others of the queue where it has more than `limit(queue)`.
+    ///
+    /// While [`Self::write_marks`] runs, it writes them. Otherwise they are written at once.
+    pub async fn mark(&self, tasks: &[Stored], limit: impl Fn(&QueueName) -> u64) -> Result<()> {
+        match self.add(tasks) {
+            Some(marks) => self.write(marks, limit).await,
+            None => Ok(()),
         }
+    }
+
+    /// Lets a batch wait. If it must not, answers it with those that wait.
+    fn add(&self, tasks: &[Stored]) -> Option<Marks> {
+        let (_, hash, id) = tasks.last()?;
+        let mut waiting = self.shared.waiting.lock();
+        let (Waiting { marks, has_writer }, era) = (&mut *waiting, self.era());
+        if marks.era != era {
+            *marks = Marks { era, ..Marks::default() };
+        }
+        marks.last.push([&hash.0[..], id.as_bytes()].concat());
+        marks.tasks.extend_from_slice(tasks);
+        if *has_writer && marks.tasks.len() < WAITING_MAX {
+            self.shared.marked.notify_one();
+            return None;
+        }
+        Some(std::mem::take(marks))
+    }
+
+    /// Writes the marks that gather, once a tick, until the stop. From then on [`Self::mark`] writes at once. Only one
+    /// loop of a process runs it.
+    pub async fn write_marks(&self, limit: impl Fn(&QueueName) -> u64, cx: Loop) -> Result<(), Infallible> {
+        self.shared.waiting.lock().has_writer = true;
+        loop {
+            let is_stopping = tokio::select! {
+                () = cx.idle(self.shared.marked.notified()) => cx.stop.run_until_cancelled(tick()).await.is_none(),
+                () = cx.stop.cancelled() => true,
+            };
+            let marks = {
+                let mut waiting = self.shared.waiting.lock();
+                waiting.has_writer = !is_stopping;
+                std::mem::take(&mut waiting.marks)
+            };
+            let count = marks.tasks.len();
+            if let Err(error) = self.write(marks, &limit).await {
+                tracing::debug!("could not mark {count} keys, SQL knows them: {error}");
+            }
+            if is_stopping {
+                return Ok(());
+            }
+            cx.beat();
+        }
+    }
+
+    /// Names the batches, then marks their keys, so that the filter knows no key of a batch that Redis does not name.
+    async fn write(&self, marks: Marks, limit: impl Fn(&QueueName) -> u64) -> Result<()> {
+        let Marks { era, tasks, last } = marks;
+        if last.is_empty() {
+            return Ok(());
+        }
+        let (mut push, mut trim) = (redis::cmd("LPUSH"), redis::cmd("LTRIM"));
+        push.arg(self.stored_key()).arg(last);
+        trim.arg(self.stored_key()).arg(0).arg(BATCHES - 1);
+        let by_queue = by_queue(tasks.iter().map(|(queue, ..)| queue));
+        let pieces = by_queue.iter().flat_map(|(queue, places)| {
+            let pieces = places.chunks(MARKED_AT_ONCE);
+            pieces.map(|places| (*queue, self.marking(queue, era, places.iter().map(|place| &tasks[*place]))))
+        });
+        let (queues, calls): (Vec<_>, Vec<_>) = pieces.unzip();
+        let mut conn = self.redis.conn();
+        let answers = if self.redis.is_cluster() {
+            let () = redis::pipe().add_command(push).add_command(trim).query_async(&mut conn).await?;
+            let mut marked = Vec::with_capacity(calls.len());
+            for call in calls {
+                marked.push(call.run(&mut conn).await);
+            }
+            marked
+        } else {
+            let mut batch = Batch::default();
+            batch.command(push);
+            batch.command(trim);
+            calls.into_iter().for_each(|call| batch.script(call));
+            let mut answers = batch.run(&mut conn).await?;
+            let marked = answers.split_off(2);
+            if let Some(Err(error)) = answers.into_iter().next() {
+                let keys: Vec<_> = tasks.iter().map(|(queue, hash, _)| (queue.clone(), *hash)).collect();
+                self.forget(&keys).await?;
+                return Err(error.into());
+            }
+            marked
+        };
+        let known = answers.into_iter().map(|known| Ok(redis::from_redis_value(known?)?));
+        let known = known.collect::<RedisResult<Vec<u64>>>()?;
+        // The last piece of a queue counts.
+        for (queue, known) in queues.into_iter().zip(known).collect::<BTreeMap<_, _>>() {
+            self.forget_some(queue, known.saturating_sub(limit(queue)).min(10_000)).await?;
+        }
+        Ok(())
+    }
+
+    fn marking<'a>(&self, queue: &QueueName, era: u64, tasks: impl ExactSizeIterator<Item = &'a Stored>) -> Call {
+        let mut call = scripts::FILTER_MARK.call(&[self.key(queue)]).of_items(tasks.len());
+        call.arg(era);
+        for (_, hash, id) in tasks {
+            call.arg(&hash.0[..HASH_BYTES]).arg(id.as_bytes());
+        }
+        call
+    }
+
+    /// Forgets some keys of a queue.
+    async fn forget_some(&self, queue: &QueueName, excess: u64) -> Result<()> {
+        if excess == 0 {
+            return Ok(());
+        }
+        let key = self.key(queue);
+        let mut command = redis::cmd("HRANDFIELD");
+        let mut fields: Vec<Vec<u8>> = command.arg(&key).arg(excess + 1).query_async(&mut self.redis.conn()).await?;
+        fields.retain(|field| field != ERA.as_bytes());
+        fields.truncate(usize::try_from(excess).unwrap_or(usize::MAX));
+        let () = redis::cmd("HDEL").arg(&key).arg(fields).query_async(&mut self.redis.conn()).await?;
         Ok(())
     }
 
@@ -148,7 +273,7 @@ impl Filter {
         pipe.get(self.era_key()).lrange(self.stored_key(), 0, -1);
         let (era, tasks): (Option<u64>, Vec<Vec<u8>>) = pipe.query_async(&mut self.redis.conn()).await?;
         let era = era.unwrap_or_default();
-        self.era.store(era, Ordering::Relaxed);
+        self.shared.era.store(era, Ordering::Relaxed);
         let task = |entry: Vec<u8>| {
             let (hash, id) = entry.split_at_checked(32)?;
             Some((KeyHash(hash.try_into().ok()?), TaskId::from_slice(id)?))
@@ -167,12 +292,15 @@ impl Filter {
 
     /// Forgets all keys of a queue: SQL knows them.
     pub async fn forget_queue(&self, queue: &QueueName) -> Result<()> {
+        self.shared.waiting.lock().marks.tasks.retain(|(of, ..)| of != queue);
         let () = redis::cmd("UNLINK").arg(self.key(queue)).query_async(&mut self.redis.conn()).await?;
         Ok(())
     }
 
     /// Forgets keys of tasks that are dead or cancelled, so that SQL answers when they are sent again.
     pub async fn forget(&self, keys: &[(QueueName, KeyHash)]) -> Result<()> {
+        let hashes: HashSet<_> = keys.iter().map(|(_, hash)| hash).collect();
+        self.shared.waiting.lock().marks.tasks.retain(|(_, hash, _)| !hashes.contains(hash));
         for (queue, places) in by_queue(keys.iter().map(|(queue, _)| queue)) {
             let mut command = redis::cmd("HDEL");
             command.arg(self.key(queue));

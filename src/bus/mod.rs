@@ -6,6 +6,7 @@ mod error;
 pub mod kafka;
 pub mod redis_streams;
 mod topic;
+mod uncommitted;
 mod watch;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -17,6 +18,7 @@ use self::error::NoPartition;
 pub use self::{
     error::{Cause, Error, Result},
     topic::Topic,
+    uncommitted::Uncommitted,
     watch::watch_partitions,
 };
 use crate::model::Offset;

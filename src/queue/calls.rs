@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use redis::Value;
 use tokio::sync::mpsc;
 
 use super::{
@@ -53,7 +52,7 @@ pub(super) async fn claim(
     release: mpsc::UnboundedSender<Undelivered>,
     requests: Vec<Claim>,
 ) -> Result<Vec<Granted>> {
-    let delivered = notes.take_delivered();
+    let (delivered, offers) = (notes.take_delivered(), notes.offers());
     let mut conn = reach.redis.conn();
     let ask = |script: &'static Script, leases_max: Option<usize>| {
         let mut call = reach.call(script).of_items(requests.len());
@@ -71,10 +70,21 @@ pub(super) async fn claim(
         let trickle = ask(&scripts::CLAIM_AT_FULL_MEMORY, Some(LEASES_AT_FULL_MEMORY));
         answer = trickle.run(&mut conn).await.map_err(Error::from);
     }
-    if answer.is_err() {
+    let claimed = match answer.and_then(Claimed::read) {
+        Ok(claimed) => claimed,
+        Err(error) => {
+            notes.put_back_delivered(delivered);
+            notes.offer();
+            return Err(error);
+        }
+    };
+    if claimed.wrote_nothing && !delivered.is_empty() {
         notes.put_back_delivered(delivered);
     }
-    let granted = read_grants(answer?, requests, &notes, &release)?;
+    if claimed.is_drained {
+        notes.drained(offers);
+    }
+    let granted = read_grants(claimed, requests, &notes, &release)?;
     if granted.iter().any(|one| !one.is_empty()) {
         notes.touch();
     }
@@ -89,26 +99,33 @@ fn ask_text(request: &Claim, max_tasks: usize) -> String {
 }
 
 fn read_grants(
-    answer: Value,
+    mut claimed: Claimed,
     requests: Vec<Claim>,
     notes: &Arc<Notes>,
     release: &mpsc::UnboundedSender<Undelivered>,
 ) -> Result<Vec<Granted>> {
-    let mut claimed = Claimed::read(answer)?;
     let mut granted = Vec::with_capacity(requests.len());
     for (place, Claim { worker, lease, .. }) in requests.into_iter().enumerate() {
         let (shard, notes, release) = (notes.id.clone(), Arc::clone(notes), release.clone());
         let mut delivery = Delivery { worker, leases: Vec::new(), shard, notes, release };
         let tasks = claimed.next_request(&delivery.shard, lease)?;
         delivery.leases = tasks.iter().map(|task| (task.id, task.token.clone())).collect();
-        granted.push(Granted { tasks, more: claimed.has_more(place), open: claimed.open, delivery });
+        granted.push(Granted { tasks, more: claimed.has_more(place), delivery });
     }
     Ok(granted)
 }
 
-pub(super) async fn peek(reach: Reach, callers: usize) -> Result<Vec<u8>> {
-    let answer = reach.call(&scripts::PEEK).of_items(callers).run(&mut reach.redis.conn()).await?;
-    Ok(vec![number(Some(answer))?; callers])
+pub(super) async fn peek(reach: Reach, notes: Arc<Notes>, callers: usize) -> Result<Vec<u8>> {
+    let offers = notes.offers();
+    let answer = reach.call(&scripts::PEEK).of_items(callers).run(&mut reach.redis.conn()).await;
+    if answer.is_err() {
+        notes.offer();
+    }
+    let priorities = number(Some(answer?))?;
+    if priorities == 0 {
+        notes.drained(offers);
+    }
+    Ok(vec![priorities; callers])
 }
 
 pub(super) async fn complete(reach: Reach, completions: Vec<Completion>) -> Result<Vec<Code>> {

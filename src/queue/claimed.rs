@@ -17,8 +17,6 @@ const HEAD_BYTES: usize = 9;
 #[derive(Default)]
 pub(super) struct Claimed {
     generation: u64,
-    /// The tasks that are left to hand out; `None` where claims pause.
-    pub(super) open: Option<usize>,
     /// Redis's clock, to which a lease is added.
     now_unix_ms: i64,
     /// Of the next request with tasks.
@@ -31,21 +29,19 @@ pub(super) struct Claimed {
     /// By place in `ids`: attempts other than the first.
     attempts: HashMap<usize, u32>,
     place: usize,
+    /// No lane has an element.
+    pub(super) is_drained: bool,
+    /// The call found all lanes empty, and wrote nothing.
+    pub(super) wrote_nothing: bool,
 }
 
 impl Claimed {
     pub(super) fn read(answer: Value) -> Result<Self> {
         let mut parts = items(answer)?.into_iter();
         let generation = number(parts.next())?;
-        let is_paused = number::<u8>(parts.next())? == 1;
-        if is_paused {
-            return Ok(Self { generation, ..Self::default() });
-        }
-        // Damage could make the count negative.
-        let open = parts.next().map_or(Ok(0), |open| number::<i64>(Some(open)))?.max(0) as usize;
-        let open = Some(open);
+        let is_empty = number::<u8>(parts.next())? == 2;
         if parts.len() == 0 {
-            return Ok(Self { generation, open, ..Self::default() });
+            return Ok(Self { generation, is_drained: is_empty, wrote_nothing: is_empty, ..Self::default() });
         }
         let mut next = || parts.next().ok_or_else(|| Error::Answer("a part of a claim's answer is missing".into()));
         let (now_unix_ms, grant) = (number(Some(next()?))?, number(Some(next()?))?);
@@ -53,8 +49,22 @@ impl Claimed {
         let (ids, bodies, counts) = (list()?, list()?, list()?);
         let with_more = list()?.map(|place| number(Some(place))).collect::<Result<_>>()?;
         let attempts = list()?.map(|value| number(Some(value))).collect::<Result<Vec<u32>>>()?;
+        let is_drained = number::<u8>(Some(next()?))? == 1;
         let attempts = attempts.chunks_exact(2).map(|pair| (pair[0] as usize, pair[1])).collect();
-        Ok(Self { generation, open, now_unix_ms, grant, ids, bodies, counts, with_more, attempts, place: 0 })
+        let (place, wrote_nothing) = (0, false);
+        Ok(Self {
+            generation,
+            now_unix_ms,
+            grant,
+            ids,
+            bodies,
+            counts,
+            with_more,
+            attempts,
+            place,
+            is_drained,
+            wrote_nothing,
+        })
     }
 
     /// The leases of the next request, which asked for leases of this length (`None`: the tasks' own).

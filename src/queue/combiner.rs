@@ -60,6 +60,8 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
     }
 
     async fn drain(self: Arc<Self>) {
+        // Callers that were woken together come one right after the other.
+        tokio::task::yield_now().await;
         while let Some(batch) = self.next_batch() {
             let (questions, senders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             let expected = senders.len();

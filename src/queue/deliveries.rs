@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -10,10 +11,14 @@ use super::{
     types::Rejection,
     worker::WorkerQueue,
 };
-use crate::{model::ShardId, redis_pool::scripts, runtime::Beat};
+use crate::{
+    model::ShardId,
+    redis_pool::scripts,
+    runtime::{Beat, tick_after},
+};
 
-/// How long deliveries gather before they are reported, where no claim takes them along.
-const DELIVERIES_GATHER: Duration = Duration::from_millis(50);
+/// How long deliveries gather before the next tick reports them, where no claim takes them along.
+const DELIVERIES_GATHER: Duration = Duration::from_millis(30);
 
 /// How long after an error they are reported again.
 const DELIVERIES_AGAIN: Duration = Duration::from_secs(1);
@@ -26,7 +31,8 @@ impl WorkerQueue {
             tokio::select! {
                 Some((shard, items)) = beat.idle(released.recv()) => self.release(&shard, &items).await,
                 () = self.delivered().notified() => {
-                    stop.run_until_cancelled(tokio::time::sleep(DELIVERIES_GATHER)).await;
+                    let gathered = tick_after(Instant::now() + DELIVERIES_GATHER);
+                    stop.run_until_cancelled(tokio::time::sleep_until(gathered)).await;
                     if !self.report_deliveries().await {
                         stop.run_until_cancelled(tokio::time::sleep(DELIVERIES_AGAIN)).await;
                     }

@@ -50,7 +50,7 @@ impl Enqueuer {
                 argue(call, batch.tasks);
             })
             .await?;
-        self.touch(shard);
+        self.offered(shard);
         let mut answer = items(value)?.into_iter();
         match text(answer.next())?.as_str() {
             "ok" => Ok(Enqueued::Done { dealt_with: number(answer.next())?, added: number(answer.next())? }),

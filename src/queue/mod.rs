@@ -30,14 +30,14 @@ pub use self::{
     enqueue::Enqueuer,
     error::{Error, Result},
     shard::Shard,
-    shards::Shards,
+    shards::{Offers, Shards},
     types::{
         Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
         Inspected, Leased, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode,
         Rejection, Stats,
     },
     upkeep::{FailedRound, Failing, LookFor, Upkeep},
-    wakes::{Waiter, Wakes},
+    wakes::{Batons, Waiter, Wakes},
     worker::WorkerQueue,
 };
 use crate::{

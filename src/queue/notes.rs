@@ -21,6 +21,8 @@ use crate::{model::ShardId, runtime::Clock};
 const DELIVERIES_AT_ONCE: usize = 1000;
 /// Deliveries remembered while Redis does not answer. If the leases of the others run out, they cost nothing.
 const DELIVERIES_MAX: usize = 100_000;
+/// How long a shard counts as drained. A wake may get lost.
+const DRAINED_FOR: Duration = Duration::from_millis(100);
 
 /// Notes of this process on one shard.
 pub(super) struct Notes {
@@ -34,6 +36,10 @@ pub(super) struct Notes {
     /// Counts what happened in the shard, as far as this process knows.
     touched: AtomicU64,
     seen: Mutex<Option<Seen>>,
+    /// Counts what may have put elements into the lanes, as far as this process knows.
+    offers: AtomicU64,
+    /// After how many offers a claim was made that left no element, and when it was answered.
+    drained: Mutex<Option<(u64, Instant)>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +61,8 @@ impl Notes {
             notify: Arc::clone(delivered),
             touched: AtomicU64::new(0),
             seen: Mutex::default(),
+            offers: AtomicU64::new(0),
+            drained: Mutex::default(),
         })
     }
 
@@ -93,6 +101,36 @@ impl Notes {
                 self.awake.wake(self);
             }
         }
+    }
+
+    /// Notes that elements may have come, or that nobody knows: a call has failed.
+    pub(super) fn offer(&self) {
+        self.offers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The offers before a claim; go with its answer into [`Self::drained`].
+    pub(super) fn offers(&self) -> u64 {
+        self.offers.load(Ordering::SeqCst)
+    }
+
+    /// A claim left no element.
+    pub(super) fn drained(&self, offers: u64) {
+        *self.drained.lock() = Some((offers, self.clock.now()));
+    }
+
+    pub(super) fn is_drained(&self) -> bool {
+        self.is_drained_at(self.clock.now())
+    }
+
+    /// Whether a claim after these offers left no element.
+    pub(super) fn was_drained_after(&self, offers: u64) -> bool {
+        self.drained.lock().is_some_and(|(before, _)| before >= offers)
+    }
+
+    fn is_drained_at(&self, now: Instant) -> bool {
+        let drained = *self.drained.lock();
+        let is_recent = |at| now.saturating_duration_since(at) < DRAINED_FOR;
+        drained.is_some_and(|(offers, at)| offers == self.offers() && is_recent(at))
     }
 
     /// The tasks of the grant have reached their worker.
@@ -162,5 +200,30 @@ impl Awake {
         }
         lists.awake.retain(|_, notes| known(notes));
         lists.awake.values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::QueueName;
+
+    #[test]
+    fn a_shard_is_drained_for_a_moment_and_until_something_is_offered() {
+        let id = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+        let notes = Notes::new(&id, &Clock::of_this_machine(), &Arc::default(), &Arc::default());
+        let now = notes.clock.now();
+        assert!(!notes.is_drained_at(now), "nobody has looked yet");
+        notes.drained(notes.offers());
+        assert!(notes.is_drained_at(now));
+        assert!(!notes.is_drained_at(notes.clock.now() + DRAINED_FOR), "a wake may get lost");
+        notes.touch();
+        assert!(notes.is_drained_at(now), "a report puts nothing into the lanes");
+        let before = notes.offers();
+        notes.offer();
+        assert!(!notes.is_drained_at(now));
+        assert!(notes.was_drained_after(before) && !notes.was_drained_after(notes.offers()));
+        notes.drained(before);
+        assert!(!notes.is_drained_at(now), "something came while the claim was under way");
     }
 }

@@ -63,13 +63,29 @@ impl Shard {
                 complete(reach.clone(), items)
             })
         };
-        let peeks =
-            Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<()>| peek(reach.clone(), callers.len()));
+        let peeks = {
+            let notes = Arc::clone(&notes);
+            Combiner::new(MAX_COMBINED, calls.clone(), move |callers: Vec<()>| {
+                peek(reach.clone(), Arc::clone(&notes), callers.len())
+            })
+        };
         Self { id: id.clone(), claims, completions, peeks, notes }
     }
 
     /// Something happened in the shard that the next look must see.
     pub(super) fn touch(&self) {
         self.notes.touch();
+    }
+
+    /// Something may have come into its lanes.
+    pub(super) fn offered(&self) {
+        self.notes.offer();
+        self.notes.touch();
+    }
+
+    /// True if a claim of this process has just left the lanes empty, and nothing that it knows of has come since.
+    /// A wake tells what other processes put in.
+    pub fn is_drained(&self) -> bool {
+        self.notes.is_drained()
     }
 }

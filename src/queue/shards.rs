@@ -24,6 +24,17 @@ use crate::{
     runtime::{Clock, Loop},
 };
 
+/// Some shards, with the offers in each up to a moment.
+pub struct Offers(Vec<(Arc<Shard>, u64)>);
+
+impl Offers {
+    /// True if claims since then have left the shards of the queue empty. Later offers make themselves known.
+    pub fn are_taken(&self, queue: &QueueName) -> bool {
+        let mut of_queue = self.0.iter().filter(|(shard, _)| shard.id.queue == *queue);
+        of_queue.all(|(shard, offers)| shard.notes.was_drained_after(*offers))
+    }
+}
+
 /// The shards of the process. Clones are the same.
 #[derive(Clone)]
 pub struct Shards(pub(super) Arc<Inner>);
@@ -67,8 +78,8 @@ impl Shards {
 
     pub(super) async fn listen(&self, cx: &Loop) -> Result<()> {
         let woken = |name: Option<&QueueName>| match name {
-            Some(name) => self.shards_of(name).iter().for_each(|shard| shard.touch()),
-            None => self.all().iter().for_each(|shard| shard.touch()),
+            Some(name) => self.shards_of(name).iter().for_each(|shard| shard.offered()),
+            None => self.all().iter().for_each(|shard| shard.offered()),
         };
         self.0.wakes.listen(&self.0.process.redis, cx, woken).await
     }
@@ -141,6 +152,19 @@ impl Shards {
     pub(super) fn touch(&self, id: &ShardId) {
         if let Some(shard) = self.shard(id) {
             shard.touch();
+        }
+    }
+
+    /// The known shards of these queues, with the offers in each so far.
+    pub fn offers(&self, queues: &[QueueName]) -> Offers {
+        let shards = queues.iter().flat_map(|queue| self.shards_of(queue));
+        Offers(shards.map(|shard| (Arc::clone(&shard), shard.notes.offers())).collect())
+    }
+
+    /// Something may have come into the shard's lanes.
+    pub(super) fn offered(&self, id: &ShardId) {
+        if let Some(shard) = self.shard(id) {
+            shard.offered();
         }
     }
 

@@ -36,7 +36,7 @@ impl WorkerQueue {
             Err(Error::NoGeneration) => {
                 let (notes, release) = (Arc::clone(&shard.notes), self.release());
                 let delivery = Delivery { worker, leases: Vec::new(), shard: shard.id.clone(), notes, release };
-                Ok(Granted { tasks: Vec::new(), more: false, open: None, delivery })
+                Ok(Granted { tasks: Vec::new(), more: false, delivery })
             }
             other => other,
         }
@@ -87,7 +87,7 @@ impl WorkerQueue {
             })
             .await
             .and_then(|value| pairs(value, rejections.len()));
-        self.touch(shard);
+        self.offered(shard);
         let lost = || vec![(Code::LeaseLost, 0); rejections.len()];
         let answers = lost_without_generation(answer, lost)?;
         Ok(answers.into_iter().map(|(code, dead)| (code, dead != 0)).collect())

@@ -116,6 +116,11 @@ impl Redis {
         Err(last.expect("a URL names at least one server"))
     }
 
+    /// True if keys lie on several nodes, so that only commands about one slot share an exchange.
+    pub fn is_cluster(&self) -> bool {
+        self.address.is_cluster
+    }
+
     pub(super) fn address(&self) -> &Address {
         &self.address
     }

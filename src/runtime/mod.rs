@@ -3,9 +3,11 @@
 mod clock;
 mod progress;
 mod supervise;
+mod tick;
 
 pub use self::{
     clock::Clock,
     progress::{Beat, Progress},
     supervise::{Loop, LoopError, Policy, Supervisor, in_short, pauses},
+    tick::{tick, tick_after},
 };

@@ -5,9 +5,13 @@ use taskd::{
     dedup::Filter,
     model::{KeyHash, QueueName, TaskId},
     redis_pool::Redis,
+    runtime::{Policy, Supervisor},
 };
 
-use crate::support::redis::{Fsync, RedisServer};
+use crate::support::{
+    redis::{Fsync, RedisServer},
+    until,
+};
 
 type Task = (QueueName, KeyHash, TaskId);
 
@@ -17,7 +21,11 @@ fn task(queue: &str, key: &str) -> Task {
 }
 
 async fn mark(filter: &Filter, tasks: &[Task]) {
-    filter.mark(tasks, |_| 100).await.unwrap();
+    mark_up_to(filter, tasks, 100).await;
+}
+
+async fn mark_up_to(filter: &Filter, tasks: &[Task], limit: u64) {
+    filter.mark(tasks, |_| limit).await.unwrap();
 }
 
 async fn seen(filter: &Filter, tasks: &[Task]) -> Vec<bool> {
@@ -73,4 +81,61 @@ async fn no_more_than_the_limit_is_kept() {
         mark(&filter, &many[n..=n]).await;
     }
     assert_eq!(filter.last_stored().await.unwrap().tasks.len(), 64);
+}
+
+#[tokio::test]
+async fn marks_that_wait_are_written_together_and_at_the_stop() {
+    let server = RedisServer::start(Fsync::EverySecond);
+    let redis = Redis::connect(&server.url(), "t").await.unwrap();
+    let (filter, supervisor) = (Filter::new(redis.clone()), Supervisor::new());
+    let writer = filter.clone();
+    supervisor.spawn_loop("marks", Policy::Restart, move |cx| {
+        let filter = writer.clone();
+        async move { filter.write_marks(|_| 1000, cx).await }
+    });
+    let tasks: Vec<Task> = (0..100).map(|n| task(["q", "other"][n % 2], &n.to_string())).collect();
+    for n in 0..100 {
+        mark(&filter, &tasks[n..=n]).await;
+    }
+    until("all keys are marked", async || seen(&filter, &tasks).await == [true; 100]).await;
+    let stored = filter.last_stored().await.unwrap().tasks;
+    assert_eq!(stored.len(), 64);
+    assert_eq!(stored[0], (tasks[99].1, tasks[99].2), "each batch is named, the latest first");
+
+    // A key that is forgotten before it was marked stays forgotten.
+    let new: Vec<Task> = ["a", "b", "c"].map(|key| task("q", key)).to_vec();
+    mark(&filter, &new).await;
+    filter.forget(&[(new[0].0.clone(), new[0].1)]).await.unwrap();
+    supervisor.stop();
+    supervisor.wait().await;
+    assert_eq!(seen(&filter, &new).await, [false, true, true]);
+    // Nobody writes later any more.
+    let last = [task("q", "d")];
+    mark(&filter, &last).await;
+    assert_eq!(seen(&filter, &last).await, [true]);
+}
+
+#[tokio::test]
+async fn a_large_batch_does_not_wait_nor_one_of_an_era_before() {
+    let server = RedisServer::start(Fsync::EverySecond);
+    let redis = Redis::connect(&server.url(), "t").await.unwrap();
+    let (filter, other, supervisor) = (Filter::new(redis.clone()), Filter::new(redis), Supervisor::new());
+    let writer = filter.clone();
+    supervisor.spawn_loop("marks", Policy::Restart, move |cx| {
+        let filter = writer.clone();
+        async move { filter.write_marks(|_| 5000, cx).await }
+    });
+    let many: Vec<Task> = (0..1500).map(|n| task("q", &n.to_string())).collect();
+    mark_up_to(&filter, &many, 5000).await;
+    assert_eq!(seen(&filter, &many).await, [true; 1500]);
+
+    let lost = [task("q", "lost")];
+    mark(&filter, &lost).await;
+    assert!(other.drop_all(&other.last_stored().await.unwrap()).await.unwrap());
+    filter.last_stored().await.unwrap();
+    let new = [task("q", "new")];
+    mark(&filter, &new).await;
+    supervisor.stop();
+    supervisor.wait().await;
+    assert_eq!(seen(&filter, &[lost[0].clone(), new[0].clone()]).await, [false, true]);
 }

@@ -7,7 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use super::{
     context::Context,
     error::{Error, Failure, Unavailable},
-    marks::Marks,
+    mark_published::ToMark,
 };
 use crate::{
     model::{StoredStatus, TaskId, TaskRow},
@@ -24,6 +24,11 @@ pub(super) const TO_PUBLISH: usize = 8;
 /// one wait for the disk instead of four.
 const PILED_UP: usize = 4;
 
+/// A batch of at most so many tasks does not ask the filter while keys are new: SQL decides about it as fast.
+const SMALL: usize = 4;
+/// The batches that ask the filter after a duplicate.
+const ASK_AFTER_DUPLICATE: u32 = 100;
+
 /// A stored task that goes to the bus, and the turn in which it waits for that.
 pub(super) type Fresh = (TaskRow, Turn);
 
@@ -37,6 +42,22 @@ pub(super) struct Pending {
 /// A caller's room in the buffer, by number and by weight.
 pub(super) type Room = [OwnedSemaphorePermit; 2];
 
+/// Whether small batches ask the filter: where keys come again and again, it saves their transactions.
+#[derive(Default)]
+struct Asking {
+    batches_left: u32,
+}
+
+impl Asking {
+    fn about(&self, rows: usize) -> bool {
+        self.batches_left > 0 || rows > SMALL
+    }
+
+    fn note(&mut self, duplicates: usize) {
+        self.batches_left = if duplicates > 0 { ASK_AFTER_DUPLICATE } else { self.batches_left.saturating_sub(1) };
+    }
+}
+
 /// Stores batch after batch until the stop, and then the tasks that are left.
 pub(super) async fn insert(
     context: Context,
@@ -44,6 +65,7 @@ pub(super) async fn insert(
     stored: mpsc::Sender<Vec<Fresh>>,
     cx: Loop,
 ) {
+    let mut asking = Asking::default();
     loop {
         let first = tokio::select! {
             biased;
@@ -52,7 +74,7 @@ pub(super) async fn insert(
         };
         let Some(first) = first else { return };
         let batch = gather(&context, first, receiver).await;
-        let new = store(&context, batch).await;
+        let new = store(&context, batch, &mut asking).await;
         if !new.is_empty() && stored.send(new).await.is_err() {
             tracing::debug!("nobody publishes any more: the watchdog will");
         }
@@ -64,7 +86,7 @@ pub(super) async fn insert(
 pub(super) async fn publish(
     context: Context,
     receiver: &mut mpsc::Receiver<Vec<Fresh>>,
-    marks: Marks,
+    to_mark: ToMark,
     cx: Loop,
 ) -> Result<(), Failure> {
     loop {
@@ -82,7 +104,7 @@ pub(super) async fn publish(
             return Ok(());
         }
         let rows: Vec<_> = batches.iter().flatten().map(|(row, turn)| (row, *turn)).collect();
-        context.publish(&rows, &marks).await?;
+        context.publish(&rows, &to_mark).await?;
         let rows: Vec<_> = rows.into_iter().map(|(row, _)| row).collect();
         context.mark(&rows).await;
         cx.beat();
@@ -136,12 +158,12 @@ impl Caller {
 }
 
 /// Stores a batch and answers its callers. Answers the new tasks that go to the bus now.
-async fn store(context: &Context, batch: Vec<Pending>) -> Vec<Fresh> {
+async fn store(context: &Context, batch: Vec<Pending>, asking: &mut Asking) -> Vec<Fresh> {
     let started = Instant::now();
-    let (callers, rows) = unseen(context, batch).await;
+    let (callers, rows) = unseen(context, batch, asking).await;
     let turns = match insert_rows(context, &rows).await {
         Ok(stored) => {
-            count_batch(&callers, &stored.answers, started);
+            asking.note(count_batch(&callers, &stored.answers, started));
             for caller in callers {
                 let rows = caller.rows.clone();
                 caller.tell(&stored.answers[rows]);
@@ -169,13 +191,16 @@ fn turns_of_new(stored: &Stored<Inserted>, rows: &[NewRow]) -> Vec<Option<Turn>>
 }
 
 /// Drops the tasks whose keys the filter knows; makes rows of the others.
-async fn unseen(context: &Context, batch: Vec<Pending>) -> (Vec<Caller>, Vec<NewRow>) {
+async fn unseen(context: &Context, batch: Vec<Pending>, asking: &Asking) -> (Vec<Caller>, Vec<NewRow>) {
     let rows = batch.iter().flat_map(|pending| &pending.rows);
     let keys: Vec<_> = rows.map(|row| (row.queue.clone(), row.key_hash)).collect();
-    let seen = context.filter.seen(&keys).await.unwrap_or_else(|error| {
-        tracing::debug!("the filter does not answer, SQL decides: {error}");
-        vec![None; keys.len()]
-    });
+    let seen = match asking.about(keys.len()) {
+        true => context.filter.seen(&keys).await.unwrap_or_else(|error| {
+            tracing::debug!("the filter does not answer, SQL decides: {error}");
+            vec![None; keys.len()]
+        }),
+        false => vec![None; keys.len()],
+    };
     let (mut callers, mut rows, mut seen) = (Vec::with_capacity(batch.len()), Vec::new(), seen.into_iter());
     for Pending { rows: tasks, answer, room } in batch {
         let (seen, first): (Vec<_>, _) = (seen.by_ref().take(tasks.len()).collect(), rows.len());
@@ -213,9 +238,11 @@ async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow
     all
 }
 
-fn count_batch(callers: &[Caller], inserted: &[Inserted], started: Instant) {
+/// Counts the tasks of a batch; answers how many were duplicates.
+fn count_batch(callers: &[Caller], inserted: &[Inserted], started: Instant) -> usize {
     let (tasks, created) = (tasks_of(callers), inserted.iter().filter(|one| **one == Inserted::New).count());
     metrics::discovery_batch(Source::Api, tasks, created, tasks - created, started.elapsed());
+    tasks - created
 }
 
 /// Answers callers none of whose rows is stored.
@@ -227,4 +254,23 @@ fn refuse(callers: Vec<Caller>, error: store::Error) {
 
 fn tasks_of(callers: &[Caller]) -> usize {
     callers.iter().map(|caller| caller.seen.len()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_batches_ask_the_filter_for_a_while_after_a_duplicate() {
+        let mut asking = Asking::default();
+        assert!(!asking.about(SMALL) && asking.about(SMALL + 1));
+        asking.note(0);
+        assert!(!asking.about(1));
+        asking.note(1);
+        for _ in 0..ASK_AFTER_DUPLICATE {
+            assert!(asking.about(1));
+            asking.note(0);
+        }
+        assert!(!asking.about(1));
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::marks::Marks;
+use super::mark_published::ToMark;
 use crate::{
     bus::Bus,
     config::Settings,
@@ -12,7 +12,7 @@ use crate::{
         admission::{Gates, Occupancy},
         publishing::{self, DeadLetters, Publisher},
     },
-    runtime::Clock,
+    runtime::{Clock, Policy, Supervisor},
     store::{Store, Turn},
     telemetry::metrics,
 };
@@ -47,14 +47,14 @@ impl Context {
     ///
     /// Answers an error only when every later publish will fail too; after any other error the watchdog publishes the
     /// rows.
-    pub(super) async fn publish(&self, rows: &[(&TaskRow, Turn)], marks: &Marks) -> Result<(), publishing::Error> {
+    pub(super) async fn publish(&self, rows: &[(&TaskRow, Turn)], to_mark: &ToMark) -> Result<(), publishing::Error> {
         // After this time, or a step of the clock, the watchdog may have published the rows. Perhaps their tasks are
         // done and forgotten by now.
         let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
         let now = self.clock.now_unix_ms();
         let again = rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)));
         let (published, done) = self.publisher.publish_unmarked(rows, again).await;
-        marks.add(published).await;
+        to_mark.add(published).await;
         match done {
             Ok(()) => metrics::outbox_published(rows.len()),
             Err(error) if error.is_lost() => return Err(error),
@@ -63,7 +63,16 @@ impl Context {
         Ok(())
     }
 
-    /// Marks stored tasks in the filter.
+    /// Starts the loop that writes marks.
+    pub(super) fn start_marking(&self, supervisor: &Supervisor) {
+        let (filter, settings) = (self.filter.clone(), Arc::clone(&self.settings));
+        supervisor.spawn_loop("discovery/marks", Policy::Restart, move |cx| {
+            let (filter, settings) = (filter.clone(), Arc::clone(&settings));
+            async move { filter.write_marks(|queue| settings.queues.get(queue).filter_keys, cx).await }
+        });
+    }
+
+    /// Marks stored tasks in the filter, soon.
     pub(super) async fn mark(&self, rows: &[&TaskRow]) {
         // The filter only saves SQL queries, so it must not take Redis's last memory.
         if self.gates.is_short() {

@@ -6,7 +6,7 @@
 //!
 //! - before the SQL commit: nothing happened. The caller has no answer, or the report comes again.
 //! - after the SQL commit, before the publish or its mark: the watchdog publishes the batch (again).
-//! - before the filter's mark: SQL answers "duplicate" instead of the filter.
+//! - before the filter's mark, which comes up to 20 ms later: SQL answers "duplicate" instead of the filter.
 //! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its letters to
 //!   `dead-letters` are sent again.
 
@@ -15,7 +15,7 @@ mod context;
 mod error;
 mod fallback;
 mod insert;
-mod marks;
+mod mark_published;
 mod results;
 mod room;
 
@@ -32,7 +32,8 @@ use crate::runtime::Supervisor;
 /// Starts the pipeline. The handle is its insert side.
 pub fn start(context: Context, supervisor: &Supervisor) -> Handle {
     fallback::start(&context, supervisor);
-    let marks = marks::start(Arc::clone(&context.store), Arc::clone(&context.bus), supervisor);
-    results::start(&context, marks.clone(), supervisor);
-    insert::start(context, marks, supervisor)
+    context.start_marking(supervisor);
+    let to_mark = mark_published::start(Arc::clone(&context.store), Arc::clone(&context.bus), supervisor);
+    results::start(&context, to_mark.clone(), supervisor);
+    insert::start(context, to_mark, supervisor)
 }

@@ -5,11 +5,11 @@ use std::{collections::HashMap, ops::Range, time::Instant};
 use super::{
     context::Context,
     error::Failure,
-    marks::Marks,
+    mark_published::ToMark,
     room::{self, Sent, Unstored, discovered},
 };
 use crate::{
-    bus::{Message, Reading, Topic},
+    bus::{Message, Reading, Subscription, Topic, Uncommitted},
     model::{
         self, Completed, DeadLetter, DiscoveredTask, KeyHash, NewTask, QueueName, Report, StoredStatus, TaskId,
         TaskRow, What, WorkerName, validate,
@@ -31,10 +31,10 @@ const LETTERS_AT_ONCE: usize = 8;
 /// Discovered tasks in one transaction, unless a single report has more.
 const DISCOVERED_AT_ONCE: usize = 5000;
 
-pub(super) fn start(context: &Context, marks: Marks, supervisor: &Supervisor) {
+pub(super) fn start(context: &Context, to_mark: ToMark, supervisor: &Supervisor) {
     let (context, sent) = (context.clone(), Sent::default());
     supervisor.spawn_loop("discovery/results", Policy::Restart, move |cx| {
-        let results = Results { context: context.clone(), sent: sent.clone(), marks: marks.clone() };
+        let results = Results { context: context.clone(), sent: sent.clone(), to_mark: to_mark.clone() };
         async move { results.consume(cx).await }
     });
 }
@@ -42,20 +42,39 @@ pub(super) fn start(context: &Context, marks: Marks, supervisor: &Supervisor) {
 struct Results {
     context: Context,
     sent: Sent,
-    marks: Marks,
+    to_mark: ToMark,
 }
 
 impl Results {
     async fn consume(&self, cx: Loop) -> Result<(), Failure> {
         let mut subscription = self.context.bus.subscribe(Topic::TaskResults, Reading::Shared).await?;
+        let mut done = Uncommitted::default();
+        let ended = self.read_on(&mut *subscription, &mut done, &cx).await;
+        // Otherwise they come again.
+        if let Err(error) = done.commit(&mut *subscription).await {
+            tracing::debug!("the last reports come again: {error}");
+        }
+        ended
+    }
+
+    async fn read_on(
+        &self,
+        subscription: &mut dyn Subscription,
+        done: &mut Uncommitted,
+        cx: &Loop,
+    ) -> Result<(), Failure> {
         loop {
             let messages = tokio::select! {
                 messages = cx.idle(subscription.next(RECORDS)) => messages?,
+                () = done.is_due() => Vec::new(),
                 () = cx.stop.cancelled() => return Ok(()),
             };
-            self.handle(&messages).await?;
-            self.sent.clear();
-            subscription.commit(&messages).await?;
+            if !messages.is_empty() {
+                self.handle(&messages).await?;
+                self.sent.clear();
+                done.add(messages);
+            }
+            done.commit_if_due(subscription, RECORDS).await?;
             cx.beat();
         }
     }
@@ -121,7 +140,7 @@ impl Results {
         metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
         let goes_out = |(row, _): &(&TaskRow, Turn)| publishing::goes_out_now(row, gates, settings);
         let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
-        self.context.publish(&publish, &self.marks).await?;
+        self.context.publish(&publish, &self.to_mark).await?;
         let new: Vec<_> = new.into_iter().map(|(row, _)| row).collect();
         self.context.mark(&new).await;
         self.send_letters(reports, origins, &stored.answers).await?;

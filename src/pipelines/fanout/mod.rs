@@ -17,23 +17,15 @@ mod groups;
 mod owned;
 mod setback;
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
-
-use bytes::Bytes;
+use std::{collections::BTreeSet, time::Instant};
 
 pub use self::{context::Context, error::Error};
 use self::{context::Fanout, groups::Groups, owned::Owned};
 use crate::{
-    bus::{Message, Reading, Subscription, Topic},
+    bus::{Message, Reading, Subscription, Topic, Uncommitted},
     runtime::{Loop, Policy, Supervisor},
     telemetry::metrics::{self, FanoutBatch},
 };
-
-/// The longest that enqueued records wait for their commit. Records that come one by one share it.
-const COMMIT_EVERY: Duration = Duration::from_millis(20);
 
 /// Starts the pipeline.
 pub fn start(context: Context, supervisor: &Supervisor) {
@@ -47,7 +39,7 @@ impl Fanout {
         let ended = self.read(&mut *subscription, &mut done, &cx).await;
         if let Err(Error::MadeAnew { partition }) = &ended {
             // Their offsets belong to the bus of before. Committed, they would pass over records of the new one.
-            done.messages.retain(|message| message.partition != *partition);
+            done.retain(|message| message.partition != *partition);
         }
         // Otherwise the next reader gets them again, and a shard in its next life would take them for new.
         if let Err(error) = done.commit(&mut *subscription).await {
@@ -67,9 +59,7 @@ impl Fanout {
             if !messages.is_empty() {
                 self.handle(messages, subscription, &mut owned, done).await?;
             }
-            if done.is_over() || done.messages.len() >= max {
-                done.commit(subscription).await?;
-            }
+            done.commit_if_due(subscription, max).await?;
             cx.beat();
         }
     }
@@ -104,7 +94,7 @@ impl Fanout {
         }
         uncommitted.add(messages);
         // Records that are read again must stay on the bus.
-        uncommitted.messages.retain(|message| !outcome.behind.contains(&message.partition));
+        uncommitted.retain(|message| !outcome.behind.contains(&message.partition));
         for partition in &outcome.behind {
             let stored = self.fell_back_to(*partition, owned).await?;
             tracing::warn!(partition, "redis fell back: reading pipeline/{partition} again from {stored:?}");
@@ -112,37 +102,5 @@ impl Fanout {
         }
         metrics::fanout_batch(done, started.elapsed());
         Ok(())
-    }
-}
-
-/// Enqueued records that wait for their commit, without their values.
-#[derive(Default)]
-struct Uncommitted {
-    messages: Vec<Message>,
-    /// When the first one came.
-    since: Option<tokio::time::Instant>,
-}
-
-impl Uncommitted {
-    fn add(&mut self, messages: Vec<Message>) {
-        self.since.get_or_insert_with(tokio::time::Instant::now);
-        self.messages.extend(messages.into_iter().map(|message| Message { value: Bytes::new(), ..message }));
-    }
-
-    /// Waits until the first record has waited for [`COMMIT_EVERY`]; for ever where there is none.
-    async fn is_due(&self) {
-        match self.since {
-            Some(since) => tokio::time::sleep_until(since + COMMIT_EVERY).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.since.is_some_and(|since| since.elapsed() >= COMMIT_EVERY)
-    }
-
-    async fn commit(&mut self, subscription: &mut dyn Subscription) -> Result<(), Error> {
-        self.since = None;
-        Ok(subscription.commit(&std::mem::take(&mut self.messages)).await?)
     }
 }

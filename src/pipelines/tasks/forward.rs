@@ -1,6 +1,7 @@
 //! The forwarder: from the shards' outboxes to the bus, then removed.
 //!
-//! Crash window: killed between publish and removal, the bus has a report twice. SQL credits it once.
+//! Crash window: killed between publish and removal, the bus has a report twice. SQL credits it once. The removal of a
+//! few reports lags up to 20 ms: it goes with the next read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,8 +18,8 @@ use crate::{
     bus::{self, Bus, Record, Topic},
     config::Settings,
     model::{Died, Expiration, Failure, ShardId},
-    queue::{self, Event, FailedRound, Failing, LookFor, Upkeep},
-    runtime::{Loop, LoopError, Policy, Supervisor},
+    queue::{self, Event, FailedRound, Failing, LookFor, OutboxEntry, Upkeep},
+    runtime::{Loop, LoopError, Policy, Supervisor, tick},
     telemetry::metrics,
     wire,
 };
@@ -30,9 +31,10 @@ const READ_BYTES: usize = 4 << 20;
 const AT_ONCE: usize = 8;
 /// The bytes of reports in one record of the bus, about.
 const RECORD_BYTES: usize = 512 << 10;
-/// The least time from one round to the next, so that reports which come one by one share a record of the bus, a
-/// transaction and their fsyncs.
-const ROUND_EVERY: Duration = Duration::from_millis(10);
+/// Fewer entries and bytes than these are removed by the next read. With more, claims may have paused, and wait for the
+/// removal.
+const FEW_ENTRIES: usize = 100;
+const FEW_BYTES: usize = 64 << 10;
 /// How often the forwarder looks for the entries of a process that died.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often the forwarder renews its hold on an outbox while it publishes.
@@ -94,7 +96,7 @@ pub(super) fn start(
     supervisor: &Supervisor,
 ) {
     let look_for = LookFor { max_age: LOOK_EVERY, grace: settings.watchdog.grace, horizon: settings.watchdog.horizon };
-    let forwarder = Forwarder { queue, bus, reported, look_for };
+    let forwarder = Forwarder { queue, bus, reported, look_for, published: Arc::default() };
     supervisor.spawn_loop("tasks/forward", Policy::Restart, move |cx| forwarder.clone().run(cx));
 }
 
@@ -104,15 +106,21 @@ struct Forwarder {
     bus: Arc<dyn Bus>,
     reported: Arc<Reported>,
     look_for: LookFor,
+    /// The entries that are on the bus and still in their outboxes, without their events.
+    published: Arc<Mutex<BTreeMap<ShardId, Vec<OutboxEntry>>>>,
 }
 
 impl Forwarder {
     /// Forwards in rounds. A round gives one turn to every shard that has something, so no busy shard holds up others.
+    ///
+    /// Rounds are a tick apart while each forwards everything. So reports that come one by one share a record of the
+    /// bus, a transaction and their fsyncs.
     async fn run(self, cx: Loop) -> Result<(), Error> {
         let (mut due, mut looked, mut failing) = (BTreeSet::new(), None::<Instant>, Failing::default());
         loop {
-            let (stopping, began) = (cx.stop.is_cancelled(), tokio::time::Instant::now());
+            let stopping = cx.stop.is_cancelled();
             due.append(&mut self.reported.take());
+            due.extend(self.published.lock().keys().cloned());
             if stopping || looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
                 looked = Some(Instant::now());
                 due.append(&mut self.look().await);
@@ -125,9 +133,12 @@ impl Forwarder {
             if stopping {
                 return Ok(());
             }
+            let is_behind = !self.published.lock().is_empty();
             let reported = async {
-                self.reported.notify.notified().await;
-                tokio::time::sleep_until(began + ROUND_EVERY).await;
+                if !is_behind {
+                    self.reported.notify.notified().await;
+                }
+                tick().await;
             };
             tokio::select! {
                 () = reported => {}
@@ -156,7 +167,7 @@ impl Forwarder {
         let began = Instant::now();
         due.retain(|shard| !failing.leaves_out(shard));
         let turns = due.into_iter().map(|shard| async {
-            let left = self.turn(&shard).await;
+            let left = self.turn(&shard, cx).await;
             (shard, left)
         });
         let mut turns = futures::stream::iter(turns).buffer_unordered(AT_ONCE);
@@ -185,9 +196,18 @@ impl Forwarder {
     }
 
     /// Forwards some reports; whether there are more.
-    async fn turn(&self, shard: &ShardId) -> Result<bool, Error> {
+    async fn turn(&self, shard: &ShardId, cx: &Loop) -> Result<bool, Error> {
         let started = Instant::now();
-        let entries = self.queue.outbox(shard, ENTRIES, READ_BYTES).await?;
+        let published = self.published.lock().remove(shard).unwrap_or_default();
+        let mut entries = match self.queue.outbox_behind(shard, &published, ENTRIES, READ_BYTES).await {
+            Ok(entries) => entries,
+            Err(error) => {
+                if !published.is_empty() && !matches!(error, queue::Error::NoGeneration) {
+                    self.published.lock().insert(shard.clone(), published);
+                }
+                return Err(error.into());
+            }
+        };
         if entries.is_empty() {
             return Ok(false);
         }
@@ -198,9 +218,14 @@ impl Forwarder {
             count += entry.events.iter().map(|event| records.add(event, entry.at_unix_ms)).sum::<usize>();
         }
         self.publish(shard, records).await?;
-        let left = self.queue.forwarded(shard, &entries).await?;
         metrics::results_forwarded(count, started.elapsed());
-        Ok(left > 0)
+        let are_few = entries.len() < FEW_ENTRIES && entries.iter().map(|entry| entry.bytes).sum::<usize>() < FEW_BYTES;
+        if are_few && !cx.stop.is_cancelled() {
+            entries.iter_mut().for_each(|entry| entry.events = Vec::new());
+            self.published.lock().insert(shard.clone(), entries);
+            return Ok(false);
+        }
+        Ok(self.queue.forwarded(shard, &entries).await? > 0)
     }
 
     /// Publishes, however long the bus takes. Meanwhile the process keeps the outbox, so that no other publishes the

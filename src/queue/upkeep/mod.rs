@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     model::{Offset, ShardId, TaskId},
-    redis_pool::scripts,
+    redis_pool::{Batch, Call, scripts},
 };
 
 /// How long a forwarder owns a shard's outbox. Entries that are still there afterwards mean that it died, or that the
@@ -101,7 +101,7 @@ impl Upkeep {
                 call.arg(most).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES);
             })
             .await?;
-        self.touch(shard);
+        self.offered(shard);
         let n = numbers(value, 5)?;
         let next_unix_ms = (n[4] >= 0).then_some(n[4]);
         let (expired, dead, undelivered) = (unsigned(n[0]), unsigned(n[1]), unsigned(n[2]));
@@ -115,7 +115,7 @@ impl Upkeep {
                 call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(most).arg(ms(horizon));
             })
             .await?;
-        self.touch(shard);
+        self.offered(shard);
         let n = numbers(value, 3)?;
         Ok(Promoted { promoted: unsigned(n[0]), more: n[1] != 0, next_unix_ms: (n[2] >= 0).then_some(n[2]) })
     }
@@ -157,12 +157,34 @@ impl Upkeep {
     /// The first entries of the shard's outbox, at most `most` and about `bytes`; none while another process forwards
     /// them.
     pub async fn outbox(&self, shard: &ShardId, most: usize, bytes: usize) -> Result<Vec<OutboxEntry>> {
-        let value = self
-            .call(&scripts::OUTBOX, shard, most, |call| {
-                call.arg(self.process()).arg(FORWARDING.as_millis() as u64).arg(most).arg(bytes);
-            })
-            .await?;
+        let value = self.ask_outbox(shard, most, bytes).run(&mut self.conn()).await?;
         items(value)?.into_iter().map(outbox_entry).collect()
+    }
+
+    /// Removes entries that are on the bus now, then reads as [`Self::outbox`] does, in one exchange.
+    pub async fn outbox_behind(
+        &self,
+        shard: &ShardId,
+        forwarded: &[OutboxEntry],
+        most: usize,
+        bytes: usize,
+    ) -> Result<Vec<OutboxEntry>> {
+        if forwarded.is_empty() {
+            return self.outbox(shard, most, bytes).await;
+        }
+        let mut batch = Batch::default();
+        batch.script(self.ask_forwarded(shard, forwarded));
+        // Again if Redis did not know the script before it: then it has read what is forwarded.
+        batch.repeatable(self.ask_outbox(shard, most, bytes));
+        let mut answers = batch.run_all(&mut self.conn()).await?;
+        self.touch(shard);
+        items(answers.swap_remove(1))?.into_iter().map(outbox_entry).collect()
+    }
+
+    fn ask_outbox(&self, shard: &ShardId, most: usize, bytes: usize) -> Call {
+        let mut call = self.reach(shard).call(&scripts::OUTBOX).of_items(most);
+        call.arg(self.process()).arg(FORWARDING.as_millis() as u64).arg(most).arg(bytes);
+        call
     }
 
     /// Keeps the outbox for another while, as this process still publishes.
@@ -172,18 +194,20 @@ impl Upkeep {
 
     /// Removes entries that are on the bus now; answers how many are left.
     pub async fn forwarded(&self, shard: &ShardId, entries: &[OutboxEntry]) -> Result<usize> {
-        let bytes: usize = entries.iter().map(|entry| entry.bytes).sum();
-        let value = self
-            .call(&scripts::FORWARDED, shard, entries.len(), |call| {
-                call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES);
-                call.arg(self.process()).arg(bytes);
-                for entry in entries {
-                    call.arg(&entry.id);
-                }
-            })
-            .await?;
+        let value = self.ask_forwarded(shard, entries).run(&mut self.conn()).await?;
         self.touch(shard);
         number(Some(value))
+    }
+
+    fn ask_forwarded(&self, shard: &ShardId, entries: &[OutboxEntry]) -> Call {
+        let bytes: usize = entries.iter().map(|entry| entry.bytes).sum();
+        let mut call = self.reach(shard).call(&scripts::FORWARDED).of_items(entries.len());
+        call.arg(self.wake_channel()).arg(shard.queue.as_str()).arg(OUTBOX_FULL).arg(OUTBOX_FULL_BYTES);
+        call.arg(self.process()).arg(bytes);
+        for entry in entries {
+            call.arg(&entry.id);
+        }
+        call
     }
 
     // --- open and closed

@@ -12,12 +12,10 @@ use tokio::{
 
 use crate::{
     bus::Bus,
-    runtime::{Loop, Policy, Supervisor},
+    runtime::{Loop, Policy, Supervisor, tick_after},
     store::{self, Published, Store},
 };
 
-/// The longest that a mark waits for others: far below `republish_after`.
-const LINGER: Duration = Duration::from_millis(20);
 /// Tasks that are marked at once, about.
 const MARKED_AT_ONCE: usize = 10_000;
 /// Batches that wait. Beyond that the publisher waits.
@@ -27,23 +25,23 @@ const LAST_WITHIN: Duration = Duration::from_secs(2);
 
 /// Batches on their way to [`mark`].
 #[derive(Clone)]
-pub(super) struct Marks(mpsc::Sender<Vec<Published>>);
+pub(super) struct ToMark(mpsc::Sender<Vec<Published>>);
 
 /// Starts the loop that marks.
-pub(super) fn start(store: Arc<dyn Store>, bus: Arc<dyn Bus>, supervisor: &Supervisor) -> Marks {
+pub(super) fn start(store: Arc<dyn Store>, bus: Arc<dyn Bus>, supervisor: &Supervisor) -> ToMark {
     let (sender, receiver) = mpsc::channel(WAITING);
     let receiver = Arc::new(Mutex::new(receiver));
-    supervisor.spawn_loop("discovery/marks", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("discovery/mark-published", Policy::Restart, move |cx| {
         let (store, bus, receiver) = (Arc::clone(&store), Arc::clone(&bus), Arc::clone(&receiver));
         async move {
             mark(&*store, &*bus, &mut *receiver.lock().await, cx).await;
             Ok::<(), Infallible>(())
         }
     });
-    Marks(sender)
+    ToMark(sender)
 }
 
-impl Marks {
+impl ToMark {
     pub(super) async fn add(&self, published: Vec<Published>) {
         if !published.is_empty() && self.0.send(published).await.is_err() {
             tracing::debug!("nobody marks any more: the watchdog publishes again");
@@ -61,7 +59,7 @@ async fn mark(store: &dyn Store, bus: &dyn Bus, receiver: &mut mpsc::Receiver<Ve
         };
         let Some(first) = first else { return };
         let mut batches = vec![first];
-        let (mut tasks, until) = (tasks_of(&batches[0]), Instant::now() + LINGER);
+        let (mut tasks, until) = (tasks_of(&batches[0]), tick_after(Instant::now()));
         while tasks < MARKED_AT_ONCE
             && let Ok(Some(next)) = tokio::time::timeout_at(until, receiver.recv()).await
         {
