@@ -53,7 +53,7 @@ impl Daemon {
         std::fs::write(&file, config)?;
         command.args(["--pipelines", pipelines, "--http-listen", &http, "--grpc-listen", &grpc]).args(arguments);
         command.arg("--config").arg(file).arg("--data-dir").arg(folder.path().join("data"));
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        command.arg("--stop-with-stdin").stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
         let child = command.spawn().context("cannot start taskd")?;
         let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build()?;
         let mut daemon = Self { child, folder, http: format!("http://{http}"), grpc: format!("http://{grpc}"), client };

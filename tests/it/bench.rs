@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
 use nix::{
@@ -205,13 +205,38 @@ fn mistakes_are_one_line_and_exit_code_2() {
     assert!(code == 2 && stderr.lines().count() == 1 && stderr.contains("TMPDIR names another place"), "{stderr}");
 }
 
+/// A benchmark that is at work, with a taskd of its own.
+async fn busy(tmpdir: &Path) -> Child {
+    let mut bench = command(tmpdir, &["bench", "--tasks", "1000000"]);
+    let bench = bench.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("its taskd runs", async || processes(tmpdir).contains(&"redis-server".to_owned())).await;
+    bench
+}
+
+/// The names of the processes that have files under this folder open.
+fn processes(folder: &Path) -> Vec<String> {
+    let has_files_there = |pid: &u32| {
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        files.into_iter().any(|file| fs::read_link(file.path()).is_ok_and(|to| to.starts_with(folder)))
+    };
+    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let name = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+    pids.filter(has_files_there).map(name).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_benchmark_takes_its_taskd_and_its_redis_along() {
+    let tmp = folder();
+    let mut bench = busy(tmp.path()).await;
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    until("they ended", async || processes(tmp.path()).is_empty()).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_ends_its_taskd_and_removes_the_folder() {
     let tmp = folder();
-    let mut bench = command(tmp.path(), &["bench", "--tasks", "1000000"]);
-    let mut bench = bench.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let redis = || fs::read_dir(tmp.path()).unwrap().flatten().any(|made| made.path().join("data/redis.sock").exists());
-    until("its taskd runs", async || redis()).await;
+    let mut bench = busy(tmp.path()).await;
     kill(Pid::from_raw(bench.id().cast_signed()), Signal::SIGINT).unwrap();
     let mut ended = None;
     until("it ends", async || {

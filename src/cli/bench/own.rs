@@ -54,7 +54,9 @@ impl Own {
         }
         command.args(["--pipelines", "all", "--log-format", "json"]);
         command.args(["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--config"]).arg(config);
-        command.arg("--data-dir").arg(folder.data()).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        command.arg("--data-dir").arg(folder.data()).stdout(log.try_clone()?).stderr(log);
+        // The other end of the pipe ends with this process, even at a SIGKILL.
+        command.arg("--stop-with-stdin").stdin(Stdio::piped());
         // Ctrl-C on the terminal is for the benchmark, which then stops this taskd in order.
         command.process_group(0);
         let child = command.spawn().context("cannot start a taskd")?;
