@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Instant};
 
-use indicatif::ProgressBar;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    Run,
     args::Work,
     http::Counts,
     ledger::{Credits, Verdict},
@@ -20,6 +20,8 @@ use super::{
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Habit {
     Plain,
+    /// They complete all that they get, where more tasks wait than they are to complete.
+    Finishes,
     /// They note when they got each task.
     NotesTimes,
     /// They reject the first attempt of each task, and note when.
@@ -49,13 +51,13 @@ struct Ends {
 
 /// Lets the workers complete `total` tasks, or as many as they get before nothing moves any more.
 pub(super) async fn process(
-    server: &Server,
+    run: &Run<'_>,
     work: &Work,
     tasks: &Tasks,
     total: u32,
     habit: Habit,
-    bar: &ProgressBar,
 ) -> anyhow::Result<Processed> {
+    let (server, bar) = (&run.server, run.bar);
     let give_up = CancellationToken::new();
     let ends = Ends { all_done: give_up.child_token(), give_up };
     let last = Arc::new(Mutex::new(Instant::now()));
@@ -121,13 +123,13 @@ impl Working {
 
     /// Works until the tokens end it. `done` counts completions, and tells whether these were the last.
     async fn run(mut self, ends: Ends, done: impl Fn(usize) -> bool) -> anyhow::Result<Self> {
-        while let Some(tasks) = ends.all_done.run_until_cancelled(self.worker.get()).await {
+        while let Some(tasks) = self.get(&ends.all_done).await {
             let mut tasks = tasks?;
             let at = Instant::now();
             if self.habit == Habit::PassesOn {
                 tasks = self.pass_on(tasks).await?;
             }
-            if self.habit != Habit::Plain {
+            if matches!(self.habit, Habit::NotesTimes | Habit::PassesOn) {
                 self.handled.extend(tasks.iter().map(|task| (task.number, at)));
             }
             if tasks.is_empty() {
@@ -142,6 +144,16 @@ impl Working {
             }
         }
         Ok(self)
+    }
+
+    /// The next tasks; `None` at the end.
+    async fn get(&mut self, all_done: &CancellationToken) -> Option<anyhow::Result<Vec<Leased>>> {
+        match self.habit {
+            // Given up, an answer on its way would keep its tasks leased.
+            Habit::Finishes if all_done.is_cancelled() => None,
+            Habit::Finishes => Some(self.worker.get().await),
+            Habit::Plain | Habit::NotesTimes | Habit::PassesOn => all_done.run_until_cancelled(self.worker.get()).await,
+        }
     }
 
     /// Rejects first attempts; the tasks to complete.
