@@ -3,7 +3,6 @@
 use std::{
     fs::File,
     net::TcpListener,
-    path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -88,9 +87,9 @@ impl Daemon {
         })
     }
 
-    /// Of the database that it makes when it is told of no other.
-    pub(crate) fn database_file(&self) -> PathBuf {
-        self.folder.path().join("data/taskd.db")
+    /// The arguments with which `taskd bench` measures it.
+    pub(crate) fn arguments(&self) -> [&str; 4] {
+        ["--grpc", &self.grpc, "--http", &self.http]
     }
 
     /// Sends lines and reads their answers, as they come, to the last; `read` gets each.

@@ -170,7 +170,7 @@ const FLAT: &[&str] = &[
     "--many-workers",
     "40",
     "--many-queues",
-    "120",
+    "200",
     "--idle",
     "300ms",
 ];

@@ -15,7 +15,7 @@ use super::{
 
 /// The workers that many are compared with.
 const FEW_WORKERS: u16 = 10;
-/// What a start and the work before have left is done after this time.
+/// taskd finishes what a start and the work before have left within this time.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// Tasks that wait, and those that were done.
