@@ -6,10 +6,11 @@ use anyhow::{Context, ensure};
 use indicatif::HumanCount;
 
 use super::{
-    Run,
     args::{Phase, QUEUES_A_CALL, Work},
     insert::{Plan, insert_all},
     process::{Habit, process},
+    run::Run,
+    throughput,
     work::Tasks,
 };
 
@@ -37,7 +38,7 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         [] => return Ok(()),
     };
     idle(run, "idle").await?;
-    run.warm_up().await?;
+    throughput::warm_up(run).await?;
     let mut one = Backlog::new(run, "waiting", 1);
     let first = in_front_of(run, &mut one).await?;
     idle(run, "idle, with the most waiting").await?;

@@ -11,10 +11,10 @@ use std::{
 use tokio::task::JoinSet;
 
 use super::{
-    Run,
     args::{Phase, Work},
     progress,
     report::Report,
+    run::Run,
     work::{Inserted, Tasks, insert},
 };
 use crate::wire::pb::discovery_client::DiscoveryClient;

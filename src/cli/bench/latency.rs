@@ -7,9 +7,9 @@ use tokio::{runtime::Handle, sync::mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Run,
     args::{Phase, Work},
-    process::{Habit, Processed, process},
+    process::{Habit, Processed, completions, count, process},
+    run::Run,
     server::Server,
     work::{Inserted, Tasks, insert},
 };
@@ -35,8 +35,25 @@ struct Answered {
     inserted: Inserted,
 }
 
+/// Measures both ways to a handler.
+pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let work = &run.args.work;
+    let total = work.samples() + 1;
+    let tasks = run.tasks("latency", work);
+    run.step("latency", completions(total, work));
+    let processed = insert_to_handler(run, work, &tasks).await?;
+    count(run, "latency", work, &tasks, total, processed).await?;
+
+    // A replica alone: the next worker with the task is then the one that was waited for.
+    let work = Work { replicas: 1, ..work.clone() };
+    let tasks = run.tasks("rejected", &work);
+    run.step("latency of rejected tasks", completions(total, &work));
+    let processed = rejection_to_handler(run, &work, &tasks).await?;
+    count(run, "latency", &work, &tasks, total, processed).await.map(drop)
+}
+
 /// Inserts one task a call at the rate, and notes when each reached its workers.
-pub(super) async fn insert_to_handler(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<Processed> {
+async fn insert_to_handler(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<Processed> {
     let before = run.server.usage().await;
     let (sent, processed) = send_and_process(run, work, tasks, Habit::NotesTimes).await?;
     let used = run.server.usage().await.since(before);
@@ -52,7 +69,7 @@ pub(super) async fn insert_to_handler(run: &mut Run<'_>, work: &Work, tasks: &Ta
 }
 
 /// The same with workers that reject each task once: the time from that call to the next worker with the task.
-pub(super) async fn rejection_to_handler(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<Processed> {
+async fn rejection_to_handler(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<Processed> {
     let (_, processed) = send_and_process(run, work, tasks, Habit::PassesOn).await?;
     let samples = work.samples();
     let mut rejected = vec![None; samples as usize + 1];

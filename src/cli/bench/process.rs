@@ -7,12 +7,12 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Run,
     args::Work,
     http::Counts,
     ledger::{Credits, Verdict},
     progress::{LOOK_EVERY, Stall},
-    server::Server,
+    run::Run,
+    server::{Server, Usage},
     work::{Leased, Tasks, Worker},
 };
 
@@ -61,7 +61,7 @@ pub(super) async fn process(
     let give_up = CancellationToken::new();
     let ends = Ends { all_done: give_up.child_token(), give_up };
     let last = Arc::new(Mutex::new(Instant::now()));
-    let completions = u64::from(total) * u64::from(work.replicas);
+    let wanted = completions(total, work);
     let mut workers = JoinSet::new();
     for number in 0..work.workers {
         let worker = Worker::new(server.channel(number.into()), number, tasks, work.batch);
@@ -70,7 +70,7 @@ pub(super) async fn process(
             let mut last = last.lock();
             bar.inc(count as u64);
             *last = Instant::now();
-            bar.position() >= completions
+            bar.position() >= wanted
         };
         workers.spawn(Working::new(worker, habit).run(ends.clone(), done));
     }
@@ -167,8 +167,54 @@ impl Working {
     }
 }
 
+/// Lets workers complete all tasks, and counts. The last completion; the time and the CPU when SQL showed all.
+pub(super) async fn complete_all(
+    run: &mut Run<'_>,
+    phase: &str,
+    work: &Work,
+    tasks: &Tasks,
+    total: u32,
+    habit: Habit,
+) -> anyhow::Result<Option<(Instant, Instant, Usage)>> {
+    run.step(phase, completions(total, work));
+    let processed = process(run, work, tasks, total, habit).await?;
+    let last = processed.last;
+    let settled = count(run, phase, work, tasks, total, processed).await?;
+    Ok(settled.map(|(at, usage)| (last, at, usage)))
+}
+
+/// Checks that each task was completed as often as it must be; the time and the CPU when SQL showed it.
+pub(super) async fn count(
+    run: &mut Run<'_>,
+    phase: &str,
+    work: &Work,
+    tasks: &Tasks,
+    total: u32,
+    processed: Processed,
+) -> anyhow::Result<Option<(Instant, Usage)>> {
+    let totals = &mut run.report.totals;
+    totals.tasks += u64::from(total);
+    totals.completions += processed.credits.iter().map(|credits| credits.len() as u64).sum::<u64>();
+    totals.repeated_calls += u64::from(processed.repeated);
+    match check(&run.server, work, tasks, total, processed.credits).await? {
+        Ok(at) => Ok(Some((at, run.server.usage().await))),
+        Err(verdict) => {
+            let totals = &mut run.report.totals;
+            totals.lost += verdict.lost.len() as u64;
+            totals.doubled += verdict.doubled.len() as u64;
+            run.report.wrong(verdict.describe(phase, &tasks.queues[0]));
+            Ok(None)
+        }
+    }
+}
+
+/// The completions that the tasks take.
+pub(super) fn completions(tasks: u32, work: &Work) -> u64 {
+    u64::from(tasks) * u64::from(work.replicas)
+}
+
 /// Compares what the workers and SQL know of the tasks: when SQL showed all of them completed, or what is wrong.
-pub(super) async fn check(
+async fn check(
     server: &Server,
     work: &Work,
     tasks: &Tasks,

@@ -5,17 +5,18 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 
 use super::{
-    Run,
     args::{Phase, Work},
     insert::{Plan, SETTLE, insert_all},
-    process::Habit,
+    process::{Habit, complete_all},
+    run::Run,
+    throughput,
     work::Worker,
 };
 
 pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let seconds = run.server.ready_after.map(|time| time.as_secs_f64());
     run.report.figure(Phase::Start, "from start to ready, empty folder", "s", seconds, None);
-    run.warm_up().await?;
+    throughput::warm_up(run).await?;
 
     let work = Work { replicas: 1, ..run.args.work.clone() };
     let (tasks, total) = (run.tasks("rebuilt", &work), u64::from(work.tasks));
@@ -33,5 +34,5 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let back = back.context("gave up: not all tasks can be claimed again after the loss")?;
     let used = run.server.usage().await.since(before);
     run.report.rate(Phase::Start, "claimable again after FLUSHALL", work.tasks, back - began, Some(used));
-    run.process("start", &work, &tasks, work.tasks, Habit::Plain).await.map(drop)
+    complete_all(run, "start", &work, &tasks, work.tasks, Habit::Plain).await.map(drop)
 }
