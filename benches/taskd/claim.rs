@@ -7,6 +7,7 @@ use anyhow::{Context, ensure};
 use bytes::Bytes;
 use futures::future;
 use prost::Message as _;
+use tokio::task::JoinSet;
 
 use taskd::{
     model::{Offset, QueueName, ShardId, TaskId, WorkerName},
@@ -133,7 +134,7 @@ fn cells(scale: &Scale) -> Vec<Cell> {
 impl Bed {
     pub(crate) async fn start() -> anyhow::Result<Self> {
         let server = RedisServer::start().await?;
-        // A disk's fsync would hide what the script costs; `flow` has it in.
+        // A disk's fsync would hide what the script costs; `command` has it in.
         server.set("appendfsync", "everysec").await?;
         let redis = Redis::connect(server.url(), PREFIX).await?;
         let queue = Queue::new(redis.clone());
@@ -271,6 +272,12 @@ impl Bed {
     }
 
     pub(crate) async fn claim(&self, shard: &Shard, worker: &WorkerName, most: usize) -> anyhow::Result<Vec<Leased>> {
+        let tasks = self.claim_some(shard, worker, most).await?;
+        ensure!(tasks.len() == most, "a claim got {} tasks instead of {most}", tasks.len());
+        Ok(tasks)
+    }
+
+    async fn claim_some(&self, shard: &Shard, worker: &WorkerName, most: usize) -> anyhow::Result<Vec<Leased>> {
         let claim = Claim {
             worker: worker.clone(),
             max_tasks: most,
@@ -279,9 +286,7 @@ impl Bed {
             lease: None,
             priority: None,
         };
-        let tasks = self.queue.worker.claim(shard, claim).await?.deliver();
-        ensure!(tasks.len() == most, "a claim got {} tasks instead of {most}", tasks.len());
-        Ok(tasks)
+        Ok(self.queue.worker.claim(shard, claim).await?.deliver())
     }
 
     pub(crate) async fn complete(&self, worker: &WorkerName, tasks: Vec<Leased>) -> anyhow::Result<()> {
@@ -334,6 +339,38 @@ impl Bed {
         }
         Ok(())
     }
+}
+
+/// Claims and completions by taskd's own scripts, at fsync always and without gRPC and SQL: tasks a second.
+pub(crate) async fn cycle(callers: usize, batch: usize, tasks: usize) -> anyhow::Result<f64> {
+    let mut bed = Bed::start().await?;
+    bed.server.set("appendfsync", "always").await?;
+    let (shard, _) = bed.fill(1, tasks).await?;
+    let (shard, bed) = (bed.shard(&shard)?, Arc::new(bed));
+    let mut workers = JoinSet::new();
+    let began = Instant::now();
+    for number in 0..callers {
+        let (shard, bed, worker) =
+            (Arc::clone(&shard), Arc::clone(&bed), WorkerName::new(&format!("worker-{number}"))?);
+        workers.spawn(async move {
+            let mut done = 0;
+            loop {
+                let tasks = bed.claim_some(&shard, &worker, batch).await?;
+                if tasks.is_empty() {
+                    return anyhow::Ok(done);
+                }
+                done += tasks.len();
+                bed.complete(&worker, tasks).await?;
+            }
+        });
+    }
+    let mut done = 0;
+    while let Some(ended) = workers.join_next().await {
+        done += ended??;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    ensure!(done == tasks, "the scripts completed {done} of {tasks} tasks");
+    Ok(tasks as f64 / seconds)
 }
 
 /// A key of the lane of medium priority.
@@ -398,7 +435,7 @@ fn claim_table(cells: &[Cell]) -> Table {
         bench: "claim",
         title: "claim: µs of one call by how many tasks wait",
         conditions: "`taskd::queue::Queue` on a redis-server of its own, appendfsync everysec (a claim's fsync would \
-                     hide its cost; `flow` has it in), one connection, one call at a time, the median call of each \
+                     hide its cost; `command` has it in), one connection, one call at a time, the median call of each \
                      run. tail: workers that never claimed; middle: a worker that has passed half of the elements."
             .into(),
         references: vec!["fewest wait".into(), "fewest wait, inside Redis".into(), "EVALSHA".into()],

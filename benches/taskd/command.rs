@@ -1,10 +1,13 @@
-//! `taskd bench`, the command that users have, beside the least that Redis must do for the same work in the same run.
+//! `taskd bench`, the command that users have, beside the least that Redis, SQLite and gRPC must do for the same work
+//! in the same run.
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use tokio::process::Command;
 
 use crate::{
+    claim,
+    daemon::Daemon,
     limits,
     progress::Progress,
     report::{Row, Runs, Table, Unit, quantile},
@@ -13,13 +16,24 @@ use crate::{
 
 /// As the command has it by default.
 const CALLERS: usize = 64;
+const CONNECTIONS: usize = 4;
 const BATCH: usize = 100;
+/// Rows of a transaction: taskd gathers as many from its callers.
+const ROWS: usize = 1000;
+/// Callers that keep one Redis busy with taskd's scripts.
+const SCRIPT_CALLERS: usize = 16;
 
 #[derive(Default)]
 struct Limits {
+    ping: Runs,
     insert: Runs,
     cycle: Runs,
     cycle_one: Runs,
+    scripts: Runs,
+    scripts_one: Runs,
+    sqlite: Runs,
+    /// Two empty calls a task.
+    grpc: Runs,
     p50: Runs,
     p99: Runs,
 }
@@ -33,40 +47,59 @@ struct Figures {
     settled: Runs,
     completed_one: Runs,
     settled_one: Runs,
+    rebuilt: Runs,
     p50: Runs,
     p99: Runs,
     passed_p50: Runs,
     passed_p99: Runs,
+    /// Of the phases flat and start, as the command prints them.
+    compared: Vec<Compared>,
+}
+
+struct Compared {
+    figure: String,
+    value: Runs,
+    ratio: Option<Runs>,
 }
 
 pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Table>> {
     let (mut limits, mut figures) = (Limits::default(), Figures::default());
     for run in 1..=scale.runs {
         let step = |what: &str| progress.step(format!("command, run {run} of {}: {what}", scale.runs));
-        step("limits of Redis");
-        measure_redis(&mut limits, scale).await?;
+        step("limits");
+        measure_limits(&mut limits, scale).await?;
         step("taskd bench");
-        let many = bench(&["--tasks", &scale.flow_tasks.to_string(), "--batch", &BATCH.to_string()]).await?;
+        let many = bench(&["--tasks", &scale.tasks.to_string(), "--batch", &BATCH.to_string()]).await?;
         step("taskd bench, 1 a call");
-        let one = bench(&["process", "--tasks", &scale.flow_single_tasks.to_string(), "--batch", "1"]).await?;
-        figures.add(&many, &one)?;
+        let one = bench(&["process", "--tasks", &scale.single_tasks.to_string(), "--batch", "1"]).await?;
+        step("taskd bench flat start");
+        let rebuilt = scale.rebuilt.to_string();
+        let compared = bench(&[&["flat", "start", "--tasks", &rebuilt], scale.compared].concat()).await?;
+        figures.add(&many, &one, &compared)?;
     }
-    Ok(vec![throughput(scale, &limits, &figures), latency(&limits, &figures)])
+    Ok(vec![throughput(scale, &limits, &figures), latency(&limits, &figures), compared_table(&figures)])
 }
 
-async fn measure_redis(limits: &mut Limits, scale: &Scale) -> anyhow::Result<()> {
+async fn measure_limits(limits: &mut Limits, scale: &Scale) -> anyhow::Result<()> {
     let redis = limits::Redis::start().await?;
-    limits.insert.push(redis.insert(CALLERS, BATCH, scale.flow_tasks)?);
-    limits.cycle.push(redis.cycle(CALLERS, BATCH, scale.flow_tasks)?);
-    limits.cycle_one.push(redis.cycle(CALLERS, 1, scale.flow_single_tasks)?);
+    limits.ping.push(redis.ping(CALLERS, scale.single_tasks)?);
+    limits.insert.push(redis.insert(CALLERS, BATCH, scale.tasks)?);
+    limits.cycle.push(redis.cycle(CALLERS, BATCH, scale.tasks)?);
+    limits.cycle_one.push(redis.cycle(CALLERS, 1, scale.single_tasks)?);
     let micros = redis.hand_over(scale.latency_samples)?;
     limits.p50.push(quantile(&micros, 0.5));
     limits.p99.push(quantile(&micros, 0.99));
-    Ok(())
+    limits.scripts.push(claim::cycle(SCRIPT_CALLERS, BATCH, scale.tasks).await?);
+    limits.scripts_one.push(claim::cycle(CALLERS, 1, scale.single_tasks).await?);
+    limits.sqlite.push(limits::Sqlite::start().await?.insert(ROWS, scale.tasks).await?);
+    let daemon = Daemon::start().await?;
+    let calls = limits::grpc(&daemon.channels(CONNECTIONS).await?, CALLERS, 2 * scale.single_tasks).await?;
+    limits.grpc.push(calls / 2.0);
+    daemon.stop().await
 }
 
-/// One run with a taskd of the command's own. A count that is wrong is an error.
-async fn bench(arguments: &[&str]) -> anyhow::Result<Value> {
+/// One run of the command. A count that is wrong is an error.
+pub(crate) async fn bench(arguments: &[&str]) -> anyhow::Result<Value> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
     command.arg("bench").args(arguments).args(["--runs", "1", "--json"]);
     let output = command.output().await.context("cannot start taskd")?;
@@ -74,8 +107,24 @@ async fn bench(arguments: &[&str]) -> anyhow::Result<Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
+/// Tasks a second, as the command reports them.
+pub(crate) fn rate_of(report: &Value, phase: &str, measure: &str) -> anyhow::Result<f64> {
+    let mut rates = report["rates"].as_array().into_iter().flatten();
+    let rate = rates.find(|rate| rate["phase"] == phase && rate["measure"] == measure);
+    let rate = rate.and_then(|rate| rate["per_second"]["median"].as_f64());
+    rate.with_context(|| format!("taskd bench has no figure {phase} {measure}"))
+}
+
+/// A latency in µs.
+pub(crate) fn latency_of(report: &Value, measure: &str, quantile: &str) -> anyhow::Result<f64> {
+    let mut latencies = report["latency_ms"].as_array().into_iter().flatten();
+    let latency = latencies.find(|latency| latency["measure"] == measure);
+    let millis = latency.and_then(|latency| latency[quantile]["median"].as_f64());
+    Ok(millis.with_context(|| format!("taskd bench has no {measure} {quantile}"))? * 1e3)
+}
+
 impl Figures {
-    fn add(&mut self, many: &Value, one: &Value) -> anyhow::Result<()> {
+    fn add(&mut self, many: &Value, one: &Value, compared: &Value) -> anyhow::Result<()> {
         for (runs, report, phase, measure) in [
             (&mut self.accepted, many, "insert", "accepted"),
             (&mut self.claimable, many, "insert", "claimable"),
@@ -84,11 +133,9 @@ impl Figures {
             (&mut self.settled, many, "process", "settled in SQL"),
             (&mut self.completed_one, one, "process", "completed"),
             (&mut self.settled_one, one, "process", "settled in SQL"),
+            (&mut self.rebuilt, compared, "start", "claimable again after FLUSHALL"),
         ] {
-            let rates = report["rates"].as_array().into_iter().flatten();
-            let mut found = rates.filter(|rate| rate["phase"] == phase && rate["measure"] == measure);
-            let rate = found.next().and_then(|rate| rate["per_second"]["median"].as_f64());
-            runs.push(rate.with_context(|| format!("taskd bench has no figure {phase} {measure}"))?);
+            runs.push(rate_of(report, phase, measure)?);
         }
         for (runs, measure, quantile) in [
             (&mut self.p50, "insert to handler", "p50"),
@@ -96,49 +143,75 @@ impl Figures {
             (&mut self.passed_p50, "rejection to handler", "p50"),
             (&mut self.passed_p99, "rejection to handler", "p99"),
         ] {
-            let mut latencies = many["latency_ms"].as_array().into_iter().flatten();
-            let latency = latencies.find(|latency| latency["measure"] == measure);
-            let millis = latency.and_then(|latency| latency[quantile]["median"].as_f64());
-            runs.push(millis.with_context(|| format!("taskd bench has no {measure} {quantile}"))? * 1e3);
+            runs.push(latency_of(many, measure, quantile)?);
+        }
+        for figure in compared["figures"].as_array().into_iter().flatten() {
+            self.compare(figure);
         }
         Ok(())
     }
+
+    fn compare(&mut self, figure: &Value) {
+        let text = |field: &str| figure[field].as_str().unwrap_or_default();
+        let beside = figure["reference"].as_str().map(|name| format!(" ÷ {name}")).unwrap_or_default();
+        let name = format!("{}: {}{beside}, {}", text("phase"), text("measure"), text("unit"));
+        let place = self.compared.iter().position(|one| one.figure == name).unwrap_or_else(|| {
+            self.compared.push(Compared { figure: name, value: Runs::default(), ratio: None });
+            self.compared.len() - 1
+        });
+        let one = &mut self.compared[place];
+        one.value.0.extend(figure["value"]["median"].as_f64());
+        if let Some(ratio) = figure["ratio"]["median"].as_f64() {
+            one.ratio.get_or_insert_default().push(ratio);
+        }
+    }
 }
 
-fn row(figure: impl Into<String>, unit: Unit, runs: &Runs, limit: Option<&Runs>) -> Row {
-    Row { figure: figure.into(), unit, runs: runs.clone(), ratios: vec![limit.map(|limit| runs.over(limit))] }
+fn row(figure: impl Into<String>, unit: Unit, runs: &Runs, limits: &[Option<&Runs>]) -> Row {
+    let ratios = limits.iter().map(|limit| limit.map(|limit| runs.over(limit))).collect();
+    Row { figure: figure.into(), unit, runs: runs.clone(), ratios }
 }
 
 fn throughput(scale: &Scale, limits: &Limits, figures: &Figures) -> Table {
-    let row = |figure: String, runs, limit| row(figure, Unit::PerSecond, runs, limit);
+    let row = |figure: String, runs, limits: [Option<&Runs>; 4]| row(figure, Unit::PerSecond, runs, &limits);
+    let limit = |figure: String, runs| row(figure, runs, [None; 4]);
     let (insert, cycle, one) = (Some(&limits.insert), Some(&limits.cycle), Some(&limits.cycle_one));
+    let (scripts, scripts_one) = (Some(&limits.scripts), Some(&limits.scripts_one));
+    let (sqlite, grpc) = (Some(&limits.sqlite), Some(&limits.grpc));
     Table {
         bench: "command",
         title: "taskd bench: tasks a second",
         conditions: format!(
             "`taskd bench` with a taskd of its own on embedded defaults: Redis appendfsync always, SQLite synchronous \
-             FULL. {} tasks, {BATCH} a call; 1 a call: {} tasks. {CALLERS} inserts in flight, {CALLERS} workers. \
-             Redis at the same durability, in the same batches, from {CALLERS} connections.",
-            scale.flow_tasks, scale.flow_single_tasks
+             FULL. {} tasks, {BATCH} a call; 1 a call: {} tasks. {CALLERS} inserts in flight, {CALLERS} workers, \
+             {CONNECTIONS} gRPC connections. Limits at the same durability, in the same batches, from {CALLERS} \
+             connections; scripts: {SCRIPT_CALLERS} callers of 100, or {CALLERS} of 1. Rebuild: {} tasks.",
+            scale.tasks, scale.single_tasks, scale.rebuilt
         ),
-        references: vec!["Redis".into()],
+        references: vec!["Redis".into(), "scripts".into(), "SQLite".into(), "gRPC".into()],
         rows: vec![
-            row(format!("limit: Redis, LPUSH of {BATCH}"), &limits.insert, None),
-            row(format!("limit: Redis, XREADGROUP, XACK + XDEL, {BATCH} a call"), &limits.cycle, None),
-            row("limit: Redis, the same, 1 a call".into(), &limits.cycle_one, None),
-            row("insert → accepted".into(), &figures.accepted, insert),
-            row("insert → claimable".into(), &figures.claimable, insert),
-            row("duplicates → answered".into(), &figures.known, insert),
-            row(format!("process → completed, {BATCH} a call"), &figures.completed, cycle),
-            row(format!("process → settled in SQL, {BATCH} a call"), &figures.settled, cycle),
-            row("process → completed, 1 a call".into(), &figures.completed_one, one),
-            row("process → settled in SQL, 1 a call".into(), &figures.settled_one, one),
+            limit("limit: Redis, PING".into(), &limits.ping),
+            limit(format!("limit: Redis, LPUSH of {BATCH}"), &limits.insert),
+            limit(format!("limit: Redis, XREADGROUP, XACK + XDEL, {BATCH} a call"), &limits.cycle),
+            limit("limit: Redis, the same, 1 a call".into(), &limits.cycle_one),
+            limit(format!("limit: taskd's scripts alone, claim + complete, {BATCH} a call"), &limits.scripts),
+            limit("limit: the same, 1 a call".into(), &limits.scripts_one),
+            limit(format!("limit: SQLite, {ROWS} rows a transaction"), &limits.sqlite),
+            limit("limit: gRPC, two empty calls a task".into(), &limits.grpc),
+            row("insert → accepted".into(), &figures.accepted, [insert, None, sqlite, None]),
+            row("insert → claimable".into(), &figures.claimable, [insert, None, sqlite, None]),
+            row("duplicates → answered".into(), &figures.known, [insert, None, None, None]),
+            row(format!("process → completed, {BATCH} a call"), &figures.completed, [cycle, scripts, None, None]),
+            row(format!("process → settled in SQL, {BATCH} a call"), &figures.settled, [cycle, scripts, sqlite, None]),
+            row("process → completed, 1 a call".into(), &figures.completed_one, [one, scripts_one, None, grpc]),
+            row("process → settled in SQL, 1 a call".into(), &figures.settled_one, [one, scripts_one, sqlite, grpc]),
+            row("rebuild after FLUSHALL → claimable".into(), &figures.rebuilt, [insert, None, None, None]),
         ],
     }
 }
 
 fn latency(limits: &Limits, figures: &Figures) -> Table {
-    let row = |figure: &str, runs, limit| row(figure, Unit::Micros, runs, limit);
+    let row = |figure: &str, runs, limit| row(figure, Unit::Micros, runs, &[limit]);
     Table {
         bench: "command",
         title: "taskd bench: latency at 500 tasks a second, one a call",
@@ -152,5 +225,21 @@ fn latency(limits: &Limits, figures: &Figures) -> Table {
             row("rejection → handler, p50", &figures.passed_p50, Some(&limits.p50)),
             row("rejection → handler, p99", &figures.passed_p99, Some(&limits.p99)),
         ],
+    }
+}
+
+fn compared_table(figures: &Figures) -> Table {
+    let rows = figures.compared.iter().map(|one| Row {
+        figure: one.figure.clone(),
+        unit: Unit::Plain,
+        runs: one.value.clone(),
+        ratios: vec![one.ratio.clone()],
+    });
+    Table {
+        bench: "command",
+        title: "taskd bench: flat and start",
+        conditions: "`taskd bench flat start`, as above; 10 workers, 100 a call unless said.".into(),
+        references: vec!["the first".into()],
+        rows: rows.collect(),
     }
 }

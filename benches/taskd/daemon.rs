@@ -3,7 +3,6 @@
 use std::{
     fs::File,
     net::TcpListener,
-    path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -53,7 +52,7 @@ impl Daemon {
         std::fs::write(&file, config)?;
         command.args(["--pipelines", pipelines, "--http-listen", &http, "--grpc-listen", &grpc]).args(arguments);
         command.arg("--config").arg(file).arg("--data-dir").arg(folder.path().join("data"));
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        command.arg("--stop-with-stdin").stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
         let child = command.spawn().context("cannot start taskd")?;
         let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build()?;
         let mut daemon = Self { child, folder, http: format!("http://{http}"), grpc: format!("http://{grpc}"), client };
@@ -88,9 +87,9 @@ impl Daemon {
         })
     }
 
-    /// Of the database that it makes when it is told of no other.
-    pub(crate) fn database_file(&self) -> PathBuf {
-        self.folder.path().join("data/taskd.db")
+    /// The arguments with which `taskd bench` measures it.
+    pub(crate) fn arguments(&self) -> [&str; 4] {
+        ["--grpc", &self.grpc, "--http", &self.http]
     }
 
     /// Sends lines and reads their answers, as they come, to the last; `read` gets each.

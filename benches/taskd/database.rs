@@ -9,44 +9,27 @@ use std::{
 };
 
 use anyhow::ensure;
-use sqlx::{AssertSqlSafe, ConnectOptions, MySqlConnection, QueryBuilder, Row, SqliteConnection};
+use sqlx::{AssertSqlSafe, MySqlConnection, QueryBuilder, Row};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use crate::{limits::take, lines, servers::connect};
 
 /// A taskd's, asked past it.
-pub(crate) enum Database {
-    Mysql(Box<MySqlConnection>),
-    Sqlite(Box<SqliteConnection>),
-}
+pub(crate) struct Database(MySqlConnection);
 
 /// Rows of one look, as a repair takes them.
 const PAGE: usize = 1000;
 
 impl Database {
-    pub(crate) async fn mysql(url: &str) -> anyhow::Result<Self> {
-        Ok(Self::Mysql(Box::new(connect(url).await?)))
-    }
-
-    pub(crate) async fn sqlite(file: &std::path::Path) -> anyhow::Result<Self> {
-        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file).read_only(true);
-        Ok(Self::Sqlite(Box::new(options.disable_statement_logging().connect().await?)))
-    }
-
-    /// Results that are stored.
-    async fn results(&mut self) -> anyhow::Result<i64> {
-        let count = "SELECT COUNT(*) FROM results";
-        Ok(match self {
-            Self::Mysql(conn) => sqlx::query_scalar(count).fetch_one(&mut **conn).await?,
-            Self::Sqlite(conn) => sqlx::query_scalar(count).fetch_one(&mut **conn).await?,
-        })
+    pub(crate) async fn connect(url: &str) -> anyhow::Result<Self> {
+        Ok(Self(connect(url).await?))
     }
 
     pub(crate) async fn wait_for_results(&mut self, wanted: usize) -> anyhow::Result<()> {
         let deadline = Instant::now() + Duration::from_secs(120);
         loop {
-            let results = self.results().await?;
+            let results: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM results").fetch_one(&mut self.0).await?;
             if usize::try_from(results)? == wanted {
                 return Ok(());
             }
@@ -61,20 +44,10 @@ impl Database {
         let (mut last, mut read) = (Vec::new(), 0);
         let began = Instant::now();
         loop {
-            let query = AssertSqlSafe(page.clone());
-            let ids: Vec<Vec<u8>> = match self {
-                Self::Mysql(conn) => {
-                    let rows = sqlx::query(query).bind(last).fetch_all(&mut **conn).await?;
-                    rows.iter().map(|row| row.try_get("id")).collect::<Result<_, _>>()?
-                }
-                Self::Sqlite(conn) => {
-                    let rows = sqlx::query(query).bind(last).fetch_all(&mut **conn).await?;
-                    rows.iter().map(|row| row.try_get("id")).collect::<Result<_, _>>()?
-                }
-            };
-            read += ids.len();
-            match ids.into_iter().next_back() {
-                Some(id) => last = id,
+            let rows = sqlx::query(AssertSqlSafe(page.clone())).bind(last).fetch_all(&mut self.0).await?;
+            read += rows.len();
+            match rows.last() {
+                Some(row) => last = row.try_get("id")?,
                 None => break,
             }
         }

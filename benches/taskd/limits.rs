@@ -6,7 +6,7 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::ensure;
@@ -18,11 +18,7 @@ use sqlx::{
 use tonic::transport::Channel;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
-use crate::{
-    redis_server::RedisServer,
-    report::quantile,
-    work::{Work, pause},
-};
+use crate::{redis_server::RedisServer, work::pause};
 
 /// Of a task with a payload of 100 bytes: what stands in Redis.
 const ELEMENT: [u8; 200] = [b'x'; 200];
@@ -90,7 +86,7 @@ impl Redis {
         let done = AtomicUsize::new(0);
         let began = Instant::now();
         on_threads(&mut connections, |number, conn| {
-            let read = read(number, batch, None);
+            let read = read(number, batch);
             while let ids @ [_, ..] = &read_ids(conn.req_packed_command(&read)?)[..] {
                 end(conn, ids)?;
                 done.fetch_add(ids.len(), Relaxed);
@@ -100,36 +96,6 @@ impl Redis {
         let seconds = began.elapsed().as_secs_f64();
         ensure!(done.load(Relaxed) == tasks, "Redis handed out {} of {tasks}", done.load(Relaxed));
         Ok(tasks as f64 / seconds)
-    }
-
-    /// Both at once.
-    pub(crate) fn whole(&self, work: &Work) -> anyhow::Result<f64> {
-        let Work { tasks, inserters, insert_batch, workers, batch } = *work;
-        let mut connections = self.connect(inserters + workers)?;
-        let (left, done) = (AtomicUsize::new(tasks / insert_batch), AtomicUsize::new(0));
-        let began = Instant::now();
-        let ended = Mutex::new(began);
-        on_threads(&mut connections, |number, conn| {
-            if number < inserters {
-                while take(&left, 1) > 0 {
-                    add(conn, insert_batch)?;
-                }
-                return Ok(());
-            }
-            let read = read(number, batch, Some(Duration::from_millis(100)));
-            while done.load(Relaxed) < tasks {
-                let ids = read_ids(conn.req_packed_command(&read)?);
-                if !ids.is_empty() {
-                    end(conn, &ids)?;
-                    if done.fetch_add(ids.len(), Relaxed) + ids.len() == tasks {
-                        *ended.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-                    }
-                }
-            }
-            Ok(())
-        })?;
-        let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok(tasks as f64 / (ended - began).as_secs_f64())
     }
 
     /// From before an LPUSH to the answer of a BLPOP that waits for it, in µs.
@@ -186,13 +152,10 @@ fn add(conn: &mut Connection, count: usize) -> anyhow::Result<()> {
     Ok(pipe.exec(conn)?)
 }
 
-fn read(caller: usize, batch: usize, block: Option<Duration>) -> Vec<u8> {
+fn read(caller: usize, batch: usize) -> Vec<u8> {
     let mut read = redis::cmd("XREADGROUP");
-    read.arg("GROUP").arg(GROUP).arg(caller).arg("COUNT").arg(batch);
-    if let Some(block) = block {
-        read.arg("BLOCK").arg(block.as_millis() as u64);
-    }
-    read.arg("STREAMS").arg(STREAM).arg(">").get_packed_command()
+    read.arg("GROUP").arg(GROUP).arg(caller).arg("COUNT").arg(batch).arg("STREAMS").arg(STREAM).arg(">");
+    read.get_packed_command()
 }
 
 /// The ids in the answer of an XREADGROUP of one stream.
@@ -273,18 +236,6 @@ impl Sqlite {
             self.insert_batch(batch).await?;
         }
         Ok(rows as f64 / began.elapsed().as_secs_f64())
-    }
-
-    /// The median of one row's transaction, in µs.
-    pub(crate) async fn insert_one(&mut self, samples: usize) -> anyhow::Result<f64> {
-        let mut micros = Vec::new();
-        for sample in 0..samples {
-            tokio::time::sleep(pause(sample)).await;
-            let began = Instant::now();
-            self.insert_batch(1).await?;
-            micros.push(began.elapsed().as_secs_f64() * 1e6);
-        }
-        Ok(quantile(&micros, 0.5))
     }
 }
 

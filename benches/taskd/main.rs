@@ -11,7 +11,7 @@ mod claim;
 mod command;
 mod daemon;
 mod database;
-mod flow;
+mod delay;
 mod folder;
 mod kafka;
 mod limits;
@@ -40,7 +40,7 @@ use scale::Scale;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: command, flow, claim, queues, production
+    /// Only the benchmarks whose name contains this: command, delay, claim, queues, production
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
     #[arg(long)]
@@ -86,8 +86,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     if wanted("command") {
         show(form, &command::run(&scale, &Progress::new()).await?);
     }
-    if wanted("flow") {
-        show(form, &flow::run(&scale, &Progress::new()).await?);
+    if wanted("delay") {
+        show(form, &delay::run(&scale, &Progress::new()).await?);
     }
     if wanted("claim") {
         show(form, &claim::run(&scale, &Progress::new()).await?);

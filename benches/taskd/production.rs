@@ -11,7 +11,7 @@ use crate::{
     database, kafka, limits,
     lines::{CONFIG, CONNECTIONS, QUEUE, insert},
     progress::Progress,
-    rebuild::Rebuilds,
+    rebuild::Rebuild,
     report::{Row, Runs, Table, Unit},
     scale::Scale,
     servers::{Place, Servers},
@@ -39,7 +39,7 @@ struct Figures {
 pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Table>> {
     progress.step("production: waiting for MariaDB and Kafka".to_owned());
     let servers = Servers::find().await?;
-    let (mut limits, mut figures, mut rebuilds) = (Limits::default(), Figures::default(), Rebuilds::default());
+    let (mut limits, mut figures, mut rebuild) = (Limits::default(), Figures::default(), Rebuild::default());
     for run in 1..=scale.runs {
         let step = |what: &str| progress.step(format!("production, run {run} of {}: {what}", scale.runs));
         let place = Place::make(&servers).await?;
@@ -49,13 +49,11 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
         done.and(removed)?;
 
         let place = Place::make(&servers).await?;
-        let done = fanout_and_rebuild(&place, scale.rebuilt, &step, &mut limits, &mut figures, &mut rebuilds).await;
+        let done = fanout_and_rebuild(&place, scale.rebuilt, &step, &mut limits, &mut figures, &mut rebuild).await;
         let removed = place.remove().await;
         done.and(removed)?;
-        step("Redis is lost, with Redis Streams and SQLite");
-        rebuilds.embedded(scale.rebuilt).await?;
     }
-    Ok(vec![table(scale, &servers, &limits, &figures), rebuilds.table(scale.rebuilt)])
+    Ok(vec![table(scale, &servers, &limits, &figures), rebuild.table(scale.rebuilt)])
 }
 
 async fn inserts(place: &Place<'_>, count: usize, limits: &mut Limits, figures: &mut Figures) -> anyhow::Result<()> {
@@ -84,7 +82,7 @@ async fn fanout_and_rebuild(
     step: &impl Fn(&str),
     limits: &mut Limits,
     figures: &mut Figures,
-    rebuilds: &mut Rebuilds,
+    rebuild: &mut Rebuild,
 ) -> anyhow::Result<()> {
     step("insert without a fanout");
     let arguments = place.arguments()?;
@@ -108,7 +106,7 @@ async fn fanout_and_rebuild(
     fanout.stop().await?;
 
     step("Redis is lost, with Kafka and MariaDB");
-    rebuilds.production(place, count).await
+    rebuild.measure(place, count).await
 }
 
 /// From the first enqueue that is seen to the last.

@@ -18,10 +18,10 @@ use tonic::transport::Channel;
 use crate::{
     claim::Bed,
     daemon::{Counts, Daemon, Used},
-    flow::{WAIT, complete, new_task},
     progress::Progress,
     report::{Row, Runs, Table, Unit, quantile},
     scale::Scale,
+    work::{WAIT, complete, new_task},
 };
 
 const MANY: &str = "max_queues = 20000";

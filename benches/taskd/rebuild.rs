@@ -10,8 +10,7 @@ use crate::{
     daemon::{Counts, Daemon},
     database::Database,
     limits,
-    lines::{CONFIG, FOR_TWO, QUEUE, insert},
-    redis_server::RedisServer,
+    lines::{CONFIG, FOR_TWO, QUEUE},
     report::{Row, Runs, Table, Unit},
     servers::Place,
 };
@@ -23,68 +22,16 @@ const PER: f64 = 100_000.0;
 
 /// Seconds for 100,000 tasks.
 #[derive(Default)]
-struct Rebuild {
+pub(crate) struct Rebuild {
     limit: Runs,
     took: Runs,
 }
 
-#[derive(Default)]
-pub(crate) struct Rebuilds {
-    production: Rebuild,
-    embedded: Rebuild,
-}
-
-impl Rebuilds {
-    /// Where `count` tasks wait already.
-    pub(crate) async fn production(&mut self, place: &Place<'_>, count: usize) -> anyhow::Result<()> {
-        let daemon = Daemon::start_as("all", &place.arguments()?, CONFIG).await?;
-        let database = Database::mysql(&place.database_url()?).await?;
-        self.production.measure(daemon, database, &place.redis, count).await
-    }
-
-    pub(crate) async fn embedded(&mut self, count: usize) -> anyhow::Result<()> {
-        // As embedded, but where FLUSHALL reaches it.
-        let redis = RedisServer::start().await?;
-        let arguments = ["--redis-url".to_owned(), redis.url().to_owned()];
-        let daemon = Daemon::start_as("all", &arguments, CONFIG).await?;
-        insert(&daemon, QUEUE, count, "CREATED").await?;
-        let database = Database::sqlite(&daemon.database_file()).await?;
-        self.embedded.measure(daemon, database, &redis, count).await
-    }
-
-    pub(crate) fn table(&self, count: usize) -> Table {
-        let row = |figure: &str, runs: &Runs, limit: Option<&Runs>| {
-            let ratios = vec![limit.map(|limit| runs.over(limit))];
-            Row { figure: figure.to_owned(), unit: Unit::Seconds, runs: runs.clone(), ratios }
-        };
-        let Self { production, embedded } = self;
-        Table {
-            bench: "rebuild",
-            title: "rebuild: seconds for 100,000 tasks after FLUSHALL",
-            conditions: format!(
-                "{count} unfinished tasks in Redis, one in {IN_HAND} in a worker's hand, one in {FOR_TWO} of those \
-                 completed by one of two workers. From FLUSHALL until /v1/queues shows all of them waiting; taskd \
-                 notices by itself.",
-            ),
-            references: vec!["SELECT + LPUSH".into()],
-            rows: vec![
-                row("limit: MariaDB, SELECT of the rows; Redis, LPUSH of 1000", &production.limit, None),
-                row("limit: SQLite, the same", &embedded.limit, None),
-                row("rebuild on MariaDB and Kafka", &production.took, Some(&production.limit)),
-                row("rebuild on SQLite and Redis Streams", &embedded.took, Some(&embedded.limit)),
-            ],
-        }
-    }
-}
-
 impl Rebuild {
-    async fn measure(
-        &mut self,
-        daemon: Daemon,
-        mut database: Database,
-        redis: &RedisServer,
-        count: usize,
-    ) -> anyhow::Result<()> {
+    /// Where `count` tasks wait already.
+    pub(crate) async fn measure(&mut self, place: &Place<'_>, count: usize) -> anyhow::Result<()> {
+        let daemon = Daemon::start_as("all", &place.arguments()?, CONFIG).await?;
+        let mut database = Database::connect(&place.database_url()?).await?;
         let all = Counts { waiting: count as u64, ..Counts::default() };
         daemon.wait_for(QUEUE, all).await?;
         let rows = database.read_tasks(count).await?;
@@ -94,7 +41,7 @@ impl Rebuild {
         let mut worker = TasksClient::new(daemon.channels(1).await?.remove(0));
         let credited = take_in_hand(&mut worker, count / IN_HAND).await?;
         database.wait_for_results(credited.len()).await?;
-        let mut conn = redis.client()?.get_multiplexed_async_connection().await?;
+        let mut conn = place.redis.client()?.get_multiplexed_async_connection().await?;
         let began = Instant::now();
         redis::cmd("FLUSHALL").exec_async(&mut conn).await?;
         let took = daemon.wait_patiently_for(QUEUE, all).await? - began;
@@ -103,6 +50,27 @@ impl Rebuild {
         ensure!(again.is_disjoint(&credited), "a worker got again what it had completed");
         self.took.push(took.as_secs_f64() * PER / count as f64);
         daemon.stop().await
+    }
+
+    pub(crate) fn table(&self, count: usize) -> Table {
+        let row = |figure: &str, runs: &Runs, limit: Option<&Runs>| {
+            let ratios = vec![limit.map(|limit| runs.over(limit))];
+            Row { figure: figure.to_owned(), unit: Unit::Seconds, runs: runs.clone(), ratios }
+        };
+        Table {
+            bench: "rebuild",
+            title: "rebuild: seconds for 100,000 tasks after FLUSHALL",
+            conditions: format!(
+                "{count} unfinished tasks in Redis, one in {IN_HAND} in a worker's hand, one in {FOR_TWO} of those \
+                 completed by one of two workers. From FLUSHALL until /v1/queues shows all of them waiting; taskd \
+                 notices by itself. `command` has the same on embedded defaults.",
+            ),
+            references: vec!["SELECT + LPUSH".into()],
+            rows: vec![
+                row("limit: MariaDB, SELECT of the rows; Redis, LPUSH of 1000", &self.limit, None),
+                row("rebuild on MariaDB and Kafka", &self.took, Some(&self.limit)),
+            ],
+        }
     }
 }
 

@@ -58,6 +58,8 @@ pub(crate) enum Unit {
     Seconds,
     Bytes,
     PercentOfACore,
+    /// The name of the figure says it.
+    Plain,
 }
 
 impl Unit {
@@ -68,6 +70,7 @@ impl Unit {
             Self::Seconds => "s",
             Self::Bytes => "bytes",
             Self::PercentOfACore => "% of a core",
+            Self::Plain => "",
         }
     }
 
@@ -75,8 +78,8 @@ impl Unit {
         match self {
             Self::PerSecond | Self::Bytes => thousands(value),
             Self::Seconds | Self::PercentOfACore => format!("{value:.2}"),
-            Self::Micros if value < 1000.0 => format!("{value:.1}"),
-            Self::Micros => thousands(value),
+            Self::Micros | Self::Plain if value.abs() < 1000.0 => format!("{value:.1}"),
+            Self::Micros | Self::Plain => thousands(value),
         }
     }
 }

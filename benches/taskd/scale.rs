@@ -3,9 +3,13 @@
 /// The sizes of a run.
 pub(crate) struct Scale {
     pub(crate) runs: usize,
-    pub(crate) flow_tasks: usize,
-    pub(crate) flow_single_tasks: usize,
+    pub(crate) tasks: usize,
+    pub(crate) single_tasks: usize,
     pub(crate) latency_samples: usize,
+    /// Arguments of `taskd bench flat start`.
+    pub(crate) compared: &'static [&'static str],
+    /// Tasks at each added round trip.
+    pub(crate) delayed: usize,
     /// Tasks that wait while a worker claims.
     pub(crate) waiting: Vec<usize>,
     /// Claims of one kind in one run.
@@ -28,9 +32,11 @@ impl Scale {
         Self {
             runs: 3,
             // Below the 100,000 at which a queue is full.
-            flow_tasks: 80_000,
-            flow_single_tasks: 20_000,
+            tasks: 80_000,
+            single_tasks: 20_000,
             latency_samples: 300,
+            compared: &[],
+            delayed: 40_000,
             waiting: vec![10, 10_000, 1_000_000],
             claims: 200,
             lines: 60_000,
@@ -45,9 +51,11 @@ impl Scale {
     pub(crate) fn quick() -> Self {
         Self {
             runs: 1,
-            flow_tasks: 5_000,
-            flow_single_tasks: 1_000,
+            tasks: 5_000,
+            single_tasks: 1_000,
             latency_samples: 20,
+            compared: &["--waiting", "1000,3000", "--taken", "1000", "--many-workers", "100", "--many-queues", "20"],
+            delayed: 1_000,
             waiting: vec![10, 2_000],
             claims: 20,
             lines: 4_000,

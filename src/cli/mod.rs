@@ -51,6 +51,9 @@ Say which pipelines this process should run:
 struct Cli {
     #[command(flatten)]
     options: Options,
+    /// Stop in order when stdin ends: a taskd of `taskd bench` outlives no benchmark, however that ends
+    #[arg(long, hide = true)]
+    stop_with_stdin: bool,
     #[command(subcommand)]
     command: Option<Subcommands>,
 }
@@ -90,7 +93,7 @@ struct CheckConfig {
 
 /// The command that the user asks for.
 pub enum Command {
-    Run(Settings),
+    Run { settings: Settings, stop_with_stdin: bool },
     Migrate(Settings),
     Partitions(Settings, u32),
     CheckConfig(Loaded),
@@ -170,7 +173,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
             if settings.pipelines.is_empty() {
                 return Err(Refusal::NothingNamed);
             }
-            Command::Run(settings)
+            Command::Run { settings, stop_with_stdin: cli.stop_with_stdin }
         }
     })
 }
@@ -223,7 +226,9 @@ mod tests {
 
     #[test]
     fn pipelines_run_and_nothing_is_refused() {
-        assert!(matches!(parse(&["--pipelines", "all"]), Ok(Command::Run(settings)) if settings.pipelines.len() == 4));
+        assert!(
+            matches!(parse(&["--pipelines", "all"]), Ok(Command::Run { settings, .. }) if settings.pipelines.len() == 4)
+        );
         assert!(matches!(parse(&[]), Err(Refusal::NothingNamed)));
         assert!(matches!(parse(&["migrate", "--data-dir", "x"]), Ok(Command::Migrate(_))));
         assert!(matches!(parse(&["--help"]), Err(Refusal::Asked(_))));

@@ -3,7 +3,13 @@
 //! 0: done. 1: failed, `insert` had lines rejected, or `bench` counted a task too few or too many times. 2: wrong
 //! command line or settings, or no server for `insert` or `bench`.
 
-use std::{future::Future, process::ExitCode, time::Duration};
+use std::{future::Future, io::Read, process::ExitCode, time::Duration};
+
+use anyhow::Context;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 use super::{Command, USAGE, bench, insert, parse};
 use crate::{
@@ -12,7 +18,6 @@ use crate::{
     runtime::in_short,
     telemetry::logging,
 };
-use anyhow::Context;
 
 /// The `main` of the binary.
 pub fn run() -> ExitCode {
@@ -25,8 +30,11 @@ pub fn run() -> ExitCode {
         Err(refusal) => return refusal.show(),
     };
     match command {
-        Command::Run(settings) => match app::check(&settings) {
-            Ok(()) => exit(with_logging(&settings).and_then(|()| block_on(app::run(settings))?), 1),
+        Command::Run { settings, stop_with_stdin } => match app::check(&settings) {
+            Ok(()) => {
+                let ready = if stop_with_stdin { stop_with(std::io::stdin()) } else { Ok(()) };
+                exit(ready.and_then(|()| with_logging(&settings)).and_then(|()| block_on(app::run(settings))?), 1)
+            }
             mistake => exit(mistake, USAGE),
         },
         Command::Migrate(settings) => exit(with_logging(&settings).and_then(|()| block_on(app::migrate(settings))?), 1),
@@ -58,6 +66,17 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
             ExitCode::from(code_of_failure)
         }
     }
+}
+
+/// Sends SIGTERM to this process when `input` ends. The kernel ends a pipe when its writer dies in any way.
+fn stop_with(mut input: impl Read + Send + 'static) -> anyhow::Result<()> {
+    let wait = move || {
+        // An error ends it, too.
+        drop(std::io::copy(&mut input, &mut std::io::sink()));
+        kill(Pid::this(), Signal::SIGTERM).ok();
+    };
+    let thread = std::thread::Builder::new().name("stdin".to_owned()).spawn(wait);
+    thread.context("cannot start a thread").map(drop)
 }
 
 fn with_logging(settings: &Settings) -> anyhow::Result<()> {

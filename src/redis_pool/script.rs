@@ -48,6 +48,11 @@ impl Script {
         Call { script: self, command, items: 1 }
     }
 
+    /// The digest by which Redis knows it.
+    pub fn sha(&self) -> &str {
+        &self.sha
+    }
+
     pub fn of_shard(&self) -> Option<OfShard> {
         self.of_shard
     }

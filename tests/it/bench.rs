@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
 use nix::{
@@ -152,6 +152,68 @@ async fn it_measures_a_taskd_that_runs_and_three_workers_do_each_task() {
     assert!(daemon.stop().await.success());
 }
 
+/// Small, with two levels, and more queues than a call names.
+const FLAT: &[&str] = &[
+    "bench",
+    "flat",
+    "start",
+    "--tasks",
+    "200",
+    "--batch",
+    "2",
+    "--workers",
+    "6",
+    "--waiting",
+    "60,300",
+    "--taken",
+    "80",
+    "--many-workers",
+    "40",
+    "--many-queues",
+    "200",
+    "--idle",
+    "300ms",
+];
+
+#[test]
+fn it_compares_few_and_many_and_starts_again_after_a_loss() {
+    let tmp = folder();
+    let (code, stdout, stderr) = run(tmp.path(), &[FLAT, &["--runs", "1", "--json"]].concat());
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    let figures = report["figures"].as_array().unwrap();
+    let expected = [
+        ["flat", "idle: CPU of taskd", ""],
+        ["flat", "idle: CPU of Redis", ""],
+        ["flat", "idle: memory of taskd", ""],
+        ["flat", "60 wait", ""],
+        ["flat", "300 wait", "60 wait"],
+        ["flat", "a waiting task in Redis, beside its payload", ""],
+        ["flat", "the same, keys of its queue alone", ""],
+        ["flat", "idle, with the most waiting: CPU of taskd", ""],
+        ["flat", "idle, with the most waiting: CPU of Redis", ""],
+        ["flat", "idle, with the most waiting: memory of taskd", ""],
+        ["flat", "10 workers, 1 a call", ""],
+        ["flat", "40 workers, 1 a call", "10 workers, 1 a call"],
+        ["flat", "400 wait in 200 queues", "60 wait"],
+        ["start", "from start to ready, empty folder", ""],
+    ];
+    let shown = figures
+        .iter()
+        .map(|figure| ["phase", "measure", "reference"].map(|field| figure[field].as_str().unwrap_or_default()));
+    assert_eq!(shown.collect::<Vec<_>>(), expected);
+    for figure in figures {
+        let is_compared = figure["reference"].is_string();
+        assert!(known(&figure["value"], 1) && known(&figure["ratio"], 1) == is_compared, "{figure}");
+    }
+    assert_eq!(measures(&report), [["start", "claimable again after FLUSHALL"]]);
+    assert_eq!(
+        [&report["totals"]["lost"], &report["totals"]["doubled"], &report["wrong"]],
+        [&json!(0), &json!(0), &json!([])]
+    );
+    assert!(is_empty(tmp.path()), "its folder is gone");
+}
+
 #[test]
 fn the_table_has_the_conditions_beside_the_figures() {
     let tmp = folder();
@@ -183,7 +245,7 @@ fn help_teaches() {
 #[test]
 fn mistakes_are_one_line_and_exit_code_2() {
     let tmp = folder();
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["--grpc", "127.0.0.1:1"], "taskd: cannot reach taskd at http://127.0.0.1:1: "),
         (&["--grpc", "::"], "is not a URL; write http://host:7601"),
         (&["--http", "127.0.0.1:1"], "not provided: --grpc <URL>"),
@@ -192,6 +254,9 @@ fn mistakes_are_one_line_and_exit_code_2() {
         (&["--tasks", "many"], "not a whole number"),
         (&["--replicas", "5", "--workers", "3"], "--replicas 5 needs as many distinct workers, and --workers is 3"),
         (&["--payload", "1MiB"], "--batch 100 × --payload 1MiB is more than 16MiB in one call"),
+        (&["--queues", "101", "--workers", "1"], "--queues 101 needs 2 workers"),
+        (&["flat", "--grpc", "127.0.0.1:1"], "leave out --grpc"),
+        (&["flat", "--waiting", "20,10"], "as large as the one before"),
         (&["--rate", "1", "--duration", "10ms"], "is no task at all"),
     ];
     for (args, want) in cases {
@@ -205,13 +270,38 @@ fn mistakes_are_one_line_and_exit_code_2() {
     assert!(code == 2 && stderr.lines().count() == 1 && stderr.contains("TMPDIR names another place"), "{stderr}");
 }
 
+/// A benchmark that is at work, with a taskd of its own.
+async fn busy(tmpdir: &Path) -> Child {
+    let mut bench = command(tmpdir, &["bench", "--tasks", "1000000"]);
+    let bench = bench.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("its taskd runs", async || processes(tmpdir).contains(&"redis-server".to_owned())).await;
+    bench
+}
+
+/// The names of the processes that have files under this folder open.
+fn processes(folder: &Path) -> Vec<String> {
+    let has_files_there = |pid: &u32| {
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        files.into_iter().any(|file| fs::read_link(file.path()).is_ok_and(|to| to.starts_with(folder)))
+    };
+    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let name = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+    pids.filter(has_files_there).map(name).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_benchmark_takes_its_taskd_and_its_redis_along() {
+    let tmp = folder();
+    let mut bench = busy(tmp.path()).await;
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    until("they ended", async || processes(tmp.path()).is_empty()).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_ends_its_taskd_and_removes_the_folder() {
     let tmp = folder();
-    let mut bench = command(tmp.path(), &["bench", "--tasks", "1000000"]);
-    let mut bench = bench.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let redis = || fs::read_dir(tmp.path()).unwrap().flatten().any(|made| made.path().join("data/redis.sock").exists());
-    until("its taskd runs", async || redis()).await;
+    let mut bench = busy(tmp.path()).await;
     kill(Pid::from_raw(bench.id().cast_signed()), Signal::SIGINT).unwrap();
     let mut ended = None;
     until("it ends", async || {

@@ -10,6 +10,8 @@ use crate::{
 
 /// The payloads of one insert call together: half of what taskd takes by default.
 const MOST_BYTES_A_CALL: u64 = 16 << 20;
+/// The most queues that a get call may name.
+pub(super) const QUEUES_A_CALL: u16 = 100;
 
 /// Measure a taskd: tasks a second, latency, CPU per task
 #[derive(Args)]
@@ -19,6 +21,7 @@ Examples:
   taskd bench insert process --batch 1      one task in each call
   taskd bench process --replicas 3          each task done by three workers
   taskd bench latency --rate 2000 --duration 30s
+  taskd bench flat --waiting 10000,10000000 the same speed in front of ten million tasks?
   taskd bench --json | jq '.rates[] | {phase, measure, per_second}'
   taskd bench --grpc 127.0.0.1:7601 --redis unix://taskd-data/redis.sock
 
@@ -30,6 +33,12 @@ Phases:
   latency      one task a call at a fixed rate, while workers wait: the time from the moment at
                which a task was due to be sent, so that a slow answer hides nothing; and the time
                from a call that rejects a task to the next worker with it: no SQL, no bus
+Only when named, and only with a taskd of its own:
+  flat         tasks a second in front of few and of many waiting tasks, by few and by many workers,
+               in one and in many queues, each beside the first; memory of a waiting task; memory
+               and CPU of a taskd that nobody calls
+  start        the time to ready in an empty folder; how fast all tasks can be claimed again after
+               Redis has lost everything
 
 Without --grpc each run starts a taskd of its own: embedded defaults, free ports, and a folder
 under TMPDIR, which it removes. Put TMPDIR on a disk: in memory fsync costs nothing.
@@ -46,7 +55,7 @@ completed each of them, and that SQL agrees.
 Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong
 command line or a taskd that cannot be reached or started.")]
 pub struct Bench {
-    /// The measurements: insert, duplicates, process, latency; without one, all
+    /// The measurements: insert, duplicates, process, latency, flat, start; without one, the first four
     #[arg(value_name = "PHASE", value_enum, hide_possible_values = true)]
     phases: Vec<Phase>,
 
@@ -64,6 +73,9 @@ pub struct Bench {
 
     #[command(flatten)]
     pub(super) work: Work,
+
+    #[command(flatten)]
+    pub(super) flat: Flat,
 
     /// Runs; the table shows the median, the lowest and the highest of them
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -126,6 +138,42 @@ pub(super) struct Work {
     pub(super) give_up_after: Time,
 }
 
+/// The sizes of the phase flat.
+#[derive(Args, Clone, Serialize)]
+#[command(next_help_heading = "Sizes of the phase flat")]
+pub(super) struct Flat {
+    /// Tasks that wait while workers take some of them; the first is what the others are compared with
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [10_000, 1_000_000])]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=100_000_000))]
+    pub(super) waiting: Vec<u32>,
+
+    /// Tasks that workers take for a figure
+    #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) taken: u32,
+
+    /// Workers that are compared with 10
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub(super) many_workers: u16,
+
+    /// Queues that are compared with one
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(super) many_queues: u16,
+
+    /// How long nobody calls while CPU and memory are looked at
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    #[serde(serialize_with = "seconds")]
+    pub(super) idle: Time,
+}
+
+/// Phases that share a taskd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// insert, duplicates, process, latency
+    Calls,
+    Flat,
+    Start,
+}
+
 /// A part of a run, in the order of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -134,6 +182,8 @@ pub(super) enum Phase {
     Duplicates,
     Process,
     Latency,
+    Flat,
+    Start,
 }
 
 impl Phase {
@@ -143,6 +193,8 @@ impl Phase {
             Self::Duplicates => "duplicates",
             Self::Process => "process",
             Self::Latency => "latency",
+            Self::Flat => "flat",
+            Self::Start => "start",
         }
     }
 }
@@ -150,11 +202,24 @@ impl Phase {
 impl Bench {
     /// Finds values that contradict each other; the first mistake, in one line.
     pub(in crate::cli) fn check(&self) -> Result<(), String> {
-        let Work { replicas, workers, batch, payload, rate, duration, .. } = &self.work;
+        let Work { replicas, workers, batch, payload, rate, duration, queues, .. } = &self.work;
         if replicas > workers {
             return Err(format!(
                 "--replicas {replicas} needs as many distinct workers, and --workers is {workers}: raise it"
             ));
+        }
+        let groups = queues.div_ceil(QUEUES_A_CALL);
+        if groups * replicas > *workers {
+            return Err(format!(
+                "--queues {queues} needs {} workers, as a call names {QUEUES_A_CALL} queues at most: raise --workers",
+                groups * replicas
+            ));
+        }
+        if self.grpc.is_some() && self.parts().any(|part| part != Part::Calls) {
+            return Err("flat and start measure a taskd of their own: leave out --grpc".to_owned());
+        }
+        if !self.flat.waiting.is_sorted() {
+            return Err("--waiting: each number must be as large as the one before".to_owned());
         }
         if u64::from(*batch) * payload.0 > MOST_BYTES_A_CALL {
             let most = ByteSize(MOST_BYTES_A_CALL);
@@ -167,7 +232,26 @@ impl Bench {
     }
 
     pub(super) fn wants(&self, phase: Phase) -> bool {
-        self.phases.is_empty() || self.phases.contains(&phase)
+        let is_usual = !matches!(phase, Phase::Flat | Phase::Start);
+        (self.phases.is_empty() && is_usual) || self.phases.contains(&phase)
+    }
+
+    /// The parts of a run, each with a taskd of its own.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
+        let [flat, start] = [Phase::Flat, Phase::Start].map(|phase| self.wants(phase));
+        let calls = [Phase::Insert, Phase::Duplicates, Phase::Process, Phase::Latency];
+        let calls = calls.into_iter().any(|phase| self.wants(phase));
+        let parts = [(calls, Part::Calls), (flat, Part::Flat), (start, Part::Start)];
+        parts.into_iter().filter_map(|(is_wanted, part)| is_wanted.then_some(part))
+    }
+
+    /// The most tasks and queues of a part at a time.
+    pub(super) fn room(&self, part: Part) -> (u64, u64) {
+        let Self { work, flat, .. } = self;
+        match part {
+            Part::Calls | Part::Start => (work.tasks.max(work.samples()).into(), work.queues.into()),
+            Part::Flat => (flat.waiting.iter().max().copied().unwrap_or_default().into(), flat.many_queues.into()),
+        }
     }
 }
 

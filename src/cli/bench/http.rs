@@ -1,6 +1,6 @@
 //! The HTTP port of a taskd: what its queues contain, and its version.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use axum::body::{Body, Bytes, to_bytes};
@@ -12,6 +12,7 @@ use url::Url;
 
 const MOST_BYTES: usize = 64 << 20;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// The contents of queues together, as `/v1/queues` counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -61,6 +62,18 @@ impl Http {
         let all: Queues = serde_json::from_slice(&answer).with_context(unreadable)?;
         let ours = all.queues.into_iter().filter(|queue| names.contains(&queue.queue));
         Ok(ours.fold(Counts::default(), |sum, queue| sum + queue.counts))
+    }
+
+    /// Waits until `/readyz` answers 200.
+    pub(super) async fn wait_until_ready(&self) -> anyhow::Result<()> {
+        let began = Instant::now();
+        loop {
+            match self.get("/readyz").await {
+                Ok(_) => return Ok(()),
+                Err(error) if began.elapsed() > ANSWER_TIMEOUT => return Err(error),
+                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        }
     }
 
     /// The version of the taskd that answers.

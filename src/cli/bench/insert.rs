@@ -8,14 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use indicatif::ProgressBar;
 use tokio::task::JoinSet;
 
 use super::{
     args::{Phase, Work},
     progress,
     report::Report,
-    server::Server,
+    run::Run,
     work::{Inserted, Tasks, insert},
 };
 use crate::wire::pb::discovery_client::DiscoveryClient;
@@ -26,9 +25,9 @@ pub(super) const SETTLE: Duration = Duration::from_secs(10);
 /// The tasks of a phase, in order.
 #[derive(Clone, Copy)]
 pub(super) enum Plan {
-    /// The tasks from 0 on.
-    New,
-    /// Each tenth task is new, the others are those of `New`.
+    /// New tasks, from this number on.
+    From(u32),
+    /// Each tenth task is new, the others are those of `From(0)`.
     Known,
 }
 
@@ -36,32 +35,27 @@ impl Plan {
     fn number(self, place: u32, tasks: u32) -> u32 {
         match self {
             Self::Known if place % 10 == 9 => tasks + place / 10,
-            Self::New | Self::Known => place,
+            Self::Known => place,
+            Self::From(first) => first + place,
         }
     }
 
     /// How many of the tasks are new.
     pub(super) fn new_tasks(self, tasks: u32) -> u32 {
         match self {
-            Self::New => tasks,
+            Self::From(_) => tasks,
             Self::Known => tasks / 10,
         }
     }
 }
 
 /// Inserts new tasks until all can be claimed.
-pub(super) async fn new(
-    server: &Server,
-    work: &Work,
-    tasks: &Tasks,
-    bar: &ProgressBar,
-    report: &mut Report,
-) -> anyhow::Result<()> {
-    let (before, began) = (server.usage().await, Instant::now());
-    let inserted = insert_all(server, work, tasks, Plan::New, bar).await?;
+pub(super) async fn new(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<()> {
+    let (before, began) = (run.server.usage().await, Instant::now());
+    let inserted = insert_all(run, work, tasks, Plan::From(0)).await?;
+    let Run { server, report, .. } = run;
     report.rate(Phase::Insert, "accepted", work.tasks, began.elapsed(), None);
-    report.repeated(inserted.repeated);
-    check(&inserted, work.tasks, Plan::New, report);
+    check(&inserted, work.tasks, Plan::From(0), report);
     let total = u64::from(work.tasks);
     let claimable = server.wait_for(&tasks.queues, SETTLE, |counts| counts.queued == total).await?;
     let Some(claimable) = claimable else {
@@ -79,37 +73,24 @@ pub(super) async fn new(
 }
 
 /// Inserts the tasks again, with one new task in ten.
-pub(super) async fn known(
-    server: &Server,
-    work: &Work,
-    tasks: &Tasks,
-    bar: &ProgressBar,
-    report: &mut Report,
-) -> anyhow::Result<()> {
-    let (before, began) = (server.usage().await, Instant::now());
-    let inserted = insert_all(server, work, tasks, Plan::Known, bar).await?;
+pub(super) async fn known(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<()> {
+    let (before, began) = (run.server.usage().await, Instant::now());
+    let inserted = insert_all(run, work, tasks, Plan::Known).await?;
     let took = began.elapsed();
-    let used = server.usage().await.since(before);
-    report.rate(Phase::Duplicates, "answered", work.tasks, took, Some(used));
-    report.repeated(inserted.repeated);
-    check(&inserted, work.tasks, Plan::Known, report);
+    let used = run.server.usage().await.since(before);
+    run.report.rate(Phase::Duplicates, "answered", work.tasks, took, Some(used));
+    check(&inserted, work.tasks, Plan::Known, run.report);
     Ok(())
 }
 
 /// Inserts the tasks of a plan, from as many callers as `work` says.
-pub(super) async fn insert_all(
-    server: &Server,
-    work: &Work,
-    tasks: &Tasks,
-    plan: Plan,
-    bar: &ProgressBar,
-) -> anyhow::Result<Inserted> {
+pub(super) async fn insert_all(run: &Run<'_>, work: &Work, tasks: &Tasks, plan: Plan) -> anyhow::Result<Inserted> {
     let (total, batch) = (work.tasks, u32::from(work.batch));
     let next = Arc::new(AtomicU32::new(0));
     let mut callers = JoinSet::new();
     for caller in 0..usize::from(work.concurrency) {
-        let client = DiscoveryClient::new(server.channel(caller));
-        let (next, tasks, bar) = (Arc::clone(&next), tasks.clone(), bar.clone());
+        let client = DiscoveryClient::new(run.server.channel(caller));
+        let (next, tasks, bar) = (Arc::clone(&next), tasks.clone(), run.bar.clone());
         callers.spawn(async move {
             let mut all = Inserted::default();
             loop {
@@ -126,7 +107,7 @@ pub(super) async fn insert_all(
         });
     }
     let mut all = Inserted::default();
-    while let Some(inserted) = progress::next_moving(&mut callers, bar, work.give_up_after.0).await? {
+    while let Some(inserted) = progress::next_moving(&mut callers, run.bar, work.give_up_after.0).await? {
         all.add(inserted?);
     }
     Ok(all)
@@ -134,8 +115,9 @@ pub(super) async fn insert_all(
 
 /// Compares the answers with what they must be.
 fn check(inserted: &Inserted, tasks: u32, plan: Plan, report: &mut Report) {
+    report.totals.repeated_calls += u64::from(inserted.repeated);
     let expected = plan.new_tasks(tasks);
-    let is_new = |number: &u32| matches!(plan, Plan::New) || *number >= tasks;
+    let is_new = |number: &u32| matches!(plan, Plan::From(_)) || *number >= tasks;
     let again = inserted.new.iter().filter(|number| !is_new(number)).count();
     if again > 0 {
         report.wrong(format!("insert: {again} known tasks were answered CREATED"));

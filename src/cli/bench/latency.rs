@@ -3,14 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use indicatif::ProgressBar;
 use tokio::{runtime::Handle, sync::mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     args::{Phase, Work},
-    process::{Habit, Processed, process},
-    report::Report,
+    process::{Habit, Processed, completions, count, process},
+    run::Run,
     server::Server,
     work::{Inserted, Tasks, insert},
 };
@@ -36,23 +35,31 @@ struct Answered {
     inserted: Inserted,
 }
 
+/// Measures both ways to a handler.
+pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let work = &run.args.work;
+    let total = work.samples() + 1;
+    let tasks = run.tasks("latency", work);
+    run.step("latency", completions(total, work));
+    let processed = insert_to_handler(run, work, &tasks).await?;
+    count(run, "latency", work, &tasks, total, processed).await?;
+
+    // A replica alone: the next worker with the task is then the one that was waited for.
+    let work = Work { replicas: 1, ..work.clone() };
+    let tasks = run.tasks("rejected", &work);
+    run.step("latency of rejected tasks", completions(total, &work));
+    let processed = rejection_to_handler(run, &work, &tasks).await?;
+    count(run, "latency", &work, &tasks, total, processed).await.map(drop)
+}
+
 /// Inserts one task a call at the rate, and notes when each reached its workers.
-pub(super) async fn insert_to_handler(
-    server: &Server,
-    work: &Work,
-    tasks: &Tasks,
-    bar: &ProgressBar,
-    report: &mut Report,
-) -> anyhow::Result<Processed> {
-    let samples = work.samples();
-    open(server, tasks, samples).await?;
-    let before = server.usage().await;
-    let workers = process(server, work, tasks, samples + 1, Habit::NotesTimes, bar);
-    let (sent, processed) = tokio::try_join!(send(server, tasks, work.rate, samples), workers)?;
-    let used = server.usage().await.since(before);
+async fn insert_to_handler(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<Processed> {
+    let before = run.server.usage().await;
+    let (sent, processed) = send_and_process(run, work, tasks, Habit::NotesTimes).await?;
+    let used = run.server.usage().await.since(before);
+    let (samples, report) = (work.samples(), &mut *run.report);
     let took = processed.last.saturating_duration_since(sent.start);
     report.rate(Phase::Latency, "one a call", samples, took, Some(used));
-    report.repeated(sent.repeated);
     let handled = processed.handled.iter().filter(|(number, _)| *number < samples);
     let handled = handled.map(|(number, at)| at.saturating_duration_since(due(sent.start, work.rate, *number)));
     report.latency("insert to CREATED", sent.created);
@@ -62,31 +69,32 @@ pub(super) async fn insert_to_handler(
 }
 
 /// The same with workers that reject each task once: the time from that call to the next worker with the task.
-pub(super) async fn rejection_to_handler(
-    server: &Server,
-    work: &Work,
-    tasks: &Tasks,
-    bar: &ProgressBar,
-    report: &mut Report,
-) -> anyhow::Result<Processed> {
+async fn rejection_to_handler(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<Processed> {
+    let (_, processed) = send_and_process(run, work, tasks, Habit::PassesOn).await?;
     let samples = work.samples();
-    open(server, tasks, samples).await?;
-    let workers = process(server, work, tasks, samples + 1, Habit::PassesOn, bar);
-    let (sent, processed) = tokio::try_join!(send(server, tasks, work.rate, samples), workers)?;
-    report.repeated(sent.repeated);
     let mut rejected = vec![None; samples as usize + 1];
     for (number, at) in &processed.passed_on {
         rejected[*number as usize] = Some(*at);
     }
     let again = processed.handled.iter().filter(|(number, _)| *number < samples);
     let again = again.filter_map(|(number, at)| Some(at.saturating_duration_since(rejected[*number as usize]?)));
-    report.latency("rejection to handler", again.collect());
+    run.report.latency("rejection to handler", again.collect());
     Ok(processed)
 }
 
-/// Inserts one task more, so that the queue is open before the clock runs.
-async fn open(server: &Server, tasks: &Tasks, number: u32) -> anyhow::Result<()> {
-    insert(DiscoveryClient::new(server.channel(0)), tasks, vec![number]).await.map(drop)
+/// Inserts tasks at the rate while workers wait, and one more before, so that the queue is open when the clock runs.
+async fn send_and_process(
+    run: &mut Run<'_>,
+    work: &Work,
+    tasks: &Tasks,
+    habit: Habit,
+) -> anyhow::Result<(Sent, Processed)> {
+    let (server, samples) = (&run.server, work.samples());
+    insert(DiscoveryClient::new(server.channel(0)), tasks, vec![samples]).await?;
+    let workers = process(run, work, tasks, samples + 1, habit);
+    let (sent, processed) = tokio::try_join!(send(server, tasks, work.rate, samples), workers)?;
+    run.report.totals.repeated_calls += u64::from(sent.repeated);
+    Ok((sent, processed))
 }
 
 /// Makes a call for each task when it is due.

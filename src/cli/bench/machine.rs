@@ -87,6 +87,13 @@ pub(super) fn cpu_seconds(pid: u32) -> Option<f64> {
     Some(ticks.sum::<f64>() / TICKS_A_SECOND)
 }
 
+/// The memory of a process of this machine that is in RAM.
+pub(super) fn resident_bytes(pid: u32) -> Option<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"))?;
+    Some(kib.parse::<f64>().ok()? * 1024.0)
+}
+
 /// The process of this machine that listens at one of the addresses, if this user may see it.
 pub(super) fn listener(addresses: &[SocketAddr]) -> Option<u32> {
     let own = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
@@ -127,8 +134,9 @@ mod tests {
     }
 
     #[test]
-    fn cpu_is_that_of_a_process() {
+    fn cpu_and_memory_are_those_of_a_process() {
         assert!(cpu_seconds(std::process::id()).is_some() && own_cpu_seconds().is_some());
-        assert_eq!(cpu_seconds(u32::MAX), None);
+        assert!(resident_bytes(std::process::id()).is_some_and(|bytes| bytes > 1e6));
+        assert_eq!((cpu_seconds(u32::MAX), resident_bytes(u32::MAX)), (None, None));
     }
 }

@@ -16,19 +16,20 @@ use nix::{
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::args::Work;
+use super::args::{Bench, Part};
 
 /// A start has to look for redis-server and make a database.
 const START: Duration = Duration::from_secs(60);
 /// taskd itself stops within 25 seconds.
 const STOP: Duration = Duration::from_secs(40);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Stopped, and its folder removed, when dropped.
 pub(super) struct Own {
     child: Child,
     folder: Folder,
     pub(super) addresses: Addresses,
+    pub(super) started: Instant,
 }
 
 /// Where it listens, as its log says.
@@ -42,10 +43,10 @@ pub(super) struct Addresses {
 pub(super) struct Folder(PathBuf);
 
 impl Own {
-    pub(super) async fn start(work: &Work) -> anyhow::Result<Self> {
+    pub(super) async fn start(args: &Bench, part: Part) -> anyhow::Result<Self> {
         let folder = Folder::make()?;
         let config = folder.0.join("taskd.toml");
-        fs::write(&config, settings(work)).context("cannot write the settings of a taskd")?;
+        fs::write(&config, settings(args, part)).context("cannot write the settings of a taskd")?;
         let log = File::create(folder.log()).context("cannot write the log of a taskd")?;
         let mut command = Command::new(std::env::current_exe().context("cannot find the program of taskd")?);
         // Settings of this shell must not change what is measured.
@@ -54,11 +55,14 @@ impl Own {
         }
         command.args(["--pipelines", "all", "--log-format", "json"]);
         command.args(["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--config"]).arg(config);
-        command.arg("--data-dir").arg(folder.data()).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        command.arg("--data-dir").arg(folder.data()).stdout(log.try_clone()?).stderr(log);
+        // The other end of the pipe ends with this process, even at a SIGKILL.
+        command.arg("--stop-with-stdin").stdin(Stdio::piped());
         // Ctrl-C on the terminal is for the benchmark, which then stops this taskd in order.
         command.process_group(0);
+        let started = Instant::now();
         let child = command.spawn().context("cannot start a taskd")?;
-        let mut own = Self { child, folder, addresses: Addresses::default() };
+        let mut own = Self { child, folder, addresses: Addresses::default(), started };
         own.addresses = own.up().await?;
         Ok(own)
     }
@@ -163,10 +167,11 @@ impl Drop for Folder {
 }
 
 /// The defaults, with room in the queue for all tasks: otherwise those beyond the high water would wait in SQL.
-fn settings(work: &Work) -> String {
-    let tasks = 2 * u64::from(work.tasks.max(work.samples())).max(50_000);
-    let bytes = (tasks * (work.payload.0 + 1024)).max(256 << 20);
-    let (queues, replicas) = (4 * u64::from(work.queues).max(250), work.replicas.max(100));
+fn settings(args: &Bench, part: Part) -> String {
+    let (tasks, queues) = args.room(part);
+    let (tasks, queues) = (2 * tasks.max(50_000), 4 * queues.max(250));
+    let bytes = (tasks * (args.work.payload.0 + 1024)).max(256 << 20);
+    let replicas = args.work.replicas.max(100);
     format!(
         "max_queues = {queues}\nmax_replicas = {replicas}\n\
          [queues.default]\nhigh_water_tasks = {tasks}\nhigh_water_bytes = {bytes}\n"

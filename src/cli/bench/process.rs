@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Instant};
 
-use indicatif::ProgressBar;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -12,7 +11,8 @@ use super::{
     http::Counts,
     ledger::{Credits, Verdict},
     progress::{LOOK_EVERY, Stall},
-    server::Server,
+    run::Run,
+    server::{Server, Usage},
     work::{Leased, Tasks, Worker},
 };
 
@@ -20,6 +20,8 @@ use super::{
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Habit {
     Plain,
+    /// They complete all that they get, where more tasks wait than they are to complete.
+    Finishes,
     /// They note when they got each task.
     NotesTimes,
     /// They reject the first attempt of each task, and note when.
@@ -49,17 +51,17 @@ struct Ends {
 
 /// Lets the workers complete `total` tasks, or as many as they get before nothing moves any more.
 pub(super) async fn process(
-    server: &Server,
+    run: &Run<'_>,
     work: &Work,
     tasks: &Tasks,
     total: u32,
     habit: Habit,
-    bar: &ProgressBar,
 ) -> anyhow::Result<Processed> {
+    let (server, bar) = (&run.server, run.bar);
     let give_up = CancellationToken::new();
     let ends = Ends { all_done: give_up.child_token(), give_up };
     let last = Arc::new(Mutex::new(Instant::now()));
-    let completions = u64::from(total) * u64::from(work.replicas);
+    let wanted = completions(total, work);
     let mut workers = JoinSet::new();
     for number in 0..work.workers {
         let worker = Worker::new(server.channel(number.into()), number, tasks, work.batch);
@@ -68,7 +70,7 @@ pub(super) async fn process(
             let mut last = last.lock();
             bar.inc(count as u64);
             *last = Instant::now();
-            bar.position() >= completions
+            bar.position() >= wanted
         };
         workers.spawn(Working::new(worker, habit).run(ends.clone(), done));
     }
@@ -121,13 +123,13 @@ impl Working {
 
     /// Works until the tokens end it. `done` counts completions, and tells whether these were the last.
     async fn run(mut self, ends: Ends, done: impl Fn(usize) -> bool) -> anyhow::Result<Self> {
-        while let Some(tasks) = ends.all_done.run_until_cancelled(self.worker.get()).await {
+        while let Some(tasks) = self.get(&ends.all_done).await {
             let mut tasks = tasks?;
             let at = Instant::now();
             if self.habit == Habit::PassesOn {
                 tasks = self.pass_on(tasks).await?;
             }
-            if self.habit != Habit::Plain {
+            if matches!(self.habit, Habit::NotesTimes | Habit::PassesOn) {
                 self.handled.extend(tasks.iter().map(|task| (task.number, at)));
             }
             if tasks.is_empty() {
@@ -144,6 +146,16 @@ impl Working {
         Ok(self)
     }
 
+    /// The next tasks; `None` at the end.
+    async fn get(&mut self, all_done: &CancellationToken) -> Option<anyhow::Result<Vec<Leased>>> {
+        match self.habit {
+            // Given up, an answer on its way would keep its tasks leased.
+            Habit::Finishes if all_done.is_cancelled() => None,
+            Habit::Finishes => Some(self.worker.get().await),
+            Habit::Plain | Habit::NotesTimes | Habit::PassesOn => all_done.run_until_cancelled(self.worker.get()).await,
+        }
+    }
+
     /// Rejects first attempts; the tasks to complete.
     async fn pass_on(&mut self, tasks: Vec<Leased>) -> anyhow::Result<Vec<Leased>> {
         let (first, rest): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task| task.attempt == 1);
@@ -155,8 +167,54 @@ impl Working {
     }
 }
 
+/// Lets workers complete all tasks, and counts. The last completion; the time and the CPU when SQL showed all.
+pub(super) async fn complete_all(
+    run: &mut Run<'_>,
+    phase: &str,
+    work: &Work,
+    tasks: &Tasks,
+    total: u32,
+    habit: Habit,
+) -> anyhow::Result<Option<(Instant, Instant, Usage)>> {
+    run.step(phase, completions(total, work));
+    let processed = process(run, work, tasks, total, habit).await?;
+    let last = processed.last;
+    let settled = count(run, phase, work, tasks, total, processed).await?;
+    Ok(settled.map(|(at, usage)| (last, at, usage)))
+}
+
+/// Checks that each task was completed as often as it must be; the time and the CPU when SQL showed it.
+pub(super) async fn count(
+    run: &mut Run<'_>,
+    phase: &str,
+    work: &Work,
+    tasks: &Tasks,
+    total: u32,
+    processed: Processed,
+) -> anyhow::Result<Option<(Instant, Usage)>> {
+    let totals = &mut run.report.totals;
+    totals.tasks += u64::from(total);
+    totals.completions += processed.credits.iter().map(|credits| credits.len() as u64).sum::<u64>();
+    totals.repeated_calls += u64::from(processed.repeated);
+    match check(&run.server, work, tasks, total, processed.credits).await? {
+        Ok(at) => Ok(Some((at, run.server.usage().await))),
+        Err(verdict) => {
+            let totals = &mut run.report.totals;
+            totals.lost += verdict.lost.len() as u64;
+            totals.doubled += verdict.doubled.len() as u64;
+            run.report.wrong(verdict.describe(phase, &tasks.queues[0]));
+            Ok(None)
+        }
+    }
+}
+
+/// The completions that the tasks take.
+pub(super) fn completions(tasks: u32, work: &Work) -> u64 {
+    u64::from(tasks) * u64::from(work.replicas)
+}
+
 /// Compares what the workers and SQL know of the tasks: when SQL showed all of them completed, or what is wrong.
-pub(super) async fn check(
+async fn check(
     server: &Server,
     work: &Work,
     tasks: &Tasks,

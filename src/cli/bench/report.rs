@@ -7,7 +7,7 @@ use indicatif::HumanCount;
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use super::{
-    args::{Phase, Work},
+    args::{Bench, Phase, Work},
     server::{Conditions, Usage},
 };
 
@@ -30,6 +30,17 @@ struct Cpu {
     taskd: Runs,
     redis: Runs,
     bench: Runs,
+}
+
+/// A figure of a phase that compares, and its ratio to another one of the same run.
+#[derive(Serialize)]
+struct Figure {
+    phase: Phase,
+    measure: String,
+    unit: &'static str,
+    value: Runs,
+    reference: Option<String>,
+    ratio: Runs,
 }
 
 /// Times in ms.
@@ -60,6 +71,7 @@ pub(super) struct Totals {
 #[derive(Default)]
 pub(super) struct Report {
     rates: Vec<Rate>,
+    figures: Vec<Figure>,
     latencies: Vec<Latency>,
     pub(super) totals: Totals,
     wrong: Vec<String>,
@@ -96,6 +108,26 @@ impl Report {
         }
     }
 
+    /// Notes a figure, with the name and the value of the one that it is compared with.
+    pub(super) fn figure(
+        &mut self,
+        phase: Phase,
+        measure: &str,
+        unit: &'static str,
+        value: Option<f64>,
+        reference: Option<(&str, f64)>,
+    ) {
+        let place = self.figures.iter().position(|figure| figure.measure == measure).unwrap_or_else(|| {
+            let [value, ratio] = <[Runs; 2]>::default();
+            let reference = reference.map(|(name, _)| name.to_owned());
+            self.figures.push(Figure { phase, measure: measure.to_owned(), unit, value, reference, ratio });
+            self.figures.len() - 1
+        });
+        let figure = &mut self.figures[place];
+        figure.value.0.extend(value);
+        figure.ratio.0.extend(value.zip(reference).map(|(value, (_, reference))| value / reference));
+    }
+
     /// Notes the times of one run.
     pub(super) fn latency(&mut self, measure: &'static str, mut times: Vec<Duration>) {
         times.sort_unstable();
@@ -116,10 +148,6 @@ impl Report {
         }
     }
 
-    pub(super) fn repeated(&mut self, calls: u32) {
-        self.totals.repeated_calls += u64::from(calls);
-    }
-
     /// Notes what must not be, in one line.
     pub(super) fn wrong(&mut self, line: String) {
         self.wrong.push(line);
@@ -136,16 +164,17 @@ impl Report {
         &self.wrong
     }
 
-    pub(super) fn json(&self, conditions: &Conditions, work: &Work, runs: u16) -> serde_json::Value {
+    pub(super) fn json(&self, conditions: &Conditions, args: &Bench) -> serde_json::Value {
         serde_json::json!({
-            "conditions": conditions, "work": work, "runs": runs, "rates": self.rates, "latency_ms": self.latencies,
-            "totals": self.totals, "wrong": self.wrong, "notes": self.notes,
+            "conditions": conditions, "work": args.work, "flat": args.flat, "runs": args.runs,
+            "rates": self.rates, "figures": self.figures, "latency_ms": self.latencies, "totals": self.totals,
+            "wrong": self.wrong, "notes": self.notes,
         })
     }
 
-    pub(super) fn text(&self, conditions: &Conditions, work: &Work, runs: u16) -> String {
+    pub(super) fn text(&self, conditions: &Conditions, Bench { work, runs, .. }: &Bench) -> String {
         let Work { tasks, payload, replicas, queues, batch, concurrency, workers, connections, .. } = work;
-        let median = if runs > 1 { format!("; median of {runs} runs (lowest–highest)") } else { String::new() };
+        let median = if *runs > 1 { format!("; median of {runs} runs (lowest–highest)") } else { String::new() };
         let mut blocks = vec![format!(
             "{}\n{}\n{}\n\n{} tasks of {payload} bytes in {queues} queue(s), NUM {replicas}, {batch} a call, \
              {concurrency} inserts in flight, {workers} workers, {connections} connections{median}",
@@ -156,6 +185,9 @@ impl Report {
         )];
         if !self.rates.is_empty() {
             blocks.push(self.rate_table().to_string());
+        }
+        if !self.figures.is_empty() {
+            blocks.push(self.figure_table().to_string());
         }
         if !self.latencies.is_empty() {
             let rate = HumanCount(work.rate.into());
@@ -181,6 +213,17 @@ impl Report {
                 rate.us_per_task.show(short),
             ];
             table.add_row(figures.into_iter().chain(cpu.unwrap_or_default()));
+        }
+        right(table, 2)
+    }
+
+    fn figure_table(&self) -> Table {
+        let mut table = table(["phase", "", "", "", "ratio", "to"].map(str::to_owned).into_iter());
+        for Figure { phase, measure, unit, value, reference, ratio } in &self.figures {
+            let ratio = if ratio.0.is_empty() { String::new() } else { ratio.show(short) };
+            let reference = reference.clone().unwrap_or_default();
+            let (phase, value) = (phase.as_str().to_owned(), value.show(short));
+            table.add_row([phase, measure.clone(), value, (*unit).to_owned(), ratio, reference]);
         }
         right(table, 2)
     }

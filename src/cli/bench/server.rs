@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 use url::Url;
 
 use super::{
-    args::Bench,
+    args::{Bench, Part},
     http::{Counts, Http},
     machine::{self, Machine},
     own::Own,
@@ -29,6 +29,8 @@ pub(super) struct Server {
     pid: Option<u32>,
     redis: Option<MultiplexedConnection>,
     own: Option<Own>,
+    /// From the start of its process to ready.
+    pub(super) ready_after: Option<Duration>,
 }
 
 /// The conditions of figures: who answers, on which machine, and when it calls something stored.
@@ -54,8 +56,8 @@ pub(super) struct Usage {
 
 impl Server {
     /// Connects to the taskd that `args` name, or starts one.
-    pub(super) async fn open(args: &Bench) -> anyhow::Result<Self> {
-        let own = if args.grpc.is_none() { Some(Own::start(&args.work).await?) } else { None };
+    pub(super) async fn open(args: &Bench, part: Part) -> anyhow::Result<Self> {
+        let own = if args.grpc.is_none() { Some(Own::start(args, part).await?) } else { None };
         let (grpc, http, redis) = match (&own, &args.grpc) {
             (Some(own), _) => {
                 let [grpc, http] = [&own.addresses.grpc, &own.addresses.http].map(|at| format!("http://{at}"));
@@ -67,6 +69,14 @@ impl Server {
                 (grpc, http, args.redis.clone())
             }
         };
+        let http = Http::new(&http)?;
+        let ready_after = match &own {
+            Some(own) => {
+                http.wait_until_ready().await?;
+                Some(own.started.elapsed())
+            }
+            None => None,
+        };
         let first = client::connect(&grpc).await?;
         let others = (1..args.work.connections).map(|_| client::connect(&grpc));
         let mut channels = futures::future::try_join_all(others).await?;
@@ -76,7 +86,7 @@ impl Server {
             None => None,
         };
         let pid = own.as_ref().map(Own::pid).or_else(|| pid_behind(&grpc));
-        let server = Self { channels, http: Http::new(&http)?, pid, redis, own };
+        let server = Self { channels, http, pid, redis, own, ready_after };
         // A wrong --http shows before the work.
         server.counts(&[]).await?;
         Ok(server)
@@ -113,6 +123,31 @@ impl Server {
             None => None,
         };
         Usage { taskd: self.pid.and_then(machine::cpu_seconds), redis, bench: machine::own_cpu_seconds() }
+    }
+
+    /// The resident memory of taskd.
+    pub(super) fn resident_bytes(&self) -> Option<f64> {
+        self.pid.and_then(machine::resident_bytes)
+    }
+
+    /// The memory of Redis, and that of the keys of one queue, when no rewrite of its file is in progress.
+    pub(super) async fn redis_bytes(&self, queue: &str) -> anyhow::Result<(f64, f64)> {
+        let mut redis = self.redis.clone().context("a taskd of its own has a Redis")?;
+        loop {
+            let info: String = redis::cmd("INFO").query_async(&mut redis).await?;
+            let is_quiet = ["aof_rewrite_in_progress", "aof_rewrite_scheduled"].map(|name| field(&info, name));
+            if is_quiet == [Some("0"); 2] {
+                let used = field(&info, "used_memory").context("INFO has used_memory")?.parse()?;
+                return Ok((used, bytes_of_keys(redis, queue).await?));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Lets Redis lose everything.
+    pub(super) async fn empty_redis(&self) -> anyhow::Result<()> {
+        let mut redis = self.redis.clone().context("a taskd of its own has a Redis")?;
+        Ok(redis::cmd("FLUSHALL").exec_async(&mut redis).await?)
     }
 
     pub(super) async fn counts(&self, queues: &[String]) -> anyhow::Result<Counts> {
@@ -214,6 +249,25 @@ async fn appendfsync(mut redis: MultiplexedConnection) -> Option<String> {
     match values.get("appendonly").map(String::as_str) {
         Some("no") => Some("none (no append-only file)".to_owned()),
         _ => values.get("appendfsync").cloned(),
+    }
+}
+
+/// The memory of the keys of a queue's shards.
+async fn bytes_of_keys(mut redis: MultiplexedConnection, queue: &str) -> anyhow::Result<f64> {
+    let (mut cursor, mut bytes) = (0_u64, 0.0);
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(format!("*{{{queue}:*")).arg("COUNT").arg(1000);
+        let (next, keys): (u64, Vec<String>) = scan.query_async(&mut redis).await?;
+        for key in keys {
+            let mut usage = redis::cmd("MEMORY");
+            usage.arg("USAGE").arg(key).arg("SAMPLES").arg(1000);
+            bytes += usage.query_async::<Option<f64>>(&mut redis).await?.unwrap_or_default();
+        }
+        cursor = next;
+        if cursor == 0 {
+            return Ok(bytes);
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use backon::BackoffBuilder;
 use bytes::Bytes;
 use tonic::{Response, Status, transport::Channel};
 
-use super::args::Work;
+use super::args::{QUEUES_A_CALL, Work};
 use crate::{
     cli::client::{WAITS, is_transient},
     wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
@@ -135,7 +135,10 @@ pub(super) struct Leased {
 impl Worker {
     pub(super) fn new(channel: Channel, number: u16, tasks: &Tasks, batch: u16) -> Self {
         let name = format!("bench-{number}");
-        Self { client: TasksClient::new(channel), name, queues: tasks.queues.clone(), batch: batch.into(), repeated: 0 }
+        // A worker names as many queues as a call may; the next worker names the next ones.
+        let groups: Vec<&[String]> = tasks.queues.chunks(QUEUES_A_CALL.into()).collect();
+        let queues = groups[usize::from(number) % groups.len()].to_vec();
+        Self { client: TasksClient::new(channel), name, queues, batch: batch.into(), repeated: 0 }
     }
 
     /// The next tasks; none after a while without any.
