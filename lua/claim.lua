@@ -9,8 +9,10 @@
 -- then per request 2 values: worker, and five numbers in one text: tasks at most, bytes at most, whether one task goes
 --   out whatever it weighs (0|1), lease (ms, 0 = the task's own), priority (1 to 3, 0 = all)
 -- Returns {generation, 1} claims pause
---       | {generation, 0} no task for any request, and all lanes were looked at
---       | {generation, 0, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts}
+--       | {generation, 0} there is no task
+--       | {generation, 0, open} no task for any request, and all lanes were looked at
+--       | {generation, 0, open, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts}
+--   open: the tasks that are left to hand out, to whoever may have them
 --   grant: of the first request with tasks. The next request with tasks has the next grant.
 --   ids, bodies: of all requests, in their order. A task without a body, or with one that is shorter than a head, is
 --   damaged, and no lease was given. A task is leased for what the request asks, or for the lease in the body's head.
@@ -228,7 +230,7 @@ end
 
 -- Bodies, leases, records.
 -- include lib/clock.lua
-local fields, bodies = {}, {}
+local fields, bodies, open = {}, {}, tonumber(counters[5] or 0)
 if #taken > 0 then
   bodies = redis.call('HMGET', BODIES, unpack(taken))
   local record_args, lease_args, undelivered, closed, closed_bytes = {}, {}, {}, 0, 0
@@ -280,7 +282,8 @@ if #taken > 0 then
   end
   fields = {'grants', grants}
   if closed > 0 then
-    fields = {'grants', grants, 'open', (counters[5] or 0) - closed, 'open_bytes', (counters[6] or 0) - closed_bytes}
+    open = open - closed
+    fields = {'grants', grants, 'open', open, 'open_bytes', (counters[6] or 0) - closed_bytes}
   end
   if longest > tonumber(counters[4] or 0) then
     fields[#fields + 1], fields[#fields + 2] = 'longest_lease', longest
@@ -319,5 +322,5 @@ for i = 1, 6 do
   end
 end
 if #fields > 0 then redis.call('HSET', COUNTERS, unpack(fields)) end
-if #taken == 0 and #with_more == 0 then return {generation, 0} end
-return {generation, 0, now, first_grant + 1, taken, bodies, counts, with_more, attempts}
+if #taken == 0 and #with_more == 0 then return {generation, 0, open} end
+return {generation, 0, open, now, first_grant + 1, taken, bodies, counts, with_more, attempts}

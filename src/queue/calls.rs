@@ -101,7 +101,7 @@ fn read_grants(
         let mut delivery = Delivery { worker, leases: Vec::new(), shard, notes, release };
         let tasks = claimed.next_request(&delivery.shard, lease)?;
         delivery.leases = tasks.iter().map(|task| (task.id, task.token.clone())).collect();
-        granted.push(Granted { tasks, more: claimed.has_more(place), delivery });
+        granted.push(Granted { tasks, more: claimed.has_more(place), open: claimed.open, delivery });
     }
     Ok(granted)
 }

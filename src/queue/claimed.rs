@@ -17,6 +17,8 @@ const HEAD_BYTES: usize = 9;
 #[derive(Default)]
 pub(super) struct Claimed {
     generation: u64,
+    /// The tasks that are left to hand out; `None` where claims pause.
+    pub(super) open: Option<usize>,
     /// Redis's clock, to which a lease is added.
     now_unix_ms: i64,
     /// Of the next request with tasks.
@@ -36,8 +38,14 @@ impl Claimed {
         let mut parts = items(answer)?.into_iter();
         let generation = number(parts.next())?;
         let is_paused = number::<u8>(parts.next())? == 1;
-        if is_paused || parts.len() == 0 {
+        if is_paused {
             return Ok(Self { generation, ..Self::default() });
+        }
+        // Damage could make the count negative.
+        let open = parts.next().map_or(Ok(0), |open| number::<i64>(Some(open)))?.max(0) as usize;
+        let open = Some(open);
+        if parts.len() == 0 {
+            return Ok(Self { generation, open, ..Self::default() });
         }
         let mut next = || parts.next().ok_or_else(|| Error::Answer("a part of a claim's answer is missing".into()));
         let (now_unix_ms, grant) = (number(Some(next()?))?, number(Some(next()?))?);
@@ -46,7 +54,7 @@ impl Claimed {
         let with_more = list()?.map(|place| number(Some(place))).collect::<Result<_>>()?;
         let attempts = list()?.map(|value| number(Some(value))).collect::<Result<Vec<u32>>>()?;
         let attempts = attempts.chunks_exact(2).map(|pair| (pair[0] as usize, pair[1])).collect();
-        Ok(Self { generation, now_unix_ms, grant, ids, bodies, counts, with_more, attempts, place: 0 })
+        Ok(Self { generation, open, now_unix_ms, grant, ids, bodies, counts, with_more, attempts, place: 0 })
     }
 
     /// The leases of the next request, which asked for leases of this length (`None`: the tasks' own).

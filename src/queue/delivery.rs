@@ -18,6 +18,8 @@ pub struct Granted {
     pub tasks: Vec<Leased>,
     /// The scan ended at its bound: ask again before waiting.
     pub more: bool,
+    /// The tasks that are left to hand out, to whoever may have them; `None` where claims pause.
+    pub open: Option<usize>,
     pub delivery: Delivery,
 }
 

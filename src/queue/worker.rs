@@ -36,7 +36,7 @@ impl WorkerQueue {
             Err(Error::NoGeneration) => {
                 let (notes, release) = (Arc::clone(&shard.notes), self.release());
                 let delivery = Delivery { worker, leases: Vec::new(), shard: shard.id.clone(), notes, release };
-                Ok(Granted { tasks: Vec::new(), more: false, delivery })
+                Ok(Granted { tasks: Vec::new(), more: false, open: None, delivery })
             }
             other => other,
         }

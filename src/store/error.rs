@@ -2,37 +2,38 @@
 
 use std::{io, time::Duration};
 
-use sqlx::error::DatabaseError;
-
 use crate::runtime::LoopError;
+
+/// The error of a database's library.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The server is away or busy, or this call lost a deadlock: the same call may succeed later.
     #[error("{0}")]
-    Transient(#[source] sqlx::Error),
+    Transient(#[source] Cause),
     /// All attempts within the time for retries failed: the same call may succeed later.
     #[error("gave up after {} s: {cause}", after.as_secs())]
     GaveUp {
         after: Duration,
         #[source]
-        cause: sqlx::Error,
+        cause: Cause,
     },
     /// The pool had no connection to give, although the server accepts new ones.
     #[error("all {connections} connections to the database have been in use for {} s; {hint}", waited.as_secs())]
     Busy { connections: u32, waited: Duration, hint: &'static str },
     /// The device or the database has no room left.
     #[error("the database is full: {0}")]
-    Full(#[source] sqlx::Error),
+    Full(#[source] Cause),
     /// The content of a row is at fault: the same call fails again, and one without that row succeeds.
     #[error("{0}")]
-    Refused(#[source] sqlx::Error),
+    Refused(#[source] Cause),
     /// The database contains what taskd never stores. It is a refusal: calls without that row succeed.
     #[error("the database contains {what}")]
     Corrupt { what: String },
     /// A certificate is not trusted: the server's or taskd's.
     #[error("no TLS connection to the database: {0}; see ssl-mode and ssl-ca in its URL")]
-    Tls(#[source] sqlx::Error),
+    Tls(#[source] Cause),
     #[error("cannot read {name}, the {parameter} of the database's URL: {cause}")]
     File {
         parameter: String,
@@ -41,7 +42,7 @@ pub enum Error {
         cause: io::Error,
     },
     #[error("{0}")]
-    Other(#[source] sqlx::Error),
+    Other(#[source] Cause),
     /// A newer taskd has migrated the database, and its schema needs a taskd that knows it.
     #[error(
         "the database has schema {schema}, which needs a taskd that knows schema {needs} or later; \
@@ -52,36 +53,10 @@ pub enum Error {
     Migrate(#[from] sqlx::migrate::MigrateError),
 }
 
-/// The meaning of a database's error code for the caller.
-pub enum Class {
-    Transient,
-    Full,
-    Refused,
-    Other,
-}
-
 impl Error {
-    /// Sorts an error of sqlx. `class` knows the error codes of the database.
-    pub(super) fn sorted(error: sqlx::Error, class: impl Fn(&dyn DatabaseError) -> Class) -> Self {
-        use sqlx::Error::{Database, Io, PoolTimedOut, Protocol, Tls, WorkerCrashed};
-        match &error {
-            // rustls reports a certificate that it does not accept with this kind.
-            Io(cause) if cause.kind() == io::ErrorKind::InvalidData => Self::Tls(error),
-            Tls(_) => Self::Tls(error),
-            Io(_) | Protocol(_) | PoolTimedOut | WorkerCrashed => Self::Transient(error),
-            Database(database) => match class(&**database) {
-                Class::Transient => Self::Transient(error),
-                Class::Full => Self::Full(error),
-                Class::Refused => Self::Refused(error),
-                Class::Other => Self::Other(error),
-            },
-            _ => Self::Other(error),
-        }
-    }
-
     /// Nothing answered in time.
     pub(super) fn timed_out() -> Self {
-        Self::Transient(sqlx::Error::Io(io::ErrorKind::TimedOut.into()))
+        Self::Transient(io::Error::from(io::ErrorKind::TimedOut).into())
     }
 
     /// True if the same call may succeed later.

@@ -14,7 +14,7 @@ use std::{collections::HashSet, time::Duration};
 use async_trait::async_trait;
 
 pub use self::{
-    error::{Class, Error, Result},
+    error::{Cause, Error, Result},
     types::{
         BroughtForward, DUE_LOOKED_AT, Inserted, NewRow, Opening, OutboxRow, PAGE_BYTES, Published, PublishedTask,
         QueueCount, ResultRow, Settled, Settlement, StateFor, Stored, StoredShard, TakenBack, TaskDetail, TaskState,

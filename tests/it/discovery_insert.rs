@@ -369,7 +369,8 @@ async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
 #[tokio::test]
 async fn every_loop_is_watched() {
     let fixture = Fixture::start().await;
-    let expected = ["discovery/filter", "discovery/insert", "discovery/publish", "discovery/results", "queues"];
+    let expected =
+        ["discovery/filter", "discovery/insert", "discovery/marks", "discovery/publish", "discovery/results", "queues"];
     assert_eq!(watched(&fixture.supervisor), expected);
     fixture.stop().await;
 }

@@ -1,6 +1,8 @@
 //! The tasks service over a real queue, without the pipelines around it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use futures::future;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use prost::Message as _;
@@ -66,11 +68,21 @@ async fn put(queue: &Queue, name: &str, id: TaskId, priority: i32, offset: u64) 
     let record = pb::PipelineRecord { priority, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
     let offset = Offset { major: offset, minor: 0 };
     let (body, credited) = (wire::body_blob(&record), vec![]);
-    put_in(queue, name, EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited }).await;
+    put_in(queue, name, &[EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited }]).await;
 }
 
-async fn put_in(queue: &Queue, name: &str, task: EnqueueTask) {
-    let (shard, offset) = (shard(name), task.offset);
+/// New tasks behind the first of a queue.
+fn more_tasks(count: u64, replicas: u32) -> Vec<EnqueueTask> {
+    let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
+    let task = |n| {
+        let (offset, body) = (Offset { major: 100 + n, minor: 0 }, wire::body_blob(&record));
+        EnqueueTask { offset, id: TaskId::new(), replicas, not_before_unix_ms: 0, body, credited: vec![] }
+    };
+    (0..count).map(task).collect()
+}
+
+async fn put_in(queue: &Queue, name: &str, tasks: &[EnqueueTask]) {
+    let (shard, offset) = (shard(name), tasks.last().unwrap().offset);
     queue.upkeep.open_shard(&shard, 1, "topic", None).await.unwrap();
     queue.add_shard(&shard);
     let batch = Enqueue {
@@ -78,7 +90,7 @@ async fn put_in(queue: &Queue, name: &str, task: EnqueueTask) {
         epoch: 1,
         predecessor: None,
         upto: offset,
-        tasks: &[task],
+        tasks,
         high_water_tasks: 100,
         high_water_bytes: 1 << 30,
         live_tasks_max: u64::MAX,
@@ -341,7 +353,7 @@ async fn a_worker_waits_for_the_shards_that_answer() {
     service.lease("q").await;
     service.damage("a").await;
     let later = async {
-        until("the worker waits", async || service.queue.wakes().is_awaited(&shard("q").queue)).await;
+        until("the worker waits", async || service.queue.wakes().waiting(&shard("q").queue) == 1).await;
         put(&service.queue, "q", TaskId::new(), 2, 2).await;
     };
     let (got, ()) = tokio::join!(service.get(&["a", "q"], 1, 60), later);
@@ -366,7 +378,7 @@ async fn an_answer_of_several_shards_has_its_bytes_and_no_task_more() {
         let (id, offset) = (TaskId::new(), Offset { major: n, minor: 0 });
         let (body, credited) = (wire::body_blob(&record), vec![]);
         let task = EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited };
-        put_in(&service.queue, name, task).await;
+        put_in(&service.queue, name, &[task]).await;
     }
     let got = service.get(&shards, 100, 0).await.unwrap();
     let bytes: usize = got.iter().map(|task| task.body.payload.len()).sum();
@@ -433,7 +445,7 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
     let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
     let (offset, body) = (Offset { major: 9, minor: 0 }, wire::body_blob(&record));
     let again = EnqueueTask { offset, id, replicas: 2, not_before_unix_ms: 0, body, credited: vec!["w".into()] };
-    put_in(&service.queue, "q", again).await;
+    put_in(&service.queue, "q", &[again]).await;
     assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [ItemStatus::Ok]);
 
     let other = LeasedTask { id: TaskId::new(), ..leased.clone() };
@@ -449,6 +461,75 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
         let unknown = service.complete_all("w", &[&other]).await.unwrap()[0];
         assert!(matches!(unknown, ItemStatus::UnknownTask | ItemStatus::LeaseLost), "{unknown:?}");
     }
+    service.stop().await;
+}
+
+/// A wake goes to one caller, which passes it on for what it leaves.
+#[tokio::test]
+async fn tasks_that_come_together_reach_all_callers_that_wait() {
+    let service = Service::start(&[]).await;
+    let waiting = async |queue: &str, callers: usize| {
+        until("they wait", async || service.queue.wakes().waiting(&shard(queue).queue) == callers).await;
+    };
+    let of_both = future::join_all((0..20).map(|_| service.get(&["p", "q"], 1, 60)));
+    let of_q = future::join_all((0..20).map(|_| service.get(&["q"], 1, 60)));
+    let come = async {
+        waiting("q", 40).await;
+        put_in(&service.queue, "p", &more_tasks(20, 1)).await;
+        waiting("p", 0).await;
+        put_in(&service.queue, "q", &more_tasks(20, 1)).await;
+    };
+    let (of_both, of_q, ()) = tokio::join!(of_both, of_q, come);
+    let queues = |of: Vec<Result<Vec<LeasedTask>, Error>>| {
+        of.into_iter().map(|got| got.unwrap().remove(0).token.shard.queue.to_string()).collect::<HashSet<_>>()
+    };
+    assert_eq!((queues(of_both), queues(of_q)), (["p".into()].into(), ["q".into()].into()));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_caller_that_cannot_take_a_task_passes_the_wake_on() {
+    let service = Service::start(&[]).await;
+    let get = |worker: &str| {
+        let (worker, queues, wait) = (worker.into(), vec!["q".into()], Duration::from_secs(60));
+        service.api.get(&CALLER, Ok(GetTasks { worker, queues, wait, max_tasks: 1, ..Default::default() }))
+    };
+    let come = async {
+        until("they wait", async || service.queue.wakes().waiting(&shard("q").queue) == 5).await;
+        put_in(&service.queue, "q", &more_tasks(1, 2)).await;
+    };
+    // One call of the first worker gets the task, for two; three others may not have it, and the last one may.
+    let of_one = async { future::select_ok((0..4).map(|_| Box::pin(get("one")))).await.unwrap().0 };
+    let (of_one, of_other, ()) = tokio::join!(of_one, get("other"), come);
+    let ids = [of_one, of_other.unwrap()].map(|leases| leases.deliver()[0].id);
+    assert_eq!(ids[0], ids[1]);
+    service.stop().await;
+}
+
+/// A worker that comes back to an empty queue waits for a wake, and asks Redis nothing.
+#[tokio::test]
+async fn a_queue_that_is_known_to_be_empty_is_not_asked() {
+    let service = Service::start(&["q"]).await;
+    let claims = async || {
+        let calls =
+            redis::cmd("INFO").arg("commandstats").query_async::<String>(&mut service.redis.conn()).await.unwrap();
+        let line = calls.lines().find(|line| line.starts_with("cmdstat_exists:")).unwrap_or_default().to_owned();
+        line.split(['=', ',']).nth(1).map_or(0, |calls| calls.parse::<u64>().unwrap())
+    };
+    let first = service.get(&["q"], 1, 60).await.unwrap().remove(0);
+    let (waits, comes) = (service.get(&["q"], 1, 60), async {
+        until("the first waits", async || claims().await >= 2).await;
+        let before = claims().await;
+        let (comes, put) = (service.get(&["q"], 1, 60), async {
+            until("the second waits", async || service.queue.wakes().waiting(&shard("q").queue) == 2).await;
+            assert_eq!(claims().await, before, "nobody looked");
+            put_in(&service.queue, "q", &more_tasks(2, 1)).await;
+        });
+        tokio::join!(comes, put).0
+    });
+    let (waited, came) = tokio::join!(waits, comes);
+    let ids: HashSet<_> = [vec![first], waited.unwrap(), came.unwrap()].concat().iter().map(|task| task.id).collect();
+    assert_eq!(ids.len(), 3);
     service.stop().await;
 }
 

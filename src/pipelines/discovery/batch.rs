@@ -7,6 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use super::{
     context::Context,
     error::{Error, Failure, Unavailable},
+    marks::Marks,
 };
 use crate::{
     model::{StoredStatus, TaskId, TaskRow},
@@ -63,6 +64,7 @@ pub(super) async fn insert(
 pub(super) async fn publish(
     context: Context,
     receiver: &mut mpsc::Receiver<Vec<Fresh>>,
+    marks: Marks,
     cx: Loop,
 ) -> Result<(), Failure> {
     loop {
@@ -80,7 +82,7 @@ pub(super) async fn publish(
             return Ok(());
         }
         let rows: Vec<_> = batches.iter().flatten().map(|(row, turn)| (row, *turn)).collect();
-        context.publish(&rows).await?;
+        context.publish(&rows, &marks).await?;
         let rows: Vec<_> = rows.into_iter().map(|(row, _)| row).collect();
         context.mark(&rows).await;
         cx.beat();

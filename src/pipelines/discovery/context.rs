@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::marks::Marks;
 use crate::{
     bus::Bus,
     config::Settings,
@@ -42,16 +43,20 @@ impl Context {
         }
     }
 
-    /// Publishes stored tasks. Answers an error only when every later publish will fail too; after any other error the
-    /// watchdog publishes the rows.
-    pub(super) async fn publish(&self, rows: &[(&TaskRow, Turn)]) -> Result<(), publishing::Error> {
+    /// Publishes stored tasks, and hands them on to be marked.
+    ///
+    /// Answers an error only when every later publish will fail too; after any other error the watchdog publishes the
+    /// rows.
+    pub(super) async fn publish(&self, rows: &[(&TaskRow, Turn)], marks: &Marks) -> Result<(), publishing::Error> {
         // After this time, or a step of the clock, the watchdog may have published the rows. Perhaps their tasks are
         // done and forgotten by now.
         let late = i64::try_from(self.settings.watchdog.republish_after.as_millis()).unwrap_or(i64::MAX);
         let now = self.clock.now_unix_ms();
         let again = rows.iter().any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(row.created_unix_ms)));
-        match self.publisher.publish(rows, again).await {
-            Ok(_) => metrics::outbox_published(rows.len()),
+        let (published, done) = self.publisher.publish_unmarked(rows, again).await;
+        marks.add(published).await;
+        match done {
+            Ok(()) => metrics::outbox_published(rows.len()),
             Err(error) if error.is_lost() => return Err(error),
             Err(error) => tracing::warn!("could not publish {} new tasks, the watchdog will: {error}", rows.len()),
         }

@@ -8,6 +8,7 @@ use super::{
     batch::{self, Pending},
     context::Context,
     error::{Error, Unavailable},
+    marks::Marks,
 };
 use crate::{
     bus::Topic,
@@ -30,7 +31,7 @@ pub struct Handle {
     room_kib: Arc<Semaphore>,
 }
 
-pub(super) fn start(context: Context, supervisor: &Supervisor) -> Handle {
+pub(super) fn start(context: Context, marks: Marks, supervisor: &Supervisor) -> Handle {
     // The semaphores bound the channel.
     let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(context.settings.discovery.buffer));
@@ -46,8 +47,8 @@ pub(super) fn start(context: Context, supervisor: &Supervisor) -> Handle {
     });
     let (publishing, to_publish) = (context.clone(), Arc::new(Mutex::new(to_publish)));
     supervisor.spawn_loop("discovery/publish", Policy::Restart, move |cx| {
-        let (context, to_publish) = (publishing.clone(), Arc::clone(&to_publish));
-        async move { batch::publish(context, &mut *to_publish.lock().await, cx).await }
+        let (context, to_publish, marks) = (publishing.clone(), Arc::clone(&to_publish), marks.clone());
+        async move { batch::publish(context, &mut *to_publish.lock().await, marks, cx).await }
     });
     Handle { context, sender, room, room_kib: Arc::new(Semaphore::new(BUFFER_KIB as usize)) }
 }

@@ -1,8 +1,8 @@
 //! Discovery: from the insert API and from `task-results` to new tasks in SQL and on the bus.
 //!
-//! filter → one SQL transaction (new tasks and their batch, results, statuses) → publish → mark published → mark the
-//! filter → commit the input. Each effect may be repeated. An insert's caller is answered after the SQL commit. Crash
-//! windows:
+//! filter → one SQL transaction (new tasks and their batch, results, statuses) → publish → mark the filter → commit the
+//! input. A loop of its own marks the published tasks in SQL, a little later. Each effect may be repeated. An insert's
+//! caller is answered after the SQL commit. Crash windows:
 //!
 //! - before the SQL commit: nothing happened. The caller has no answer, or the report comes again.
 //! - after the SQL commit, before the publish or its mark: the watchdog publishes the batch (again).
@@ -15,8 +15,11 @@ mod context;
 mod error;
 mod fallback;
 mod insert;
+mod marks;
 mod results;
 mod room;
+
+use std::sync::Arc;
 
 pub use self::{
     context::Context,
@@ -29,6 +32,7 @@ use crate::runtime::Supervisor;
 /// Starts the pipeline. The handle is its insert side.
 pub fn start(context: Context, supervisor: &Supervisor) -> Handle {
     fallback::start(&context, supervisor);
-    results::start(&context, supervisor);
-    insert::start(context, supervisor)
+    let marks = marks::start(Arc::clone(&context.store), Arc::clone(&context.bus), supervisor);
+    results::start(&context, marks.clone(), supervisor);
+    insert::start(context, marks, supervisor)
 }

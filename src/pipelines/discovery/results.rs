@@ -5,6 +5,7 @@ use std::{collections::HashMap, ops::Range, time::Instant};
 use super::{
     context::Context,
     error::Failure,
+    marks::Marks,
     room::{self, Sent, Unstored, discovered},
 };
 use crate::{
@@ -30,10 +31,10 @@ const LETTERS_AT_ONCE: usize = 8;
 /// Discovered tasks in one transaction, unless a single report has more.
 const DISCOVERED_AT_ONCE: usize = 5000;
 
-pub(super) fn start(context: &Context, supervisor: &Supervisor) {
+pub(super) fn start(context: &Context, marks: Marks, supervisor: &Supervisor) {
     let (context, sent) = (context.clone(), Sent::default());
     supervisor.spawn_loop("discovery/results", Policy::Restart, move |cx| {
-        let results = Results { context: context.clone(), sent: sent.clone() };
+        let results = Results { context: context.clone(), sent: sent.clone(), marks: marks.clone() };
         async move { results.consume(cx).await }
     });
 }
@@ -41,6 +42,7 @@ pub(super) fn start(context: &Context, supervisor: &Supervisor) {
 struct Results {
     context: Context,
     sent: Sent,
+    marks: Marks,
 }
 
 impl Results {
@@ -119,7 +121,7 @@ impl Results {
         metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
         let goes_out = |(row, _): &(&TaskRow, Turn)| publishing::goes_out_now(row, gates, settings);
         let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
-        self.context.publish(&publish).await?;
+        self.context.publish(&publish, &self.marks).await?;
         let new: Vec<_> = new.into_iter().map(|(row, _)| row).collect();
         self.context.mark(&new).await;
         self.send_letters(reports, origins, &stored.answers).await?;

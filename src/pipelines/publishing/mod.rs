@@ -82,12 +82,22 @@ impl Publisher {
     /// A process that is killed in between leaves the rows to be published again. The queue ignores a task that it
     /// knows, and `again` makes the fanout ask SQL about the others.
     pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
-        let mut published = BTreeMap::new();
-        let all = self.publish_all(rows, again, &mut published).await;
+        let (published, all) = self.publish_unmarked(rows, again).await;
         // Also when a part failed: the rest of the rows waits alone.
         let marked = self.mark(published).await;
         all?;
         marked
+    }
+
+    /// Publishes rows to `pipeline`. Answers what the caller has to mark, also when a part failed.
+    pub async fn publish_unmarked(
+        &self,
+        rows: &[(&TaskRow, Turn)],
+        again: bool,
+    ) -> (Vec<Published>, Result<(), Error>) {
+        let mut published = BTreeMap::new();
+        let all = self.publish_all(rows, again, &mut published).await;
+        (published.into_values().collect(), all)
     }
 
     /// Publishes rows in parts that the bus takes, and adds each part to `published`.
@@ -111,8 +121,7 @@ impl Publisher {
         Ok(())
     }
 
-    async fn mark(&self, published: BTreeMap<u32, Published>) -> Result<Last, Error> {
-        let published: Vec<_> = published.into_values().collect();
+    async fn mark(&self, published: Vec<Published>) -> Result<Last, Error> {
         if !published.is_empty() {
             self.store.mark_published(self.bus.generation(), &published).await?;
         }

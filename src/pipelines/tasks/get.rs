@@ -2,6 +2,7 @@
 //! the call waits.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -14,8 +15,8 @@ use super::{
     handle::{Handle, worker},
 };
 use crate::{
-    model::{GetTasks, LeasedTask, Priority, QueueName, validate},
-    queue::{Claim, Delivery, Granted, Leased, Shard},
+    model::{GetTasks, LeasedTask, Priority, QueueName, ShardId, validate},
+    queue::{self, Claim, Delivery, Granted, Leased, Shard, Waiter},
     telemetry::metrics,
     wire,
 };
@@ -58,11 +59,13 @@ struct Found {
     error: Option<Error>,
     /// At least one shard answered.
     any_asked: bool,
+    /// The tasks that the look has left in each shard, to whoever may have them; `None` where nobody knows.
+    left: BTreeMap<ShardId, Option<usize>>,
 }
 
 impl Found {
     fn new(claim: Claim) -> Self {
-        Self { claim, granted: Vec::new(), tasks: 0, bytes: 0, error: None, any_asked: false }
+        Self { claim, granted: Vec::new(), tasks: 0, bytes: 0, error: None, any_asked: false, left: BTreeMap::new() }
     }
 
     fn is_enough(&self) -> bool {
@@ -72,6 +75,25 @@ impl Found {
     fn rest(&self, priority: Option<Priority>) -> Claim {
         let (max_tasks, max_bytes) = (self.claim.max_tasks - self.tasks, self.claim.max_bytes - self.bytes);
         Claim { max_tasks, max_bytes, is_first: self.tasks == 0, priority, ..self.claim.clone() }
+    }
+
+    /// Passes the wake on where the look has left something, to as many callers as may take it. Notes which queues had
+    /// nothing for anybody.
+    fn pass_on(&self, waiter: &Waiter) {
+        let mut by_queue: BTreeMap<&QueueName, Option<usize>> = BTreeMap::new();
+        for (shard, left) in &self.left {
+            let sum = by_queue.entry(&shard.queue).or_insert(Some(0));
+            *sum = sum.zip(*left).map(|(sum, left)| sum + left);
+        }
+        for (queue, left) in by_queue {
+            match left {
+                Some(0) => waiter.found_empty(queue),
+                // Two may take what this worker could not.
+                Some(_) if self.tasks == 0 => waiter.pass(queue, 2),
+                Some(left) => waiter.pass(queue, left.div_ceil(self.claim.max_tasks)),
+                None => waiter.pass(queue, 1),
+            }
+        }
     }
 
     fn add(&mut self, shard: &Shard, granted: Granted) {
@@ -89,12 +111,16 @@ impl Handle {
         let (claim, wait) = self.claim(&request)?;
         let deadline = Instant::now() + wait;
         let waiter = self.queue.wakes().waiter(&queues);
-        let mut look_at = queues.clone();
+        let mut look_at = waiter.not_empty();
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let is_last = left.is_zero() || self.stop.is_cancelled();
+            if is_last {
+                look_at.clone_from(&queues);
+            }
             let look = async {
                 let found = self.look(&look_at, &claim).await;
+                found.pass_on(&waiter);
                 // The call waits on for the other shards when one fails.
                 let wait_on = found.granted.is_empty() && !is_last && (found.error.is_none() || found.any_asked);
                 (!wait_on).then_some(found)
@@ -107,7 +133,6 @@ impl Handle {
                 Ok(Found { granted, error: Some(error), .. }) if granted.is_empty() => return Err(error),
                 Ok(found) => return Ok(leases(found.granted)),
                 // Only woken queues have something new. At the deadline the call asks all once more.
-                Err(woken) if woken.is_empty() => look_at.clone_from(&queues),
                 Err(woken) => look_at = woken,
             }
         }
@@ -154,6 +179,11 @@ impl Handle {
         shards.rotate_left(first);
         let peeks = shards.into_iter().map(|shard| async move { (self.queue.peek(&shard).await, shard) });
         let peeks: Vec<_> = futures::stream::iter(peeks).buffered(PEEKS_AT_ONCE).collect().await;
+        let left = |(peeked, shard): &(Result<Vec<Priority>, queue::Error>, Arc<Shard>)| {
+            // A shard with elements may have tasks.
+            (shard.id.clone(), peeked.as_ref().ok().map(|priorities| usize::from(!priorities.is_empty())))
+        };
+        found.left = peeks.iter().map(left).collect();
         for priority in order(turn) {
             for (peeked, shard) in &peeks {
                 match peeked {
@@ -178,6 +208,7 @@ impl Handle {
                 Ok(granted) => {
                     found.any_asked = true;
                     let more = granted.more;
+                    found.left.insert(shard.id.clone(), granted.open);
                     if !granted.is_empty() {
                         found.add(shard, granted);
                     }
@@ -186,6 +217,7 @@ impl Handle {
                     }
                 }
                 Err(error) => {
+                    found.left.insert(shard.id.clone(), None);
                     tracing::debug!(shard = %shard.id, "cannot claim from {}: {error}", shard.id);
                     found.error = Some(error.into());
                     return;

@@ -1,8 +1,48 @@
 //! The requirements for a database that holds the store.
 
-use sqlx::migrate::Migrate;
+use std::{future::Future, sync::Arc};
 
-use super::session::Session;
+use futures::future::BoxFuture;
 
-pub trait Backend: sqlx::Database<Connection: Session + Migrate> {}
-impl<DB> Backend for DB where DB: sqlx::Database<Connection: Session + Migrate> {}
+use super::{
+    session::{Columns, Session},
+    statement::Statement,
+};
+use crate::store::Result;
+
+pub trait Backend: Send + Sync + 'static {
+    type Connection: Session + 'static;
+
+    /// Runs `work` in a transaction and commits it.
+    fn transact<I, T>(&self, work: &Work<Self::Connection, I, T>) -> impl Future<Output = Result<T>> + Send
+    where
+        I: Send + Sync + 'static,
+        T: Send + 'static;
+
+    /// Runs one statement that changes nothing.
+    fn read<T: Columns>(&self, statement: Statement<'_>) -> impl Future<Output = Result<Vec<T>>> + Send;
+
+    /// Ends running calls and closes the connections.
+    fn close(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// The statements of a transaction: a function of a connection and of what the caller gave.
+pub(super) type Steps<C, I, T> = for<'a> fn(&'a mut C, &'a I) -> BoxFuture<'a, Result<T>>;
+
+/// The work of a transaction. It owns what it needs, so that it may run in another thread, and again.
+pub struct Work<C, I, T> {
+    pub(super) input: Arc<I>,
+    pub(super) steps: Steps<C, I, T>,
+}
+
+impl<C, I, T> Work<C, I, T> {
+    pub(in crate::store) fn on<'a>(&'a self, connection: &'a mut C) -> BoxFuture<'a, Result<T>> {
+        (self.steps)(connection, &self.input)
+    }
+}
+
+impl<C, I, T> Clone for Work<C, I, T> {
+    fn clone(&self) -> Self {
+        Self { input: Arc::clone(&self.input), steps: self.steps }
+    }
+}

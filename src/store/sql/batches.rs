@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::{
     backend::Backend,
     dialect::Dialect,
-    pools::Pools,
     rows::{corrupt, number, task_id},
+    runner::Runner,
     session::{Columns, Session},
     statement::{Statement, lists, pieces},
 };
@@ -101,7 +101,7 @@ fn places(text: &str) -> Result<Places> {
 
 /// The places of those batches that were published in this generation.
 pub(super) async fn places_of<DB: Backend>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     operation: &'static str,
     generation: &str,
     batches: &[Turn],
@@ -114,7 +114,7 @@ pub(super) async fn places_of<DB: Backend>(
             .bind(generation.to_owned())
             .sql(" AND batch IN ")
             .list(batches);
-        for (batch, text) in pools.read::<(i64, String)>(operation, statement).await? {
+        for (batch, text) in sql.read::<(i64, String)>(operation, statement).await? {
             found.insert(Turn(batch), places(&text)?);
         }
     }
@@ -142,7 +142,7 @@ impl Batch {
 
 /// The first batches that are not published and due between these times, as many as have `tasks` tasks.
 pub(super) async fn unpublished<DB: Backend>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     operation: &'static str,
     due_ms: std::ops::RangeInclusive<i64>,
     tasks: usize,
@@ -155,7 +155,7 @@ pub(super) async fn unpublished<DB: Backend>(
         .bind((*due_ms.end()).min(NEVER - 1))
         .bind(tasks as u64);
     let (mut batches, mut so_far) = (Vec::new(), 0);
-    for columns in pools.read::<BatchColumns>(operation, statement).await? {
+    for columns in sql.read::<BatchColumns>(operation, statement).await? {
         if so_far >= tasks as u64 {
             break;
         }
@@ -168,24 +168,24 @@ pub(super) async fn unpublished<DB: Backend>(
 
 /// Asks for `columns` of all tasks that wait in these batches, in any order.
 pub(super) async fn waiting_in<DB: Backend, T: Columns>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     operation: &'static str,
     columns: &str,
     batches: &[Batch],
 ) -> Result<Vec<T>> {
-    look_into(pools, operation, &format!("{} AND pub_generation = ''", of_batch::<DB>(columns)), batches).await
+    look_into(sql, operation, &format!("{} AND pub_generation = ''", of_batch::<DB>(columns)), batches).await
 }
 
 /// Which of these batches has a task that is on the bus.
 ///
 /// Also one with an offset of its own: that may be the earlier one, and a place does not move backwards.
 pub(super) async fn needed<DB: Backend>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     operation: &'static str,
     batches: &[Batch],
 ) -> Result<HashSet<Turn>> {
     let first = format!("SELECT * FROM ({} LIMIT 1) AS first_task", of_batch::<DB>("insertion"));
-    let needed: Vec<(i64,)> = look_into(pools, operation, &first, batches).await?;
+    let needed: Vec<(i64,)> = look_into(sql, operation, &first, batches).await?;
     Ok(needed.into_iter().map(|(batch,)| Turn(batch)).collect())
 }
 
@@ -197,7 +197,7 @@ fn of_batch<DB: Backend>(columns: &str) -> String {
 
 /// Asks the same of each batch, of many at once.
 async fn look_into<DB: Backend, T: Columns>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     operation: &'static str,
     select: &str,
     batches: &[Batch],
@@ -207,7 +207,7 @@ async fn look_into<DB: Backend, T: Columns>(
         for some in pieces(some, |_| 0) {
             let ranges = some.iter().map(|batch| [(&batch.first).into(), (&batch.last).into(), batch.number.into()]);
             let statement = Statement::new("").rows(select, " UNION ALL ", ranges);
-            found.extend(pools.read::<T>(operation, statement).await?);
+            found.extend(sql.read::<T>(operation, statement).await?);
         }
     }
     Ok(found)
@@ -232,7 +232,7 @@ pub(super) async fn remove<S: Session>(session: &mut S, batches: &[Turn]) -> Res
 
 /// The first published batches behind `after`.
 pub(super) async fn published<DB: Backend>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     operation: &'static str,
     after: Option<Turn>,
     limit: u32,
@@ -242,5 +242,5 @@ pub(super) async fn published<DB: Backend>(
         .sql(" WHERE batch > ? AND generation <> '' ORDER BY batch LIMIT ?")
         .bind(after.unwrap_or(Turn(i64::MIN)))
         .bind(limit);
-    pools.read::<BatchColumns>(operation, statement).await?.into_iter().map(Batch::read).collect()
+    sql.read::<BatchColumns>(operation, statement).await?.into_iter().map(Batch::read).collect()
 }

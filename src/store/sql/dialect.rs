@@ -1,16 +1,9 @@
 //! The differences between the two databases.
 
-use std::time::Duration;
-
-use sqlx::error::DatabaseError;
-
-use crate::store::{Class, Error};
+use crate::store::Error;
 
 /// The dialect of a database, implemented by its connection.
 pub trait Dialect {
-    /// Opens a transaction that may write.
-    const BEGIN: &'static str;
-
     /// SELECT suffix that locks the rows it finds. SQLite needs none: it has one writer at a time.
     const FOR_UPDATE: &'static str;
 
@@ -19,12 +12,6 @@ pub trait Dialect {
 
     /// The server's clock, in milliseconds.
     const NOW_MS: &'static str;
-
-    /// The time limit of a statement. `None`: no limit, because the database is a file.
-    const ANSWER_WITHIN: Option<Duration>;
-
-    /// Advice for when all connections are in use.
-    const BUSY_HINT: &'static str;
 
     /// A question mark for a task's id, where nothing else gives it a type.
     const ID: &'static str;
@@ -53,14 +40,6 @@ pub trait Dialect {
     /// The text before and behind a SELECT with a `task_id`: sets the columns of each such task from its row.
     fn update_tasks(set: &str) -> [String; 2];
 
-    /// The meaning of an error code for the caller.
-    fn class(error: &dyn DatabaseError) -> Class;
-
     /// True if a statement of a migration failed only because it ran before.
     fn is_there_already(error: &Error) -> bool;
-
-    /// An error of sqlx, sorted.
-    fn error(error: sqlx::Error) -> Error {
-        Error::sorted(error, Self::class)
-    }
 }

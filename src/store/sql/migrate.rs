@@ -9,11 +9,11 @@
 //! the first schema that a taskd must know.
 
 use sqlx::{
-    Pool, SqlStr,
+    SqlStr,
     migrate::{Migrate, Migration, MigrationType, Migrator},
 };
 
-use super::{backend::Backend, dialect::Dialect, rows::corrupt, session::Session, statement::Statement};
+use super::{rows::corrupt, session::Session, statement::Statement};
 use crate::store::{Error, Result};
 
 const TABLE: &str = "_sqlx_migrations";
@@ -57,14 +57,16 @@ fn migrator(files: &[MigrationFile]) -> Migrator {
 /// Applies the missing migrations. Answers how many it applied or finished.
 ///
 /// The caller keeps other processes from doing the same.
-pub(super) async fn run<DB: Backend>(migrations: &'static [MigrationFile], pool: &Pool<DB>) -> Result<usize> {
+pub(in crate::store) async fn run<C: Session + Migrate>(
+    migrations: &'static [MigrationFile],
+    connection: &mut C,
+) -> Result<usize> {
     let mut migrator = migrator(migrations);
-    let mut connection = pool.acquire().await.map_err(DB::Connection::error)?;
     connection.ensure_migrations_table(TABLE).await?;
-    check_known(&migrator, &mut *connection).await?;
-    let finished = finish_interrupted(&migrator, &mut *connection).await?;
+    check_known(&migrator, connection).await?;
+    let finished = finish_interrupted(&migrator, connection).await?;
     let before = connection.list_applied_migrations(TABLE).await?.len();
-    migrator.set_ignore_missing(true).run_direct(None, &mut *connection, false).await?;
+    migrator.set_ignore_missing(true).run_direct(None, connection, false).await?;
     let after = connection.list_applied_migrations(TABLE).await?.len();
     Ok(finished + after - before)
 }

@@ -14,6 +14,7 @@
 
 mod backend;
 mod batches;
+mod columns;
 mod counts;
 mod dialect;
 mod insert;
@@ -21,35 +22,36 @@ mod migrate;
 mod outbox;
 mod pages;
 #[cfg(test)]
-mod plans;
-mod pooled;
-mod pools;
+pub(super) mod plans;
 mod retention;
 mod retry;
 mod rows;
+mod runner;
 mod session;
 mod settle;
 mod shards;
 mod statement;
 mod tasks;
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use sqlx::Pool;
 
-pub(super) use self::migrate::{MigrationFile, migration_files};
-#[cfg(test)]
-pub(super) use self::plans::counted;
-pub use self::{backend::Backend, dialect::Dialect};
+pub(super) use self::{
+    backend::{Backend, Work},
+    columns::FromRow,
+    dialect::Dialect,
+    migrate::{MigrationFile, migration_files, run as migrate},
+    session::{Columns, Session},
+    statement::{Statement, Value},
+};
 use self::{
     counts::{CountColumns, Counts},
     insert::OldKeys,
-    pooled::Tx,
-    pools::Pools,
     rows::{corrupt, task_id},
+    runner::Runner,
     shards::ShardColumns,
-    statement::{Statement, lists},
+    statement::lists,
 };
 use super::{
     BroughtForward, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result, ResultRow,
@@ -58,21 +60,21 @@ use super::{
 use crate::model::{KeyHash, QueueName, ShardId, TaskId, TaskRow, WorkerName};
 
 /// A store in SQL.
-pub struct SqlStore<DB: sqlx::Database> {
-    pools: Pools<DB>,
+pub struct SqlStore<DB> {
+    sql: Runner<DB>,
     migrated: usize,
-    old_keys: OldKeys,
+    old_keys: Arc<OldKeys>,
 }
 
 impl<DB: Backend> SqlStore<DB> {
-    /// Brings the database up to date.
-    pub(super) async fn migrate(
-        migrations: &'static [MigrationFile],
-        writers: Pool<DB>,
-        readers: Pool<DB>,
-    ) -> Result<Self> {
-        let migrated = migrate::run(migrations, &writers).await?;
-        Ok(Self { pools: Pools { writers, readers }, migrated, old_keys: OldKeys::default() })
+    /// A store in a database that `migrated` migrations have just brought up to date.
+    pub(super) fn new(database: DB, migrated: usize) -> Self {
+        Self { sql: Runner(database), migrated, old_keys: Arc::default() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn database(&self) -> &DB {
+        &self.sql.0
     }
 
     /// The number of migrations that the opening applied.
@@ -85,53 +87,54 @@ impl<DB: Backend> SqlStore<DB> {
 impl<DB: Backend> Store for SqlStore<DB> {
     async fn store_id(&self) -> Result<String> {
         let statement = Statement::new("SELECT value FROM meta WHERE name = 'store_id'");
-        let rows = self.pools.read("store_id", statement).await?;
+        let rows = self.sql.read("store_id", statement).await?;
         let (id,) = rows.into_iter().next().ok_or_else(|| corrupt("no store_id"))?;
         Ok(id)
     }
 
     async fn insert(&self, rows: &[NewRow]) -> Result<Stored<Inserted>> {
-        let rows: Vec<&NewRow> = rows.iter().collect();
-        let rows = &rows;
-        let insert = |mut tx: Tx<DB>| async move {
-            // Each attempt has a number of its own, which tells what it inserted from what another did.
-            let (batch, mut counts) = (batches::new_batch(), Counts::default());
-            let answers = insert::insert(&mut *tx, rows, batch, &mut counts, &self.old_keys).await?;
-            counts.store(&mut *tx).await?;
-            tx.commit(Stored { answers, batch }).await
-        };
-        self.pools.run("insert", insert).await
+        let input = (rows.to_vec(), Arc::clone(&self.old_keys));
+        let insert = self.sql.run("insert", input, |session, (rows, old_keys)| {
+            Box::pin(async move {
+                // Each attempt has a number of its own, which tells what it inserted from what another did.
+                let (batch, mut counts) = (batches::new_batch(), Counts::default());
+                let rows: Vec<&NewRow> = rows.iter().collect();
+                let answers = insert::insert(session, &rows, batch, &mut counts, old_keys).await?;
+                counts.store(session).await?;
+                Ok(Stored { answers, batch })
+            })
+        });
+        insert.await
     }
 
     async fn settle(&self, reports: &[Settlement]) -> Result<Stored<Settled>> {
-        self.pools
-            .run("settle", |mut tx| async move {
+        let input = (reports.to_vec(), Arc::clone(&self.old_keys));
+        let settle = self.sql.run("settle", input, |session, (reports, old_keys)| {
+            Box::pin(async move {
                 let batch = batches::new_batch();
-                let answers = settle::settle(&mut *tx, reports, batch, &self.old_keys).await?;
-                tx.commit(Stored { answers, batch }).await
+                let answers = settle::settle(session, reports, batch, old_keys).await?;
+                Ok(Stored { answers, batch })
             })
-            .await
+        });
+        settle.await
     }
 
     async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()> {
-        let mark = |mut tx: Tx<DB>| async move {
-            outbox::mark_published(&mut *tx, generation, published).await?;
-            tx.commit(()).await
-        };
-        self.pools.run("mark_published", mark).await
+        let mark = self.sql.run("mark_published", (generation.to_owned(), published.to_vec()), |session, input| {
+            Box::pin(outbox::mark_published(session, &input.0, &input.1))
+        });
+        mark.await
     }
 
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()> {
-        self.pools
-            .run("unpublish", |mut tx| async move {
-                outbox::unpublish(&mut *tx, ids, why).await?;
-                tx.commit(()).await
-            })
-            .await
+        let unpublish = self.sql.run("unpublish", (ids.to_vec(), why), |session, (ids, why)| {
+            Box::pin(outbox::unpublish(session, ids, *why))
+        });
+        unpublish.await
     }
 
     async fn due(&self, now_unix_ms: i64, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
-        pages::page(&self.pools, pages::Of::Due(now_unix_ms), limit, without).await
+        pages::page(&self.sql, pages::Of::Due(now_unix_ms), limit, without).await
     }
 
     async fn bring_forward(
@@ -141,39 +144,39 @@ impl<DB: Backend> Store for SqlStore<DB> {
         after: Option<(i64, TaskId)>,
         limit: usize,
     ) -> Result<BroughtForward> {
-        pages::bring_forward(&self.pools, later_than_unix_ms, to_unix_ms, after, limit).await
+        pages::bring_forward(&self.sql, later_than_unix_ms, to_unix_ms, after, limit).await
     }
 
     async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>> {
-        pages::oldest_waiting(&self.pools, now_unix_ms).await
+        pages::oldest_waiting(&self.sql, now_unix_ms).await
     }
 
     async fn parked_queues(&self) -> Result<Vec<QueueName>> {
-        pages::parked_queues(&self.pools).await
+        pages::parked_queues(&self.sql).await
     }
 
     async fn parked(&self, queue: &QueueName, limit: usize, without: &HashSet<TaskId>) -> Result<Vec<OutboxRow>> {
-        pages::page(&self.pools, pages::Of::Parked(queue), limit, without).await
+        pages::page(&self.sql, pages::Of::Parked(queue), limit, without).await
     }
 
     async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>> {
-        tasks::states(&self.pools, ids).await
+        tasks::states(&self.sql, ids).await
     }
 
     async fn states_for(&self, worker: &WorkerName, ids: &[TaskId]) -> Result<Vec<StateFor>> {
-        tasks::states_for(&self.pools, worker, ids).await
+        tasks::states_for(&self.sql, worker, ids).await
     }
 
     async fn published(&self, generation: &str, after: Option<TaskId>, limit: u32) -> Result<Vec<PublishedTask>> {
-        tasks::published(&self.pools, generation, after, limit).await
+        tasks::published(&self.sql, generation, after, limit).await
     }
 
     async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>> {
-        pages::remove_settled_batches(&self.pools, after, limit).await
+        pages::remove_settled_batches(&self.sql, after, limit).await
     }
 
     async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TakenBack>> {
-        let page = tasks::published_in(&self.pools, shard, after, limit).await?;
+        let page = tasks::published_in(&self.sql, shard, after, limit).await?;
         let ids: Vec<TaskId> = page.iter().map(|(id, _)| *id).collect();
         // The transaction looks again at each task, under lock.
         self.unpublish(&ids, Unpublished::Missing).await?;
@@ -182,38 +185,35 @@ impl<DB: Backend> Store for SqlStore<DB> {
     }
 
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64> {
-        let page = self.pools.read("remove_finished", retention::finished::<DB::Connection>(age, limit)).await?;
+        let page = self.sql.read("remove_finished", retention::finished::<DB::Connection>(age, limit)).await?;
         let ids = page.into_iter().map(|(id,): (Vec<u8>,)| task_id(&id)).collect::<Result<Vec<_>>>()?;
         if ids.is_empty() {
             return Ok(0);
         }
-        let ids = &ids;
-        self.pools
-            .run("remove_finished", |mut tx| async move {
-                let done = retention::remove(&mut *tx, ids, age).await?;
-                tx.commit(done).await
-            })
-            .await
+        let remove = self
+            .sql
+            .run("remove_finished", (ids, age), |session, (ids, age)| Box::pin(retention::remove(session, ids, *age)));
+        remove.await
     }
 
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
-        tasks::rows(&self.pools, ids).await
+        tasks::rows(&self.sql, ids).await
     }
 
     async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>> {
-        tasks::owners(&self.pools, keys).await
+        tasks::owners(&self.sql, keys).await
     }
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
-        tasks::task(&self.pools, id).await
+        tasks::task(&self.sql, id).await
     }
 
     async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>> {
-        tasks::results(&self.pools, id).await
+        tasks::results(&self.sql, id).await
     }
 
     async fn results_bytes(&self, id: TaskId) -> Result<usize> {
-        tasks::results_bytes(&self.pools, id).await
+        tasks::results_bytes(&self.sql, id).await
     }
 
     async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>> {
@@ -221,50 +221,43 @@ impl<DB: Backend> Store for SqlStore<DB> {
         // All queues are one part, and an empty list of queues is none.
         let parts: Vec<Option<&[QueueName]>> = queues.map_or(vec![None], |queues| lists(queues).map(Some).collect());
         for part in parts {
-            counts.extend(self.pools.read::<CountColumns>("counts", counts::of(part)).await?);
+            counts.extend(self.sql.read::<CountColumns>("counts", counts::of(part)).await?);
         }
         counts.into_iter().map(QueueCount::try_from).collect()
     }
 
     async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>> {
-        let unfinished = self.pools.read::<CountColumns>("unfinished", counts::unfinished::<DB::Connection>()).await?;
+        let unfinished = self.sql.read::<CountColumns>("unfinished", counts::unfinished::<DB::Connection>()).await?;
         let count = |columns| QueueCount::try_from(columns).map(|count| (count.queue, count.count));
         unfinished.into_iter().map(count).collect()
     }
 
     async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>> {
         let statement = changed_after.map_or_else(shards::all_open, shards::changed::<DB::Connection>);
-        self.pools.read::<ShardColumns>("shards", statement).await?.into_iter().map(StoredShard::try_from).collect()
+        self.sql.read::<ShardColumns>("shards", statement).await?.into_iter().map(StoredShard::try_from).collect()
     }
 
     async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>> {
-        self.pools
-            .run("open_shards", |mut tx| async move {
-                let done = shards::open(&mut *tx, shards).await?;
-                tx.commit(done).await
-            })
-            .await
+        let open =
+            self.sql.run("open_shards", shards.to_vec(), |session, shards| Box::pin(shards::open(session, shards)));
+        open.await
     }
 
     async fn close_shard(&self, shard: &ShardId, generation: u64) -> Result<bool> {
-        self.pools
-            .run("close_shard", |mut tx| async move {
-                let done = shards::close(&mut *tx, shard, generation).await?;
-                tx.commit(done).await
-            })
-            .await
+        let close = self.sql.run("close_shard", (shard.clone(), generation), |session, (shard, generation)| {
+            Box::pin(shards::close(session, shard, *generation))
+        });
+        close.await
     }
 
     async fn next_generation(&self, shard: &ShardId, from: u64) -> Result<u64> {
-        self.pools
-            .run("next_generation", |mut tx| async move {
-                let done = shards::next_generation(&mut *tx, shard, from).await?;
-                tx.commit(done).await
-            })
-            .await
+        let next = self.sql.run("next_generation", (shard.clone(), from), |session, (shard, from)| {
+            Box::pin(shards::next_generation(session, shard, *from))
+        });
+        next.await
     }
 
     async fn close(&self) {
-        self.pools.close().await;
+        self.sql.0.close().await;
     }
 }

@@ -6,8 +6,8 @@ use super::{
     backend::Backend,
     batches::{self, Batch},
     outbox::{self, Listed},
-    pools::Pools,
     rows::{number, queue_name, task_id},
+    runner::Runner,
     statement::lists,
 };
 use crate::model::{QueueName, TaskId, TaskRow};
@@ -39,16 +39,16 @@ const ALL: usize = i64::MAX as usize;
 
 /// A page. Removes its outbox rows whose task is final or does not exist any more.
 pub(super) async fn page<DB: Backend>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     of: Of<'_>,
     limit: usize,
     without: &HashSet<TaskId>,
 ) -> Result<Vec<OutboxRow>> {
     let operation = of.operation();
     loop {
-        let listed = list(pools, of, limit + without.len()).await?;
+        let listed = list(sql, of, limit + without.len()).await?;
         let page = first_of(listed, limit, without);
-        let mut tasks = unfinished_of(pools, operation, &page).await?;
+        let mut tasks = unfinished_of(sql, operation, &page).await?;
         let (mut rows, mut over) = (Vec::with_capacity(page.len()), Vec::new());
         for row in page {
             match tasks.remove(&row.task) {
@@ -56,31 +56,26 @@ pub(super) async fn page<DB: Backend>(
                 None => over.push((row.task, row.turn)),
             }
         }
-        if !over.is_empty() {
-            let over = &over;
-            pools
-                .run("remove_over", |mut tx| async move {
-                    outbox::remove_over(&mut *tx, over).await?;
-                    tx.commit(()).await
-                })
-                .await?;
+        let removed = !over.is_empty();
+        if removed {
+            sql.run("remove_over", over, |session, over| Box::pin(outbox::remove_over(session, over))).await?;
         }
-        if !rows.is_empty() || over.is_empty() {
+        if !rows.is_empty() || !removed {
             return Ok(rows);
         }
     }
 }
 
 /// The first rows, before their tasks are read.
-async fn list<DB: Backend>(pools: &Pools<DB>, of: Of<'_>, limit: usize) -> Result<Vec<Listed>> {
+async fn list<DB: Backend>(sql: &Runner<DB>, of: Of<'_>, limit: usize) -> Result<Vec<Listed>> {
     let rows = match of {
         Of::Due(now_ms) => outbox::due::<DB::Connection>(now_ms, limit),
         Of::Parked(queue) => outbox::parked::<DB::Connection>(queue, limit),
     };
-    let rows: Vec<outbox::ListedColumns> = pools.read(of.operation(), rows).await?;
+    let rows: Vec<outbox::ListedColumns> = sql.read(of.operation(), rows).await?;
     let mut listed = rows.into_iter().map(Listed::try_from).collect::<Result<Vec<_>>>()?;
     if let Of::Due(now_ms) = of {
-        listed.extend(due_in_batches(pools, now_ms, limit).await?);
+        listed.extend(due_in_batches(sql, now_ms, limit).await?);
         listed.sort_unstable_by_key(|row| (row.due_ms, row.task));
         listed.truncate(limit);
     }
@@ -88,14 +83,14 @@ async fn list<DB: Backend>(pools: &Pools<DB>, of: Of<'_>, limit: usize) -> Resul
 }
 
 /// The first tasks that wait in due batches, and perhaps some more. Removes batches in which none waits.
-async fn due_in_batches<DB: Backend>(pools: &Pools<DB>, now_ms: i64, limit: usize) -> Result<Vec<Listed>> {
+async fn due_in_batches<DB: Backend>(sql: &Runner<DB>, now_ms: i64, limit: usize) -> Result<Vec<Listed>> {
     const NAME: &str = "due";
     const COLUMNS: &str = "insertion, id, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload)";
     let mut wanted = limit;
     loop {
-        let due = batches::unpublished(pools, NAME, i64::MIN..=now_ms, wanted).await?;
+        let due = batches::unpublished(sql, NAME, i64::MIN..=now_ms, wanted).await?;
         let are_all = due.iter().map(|batch| batch.tasks).sum::<u64>() < wanted as u64;
-        let waiting: Vec<(i64, Vec<u8>, i64)> = batches::waiting_in(pools, NAME, COLUMNS, &due).await?;
+        let waiting: Vec<(i64, Vec<u8>, i64)> = batches::waiting_in(sql, NAME, COLUMNS, &due).await?;
         let by_number: HashMap<Turn, &Batch> = due.iter().map(|batch| (batch.number, batch)).collect();
         let mut listed = Vec::with_capacity(waiting.len());
         for (batch, id, bytes) in waiting {
@@ -104,7 +99,7 @@ async fn due_in_batches<DB: Backend>(pools: &Pools<DB>, now_ms: i64, limit: usiz
         }
         let still: HashSet<Turn> = listed.iter().map(|row| row.turn).collect();
         let empty: Vec<Turn> = due.iter().map(|batch| batch.number).filter(|number| !still.contains(number)).collect();
-        remove_batches(pools, &empty).await?;
+        remove_batches(sql, &empty).await?;
         if listed.len() >= limit || are_all {
             return Ok(listed);
         }
@@ -113,42 +108,37 @@ async fn due_in_batches<DB: Backend>(pools: &Pools<DB>, now_ms: i64, limit: usiz
     }
 }
 
-async fn remove_batches<DB: Backend>(pools: &Pools<DB>, batches: &[Turn]) -> Result<()> {
+async fn remove_batches<DB: Backend>(sql: &Runner<DB>, batches: &[Turn]) -> Result<()> {
     if batches.is_empty() {
         return Ok(());
     }
-    pools
-        .run("remove_batches", |mut tx| async move {
-            batches::remove(&mut *tx, batches).await?;
-            tx.commit(()).await
-        })
-        .await
+    sql.run("remove_batches", batches.to_vec(), |session, batches| Box::pin(batches::remove(session, batches))).await
 }
 
 /// Removes the published batches that no task needs, among a page of them.
 pub(super) async fn remove_settled_batches<DB: Backend>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     after: Option<Turn>,
     limit: u32,
 ) -> Result<Option<Turn>> {
     const NAME: &str = "remove_batches";
-    let page = batches::published(pools, NAME, after, limit).await?;
-    let needed = batches::needed(pools, NAME, &page).await?;
+    let page = batches::published(sql, NAME, after, limit).await?;
+    let needed = batches::needed(sql, NAME, &page).await?;
     let settled: Vec<Turn> = page.iter().map(|batch| batch.number).filter(|number| !needed.contains(number)).collect();
-    remove_batches(pools, &settled).await?;
+    remove_batches(sql, &settled).await?;
     Ok((page.len() == limit as usize).then(|| page.last().map(|batch| batch.number)).flatten())
 }
 
 /// The unfinished tasks of a page.
 async fn unfinished_of<DB: Backend>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     operation: &'static str,
     page: &[Listed],
 ) -> Result<HashMap<TaskId, TaskRow>> {
     let ids: Vec<TaskId> = page.iter().map(|row| row.task).collect();
     let mut tasks = HashMap::with_capacity(ids.len());
     for ids in lists(&ids) {
-        for columns in pools.read::<outbox::UnfinishedColumns>(operation, outbox::tasks(ids)).await? {
+        for columns in sql.read::<outbox::UnfinishedColumns>(operation, outbox::tasks(ids)).await? {
             if !columns.is_final() {
                 let task: TaskRow = columns.task.try_into()?;
                 tasks.insert(task.id, task);
@@ -171,16 +161,16 @@ fn first_of(listed: Vec<Listed>, limit: usize, without: &HashSet<TaskId>) -> Vec
 }
 
 pub(super) async fn bring_forward<DB: Backend>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     later_than_ms: i64,
     to_ms: i64,
     after: Option<(i64, TaskId)>,
     limit: usize,
 ) -> Result<BroughtForward> {
     const NAME: &str = "bring_forward";
-    let batched = if after.is_none() { bring_batches_forward(pools, later_than_ms, to_ms).await? } else { 0 };
+    let batched = if after.is_none() { bring_batches_forward(sql, later_than_ms, to_ms).await? } else { 0 };
     let (due, task) = after.unwrap_or((later_than_ms, LAST_ID));
-    let page = pools.read(NAME, outbox::later::<DB::Connection>(due, &task, limit)).await?;
+    let page = sql.read(NAME, outbox::later::<DB::Connection>(due, &task, limit)).await?;
     let page = page.into_iter().map(outbox::later_row).collect::<Result<Vec<_>>>()?;
     let next = (page.len() == limit).then(|| page.last().map(|row| (row.due_unix_ms, row.task))).flatten();
     let fresh = page.iter().filter(|row| row.unpublished == Unpublished::Fresh).map(|row| row.task);
@@ -188,64 +178,59 @@ pub(super) async fn bring_forward<DB: Backend>(
     if fresh.is_empty() {
         return Ok(BroughtForward { rows: batched, next });
     }
-    let fresh = &fresh;
-    let rows = pools
-        .run(NAME, |mut tx| async move {
-            let done = outbox::bring_forward(&mut *tx, fresh, later_than_ms, to_ms).await?;
-            tx.commit(done).await
+    let rows = sql
+        .run(NAME, (fresh, later_than_ms, to_ms), |session, (fresh, later_than_ms, to_ms)| {
+            Box::pin(outbox::bring_forward(session, fresh, *later_than_ms, *to_ms))
         })
         .await?;
     Ok(BroughtForward { rows: rows + batched, next })
 }
 
 /// Makes all batches due that are due later. Answers how many tasks they have.
-async fn bring_batches_forward<DB: Backend>(pools: &Pools<DB>, later_than_ms: i64, to_ms: i64) -> Result<u64> {
+async fn bring_batches_forward<DB: Backend>(sql: &Runner<DB>, later_than_ms: i64, to_ms: i64) -> Result<u64> {
     const NAME: &str = "bring_forward";
     let later = later_than_ms.saturating_add(1)..=i64::MAX;
-    let batches = batches::unpublished(pools, NAME, later, ALL).await?;
+    let batches = batches::unpublished(sql, NAME, later, ALL).await?;
     if batches.is_empty() {
         return Ok(0);
     }
     let numbers: Vec<Turn> = batches.iter().map(|batch| batch.number).collect();
-    let numbers = &numbers;
-    pools
-        .run(NAME, |mut tx| async move {
-            batches::bring_forward(&mut *tx, numbers, to_ms).await?;
-            tx.commit(()).await
-        })
-        .await?;
+    sql.run(NAME, (numbers, to_ms), |session, (numbers, to_ms)| {
+        Box::pin(batches::bring_forward(session, numbers, *to_ms))
+    })
+    .await?;
     Ok(batches.iter().map(|batch| batch.tasks).sum())
 }
 
-pub(super) async fn oldest_waiting<DB: Backend>(pools: &Pools<DB>, now_ms: i64) -> Result<Vec<(QueueName, i64)>> {
+pub(super) async fn oldest_waiting<DB: Backend>(sql: &Runner<DB>, now_ms: i64) -> Result<Vec<(QueueName, i64)>> {
     const NAME: &str = "oldest_waiting";
     let mut oldest: BTreeMap<QueueName, TaskId> = BTreeMap::new();
     let mut waits = |queue: QueueName, id: TaskId| {
         oldest.entry(queue).and_modify(|oldest| *oldest = id.min(*oldest)).or_insert(id);
     };
-    for (queue, id) in pools.read::<(String, Vec<u8>)>(NAME, outbox::oldest_due::<DB::Connection>(now_ms)).await? {
+    for (queue, id) in sql.read::<(String, Vec<u8>)>(NAME, outbox::oldest_due::<DB::Connection>(now_ms)).await? {
         waits(queue_name(&queue)?, task_id(&id)?);
     }
-    let due = batches::unpublished(pools, NAME, i64::MIN..=now_ms, DUE_LOOKED_AT as usize).await?;
-    let in_batches: Vec<(String, Vec<u8>)> = batches::waiting_in(pools, NAME, "queue, id", &due).await?;
+    let due = batches::unpublished(sql, NAME, i64::MIN..=now_ms, DUE_LOOKED_AT as usize).await?;
+    let in_batches: Vec<(String, Vec<u8>)> = batches::waiting_in(sql, NAME, "queue, id", &due).await?;
     for (queue, id) in in_batches {
         waits(queue_name(&queue)?, task_id(&id)?);
     }
-    for queue in parked_queues(pools).await? {
+    for queue in parked_queues(sql).await? {
         let parked = outbox::oldest_parked::<DB::Connection>(&queue);
-        for id in pools.read::<(Option<Vec<u8>>,)>(NAME, parked).await?.into_iter().filter_map(|(id,)| id) {
+        for id in sql.read::<(Option<Vec<u8>>,)>(NAME, parked).await?.into_iter().filter_map(|(id,)| id) {
             waits(queue.clone(), task_id(&id)?);
         }
     }
     Ok(oldest.into_iter().map(|(queue, id)| (queue, id.created_unix_ms())).collect())
 }
 
-pub(super) async fn parked_queues<DB: Backend>(pools: &Pools<DB>) -> Result<Vec<QueueName>> {
+pub(super) async fn parked_queues<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<QueueName>> {
     let mut queues: Vec<QueueName> = Vec::new();
     // From one queue to the next: a queue may have millions of rows.
     loop {
         let next = outbox::next_parked_queue::<DB::Connection>(queues.last());
-        match &pools.read::<(Option<String>,)>("parked_queues", next).await?[..] {
+        match &sql.read::<(Option<String>,)>("parked_queues", next).await?[..] {
             [(Some(queue),)] => queues.push(queue_name(queue)?),
             _ => return Ok(queues),
         }

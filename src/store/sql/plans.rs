@@ -2,17 +2,17 @@
 //!
 //! No statement may scan a table that grows.
 
-use std::cell::RefCell;
+use std::sync::Arc;
 
-use sqlx::{AssertSqlSafe, Row, SqliteConnection};
+use parking_lot::Mutex;
 
 const GROWING: [&str; 5] = ["tasks", "outbox", "batches", "results", "seen"];
 
-pub(super) async fn check(connection: &mut SqliteConnection, text: &str) {
-    let plan = sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {text}"))).fetch_all(connection).await;
-    let plan = plan.expect("SQLite explains what it can run");
-    for row in plan {
-        let step: String = row.try_get("detail").expect("a step has a text");
+pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
+    let mut plan = db.prepare(&format!("EXPLAIN QUERY PLAN {text}")).expect("SQLite explains what it can run");
+    let mut steps = plan.raw_query();
+    while let Some(step) = steps.next().expect("an explanation needs no values") {
+        let step: String = step.get("detail").expect("a step has a text");
         let scans =
             GROWING.iter().any(|table| step == format!("SCAN {table}") || step.starts_with(&format!("SCAN {table} ")));
         let sorts = step.contains("ORDER BY") && text.contains("FROM outbox");
@@ -20,7 +20,7 @@ pub(super) async fn check(connection: &mut SqliteConnection, text: &str) {
     }
 }
 
-/// The work of a call for the database.
+/// The work that a connection has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::store) struct Asked {
     /// Each waits for the disk once.
@@ -31,31 +31,23 @@ pub(in crate::store) struct Asked {
     pub(in crate::store) rows: u64,
 }
 
-tokio::task_local! {
-    static ASKED: RefCell<Asked>;
-}
+/// Counts what is asked of a connection.
+#[derive(Clone, Default)]
+pub(in crate::store) struct Counter(Arc<Mutex<Asked>>);
 
-/// Counts what `call` asks of the database.
-pub(in crate::store) async fn counted<T>(call: impl Future<Output = T>) -> (T, Asked) {
-    let counted = async {
-        let answer = call.await;
-        (answer, ASKED.with(|asked| *asked.borrow()))
-    };
-    ASKED.scope(RefCell::default(), counted).await
-}
+impl Counter {
+    pub(in crate::store) fn note_command(&self, sql: &str) {
+        self.0.lock().commits += u64::from(sql == "COMMIT");
+    }
 
-pub(super) fn note_command(sql: &str) {
-    note(|asked| asked.commits += u64::from(sql == "COMMIT"));
-}
-
-pub(super) fn note_statement(rows: u64) {
-    note(|asked| {
+    pub(in crate::store) fn note_statement(&self, rows: u64) {
+        let mut asked = self.0.lock();
         asked.statements += 1;
         asked.rows += rows;
-    });
-}
+    }
 
-/// Nobody counts what runs in a task of its own.
-fn note(change: impl FnOnce(&mut Asked)) {
-    ASKED.try_with(|asked| change(&mut asked.borrow_mut())).ok();
+    /// The count so far, which begins anew.
+    pub(in crate::store) fn take(&self) -> Asked {
+        std::mem::take(&mut *self.0.lock())
+    }
 }

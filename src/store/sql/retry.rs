@@ -17,13 +17,13 @@
 //! - `remove_batches`: they are gone.
 //! - `bring_forward`: the rows are due already.
 
-use std::{future::Future, io, time::Duration};
+use std::{future::Future, time::Duration};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use tokio::time::Instant;
 
 use crate::{
-    store::{Error, Result},
+    store::{Cause, Error, Result},
     telemetry::metrics,
 };
 
@@ -40,7 +40,7 @@ where
     Fut: Future<Output = Result<T>>,
 {
     let began = Instant::now();
-    let mut last = sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "no answer"));
+    let mut last: Cause = "no answer".into();
     let repeated = async {
         for pause in pauses() {
             match attempt().await {

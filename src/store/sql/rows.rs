@@ -9,21 +9,24 @@ use crate::store::{Error, Result, TaskDetail};
 pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, \
      replicas, tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms";
 
-/// Implements `FromRow`: a field from the column of its name, a `#[flatten]` field from the whole row.
+/// Implements `FromRow` of both databases: a field from the column of its name, a `#[flatten]` field from the row.
 /// The derive of sqlx would compile sqlx a second time.
 macro_rules! from_row {
     ($columns:ident { $(#[flatten] $part:ident,)? $($field:ident),+ $(,)? }) => {
-        impl<'r, R: sqlx::Row> sqlx::FromRow<'r, R> for $columns
-        where
-            &'static str: sqlx::ColumnIndex<R>,
-            i64: sqlx::Decode<'r, R::Database> + sqlx::Type<R::Database>,
-            String: sqlx::Decode<'r, R::Database> + sqlx::Type<R::Database>,
-            Vec<u8>: sqlx::Decode<'r, R::Database> + sqlx::Type<R::Database>,
-        {
-            fn from_row(row: &'r R) -> sqlx::Result<Self> {
+        impl<'r> sqlx::FromRow<'r, sqlx::mysql::MySqlRow> for $columns {
+            fn from_row(row: &'r sqlx::mysql::MySqlRow) -> sqlx::Result<Self> {
                 Ok(Self {
                     $($part: sqlx::FromRow::from_row(row)?,)?
-                    $($field: row.try_get(stringify!($field))?,)+
+                    $($field: sqlx::Row::try_get(row, stringify!($field))?,)+
+                })
+            }
+        }
+
+        impl $crate::store::sql::FromRow for $columns {
+            fn from_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
+                Ok(Self {
+                    $($part: $crate::store::sql::FromRow::from_row(row)?,)?
+                    $($field: $crate::store::sql::columns::named(row, stringify!($field))?,)+
                 })
             }
         }

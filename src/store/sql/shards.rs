@@ -113,5 +113,5 @@ fn in_generation<'a>(change: Statement<'a>, shard: &'a ShardId, generation: u64)
 async fn find<S: Session>(session: &mut S, shard: &ShardId) -> Result<StoredShard> {
     let now = select().sql("WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
     let found: Option<ShardColumns> = session.fetch(now).await?.into_iter().next();
-    found.ok_or(Error::Other(sqlx::Error::RowNotFound))?.try_into()
+    found.ok_or_else(|| corrupt("no row of a shard that was just written"))?.try_into()
 }

@@ -14,12 +14,12 @@ const LARGEST: usize = SIZES[SIZES.len() - 1];
 /// The most bytes of a statement with more than one row. MariaDB takes 16 MiB by default.
 const MAX_BYTES: usize = 4 << 20;
 
-/// A value to bind.
+/// A value to bind, which a statement borrows from its caller.
 #[derive(Clone)]
 pub enum Value<'a> {
     Int(i64),
     Text(Cow<'a, str>),
-    Bytes(&'a [u8]),
+    Bytes(Cow<'a, [u8]>),
 }
 
 macro_rules! value {
@@ -47,17 +47,17 @@ value! {
     &'a str => |v| Value::Text(v.into());
     &'a QueueName => |v| Value::Text(v.as_str().into());
     &'a &'a QueueName => |v| Value::Text(v.as_str().into());
-    &'a [u8] => |v| Value::Bytes(v);
-    &'a TaskId => |v| Value::Bytes(v.as_bytes());
-    &'a &'a TaskId => |v| Value::Bytes(v.as_bytes());
-    &'a KeyHash => |v| Value::Bytes(&v.0);
+    &'a [u8] => |v| Value::Bytes(v.into());
+    &'a TaskId => |v| Value::Bytes(v.as_bytes().as_slice().into());
+    &'a &'a TaskId => |v| Value::Bytes(v.as_bytes().as_slice().into());
+    &'a KeyHash => |v| Value::Bytes(v.0.as_slice().into());
 }
 
 /// SQL text and the values of its question marks.
 #[derive(Clone)]
 pub struct Statement<'a> {
-    pub(super) text: String,
-    pub(super) values: Vec<Value<'a>>,
+    pub(in crate::store) text: String,
+    pub(in crate::store) values: Vec<Value<'a>>,
 }
 
 impl<'a> Statement<'a> {
@@ -75,6 +75,16 @@ impl<'a> Statement<'a> {
     pub fn bind(mut self, value: impl Into<Value<'a>>) -> Self {
         self.values.push(value.into());
         self
+    }
+
+    /// A statement that another thread may run.
+    pub(in crate::store) fn into_owned(self) -> Statement<'static> {
+        let values = self.values.into_iter().map(|value| match value {
+            Value::Int(int) => Value::Int(int),
+            Value::Text(text) => Value::Text(text.into_owned().into()),
+            Value::Bytes(bytes) => Value::Bytes(bytes.into_owned().into()),
+        });
+        Statement { text: self.text, values: values.collect() }
     }
 
     /// Appends a part with its own values.

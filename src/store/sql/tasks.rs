@@ -6,8 +6,8 @@ use super::{
     backend::Backend,
     batches,
     dialect::Dialect,
-    pools::Pools,
     rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, key_hash, number, queue_name, status, task_id, worker_name},
+    runner::Runner,
     statement::{Statement, lists},
 };
 use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, ShardId, TaskId, TaskRow, WorkerName};
@@ -26,14 +26,14 @@ fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
     ids
 }
 
-pub(super) async fn states<DB: Backend>(pools: &Pools<DB>, ids: &[TaskId]) -> Result<Vec<TaskState>> {
+pub(super) async fn states<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Result<Vec<TaskState>> {
     let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
     for ids in lists(&distinct(ids)) {
         let credited = Statement::new(
             "SELECT id, status, worker FROM tasks LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
         )
         .list(ids);
-        for (id, number, worker) in pools.read::<(Vec<u8>, i64, Option<Vec<u8>>)>("states", credited).await? {
+        for (id, number, worker) in sql.read::<(Vec<u8>, i64, Option<Vec<u8>>)>("states", credited).await? {
             let (id, status) = (task_id(&id)?, status(number)?);
             let state = states.entry(id).or_insert(TaskState { id, status, workers: Vec::new() });
             state.workers.extend(worker.map(worker_name).transpose()?);
@@ -43,7 +43,7 @@ pub(super) async fn states<DB: Backend>(pools: &Pools<DB>, ids: &[TaskId]) -> Re
 }
 
 pub(super) async fn states_for<DB: Backend>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     worker: &WorkerName,
     ids: &[TaskId],
 ) -> Result<Vec<StateFor>> {
@@ -56,7 +56,7 @@ pub(super) async fn states_for<DB: Backend>(
         )
         .bind(worker.as_str())
         .list(ids);
-        for (id, queue, shard, stored, generation, grant) in pools.read::<Columns>("states_for", found).await? {
+        for (id, queue, shard, stored, generation, grant) in sql.read::<Columns>("states_for", found).await? {
             let completed_under = match generation.zip(grant) {
                 Some((generation, grant)) => {
                     Some(LeaseNumber { generation: number(generation)?, grant: number(grant)? })
@@ -71,7 +71,7 @@ pub(super) async fn states_for<DB: Backend>(
 }
 
 pub(super) async fn published<DB: Backend>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     generation: &str,
     after: Option<TaskId>,
     limit: u32,
@@ -89,9 +89,9 @@ pub(super) async fn published<DB: Backend>(
         )
         .bind(&after)
         .bind(limit);
-    let page = pools.read::<Columns>(NAME, page).await?;
+    let page = sql.read::<Columns>(NAME, page).await?;
     let batches: BTreeSet<Turn> = page.iter().map(|columns| Turn(columns.3)).filter(|turn| turn.is_batch()).collect();
-    let batches = batches::places_of(pools, NAME, generation, &Vec::from_iter(batches)).await?;
+    let batches = batches::places_of(sql, NAME, generation, &Vec::from_iter(batches)).await?;
     let published = |(id, queue, shard, batch, at, major, minor): Columns| {
         let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
         let own = Offset { major: number(major)?, minor: number(minor)? };
@@ -105,7 +105,7 @@ pub(super) async fn published<DB: Backend>(
 
 /// A page of the shard's unfinished tasks that are not in the outbox, each with the number of its credits.
 pub(super) async fn published_in<DB: Backend>(
-    pools: &Pools<DB>,
+    sql: &Runner<DB>,
     shard: &ShardId,
     after: Option<TaskId>,
     limit: u32,
@@ -119,27 +119,27 @@ pub(super) async fn published_in<DB: Backend>(
         .bind(shard.number)
         .bind(limit);
     let task = |(id, completed): (Vec<u8>, i64)| Ok((task_id(&id)?, u64::try_from(completed).unwrap_or(0)));
-    pools.read("unpublish_shard", page).await?.into_iter().map(task).collect()
+    sql.read("unpublish_shard", page).await?.into_iter().map(task).collect()
 }
 
-pub(super) async fn rows<DB: Backend>(pools: &Pools<DB>, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
+pub(super) async fn rows<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
     let mut rows = Vec::with_capacity(ids.len());
     for ids in lists(ids) {
         let statement = Statement::new(format!("SELECT {TASK_COLUMNS} FROM tasks WHERE id IN ")).list(ids);
-        for columns in pools.read::<TaskColumns>("rows", statement).await? {
+        for columns in sql.read::<TaskColumns>("rows", statement).await? {
             rows.push(columns.try_into()?);
         }
     }
     Ok(rows)
 }
 
-pub(super) async fn owners<DB: Backend>(pools: &Pools<DB>, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>> {
+pub(super) async fn owners<DB: Backend>(sql: &Runner<DB>, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>> {
     const STORED: &str = "SELECT key_hash, id FROM tasks WHERE key_hash IN ";
     const REMOVED: &str = "SELECT key_hash, task_id FROM seen WHERE key_hash IN ";
     let mut owners = Vec::new();
     for keys in lists(keys) {
         for text in [STORED, REMOVED] {
-            let found = pools.read::<(Vec<u8>, Vec<u8>)>("owners", Statement::new(text).list(keys)).await?;
+            let found = sql.read::<(Vec<u8>, Vec<u8>)>("owners", Statement::new(text).list(keys)).await?;
             for (hash, id) in found {
                 owners.push((key_hash(&hash)?, task_id(&id)?));
             }
@@ -148,7 +148,7 @@ pub(super) async fn owners<DB: Backend>(pools: &Pools<DB>, keys: &[KeyHash]) -> 
     Ok(owners)
 }
 
-pub(super) async fn task<DB: Backend>(pools: &Pools<DB>, id: TaskId) -> Result<Option<TaskDetail>> {
+pub(super) async fn task<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Option<TaskDetail>> {
     let task = Statement::new(format!(
         "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, updated_ms, \
              (EXISTS (SELECT 1 FROM outbox WHERE task_id = id) OR (on_bus = 1 AND pub_generation = '' AND EXISTS \
@@ -156,11 +156,11 @@ pub(super) async fn task<DB: Backend>(pools: &Pools<DB>, id: TaskId) -> Result<O
          FROM tasks WHERE id = ?"
     ))
     .bind(&id);
-    let found: Option<TaskDetailColumns> = pools.read("task", task).await?.into_iter().next();
+    let found: Option<TaskDetailColumns> = sql.read("task", task).await?.into_iter().next();
     found.map(TryInto::try_into).transpose()
 }
 
-pub(super) async fn results<DB: Backend>(pools: &Pools<DB>, id: TaskId) -> Result<Vec<ResultRow>> {
+pub(super) async fn results<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Vec<ResultRow>> {
     let results = Statement::new(
         "SELECT worker, result, result_encoding, attempt, completed_ms, surplus FROM results WHERE task_id = ? \
              ORDER BY completed_ms, surplus, worker",
@@ -177,11 +177,11 @@ pub(super) async fn results<DB: Backend>(pools: &Pools<DB>, id: TaskId) -> Resul
             surplus: surplus != 0,
         })
     };
-    pools.read("results", results).await?.into_iter().map(result).collect()
+    sql.read("results", results).await?.into_iter().map(result).collect()
 }
 
-pub(super) async fn results_bytes<DB: Backend>(pools: &Pools<DB>, id: TaskId) -> Result<usize> {
+pub(super) async fn results_bytes<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<usize> {
     let lengths = Statement::new("SELECT LENGTH(result) FROM results WHERE task_id = ?").bind(&id);
-    let lengths: Vec<(i64,)> = pools.read("results_bytes", lengths).await?;
+    let lengths: Vec<(i64,)> = sql.read("results_bytes", lengths).await?;
     lengths.into_iter().map(|(length,)| number::<usize>(length)).sum()
 }

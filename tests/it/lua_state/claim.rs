@@ -30,7 +30,7 @@ async fn claim_takes_the_oldest_and_what_is_spent_leaves_the_tail() {
     let before = f.state().await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 1)])).await.expect("claim");
     let until = (NOW + 30_000).to_string();
-    assert_eq!(flat(answer), ["7", "0", &NOW.to_string(), "1", "a", "b", "body2", "body2", "1", "1"]);
+    assert_eq!(flat(answer), ["7", "0", "1", &NOW.to_string(), "1", "a", "b", "body2", "body2", "1", "1"]);
     changed(
         &before,
         &f.state().await,
@@ -74,7 +74,8 @@ async fn claim_of_several_requests_gives_each_its_grant_and_its_lease() {
     };
     let answer = f.run(&scripts::CLAIM, requests).await.expect("claim");
     let bodies = ["body2"; 4];
-    let expected = [&["7", "0", "1000000", "1", "a", "b", "c", "d"], &bodies[..], &["2", "0", "1", "1", "0"]].concat();
+    let expected =
+        [&["7", "0", "0", "1000000", "1", "a", "b", "c", "d"], &bodies[..], &["2", "0", "1", "1", "0"]].concat();
     assert_eq!(flat(answer), expected);
     changed(
         &before,
@@ -99,11 +100,15 @@ async fn claim_finds_a_task_behind_many_spent_elements() {
     f.waiting('a', 1, b"1").await;
     for _ in 0..3 {
         let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 0)])).await.expect("claim");
-        assert_eq!(flat(answer), ["7", "0", "1000000", "1", "0", "0", "1"], "a hundred elements a call: ask again");
+        assert_eq!(
+            flat(answer),
+            ["7", "0", "1", "1000000", "1", "0", "0", "1"],
+            "a hundred elements a call: ask again"
+        );
     }
     assert_eq!(f.state().await["m:T"], ["1/0/a"]);
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1), ("v", 1)])).await.expect("claim");
-    assert_eq!(flat(answer)[4..], ["a", "body2", "1", "0"]);
+    assert_eq!(flat(answer)[5..], ["a", "body2", "1", "0"]);
 }
 
 #[tokio::test]
@@ -112,13 +117,13 @@ async fn claim_passes_what_the_worker_holds_and_keeps_its_pointer() {
     f.waiting('a', 2, b"2").await;
     f.waiting('b', 2, b"2").await;
     let first = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
-    assert_eq!(flat(first)[4], "a");
+    assert_eq!(flat(first)[5], "a");
     let before = f.state().await;
     assert_eq!(before["m:P"], ["w=1"]);
     // From the beginning, as if the pointer had been dropped: its record refuses what w holds.
     f.seed("DEL", "m:P", &[]).await;
     let again = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 2)])).await.expect("claim");
-    assert_eq!(flat(again)[4..], ["b", "body2", "1"]);
+    assert_eq!(flat(again)[5..], ["b", "body2", "1"]);
     let until = (NOW + 30_000).to_string();
     changed(
         &before,
@@ -194,7 +199,7 @@ async fn claim_bounds_the_bytes_of_all_requests_together() {
     };
     let answer = flat(f.run(&scripts::CLAIM, narrow).await.expect("claim"));
     let now = NOW.to_string();
-    let expected = ["7", "0", &now, "1", "a", "b", "body2", "body2", "1", "1", "0", "3"];
+    let expected = ["7", "0", "2", &now, "1", "a", "b", "body2", "body2", "1", "1", "0", "3"];
     assert_eq!(answer, expected, "the third is told to ask again");
     assert_eq!(f.state().await["m:T"], ["1/0/d", "1/0/c"]);
 
@@ -206,7 +211,7 @@ async fn claim_bounds_the_bytes_of_all_requests_together() {
         }
     };
     let answer = flat(f.run(&scripts::CLAIM, alone).await.expect("claim"));
-    assert_eq!(answer, ["7", "0", &now, "3", "c", "body2", "1", "0", "1", "2"], "and both ask again");
+    assert_eq!(answer, ["7", "0", "1", &now, "3", "c", "body2", "1", "0", "1", "2"], "and both ask again");
 }
 
 #[tokio::test]
@@ -220,9 +225,9 @@ async fn claim_adds_nothing_large_to_what_the_caller_has() {
         }
     };
     let before = f.state().await;
-    assert_eq!(flat(f.run(&scripts::CLAIM, narrow(false)).await.expect("claim")), ["7", "0"]);
+    assert_eq!(flat(f.run(&scripts::CLAIM, narrow(false)).await.expect("claim")), ["7", "0", "1"]);
     changed(&before, &f.state().await, &[]);
-    assert_eq!(flat(f.run(&scripts::CLAIM, narrow(true)).await.expect("claim"))[4], "a", "alone it goes");
+    assert_eq!(flat(f.run(&scripts::CLAIM, narrow(true)).await.expect("claim"))[5], "a", "alone it goes");
 }
 
 #[tokio::test]
@@ -238,10 +243,10 @@ async fn claim_takes_the_priority_that_the_caller_names() {
         }
     };
     let low = flat(f.run(&scripts::CLAIM, only(3)).await.expect("claim"));
-    assert_eq!(low, ["7", "0"]);
+    assert_eq!(low, ["7", "0", "1"]);
     let medium = flat(f.run(&scripts::CLAIM, only(2)).await.expect("claim"));
-    assert_eq!(medium[4..6], ["a", "body2"]);
-    assert_eq!(medium[6..], ["1"], "and nothing else");
+    assert_eq!(medium[5..7], ["a", "body2"]);
+    assert_eq!(medium[7..], ["1"], "and nothing else");
 }
 
 #[tokio::test]
@@ -259,7 +264,7 @@ async fn claim_at_full_memory_keeps_to_so_many_leases() {
     assert_eq!(flat(paused), ["7", "1"]);
     assert_eq!(f.state().await, before);
     let one_more = f.run(&scripts::CLAIM_AT_FULL_MEMORY, with(2)).await.expect("claim");
-    assert_eq!(flat(one_more)[4], "b");
+    assert_eq!(flat(one_more)[5], "b");
 }
 
 #[tokio::test]
@@ -272,10 +277,10 @@ async fn claim_passes_a_task_that_the_worker_failed_for_good() {
     f.seed("LPUSH", "mr:T", &[&element(2, 1, 'a')]).await;
     let before = f.state().await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
-    assert_eq!(flat(answer), ["7", "0"]);
+    assert_eq!(flat(answer), ["7", "0", "0"]);
     changed(&before, &f.state().await, &[("mr:P", &["w=1"]), ("counters", &["front3=1"])]);
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)])).await.expect("claim");
-    assert_eq!(flat(answer)[4], "a", "others get it");
+    assert_eq!(flat(answer)[5], "a", "others get it");
 }
 
 #[tokio::test]
@@ -288,7 +293,7 @@ async fn claim_takes_a_task_by_its_newest_element_only() {
     f.seed("LPUSH", "mr:T", &[&element(2, 1, 'a'), &element(2, 2, 'a')]).await;
     f.seed("LPUSH", "m:T", &[&element(2, 0, 'a')]).await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("v", 9)])).await.expect("claim");
-    assert_eq!(flat(answer)[4..], ["a", "body2", "1", "1", "2"], "of the first task the attempt is the second");
+    assert_eq!(flat(answer)[5..], ["a", "body2", "1", "1", "2"], "of the first task the attempt is the second");
     let after = f.state().await;
     // Elements 1 and 0 were spent at the tails of their lanes; 2 still offers the other replica.
     assert_eq!((&after["mr:T"][..], after.get("m:T")), (&["2/2/a".to_owned()][..], None));
@@ -300,7 +305,7 @@ async fn claim_begins_at_the_tail_where_a_pointer_lies_beyond_the_head() {
     f.waiting('a', 1, b"1").await;
     f.seed("HSET", "m:P", &[b"w", b"1000"]).await;
     let answer = f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
-    assert_eq!(flat(answer)[4], "a");
+    assert_eq!(flat(answer)[5], "a");
 }
 
 #[tokio::test]

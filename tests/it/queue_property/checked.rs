@@ -632,11 +632,11 @@ impl Checked {
 /// The tasks of the only request of a claim.
 fn claimed(answer: Value) -> Got {
     let mut parts: Vec<Value> = redis::from_redis_value(answer).expect("an answer");
-    if parts.len() == 2 {
+    if parts.len() < 4 {
         return (0, false, Vec::new());
     }
     type Parts = (u64, Vec<Vec<u8>>, Vec<Bytes>, Vec<usize>, Vec<usize>, Vec<u32>);
-    let parts = Value::Array(parts.split_off(3));
+    let parts = Value::Array(parts.split_off(4));
     let (grant, ids, bodies, counts, more, attempts): Parts = redis::from_redis_value(parts).expect("an answer");
     assert_eq!(counts, [ids.len()]);
     let attempt = |place| attempts.chunks(2).find(|pair| pair[0] == place).map_or(1, |pair| pair[1]);

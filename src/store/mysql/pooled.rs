@@ -9,23 +9,23 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Pool, pool::PoolConnection};
+use sqlx::{MySql, MySqlConnection, Pool, pool::PoolConnection};
 
-use super::{backend::Backend, dialect::Dialect, session::Session};
+use super::session;
 use crate::store::Result;
 
 /// The longest that a return to the pool may take. Then the connection is closed, and the pool may open another.
 const RETURN_WITHIN: Duration = Duration::from_secs(5);
 
 /// A connection of the pool, which returns to it when dropped.
-pub(super) struct Pooled<DB: Backend> {
+pub(super) struct Pooled {
     /// `None` only during the drop.
-    connection: Option<PoolConnection<DB>>,
+    connection: Option<PoolConnection<MySql>>,
     in_transaction: bool,
 }
 
-impl<DB: Backend> Pooled<DB> {
-    pub(super) async fn of(pool: &Pool<DB>) -> sqlx::Result<Self> {
+impl Pooled {
+    pub(super) async fn of(pool: &Pool<MySql>) -> sqlx::Result<Self> {
         let mut connection = pool.acquire().await?;
         // Otherwise sqlx would return a dropped connection by itself, without a limit.
         connection.close_on_drop();
@@ -33,21 +33,21 @@ impl<DB: Backend> Pooled<DB> {
     }
 }
 
-impl<DB: Backend> Deref for Pooled<DB> {
-    type Target = DB::Connection;
+impl Deref for Pooled {
+    type Target = MySqlConnection;
 
-    fn deref(&self) -> &DB::Connection {
+    fn deref(&self) -> &MySqlConnection {
         self.connection.as_ref().expect("is there until the drop")
     }
 }
 
-impl<DB: Backend> DerefMut for Pooled<DB> {
-    fn deref_mut(&mut self) -> &mut DB::Connection {
+impl DerefMut for Pooled {
+    fn deref_mut(&mut self) -> &mut MySqlConnection {
         self.connection.as_mut().expect("is there until the drop")
     }
 }
 
-impl<DB: Backend> Drop for Pooled<DB> {
+impl Drop for Pooled {
     fn drop(&mut self) {
         let (Some(connection), Ok(runtime)) = (self.connection.take(), tokio::runtime::Handle::try_current()) else {
             return;
@@ -56,54 +56,51 @@ impl<DB: Backend> Drop for Pooled<DB> {
     }
 }
 
-async fn return_to_pool<DB: Backend>(mut connection: PoolConnection<DB>, in_transaction: bool) {
+async fn return_to_pool(mut connection: PoolConnection<MySql>, in_transaction: bool) {
     let returned = async {
         if in_transaction {
             // A connection whose ROLLBACK fails is in an unknown state: it is closed.
-            connection.command("ROLLBACK").await.map_err(|error| error.to_string())?;
+            session::command(&mut connection, "ROLLBACK").await.map_err(|error| error.to_string())?;
         }
         connection.return_to_pool().await;
         Ok::<_, String>(())
     };
-    let returned = match DB::Connection::ANSWER_WITHIN {
-        None => returned.await,
-        Some(_) => tokio::time::timeout(RETURN_WITHIN, returned).await.unwrap_or_else(|late| Err(late.to_string())),
-    };
+    let returned = tokio::time::timeout(RETURN_WITHIN, returned).await.unwrap_or_else(|late| Err(late.to_string()));
     if let Err(error) = returned {
         tracing::debug!("a connection is closed instead of kept: {error}");
     }
 }
 
 /// A transaction, rolled back when dropped before its commit.
-pub(super) struct Tx<DB: Backend>(Pooled<DB>);
+pub(super) struct Tx(Pooled);
 
-impl<DB: Backend> Tx<DB> {
-    pub(super) async fn begin(connection: Pooled<DB>) -> Result<Self> {
+impl Tx {
+    pub(super) async fn begin(connection: Pooled) -> Result<Self> {
         let mut tx = Self(connection);
         // Set first: a caller that gives up during BEGIN does not know whether it took effect.
         tx.0.in_transaction = true;
-        tx.command(DB::Connection::BEGIN).await?;
+        session::command(&mut tx, "START TRANSACTION").await?;
         Ok(tx)
     }
 
     /// Commits, and answers `answer`.
     pub(super) async fn commit<T>(mut self, answer: T) -> Result<T> {
-        self.command("COMMIT").await?;
+        session::command(&mut self, "COMMIT").await?;
         self.0.in_transaction = false;
         Ok(answer)
     }
 }
 
-impl<DB: Backend> Deref for Tx<DB> {
-    type Target = DB::Connection;
+impl Deref for Tx {
+    type Target = MySqlConnection;
 
-    fn deref(&self) -> &DB::Connection {
+    fn deref(&self) -> &MySqlConnection {
         &self.0
     }
 }
 
-impl<DB: Backend> DerefMut for Tx<DB> {
-    fn deref_mut(&mut self) -> &mut DB::Connection {
+impl DerefMut for Tx {
+    fn deref_mut(&mut self) -> &mut MySqlConnection {
         &mut self.0
     }
 }

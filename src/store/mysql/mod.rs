@@ -1,19 +1,27 @@
 //! The store in a MySQL 8 or MariaDB server, shared by any number of processes.
 
+mod error;
+mod pooled;
+mod session;
+
 use std::{str::FromStr, time::Duration};
 
 use sqlx::{
-    ConnectOptions, Connection, Executor, MySql, MySqlConnection, Pool,
-    error::DatabaseError,
-    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions},
+    ConnectOptions, Connection, MySql, MySqlConnection, Pool,
+    mysql::{MySqlConnectOptions, MySqlPoolOptions},
 };
 
 use super::{
-    Class, Error, Result,
-    sql::{Dialect, MigrationFile, SqlStore, migration_files},
+    Error, Result,
+    sql::{self, Backend, Columns, Dialect, MigrationFile, Session, SqlStore, Statement, Work, migration_files},
 };
 
-pub type MysqlStore = SqlStore<MySql>;
+use self::{
+    error::error,
+    pooled::{Pooled, Tx},
+};
+
+pub type MysqlStore = SqlStore<Server>;
 
 const MIGRATIONS: &[MigrationFile] = migration_files!("mysql");
 
@@ -25,6 +33,8 @@ const IDLE: Duration = Duration::from_secs(10);
 const PING_WITHIN: Duration = Duration::from_secs(2);
 /// The life of a connection. The next one finds a new primary, and the server gets its memory back.
 const LIFETIME: Duration = Duration::from_secs(1800);
+/// The longest that one attempt to connect may take, when it looks for the reason that the pool has no connection.
+const ONE_CONNECT: Duration = Duration::from_secs(2);
 /// More than the shapes of all statements.
 const PREPARED: usize = 256;
 
@@ -47,51 +57,6 @@ const PATIENT_SESSION: &str = "SET SESSION wait_timeout = 86400";
 /// A start waits for so many seconds while another process migrates.
 const MIGRATION_LOCK: &str = "SELECT GET_LOCK(CONCAT('taskd.', MD5(DATABASE())), 60) = 1";
 
-/// Errors of MySQL and MariaDB after which a retry of the same statement may succeed.
-const TRANSIENT: &[u16] = &[
-    1020, // the record has changed since it was read (MariaDB)
-    1040, // too many connections
-    1047, // a node that is not ready yet (Galera)
-    1053, // server shutdown in progress
-    1077, // normal shutdown
-    1079, // shutdown complete
-    1158, // network errors
-    1159, 1160, 1161, //
-    1184, // aborted connection
-    1203, // the user has too many connections
-    1205, // lock wait timeout
-    1213, // deadlock
-    1290, // read only: the primary has moved
-    1317, // query interrupted
-    1412, // the table's definition has changed
-    1615, // a prepared statement must be prepared again
-    1836, // read only mode
-    1927, // connection killed (MariaDB)
-    1969, // statement took too long (MariaDB)
-    2006, 2013, // a proxy has lost the server
-    3024, // statement took too long (MySQL)
-    4031, // disconnected for being idle
-];
-
-/// Disk full, table full.
-const FULL: &[u16] = &[1021, 1114];
-
-/// The content of a row is at fault. A missing table or privilege is no fault of a row.
-const REFUSED: &[u16] = &[
-    1048, // null
-    1062, // duplicate key
-    1118, // row too large
-    1153, // packet too large
-    1264, // out of range
-    1292, 1366, // no such value
-    1406, // too long
-    1644, // a trigger refuses it
-    3819, 4025, // check constraint (MySQL, MariaDB)
-];
-
-/// The object of a migration exists already: a table, a column, an index, a row.
-const EXISTS: &[u16] = &[1050, 1060, 1061, 1062];
-
 /// Parameters of the URL that name a file, each by both of its names.
 const FILES: &[&str] = &["ssl-ca", "sslca", "ssl-cert", "sslcert", "ssl-key", "sslkey"];
 
@@ -102,13 +67,14 @@ impl MysqlStore {
     /// (TLS, without a check), VERIFY_CA or VERIFY_IDENTITY (by the system's certificates and those of `ssl-ca`).
     pub async fn connect(url: &str, connections: u32) -> Result<Self> {
         check_files(url).await?;
-        let options = MySqlConnectOptions::from_str(url).map_err(MySqlConnection::error)?;
+        let options = MySqlConnectOptions::from_str(url).map_err(error)?;
         let options = options.statement_cache_capacity(PREPARED).disable_statement_logging();
-        let lock = migration_lock(&options).await.map_err(MySqlConnection::error)?.ok_or_else(Error::timed_out)?;
-        let pool = pool(options, connections).await.map_err(MySqlConnection::error)?;
-        let store = Self::migrate(MIGRATIONS, pool.clone(), pool).await?;
+        let lock = migration_lock(&options).await.map_err(error)?.ok_or_else(Error::timed_out)?;
+        let pool = pool(options, connections).await.map_err(error)?;
+        let migrated = sql::migrate(MIGRATIONS, &mut *pool.acquire().await.map_err(error)?).await?;
+        let store = Self::new(Server(pool), migrated);
         // The lock ends with its connection.
-        lock.close().await.map_err(MySqlConnection::error)?;
+        lock.close().await.map_err(error)?;
         Ok(store)
     }
 }
@@ -119,8 +85,8 @@ impl MysqlStore {
 async fn migration_lock(options: &MySqlConnectOptions) -> sqlx::Result<Option<MySqlConnection>> {
     let mut lock = options.connect().await?;
     // Here an error shows at once; the pool would try until it runs out of time.
-    lock.execute(SESSION).await?;
-    lock.execute(PATIENT_SESSION).await?;
+    sqlx::raw_sql(SESSION).execute(&mut lock).await?;
+    sqlx::raw_sql(PATIENT_SESSION).execute(&mut lock).await?;
     let locked: Option<bool> = sqlx::query_scalar(MIGRATION_LOCK).fetch_one(&mut lock).await?;
     Ok((locked == Some(true)).then_some(lock))
 }
@@ -141,7 +107,7 @@ async fn pool(options: MySqlConnectOptions, connections: u32) -> sqlx::Result<Po
         })
         .after_connect(|connection, _| {
             Box::pin(async {
-                connection.execute(SESSION).await?;
+                sqlx::raw_sql(SESSION).execute(&mut *connection).await?;
                 Ok(())
             })
         })
@@ -160,15 +126,61 @@ async fn check_files(url: &str) -> Result<()> {
     Ok(())
 }
 
+/// The server, by a pool of connections.
+pub struct Server(Pool<MySql>);
+
+impl Backend for Server {
+    type Connection = MySqlConnection;
+
+    async fn transact<I, T>(&self, work: &Work<MySqlConnection, I, T>) -> Result<T>
+    where
+        I: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let mut tx = Tx::begin(self.connection().await?).await?;
+        let done = work.on(&mut tx).await?;
+        tx.commit(done).await
+    }
+
+    async fn read<T: Columns>(&self, statement: Statement<'_>) -> Result<Vec<T>> {
+        Session::fetch(&mut *self.connection().await?, statement).await
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+impl Server {
+    async fn connection(&self) -> Result<Pooled> {
+        match Pooled::of(&self.0).await {
+            Err(sqlx::Error::PoolTimedOut) => Err(self.why_none().await),
+            acquired => acquired.map_err(error),
+        }
+    }
+
+    /// Finds out why the pool had no connection to give. The pool does not tell, so this tries one of its own.
+    async fn why_none(&self) -> Error {
+        let options = self.0.connect_options();
+        match tokio::time::timeout(ONE_CONNECT, options.connect()).await {
+            Ok(Ok(connection)) => {
+                // The server accepts connections, which was the question: an error of the close does not matter.
+                drop(connection.close().await);
+                let options = self.0.options();
+                let (connections, waited) = (options.get_max_connections(), options.get_acquire_timeout());
+                Error::Busy { connections, waited, hint: "raise database_pool, or ask for less at once" }
+            }
+            Ok(Err(cause)) => error(cause),
+            Err(_) => Error::timed_out(),
+        }
+    }
+}
+
 impl Dialect for MySqlConnection {
-    const BEGIN: &'static str = "START TRANSACTION";
     const FOR_UPDATE: &'static str = " FOR UPDATE";
     // MySQL knows this form too; MariaDB has no other.
     const FOR_SHARE: &'static str = " LOCK IN SHARE MODE";
     const NOW_MS: &'static str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
-    // Longer than a wait for a lock, and short enough for a retry before the call gives up.
-    const ANSWER_WITHIN: Option<Duration> = Some(Duration::from_secs(15));
-    const BUSY_HINT: &'static str = "raise database_pool, or ask for less at once";
     const ID: &'static str = "CAST(? AS BINARY(16))";
     const BY_PRIMARY_KEY: &'static str = "FORCE INDEX (PRIMARY)";
     // sqlx makes the server count found rows as well.
@@ -197,22 +209,7 @@ impl Dialect for MySqlConnection {
         ["UPDATE tasks JOIN (".into(), format!(") AS changes ON id = task_id SET {set}")]
     }
 
-    fn class(error: &dyn DatabaseError) -> Class {
-        match number(error) {
-            Some(number) if TRANSIENT.contains(&number) => Class::Transient,
-            Some(number) if FULL.contains(&number) => Class::Full,
-            Some(number) if REFUSED.contains(&number) => Class::Refused,
-            _ => Class::Other,
-        }
-    }
-
     fn is_there_already(error: &Error) -> bool {
-        let (Error::Refused(error) | Error::Other(error)) = error else { return false };
-        error.as_database_error().and_then(number).is_some_and(|number| EXISTS.contains(&number))
+        error::is_there_already(error)
     }
-}
-
-/// The server's error number. `DatabaseError::code` has the coarser SQLSTATE.
-fn number(error: &dyn DatabaseError) -> Option<u16> {
-    error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
 }

@@ -1,44 +1,50 @@
 //! The store in a file, for one process. It needs no server.
 
-use std::{path::Path, time::Duration};
+mod connection;
+mod migrate;
+mod readers;
+mod writer;
 
-use sqlx::{
-    ConnectOptions, Sqlite, SqliteConnection,
-    error::DatabaseError,
-    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
+use std::path::Path;
+
+use futures::FutureExt;
+use rusqlite::OpenFlags;
+
+use self::{
+    connection::{Connection, error},
+    readers::Readers,
+    writer::Writer,
 };
-
 use super::{
-    Class, Error, Result,
-    sql::{Dialect, MigrationFile, SqlStore, migration_files},
+    Error, Result,
+    sql::{self, Backend, Columns, Dialect, MigrationFile, SqlStore, Statement, Work, migration_files},
 };
 
-pub type SqliteStore = SqlStore<Sqlite>;
+pub type SqliteStore = SqlStore<File>;
 
 const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
 
-/// The longest wait for the file, which another process may hold, and for the connection.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Connections that read while the writer writes.
-const READERS: u32 = 4;
-/// More than the shapes of all statements.
-const PREPARED: usize = 256;
-/// Rows that SQLite's thread may be ahead of their reader: a page, without a wake-up in between.
-const ROWS_AT_ONCE: usize = 1024;
-/// 16 MiB of pages in memory. Key hashes fall anywhere in their index, so that a batch touches most of its pages.
-const CACHE_KIB: &str = "-16384";
-/// SQLite copies its log back each 32 MiB instead of 4. By then the log has many pages twice: inserts are a third
-/// faster.
-const CHECKPOINT_PAGES: &str = "8192";
+/// Settings of the connection that writes.
+///
+/// - `cache_size`: 16 MiB of pages in memory. Key hashes fall anywhere in their index, so that a batch touches most of
+///   its pages.
+/// - `wal_autocheckpoint`: SQLite copies its log back each 32 MiB instead of 4. By then the log has many pages twice:
+///   inserts are a third faster.
+/// - `temp_store`: a statement of many rows keeps a journal of its own, so that it can be undone alone. In a file, that
+///   is two thirds of the bytes that an insert writes.
+const WRITES: &str = "\
+    PRAGMA journal_mode = wal; \
+    PRAGMA synchronous = full; \
+    PRAGMA cache_size = -16384; \
+    PRAGMA wal_autocheckpoint = 8192; \
+    PRAGMA temp_store = memory";
 
-/// SQLite's primary result codes.
-mod code {
-    pub(super) const BUSY: i32 = 5;
-    pub(super) const LOCKED: i32 = 6;
-    pub(super) const FULL: i32 = 13;
-    pub(super) const TOOBIG: i32 = 18;
-    pub(super) const CONSTRAINT: i32 = 19;
-    pub(super) const MISMATCH: i32 = 20;
+/// The file: the thread that writes, and connections that read.
+pub struct File {
+    writer: Writer,
+    readers: Readers,
+    #[cfg(test)]
+    asked: sql::plans::Counter,
 }
 
 impl SqliteStore {
@@ -46,55 +52,63 @@ impl SqliteStore {
     ///
     /// `max_page_count` bounds its size in pages of 4 KiB.
     pub async fn open(path: &Path, max_page_count: Option<u32>) -> Result<Self> {
-        let mut options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full)
-            .foreign_keys(false)
-            .busy_timeout(PATIENCE)
-            .statement_cache_capacity(PREPARED)
-            .row_buffer_size(ROWS_AT_ONCE)
-            .disable_statement_logging();
-        if let Some(pages) = max_page_count {
-            options = options.pragma("max_page_count", pages.to_string());
-        }
-        // SQLite has one writer at a time. With one connection, writers wait in the pool's queue instead of SQLite's.
-        let writer = SqlitePoolOptions::new()
-            .max_connections(1)
-            .acquire_timeout(PATIENCE)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            // A file does not go away as a server does. The question would cost each transaction two thread switches.
-            .test_before_acquire(false)
-            .connect_with(
-                options
-                    .clone()
-                    .pragma("cache_size", CACHE_KIB)
-                    .pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
-                    // A statement of many rows keeps a journal of its own, so that it can be undone alone. In a file,
-                    // that is two thirds of the bytes that an insert writes.
-                    .pragma("temp_store", "memory"),
-            )
-            .await
-            .map_err(SqliteConnection::error)?;
-        let readers = SqlitePoolOptions::new()
-            .max_connections(READERS)
-            .acquire_timeout(PATIENCE)
-            .test_before_acquire(false)
-            .connect_lazy_with(options.pragma("query_only", "on"));
-        Self::migrate(MIGRATIONS, writer, readers).await
+        let path = path.to_owned();
+        let opened = tokio::task::spawn_blocking(move || {
+            let settings = match max_page_count {
+                Some(pages) => format!("{WRITES}; PRAGMA max_page_count = {pages}"),
+                None => WRITES.to_owned(),
+            };
+            let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+            let readers = Readers::new(path.clone());
+            let open = move || Connection::open(&path, flags, &settings);
+            let mut connection = open().map_err(error)?;
+            let migrated = sql::migrate(MIGRATIONS, &mut connection).now_or_never();
+            let migrated = migrated.ok_or_else(|| Error::Other("a migration waited for something else".into()))??;
+            let file = File {
+                #[cfg(test)]
+                asked: connection.asked.clone(),
+                writer: Writer::start(connection, open)?,
+                readers,
+            };
+            Ok(Self::new(file, migrated))
+        });
+        opened.await.map_err(|stopped| Error::Other(stopped.into()))?
     }
 }
 
-impl Dialect for SqliteConnection {
-    // A transaction that reads first cannot become the writer later if another one is.
-    const BEGIN: &'static str = "BEGIN IMMEDIATE";
+#[cfg(test)]
+impl SqliteStore {
+    /// The work of the writer since the last question.
+    fn asked(&self) -> sql::plans::Asked {
+        self.database().asked.take()
+    }
+}
+
+impl Backend for File {
+    type Connection = Connection;
+
+    async fn transact<I, T>(&self, work: &Work<Connection, I, T>) -> Result<T>
+    where
+        I: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        self.writer.transact(work).await
+    }
+
+    async fn read<T: Columns>(&self, statement: Statement<'_>) -> Result<Vec<T>> {
+        self.readers.read(statement).await
+    }
+
+    async fn close(&self) {
+        self.readers.close().await;
+        self.writer.close().await;
+    }
+}
+
+impl Dialect for Connection {
     const FOR_UPDATE: &'static str = "";
     const FOR_SHARE: &'static str = "";
     const NOW_MS: &'static str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
-    const ANSWER_WITHIN: Option<Duration> = None;
-    const BUSY_HINT: &'static str = "the disk is slow, or too much is asked for at once";
     const ID: &'static str = "?";
     // SQLite does not scan a table by choice, and locks no rows.
     const BY_PRIMARY_KEY: &'static str = "";
@@ -123,16 +137,6 @@ impl Dialect for SqliteConnection {
         [format!("UPDATE tasks SET {set} FROM ("), ") AS changes WHERE id = task_id".into()]
     }
 
-    fn class(error: &dyn DatabaseError) -> Class {
-        // The low byte of an extended code is the primary one.
-        match error.code().and_then(|code| code.parse::<i32>().ok()).map(|code| code & 0xff) {
-            Some(code::BUSY | code::LOCKED) => Class::Transient,
-            Some(code::FULL) => Class::Full,
-            Some(code::TOOBIG | code::CONSTRAINT | code::MISMATCH) => Class::Refused,
-            _ => Class::Other,
-        }
-    }
-
     // A migration is one transaction: no statement of it ran before.
     fn is_there_already(_error: &Error) -> bool {
         false
@@ -141,13 +145,13 @@ impl Dialect for SqliteConnection {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::{collections::HashSet, time::Duration};
 
     use super::*;
     use crate::{
         config::Settings,
         model::{Encoding, LeaseNumber, NewTask, Offset, ShardId, TaskId, WorkerName, validate},
-        store::{NewRow, Published, Settlement, Store, Turn, Unpublished, sql::counted},
+        store::{NewRow, Published, Settlement, Store, Turn, Unpublished},
     };
 
     fn row(key: &str) -> NewRow {
@@ -178,15 +182,17 @@ mod tests {
         // the batch, its mark and the counts.
         for (tasks, statements) in [(1, [4, 1, 5]), (10, [7, 1, 8]), (100, [7, 1, 8]), (1000, [16, 1, 20])] {
             let rows: Vec<NewRow> = (0..tasks).map(|n| row(&format!("{tasks} {n}"))).collect();
-            let (stored, insert) = counted(store.insert(&rows)).await;
-            let batch = stored.unwrap().batch;
+            store.asked();
+            let batch = store.insert(&rows).await.unwrap().batch;
+            let insert = store.asked();
             let published = rows.iter().map(|row| (row.task.id, batch)).collect();
             let published = [Published { partition: 0, offset: Offset::default(), tasks: published }];
-            let (marked, mark) = counted(store.mark_published("g", &published)).await;
-            marked.unwrap();
+            store.mark_published("g", &published).await.unwrap();
+            let mark = store.asked();
             let reports: Vec<Settlement> = rows.iter().map(|row| completed(row.task.id, vec![])).collect();
-            let (settled, settle) = counted(store.settle(&reports)).await;
-            assert!(settled.unwrap().answers.iter().all(|settled| !settled.repeated));
+            let settled = store.settle(&reports).await.unwrap();
+            assert!(settled.answers.iter().all(|settled| !settled.repeated));
+            let settle = store.asked();
 
             let all = [insert, mark, settle];
             assert_eq!(all.map(|asked| asked.commits), [1; 3], "{tasks}: {all:?}");
@@ -195,6 +201,36 @@ mod tests {
             assert!(all.iter().map(|asked| asked.rows).sum::<u64>() <= 3 * tasks + 6, "{tasks}: {all:?}");
             println!("{tasks} tasks: {insert:?}, {mark:?}, {settle:?}");
         }
+    }
+
+    /// Transactions that gather behind another one wait for the disk together. One that fails undoes only itself.
+    #[tokio::test]
+    async fn transactions_that_wait_together_commit_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("taskd.db");
+        let store = SqliteStore::open(&path, None).await.unwrap();
+        let refused = "CREATE TRIGGER refused BEFORE INSERT ON tasks WHEN new.task_key = X'2d' \
+                       BEGIN SELECT RAISE(ABORT, 'no dash'); END";
+        let rival = rusqlite::Connection::open(&path).unwrap();
+        rival.execute_batch(&format!("{refused}; BEGIN IMMEDIATE")).unwrap();
+        store.asked();
+        // The first may wait for the rival alone, and the others wait for the first.
+        let insert = async |key: String| store.insert(&[row(&key), row(&format!("{key}, too"))]).await;
+        let keys = (0..10).map(|n| n.to_string()).chain(["-".to_owned()]).chain((10..20).map(|n| n.to_string()));
+        let commit = async {
+            while store.database().writer.queued() < 21 {
+                tokio::task::yield_now().await;
+            }
+            rival.execute_batch("COMMIT").unwrap();
+        };
+        let (inserted, ()) = futures::join!(futures::future::join_all(keys.map(insert)), commit);
+        for (number, stored) in inserted.into_iter().enumerate() {
+            assert_eq!(stored.is_ok(), number != 10, "{number}: {:?}", stored.err());
+        }
+        let asked = store.asked();
+        assert_eq!(asked.rows, 20 * (2 + 1 + 1), "{asked:?}");
+        assert!(asked.commits <= 2, "{asked:?}");
+        assert_eq!(store.unfinished().await.unwrap()[0].1, 40);
     }
 
     #[tokio::test]

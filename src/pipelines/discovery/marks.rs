@@ -1,0 +1,92 @@
+//! Marks: SQL learns a little later what is on the bus, in one transaction for all batches of that time.
+//!
+//! Nobody waits for a mark, and each would make SQL wait for the disk. The crash window: killed before the mark, the
+//! watchdog publishes the batches again.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{Mutex, mpsc},
+    time::Instant,
+};
+
+use crate::{
+    bus::Bus,
+    runtime::{Loop, Policy, Supervisor},
+    store::{self, Published, Store},
+};
+
+/// The longest that a mark waits for others: far below `republish_after`.
+const LINGER: Duration = Duration::from_millis(20);
+/// Tasks that are marked at once, about.
+const MARKED_AT_ONCE: usize = 10_000;
+/// Batches that wait. Beyond that the publisher waits.
+const WAITING: usize = 64;
+/// At a stop, how long the last publisher may take.
+const LAST_WITHIN: Duration = Duration::from_secs(2);
+
+/// Batches on their way to [`mark`].
+#[derive(Clone)]
+pub(super) struct Marks(mpsc::Sender<Vec<Published>>);
+
+/// Starts the loop that marks.
+pub(super) fn start(store: Arc<dyn Store>, bus: Arc<dyn Bus>, supervisor: &Supervisor) -> Marks {
+    let (sender, receiver) = mpsc::channel(WAITING);
+    let receiver = Arc::new(Mutex::new(receiver));
+    supervisor.spawn_loop("discovery/marks", Policy::Restart, move |cx| {
+        let (store, bus, receiver) = (Arc::clone(&store), Arc::clone(&bus), Arc::clone(&receiver));
+        async move {
+            mark(&*store, &*bus, &mut *receiver.lock().await, cx).await;
+            Ok::<(), Infallible>(())
+        }
+    });
+    Marks(sender)
+}
+
+impl Marks {
+    pub(super) async fn add(&self, published: Vec<Published>) {
+        if !published.is_empty() && self.0.send(published).await.is_err() {
+            tracing::debug!("nobody marks any more: the watchdog publishes again");
+        }
+    }
+}
+
+/// Marks batches until the stop, and then those of publishers that end.
+async fn mark(store: &dyn Store, bus: &dyn Bus, receiver: &mut mpsc::Receiver<Vec<Published>>, cx: Loop) {
+    loop {
+        let first = tokio::select! {
+            biased;
+            first = cx.idle(receiver.recv()) => first,
+            () = cx.stop.cancelled() => tokio::time::timeout(LAST_WITHIN, receiver.recv()).await.ok().flatten(),
+        };
+        let Some(first) = first else { return };
+        let mut batches = vec![first];
+        let (mut tasks, until) = (tasks_of(&batches[0]), Instant::now() + LINGER);
+        while tasks < MARKED_AT_ONCE
+            && let Ok(Some(next)) = tokio::time::timeout_at(until, receiver.recv()).await
+        {
+            tasks += tasks_of(&next);
+            batches.push(next);
+        }
+        mark_all(store, bus.generation(), batches).await;
+        cx.beat();
+    }
+}
+
+fn tasks_of(published: &[Published]) -> usize {
+    published.iter().map(|some| some.tasks.len()).sum()
+}
+
+async fn mark_all(store: &dyn Store, generation: &str, batches: Vec<Vec<Published>>) {
+    let mut marked = store.mark_published(generation, &batches.concat()).await;
+    if marked.as_ref().is_err_and(store::Error::is_refusal) {
+        // One task is no reason to publish the others again.
+        marked = Ok(());
+        for batch in batches {
+            marked = marked.and(store.mark_published(generation, &batch).await);
+        }
+    }
+    if let Err(error) = marked {
+        tracing::warn!("could not mark published tasks, and the watchdog publishes them again: {error}");
+    }
+}

@@ -1,0 +1,82 @@
+//! Errors of the server, sorted by what a caller can do.
+
+use std::io;
+
+use sqlx::{error::DatabaseError, mysql::MySqlDatabaseError};
+
+use crate::store::Error;
+
+/// Errors of MySQL and MariaDB after which a retry of the same statement may succeed.
+const TRANSIENT: &[u16] = &[
+    1020, // the record has changed since it was read (MariaDB)
+    1040, // too many connections
+    1047, // a node that is not ready yet (Galera)
+    1053, // server shutdown in progress
+    1077, // normal shutdown
+    1079, // shutdown complete
+    1158, // network errors
+    1159, 1160, 1161, //
+    1184, // aborted connection
+    1203, // the user has too many connections
+    1205, // lock wait timeout
+    1213, // deadlock
+    1290, // read only: the primary has moved
+    1317, // query interrupted
+    1412, // the table's definition has changed
+    1615, // a prepared statement must be prepared again
+    1836, // read only mode
+    1927, // connection killed (MariaDB)
+    1969, // statement took too long (MariaDB)
+    2006, 2013, // a proxy has lost the server
+    3024, // statement took too long (MySQL)
+    4031, // disconnected for being idle
+];
+
+/// Disk full, table full.
+const FULL: &[u16] = &[1021, 1114];
+
+/// The content of a row is at fault. A missing table or privilege is no fault of a row.
+const REFUSED: &[u16] = &[
+    1048, // null
+    1062, // duplicate key
+    1118, // row too large
+    1153, // packet too large
+    1264, // out of range
+    1292, 1366, // no such value
+    1406, // too long
+    1644, // a trigger refuses it
+    3819, 4025, // check constraint (MySQL, MariaDB)
+];
+
+/// The object of a migration exists already: a table, a column, an index, a row.
+const EXISTS: &[u16] = &[1050, 1060, 1061, 1062];
+
+pub(super) fn error(error: sqlx::Error) -> Error {
+    use sqlx::Error::{Database, Io, PoolTimedOut, Protocol, Tls, WorkerCrashed};
+    let of_kind = match &error {
+        // rustls reports a certificate that it does not accept with this kind.
+        Io(cause) if cause.kind() == io::ErrorKind::InvalidData => Error::Tls,
+        Tls(_) => Error::Tls,
+        Io(_) | Protocol(_) | PoolTimedOut | WorkerCrashed => Error::Transient,
+        Database(database) => match number(&**database) {
+            Some(number) if TRANSIENT.contains(&number) => Error::Transient,
+            Some(number) if FULL.contains(&number) => Error::Full,
+            Some(number) if REFUSED.contains(&number) => Error::Refused,
+            _ => Error::Other,
+        },
+        _ => Error::Other,
+    };
+    of_kind(error.into())
+}
+
+/// The server's error number. `DatabaseError::code` has the coarser SQLSTATE.
+fn number(error: &dyn DatabaseError) -> Option<u16> {
+    error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
+}
+
+/// True if a statement of a migration failed only because it ran before.
+pub(super) fn is_there_already(error: &Error) -> bool {
+    let (Error::Refused(cause) | Error::Other(cause)) = error else { return false };
+    let cause = cause.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
+    cause.and_then(number).is_some_and(|number| EXISTS.contains(&number))
+}

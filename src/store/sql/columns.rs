@@ -1,0 +1,68 @@
+//! From a row of SQLite to a value. sqlx has the same for MySQL.
+
+use rusqlite::{
+    Row,
+    types::{FromSqlError, ValueRef},
+};
+
+/// A value made of a row.
+pub trait FromRow: Sized {
+    fn from_row(row: &Row<'_>) -> rusqlite::Result<Self>;
+}
+
+/// A value made of a column.
+pub trait Column: Sized {
+    fn of(value: ValueRef<'_>) -> Result<Self, FromSqlError>;
+}
+
+impl Column for i64 {
+    fn of(value: ValueRef<'_>) -> Result<Self, FromSqlError> {
+        value.as_i64()
+    }
+}
+
+impl Column for String {
+    fn of(value: ValueRef<'_>) -> Result<Self, FromSqlError> {
+        value.as_str().map(str::to_owned)
+    }
+}
+
+/// Of a blob or of a text.
+impl Column for Vec<u8> {
+    fn of(value: ValueRef<'_>) -> Result<Self, FromSqlError> {
+        value.as_bytes().map(<[u8]>::to_vec)
+    }
+}
+
+impl<T: Column> Column for Option<T> {
+    fn of(value: ValueRef<'_>) -> Result<Self, FromSqlError> {
+        (value != ValueRef::Null).then(|| T::of(value)).transpose()
+    }
+}
+
+pub(super) fn column<T: Column>(row: &Row<'_>, number: usize) -> rusqlite::Result<T> {
+    let value = row.get_ref(number)?;
+    T::of(value).map_err(|error| rusqlite::Error::FromSqlConversionFailure(number, value.data_type(), Box::new(error)))
+}
+
+/// The column of this name.
+pub(super) fn named<T: Column>(row: &Row<'_>, name: &str) -> rusqlite::Result<T> {
+    column(row, row.as_ref().column_index(name)?)
+}
+
+macro_rules! tuple {
+    ($($column:ident $number:tt),+) => {
+        impl<$($column: Column),+> FromRow for ($($column,)+) {
+            fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
+                Ok(($(column::<$column>(row, $number)?,)+))
+            }
+        }
+    };
+}
+tuple!(A 0);
+tuple!(A 0, B 1);
+tuple!(A 0, B 1, C 2);
+tuple!(A 0, B 1, C 2, D 3);
+tuple!(A 0, B 1, C 2, D 3, E 4);
+tuple!(A 0, B 1, C 2, D 3, E 4, F 5);
+tuple!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);

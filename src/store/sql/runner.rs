@@ -1,0 +1,37 @@
+//! The operations of a store. Each has a name, under which the metrics count its duration and its retries.
+
+use std::{future::Future, sync::Arc, time::Instant};
+
+use super::{
+    backend::{Backend, Steps, Work},
+    retry::repeating,
+    session::Columns,
+    statement::Statement,
+};
+use crate::{store::Result, telemetry::metrics};
+
+pub(super) struct Runner<DB>(pub(super) DB);
+
+impl<DB: Backend> Runner<DB> {
+    /// Runs `steps` in one transaction, again as a whole after an error that may pass.
+    pub(super) async fn run<I, T>(&self, name: &'static str, input: I, steps: Steps<DB::Connection, I, T>) -> Result<T>
+    where
+        I: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let work = Work { input: Arc::new(input), steps };
+        timed(name, repeating(name, || self.0.transact(&work))).await
+    }
+
+    /// Runs one statement that changes nothing, as part of the operation `name`.
+    pub(super) async fn read<T: Columns>(&self, name: &'static str, statement: Statement<'_>) -> Result<Vec<T>> {
+        timed(name, repeating(name, || self.0.read(statement.clone()))).await
+    }
+}
+
+async fn timed<T>(name: &'static str, operation: impl Future<Output = T>) -> T {
+    let began = Instant::now();
+    let done = operation.await;
+    metrics::sql_operation(name, began.elapsed());
+    done
+}

@@ -1,0 +1,120 @@
+//! A connection to the file. SQLite runs in the thread that calls it, so no call here waits for another thread.
+
+use std::{future, path::Path, time::Duration};
+
+use rusqlite::{OpenFlags, ToSql, ffi, types::ValueRef};
+
+use crate::store::{
+    Error, Result,
+    sql::{Columns, Session, Statement, Value},
+};
+
+/// The longest wait for the file, which another process may hold.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// More than the shapes of all statements.
+const PREPARED: usize = 256;
+
+/// A connection, inside or outside of a transaction.
+pub struct Connection {
+    pub(super) db: rusqlite::Connection,
+    #[cfg(test)]
+    pub(super) asked: crate::store::sql::plans::Counter,
+}
+
+impl Connection {
+    /// Opens the file and applies `settings`, which are pragmas.
+    pub(super) fn open(path: &Path, flags: OpenFlags, settings: &str) -> rusqlite::Result<Self> {
+        let db = rusqlite::Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+        db.busy_timeout(PATIENCE)?;
+        db.set_prepared_statement_cache_capacity(PREPARED);
+        db.execute_batch(settings)?;
+        Ok(Self {
+            db,
+            #[cfg(test)]
+            asked: Default::default(),
+        })
+    }
+
+    /// Runs a command without values and rows.
+    pub(super) fn command(&self, sql: &'static str) -> Result<()> {
+        self.db.prepare_cached(sql).and_then(|mut command| command.raw_execute()).map_err(error)?;
+        #[cfg(test)]
+        self.asked.note_command(sql);
+        Ok(())
+    }
+
+    pub(super) fn is_in_transaction(&self) -> bool {
+        !self.db.is_autocommit()
+    }
+
+    fn run(&self, statement: &Statement<'_>) -> rusqlite::Result<u64> {
+        let rows = self.prepared(statement)?.raw_execute()? as u64;
+        #[cfg(test)]
+        self.asked.note_statement(rows);
+        Ok(rows)
+    }
+
+    pub(super) fn rows<T: Columns>(&self, statement: &Statement<'_>) -> rusqlite::Result<Vec<T>> {
+        let mut prepared = self.prepared(statement)?;
+        let mut rows = prepared.raw_query();
+        let mut read = Vec::new();
+        while let Some(row) = rows.next()? {
+            read.push(crate::store::sql::FromRow::from_row(row)?);
+        }
+        #[cfg(test)]
+        self.asked.note_statement(0);
+        Ok(read)
+    }
+
+    /// The statement with its values.
+    fn prepared(&self, statement: &Statement<'_>) -> rusqlite::Result<rusqlite::CachedStatement<'_>> {
+        #[cfg(test)]
+        crate::store::sql::plans::check(&self.db, &statement.text);
+        let mut prepared = self.db.prepare_cached(&statement.text)?;
+        for (place, value) in statement.values.iter().enumerate() {
+            prepared.raw_bind_parameter(place + 1, value)?;
+        }
+        Ok(prepared)
+    }
+}
+
+impl ToSql for Value<'_> {
+    fn to_sql(&self) -> rusqlite::Result<rusqlite::types::ToSqlOutput<'_>> {
+        Ok(rusqlite::types::ToSqlOutput::Borrowed(match self {
+            Self::Int(int) => ValueRef::Integer(*int),
+            Self::Text(text) => ValueRef::Text(text.as_bytes()),
+            Self::Bytes(bytes) => ValueRef::Blob(bytes),
+        }))
+    }
+}
+
+impl Session for Connection {
+    fn execute(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<u64>> + Send {
+        future::ready(self.run(&statement).map_err(error))
+    }
+
+    fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<Vec<T>>> + Send {
+        future::ready(self.rows(&statement).map_err(error))
+    }
+}
+
+/// Nothing was free within [`PATIENCE`].
+pub(super) fn busy(connections: u32) -> Error {
+    Error::Busy { connections, waited: PATIENCE, hint: "the disk is slow, or too much is asked for at once" }
+}
+
+pub(super) fn closed() -> Error {
+    Error::Other("the database is closed".into())
+}
+
+/// An error of SQLite, sorted by what a caller can do.
+pub(super) fn error(error: rusqlite::Error) -> Error {
+    // The low byte of an extended code is the primary one.
+    let of_kind = match error.sqlite_error().map(|error| error.extended_code & 0xff) {
+        Some(ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED) => Error::Transient,
+        Some(ffi::SQLITE_FULL) => Error::Full,
+        Some(ffi::SQLITE_TOOBIG | ffi::SQLITE_CONSTRAINT | ffi::SQLITE_MISMATCH) => Error::Refused,
+        _ => Error::Other,
+    };
+    of_kind(error.into())
+}

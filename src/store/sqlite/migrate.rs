@@ -1,0 +1,116 @@
+//! Migrations in the file, as sqlx keeps them: each is one transaction, and a row of the table remembers it.
+
+use std::time::{Duration, Instant};
+
+use futures::future::{BoxFuture, FutureExt, ready};
+use sqlx::{
+    error::{DatabaseError, ErrorKind},
+    migrate::{AppliedMigration, Migrate, MigrateError, Migration},
+};
+
+use super::connection::Connection;
+
+type Migrated<'e, T> = BoxFuture<'e, Result<T, MigrateError>>;
+
+impl Migrate for Connection {
+    fn create_schema_if_not_exists<'e>(&'e mut self, _schema: &'e str) -> Migrated<'e, ()> {
+        ready(Ok(())).boxed()
+    }
+
+    fn ensure_migrations_table<'e>(&'e mut self, table: &'e str) -> Migrated<'e, ()> {
+        let create = format!(
+            "CREATE TABLE IF NOT EXISTS {table} (
+                version BIGINT PRIMARY KEY,
+                description TEXT NOT NULL,
+                installed_on TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
+                success BOOLEAN NOT NULL,
+                checksum BLOB NOT NULL,
+                execution_time BIGINT NOT NULL
+            )"
+        );
+        ready(self.db.execute_batch(&create).map_err(failed)).boxed()
+    }
+
+    fn dirty_version<'e>(&'e mut self, _table: &'e str) -> Migrated<'e, Option<i64>> {
+        // A migration is one transaction: none is ever half done.
+        ready(Ok(None)).boxed()
+    }
+
+    fn list_applied_migrations<'e>(&'e mut self, table: &'e str) -> Migrated<'e, Vec<AppliedMigration>> {
+        let list = || -> rusqlite::Result<Vec<AppliedMigration>> {
+            let mut list = self.db.prepare(&format!("SELECT version, checksum FROM {table} ORDER BY version"))?;
+            let applied = list.query_map([], |row| {
+                Ok(AppliedMigration { version: row.get(0)?, checksum: row.get::<_, Vec<u8>>(1)?.into() })
+            })?;
+            applied.collect()
+        };
+        ready(list().map_err(failed)).boxed()
+    }
+
+    fn lock(&mut self) -> Migrated<'_, ()> {
+        ready(Ok(())).boxed()
+    }
+
+    fn unlock(&mut self) -> Migrated<'_, ()> {
+        ready(Ok(())).boxed()
+    }
+
+    fn apply<'e>(&'e mut self, table: &'e str, migration: &'e Migration) -> Migrated<'e, Duration> {
+        let mut apply = || -> rusqlite::Result<Duration> {
+            let began = Instant::now();
+            let transaction = self.db.transaction()?;
+            transaction.execute_batch(migration.sql.as_str())?;
+            let note = format!(
+                "INSERT INTO {table} (version, description, success, checksum, execution_time) \
+                 VALUES (?, ?, TRUE, ?, ?)"
+            );
+            let took = i64::try_from(began.elapsed().as_nanos()).unwrap_or(i64::MAX);
+            transaction.execute(&note, (migration.version, &*migration.description, &*migration.checksum, took))?;
+            transaction.commit()?;
+            Ok(began.elapsed())
+        };
+        ready(apply().map_err(|error| MigrateError::ExecuteMigration(reported(error), migration.version))).boxed()
+    }
+
+    fn revert<'e>(&'e mut self, _table: &'e str, migration: &'e Migration) -> Migrated<'e, Duration> {
+        ready(Err(MigrateError::VersionNotPresent(migration.version))).boxed()
+    }
+}
+
+fn failed(error: rusqlite::Error) -> MigrateError {
+    MigrateError::Execute(reported(error))
+}
+
+fn reported(error: rusqlite::Error) -> sqlx::Error {
+    sqlx::Error::Database(Box::new(Reported { text: error.to_string(), error }))
+}
+
+/// An error of SQLite, for sqlx.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+struct Reported {
+    text: String,
+    error: rusqlite::Error,
+}
+
+impl DatabaseError for Reported {
+    fn message(&self) -> &str {
+        &self.text
+    }
+
+    fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn as_error_mut(&mut self) -> &mut (dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn into_error(self: Box<Self>) -> Box<dyn std::error::Error + Send + Sync + 'static> {
+        self
+    }
+
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Other
+    }
+}

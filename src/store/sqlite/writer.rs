@@ -1,0 +1,198 @@
+//! The writer: one thread with the only connection that writes.
+//!
+//! Transactions queue for it, because SQLite has one writer at a time. Those that gather while it is busy run one after
+//! another, each inside a savepoint, and commit together: they wait for the disk once.
+//!
+//! The crash window: killed before the COMMIT, nothing took effect, and no caller was answered.
+
+#[cfg(test)]
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    iter,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::mpsc::{Receiver, Sender, channel},
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+
+use futures::FutureExt;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::connection::{Connection, PATIENCE, busy, closed, error};
+use crate::store::{Error, Result, sql::Work};
+
+/// Transactions that commit together, at most.
+const TOGETHER: usize = 64;
+
+pub(super) struct Writer {
+    /// `None` after the close.
+    queue: Mutex<Option<Sender<Box<dyn Transaction>>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    #[cfg(test)]
+    queued: AtomicUsize,
+}
+
+impl Writer {
+    /// `reopen` makes a connection after one that could not undo what it had begun.
+    pub(super) fn start(
+        connection: Connection,
+        reopen: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
+    ) -> Result<Self> {
+        let (sender, receiver) = channel();
+        let thread = thread::Builder::new().name("taskd-sqlite".into());
+        let thread = thread.spawn(move || serve(connection, &receiver, reopen));
+        let thread = thread.map_err(|error| Error::Other(error.into()))?;
+        Ok(Self {
+            queue: Mutex::new(Some(sender)),
+            thread: Mutex::new(Some(thread)),
+            #[cfg(test)]
+            queued: AtomicUsize::new(0),
+        })
+    }
+
+    /// Runs `work` in a transaction of its own. A caller that gives up before it began takes it back.
+    pub(super) async fn transact<I, T>(&self, work: &Work<Connection, I, T>) -> Result<T>
+    where
+        I: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let (answer, answered) = oneshot::channel();
+        let transaction = Waiting { work: work.clone(), since: Instant::now(), done: None, answer };
+        let sent = self.queue.lock().as_ref().map(|queue| queue.send(Box::new(transaction)));
+        #[cfg(test)]
+        self.queued.fetch_add(1, Ordering::SeqCst);
+        match sent {
+            Some(Ok(())) => answered.await.unwrap_or_else(|_| Err(closed())),
+            _ => Err(closed()),
+        }
+    }
+
+    /// The number of transactions that were ever in the queue.
+    #[cfg(test)]
+    pub(super) fn queued(&self) -> usize {
+        self.queued.load(Ordering::SeqCst)
+    }
+
+    /// Runs the transactions that wait, and ends the thread.
+    pub(super) async fn close(&self) {
+        drop(self.queue.lock().take());
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            && let Ok(Err(_)) = tokio::task::spawn_blocking(|| thread.join()).await
+        {
+            tracing::error!("the writer of SQLite panicked");
+        }
+    }
+}
+
+/// A transaction in the queue.
+trait Transaction: Send {
+    fn is_awaited(&self) -> bool;
+
+    /// Runs its statements. Answers whether all went well.
+    fn run(&mut self, connection: &mut Connection) -> bool;
+
+    /// Notes that its statements were undone.
+    fn undone(&mut self, because: &Error);
+
+    fn answer(self: Box<Self>);
+}
+
+struct Waiting<I, T> {
+    work: Work<Connection, I, T>,
+    since: Instant,
+    done: Option<Result<T>>,
+    answer: oneshot::Sender<Result<T>>,
+}
+
+impl<I: Send + Sync, T: Send> Transaction for Waiting<I, T> {
+    fn is_awaited(&self) -> bool {
+        !self.answer.is_closed()
+    }
+
+    fn run(&mut self, connection: &mut Connection) -> bool {
+        let done = match self.since.elapsed() > PATIENCE {
+            true => Err(busy(1)),
+            // The connection runs each statement at once, so the work never waits.
+            false => match catch_unwind(AssertUnwindSafe(|| self.work.on(connection).now_or_never())) {
+                Ok(Some(done)) => done,
+                Ok(None) => Err(Error::Other("a transaction waited for something else".into())),
+                Err(_) => Err(Error::Other("a transaction panicked".into())),
+            },
+        };
+        self.done.insert(done).is_ok()
+    }
+
+    fn undone(&mut self, because: &Error) {
+        if !matches!(self.done, Some(Err(_))) {
+            self.done = Some(Err(alike(because)));
+        }
+    }
+
+    fn answer(self: Box<Self>) {
+        if let Some(done) = self.done {
+            // A caller that has given up does not matter.
+            drop(self.answer.send(done));
+        }
+    }
+}
+
+/// The same error for another caller.
+fn alike(error: &Error) -> Error {
+    match error {
+        Error::Transient(cause) => Error::Transient(cause.to_string().into()),
+        Error::Full(cause) => Error::Full(cause.to_string().into()),
+        other => Error::Other(other.to_string().into()),
+    }
+}
+
+fn serve(
+    connection: Connection,
+    queue: &Receiver<Box<dyn Transaction>>,
+    reopen: impl Fn() -> rusqlite::Result<Connection>,
+) {
+    let mut kept = Some(connection);
+    while let Ok(first) = queue.recv() {
+        let gathered = iter::once(first).chain(queue.try_iter()).take(TOGETHER);
+        let mut group: Vec<_> = gathered.filter(|transaction| transaction.is_awaited()).collect();
+        let stored = match kept.take().map_or_else(&reopen, Ok) {
+            Ok(mut connection) => {
+                let stored = commit(&mut connection, &mut group);
+                // A connection that cannot undo is in an unknown state: it is closed.
+                let is_clean = !connection.is_in_transaction() || connection.command("ROLLBACK").is_ok();
+                kept = is_clean.then_some(connection);
+                stored
+            }
+            Err(cause) => Err(error(cause)),
+        };
+        if let Err(because) = stored {
+            group.iter_mut().for_each(|transaction| transaction.undone(&because));
+        }
+        group.into_iter().for_each(|transaction| transaction.answer());
+    }
+}
+
+/// Runs the transactions and commits those that went well. After an error none of them is stored.
+fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
+    // One that reads first could not become the writer later if another process is.
+    connection.command("BEGIN IMMEDIATE")?;
+    if let [alone] = group {
+        if !alone.run(connection) {
+            return connection.command("ROLLBACK");
+        }
+        return connection.command("COMMIT");
+    }
+    for transaction in group {
+        connection.command("SAVEPOINT transaction_of_a_caller")?;
+        if !transaction.run(connection) {
+            if !connection.is_in_transaction() {
+                // SQLite ends all of it when the disk is full. Each may succeed alone.
+                return Err(Error::Transient("undone together with a transaction that failed".into()));
+            }
+            connection.command("ROLLBACK TO transaction_of_a_caller")?;
+        }
+        connection.command("RELEASE transaction_of_a_caller")?;
+    }
+    connection.command("COMMIT")
+}
