@@ -13,6 +13,11 @@ use tonic::{
 };
 use tonic_prost::ProstEncoder;
 
+/// Most messages are small. A buffer grows to what a message needs; by default it begins with 8 KiB.
+fn buffers() -> BufferSettings {
+    BufferSettings::new(512, 32 << 10)
+}
+
 /// Looks at an encoded message; an error is the answer to it.
 pub type Inspector = Box<dyn Fn(&[u8]) -> Result<(), Status> + Send + Sync>;
 
@@ -45,7 +50,7 @@ where
     type Decoder = Inspected<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
-        ProstEncoder::new(BufferSettings::default())
+        ProstEncoder::new(buffers())
     }
 
     fn decoder(&mut self) -> Self::Decoder {
@@ -59,6 +64,10 @@ pub struct Inspected<U>(PhantomData<U>);
 impl<U: Message + Default> Decoder for Inspected<U> {
     type Item = U;
     type Error = Status;
+
+    fn buffer_settings(&self) -> BufferSettings {
+        buffers()
+    }
 
     fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         // The buffer is one piece, so the chunk is the whole message.

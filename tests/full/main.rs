@@ -17,6 +17,7 @@ mod kafka_secured;
 mod kafka_topics;
 mod lifecycle;
 mod migrations;
+mod old_database;
 mod partitions;
 mod pressure;
 mod processes;
