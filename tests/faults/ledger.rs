@@ -244,8 +244,9 @@ impl Ledger {
                 grant.ok.get_or_insert(sent.life);
             }
         } else if sent.life == life {
-            // A task is unknown when its record was removed after the grace time.
-            if grant.ok == Some(life) && status != "UNKNOWN_TASK" {
+            // A task is unknown when its record was removed after the grace time. TRY_LATER says nothing of the task:
+            // its shard, or SQL, did not answer, while another shard of the call did.
+            if grant.ok == Some(life) && !["UNKNOWN_TASK", "TRY_LATER"].contains(&status) {
                 wrong.push(format!("{status} after OK"));
             }
             grant.refused |= status == "LEASE_LOST";

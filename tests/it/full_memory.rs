@@ -56,6 +56,15 @@ async fn complete_all(daemon: &Daemon, leased: &[Value]) {
     }
 }
 
+/// Fills it, also while what was on its way is still given back.
+async fn fill_up(daemon: &Daemon, redis: &PrivateRedis) {
+    until("inserts are refused", async || {
+        fill(redis);
+        is_refused(daemon).await
+    })
+    .await;
+}
+
 async fn is_refused(daemon: &Daemon) -> bool {
     let task = json!([{"queue": "q", "key": "too-late"}]);
     let Some((status, answer)) = daemon.try_post("/v1/tasks", &task).await else { return false };
@@ -72,9 +81,7 @@ async fn a_full_redis_drains_and_is_filled_again() {
     let mut daemon = Daemon::start(CONFIG, &["--redis-url", &redis.url()]).await;
     insert_all(&daemon, TASKS).await;
     let mut leased = daemon.lease_all("w", "q", TASKS / 2).await;
-    fill(&redis);
-
-    until("inserts are refused", async || is_refused(&daemon).await).await;
+    fill_up(&daemon, &redis).await;
     let mut grpc = DiscoveryClient::connect(daemon.grpc()).await.unwrap();
     let task = pb::NewTask { queue: "q".into(), key: "late".into(), ..Default::default() };
     let refused = grpc.insert_tasks(pb::InsertTasksRequest { tasks: vec![task] }).await.unwrap_err();
@@ -107,13 +114,13 @@ async fn a_full_redis_drains_and_is_filled_again() {
 #[tokio::test]
 async fn a_completion_that_waits_for_replicas_is_taken_by_a_full_redis() {
     let redis = PrivateRedis::start(&[]);
-    let _replica = PrivateRedis::start(&[&format!("replicaof 127.0.0.1 {}", redis.port())]);
+    let replica = PrivateRedis::start(&[&format!("replicaof 127.0.0.1 {}", redis.port())]);
+    until("it follows", async || replica.run(&["info", "replication"]).contains("master_link_status:up")).await;
     let config = format!("redis_wait_replicas = 1\n{CONFIG}");
     let daemon = Daemon::start(&config, &["--redis-url", &redis.url()]).await;
     insert_all(&daemon, 1000).await;
     let leased = daemon.lease_all("w", "q", 500).await;
-    fill(&redis);
-    until("inserts are refused", async || is_refused(&daemon).await).await;
+    fill_up(&daemon, &redis).await;
     complete_all(&daemon, &leased).await;
     until("reports reach SQL", async || completed(&daemon).await == 500).await;
 }
