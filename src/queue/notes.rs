@@ -122,7 +122,7 @@ impl Notes {
         self.is_drained_at(self.clock.now())
     }
 
-    /// Whether a claim after these offers left no element.
+    /// True if a claim after these offers left no element.
     pub(super) fn was_drained_after(&self, offers: u64) -> bool {
         self.drained.lock().is_some_and(|(before, _)| before >= offers)
     }

@@ -42,7 +42,7 @@ pub(super) struct Pending {
 /// A caller's room in the buffer, by number and by weight.
 pub(super) type Room = [OwnedSemaphorePermit; 2];
 
-/// Whether small batches ask the filter: where keys come again and again, it saves their transactions.
+/// Decides when small batches ask the filter: it saves their transactions where keys come again and again.
 #[derive(Default)]
 struct Asking {
     batches_left: u32,

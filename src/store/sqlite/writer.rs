@@ -26,7 +26,7 @@ use crate::store::{Error, Result, sql::Work};
 const TOGETHER: usize = 64;
 
 pub(super) struct Writer {
-    /// `None` after the close.
+    /// `None` after the close. The number of callers bounds it: each waits for its answer, a minute at most.
     queue: Mutex<Option<Sender<Box<dyn Transaction>>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     #[cfg(test)]
