@@ -84,7 +84,11 @@ pub(super) async fn claim(
     if claimed.is_drained {
         notes.drained(offers);
     }
+    let wanted: usize = requests.iter().map(|request| request.max_tasks).sum();
     let granted = read_grants(claimed, requests, &notes, &release)?;
+    if granted.iter().map(Granted::len).sum::<usize>() < wanted {
+        notes.forget_peek();
+    }
     if granted.iter().any(|one| !one.is_empty()) {
         notes.touch();
     }
@@ -125,6 +129,7 @@ pub(super) async fn peek(reach: Reach, notes: Arc<Notes>, callers: usize) -> Res
     if priorities == 0 {
         notes.drained(offers);
     }
+    notes.peeked(offers, priorities);
     Ok(vec![priorities; callers])
 }
 

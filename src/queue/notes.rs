@@ -21,8 +21,8 @@ use crate::{model::ShardId, runtime::Clock};
 const DELIVERIES_AT_ONCE: usize = 1000;
 /// Deliveries remembered while Redis does not answer. If the leases of the others run out, they cost nothing.
 const DELIVERIES_MAX: usize = 100_000;
-/// How long a shard counts as drained. A wake may get lost.
-const DRAINED_FOR: Duration = Duration::from_millis(100);
+/// How long it counts what a shard had. A wake may get lost.
+const KNOWN_FOR: Duration = Duration::from_millis(100);
 
 /// Notes of this process on one shard.
 pub(super) struct Notes {
@@ -38,8 +38,27 @@ pub(super) struct Notes {
     seen: Mutex<Option<Seen>>,
     /// Counts what may have put elements into the lanes, as far as this process knows.
     offers: AtomicU64,
-    /// After how many offers a claim was made that left no element, and when it was answered.
-    drained: Mutex<Option<(u64, Instant)>>,
+    /// A claim that left no element.
+    drained: Mutex<Option<Known<()>>>,
+    /// The priorities that had elements at the last peek, as its sum.
+    peeked: Mutex<Option<Known<u8>>>,
+}
+
+/// An answer of Redis about the lanes.
+#[derive(Clone, Copy, Debug)]
+struct Known<T> {
+    what: T,
+    /// The offers before the call.
+    offers: u64,
+    at: Instant,
+}
+
+impl<T: Copy> Known<T> {
+    /// It, unless something has come since.
+    fn still(self, offers: u64, now: Instant) -> Option<T> {
+        let is_recent = now.saturating_duration_since(self.at) < KNOWN_FOR;
+        (self.offers == offers && is_recent).then_some(self.what)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +82,7 @@ impl Notes {
             seen: Mutex::default(),
             offers: AtomicU64::new(0),
             drained: Mutex::default(),
+            peeked: Mutex::default(),
         })
     }
 
@@ -115,7 +135,7 @@ impl Notes {
 
     /// A claim left no element.
     pub(super) fn drained(&self, offers: u64) {
-        *self.drained.lock() = Some((offers, self.clock.now()));
+        *self.drained.lock() = Some(Known { what: (), offers, at: self.clock.now() });
     }
 
     pub(super) fn is_drained(&self) -> bool {
@@ -124,13 +144,28 @@ impl Notes {
 
     /// True if a claim after these offers left no element.
     pub(super) fn was_drained_after(&self, offers: u64) -> bool {
-        self.drained.lock().is_some_and(|(before, _)| before >= offers)
+        self.drained.lock().is_some_and(|drained| drained.offers >= offers)
     }
 
     fn is_drained_at(&self, now: Instant) -> bool {
         let drained = *self.drained.lock();
-        let is_recent = |at| now.saturating_duration_since(at) < DRAINED_FOR;
-        drained.is_some_and(|(offers, at)| offers == self.offers() && is_recent(at))
+        drained.is_some_and(|drained| drained.still(self.offers(), now).is_some())
+    }
+
+    /// A peek found these priorities.
+    pub(super) fn peeked(&self, offers: u64, priorities: u8) {
+        *self.peeked.lock() = Some(Known { what: priorities, offers, at: self.clock.now() });
+    }
+
+    /// The priorities of the last peek, unless something has come since. A claim may have emptied some.
+    pub(super) fn priorities(&self) -> Option<u8> {
+        let peeked = *self.peeked.lock();
+        peeked.and_then(|peeked| peeked.still(self.offers(), self.clock.now()))
+    }
+
+    /// A claim found less than it asked for, so the next caller peeks.
+    pub(super) fn forget_peek(&self) {
+        *self.peeked.lock() = None;
     }
 
     /// The tasks of the grant have reached their worker.
@@ -216,7 +251,7 @@ mod tests {
         assert!(!notes.is_drained_at(now), "nobody has looked yet");
         notes.drained(notes.offers());
         assert!(notes.is_drained_at(now));
-        assert!(!notes.is_drained_at(notes.clock.now() + DRAINED_FOR), "a wake may get lost");
+        assert!(!notes.is_drained_at(notes.clock.now() + KNOWN_FOR), "a wake may get lost");
         notes.touch();
         assert!(notes.is_drained_at(now), "a report puts nothing into the lanes");
         let before = notes.offers();
@@ -225,5 +260,19 @@ mod tests {
         assert!(notes.was_drained_after(before) && !notes.was_drained_after(notes.offers()));
         notes.drained(before);
         assert!(!notes.is_drained_at(now), "something came while the claim was under way");
+    }
+
+    #[test]
+    fn a_peek_is_known_until_something_is_offered_or_a_claim_finds_too_little() {
+        let id = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+        let notes = Notes::new(&id, &Clock::of_this_machine(), &Arc::default(), &Arc::default());
+        assert_eq!(notes.priorities(), None);
+        notes.peeked(notes.offers(), 6);
+        assert_eq!(notes.priorities(), Some(6));
+        notes.offer();
+        assert_eq!(notes.priorities(), None, "a task of high priority may have come");
+        notes.peeked(notes.offers(), 7);
+        notes.forget_peek();
+        assert_eq!(notes.priorities(), None);
     }
 }

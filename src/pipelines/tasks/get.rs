@@ -147,7 +147,8 @@ impl Handle {
 
     /// One look at all shards of the queues, until there is enough.
     ///
-    /// A call that can wait leaves out the shards that are known to be empty: for them it waits for a wake.
+    /// A call that can wait leaves out the shards that are known to be empty, and trusts the last peeks: it waits for
+    /// a wake of what has come since.
     async fn look(&self, queues: &[QueueName], claim: &Claim, is_last: bool) -> Found {
         let mut shards: Vec<_> = queues.iter().flat_map(|queue| self.queue.shards_of(queue)).collect();
         let mut found = Found::new(claim.clone());
@@ -165,7 +166,7 @@ impl Handle {
         // No shard is always the last of its priority.
         let first = (turn + turn / TURNS) % shards.len().max(1);
         shards.rotate_left(first);
-        let peeks = shards.into_iter().map(|shard| async move { (self.queue.peek(&shard).await, shard) });
+        let peeks = shards.into_iter().map(|shard| async move { (self.queue.peek(&shard, !is_last).await, shard) });
         let peeks: Vec<_> = futures::stream::iter(peeks).buffered(PEEKS_AT_ONCE).collect().await;
         for priority in order(turn) {
             for (peeked, shard) in &peeks {
