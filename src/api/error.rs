@@ -1,5 +1,6 @@
 //! The error of an operation.
 
+use super::access::Denied;
 use crate::{
     model::TaskId,
     pipelines::{discovery, tasks},
@@ -13,8 +14,12 @@ pub enum Error {
     NotRunHere(&'static str),
     #[error("{0:?} is not a task id; ids are UUIDs, as an insert answers them")]
     NotATaskId(String),
+    #[error("{0:?} is not the id of an act; ids are UUIDs, as a list of acts shows them")]
+    NotAnActId(String),
     #[error("there is no task {0}, or it finished so long ago that it was removed")]
     NoSuchTask(TaskId),
+    #[error(transparent)]
+    Denied(#[from] Denied),
     #[error(transparent)]
     Insert(#[from] discovery::Error),
     #[error(transparent)]
@@ -31,6 +36,10 @@ pub enum Kind {
     /// The request is wrong.
     Invalid,
     NotFound,
+    /// The call has no token, or one that is not valid.
+    Unauthenticated,
+    /// The token does not allow it.
+    Forbidden,
     /// taskd has no room now: try again later.
     Busy,
     /// A server does not answer now: try again later.
@@ -43,9 +52,13 @@ impl Error {
     pub fn kind(&self) -> Kind {
         match self {
             Self::NotRunHere(_) => Kind::NotRunHere,
-            Self::NotATaskId(_) | Self::Tasks(tasks::Error::Invalid(_)) => Kind::Invalid,
+            Self::NotATaskId(_) | Self::NotAnActId(_) | Self::Tasks(tasks::Error::Invalid(_)) => Kind::Invalid,
             Self::NoSuchTask(_) => Kind::NotFound,
-            Self::Insert(discovery::Error::Busy(_)) => Kind::Busy,
+            Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => Kind::Unauthenticated,
+            Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {
+                Kind::Forbidden
+            }
+            Self::Insert(discovery::Error::Busy(_)) | Self::Denied(Denied::TooFast { .. }) => Kind::Busy,
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))
             | Self::Store(_)

@@ -1,5 +1,6 @@
 //! The operations, one function each. Every protocol calls them; spans and metrics are applied here, once.
 
+mod access;
 mod error;
 mod handle;
 mod insert;
@@ -11,6 +12,7 @@ mod text;
 
 pub(crate) use self::text::{ECHO, shorten};
 pub use self::{
+    access::{Admission, Denied, TokenSync},
     error::{Error, Kind},
     handle::Api,
     reader::Reader,

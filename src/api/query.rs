@@ -1,21 +1,27 @@
 //! Reading tasks, results and queues.
 
 use tracing::Instrument as _;
+use uuid::Uuid;
 
 use super::{
+    access::reaches_everything,
     error::Error,
     handle::{Api, span},
     reader::Reader,
     text::{ECHO, shorten},
 };
-use crate::model::{Caller, QueueView, TaskId, TaskResult, TaskView};
+use crate::model::{Act, Caller, QueueView, TaskId, TaskResult, TaskView};
+
+/// The most acts of an answer.
+const MOST_ACTS: u32 = 1000;
 
 impl Api {
     /// A task with its status.
     pub async fn task(&self, caller: &Caller, id: &str) -> Result<TaskView, Error> {
         let id = task_id(id)?;
         let task = self.query()?.task(id).instrument(span("task", caller)).await?;
-        task.ok_or(Error::NoSuchTask(id))
+        // Whether a task is there, only who reaches its queue may know.
+        task.filter(|task| caller.access.reaches(task.queue.as_str())).ok_or(Error::NoSuchTask(id))
     }
 
     /// The results of a task, and the room that `room` gives for their bytes before they are read.
@@ -25,6 +31,9 @@ impl Api {
         id: &str,
         room: impl FnOnce(usize) -> Result<R, E>,
     ) -> Result<(Vec<TaskResult>, R), E> {
+        if !caller.access.reaches_everything() {
+            self.task(caller, id).await?;
+        }
         let id = task_id(id)?;
         let query = self.query()?;
         let read = async {
@@ -35,9 +44,24 @@ impl Api {
         read.instrument(span("results", caller)).await
     }
 
-    /// The queues that have unfinished tasks or an open shard.
+    /// The queues that have unfinished tasks or an open shard, among those that the caller reaches.
     pub async fn queues(&self, caller: &Caller) -> Result<Vec<QueueView>, Error> {
-        self.query()?.queues().instrument(span("queues", caller)).await
+        let mut queues = self.query()?.queues().instrument(span("queues", caller)).await?;
+        queues.retain(|view| caller.access.reaches(view.queue.as_str()));
+        Ok(queues)
+    }
+
+    /// An error for a caller that reaches only some queues: metrics name all of them.
+    pub fn may_read_metrics(&self, caller: &Caller) -> Result<(), Error> {
+        Ok(reaches_everything(caller)?)
+    }
+
+    /// What operators did before the act `before`, the latest first.
+    pub async fn acts(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Act>, Error> {
+        let before =
+            before.map(|id| Uuid::parse_str(id).map_err(|_| Error::NotAnActId(shorten(id, ECHO).into_owned())));
+        let acts = self.query()?.acts(before.transpose()?, limit.clamp(1, MOST_ACTS));
+        acts.instrument(span("acts", caller)).await
     }
 
     fn query(&self) -> Result<&Reader, Error> {

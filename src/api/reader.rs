@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use futures::StreamExt as _;
+use uuid::Uuid;
 
 use super::error::Error;
 use crate::{
-    model::{QueueName, QueueView, ShardId, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
+    model::{Act, QueueName, QueueView, ShardId, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
     queue::{self, Inspected, RecordStatus, Shards},
     runtime::Clock,
     store::{ResultRow, Store, TaskDetail},
@@ -42,6 +43,10 @@ impl Reader {
             Err(queue::Error::NoGeneration) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    pub(super) async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>, Error> {
+        Ok(self.store.acts(before, limit).await?)
     }
 
     /// The bytes that [`Self::results`] would have.

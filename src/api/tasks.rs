@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, future::Future, time::Instant};
 use tracing::Instrument as _;
 
 use super::{
+    access,
     error::Error,
     handle::{Api, span},
     items::{merge, split},
@@ -19,6 +20,10 @@ impl Api {
     /// Leases tasks to a worker, and waits only when there is none. A wrong request (`Err`) is counted as one.
     pub async fn get(&self, caller: &Caller, request: Result<GetTasks, String>) -> Result<Leases, Error> {
         let tasks = self.tasks()?;
+        let mut request = request;
+        if let Ok(request) = &mut request {
+            access::may_get(caller, request)?;
+        }
         let leases = async { tasks.get(request.map_err(tasks::Error::Invalid)?).await };
         let call = counted(Method::Get, leases, |leases: &Leases| leases.tasks.is_empty());
         // A stop ends the wait: the dropped call gives back what it leased.
@@ -27,7 +32,8 @@ impl Api {
     }
 
     /// Reports tasks as finished, with their results and discovered tasks.
-    pub async fn complete(&self, caller: &Caller, batch: Batch<Completion>) -> Result<Vec<ItemAnswer>, Error> {
+    pub async fn complete(&self, caller: &Caller, mut batch: Batch<Completion>) -> Result<Vec<ItemAnswer>, Error> {
+        access::may_discover(caller, &mut batch);
         let call = async |tasks: &Handle, worker: &str, items| tasks.complete(worker, items).await;
         self.report(Method::Complete, caller, batch, call).await
     }
@@ -49,9 +55,10 @@ impl Api {
         &self,
         method: Method,
         caller: &Caller,
-        batch: Batch<T>,
+        mut batch: Batch<T>,
         call: impl AsyncFnOnce(&Handle, &str, Vec<Item<T>>) -> Result<Vec<ItemAnswer>, tasks::Error>,
     ) -> Result<Vec<ItemAnswer>, Error> {
+        access::may_report(caller, &mut batch)?;
         let (items, known) = split(batch.items);
         // Every item has its answer: nothing is left to ask.
         if items.is_empty() && !known.is_empty() {

@@ -28,9 +28,10 @@ pub use self::{
 };
 use crate::{
     config::Settings,
-    embedded::{DataDir, RedisServer},
+    embedded::{self, DataDir, RedisServer},
     ingress::{self, Budget, Waiting},
     runtime::{Clock, Supervisor},
+    store::Store,
     telemetry::metrics,
 };
 
@@ -66,6 +67,19 @@ pub async fn migrate(settings: Settings) -> anyhow::Result<()> {
     println!("the database is up to date: {}", connect::store_name(&settings));
     store.close().await;
     Ok(())
+}
+
+/// Opens the store for a command beside running processes. The embedded one may be in use.
+pub async fn open_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
+    let _lock = match &settings.database_url {
+        Some(_) => None,
+        // The folder is made where it is missing. SQLite itself keeps two processes apart.
+        None => match DataDir::lock(&settings.data_dir) {
+            Err(embedded::Error::InUse { .. }) => None,
+            locked => Some(locked?),
+        },
+    };
+    Ok(connect::store(settings).await?)
 }
 
 /// Connects, and runs the pipelines until the stop, in one round unless Redis loses everything.

@@ -3,10 +3,71 @@
 use std::{convert::Infallible, time::Duration};
 
 use backon::ExponentialBuilder;
+use clap::Args;
 use tonic::{
-    Code, Status,
+    Code, Request, Status,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint},
 };
+
+/// Where taskd is, and what it is told about the caller.
+#[derive(Args)]
+pub(super) struct Server {
+    /// gRPC address of taskd; host:port is enough
+    #[arg(
+        long,
+        env = "TASKD_GRPC_URL",
+        hide_env = true,
+        value_name = "URL",
+        value_parser = with_scheme,
+        default_value = "http://127.0.0.1:7601"
+    )]
+    pub(super) grpc: String,
+
+    /// Access token, if taskd asks for one; better in the variable TASKD_TOKEN, which other users do not see
+    #[arg(long, env = "TASKD_TOKEN", hide_env = true, value_name = "TOKEN", value_parser = bearer)]
+    token: Option<Bearer>,
+}
+
+/// A connection that sends the token with each call.
+pub(super) type Taskd = InterceptedService<Channel, Token>;
+
+/// Adds the token, if there is one.
+#[derive(Clone)]
+pub(super) struct Token(Option<Bearer>);
+
+type Bearer = MetadataValue<Ascii>;
+
+fn bearer(token: &str) -> Result<Bearer, String> {
+    let mut bearer: Bearer =
+        format!("Bearer {}", token.trim()).parse().map_err(|_| "it is no token: it has odd characters".to_owned())?;
+    bearer.set_sensitive(true);
+    Ok(bearer)
+}
+
+impl Interceptor for Token {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(bearer) = &self.0 {
+            request.metadata_mut().insert("authorization", bearer.clone());
+        }
+        Ok(request)
+    }
+}
+
+impl Server {
+    pub(super) async fn connect(&self) -> anyhow::Result<Taskd> {
+        Ok(InterceptedService::new(connect(&self.grpc).await?, Token(self.token.clone())))
+    }
+}
+
+/// What taskd said, and how a command is given a token.
+pub(super) fn said(status: &Status) -> String {
+    match status.code() {
+        Code::Unauthenticated => format!("{}; give the command one with --token or TASKD_TOKEN", status.message()),
+        _ => status.message().to_owned(),
+    }
+}
 
 /// How long to wait for an answer before the next try.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);

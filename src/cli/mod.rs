@@ -5,6 +5,7 @@ mod client;
 mod environment;
 pub mod insert;
 mod run;
+mod token;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -27,6 +28,7 @@ Examples:
   taskd --pipelines all                       run everything in one process; needs nothing else
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
   taskd insert --queue crawl urls.txt         insert one task per line
+  taskd token create ci --roles insert        let a client call a taskd with auth = tokens
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
 
@@ -64,6 +66,8 @@ enum Subcommands {
     Bench(bench::Bench),
     Migrate(Migrate),
     Partitions(Partitions),
+    Token(token::Token),
+    Acts(token::Acts),
     CheckConfig(CheckConfig),
 }
 
@@ -97,6 +101,8 @@ pub enum Command {
     Migrate(Settings),
     Partitions(Settings, u32),
     CheckConfig(Loaded),
+    Token(token::Command, Settings),
+    Acts(token::ListActs, Settings),
     Insert(insert::Insert),
     Bench(bench::Bench),
 }
@@ -167,6 +173,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Partitions(Partitions { count, options })) => {
             Command::Partitions(load(options)?.settings, count)
         }
+        Some(Subcommands::Token(token::Token { command })) => {
+            let (command, options) = command.with_options();
+            Command::Token(command, load(options)?.settings)
+        }
+        Some(Subcommands::Acts(token::Acts { list, options })) => Command::Acts(list, load(options)?.settings),
         Some(Subcommands::CheckConfig(CheckConfig { options })) => Command::CheckConfig(load(options)?),
         None => {
             let settings = load(cli.options)?.settings;

@@ -11,7 +11,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, insert, parse};
+use super::{Command, USAGE, bench, insert, parse, token};
 use crate::{
     app,
     config::{self, Settings},
@@ -41,6 +41,8 @@ pub fn run() -> ExitCode {
         Command::Partitions(settings, count) => {
             exit(with_logging(&settings).and_then(|()| block_on(app::raise_partitions(settings, count))?), 1)
         }
+        Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
+        Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
         Command::Insert(args) => match block_on(insert::run(args)) {
             Ok(Ok(summary)) if summary.rejected > 0 => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),

@@ -8,7 +8,7 @@ use super::{
     error::Error,
     origins::Origins,
     properties::Rules,
-    settings::{QueueSettings, Settings},
+    settings::{Auth, QueueSettings, Settings},
     units::{ByteSize, Time},
     urls::RedisUrl,
 };
@@ -52,6 +52,16 @@ impl Checker<'_> {
         if settings.http_listen == settings.grpc_listen && settings.http_listen.port() != 0 {
             let both = self.shown("http_listen", settings.http_listen);
             return self.fail("grpc_listen", settings.grpc_listen, &format!("is taken by {both}; choose another port"));
+        }
+        for (key, listen) in [("http_listen", settings.http_listen), ("grpc_listen", settings.grpc_listen)] {
+            if settings.auth == Auth::None && !settings.open_without_tokens && !listen.ip().is_loopback() {
+                let auth = self.shown("auth", settings.auth.as_str());
+                let why = format!(
+                    "is open to the network, and {auth} lets anybody in; set auth = tokens (taskd token create makes \
+                     one), or open_without_tokens = true"
+                );
+                return self.fail(key, listen, &why);
+            }
         }
         if let Err(error) = EnvFilter::try_new(&settings.log) {
             let why =
@@ -293,6 +303,10 @@ mod tests {
         (|s| s.grace_period = Duration::ZERO, "grace_period = 0s (the default) must be 1ms to 1day"),
         (|s| s.stall_after = Duration::from_secs(1), "stall_after = 1s (the default) must be 3s to "),
         (|s| s.grpc_listen = s.http_listen, "is taken by http_listen = 127.0.0.1:7600"),
+        (
+            |s| s.grpc_listen = ([0, 0, 0, 0], 7601).into(),
+            "grpc_listen = 0.0.0.0:7601 (the default) is open to the network, and auth = none (the default) lets",
+        ),
         (|s| s.log = "taskd=loud".into(), "log = \"taskd=loud\" (the default) is not a log filter"),
         (
             |s| s.redis.ca_file = Some("ca.pem".into()),

@@ -31,7 +31,7 @@ use super::{
     delivery::{Record, Shipped, ship},
     socket::{Received, Socket, WRITE_TIMEOUT},
 };
-use crate::model::{Caller, Protocol};
+use crate::model::{Client, Protocol};
 
 /// The bytes that HTTP/1 may read ahead of a handler, the head included.
 const READ_BUFFER: usize = 64 << 10;
@@ -68,10 +68,10 @@ pub(super) struct Answering {
 /// Serves a client until it goes, or has been silent for `patience`. After a stop it answers the requests in hand.
 pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Duration) {
     let (record, received) = (Arc::<Record>::default(), Received::default());
-    let caller = Caller { protocol: answering.protocol, peer: stream.peer_addr().ok() };
+    let client = Client { protocol: answering.protocol, peer: stream.peer_addr().ok() };
     let io = TokioIo::new(Socket::new(stream, Arc::clone(&record), Arc::clone(&received)));
     let (stop, protocol) = (answering.stop.clone(), answering.protocol);
-    let requests = Requests { answering, caller, record: Arc::clone(&record) };
+    let requests = Requests { answering, client, record: Arc::clone(&record) };
     match protocol {
         Protocol::Http => {
             let mut builder = http1::Builder::new();
@@ -134,7 +134,7 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
 /// The requests of one connection.
 struct Requests {
     answering: Answering,
-    caller: Caller,
+    client: Client,
     record: Arc<Record>,
 }
 
@@ -151,7 +151,7 @@ impl Service<Request<Incoming>> for Requests {
         let (in_hand, unread) = (self.record.begin(!may_stay), Unread::default());
         let body = Counted::new(body, unread.clone(), share.clone(), stop.clone(), pace(&parts), *wrap);
         parts.extensions.insert(share.clone());
-        parts.extensions.insert(self.caller);
+        parts.extensions.insert(self.client);
         let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));
         let protocol = *protocol;
         Box::pin(async move {

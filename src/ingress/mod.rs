@@ -3,6 +3,7 @@
 //! `listener` accepts clients, `connection` serves one of them, `socket` and `delivery` see an answer off. `body`,
 //! `budget` and `tally` limit what a request may take.
 
+mod admit;
 mod body;
 mod budget;
 mod connection;

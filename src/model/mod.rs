@@ -1,5 +1,6 @@
 //! Tasks, calls and reports, in the words of no protocol. No I/O.
 
+mod access;
 mod call;
 mod names;
 mod records;
@@ -7,8 +8,9 @@ mod status;
 mod token;
 pub mod validate;
 
+pub use access::{Access, Act, Grant, Role, Roles, Scope, Secret, SecretHash};
 pub use call::{
-    Batch, Caller, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
+    Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};

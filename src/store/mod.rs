@@ -12,16 +12,17 @@ mod types;
 use std::{collections::HashSet, time::Duration};
 
 use async_trait::async_trait;
+use uuid::Uuid;
 
 pub use self::{
     error::{Cause, Error, Result},
     types::{
-        BroughtForward, DUE_LOOKED_AT, Inserted, NewRow, Opening, OutboxRow, PAGE_BYTES, Published, PublishedTask,
-        QueueCount, ResultRow, Settled, Settlement, StateFor, Stored, StoredShard, TakenBack, TaskDetail, TaskState,
-        Turn, Unpublished,
+        ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
+        PAGE_BYTES, Published, PublishedTask, QueueCount, ResultRow, Settled, Settlement, StateFor, Stored,
+        StoredShard, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
-use crate::model::{KeyHash, QueueName, ShardId, TaskId, TaskRow, WorkerName};
+use crate::model::{Act, Grant, KeyHash, QueueName, SecretHash, ShardId, TaskId, TaskRow, WorkerName};
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
@@ -138,6 +139,21 @@ pub trait Store: Send + Sync {
     /// Raises the shard's generation from `from` and opens it; 0 adds the shard. Answers its present generation, also
     /// when another process was first.
     async fn next_generation(&self, shard: &ShardId, from: u64) -> Result<u64>;
+
+    /// A number that each change of the tokens raises.
+    async fn tokens_version(&self) -> Result<u64>;
+
+    /// All access tokens, by name. There are at most [`MOST_TOKENS`].
+    async fn tokens(&self) -> Result<Vec<(SecretHash, Grant)>>;
+
+    /// Adds a token, and records the act.
+    async fn add_token(&self, hash: SecretHash, grant: &Grant, act: &Act) -> Result<AddedToken>;
+
+    /// Removes the token of that name, and records the act. Answers whether there was one.
+    async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool>;
+
+    /// Acts before `before`, the latest first. They stay for [`ACTS_STAY`].
+    async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>>;
 
     /// Ends running calls and closes the connections.
     async fn close(&self);

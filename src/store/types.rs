@@ -1,5 +1,7 @@
 //! Arguments and answers of the store.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
@@ -227,4 +229,20 @@ pub struct TakenBack {
     pub tasks: u64,
     /// Their credited replicas, which stay credited.
     pub credited: u64,
+}
+
+/// The most access tokens. Each process keeps all of them in memory.
+pub const MOST_TOKENS: u32 = 10_000;
+
+/// How long an operator's act can be read.
+pub const ACTS_STAY: Duration = Duration::from_secs(400 * 24 * 3600);
+
+/// What became of a new access token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddedToken {
+    Yes,
+    /// Another token has the name.
+    NameTaken,
+    /// There are [`MOST_TOKENS`].
+    NoRoom,
 }

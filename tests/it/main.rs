@@ -7,6 +7,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod access;
 mod architecture;
 mod bench;
 mod bus_redis_streams;

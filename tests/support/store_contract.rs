@@ -19,10 +19,12 @@ use taskd::{
     },
 };
 
+mod access;
 mod batches;
 mod queues;
 mod retention;
 
+pub(crate) use access::*;
 pub(crate) use batches::*;
 pub(crate) use queues::*;
 pub(crate) use retention::*;
@@ -99,6 +101,8 @@ macro_rules! store_contract {
             shards_open_all_at_once_and_close_one_by_one,
             changes_of_shards_are_read_once_and_none_is_missed,
             only_queues_with_unfinished_tasks_are_counted,
+            tokens_come_and_go_with_their_acts,
+            of_concurrent_tokens_one_gets_the_name,
             rows_and_owners_are_found_by_ids_and_keys,
             the_oldest_that_waits_in_sql_is_told,
             rows_of_a_time_that_the_clock_left_again_are_due,

@@ -11,14 +11,18 @@ mod waiting;
 use axum::{
     Extension, Json, Router,
     body::Body,
-    extract::{Path, Request, State as Extract, rejection::PathRejection},
+    extract::{
+        Path, Query, Request, State as Extract,
+        rejection::{PathRejection, QueryRejection},
+    },
+    handler::Handler,
     http::{HeaderMap, Method, StatusCode, Uri, header},
-    middleware,
+    middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{self, MethodRouter},
 };
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tower_http::trace::TraceLayer;
 pub use waiting::Waiting;
@@ -30,6 +34,7 @@ use self::{
 };
 use super::{
     State,
+    admit::admit,
     budget::Share,
     connection::Answering,
     delivery::Deliveries,
@@ -40,8 +45,8 @@ use super::{
     tally::{Excess, Tally},
 };
 use crate::{
-    api,
-    model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol},
+    api::{self, Api},
+    model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role},
     pipelines::tasks::Leases,
     telemetry::metrics,
 };
@@ -63,32 +68,73 @@ pub async fn serve(listener: TcpListener, state: State) {
         .await;
 }
 
+/// A route, the role that its callers need, and its handler.
+struct Route {
+    method: Method,
+    path: &'static str,
+    role: Role,
+    handler: MethodRouter<State>,
+}
+
+fn get<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
+    Route { method: Method::GET, path, role, handler: routing::get(handler) }
+}
+
+fn post<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
+    Route { method: Method::POST, path, role, handler: routing::post(handler) }
+}
+
+fn table() -> Vec<Route> {
+    vec![
+        post("/v1/tasks", Role::Insert, insert_tasks),
+        get("/v1/tasks/{id}", Role::Read, get_task),
+        get("/v1/tasks/{id}/results", Role::Read, get_results),
+        get("/v1/queues", Role::Read, get_queues),
+        post("/v1/tasks:get", Role::Work, get_tasks),
+        post("/v1/tasks:complete", Role::Work, complete_tasks),
+        post("/v1/tasks:reject", Role::Work, reject_tasks),
+        post("/v1/tasks:extend", Role::Work, extend_tasks),
+        get("/v1/acts", Role::Admin, get_acts),
+        get("/metrics", Role::Read, render_metrics),
+    ]
+}
+
+/// All routes but those of probes: method, path, and the role that a caller needs.
+pub fn routes() -> Vec<(Method, &'static str, Role)> {
+    table().into_iter().map(|route| (route.method, route.path, route.role)).collect()
+}
+
 fn router(state: State) -> Router {
     let guard = guard::Guard::new(&state.settings);
-    Router::new()
-        .route("/v1/tasks", post(insert_tasks))
-        .route("/v1/tasks/{id}", get(get_task))
-        .route("/v1/tasks/{id}/results", get(get_results))
-        .route("/v1/queues", get(get_queues))
-        .route("/v1/tasks:get", post(get_tasks))
-        .route("/v1/tasks:complete", post(complete_tasks))
-        .route("/v1/tasks:reject", post(reject_tasks))
-        .route("/v1/tasks:extend", post(extend_tasks))
+    let route = |router: Router<State>, Route { path, role, handler, .. }: Route| {
+        let admit = middleware::from_fn_with_state((state.api.clone(), role), admit_caller);
+        router.route(path, handler.route_layer(admit))
+    };
+    table()
+        .into_iter()
+        .fold(Router::new(), route)
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         // The code that meets a failure logs it.
         .layer(TraceLayer::new_for_http().on_failure(()))
-        .route("/metrics", get(render_metrics))
         .layer(middleware::from_fn_with_state(guard, guard::check))
         .layer(middleware::from_fn(measure::http))
         .merge(probes())
         .with_state(state)
 }
 
+async fn admit_caller(Extract((api, role)): Extract<(Api, Role)>, request: Request, next: Next) -> Response {
+    let (mut head, body) = request.into_parts();
+    match admit(&api, &head.headers, &mut head.extensions, role) {
+        Ok(()) => next.run(Request::from_parts(head, body)).await,
+        Err(error) => Problem::from(error).into_response(),
+    }
+}
+
 /// The routes of probes. They are outside the guard and the trace: a probe may use any name, and repeated 503s are no
 /// news.
 fn probes() -> Router<State> {
-    Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz))
+    Router::new().route("/healthz", routing::get(|| async { "ok\n" })).route("/readyz", routing::get(readyz))
 }
 
 /// The routes of connections beyond the limit. They answer probes and refuse all others.
@@ -216,7 +262,33 @@ async fn answered<T>(
 
 const JSON: &str = "application/json";
 
-async fn render_metrics(Extract(state): Extract<State>) -> Answer {
+/// Which acts are asked for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Acts {
+    before: Option<String>,
+    #[serde(default = "Acts::limit")]
+    limit: u32,
+}
+
+impl Acts {
+    fn limit() -> u32 {
+        100
+    }
+}
+
+async fn get_acts(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    query: Result<Query<Acts>, QueryRejection>,
+) -> Answer {
+    let Query(Acts { before, limit }) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
+    let acts = state.api.acts(&caller, before.as_deref(), limit).await?;
+    within(&state.budget, list("acts", acts.iter().map(json::read::Act::from))?)
+}
+
+async fn render_metrics(Extract(state): Extract<State>, Extension(caller): Extension<Caller>) -> Answer {
+    state.api.may_read_metrics(&caller)?;
     metrics::requests_held(state.budget.held());
     metrics::process();
     let text = state.metrics.render();

@@ -7,11 +7,13 @@
 //! - `results`: what each worker reported, by (task, worker): no worker gets two credits.
 //! - `seen`: the keys of removed tasks.
 //! - `shards`: the shards that ever were, each with its generation and whether it is closed.
+//! - `tokens`, `acts`: who may do what, and what operators did.
 //! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the few rows briefly.
 //!
 //! A transaction that settles or moves tasks locks their rows first, in the order of ids. Keys are inserted in the
 //! order of their hashes. When two transactions conflict nevertheless, a deadlock ends one of them, and it is repeated.
 
+mod access;
 mod backend;
 mod batches;
 mod columns;
@@ -36,7 +38,17 @@ mod tasks;
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use uuid::Uuid;
 
+use self::{
+    access::{ActColumns, TokenColumns},
+    counts::{CountColumns, Counts},
+    insert::OldKeys,
+    rows::{corrupt, task_id},
+    runner::Runner,
+    shards::ShardColumns,
+    statement::lists,
+};
 pub(super) use self::{
     backend::{Backend, Work},
     columns::FromRow,
@@ -45,19 +57,12 @@ pub(super) use self::{
     session::{Columns, Session},
     statement::{Statement, Value},
 };
-use self::{
-    counts::{CountColumns, Counts},
-    insert::OldKeys,
-    rows::{corrupt, task_id},
-    runner::Runner,
-    shards::ShardColumns,
-    statement::lists,
-};
 use super::{
-    BroughtForward, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result, ResultRow,
-    Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
+    AddedToken, BroughtForward, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result,
+    ResultRow, Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn,
+    Unpublished,
 };
-use crate::model::{KeyHash, QueueName, ShardId, TaskId, TaskRow, WorkerName};
+use crate::model::{Act, Grant, KeyHash, QueueName, SecretHash, ShardId, TaskId, TaskRow, WorkerName};
 
 /// A store in SQL.
 pub struct SqlStore<DB> {
@@ -255,6 +260,35 @@ impl<DB: Backend> Store for SqlStore<DB> {
             Box::pin(shards::next_generation(session, shard, *from))
         });
         next.await
+    }
+
+    async fn tokens_version(&self) -> Result<u64> {
+        let rows = self.sql.read("tokens_version", access::version()).await?;
+        access::version_of(&rows)
+    }
+
+    async fn tokens(&self) -> Result<Vec<(SecretHash, Grant)>> {
+        let tokens = self.sql.read::<TokenColumns>("tokens", access::tokens()).await?;
+        tokens.into_iter().map(access::token).collect()
+    }
+
+    async fn add_token(&self, hash: SecretHash, grant: &Grant, act: &Act) -> Result<AddedToken> {
+        let add = self.sql.run("add_token", (hash, grant.clone(), act.clone()), |session, (hash, grant, act)| {
+            Box::pin(access::add(session, hash, grant, act))
+        });
+        add.await
+    }
+
+    async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool> {
+        let revoke = self.sql.run("revoke_token", (name.to_owned(), act.clone()), |session, (name, act)| {
+            Box::pin(access::revoke(session, name, act))
+        });
+        revoke.await
+    }
+
+    async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>> {
+        let acts = self.sql.read::<ActColumns>("acts", access::acts(before.as_ref(), limit)).await?;
+        acts.into_iter().map(access::act).collect()
     }
 
     async fn close(&self) {

@@ -1,0 +1,244 @@
+//! Admits calls: whose token it is, whether it may do this, and on which queues.
+//!
+//! A process knows the tokens as SQL had them a quarter of a second ago. While SQL is away it goes on with those: a
+//! worker that may work keeps working.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroU32,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use parking_lot::RwLock;
+use tokio::sync::Mutex;
+
+use super::text::{ECHO, shorten};
+use crate::{
+    model::{Access, Batch, Caller, Completion, GetTasks, Grant, ItemAnswer, LeaseToken, Role, Roles, SecretHash},
+    runtime::{Clock, Policy, Supervisor},
+    store::{self, Store},
+};
+
+/// How often a process asks whether the tokens changed.
+const EVERY: Duration = Duration::from_millis(250);
+/// How often it reads all of them nevertheless: a database that was set back may have an old version again.
+const WHOLE_EVERY: Duration = Duration::from_secs(60);
+
+/// The reason why a call is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Denied {
+    #[error("this taskd takes calls with a token: send it as \"Authorization: Bearer TOKEN\"")]
+    NoToken,
+    #[error("the token is not known here: it was revoked, or is not one of this taskd")]
+    Unknown,
+    #[error("the token {0:?} has expired")]
+    Expired(String),
+    #[error("the token {token:?} has the roles {has}, and this call needs {needs}")]
+    Role { token: String, has: Roles, needs: Role },
+    #[error("the token {token:?} does not reach the queue {queue:?}")]
+    Queue { token: String, queue: String },
+    #[error("the token {0:?} reaches only some queues, and this call is about all")]
+    Scoped(String),
+    #[error("the token {token:?} is for the worker {own:?}, not for {other:?}")]
+    Worker { token: String, own: String, other: String },
+    #[error("the token {token:?} may make {limit} calls a second; try again in a moment")]
+    TooFast { token: String, limit: NonZeroU32 },
+}
+
+impl Denied {
+    /// The reason in metrics.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Self::NoToken => "no_token",
+            Self::Unknown => "unknown",
+            Self::Expired(_) => "expired",
+            Self::Role { .. } => "role",
+            Self::Queue { .. } | Self::Scoped(_) => "queue",
+            Self::Worker { .. } => "worker",
+            Self::TooFast { .. } => "too_fast",
+        }
+    }
+
+    fn queue(grant: &Grant, queue: &str) -> Self {
+        Self::Queue { token: grant.name.clone(), queue: shorten(queue, ECHO).into_owned() }
+    }
+}
+
+/// The rule of this process. Cheap to clone.
+#[derive(Clone)]
+pub enum Admission {
+    /// Everybody may do everything.
+    Open,
+    ByToken(Tokens),
+}
+
+impl Admission {
+    /// Admits a call with this `Authorization`, if it may do what needs the role.
+    pub(super) fn admit(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
+        match self {
+            Self::Open => Ok(Access::Open),
+            Self::ByToken(tokens) => tokens.admit(authorization, role),
+        }
+    }
+}
+
+/// The tokens, as SQL had them a moment ago.
+#[derive(Clone)]
+pub struct Tokens {
+    known: Arc<RwLock<HashMap<SecretHash, Arc<Known>>>>,
+    clock: Clock,
+}
+
+struct Known {
+    grant: Arc<Grant>,
+    limiter: Option<DefaultDirectRateLimiter>,
+}
+
+impl Known {
+    fn new(grant: Grant) -> Self {
+        let limiter = grant.calls_per_second.map(|limit| RateLimiter::direct(Quota::per_second(limit)));
+        Self { grant: Arc::new(grant), limiter }
+    }
+}
+
+/// The reader of the tokens, and how far it has read.
+pub struct TokenSync {
+    store: Arc<dyn Store>,
+    tokens: Tokens,
+    read: Option<(u64, Instant)>,
+}
+
+impl TokenSync {
+    /// Reads for the first time.
+    pub async fn start(store: Arc<dyn Store>, clock: Clock) -> store::Result<Self> {
+        let mut sync = Self { store, tokens: Tokens { known: Arc::default(), clock }, read: None };
+        sync.read().await?;
+        Ok(sync)
+    }
+
+    /// Goes on reading until the stop.
+    pub fn keep_on(self, supervisor: &Supervisor) -> Tokens {
+        let tokens = self.tokens.clone();
+        if tokens.known.read().is_empty() {
+            tracing::warn!("there is no token, so nobody can call: taskd token create NAME --roles admin makes one");
+        }
+        let sync = Arc::new(Mutex::new(self));
+        supervisor.spawn_loop("tokens", Policy::Restart, move |cx| {
+            let sync = Arc::clone(&sync);
+            async move {
+                let mut sync = sync.lock().await;
+                while cx.pause(EVERY).await {
+                    sync.read().await?;
+                    cx.beat();
+                }
+                Ok::<(), store::Error>(())
+            }
+        });
+        tokens
+    }
+
+    async fn read(&mut self) -> store::Result<()> {
+        // The version first: a change after it is read again.
+        let version = self.store.tokens_version().await?;
+        if self.read.is_some_and(|(read, at)| read == version && at.elapsed() < WHOLE_EVERY) {
+            return Ok(());
+        }
+        let stored = self.store.tokens().await?;
+        let mut known = self.tokens.known.write();
+        let mut before = std::mem::take(&mut *known);
+        for (hash, grant) in stored {
+            // A token that stays keeps the count of its calls.
+            let same = before.remove(&hash).filter(|known| *known.grant == grant);
+            known.insert(hash, same.unwrap_or_else(|| Arc::new(Known::new(grant))));
+        }
+        self.read = Some((version, Instant::now()));
+        Ok(())
+    }
+}
+
+impl Tokens {
+    fn admit(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
+        let token = authorization.and_then(|value| {
+            let (scheme, token) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        });
+        let hash = SecretHash::of(token.ok_or(Denied::NoToken)?);
+        let known = self.known.read().get(&hash).cloned().ok_or(Denied::Unknown)?;
+        let grant = &known.grant;
+        let token = || grant.name.clone();
+        if grant.has_expired(self.clock.now_unix_ms()) {
+            return Err(Denied::Expired(token()));
+        }
+        if !grant.roles.include(role) {
+            return Err(Denied::Role { token: token(), has: grant.roles, needs: role });
+        }
+        if let (Some(limiter), Some(limit)) = (&known.limiter, grant.calls_per_second)
+            && limiter.check().is_err()
+        {
+            return Err(Denied::TooFast { token: token(), limit });
+        }
+        Ok(Access::Granted(Arc::clone(grant)))
+    }
+}
+
+/// Refuses a caller that does not reach all queues.
+pub(super) fn reaches_everything(caller: &Caller) -> Result<(), Denied> {
+    let scoped = caller.access.grant().filter(|grant| !grant.scope.is_everything());
+    scoped.map_or(Ok(()), |grant| Err(Denied::Scoped(grant.name.clone())))
+}
+
+pub(super) fn reaches(caller: &Caller, queue: &str) -> Result<(), Denied> {
+    let out_of_reach = caller.access.grant().filter(|grant| !grant.scope.includes(queue));
+    out_of_reach.map_or(Ok(()), |grant| Err(Denied::queue(grant, queue)))
+}
+
+/// Checks the worker that a call names. A call with a worker's own token may leave the name out.
+pub(super) fn as_worker(caller: &Caller, worker: &mut String) -> Result<(), Denied> {
+    let Some((grant, own)) = caller.access.grant().and_then(|grant| Some((grant, grant.worker.as_ref()?))) else {
+        return Ok(());
+    };
+    if worker.is_empty() {
+        own.as_str().clone_into(worker);
+    }
+    if worker != own.as_str() {
+        let other = shorten(worker, ECHO).into_owned();
+        return Err(Denied::Worker { token: grant.name.clone(), own: own.as_str().to_owned(), other });
+    }
+    Ok(())
+}
+
+pub(super) fn may_get(caller: &Caller, request: &mut GetTasks) -> Result<(), Denied> {
+    as_worker(caller, &mut request.worker)?;
+    request.queues.iter().try_for_each(|queue| reaches(caller, queue))
+}
+
+/// Checks a report's worker, and answers each item of a queue that the caller does not reach.
+pub(super) fn may_report<T>(caller: &Caller, batch: &mut Batch<T>) -> Result<(), Denied> {
+    as_worker(caller, &mut batch.worker)?;
+    if caller.access.reaches_everything() {
+        return Ok(());
+    }
+    for item in &mut batch.items {
+        let Ok(read) = item else { continue };
+        // Whatever is no lease token is answered as such.
+        let Ok(lease) = read.lease_token.parse::<LeaseToken>() else { continue };
+        if let Err(denied) = reaches(caller, lease.shard.queue.as_str()) {
+            *item = Err(ItemAnswer::invalid(std::mem::take(&mut read.id), denied.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// Answers the completions that report tasks for a queue which the caller does not reach.
+pub(super) fn may_discover(caller: &Caller, batch: &mut Batch<Completion>) {
+    for item in &mut batch.items {
+        let Ok(read) = item else { continue };
+        let Ok(completion) = &read.report else { continue };
+        let denied = completion.discovered.iter().find_map(|task| reaches(caller, &task.queue).err());
+        if let Some(denied) = denied {
+            read.report = Err(format!("a discovered task: {denied}"));
+        }
+    }
+}

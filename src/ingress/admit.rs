@@ -1,0 +1,18 @@
+//! Admits requests, by their heads.
+
+use axum::http::{Extensions, HeaderMap, header};
+
+use crate::{
+    api::{Api, Error},
+    model::{Caller, Client, Role},
+};
+
+/// Gives a request its [`Caller`], if its token has the role. A request without one reaches no operation.
+pub(super) fn admit(api: &Api, headers: &HeaderMap, extensions: &mut Extensions, role: Role) -> Result<(), Error> {
+    let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let access = api.admit(authorization, role)?;
+    let client: &Client = extensions.get().expect("the connection gives each request its client");
+    let caller = Caller { client: *client, access };
+    extensions.insert(caller);
+    Ok(())
+}
