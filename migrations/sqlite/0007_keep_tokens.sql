@@ -4,7 +4,7 @@ CREATE TABLE tokens (
     name             TEXT    NOT NULL,
     roles            INTEGER NOT NULL, -- bits: 1 insert, 2 work, 4 read, 8 admin
     queues           TEXT    NOT NULL, -- NAME or PREFIX*, with commas between; '': every queue
-    worker           TEXT    NOT NULL, -- '': any
+    worker           BLOB    NOT NULL, -- '': any
     calls_per_second INTEGER NOT NULL, -- 0: no limit
     created_ms       INTEGER NOT NULL,
     expires_ms       INTEGER NOT NULL -- 0: never

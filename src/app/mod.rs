@@ -29,7 +29,7 @@ pub use self::{
 use crate::{
     config::Settings,
     embedded::{self, DataDir, RedisServer},
-    ingress::{self, Budget, Waiting},
+    ingress::{self, Budget, Tls, Waiting},
     runtime::{Clock, Supervisor},
     store::Store,
     telemetry::metrics,
@@ -95,7 +95,11 @@ async fn serve(
     let is_embedded = settings.redis_url.is_none() || settings.database_url.is_none();
     let data_dir = if is_embedded { Some(DataDir::lock(&settings.data_dir)?) } else { None };
 
-    let wait = Wait { door: Waiting::start(listeners.http()?), stop };
+    let tls = Tls::load(&settings.tls)?;
+    if let Some(tls) = &tls {
+        tls.keep_on(base);
+    }
+    let wait = Wait { door: Waiting::start(listeners.http()?, tls.clone()), stop };
     let redis_url = match (&settings.redis_url, &data_dir) {
         (None, Some(data_dir)) => {
             let server = Arc::new(RedisServer::start_with(data_dir, settings.redis.max_memory).await?);
@@ -117,6 +121,7 @@ async fn serve(
         redis,
         store,
         metrics,
+        tls,
         budget: Budget::new(settings.limits.request_budget),
         process: settings.redis_url.as_ref().map_or_else(|| ALONE.to_owned(), |_| Uuid::new_v4().to_string()),
         clock: Clock::of_this_machine(),
@@ -136,7 +141,7 @@ async fn run_rounds(backends: &Backends, mut listeners: Listeners, mut wait: Wai
             RoundEnd::Stopped => return Ok(()),
             RoundEnd::Lost(kept) => kept,
         };
-        wait = Wait { door: Waiting::start(listeners.http()?), stop };
+        wait = Wait { door: Waiting::start(listeners.http()?, backends.tls.clone()), stop };
         is_first = false;
         // At the stop the next round ends as soon as it has begun.
         stop.run_until_cancelled(tokio::time::sleep(ROUND.saturating_sub(began.elapsed()))).await;

@@ -24,7 +24,7 @@ use crate::{
     config::{Auth, Settings},
     coordination::Coordination,
     dedup::Filter,
-    ingress::{self, Budget},
+    ingress::{self, Budget, Tls},
     pipelines::{
         admission::{Gates, Occupancy, QueueSync},
         discovery, memory,
@@ -43,6 +43,7 @@ pub(super) struct Backends {
     pub(super) redis: Redis,
     pub(super) store: Arc<dyn Store>,
     pub(super) metrics: metrics::Handle,
+    pub(super) tls: Option<Tls>,
     /// Callers of an earlier round may still hold some of it.
     pub(super) budget: Budget,
     /// The name of this process. A process that starts again under its name keeps what it had.
@@ -224,6 +225,7 @@ fn state(
         gates: cx.gates.clone(),
         settings: Arc::clone(&cx.settings),
         metrics: backends.metrics.clone(),
+        tls: backends.tls.clone(),
         budget: backends.budget.clone(),
         stop: doors.stop_token(),
     }

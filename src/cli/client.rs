@@ -1,14 +1,19 @@
 //! The common part of the commands that call a running taskd: its address, a connection, and which errors pass.
 
-use std::{convert::Infallible, time::Duration};
+use std::{
+    convert::Infallible,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
+use anyhow::Context as _;
 use backon::ExponentialBuilder;
 use clap::Args;
 use tonic::{
     Code, Request, Status,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
-    transport::{Channel, Endpoint},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
 /// Where taskd is, and what it is told about the caller.
@@ -28,6 +33,18 @@ pub(super) struct Server {
     /// Access token, if taskd asks for one; better in the variable TASKD_TOKEN, which other users do not see
     #[arg(long, env = "TASKD_TOKEN", hide_env = true, value_name = "TOKEN", value_parser = bearer)]
     token: Option<Bearer>,
+
+    /// Authority of the certificate of an https:// address [default: the authorities of the system]
+    #[arg(long, env = "TASKD_TLS_CA", hide_env = true, value_name = "PEM")]
+    tls_ca: Option<PathBuf>,
+
+    /// Certificate of this client, if taskd asks for one
+    #[arg(long, value_name = "PEM", requires = "client_key")]
+    client_cert: Option<PathBuf>,
+
+    /// The key of that certificate
+    #[arg(long, value_name = "PEM", requires = "client_cert")]
+    client_key: Option<PathBuf>,
 }
 
 /// A connection that sends the token with each call.
@@ -57,7 +74,21 @@ impl Interceptor for Token {
 
 impl Server {
     pub(super) async fn connect(&self) -> anyhow::Result<Taskd> {
-        Ok(InterceptedService::new(connect(&self.grpc).await?, Token(self.token.clone())))
+        let channel = connect_with(&self.grpc, self.tls()?).await?;
+        Ok(InterceptedService::new(channel, Token(self.token.clone())))
+    }
+
+    fn tls(&self) -> anyhow::Result<ClientTlsConfig> {
+        let read = |file: &Path| std::fs::read(file).with_context(|| format!("cannot read {}", file.display()));
+        let mut tls = ClientTlsConfig::new();
+        tls = match &self.tls_ca {
+            Some(file) => tls.ca_certificate(Certificate::from_pem(read(file)?)),
+            None => tls.with_native_roots(),
+        };
+        if let (Some(cert), Some(key)) = (&self.client_cert, &self.client_key) {
+            tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
+        }
+        Ok(tls)
     }
 }
 
@@ -83,13 +114,20 @@ pub(super) fn with_scheme(text: &str) -> Result<String, Infallible> {
     Ok(if text.contains("://") { text.to_owned() } else { format!("http://{text}") })
 }
 
-/// Connects to the gRPC port of taskd.
+/// Connects to the gRPC port of a taskd that trusts everybody.
 pub(super) async fn connect(url: &str) -> anyhow::Result<Channel> {
-    let endpoint = Endpoint::from_shared(url.to_owned())
+    connect_with(url, ClientTlsConfig::new().with_native_roots()).await
+}
+
+async fn connect_with(url: &str, tls: ClientTlsConfig) -> anyhow::Result<Channel> {
+    let mut endpoint = Endpoint::from_shared(url.to_owned())
         .map_err(|_| anyhow::anyhow!("--grpc {url:?} is not a URL; write http://host:7601"))?
         .connect_timeout(Duration::from_secs(5))
         .timeout(ANSWER_TIMEOUT)
         .tcp_nodelay(true);
+    if url.starts_with("https://") {
+        endpoint = endpoint.tls_config(tls).context("cannot use these certificates")?;
+    }
     endpoint.connect().await.map_err(|error| {
         let cause = anyhow::Error::from(error).root_cause().to_string();
         anyhow::anyhow!("cannot reach taskd at {url}: {cause}; is it running there? --grpc names another place")

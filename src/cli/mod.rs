@@ -102,7 +102,7 @@ pub enum Command {
     Partitions(Settings, u32),
     CheckConfig(Loaded),
     Token(token::Command, Settings),
-    Acts(token::ListActs, Settings),
+    Acts(token::Acts, Settings),
     Insert(insert::Insert),
     Bench(bench::Bench),
 }
@@ -173,11 +173,14 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Partitions(Partitions { count, options })) => {
             Command::Partitions(load(options)?.settings, count)
         }
-        Some(Subcommands::Token(token::Token { command })) => {
-            let (command, options) = command.with_options();
-            Command::Token(command, load(options)?.settings)
+        Some(Subcommands::Token(token::Token { mut command })) => {
+            let settings = load(command.take_options())?.settings;
+            Command::Token(command, settings)
         }
-        Some(Subcommands::Acts(token::Acts { list, options })) => Command::Acts(list, load(options)?.settings),
+        Some(Subcommands::Acts(mut acts)) => {
+            let settings = load(std::mem::take(&mut acts.options))?.settings;
+            Command::Acts(acts, settings)
+        }
         Some(Subcommands::CheckConfig(CheckConfig { options })) => Command::CheckConfig(load(options)?),
         None => {
             let settings = load(cli.options)?.settings;

@@ -34,51 +34,28 @@ within a second. The command needs the database of the running taskd: the same -
 )]
 pub(super) struct Token {
     #[command(subcommand)]
-    pub(super) command: TokenCommand,
+    pub(super) command: Command,
 }
 
 #[derive(Subcommand)]
-pub(super) enum TokenCommand {
-    /// Make a token and print it
-    Create {
-        #[command(flatten)]
-        create: Create,
-        #[command(flatten)]
-        options: Box<Options>,
-    },
-    /// List the tokens, without their secrets
-    List {
-        #[command(flatten)]
-        list: List,
-        #[command(flatten)]
-        options: Box<Options>,
-    },
-    /// Make a token worthless
-    Revoke {
-        #[command(flatten)]
-        revoke: Revoke,
-        #[command(flatten)]
-        options: Box<Options>,
-    },
-}
-
-/// What to do with tokens.
 pub enum Command {
     Create(Create),
     List(List),
     Revoke(Revoke),
 }
 
-impl TokenCommand {
-    pub(super) fn with_options(self) -> (Command, Options) {
-        match self {
-            Self::Create { create, options } => (Command::Create(create), *options),
-            Self::List { list, options } => (Command::List(list), *options),
-            Self::Revoke { revoke, options } => (Command::Revoke(revoke), *options),
-        }
+impl Command {
+    /// The settings of the taskd whose tokens are meant.
+    pub(super) fn take_options(&mut self) -> Options {
+        std::mem::take(match self {
+            Self::Create(create) => &mut create.options,
+            Self::List(list) => &mut list.options,
+            Self::Revoke(revoke) => &mut revoke.options,
+        })
     }
 }
 
+/// Make a token and print it
 #[derive(Args)]
 pub struct Create {
     /// Name of the token, unique: 1 to 64 characters of A-Z a-z 0-9 . _ -
@@ -100,38 +77,40 @@ pub struct Create {
     /// Most calls a second, in each process [default: no limit]
     #[arg(long, value_name = "N")]
     calls_per_second: Option<NonZeroU32>,
+    #[command(flatten)]
+    options: Options,
 }
 
+/// List the tokens, without their secrets
 #[derive(Args)]
 pub struct List {
     /// Print one JSON object for each token
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    options: Options,
 }
 
+/// Make a token worthless
 #[derive(Args)]
 pub struct Revoke {
     /// Name of the token
     name: String,
+    #[command(flatten)]
+    options: Options,
 }
 
 /// List what operators did, the latest first
 #[derive(Args)]
-pub(super) struct Acts {
-    #[command(flatten)]
-    pub(super) list: ListActs,
-    #[command(flatten)]
-    pub(super) options: Options,
-}
-
-#[derive(Args)]
-pub struct ListActs {
+pub struct Acts {
     /// Most acts to print
     #[arg(long, value_name = "N", default_value_t = 100)]
     last: u32,
     /// Print one JSON object for each act
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    pub(super) options: Options,
 }
 
 /// The name of a token has the letters of a queue's name.
@@ -162,7 +141,7 @@ pub(super) async fn run(command: Command, settings: Settings) -> anyhow::Result<
 }
 
 async fn create(create: Create, store: &Arc<dyn Store>) -> anyhow::Result<()> {
-    let Create { name, roles, queues, worker, expires, calls_per_second } = create;
+    let Create { name, roles, queues, worker, expires, calls_per_second, .. } = create;
     let secret = Secret::new().context("the system has no random numbers")?;
     let now = now_unix_ms();
     let expires_unix_ms = expires.map(|time| now.saturating_add(i64::try_from(time.0.as_millis()).unwrap_or(i64::MAX)));
@@ -245,7 +224,7 @@ async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) async fn list_acts(args: ListActs, settings: Settings) -> anyhow::Result<()> {
+pub(super) async fn list_acts(args: Acts, settings: Settings) -> anyhow::Result<()> {
     let store = app::open_store(&settings).await?;
     let acts = store.acts(None, args.last).await?;
     store.close().await;

@@ -54,13 +54,24 @@ impl Checker<'_> {
             return self.fail("grpc_listen", settings.grpc_listen, &format!("is taken by {both}; choose another port"));
         }
         for (key, listen) in [("http_listen", settings.http_listen), ("grpc_listen", settings.grpc_listen)] {
-            if settings.auth == Auth::None && !settings.open_without_tokens && !listen.ip().is_loopback() {
+            let admits_anybody = settings.auth == Auth::None && settings.tls.client_ca_file.is_none();
+            if admits_anybody && !settings.open_without_tokens && !listen.ip().is_loopback() {
                 let auth = self.shown("auth", settings.auth.as_str());
                 let why = format!(
                     "is open to the network, and {auth} lets anybody in; set auth = tokens (taskd token create makes \
                      one), or open_without_tokens = true"
                 );
                 return self.fail(key, listen, &why);
+            }
+        }
+        let tls = &settings.tls;
+        for (key, file, other, its) in [
+            ("tls_cert_file", &tls.cert_file, "tls_key_file", &tls.key_file),
+            ("tls_key_file", &tls.key_file, "tls_cert_file", &tls.cert_file),
+            ("tls_client_ca_file", &tls.client_ca_file, "tls_cert_file", &tls.cert_file),
+        ] {
+            if let (Some(file), None) = (file, its) {
+                return self.fail(key, quoted(&file.display().to_string()), &format!("needs {other}"));
             }
         }
         if let Err(error) = EnvFilter::try_new(&settings.log) {
@@ -307,6 +318,8 @@ mod tests {
             |s| s.grpc_listen = ([0, 0, 0, 0], 7601).into(),
             "grpc_listen = 0.0.0.0:7601 (the default) is open to the network, and auth = none (the default) lets",
         ),
+        (|s| s.tls.cert_file = Some("c.pem".into()), "tls_cert_file = \"c.pem\" (the default) needs tls_key_file"),
+        (|s| s.tls.client_ca_file = Some("a".into()), "tls_client_ca_file = \"a\" (the default) needs tls_cert_file"),
         (|s| s.log = "taskd=loud".into(), "log = \"taskd=loud\" (the default) is not a log filter"),
         (
             |s| s.redis.ca_file = Some("ca.pem".into()),

@@ -22,7 +22,11 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use tokio::{net::TcpStream, time::sleep};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -30,6 +34,7 @@ use super::{
     budget::Budget,
     delivery::{Record, Shipped, ship},
     socket::{Received, Socket, WRITE_TIMEOUT},
+    tls::Tls,
 };
 use crate::model::{Client, Protocol};
 
@@ -53,6 +58,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(super) struct Answering {
     pub(super) protocol: Protocol,
+    pub(super) tls: Option<Tls>,
     pub(super) router: Router,
     pub(super) budget: Budget,
     /// The pace of a request's body; `None`: any.
@@ -69,9 +75,25 @@ pub(super) struct Answering {
 pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Duration) {
     let (record, received) = (Arc::<Record>::default(), Received::default());
     let client = Client { protocol: answering.protocol, peer: stream.peer_addr().ok() };
-    let io = TokioIo::new(Socket::new(stream, Arc::clone(&record), Arc::clone(&received)));
-    let (stop, protocol) = (answering.stop.clone(), answering.protocol);
-    let requests = Requests { answering, client, record: Arc::clone(&record) };
+    let socket = Socket::new(stream, Arc::clone(&record), Arc::clone(&received));
+    let acceptor = answering.tls.as_ref().map(|tls| tls.acceptor(answering.protocol));
+    let requests = Requests { answering, client, record };
+    match acceptor {
+        None => converse(socket, requests, received, patience).await,
+        Some(acceptor) => match timeout(patience, acceptor.accept(socket)).await {
+            Ok(Ok(encrypted)) => Box::pin(converse(encrypted, requests, received, patience)).await,
+            Ok(Err(error)) => tracing::debug!("a connection did not begin with TLS: {error}"),
+            Err(_) => tracing::debug!("a connection did not begin with TLS in time"),
+        },
+    }
+}
+
+async fn converse<S>(stream: S, requests: Requests, received: Received, patience: Duration)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (io, record) = (TokioIo::new(stream), Arc::clone(&requests.record));
+    let (stop, protocol) = (requests.answering.stop.clone(), requests.answering.protocol);
     match protocol {
         Protocol::Http => {
             let mut builder = http1::Builder::new();
@@ -144,7 +166,7 @@ impl Service<Request<Incoming>> for Requests {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let Answering { protocol, router, budget, pace, may_stay, wrap, stop } = &self.answering;
+        let Answering { protocol, router, budget, pace, may_stay, wrap, stop, .. } = &self.answering;
         let (mut parts, body) = request.into_parts();
         let may_stay = may_stay(&parts);
         let share = if may_stay { Budget::new(MAX_BYTES_OF_STAYING).share() } else { budget.share() };

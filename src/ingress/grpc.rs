@@ -59,6 +59,7 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
     let (router, health) = router(&state).await?;
     let answering = Answering {
         protocol: Protocol::Grpc,
+        tls: state.tls.clone(),
         router,
         budget: state.budget.clone(),
         pace: |head| (!may_stay(head)).then_some(PACE),

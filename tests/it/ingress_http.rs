@@ -33,6 +33,7 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
             admission: Admission::Open,
             stop: stop.clone(),
         },
+        tls: None,
         progress: Progress::default(),
         gates: Gates::default(),
         settings: Arc::new(settings),

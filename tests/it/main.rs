@@ -34,3 +34,4 @@ mod redis_scripts;
 mod silent_connections;
 mod store_sqlite;
 mod tasks_service;
+mod tls;

@@ -57,6 +57,7 @@ pub async fn serve(listener: TcpListener, state: State) {
     let (without_room, budget, stop) = (full(state.clone(), max_connections), state.budget.clone(), state.stop.clone());
     let answering = Answering {
         protocol: Protocol::Http,
+        tls: state.tls.clone(),
         router: router(state),
         budget,
         pace,
