@@ -16,7 +16,9 @@ use tokio::sync::Mutex;
 
 use super::text::{ECHO, shorten};
 use crate::{
-    model::{Access, Batch, Caller, Completion, GetTasks, Grant, ItemAnswer, LeaseToken, Role, Roles, SecretHash},
+    model::{
+        Access, AccessToken, Batch, Caller, Completion, GetTasks, ItemAnswer, LeaseToken, Role, Roles, SecretHash,
+    },
     runtime::{Clock, Policy, Supervisor},
     store::{self, Store},
 };
@@ -61,25 +63,33 @@ impl Denied {
         }
     }
 
-    fn queue(grant: &Grant, queue: &str) -> Self {
-        Self::Queue { token: grant.name.clone(), queue: shorten(queue, ECHO).into_owned() }
+    fn queue(token: &AccessToken, queue: &str) -> Self {
+        Self::Queue { token: token.name.clone(), queue: shorten(queue, ECHO).into_owned() }
     }
 }
 
 /// The rule of this process. Cheap to clone.
 #[derive(Clone)]
-pub enum Admission {
+pub enum Authentication {
     /// Everybody may do everything.
     Open,
     ByToken(Tokens),
 }
 
-impl Admission {
+impl Authentication {
     /// Admits a call with this `Authorization`, if it may do what needs the role.
-    pub(super) fn admit(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
+    pub(super) fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
         match self {
             Self::Open => Ok(Access::Open),
-            Self::ByToken(tokens) => tokens.admit(authorization, role),
+            Self::ByToken(tokens) => tokens.authenticate(authorization, role),
+        }
+    }
+
+    /// Checks again, in the middle of a call that may last: its token may have been revoked meanwhile.
+    pub(super) fn still_valid(&self, caller: &Caller) -> Result<(), Denied> {
+        match (self, &caller.access) {
+            (Self::ByToken(tokens), Access::ByToken(hash, _)) => tokens.valid(hash).map(drop),
+            _ => Ok(()),
         }
     }
 }
@@ -92,14 +102,14 @@ pub struct Tokens {
 }
 
 struct Known {
-    grant: Arc<Grant>,
+    token: Arc<AccessToken>,
     limiter: Option<DefaultDirectRateLimiter>,
 }
 
 impl Known {
-    fn new(grant: Grant) -> Self {
-        let limiter = grant.calls_per_second.map(|limit| RateLimiter::direct(Quota::per_second(limit)));
-        Self { grant: Arc::new(grant), limiter }
+    fn new(token: AccessToken) -> Self {
+        let limiter = token.calls_per_second.map(|limit| RateLimiter::direct(Quota::per_second(limit)));
+        Self { token: Arc::new(token), limiter }
     }
 }
 
@@ -148,10 +158,10 @@ impl TokenSync {
         let stored = self.store.tokens().await?;
         let mut known = self.tokens.known.write();
         let mut before = std::mem::take(&mut *known);
-        for (hash, grant) in stored {
+        for (hash, token) in stored {
             // A token that stays keeps the count of its calls.
-            let same = before.remove(&hash).filter(|known| *known.grant == grant);
-            known.insert(hash, same.unwrap_or_else(|| Arc::new(Known::new(grant))));
+            let same = before.remove(&hash).filter(|known| *known.token == token);
+            known.insert(hash, same.unwrap_or_else(|| Arc::new(Known::new(token))));
         }
         self.read = Some((version, Instant::now()));
         Ok(())
@@ -159,44 +169,48 @@ impl TokenSync {
 }
 
 impl Tokens {
-    fn admit(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
-        let token = authorization.and_then(|value| {
-            let (scheme, token) = value.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
+        let secret = authorization.and_then(|value| {
+            let (scheme, secret) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
         });
-        let hash = SecretHash::of(token.ok_or(Denied::NoToken)?);
-        let known = self.known.read().get(&hash).cloned().ok_or(Denied::Unknown)?;
-        let grant = &known.grant;
-        let token = || grant.name.clone();
-        if grant.has_expired(self.clock.now_unix_ms()) {
-            return Err(Denied::Expired(token()));
+        let hash = SecretHash::of(secret.ok_or(Denied::NoToken)?);
+        let known = self.valid(&hash)?;
+        let (token, name) = (&known.token, || known.token.name.clone());
+        if !token.roles.include(role) {
+            return Err(Denied::Role { token: name(), has: token.roles, needs: role });
         }
-        if !grant.roles.include(role) {
-            return Err(Denied::Role { token: token(), has: grant.roles, needs: role });
-        }
-        if let (Some(limiter), Some(limit)) = (&known.limiter, grant.calls_per_second)
+        if let (Some(limiter), Some(limit)) = (&known.limiter, token.calls_per_second)
             && limiter.check().is_err()
         {
-            return Err(Denied::TooFast { token: token(), limit });
+            return Err(Denied::TooFast { token: name(), limit });
         }
-        Ok(Access::Granted(Arc::clone(grant)))
+        Ok(Access::ByToken(hash, Arc::clone(token)))
+    }
+
+    fn valid(&self, hash: &SecretHash) -> Result<Arc<Known>, Denied> {
+        let known = self.known.read().get(hash).cloned().ok_or(Denied::Unknown)?;
+        if known.token.has_expired(self.clock.now_unix_ms()) {
+            return Err(Denied::Expired(known.token.name.clone()));
+        }
+        Ok(known)
     }
 }
 
 /// Refuses a caller that does not reach all queues.
 pub(super) fn reaches_everything(caller: &Caller) -> Result<(), Denied> {
-    let scoped = caller.access.grant().filter(|grant| !grant.scope.is_everything());
-    scoped.map_or(Ok(()), |grant| Err(Denied::Scoped(grant.name.clone())))
+    let scoped = caller.access.token().filter(|token| !token.scope.is_everything());
+    scoped.map_or(Ok(()), |token| Err(Denied::Scoped(token.name.clone())))
 }
 
 pub(super) fn reaches(caller: &Caller, queue: &str) -> Result<(), Denied> {
-    let out_of_reach = caller.access.grant().filter(|grant| !grant.scope.includes(queue));
-    out_of_reach.map_or(Ok(()), |grant| Err(Denied::queue(grant, queue)))
+    let out_of_reach = caller.access.token().filter(|token| !token.scope.includes(queue));
+    out_of_reach.map_or(Ok(()), |token| Err(Denied::queue(token, queue)))
 }
 
 /// Checks the worker that a call names. A call with a worker's own token may leave the name out.
 pub(super) fn as_worker(caller: &Caller, worker: &mut String) -> Result<(), Denied> {
-    let Some((grant, own)) = caller.access.grant().and_then(|grant| Some((grant, grant.worker.as_ref()?))) else {
+    let Some((token, own)) = caller.access.token().and_then(|token| Some((token, token.worker.as_ref()?))) else {
         return Ok(());
     };
     if worker.is_empty() {
@@ -204,7 +218,7 @@ pub(super) fn as_worker(caller: &Caller, worker: &mut String) -> Result<(), Deni
     }
     if worker != own.as_str() {
         let other = shorten(worker, ECHO).into_owned();
-        return Err(Denied::Worker { token: grant.name.clone(), own: own.as_str().to_owned(), other });
+        return Err(Denied::Worker { token: token.name.clone(), own: own.as_str().to_owned(), other });
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
-use super::{access::Admission, error::Error, reader::Reader};
+use super::{access::Authentication, error::Error, reader::Reader};
 use crate::{
     model::{Access, Caller, Role},
     pipelines::{discovery, tasks},
@@ -16,16 +16,16 @@ pub struct Api {
     pub discovery: Option<discovery::Handle>,
     pub tasks: Option<tasks::Handle>,
     pub query: Option<Reader>,
-    pub admission: Admission,
+    pub authentication: Authentication,
     /// Ends calls that wait for tasks.
     pub stop: CancellationToken,
 }
 
 impl Api {
     /// Admits a call with this `Authorization`, if it may do what needs the role.
-    pub fn admit(&self, authorization: Option<&str>, role: Role) -> Result<Access, Error> {
-        let admitted = self.admission.admit(authorization, role);
-        Ok(admitted.inspect_err(|denied| metrics::denied_call(denied.as_str()))?)
+    pub fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Error> {
+        let access = self.authentication.authenticate(authorization, role);
+        Ok(access.inspect_err(|denied| metrics::denied_call(denied.as_str()))?)
     }
 }
 
@@ -36,6 +36,6 @@ pub(super) fn span(operation: &'static str, caller: &Caller) -> Span {
         operation,
         protocol = %caller.client.protocol,
         peer = caller.client.peer.map(tracing::field::display),
-        token = caller.access.grant().map(|grant| grant.name.as_str())
+        token = caller.access.token().map(|token| token.name.as_str())
     )
 }

@@ -17,8 +17,8 @@ use crate::{
 };
 
 impl Api {
-    /// Stores the tasks that are new and answers each, in order. An unreadable task (`Err`) is answered as rejected, and
-    /// so is one for a queue that the caller does not reach.
+    /// Stores the tasks that are new and answers each, in order. An unreadable task (`Err`) is answered as rejected. So
+    /// is a task for a queue that the caller does not reach.
     ///
     /// Answers an error when nothing was stored. When taskd stores only a part, it answers the rest `TRY_LATER`.
     pub async fn insert(
@@ -27,6 +27,8 @@ impl Api {
         tasks: Vec<Result<NewTask, String>>,
     ) -> Result<Vec<InsertAnswer>, Error> {
         let discovery = self.discovery()?;
+        // NDJSON comes here with each batch of its lines.
+        self.authentication.still_valid(caller)?;
         let may_be_stored = |task: Result<NewTask, String>| {
             let task = task.map_err(InsertAnswer::rejected)?;
             reaches(caller, &task.queue).map_err(|denied| InsertAnswer::rejected(denied.to_string()))?;

@@ -12,7 +12,7 @@ mod text;
 
 pub(crate) use self::text::{ECHO, shorten};
 pub use self::{
-    access::{Admission, Denied, TokenSync},
+    access::{Authentication, Denied, TokenSync},
     error::{Error, Kind},
     handle::Api,
     reader::Reader,

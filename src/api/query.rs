@@ -56,7 +56,7 @@ impl Api {
         Ok(reaches_everything(caller)?)
     }
 
-    /// What operators did before the act `before`, the latest first.
+    /// The acts of operators before the act `before`, the latest first.
     pub async fn acts(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Act>, Error> {
         let before =
             before.map(|id| Uuid::parse_str(id).map_err(|_| Error::NotAnActId(shorten(id, ECHO).into_owned())));

@@ -11,7 +11,7 @@ use super::{
     items::{merge, split},
 };
 use crate::{
-    model::{Batch, Caller, Completion, Extension, GetTasks, Item, ItemAnswer, Rejection},
+    model::{Batch, Caller, Completion, Extension, GetTasks, Item, ItemAnswer, Rejection, WorkerName},
     pipelines::tasks::{self, Handle, Leases},
     telemetry::metrics::{self, CallResult, Method},
 };
@@ -28,7 +28,10 @@ impl Api {
         let call = counted(Method::Get, leases, |leases: &Leases| leases.tasks.is_empty());
         // A stop ends the wait: the dropped call gives back what it leased.
         let leases = self.stop.run_until_cancelled(call.instrument(span("get", caller))).await;
-        Ok(leases.unwrap_or_else(|| Ok(Leases::default()))?)
+        let leases = leases.unwrap_or_else(|| Ok(Leases::default()))?;
+        // Leases that are not delivered go back.
+        self.authentication.still_valid(caller)?;
+        Ok(leases)
     }
 
     /// Reports tasks as finished, with their results and discovered tasks.
@@ -62,6 +65,7 @@ impl Api {
         let (items, known) = split(batch.items);
         // Every item has its answer: nothing is left to ask.
         if items.is_empty() && !known.is_empty() {
+            WorkerName::new(&batch.worker).map_err(|error| tasks::Error::Invalid(error.to_string()))?;
             return Ok(merge(known, Vec::new()));
         }
         let call = counted(method, call(self.tasks()?, &batch.worker, items), Vec::is_empty);

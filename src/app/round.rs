@@ -19,7 +19,7 @@ use super::{
     greeting::greet,
 };
 use crate::{
-    api::{Admission, Api, Reader, TokenSync},
+    api::{Api, Authentication, Reader, TokenSync},
     bus,
     config::{Auth, Settings},
     coordination::Coordination,
@@ -92,8 +92,8 @@ pub(super) async fn run(
 
     // Nothing fails from here on, so whatever starts is also awaited.
     let (supervisor, doors) = (Supervisor::with_clock(backends.clock.clone()), Supervisor::new());
-    let (cx, admission) = opened.start_upkeep(backends, &supervisor);
-    let state = state(backends, &cx, admission, &supervisor, &doors);
+    let (cx, authentication) = opened.start_upkeep(backends, &supervisor);
+    let state = state(backends, &cx, authentication, &supervisor, &doors);
     let stop = wait.stop;
     wait.door.end().await;
     let served = doors.spawn_once(async move {
@@ -125,7 +125,7 @@ struct Opened {
     cx: Context,
     store_id: String,
     queues: QueueSync,
-    /// `None`: everybody is admitted.
+    /// `None`: everybody may call.
     tokens: Option<TokenSync>,
 }
 
@@ -190,7 +190,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
 
 impl Opened {
     /// Starts the loops that every process runs, whatever its pipelines.
-    fn start_upkeep(self, backends: &Backends, supervisor: &Supervisor) -> (Context, Admission) {
+    fn start_upkeep(self, backends: &Backends, supervisor: &Supervisor) -> (Context, Authentication) {
         let Self { cx, store_id, queues, tokens } = self;
         let (gates, most) = (cx.gates.clone(), cx.settings.redis.max_memory);
         cx.coordination.watch_owner(store_id, supervisor);
@@ -199,8 +199,9 @@ impl Opened {
         cx.coordination.watch_clock(supervisor);
         queues.keep_on(supervisor);
         cx.queue.start_listening(supervisor);
-        let admission = tokens.map_or(Admission::Open, |tokens| Admission::ByToken(tokens.keep_on(supervisor)));
-        (cx, admission)
+        let authentication =
+            tokens.map_or(Authentication::Open, |tokens| Authentication::ByToken(tokens.keep_on(supervisor)));
+        (cx, authentication)
     }
 }
 
@@ -208,7 +209,7 @@ impl Opened {
 fn state(
     backends: &Backends,
     cx: &Context,
-    admission: Admission,
+    authentication: Authentication,
     supervisor: &Supervisor,
     doors: &Supervisor,
 ) -> ingress::State {
@@ -218,7 +219,7 @@ fn state(
             discovery: handles.discovery,
             tasks: handles.tasks,
             query: Some(Reader::new(Arc::clone(&cx.store), cx.queue.shards.clone(), cx.clock.clone())),
-            admission,
+            authentication,
             stop: doors.stop_token(),
         },
         progress: supervisor.progress().clone(),

@@ -92,7 +92,7 @@ impl Server {
     }
 }
 
-/// What taskd said, and how a command is given a token.
+/// The words of taskd, and the way to give a command a token.
 pub(super) fn said(status: &Status) -> String {
     match status.code() {
         Code::Unauthenticated => format!("{}; give the command one with --token or TASKD_TOKEN", status.message()),

@@ -13,7 +13,7 @@ use crate::{
     app,
     config::{Options, Settings, Time},
     ingress::json,
-    model::{Act, Grant, QueueName, Roles, Scope, Secret, WorkerName, now_unix_ms},
+    model::{AccessToken, Act, QueueName, Roles, Scope, Secret, WorkerName, now_unix_ms},
     store::{AddedToken, MOST_TOKENS, Store},
 };
 
@@ -61,7 +61,7 @@ pub struct Create {
     /// Name of the token, unique: 1 to 64 characters of A-Z a-z 0-9 . _ -
     #[arg(value_parser = name)]
     name: String,
-    /// What its owner may do, a comma list: insert (insert tasks), work (get, complete, reject, extend), read (tasks,
+    /// The rights of its owner, a comma list: insert (insert tasks), work (get, complete, reject, extend), read (tasks,
     /// results, queues, metrics), admin (everything)
     #[arg(long, value_name = "LIST")]
     roles: Roles,
@@ -145,12 +145,13 @@ async fn create(create: Create, store: &Arc<dyn Store>) -> anyhow::Result<()> {
     let secret = Secret::new().context("the system has no random numbers")?;
     let now = now_unix_ms();
     let expires_unix_ms = expires.map(|time| now.saturating_add(i64::try_from(time.0.as_millis()).unwrap_or(i64::MAX)));
-    let grant = Grant { name, roles, scope: queues, worker, calls_per_second, created_unix_ms: now, expires_unix_ms };
-    let act = Act::new(&me(), "create token", &format!("{} ({})", grant.name, grant.roles));
-    match store.add_token(secret.hash(), &grant, &act).await? {
+    let token =
+        AccessToken { name, roles, scope: queues, worker, calls_per_second, created_unix_ms: now, expires_unix_ms };
+    let act = Act::new(&me(), "create token", &format!("{} ({})", token.name, token.roles));
+    match store.add_token(secret.hash(), &token, &act).await? {
         AddedToken::Yes => println!("{}", secret.as_str()),
         AddedToken::NameTaken => {
-            bail!("there is a token {:?} already; revoke it first, or choose another name", grant.name)
+            bail!("there is a token {:?} already; revoke it first, or choose another name", token.name)
         }
         AddedToken::NoRoom => bail!("there are {MOST_TOKENS} tokens; revoke some first"),
     }
@@ -180,17 +181,17 @@ struct Shown {
     has_expired: bool,
 }
 
-impl From<Grant> for Shown {
-    fn from(grant: Grant) -> Self {
+impl From<AccessToken> for Shown {
+    fn from(token: AccessToken) -> Self {
         Self {
-            has_expired: grant.has_expired(now_unix_ms()),
-            name: grant.name,
-            roles: grant.roles.to_string(),
-            queues: grant.scope.to_string(),
-            worker: grant.worker.map(|worker| worker.as_str().to_owned()),
-            calls_per_second: grant.calls_per_second,
-            created_at: in_seconds(grant.created_unix_ms),
-            expires_at: grant.expires_unix_ms.map(in_seconds),
+            has_expired: token.has_expired(now_unix_ms()),
+            name: token.name,
+            roles: token.roles.to_string(),
+            queues: token.scope.to_string(),
+            worker: token.worker.map(|worker| worker.as_str().to_owned()),
+            calls_per_second: token.calls_per_second,
+            created_at: in_seconds(token.created_unix_ms),
+            expires_at: token.expires_unix_ms.map(in_seconds),
         }
     }
 }
@@ -201,7 +202,7 @@ fn in_seconds(unix_ms: i64) -> String {
 }
 
 async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
-    let tokens = store.tokens().await?.into_iter().map(|(_, grant)| Shown::from(grant));
+    let tokens = store.tokens().await?.into_iter().map(|(_, token)| Shown::from(token));
     if list.json {
         for token in tokens {
             println!("{}", serde_json::to_string(&token)?);

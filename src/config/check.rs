@@ -1,6 +1,6 @@
 //! Checks of settings, alone and against each other. If two disagree, the message shows both values.
 
-use std::{fmt::Display, ops::RangeInclusive, time::Duration};
+use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use tracing_subscriber::EnvFilter;
 
@@ -8,7 +8,7 @@ use super::{
     error::Error,
     origins::Origins,
     properties::Rules,
-    settings::{Auth, QueueSettings, Settings},
+    settings::{Auth, QueueSettings, Settings, TlsFiles},
     units::{ByteSize, Time},
     urls::RedisUrl,
 };
@@ -64,16 +64,10 @@ impl Checker<'_> {
                 return self.fail(key, listen, &why);
             }
         }
-        let tls = &settings.tls;
-        for (key, file, other, its) in [
-            ("tls_cert_file", &tls.cert_file, "tls_key_file", &tls.key_file),
-            ("tls_key_file", &tls.key_file, "tls_cert_file", &tls.cert_file),
-            ("tls_client_ca_file", &tls.client_ca_file, "tls_cert_file", &tls.cert_file),
-        ] {
-            if let (Some(file), None) = (file, its) {
-                return self.fail(key, quoted(&file.display().to_string()), &format!("needs {other}"));
-            }
-        }
+        let TlsFiles { cert_file, key_file, client_ca_file } = &settings.tls;
+        self.pair(("tls_cert_file", cert_file), ("tls_key_file", key_file))?;
+        self.pair(("tls_key_file", key_file), ("tls_cert_file", cert_file))?;
+        self.pair(("tls_client_ca_file", client_ca_file), ("tls_cert_file", cert_file))?;
         if let Err(error) = EnvFilter::try_new(&settings.log) {
             let why =
                 format!("is not a log filter ({error}); write error, warn, info, debug, trace or info,taskd=debug");
@@ -115,12 +109,8 @@ impl Checker<'_> {
                 return self.fail(key, quoted(&file.display().to_string()), why);
             }
         }
-        if let (Some(file), None) = (&redis.cert_file, &redis.key_file) {
-            return self.fail("redis_cert_file", quoted(&file.display().to_string()), "needs redis_key_file");
-        }
-        if let (None, Some(file)) = (&redis.cert_file, &redis.key_file) {
-            return self.fail("redis_key_file", quoted(&file.display().to_string()), "needs redis_cert_file");
-        }
+        self.pair(("redis_cert_file", &redis.cert_file), ("redis_key_file", &redis.key_file))?;
+        self.pair(("redis_key_file", &redis.key_file), ("redis_cert_file", &redis.cert_file))?;
         self.range("redis_wait_replicas", redis.wait_replicas, 0..=100)?;
         // Below the time limit of a call.
         self.time("redis_wait_timeout", redis.wait_timeout, Duration::from_millis(10)..=Duration::from_secs(5))?;
@@ -246,6 +236,14 @@ impl Checker<'_> {
         self.range(&key("high_water_bytes"), queue.high_water_bytes, 1..=u64::MAX)?;
         self.range(&key("max_unfinished"), queue.max_unfinished, 1..=u64::MAX)?;
         self.range(&key("filter_keys"), queue.filter_keys, 1..=u64::MAX)
+    }
+
+    /// A file that is of no use without the other.
+    fn pair(&self, one: (&str, &Option<PathBuf>), other: (&str, &Option<PathBuf>)) -> Result<(), Error> {
+        match (one.1, other.1) {
+            (Some(file), None) => self.fail(one.0, quoted(&file.display().to_string()), &format!("needs {}", other.0)),
+            _ => Ok(()),
+        }
     }
 
     fn range<T: PartialOrd + Display>(&self, key: &str, value: T, range: RangeInclusive<T>) -> Result<(), Error> {

@@ -72,7 +72,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Who may call.
+/// The rule for callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Auth {

@@ -21,7 +21,7 @@ use tonic_reflection::server::Error as ReflectionError;
 
 use super::{
     State,
-    admit::admit,
+    authenticate::authenticate,
     body::{Cut, Pace},
     budget::Share,
     connection::Answering,
@@ -97,7 +97,7 @@ pub const METHODS: [(&str, Role); 6] = [
     ("taskd.v1.Tasks/ExtendTasks", Role::Work),
 ];
 
-/// Admits a call, counts the parts of its message before it is decoded, and measures it.
+/// Authenticates a call, counts the parts of its message before it is decoded, and measures it.
 async fn call(
     Extract((settings, api)): Extract<(Arc<Settings>, Api)>,
     Extension(share): Extension<Share>,
@@ -114,7 +114,7 @@ async fn call(
     };
     let shape = wire::shape(path);
     let (mut head, body) = request.into_parts();
-    if let Err(error) = admit(&api, &head.headers, &mut head.extensions, role) {
+    if let Err(error) = authenticate(&api, &head.headers, &mut head.extensions, role) {
         return measured(method, async { Status::from(error).into_http() }).await;
     }
     let request = HttpRequest::from_parts(head, body);
@@ -172,7 +172,7 @@ struct Service(State);
 /// The message of a call, and the client that sent it.
 fn open<T>(request: Request<T>) -> (Caller, T) {
     let (_, mut extensions, message) = request.into_parts();
-    (extensions.remove().expect("each call was admitted"), message)
+    (extensions.remove().expect("each call was authenticated"), message)
 }
 
 fn results<T: From<A>, A>(answers: Vec<A>) -> Vec<T> {

@@ -1,9 +1,9 @@
 //! The ways in: HTTP and gRPC. A handler reads its protocol, calls an operation of `api`, and writes the answer.
 //!
-//! `listener` accepts clients, `tls` encrypts, `connection` serves one of them, `admit` asks for its token, `socket` and `delivery` see an answer off. `body`,
-//! `budget` and `tally` limit what a request may take.
+//! `listener` accepts clients, `tls` encrypts, `connection` serves one of them, `authenticate` asks for its token;
+//! `socket` and `delivery` see an answer off. `body`, `budget` and `tally` limit what a request may take.
 
-mod admit;
+mod authenticate;
 mod body;
 mod budget;
 mod connection;

@@ -59,7 +59,7 @@ struct Loaded {
 
 impl LoopError for TlsError {}
 
-/// What the files have.
+/// The contents of the files.
 #[derive(PartialEq)]
 struct Files {
     cert: Vec<u8>,

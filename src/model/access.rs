@@ -125,9 +125,9 @@ impl fmt::Display for Scope {
     }
 }
 
-/// What a token is good for. Nobody keeps the token itself but its owner.
+/// An access token, without its secret, which nobody keeps but its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grant {
+pub struct AccessToken {
     /// The name of the token: 1 to 64 characters, unique.
     pub name: String,
     pub roles: Roles,
@@ -141,16 +141,16 @@ pub struct Grant {
     pub expires_unix_ms: Option<i64>,
 }
 
-impl Grant {
+impl AccessToken {
     pub fn has_expired(&self, now_unix_ms: i64) -> bool {
         self.expires_unix_ms.is_some_and(|at| at <= now_unix_ms)
     }
 }
 
-/// A new token, as its owner sends it.
+/// The secret of a new token, as its owner sends it.
 pub struct Secret(String);
 
-/// The beginning of each token, by which people and scanners of source code know it.
+/// The beginning of each secret, by which people and scanners of source code know it.
 const BEGINNING: &str = "taskd_";
 
 impl Secret {
@@ -170,44 +170,44 @@ impl Secret {
     }
 }
 
-/// SHA-256 of a token, which is all that taskd keeps of it.
+/// SHA-256 of a secret, which is all that taskd keeps of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SecretHash(pub [u8; 32]);
 
 impl SecretHash {
-    pub fn of(token: &str) -> Self {
-        Self(Sha256::digest(token).into())
+    pub fn of(secret: &str) -> Self {
+        Self(Sha256::digest(secret).into())
     }
 }
 
-/// What a call may do.
+/// The rights of a call.
 #[derive(Clone, Debug, Default)]
 pub enum Access {
     /// Everything: this taskd knows no tokens.
     #[default]
     Open,
-    Granted(Arc<Grant>),
+    ByToken(SecretHash, Arc<AccessToken>),
 }
 
 impl Access {
-    /// What limits it; `None`: nothing.
-    pub fn grant(&self) -> Option<&Grant> {
+    /// The token that limits it; `None`: nothing does.
+    pub fn token(&self) -> Option<&AccessToken> {
         match self {
             Self::Open => None,
-            Self::Granted(grant) => Some(grant),
+            Self::ByToken(_, token) => Some(token),
         }
     }
 
     pub fn reaches(&self, queue: &str) -> bool {
-        self.grant().is_none_or(|grant| grant.scope.includes(queue))
+        self.token().is_none_or(|token| token.scope.includes(queue))
     }
 
     pub fn reaches_everything(&self) -> bool {
-        self.grant().is_none_or(|grant| grant.scope.is_everything())
+        self.token().is_none_or(|token| token.scope.is_everything())
     }
 }
 
-/// What an operator did.
+/// An act of an operator, on record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Act {
     /// A UUIDv7, so that acts sort by their time.
@@ -220,7 +220,7 @@ pub struct Act {
 }
 
 impl Act {
-    /// The longest parts, in characters. What is longer is cut.
+    /// The longest parts, in characters. Longer ones are cut.
     const LONGEST: [usize; 3] = [255, 64, 1024];
 
     pub fn new(who: &str, what: &str, target: &str) -> Self {

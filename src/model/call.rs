@@ -15,7 +15,7 @@ pub struct Client {
     pub peer: Option<SocketAddr>,
 }
 
-/// The client behind a call that was admitted, and what it may do.
+/// The client behind an authenticated call, and its access.
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub client: Client,

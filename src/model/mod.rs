@@ -8,7 +8,7 @@ mod status;
 mod token;
 pub mod validate;
 
-pub use access::{Access, Act, Grant, Role, Roles, Scope, Secret, SecretHash};
+pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,

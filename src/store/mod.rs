@@ -22,7 +22,7 @@ pub use self::{
         StoredShard, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
-use crate::model::{Act, Grant, KeyHash, QueueName, SecretHash, ShardId, TaskId, TaskRow, WorkerName};
+use crate::model::{AccessToken, Act, KeyHash, QueueName, SecretHash, ShardId, TaskId, TaskRow, WorkerName};
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
@@ -144,10 +144,10 @@ pub trait Store: Send + Sync {
     async fn tokens_version(&self) -> Result<u64>;
 
     /// All access tokens, by name. There are at most [`MOST_TOKENS`].
-    async fn tokens(&self) -> Result<Vec<(SecretHash, Grant)>>;
+    async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>>;
 
     /// Adds a token, and records the act.
-    async fn add_token(&self, hash: SecretHash, grant: &Grant, act: &Act) -> Result<AddedToken>;
+    async fn add_token(&self, hash: SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken>;
 
     /// Removes the token of that name, and records the act. Answers whether there was one.
     async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool>;

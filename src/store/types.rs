@@ -237,7 +237,7 @@ pub const MOST_TOKENS: u32 = 10_000;
 /// How long an operator's act can be read.
 pub const ACTS_STAY: Duration = Duration::from_secs(400 * 24 * 3600);
 
-/// What became of a new access token.
+/// The answer to a new access token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddedToken {
     Yes,

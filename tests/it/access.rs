@@ -1,4 +1,4 @@
-//! Who may do what: tokens, roles, scopes and workers, on every route and method of the running binary.
+//! Tokens, roles, scopes and workers, on every route and method of the running binary.
 
 use std::process::Command;
 
@@ -10,6 +10,7 @@ use taskd::{
     model::Role,
     wire::pb,
 };
+use tokio::io::AsyncWriteExt as _;
 use tonic::{Code, Request, client::Grpc, transport::Channel};
 use tonic_prost::ProstCodec;
 
@@ -241,6 +242,42 @@ async fn a_workers_token_is_that_worker() {
 }
 
 #[tokio::test]
+async fn a_token_that_is_revoked_gets_nothing_more_in_a_call_that_waits() {
+    let daemon = Daemon::start(TOKENS, &[]).await;
+    let all = token(&daemon, "all", &["--roles", "admin"]).await;
+    let own = token(&daemon, "own", &["--roles", "work,insert"]).await;
+    let waiting = post(&daemon, "/v1/tasks:get", &own, json!({"worker": "w", "queues": ["q"], "wait": "60s"}));
+    let (lines, to_insert) = tokio::io::duplex(1 << 10);
+    let body = reqwest::Body::wrap_stream(tokio_util::io::ReaderStream::new(lines));
+    let request = reqwest::Client::new().post(format!("{}/v1/tasks", daemon.http())).bearer_auth(&own);
+    let inserting = request.header("content-type", "application/x-ndjson").body(body).send();
+    let others = async {
+        let mut to_insert = to_insert;
+        to_insert.write_all(b"{\"queue\": \"other\", \"key\": \"before\"}\n").await.unwrap();
+        until("the first line is stored", async || daemon_has(&daemon, &all, "other").await).await;
+        assert_eq!(taskd(&daemon, &["token", "revoke", "own"]).0, 0);
+        until("the token is revoked", async || post(&daemon, "/v1/tasks:get", &own, json!({})).await.0 == 401).await;
+        post(&daemon, "/v1/tasks", &all, json!({"queue": "q", "key": "1"})).await;
+        drop(to_insert.write_all(b"{\"queue\": \"other\", \"key\": \"after\"}\n").await);
+    };
+    let (get, inserted, ()) = tokio::join!(waiting, inserting, others);
+    assert_eq!(get.0, 401, "{get:?}");
+    let answers = inserted.unwrap().text().await.unwrap();
+    let answers: Vec<Value> = answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&answers[0]["status"], &answers[1]["status"]), (&json!("CREATED"), &json!("TRY_LATER")), "{answers:?}");
+    // The task that the call had in hand goes to another worker.
+    let (_, answer) =
+        post(&daemon, "/v1/tasks:get", &all, json!({"worker": "w2", "queues": ["q"], "wait": "60s"})).await;
+    assert_eq!(answer["tasks"][0]["key"], "1");
+}
+
+/// True if the queue has a task.
+async fn daemon_has(daemon: &Daemon, token: &str, queue: &str) -> bool {
+    let (_, answer) = call(daemon, Method::GET, "/v1/queues", Some(token), Value::Null).await;
+    answer["queues"].as_array().is_some_and(|queues| queues.iter().any(|view| view["queue"] == queue))
+}
+
+#[tokio::test]
 async fn a_token_may_have_a_limit_of_calls() {
     let daemon = Daemon::start(TOKENS, &[]).await;
     let slow = token(&daemon, "slow", &["--roles", "read", "--calls-per-second", "1"]).await;
@@ -281,7 +318,7 @@ async fn tokens_are_made_listed_and_revoked_by_command() {
     // The command that inserts takes the token from the environment, and says what is missing.
     let insert = |token: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-        command.args(["insert", "--queue", "a", "--grpc", &daemon.grpc(), "Cargo.toml"]).env("TASKD_TOKEN", token);
+        command.args(["insert", "--queue", "a", "--grpc", &daemon.grpc(), "rustfmt.toml"]).env("TASKD_TOKEN", token);
         let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     };

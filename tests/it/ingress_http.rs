@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use reqwest::{Client, Method, Response, StatusCode, header};
 use taskd::{
-    api::Admission,
+    api::Authentication,
     config::Settings,
     ingress::{self, Budget, State},
     pipelines::admission::Gates,
@@ -30,7 +30,7 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
             discovery: None,
             tasks: None,
             query: None,
-            admission: Admission::Open,
+            authentication: Authentication::Open,
             stop: stop.clone(),
         },
         tls: None,

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use prost::Message as _;
 use taskd::{
-    api::{Admission, Api, Error, Kind},
+    api::{Api, Authentication, Error, Kind},
     bus::{Bus, Reading, Topic, redis_streams::RedisStreams},
     config::Settings,
     model::{
@@ -40,7 +40,13 @@ const CALLER: Caller = Caller { client: Client { protocol: Protocol::Grpc, peer:
 
 /// The operations of a process that runs this service alone.
 fn api_of(tasks: tasks::Handle) -> Api {
-    Api { discovery: None, tasks: Some(tasks), query: None, admission: Admission::Open, stop: CancellationToken::new() }
+    Api {
+        discovery: None,
+        tasks: Some(tasks),
+        query: None,
+        authentication: Authentication::Open,
+        stop: CancellationToken::new(),
+    }
 }
 
 /// A worker's report about a leased task.

@@ -34,7 +34,7 @@ use self::{
 };
 use super::{
     State,
-    admit::admit,
+    authenticate::authenticate,
     budget::Share,
     connection::Answering,
     delivery::Deliveries,
@@ -46,7 +46,7 @@ use super::{
 };
 use crate::{
     api::{self, Api},
-    model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role},
+    model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role, WorkerName},
     pipelines::tasks::Leases,
     telemetry::metrics,
 };
@@ -108,8 +108,8 @@ pub fn routes() -> Vec<(Method, &'static str, Role)> {
 fn router(state: State) -> Router {
     let guard = guard::Guard::new(&state.settings);
     let route = |router: Router<State>, Route { path, role, handler, .. }: Route| {
-        let admit = middleware::from_fn_with_state((state.api.clone(), role), admit_caller);
-        router.route(path, handler.route_layer(admit))
+        let authenticate = middleware::from_fn_with_state((state.api.clone(), role), authenticate_caller);
+        router.route(path, handler.route_layer(authenticate))
     };
     table()
         .into_iter()
@@ -124,9 +124,9 @@ fn router(state: State) -> Router {
         .with_state(state)
 }
 
-async fn admit_caller(Extract((api, role)): Extract<(Api, Role)>, request: Request, next: Next) -> Response {
+async fn authenticate_caller(Extract((api, role)): Extract<(Api, Role)>, request: Request, next: Next) -> Response {
     let (mut head, body) = request.into_parts();
-    match admit(&api, &head.headers, &mut head.extensions, role) {
+    match authenticate(&api, &head.headers, &mut head.extensions, role) {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
         Err(error) => Problem::from(error).into_response(),
     }
@@ -258,7 +258,11 @@ async fn answered<T>(
     batch: Batch<T>,
     call: impl AsyncFnOnce(Batch<T>) -> Result<Vec<ItemAnswer>, api::Error>,
 ) -> Answer {
-    item_answers(if batch.items.is_empty() { Vec::new() } else { call(batch).await? })
+    if batch.items.is_empty() {
+        WorkerName::new(&batch.worker).map_err(|error| Problem::bad_request(error.to_string()))?;
+        return item_answers(Vec::new());
+    }
+    item_answers(call(batch).await?)
 }
 
 const JSON: &str = "application/json";

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     api::{ECHO, shorten},
-    model::{self, Batch, Item, LeaseToken, Priority, TaskId, WorkerName},
+    model::{self, Batch, Item, LeaseToken, Priority, TaskId},
     wire::time::to_rfc_3339,
 };
 
@@ -57,6 +57,7 @@ struct Extension {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and queues")]
 struct GetTasks {
+    #[serde(default)]
     worker: String,
     queues: AtMost<String, MAX_QUEUES>,
     #[serde(default)]
@@ -70,6 +71,7 @@ struct GetTasks {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and completions")]
 struct CompleteTasks<'a> {
+    #[serde(default)]
     worker: String,
     #[serde(borrow)]
     completions: AtMost<&'a RawValue, MAX_ITEMS>,
@@ -78,6 +80,7 @@ struct CompleteTasks<'a> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and rejections")]
 struct RejectTasks<'a> {
+    #[serde(default)]
     worker: String,
     #[serde(borrow)]
     rejections: AtMost<&'a RawValue, MAX_ITEMS>,
@@ -86,6 +89,7 @@ struct RejectTasks<'a> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and extensions")]
 struct ExtendTasks<'a> {
+    #[serde(default)]
     worker: String,
     #[serde(borrow)]
     extensions: AtMost<&'a RawValue, MAX_ITEMS>,
@@ -121,14 +125,13 @@ pub(in crate::ingress) fn extensions(body: &Bytes, tally: &mut Tally<'_>) -> Res
     batch(worker, &extensions.0, tally, |text, _| Ok(extension(text)))
 }
 
-/// Checks what all items have in common, then reads each.
+/// Counts the items, then reads each.
 fn batch<T>(
     worker: String,
     texts: &[&RawValue],
     tally: &mut Tally<'_>,
     read: impl Fn(&str, &mut Tally<'_>) -> Result<Result<Item<T>, String>, Excess>,
 ) -> Result<Batch<T>, Unread> {
-    WorkerName::new(&worker).map_err(|error| Unread::Invalid(error.to_string()))?;
     texts.iter().try_for_each(|_| tally.item())?;
     let answered = |text: &&RawValue| {
         let item = read(text.get(), tally)?;

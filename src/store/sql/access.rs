@@ -12,10 +12,10 @@ use super::{
     session::Session,
     statement::Statement,
 };
-use crate::model::{Act, Grant, Roles, SecretHash, WorkerName};
+use crate::model::{AccessToken, Act, Roles, SecretHash, WorkerName};
 use crate::store::{ACTS_STAY, AddedToken, MOST_TOKENS, Result};
 
-/// The columns of a token and its [`Grant`].
+/// The columns of a token and its [`AccessToken`].
 pub(super) type TokenColumns = (Vec<u8>, String, i64, String, Vec<u8>, i64, i64, i64);
 /// The columns of an [`Act`].
 pub(super) type ActColumns = (Vec<u8>, String, String, String);
@@ -34,12 +34,12 @@ pub(super) fn tokens<'a>() -> Statement<'a> {
     )
 }
 
-pub(super) fn token(columns: TokenColumns) -> Result<(SecretHash, Grant)> {
+pub(super) fn token(columns: TokenColumns) -> Result<(SecretHash, AccessToken)> {
     let (hash, name, roles, queues, worker, calls_per_second, created_unix_ms, expires_unix_ms) = columns;
     let hash = SecretHash(hash.try_into().map_err(|_| corrupt("a token's hash has 32 bytes"))?);
     let worker = String::from_utf8(worker).map_err(|_| corrupt("a token's worker is text"))?;
     let worker = (!worker.is_empty()).then(|| WorkerName::new(&worker)).transpose();
-    let grant = Grant {
+    let token = AccessToken {
         name,
         roles: Roles::from_bits(roles),
         scope: queues.parse().map_err(corrupt)?,
@@ -48,7 +48,7 @@ pub(super) fn token(columns: TokenColumns) -> Result<(SecretHash, Grant)> {
         created_unix_ms,
         expires_unix_ms: (expires_unix_ms > 0).then_some(expires_unix_ms),
     };
-    Ok((hash, grant))
+    Ok((hash, token))
 }
 
 pub(super) fn acts<'a>(before: Option<&'a Uuid>, limit: u32) -> Statement<'a> {
@@ -68,30 +68,30 @@ pub(super) fn act((id, who, what, target): ActColumns) -> Result<Act> {
 pub(super) async fn add<S: Session>(
     session: &mut S,
     hash: &SecretHash,
-    grant: &Grant,
+    token: &AccessToken,
     act: &Act,
 ) -> Result<AddedToken> {
     raise_version(session).await?;
     if is_recorded(session, act).await? {
         return Ok(AddedToken::Yes);
     }
-    let same = Statement::new("SELECT COUNT(*) FROM tokens WHERE name = ?").bind(grant.name.as_str());
+    let same = Statement::new("SELECT COUNT(*) FROM tokens WHERE name = ?").bind(token.name.as_str());
     if count(session, same).await? > 0 {
         return Ok(AddedToken::NameTaken);
     }
     if count(session, Statement::new("SELECT COUNT(*) FROM tokens")).await? >= i64::from(MOST_TOKENS) {
         return Ok(AddedToken::NoRoom);
     }
-    let worker = grant.worker.as_ref().map_or(&[][..], |worker| worker.as_str().as_bytes());
+    let worker = token.worker.as_ref().map_or(&[][..], |worker| worker.as_str().as_bytes());
     let row = [
         hash.into(),
-        grant.name.as_str().into(),
-        grant.roles.bits().into(),
-        grant.scope.to_string().into(),
+        token.name.as_str().into(),
+        token.roles.bits().into(),
+        token.scope.to_string().into(),
         worker.into(),
-        grant.calls_per_second.map_or(0, NonZeroU32::get).into(),
-        grant.created_unix_ms.into(),
-        grant.expires_unix_ms.unwrap_or(0).into(),
+        token.calls_per_second.map_or(0, NonZeroU32::get).into(),
+        token.created_unix_ms.into(),
+        token.expires_unix_ms.unwrap_or(0).into(),
     ];
     let insert = Statement::new(
         "INSERT INTO tokens (hash, name, roles, queues, worker, calls_per_second, created_ms, expires_ms)",

@@ -62,7 +62,7 @@ use super::{
     ResultRow, Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn,
     Unpublished,
 };
-use crate::model::{Act, Grant, KeyHash, QueueName, SecretHash, ShardId, TaskId, TaskRow, WorkerName};
+use crate::model::{AccessToken, Act, KeyHash, QueueName, SecretHash, ShardId, TaskId, TaskRow, WorkerName};
 
 /// A store in SQL.
 pub struct SqlStore<DB> {
@@ -267,14 +267,14 @@ impl<DB: Backend> Store for SqlStore<DB> {
         access::version_of(&rows)
     }
 
-    async fn tokens(&self) -> Result<Vec<(SecretHash, Grant)>> {
+    async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>> {
         let tokens = self.sql.read::<TokenColumns>("tokens", access::tokens()).await?;
         tokens.into_iter().map(access::token).collect()
     }
 
-    async fn add_token(&self, hash: SecretHash, grant: &Grant, act: &Act) -> Result<AddedToken> {
-        let add = self.sql.run("add_token", (hash, grant.clone(), act.clone()), |session, (hash, grant, act)| {
-            Box::pin(access::add(session, hash, grant, act))
+    async fn add_token(&self, hash: SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken> {
+        let add = self.sql.run("add_token", (hash, token.clone(), act.clone()), |session, (hash, token, act)| {
+            Box::pin(access::add(session, hash, token, act))
         });
         add.await
     }

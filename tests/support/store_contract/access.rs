@@ -2,14 +2,14 @@
 
 use futures::future::join_all;
 use taskd::{
-    model::{Act, Grant, Secret, WorkerName},
+    model::{AccessToken, Act, Secret, WorkerName},
     store::AddedToken,
 };
 
 use super::{Database, NOW};
 
-fn grant(name: &str) -> Grant {
-    Grant {
+fn token(name: &str) -> AccessToken {
+    AccessToken {
         name: name.to_owned(),
         roles: "insert,work".parse().unwrap(),
         scope: "a,b*".parse().unwrap(),
@@ -20,8 +20,14 @@ fn grant(name: &str) -> Grant {
     }
 }
 
-fn plain(name: &str) -> Grant {
-    Grant { scope: Default::default(), worker: None, calls_per_second: None, expires_unix_ms: None, ..grant(name) }
+fn plain(name: &str) -> AccessToken {
+    AccessToken {
+        scope: Default::default(),
+        worker: None,
+        calls_per_second: None,
+        expires_unix_ms: None,
+        ..token(name)
+    }
 }
 
 pub(crate) async fn tokens_come_and_go_with_their_acts(db: &impl Database) {
@@ -32,14 +38,14 @@ pub(crate) async fn tokens_come_and_go_with_their_acts(db: &impl Database) {
     let mut versions = vec![store.tokens_version().await.unwrap()];
     // A repeated call has taken effect already, and changes nothing.
     for _ in 0..2 {
-        assert_eq!(store.add_token(one, &grant("b"), &make_b).await.unwrap(), AddedToken::Yes);
+        assert_eq!(store.add_token(one, &token("b"), &make_b).await.unwrap(), AddedToken::Yes);
     }
     versions.push(store.tokens_version().await.unwrap());
     assert_eq!(store.add_token(two, &plain("b"), &make_a).await.unwrap(), AddedToken::NameTaken);
     assert_eq!(store.add_token(two, &plain("a"), &make_a).await.unwrap(), AddedToken::Yes);
     versions.push(store.tokens_version().await.unwrap());
     let other = db.open().await;
-    assert_eq!(other.tokens().await.unwrap(), [(two, plain("a")), (one, grant("b"))]);
+    assert_eq!(other.tokens().await.unwrap(), [(two, plain("a")), (one, token("b"))]);
 
     for _ in 0..2 {
         assert!(store.revoke_token("b", &end_b).await.unwrap());

@@ -1,4 +1,4 @@
-//! Admits requests, by their heads.
+//! The token of a request, which is in its head.
 
 use axum::http::{Extensions, HeaderMap, header};
 
@@ -8,9 +8,14 @@ use crate::{
 };
 
 /// Gives a request its [`Caller`], if its token has the role. A request without one reaches no operation.
-pub(super) fn admit(api: &Api, headers: &HeaderMap, extensions: &mut Extensions, role: Role) -> Result<(), Error> {
+pub(super) fn authenticate(
+    api: &Api,
+    headers: &HeaderMap,
+    extensions: &mut Extensions,
+    role: Role,
+) -> Result<(), Error> {
     let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let access = api.admit(authorization, role)?;
+    let access = api.authenticate(authorization, role)?;
     let client: &Client = extensions.get().expect("the connection gives each request its client");
     let caller = Caller { client: *client, access };
     extensions.insert(caller);
