@@ -56,12 +56,9 @@ impl Checker<'_> {
         for (key, listen) in [("http_listen", settings.http_listen), ("grpc_listen", settings.grpc_listen)] {
             let admits_anybody = settings.auth == Auth::None && settings.tls.client_ca_file.is_none();
             if admits_anybody && !settings.open_without_tokens && !listen.ip().is_loopback() {
-                let auth = self.shown("auth", settings.auth.as_str());
-                let why = format!(
-                    "is open to the network, and {auth} lets anybody in; set auth = tokens (taskd token create makes \
-                     one), or open_without_tokens = true"
-                );
-                return self.fail(key, listen, &why);
+                let why = "is open to the network, and auth = none lets anybody in; set auth = tokens, or \
+                           open_without_tokens = true";
+                return self.fail(key, listen, why);
             }
         }
         let TlsFiles { cert_file, key_file, client_ca_file } = &settings.tls;
@@ -314,7 +311,7 @@ mod tests {
         (|s| s.grpc_listen = s.http_listen, "is taken by http_listen = 127.0.0.1:7600"),
         (
             |s| s.grpc_listen = ([0, 0, 0, 0], 7601).into(),
-            "grpc_listen = 0.0.0.0:7601 (the default) is open to the network, and auth = none (the default) lets",
+            "grpc_listen = 0.0.0.0:7601 (the default) is open to the network, and auth = none lets",
         ),
         (|s| s.tls.cert_file = Some("c.pem".into()), "tls_cert_file = \"c.pem\" (the default) needs tls_key_file"),
         (|s| s.tls.client_ca_file = Some("a".into()), "tls_client_ca_file = \"a\" (the default) needs tls_cert_file"),
