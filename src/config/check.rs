@@ -66,8 +66,7 @@ impl Checker<'_> {
         self.pair(("tls_key_file", key_file), ("tls_cert_file", cert_file))?;
         self.pair(("tls_client_ca_file", client_ca_file), ("tls_cert_file", cert_file))?;
         if let Err(error) = EnvFilter::try_new(&settings.log) {
-            let why =
-                format!("is not a log filter ({error}); write error, warn, info, debug, trace or info,taskd=debug");
+            let why = format!("is not a log filter ({error}); write error, warn, info, debug or info,taskd=debug");
             return self.fail("log", quoted(&settings.log), &why);
         }
         Ok(())
