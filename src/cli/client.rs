@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     path::{Path, PathBuf},
+    str::FromStr,
     time::Duration,
 };
 
@@ -31,8 +32,8 @@ pub(super) struct Server {
     pub(super) grpc: String,
 
     /// Access token, if taskd asks for one; better in the variable TASKD_TOKEN, which other users do not see
-    #[arg(long, env = "TASKD_TOKEN", hide_env = true, value_name = "TOKEN", value_parser = bearer)]
-    token: Option<Bearer>,
+    #[arg(long, env = "TASKD_TOKEN", hide_env = true, value_name = "TOKEN")]
+    token: Option<Token>,
 
     /// Authority of the certificate of an https:// address [default: the authorities of the system]
     #[arg(long, env = "TASKD_TLS_CA", hide_env = true, value_name = "PEM")]
@@ -51,16 +52,28 @@ pub(super) struct Server {
 pub(super) type Taskd = InterceptedService<Channel, Token>;
 
 /// Adds the token, if there is one.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct Token(Option<Bearer>);
 
 type Bearer = MetadataValue<Ascii>;
 
-fn bearer(token: &str) -> Result<Bearer, String> {
-    let mut bearer: Bearer =
-        format!("Bearer {}", token.trim()).parse().map_err(|_| "it is no token: it has odd characters".to_owned())?;
-    bearer.set_sensitive(true);
-    Ok(bearer)
+impl FromStr for Token {
+    type Err = String;
+
+    fn from_str(token: &str) -> Result<Self, String> {
+        let mut bearer: Bearer = format!("Bearer {}", token.trim())
+            .parse()
+            .map_err(|_| "it is no token: it has odd characters".to_owned())?;
+        bearer.set_sensitive(true);
+        Ok(Self(Some(bearer)))
+    }
+}
+
+impl Token {
+    /// The header `Authorization` of HTTP.
+    pub(super) fn header(&self) -> Option<&[u8]> {
+        self.0.as_ref().map(Bearer::as_encoded_bytes)
+    }
 }
 
 impl Interceptor for Token {
@@ -74,8 +87,7 @@ impl Interceptor for Token {
 
 impl Server {
     pub(super) async fn connect(&self) -> anyhow::Result<Taskd> {
-        let channel = connect_with(&self.grpc, self.tls()?).await?;
-        Ok(InterceptedService::new(channel, Token(self.token.clone())))
+        connect_with(&self.grpc, self.tls()?, self.token.clone().unwrap_or_default()).await
     }
 
     fn tls(&self) -> anyhow::Result<ClientTlsConfig> {
@@ -114,12 +126,12 @@ pub(super) fn with_scheme(text: &str) -> Result<String, Infallible> {
     Ok(if text.contains("://") { text.to_owned() } else { format!("http://{text}") })
 }
 
-/// Connects to the gRPC port of a taskd that trusts everybody.
-pub(super) async fn connect(url: &str) -> anyhow::Result<Channel> {
-    connect_with(url, ClientTlsConfig::new().with_native_roots()).await
+/// Connects to the gRPC port of taskd.
+pub(super) async fn connect(url: &str, token: Token) -> anyhow::Result<Taskd> {
+    connect_with(url, ClientTlsConfig::new().with_native_roots(), token).await
 }
 
-async fn connect_with(url: &str, tls: ClientTlsConfig) -> anyhow::Result<Channel> {
+async fn connect_with(url: &str, tls: ClientTlsConfig, token: Token) -> anyhow::Result<Taskd> {
     let mut endpoint = Endpoint::from_shared(url.to_owned())
         .map_err(|_| anyhow::anyhow!("--grpc {url:?} is not a URL; write http://host:7601"))?
         .connect_timeout(Duration::from_secs(5))
@@ -128,10 +140,11 @@ async fn connect_with(url: &str, tls: ClientTlsConfig) -> anyhow::Result<Channel
     if url.starts_with("https://") {
         endpoint = endpoint.tls_config(tls).context("cannot use these certificates")?;
     }
-    endpoint.connect().await.map_err(|error| {
+    let channel = endpoint.connect().await.map_err(|error| {
         let cause = anyhow::Error::from(error).root_cause().to_string();
         anyhow::anyhow!("cannot reach taskd at {url}: {cause}; is it running there? --grpc names another place")
-    })
+    })?;
+    Ok(InterceptedService::new(channel, token))
 }
 
 /// True if the call may succeed later: the server is busy or away. A broken connection shows as one of several codes.

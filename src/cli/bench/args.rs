@@ -71,6 +71,14 @@ pub struct Bench {
     #[arg(long, value_name = "URL", requires = "grpc")]
     pub(super) redis: Option<String>,
 
+    /// Access token, if that taskd asks for one
+    #[arg(long, value_name = "TOKEN", requires = "grpc")]
+    pub(super) token: Option<client::Token>,
+
+    /// Let the taskd of its own ask for an access token with each call
+    #[arg(long, conflicts_with = "grpc")]
+    pub(super) with_token: bool,
+
     #[command(flatten)]
     pub(super) work: Work,
 

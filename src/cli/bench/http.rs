@@ -10,6 +10,8 @@ use serde::Deserialize;
 use tokio::{net::TcpStream, task::JoinSet};
 use url::Url;
 
+use crate::cli::client::Token;
+
 const MOST_BYTES: usize = 64 << 20;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -43,16 +45,17 @@ struct Queue {
 pub(super) struct Http {
     url: String,
     host: String,
+    token: Token,
 }
 
 impl Http {
-    pub(super) fn new(url: &str) -> anyhow::Result<Self> {
+    pub(super) fn new(url: &str, token: Token) -> anyhow::Result<Self> {
         let wrong = || format!("--http {url:?} is not a URL; write http://host:7600");
         let parsed = Url::parse(url).with_context(wrong)?;
         let host = parsed.host_str().with_context(wrong)?;
         ensure!(parsed.scheme() == "http", "--http {url:?}: taskd speaks http:// only");
         let port = parsed.port_or_known_default().with_context(wrong)?;
-        Ok(Self { url: url.to_owned(), host: format!("{host}:{port}") })
+        Ok(Self { url: url.to_owned(), host: format!("{host}:{port}"), token })
     }
 
     /// The counts of the queues whose name is in `names`, together.
@@ -97,7 +100,11 @@ impl Http {
         let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await.with_context(unreachable)?;
         let mut driver = JoinSet::new();
         driver.spawn(connection);
-        let request = Request::get(path).header(header::HOST, &self.host).body(Body::empty())?;
+        let mut request = Request::get(path).header(header::HOST, &self.host);
+        if let Some(bearer) = self.token.header() {
+            request = request.header(header::AUTHORIZATION, bearer);
+        }
+        let request = request.body(Body::empty())?;
         let answer = sender.send_request(request).await.with_context(unreachable)?;
         let status = answer.status();
         let body = to_bytes(Body::new(answer.into_body()), MOST_BYTES).await.with_context(unreachable)?;
