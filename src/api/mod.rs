@@ -1,6 +1,8 @@
 //! The operations, one function each. Every protocol calls them; spans and metrics are applied here, once.
 
 mod error;
+mod explain;
+mod facts;
 mod handle;
 mod insert;
 mod items;

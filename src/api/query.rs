@@ -8,7 +8,7 @@ use super::{
     reader::Reader,
     text::{ECHO, shorten},
 };
-use crate::model::{Caller, QueueView, TaskId, TaskResult, TaskView};
+use crate::model::{Caller, ExplainTask, Explanation, QueueName, QueueView, TaskId, TaskResult, TaskView, WorkerName};
 
 impl Api {
     /// A task with its status.
@@ -16,6 +16,27 @@ impl Api {
         let id = task_id(id)?;
         let task = self.query()?.task(id).instrument(span("task", caller)).await?;
         task.ok_or(Error::NoSuchTask(id))
+    }
+
+    /// Where a task is, and what keeps it from a worker.
+    pub async fn explain(&self, caller: &Caller, request: &ExplainTask) -> Result<Explanation, Error> {
+        let (id, queue, key) = (&request.id[..], &request.queue[..], &request.key);
+        let named = match (id.is_empty(), queue.is_empty(), key.is_empty()) {
+            (false, true, true) => Ok(task_id(id)?),
+            (true, false, false) => Err(QueueName::new(queue).map_err(|error| Error::Invalid(error.to_string()))?),
+            _ => return Err(Error::Invalid("name one task: by its id, or by its queue and its key".into())),
+        };
+        let worker = Some(&request.worker[..]).filter(|name| !name.is_empty()).map(WorkerName::new).transpose();
+        let worker = worker.map_err(|error| Error::Invalid(error.to_string()))?;
+        let query = self.query()?;
+        let explain = async {
+            let id = match named {
+                Ok(id) => id,
+                Err(queue) => query.owner(queue, key).await?,
+            };
+            query.explain(id, worker.as_ref()).await?.ok_or(Error::NoSuchTask(id))
+        };
+        explain.instrument(span("explain", caller)).await
     }
 
     /// The results of a task, and the room that `room` gives for their bytes before they are read.

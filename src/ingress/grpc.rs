@@ -162,6 +162,14 @@ impl Discovery for Service {
         let (caller, request) = open(request);
         Ok(Response::new(self.0.api.task(&caller, &request.id).await?.into()))
     }
+
+    async fn explain_task(
+        &self,
+        request: Request<pb::ExplainTaskRequest>,
+    ) -> Result<Response<pb::TaskExplanation>, Status> {
+        let (caller, request) = open(request);
+        Ok(Response::new(self.0.api.explain(&caller, &request.into()).await?.into()))
+    }
 }
 
 #[tonic::async_trait]

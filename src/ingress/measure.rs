@@ -30,9 +30,10 @@ pub(super) fn grpc(method: &'static str, response: &Response, started: Instant) 
 
 /// The name of a known method, or `other`.
 pub(super) fn grpc_method(path: &str) -> &'static str {
-    const METHODS: [&str; 6] = [
+    const METHODS: [&str; 7] = [
         "taskd.v1.Discovery/InsertTasks",
         "taskd.v1.Discovery/GetTask",
+        "taskd.v1.Discovery/ExplainTask",
         "taskd.v1.Tasks/GetTasks",
         "taskd.v1.Tasks/CompleteTasks",
         "taskd.v1.Tasks/RejectTasks",

@@ -1,6 +1,7 @@
 //! Tasks, calls and reports, in the words of no protocol. No I/O.
 
 mod call;
+mod explain;
 mod names;
 mod records;
 mod status;
@@ -11,6 +12,7 @@ pub use call::{
     Batch, Caller, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
+pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use records::{
     Completed, DeadLetter, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues,

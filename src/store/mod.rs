@@ -16,9 +16,9 @@ use async_trait::async_trait;
 pub use self::{
     error::{Cause, Error, Result},
     types::{
-        BroughtForward, DUE_LOOKED_AT, Inserted, NewRow, Opening, OutboxRow, PAGE_BYTES, Published, PublishedTask,
-        QueueCount, ResultRow, Settled, Settlement, StateFor, Stored, StoredShard, TakenBack, TaskDetail, TaskState,
-        Turn, Unpublished,
+        BroughtForward, DUE_LOOKED_AT, Inserted, NewRow, Opening, OutboxRow, PAGE_BYTES, Place, Published,
+        PublishedTask, QueueCount, ResultRow, Settled, Settlement, StateFor, Stored, StoredShard, TakenBack,
+        TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 use crate::model::{KeyHash, QueueName, ShardId, TaskId, TaskRow, WorkerName};
@@ -113,6 +113,9 @@ pub trait Store: Send + Sync {
     async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>>;
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
+
+    /// Where the task is. `None`: it is finished, or there is no such task. `generation` is the topic's.
+    async fn place(&self, generation: &str, id: TaskId) -> Result<Option<Place>>;
 
     /// The results of a task, the earliest first.
     async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>>;

@@ -70,6 +70,7 @@ fn router(state: State) -> Router {
         .route("/v1/tasks/{id}", get(get_task))
         .route("/v1/tasks/{id}/results", get(get_results))
         .route("/v1/queues", get(get_queues))
+        .route("/v1/tasks:explain", get(explain_task))
         .route("/v1/tasks:get", post(get_tasks))
         .route("/v1/tasks:complete", post(complete_tasks))
         .route("/v1/tasks:reject", post(reject_tasks))
@@ -126,6 +127,12 @@ type Id = Result<Path<String>, PathRejection>;
 async fn get_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
     let task = state.api.task(&caller, &task_id(id)).await?;
     Ok(Json(json::read::Task::from(&task)).into_response())
+}
+
+async fn explain_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, uri: Uri) -> Answer {
+    let question = json::explain::question(uri.query().unwrap_or_default())?;
+    let explanation = state.api.explain(&caller, &question).await?;
+    within(&state.budget, Json(json::explain::Explanation::from(&explanation)).into_response())
 }
 
 async fn get_results(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
