@@ -98,7 +98,7 @@ local function find_worker(list, worker)
   for i = 1, #list, 2 do if list[i] == worker then return i end end
 end
 
--- Why the worker may not get the task now; nil where it may. claim.lua decides by this answer, and explain.lua tells it.
+-- Why the worker may not get the task now; nil where it may. claim.lua decides by this answer, explain.lua tells it.
 -- For the forms that are text, claim.lua comes to the same answer by itself.
 --   'final'      the task is over
 --   'completed'  the worker has completed it   'holds' the worker holds a replica

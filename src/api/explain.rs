@@ -207,7 +207,7 @@ impl Facts {
                 TaskPlace::Finished => (WorkerReason::Finished, "it is finished"),
                 _ => (WorkerReason::NotInQueue, "it is not in its queue now"),
             };
-            return view(reason, says.to_owned(), None);
+            return view(reason, says.to_owned(), self.next(place).1);
         };
         let first_lease = record.held.iter().filter_map(|held| held.expires_unix_ms).min();
         let own_lease = record.held.iter().find(|held| held.worker == worker.as_str());

@@ -200,3 +200,25 @@ fn bar(text: &str) -> Result<Option<Bar>> {
         other => return Err(Error::Answer(format!("a bar {other:?}"))),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_pauses_at_the_bounds_of_a_claim() {
+        let shard = |outbox, outbox_bytes, leases| Explained {
+            now_unix_ms: 0,
+            stored: None,
+            outbox,
+            outbox_bytes,
+            leases,
+            record: None,
+        };
+        assert_eq!(shard(OUTBOX_FULL - 1, OUTBOX_FULL_BYTES - 1, 1000).pause(false), None);
+        assert_eq!(shard(OUTBOX_FULL, 0, 0).pause(false), Some(Pause::Outbox));
+        assert_eq!(shard(0, OUTBOX_FULL_BYTES, 0).pause(false), Some(Pause::Outbox));
+        assert_eq!(shard(0, 0, LEASES_AT_FULL_MEMORY - 1).pause(true), None);
+        assert_eq!(shard(0, 0, LEASES_AT_FULL_MEMORY).pause(true), Some(Pause::Memory));
+    }
+}
