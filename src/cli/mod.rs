@@ -30,7 +30,7 @@ Examples:
   taskd --pipelines all                       run everything in one process; needs nothing else
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
   taskd insert --queue crawl urls.txt         insert one task per line
-  taskd explain crawl https://example.org/    say where a task is, and what happens to it next
+  taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
 
