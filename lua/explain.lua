@@ -8,7 +8,8 @@
 --        failures, bar, elements before it, elements before it for the worker}
 --   leases: {worker, deadline (ms) or -1, undelivered 0|1, …}   last failures: {ms, worker, reason, …}
 --   bar: as bar() of lib/record.lua, '' the worker may get the task
---   elements before it: between the tail, or the worker's pointer, and its element; -1 it was not found
+--   elements before it: those of its priority that a claim meets first, of a new worker or of this one; -1 its element
+--   was not found
 local id, worker = ARGV[2], ARGV[3]
 local record = redis.call('HGET', RECORDS, id)
 local t = record and load(record)
@@ -30,7 +31,14 @@ for _, grant in ipairs(t[WAIT]) do
   if at then due[#due + 1] = tonumber(at) end
 end
 
--- A task that was given back is in the retry lane.
+-- How many elements of the lane's first `count` the worker has yet to pass.
+local function unpassed(lane, count)
+  local pointer = redis.call('HGET', P(lane), worker)
+  if not pointer then return count end
+  return math.max(count - math.max(pointer - (redis.call('GET', C(lane)) or 0), 0), 0)
+end
+
+-- A replica that was given back is in the retry lane of its priority, which claims look at first.
 local before, before_worker = -1, -1
 if left(t) > 0 then
   local offer = t[OFFER] or 0
@@ -38,8 +46,11 @@ if left(t) > 0 then
   local at = redis.call('LPOS', T(lane), element(t[NUM], offer, id), 'RANK', -1, 'MAXLEN', ARGV[5])
   if at then
     before = redis.call('LLEN', T(lane)) - 1 - at
-    local passed = (redis.call('HGET', P(lane), worker) or 0) - (redis.call('GET', C(lane)) or 0)
-    before_worker = math.max(before - math.max(passed, 0), 0)
+    before_worker = unpassed(lane, before)
+    if offer == 0 then
+      local retries = redis.call('LLEN', T(lane - 1))
+      before, before_worker = before + retries, before_worker + unpassed(lane - 1, retries)
+    end
   end
 end
 answer[6] = {t[ST], t[NUM], t[FAILS], waiting(t), t[AT], credited, leases, due, t[LOG] or {}, bar(t, worker) or '',

@@ -100,14 +100,14 @@ end
 
 -- Why the worker may not get the task now; nil where it may. claim.lua decides by this answer, explain.lua tells it.
 -- For the forms that are text, claim.lua comes to the same answer by itself.
---   'final'      the task is over
---   'completed'  the worker has completed it   'holds' the worker holds a replica
+--   'completed'  the worker has completed it
+--   'final'      the task is over   'holds' the worker holds a replica
 --   'refused'    the worker has failed it as often as it may
 --   'scheduled'  its time has not come
 --   'backoff'    all replicas that are left wait for their backoff   'leased' other workers hold all that are left
 local function bar(t, worker)
-  if t[ST] ~= 'L' then return 'final' end
   if find_worker(t[CREDITED], worker) then return 'completed' end
+  if t[ST] ~= 'L' then return 'final' end
   if find_worker(t[HELD], worker) then return 'holds' end
   local failed = t[FAILED] and find_worker(t[FAILED], worker)
   if failed and t[FAILED][failed + 1] == REFUSED then return 'refused' end

@@ -57,7 +57,7 @@ impl Facts {
                 StoredStatus::Completed | StoredStatus::Unfinished => "it is completed",
             },
             TaskPlace::Outbox => "it is stored in SQL, and on its way to the bus",
-            TaskPlace::Parked => "it is parked: it stays in SQL, because its queue is full",
+            TaskPlace::Parked => "it is parked: it stays in SQL, because its queue or Redis was full",
             TaskPlace::Scheduled => "it stays in SQL until its time is near",
             TaskPlace::Bus => "it is on the bus, and not in its queue yet",
             TaskPlace::Waiting => "it waits in its queue for a worker",
@@ -174,7 +174,7 @@ impl Facts {
                 settings.live_tasks_max(),
             ));
         }
-        let in_sql = matches!(place, TaskPlace::Outbox | TaskPlace::Parked | TaskPlace::Scheduled | TaskPlace::Bus);
+        let in_sql = place != TaskPlace::Finished && self.record().is_none();
         if let Some(shortage) = self.shortage.as_ref().filter(|_| in_sql) {
             notes.push(shortage.why.clone());
         }

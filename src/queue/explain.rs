@@ -51,9 +51,10 @@ pub struct ExplainedRecord {
     pub log: Vec<Failure>,
     /// Why the worker may not get the task.
     pub bar: Option<Bar>,
-    /// Elements that are claimed before the task's; `None`: it has none, or more than [`LOOKED_AT`] are.
+    /// Elements of its priority that a claim meets before the task's. `None`: it has none, or it is farther away than
+    /// [`LOOKED_AT`].
     pub before: Option<u64>,
-    /// Those of them that the worker has not passed.
+    /// Those of them that the worker has yet to pass.
     pub before_worker: Option<u64>,
 }
 

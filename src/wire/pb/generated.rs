@@ -155,7 +155,7 @@ pub struct TaskExplanation {
     /// The place in words.
     #[prost(string, tag = "3")]
     pub says: ::prost::alloc::string::String,
-    /// Since when it is there, if taskd knows it.
+    /// Since when it is there, as far as taskd remembers. A task that waits counts from its insert, or from its time.
     #[prost(message, optional, tag = "4")]
     pub since: ::core::option::Option<::prost_types::Timestamp>,
     /// The next event in words, and its time, if it has one.
