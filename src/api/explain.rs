@@ -119,10 +119,7 @@ impl Facts {
             TaskPlace::Waiting => (self.claimed_next(), None),
             TaskPlace::Leased => {
                 let first = record.and_then(|record| record.held.iter().filter_map(|held| held.expires_unix_ms).min());
-                (
-                    "a worker completes or rejects it; otherwise its lease expires, which counts as a failure".into(),
-                    first,
-                )
+                ("a worker completes or rejects it; otherwise it has failed when its lease expires".into(), first)
             }
             TaskPlace::Delayed => {
                 let first = record.and_then(|record| record.due_unix_ms.iter().min().copied());
@@ -217,7 +214,8 @@ impl Facts {
                 return view(WorkerReason::ClaimsPaused, format!("nobody gets it now: {}", says_pause(pause)), None);
             }
             let (queue, ahead) = (&self.detail.task.queue, ahead(record.before_worker));
-            return view(WorkerReason::MayGet, format!("{worker} gets it when it asks queue {queue}{ahead}"), None);
+            let says = format!("the worker gets it by asking for tasks of queue {queue}{ahead}");
+            return view(WorkerReason::MayGet, says, None);
         };
         let (reason, says, until) = match bar {
             Bar::Final => (WorkerReason::Finished, "its end is decided".to_owned(), None),

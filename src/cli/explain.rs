@@ -147,7 +147,7 @@ impl Answer {
         if let Some(since) = &self.since {
             lines.push(format!("Since: {}.", self.at(since)));
         }
-        let at = self.next_at.as_ref().map(|at| format!(", {}", self.at(at))).unwrap_or_default();
+        let at = self.next_at.as_ref().map(|at| format!(": {}", self.at(at))).unwrap_or_default();
         lines.push(format!("Next: {}{at}.", self.next));
         lines.extend(self.notes.iter().map(|note| format!("Note: {note}.")));
         for Lease { worker, lease_expires_at, delivered } in &self.leases {
@@ -199,7 +199,7 @@ mod tests {
         let lines: Vec<_> = answer.lines().iter().map(|line| printable(line)).collect();
         let expected = [
             "Task i (queue q, key k\\u{1b}[31m) is ASSIGNED: worker v holds it.",
-            "Next: its lease expires, 2030-01-31T12:00:30Z (in 30s).",
+            "Next: its lease expires: 2030-01-31T12:00:30Z (in 30s).",
             "Note: one.",
             "Lease: worker v until 2030-01-31T12:00:30Z (in 30s).",
             "Completed by: u (1 of 2).",
