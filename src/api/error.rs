@@ -2,7 +2,8 @@
 
 use super::access::Denied;
 use crate::{
-    model::TaskId,
+    bus,
+    model::{QueueName, TaskId},
     pipelines::{discovery, tasks},
     queue, store,
 };
@@ -14,8 +15,10 @@ pub enum Error {
     NotRunHere(&'static str),
     #[error("{0:?} is not a task id; ids are UUIDs, as an insert answers them")]
     NotATaskId(String),
-    #[error("{0:?} is not the id of an act; ids are UUIDs, as a list of acts shows them")]
-    NotAnActId(String),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("queue {queue} has, and had, no task with the key {key:?}")]
+    NoSuchKey { queue: QueueName, key: String },
     #[error("there is no task {0}, or it finished so long ago that it was removed")]
     NoSuchTask(TaskId),
     #[error(transparent)]
@@ -28,6 +31,8 @@ pub enum Error {
     Store(#[from] store::Error),
     #[error("cannot read now: {0}")]
     Queue(#[from] queue::Error),
+    #[error("cannot read now: {0}")]
+    Bus(#[from] bus::Error),
 }
 
 /// The kind of an error: the caller's next step.
@@ -52,8 +57,8 @@ impl Error {
     pub fn kind(&self) -> Kind {
         match self {
             Self::NotRunHere(_) => Kind::NotRunHere,
-            Self::NotATaskId(_) | Self::NotAnActId(_) | Self::Tasks(tasks::Error::Invalid(_)) => Kind::Invalid,
-            Self::NoSuchTask(_) => Kind::NotFound,
+            Self::NotATaskId(_) | Self::Invalid(_) | Self::Tasks(tasks::Error::Invalid(_)) => Kind::Invalid,
+            Self::NoSuchTask(_) | Self::NoSuchKey { .. } => Kind::NotFound,
             Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => Kind::Unauthenticated,
             Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {
                 Kind::Forbidden
@@ -62,7 +67,8 @@ impl Error {
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))
             | Self::Store(_)
-            | Self::Queue(_) => Kind::Unavailable,
+            | Self::Queue(_)
+            | Self::Bus(_) => Kind::Unavailable,
         }
     }
 }

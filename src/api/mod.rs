@@ -2,6 +2,8 @@
 
 mod access;
 mod error;
+mod explain;
+mod facts;
 mod handle;
 mod insert;
 mod items;

@@ -4,13 +4,15 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::{
-    access::reaches_everything,
+    access::{reaches, reaches_everything},
     error::Error,
     handle::{Api, span},
     reader::Reader,
     text::{ECHO, shorten},
 };
-use crate::model::{Act, Caller, QueueView, TaskId, TaskResult, TaskView};
+use crate::model::{
+    Act, Caller, ExplainTask, Explanation, QueueName, QueueView, TaskId, TaskResult, TaskView, WorkerName,
+};
 
 /// The most acts of an answer.
 const MOST_ACTS: u32 = 1000;
@@ -22,6 +24,32 @@ impl Api {
         let task = self.query()?.task(id).instrument(span("task", caller)).await?;
         // Whether a task is there, only who reaches its queue may know.
         task.filter(|task| caller.access.reaches(task.queue.as_str())).ok_or(Error::NoSuchTask(id))
+    }
+
+    /// Where a task is, and what keeps it from a worker.
+    pub async fn explain(&self, caller: &Caller, request: &ExplainTask) -> Result<Explanation, Error> {
+        let (id, queue, key) = (&request.id[..], &request.queue[..], &request.key);
+        let named = match (id.is_empty(), queue.is_empty(), key.is_empty()) {
+            (false, true, true) => Ok(task_id(id)?),
+            (true, false, false) => Err(QueueName::new(queue).map_err(|error| Error::Invalid(error.to_string()))?),
+            _ => return Err(Error::Invalid("name one task: by its id, or by its queue and its key".into())),
+        };
+        let worker = Some(&request.worker[..]).filter(|name| !name.is_empty()).map(WorkerName::new).transpose();
+        let worker = worker.map_err(|error| Error::Invalid(error.to_string()))?;
+        let query = self.query()?;
+        let explain = async {
+            let id = match named {
+                Ok(id) => id,
+                Err(queue) => {
+                    reaches(caller, queue.as_str())?;
+                    query.owner(queue, key).await?
+                }
+            };
+            let explanation = query.explain(id, worker.as_ref()).await?;
+            let reached = explanation.filter(|found| caller.access.reaches(found.task.queue.as_str()));
+            reached.ok_or(Error::NoSuchTask(id))
+        };
+        explain.instrument(span("explain", caller)).await
     }
 
     /// The results of a task, and the room that `room` gives for their bytes before they are read.
@@ -58,8 +86,7 @@ impl Api {
 
     /// The acts of operators before the act `before`, the latest first.
     pub async fn acts(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Act>, Error> {
-        let before =
-            before.map(|id| Uuid::parse_str(id).map_err(|_| Error::NotAnActId(shorten(id, ECHO).into_owned())));
+        let before = before.map(|id| Uuid::parse_str(id).map_err(|_| not_an_act(id)));
         let acts = self.query()?.acts(before.transpose()?, limit.clamp(1, MOST_ACTS));
         acts.instrument(span("acts", caller)).await
     }
@@ -67,6 +94,11 @@ impl Api {
     fn query(&self) -> Result<&Reader, Error> {
         self.query.as_ref().ok_or(Error::NotRunHere("discovery or tasks"))
     }
+}
+
+fn not_an_act(id: &str) -> Error {
+    let id = shorten(id, ECHO);
+    Error::Invalid(format!("{id:?} is not the id of an act; ids are UUIDs, as a list of acts shows them"))
 }
 
 fn task_id(text: &str) -> Result<TaskId, Error> {

@@ -7,7 +7,10 @@ use uuid::Uuid;
 
 use super::error::Error;
 use crate::{
+    bus::Bus,
+    config::Settings,
     model::{Act, QueueName, QueueView, ShardId, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
+    pipelines::admission::Gates,
     queue::{self, Inspected, RecordStatus, Shards},
     runtime::Clock,
     store::{ResultRow, Store, TaskDetail},
@@ -19,16 +22,15 @@ const SHARDS_AT_ONCE: usize = 64;
 /// The servers that know about tasks. Cheap to clone.
 #[derive(Clone)]
 pub struct Reader {
-    store: Arc<dyn Store>,
-    queue: Shards,
-    clock: Clock,
+    pub store: Arc<dyn Store>,
+    pub queue: Shards,
+    pub bus: Arc<dyn Bus>,
+    pub gates: Gates,
+    pub settings: Arc<Settings>,
+    pub clock: Clock,
 }
 
 impl Reader {
-    pub fn new(store: Arc<dyn Store>, queue: Shards, clock: Clock) -> Self {
-        Self { store, queue, clock }
-    }
-
     pub(super) async fn task(&self, id: TaskId) -> Result<Option<TaskView>, Error> {
         let Some(detail) = self.store.task(id).await? else { return Ok(None) };
         let record = if detail.status.is_final() { None } else { self.record(&detail).await? };
@@ -130,7 +132,7 @@ fn result(row: ResultRow) -> TaskResult {
     TaskResult { worker, result, encoding, attempt, completed_unix_ms, surplus }
 }
 
-fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
+pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
     let status = status(&detail, record, now_unix_ms);
     let row = detail.task;
     TaskView {

@@ -218,7 +218,14 @@ fn state(
         api: Api {
             discovery: handles.discovery,
             tasks: handles.tasks,
-            query: Some(Reader::new(Arc::clone(&cx.store), cx.queue.shards.clone(), cx.clock.clone())),
+            query: Some(Reader {
+                store: Arc::clone(&cx.store),
+                queue: cx.queue.shards.clone(),
+                bus: Arc::clone(&cx.bus),
+                gates: cx.gates.clone(),
+                settings: Arc::clone(&cx.settings),
+                clock: cx.clock.clone(),
+            }),
             authentication,
             stop: doors.stop_token(),
         },

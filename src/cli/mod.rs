@@ -3,9 +3,12 @@
 pub mod bench;
 mod client;
 mod environment;
+pub mod explain;
+mod http;
 pub mod insert;
 mod run;
 mod token;
+mod trust;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -20,7 +23,8 @@ use crate::{
     config::{self, Loaded, Options, Origins, Settings},
 };
 
-/// Exit code for a wrong command line or configuration, and for a server that `insert` or `bench` cannot reach.
+/// Exit code for a wrong command line or configuration, and for a server that `insert`, `explain` or `bench` cannot
+/// reach.
 pub const USAGE: u8 = 2;
 
 const EXAMPLES: &str = "\
@@ -28,6 +32,7 @@ Examples:
   taskd --pipelines all                       run everything in one process; needs nothing else
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
   taskd insert --queue crawl urls.txt         insert one task per line
+  taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
@@ -63,6 +68,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Subcommands {
     Insert(insert::Insert),
+    Explain(explain::Explain),
     Bench(bench::Bench),
     Migrate(Migrate),
     Partitions(Partitions),
@@ -104,6 +110,7 @@ pub enum Command {
     Token(token::Command, Settings),
     Acts(token::Acts, Settings),
     Insert(insert::Insert),
+    Explain(explain::Explain),
     Bench(bench::Bench),
 }
 
@@ -165,6 +172,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
+        Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Bench(bench)) => {
             bench.check().map_err(Refusal::Usage)?;
             Command::Bench(bench)

@@ -1,7 +1,7 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, `insert` had lines rejected, or `bench` counted a task too few or too many times. 2: wrong
-//! command line or settings, or no server for `insert` or `bench`.
+//! 0: done. 1: failed, `insert` had lines rejected, `explain` found no such task, or `bench` counted a task too few or
+//! too many times. 2: wrong command line or settings, or no server for `insert`, `explain` or `bench`.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -11,7 +11,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, insert, parse, token};
+use super::{Command, USAGE, bench, explain, insert, parse, token};
 use crate::{
     app,
     config::{self, Settings},
@@ -45,6 +45,11 @@ pub fn run() -> ExitCode {
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
         Command::Insert(args) => match block_on(insert::run(args)) {
             Ok(Ok(summary)) if summary.rejected > 0 => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
+        Command::Explain(args) => match block_on(explain::run(args)) {
+            Ok(Ok(false)) => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },

@@ -88,9 +88,10 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 6] = [
+pub const METHODS: [(&str, Role); 7] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
+    ("taskd.v1.Discovery/ExplainTask", Role::Read),
     ("taskd.v1.Tasks/GetTasks", Role::Work),
     ("taskd.v1.Tasks/CompleteTasks", Role::Work),
     ("taskd.v1.Tasks/RejectTasks", Role::Work),
@@ -194,6 +195,14 @@ impl Discovery for Service {
     async fn get_task(&self, request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {
         let (caller, request) = open(request);
         Ok(Response::new(self.0.api.task(&caller, &request.id).await?.into()))
+    }
+
+    async fn explain_task(
+        &self,
+        request: Request<pb::ExplainTaskRequest>,
+    ) -> Result<Response<pb::TaskExplanation>, Status> {
+        let (caller, request) = open(request);
+        Ok(Response::new(self.0.api.explain(&caller, &request.into()).await?.into()))
     }
 }
 

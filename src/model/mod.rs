@@ -2,6 +2,7 @@
 
 mod access;
 mod call;
+mod explain;
 mod names;
 mod records;
 mod status;
@@ -13,6 +14,7 @@ pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
+pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use records::{
     Completed, DeadLetter, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues,

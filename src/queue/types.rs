@@ -5,7 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::error::{Error, Result};
-use crate::model::{LeaseToken, Offset, Priority, TaskId, WorkerName};
+use crate::{
+    config::QueueSettings,
+    model::{LeaseToken, Offset, Priority, TaskId, WorkerName},
+};
 
 /// Entries and bytes in a shard's outbox at which claims and expiries pause.
 pub const OUTBOX_FULL: usize = 10_000;
@@ -172,6 +175,16 @@ pub struct Stats {
     pub finals: u64,
     pub oldest_created_unix_ms: Option<i64>,
     pub ahead: u64,
+}
+
+impl Stats {
+    /// Whether parked tasks may come: the shard is below nine tenths of its bounds.
+    pub fn has_room(&self, settings: &QueueSettings) -> bool {
+        let nine_tenths = |bound: u64| bound - bound / 10;
+        self.ahead < nine_tenths(settings.high_water_tasks)
+            && self.waiting_bytes < nine_tenths(settings.high_water_bytes)
+            && self.live < nine_tenths(settings.live_tasks_max())
+    }
 }
 
 /// The work that waits in a shard (`lua/look.lua`).

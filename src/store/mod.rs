@@ -18,7 +18,7 @@ pub use self::{
     error::{Cause, Error, Result},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
-        PAGE_BYTES, Published, PublishedTask, QueueCount, ResultRow, Settled, Settlement, StateFor, Stored,
+        PAGE_BYTES, Place, Published, PublishedTask, QueueCount, ResultRow, Settled, Settlement, StateFor, Stored,
         StoredShard, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
@@ -114,6 +114,9 @@ pub trait Store: Send + Sync {
     async fn owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId)>>;
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
+
+    /// Where the task is. `None`: it is finished, or there is no such task. `generation` is the topic's.
+    async fn place(&self, generation: &str, id: TaskId) -> Result<Option<Place>>;
 
     /// The results of a task, the earliest first.
     async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>>;

@@ -162,6 +162,15 @@ pub struct PublishedTask {
     pub offset: Option<Offset>,
 }
 
+/// Where SQL says that an unfinished task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Not on the bus. The watchdog publishes it when it is due; `None`: when its queue has room.
+    Off { why: Unpublished, due_unix_ms: Option<i64> },
+    /// On the bus, at or before this offset of its partition; `None`: in another generation of the topic.
+    On(Option<Offset>),
+}
+
 /// A task as its reader sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskDetail {

@@ -169,6 +169,15 @@ async fn a_token_reaches_its_queues_only() {
             assert_eq!(call(&daemon, Method::GET, &path, Some(&acme), Value::Null).await.0, want, "{path}");
         }
     }
+    for (query, want) in [
+        (format!("id={}", own.as_str().unwrap()), 200),
+        (format!("id={}", others.as_str().unwrap()), 404),
+        ("queue=acme.a&key=1".to_owned(), 200),
+        ("queue=other&key=1".to_owned(), 403),
+    ] {
+        let path = format!("/v1/tasks:explain?{query}");
+        assert_eq!(call(&daemon, Method::GET, &path, Some(&acme), Value::Null).await.0, want, "{path}");
+    }
     let queues = async |token: &str| {
         let (_, answer) = call(&daemon, Method::GET, "/v1/queues", Some(token), Value::Null).await;
         let queues = answer["queues"].as_array().unwrap().iter().map(|queue| queue["queue"].clone());

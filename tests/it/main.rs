@@ -15,6 +15,7 @@ mod coordination;
 mod discovery_insert;
 mod discovery_results;
 mod embedded;
+mod explain;
 mod fanout;
 mod filter;
 mod full_memory;

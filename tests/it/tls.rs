@@ -115,6 +115,14 @@ async fn both_ports_speak_tls_and_nothing_else() {
     let grpc = format!("https://localhost:{}", daemon.grpc_port());
     let inserted = insert(&grpc, &["--tls-ca", &authority.path("ca.pem")]);
     assert!(inserted.status.success(), "{inserted:?}");
+    let explain = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+        let server = format!("https://127.0.0.1:{}", daemon.http_port());
+        command.args(["explain", "nobody", "key", "--server", &server]).args(more).output().unwrap()
+    };
+    let explained = explain(&["--tls-ca", &authority.path("ca.pem")]);
+    assert_eq!(explained.status.code(), Some(1), "there is no such task: {explained:?}");
+    assert_eq!(explain(&[]).status.code(), Some(2), "an authority that nobody knows");
     let stranger = insert(&grpc, &[]);
     assert_eq!(stranger.status.code(), Some(2), "an authority that nobody knows: {stranger:?}");
     assert_eq!(insert(&daemon.grpc(), &[]).status.code(), Some(2), "plain text");

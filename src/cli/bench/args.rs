@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::{
-    cli::client,
+    cli::{client, trust::Token},
     config::{ByteSize, Time},
 };
 
@@ -73,7 +73,7 @@ pub struct Bench {
 
     /// Access token, if that taskd asks for one
     #[arg(long, value_name = "TOKEN", requires = "grpc")]
-    pub(super) token: Option<client::Token>,
+    pub(super) token: Option<Token>,
 
     /// Let the taskd of its own ask for an access token with each call
     #[arg(long, conflicts_with = "grpc")]

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::args::{Bench, Part};
-use crate::cli::client::Token;
+use crate::cli::trust::Token;
 
 /// A start has to look for redis-server and make a database.
 const START: Duration = Duration::from_secs(60);

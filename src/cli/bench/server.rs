@@ -16,7 +16,10 @@ use super::{
     machine::{self, Machine},
     own::Own,
 };
-use crate::cli::client::{self, Taskd};
+use crate::cli::{
+    client::{self, Taskd},
+    trust::Trust,
+};
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const HTTP_PORT: u16 = 7600;
@@ -72,8 +75,8 @@ impl Server {
             Some(own) => own.token.clone(),
             None => args.token.clone(),
         };
-        let token = token.unwrap_or_default();
-        let http = Http::new(&http, token.clone())?;
+        let trust = token.map_or_else(Trust::default, Trust::from);
+        let http = Http::new(&http, trust.clone())?;
         let ready_after = match &own {
             Some(own) => {
                 http.wait_until_ready().await?;
@@ -81,8 +84,8 @@ impl Server {
             }
             None => None,
         };
-        let first = client::connect(&grpc, token.clone()).await?;
-        let others = (1..args.work.connections).map(|_| client::connect(&grpc, token.clone()));
+        let first = client::connect(&grpc, &trust).await?;
+        let others = (1..args.work.connections).map(|_| client::connect(&grpc, &trust));
         let mut channels = futures::future::try_join_all(others).await?;
         channels.push(first);
         let redis = match redis {

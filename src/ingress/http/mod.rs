@@ -91,6 +91,7 @@ fn table() -> Vec<Route> {
         get("/v1/tasks/{id}", Role::Read, get_task),
         get("/v1/tasks/{id}/results", Role::Read, get_results),
         get("/v1/queues", Role::Read, get_queues),
+        get("/v1/tasks:explain", Role::Read, explain_task),
         post("/v1/tasks:get", Role::Work, get_tasks),
         post("/v1/tasks:complete", Role::Work, complete_tasks),
         post("/v1/tasks:reject", Role::Work, reject_tasks),
@@ -173,6 +174,12 @@ type Id = Result<Path<String>, PathRejection>;
 async fn get_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
     let task = state.api.task(&caller, &task_id(id)).await?;
     Ok(Json(json::read::Task::from(&task)).into_response())
+}
+
+async fn explain_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, uri: Uri) -> Answer {
+    let question = json::explain::question(uri.query().unwrap_or_default())?;
+    let explanation = state.api.explain(&caller, &question).await?;
+    within(&state.budget, Json(json::explain::Explanation::from(&explanation)).into_response())
 }
 
 async fn get_results(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {

@@ -23,6 +23,7 @@ mod insert;
 mod migrate;
 mod outbox;
 mod pages;
+mod place;
 #[cfg(test)]
 pub(super) mod plans;
 mod retention;
@@ -58,9 +59,9 @@ pub(super) use self::{
     statement::{Statement, Value},
 };
 use super::{
-    AddedToken, BroughtForward, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result,
-    ResultRow, Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn,
-    Unpublished,
+    AddedToken, BroughtForward, Inserted, NewRow, Opening, OutboxRow, Place, Published, PublishedTask, QueueCount,
+    Result, ResultRow, Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail, TaskState,
+    Turn, Unpublished,
 };
 use crate::model::{AccessToken, Act, KeyHash, QueueName, SecretHash, ShardId, TaskId, TaskRow, WorkerName};
 
@@ -211,6 +212,10 @@ impl<DB: Backend> Store for SqlStore<DB> {
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
         tasks::task(&self.sql, id).await
+    }
+
+    async fn place(&self, generation: &str, id: TaskId) -> Result<Option<Place>> {
+        place::of(&self.sql, generation, id).await
     }
 
     async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>> {
