@@ -6,7 +6,9 @@ mod environment;
 pub mod explain;
 mod http;
 pub mod insert;
+mod manual;
 mod run;
+mod stats;
 mod token;
 mod trust;
 
@@ -34,6 +36,7 @@ Examples:
   taskd insert --queue crawl urls.txt         insert one task per line
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
+  taskd stats                                 watch the queues of a running taskd
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
 
@@ -74,6 +77,9 @@ enum Subcommands {
     Partitions(Partitions),
     Token(token::Token),
     Acts(token::Acts),
+    Stats(stats::Stats),
+    Completions(manual::Completions),
+    Man(manual::Man),
     CheckConfig(CheckConfig),
 }
 
@@ -111,6 +117,9 @@ pub enum Command {
     Acts(token::Acts, Settings),
     Insert(insert::Insert),
     Explain(explain::Explain),
+    Stats(stats::Stats),
+    Completions(manual::Completions),
+    Man(manual::Man),
     Bench(bench::Bench),
 }
 
@@ -173,6 +182,9 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
+        Some(Subcommands::Stats(stats)) => Command::Stats(stats),
+        Some(Subcommands::Completions(completions)) => Command::Completions(completions),
+        Some(Subcommands::Man(man)) => Command::Man(man),
         Some(Subcommands::Bench(bench)) => {
             bench.check().map_err(Refusal::Usage)?;
             Command::Bench(bench)
@@ -198,6 +210,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
             Command::Run { settings, stop_with_stdin: cli.stop_with_stdin }
         }
     })
+}
+
+/// The whole command line, for completions and manual pages.
+fn command_line() -> clap::Command {
+    Cli::command()
 }
 
 fn innermost(matches: &ArgMatches) -> &ArgMatches {
