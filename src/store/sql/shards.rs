@@ -39,7 +39,7 @@ pub(super) fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
 /// Raises the version and answers it.
 ///
 /// Its row stays locked until the transaction ends, so that versions become visible in their order.
-async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
+pub(super) async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
     let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = 'shards_version'";
     session.execute(Statement::new(raise)).await?;
     let version = Statement::new("SELECT value FROM meta WHERE name = 'shards_version'");
@@ -81,21 +81,6 @@ pub(super) async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Res
     shards.iter().map(opening).collect()
 }
 
-/// Raises the generation from `from`; answers the shard's present one.
-pub(super) async fn next_generation<S: Session>(session: &mut S, shard: &ShardId, from: u64) -> Result<u64> {
-    let (next, version) = (from + 1, next_version(session).await?);
-    let add = Statement::new("INSERT INTO shards (queue, shard, life, version) VALUES (?, ?, ?, ?)")
-        .bind(&shard.queue)
-        .bind(shard.number)
-        .bind(next)
-        .bind(version)
-        .sql(&S::keep_first("life"));
-    session.execute(add).await?;
-    let raise = Statement::new("UPDATE shards SET life = ?, closed = 0, version = ?").bind(next).bind(version);
-    session.execute(in_generation(raise, shard, from)).await?;
-    Ok(find(session, shard).await?.generation)
-}
-
 /// Closes the shard if it is in this generation. Answers whether it is closed in it now.
 pub(super) async fn close<S: Session>(session: &mut S, shard: &ShardId, generation: u64) -> Result<bool> {
     let version = next_version(session).await?;
@@ -105,12 +90,13 @@ pub(super) async fn close<S: Session>(session: &mut S, shard: &ShardId, generati
     Ok(!now.is_open && now.generation == generation)
 }
 
-fn in_generation<'a>(change: Statement<'a>, shard: &'a ShardId, generation: u64) -> Statement<'a> {
+/// Completes a change of the shard, which it makes only in this generation.
+pub(super) fn in_generation<'a>(change: Statement<'a>, shard: &'a ShardId, generation: u64) -> Statement<'a> {
     let of_shard = change.sql(" WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
     of_shard.sql(" AND life = ?").bind(generation)
 }
 
-async fn find<S: Session>(session: &mut S, shard: &ShardId) -> Result<StoredShard> {
+pub(super) async fn find<S: Session>(session: &mut S, shard: &ShardId) -> Result<StoredShard> {
     let now = select().sql("WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
     let found: Option<ShardColumns> = session.fetch(now).await?.into_iter().next();
     found.ok_or_else(|| corrupt("no row of a shard that was just written"))?.try_into()
