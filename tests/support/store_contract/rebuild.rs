@@ -85,7 +85,7 @@ pub(crate) async fn the_generation_of_a_lost_shard_is_raised_once(db: &impl Data
     assert_eq!(store.begin_rebuild(&[(second.clone(), 2)]).await.unwrap(), [3]);
     assert_eq!(store.rebuilding().await.unwrap().shards[&second], 3);
     assert!(store.shards(None).await.unwrap().iter().any(|open| (&open.id, open.generation) == (&second, 3)));
-    assert_eq!(store.begin_rebuild(&[]).await.unwrap(), []);
+    assert!(store.begin_rebuild(&[]).await.unwrap().is_empty());
 }
 
 pub(crate) async fn shards_are_rebuilt_page_by_page(db: &impl Database) {
