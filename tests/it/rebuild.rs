@@ -188,9 +188,13 @@ async fn a_rebuild_that_was_killed_begins_anew() {
 async fn two_watchdogs_rebuild_a_shard_once() {
     let fixture = Fixture::with_lost(MANY).await;
     let first = fixture.watchdog_in_the_middle("a").await;
-    redis::cmd("DEL").arg("t:lease:watchdog").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
-    // It does not know the walk of the first one, and begins its own.
-    let second = fixture.watchdog_in_the_middle("b").await;
+    let second = fixture.watchdog("b").await;
+    // It does not know the walk of the first one, and begins its own when it leads, too.
+    until("the second one walks", async || {
+        redis::cmd("DEL").arg("t:lease:watchdog").query_async::<()>(&mut fixture.redis.conn()).await.unwrap();
+        fixture.backlog().await == 2 * IN_FLIGHT
+    })
+    .await;
     let fanout = fixture.fanout().await;
     fixture.all_are_there(&[]).await;
     assert_eq!(fixture.generation("q").await, Some(2));
@@ -240,8 +244,8 @@ async fn what_happens_to_tasks_during_the_rebuild_counts() {
 async fn rebuilt_tasks_on_their_way_are_not_missing() {
     let fixture = Fixture::with_lost(3000).await;
     let watchdog = fixture.watchdog("a").await;
+    until("all are published", async || fixture.backlog().await == 3000).await;
     fixture.is_rebuilt().await;
-    assert_eq!(fixture.backlog().await, 3000);
 
     // The reconciler comes to a task that is missing: an open shard has read past it.
     let (other, missing) = (shard("other"), row("other", "missing", 1));
