@@ -422,7 +422,7 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     store.begin_rebuild(&[(lost.clone(), 1)]).await.unwrap();
     let mut rebuilding = store.rebuilding().await.unwrap();
     rebuilding.shards.insert(shard.clone(), 1);
-    assert!(!store.rebuild_page(&rebuilding, Some(ids[1000]), 5).await.unwrap().tasks.is_empty());
+    assert!(!store.rebuild_page(&rebuilding, Some(ids[1000]), 100).await.unwrap().tasks.is_empty());
     store.end_rebuild("g", &[Rebuilt { shard: lost.clone(), generation: 2, offset: None }]).await.unwrap();
     assert!(store.close_shard(&lost, 2).await.unwrap());
     store.unpublish(&ids[1800..1802], Unpublished::Missing).await.unwrap();

@@ -255,7 +255,9 @@ async fn rebuilt_tasks_on_their_way_are_not_missing() {
     fixture.store_published(std::slice::from_ref(&missing), Offset { major: 0, minor: 1 }).await;
     until("it goes out again", async || fixture.backlog().await == 3001).await;
     // It looked at the others in the same page.
-    assert_eq!(fixture.database.number("SELECT COUNT(*) FROM tasks WHERE pub_generation <> ''").await, 1);
+    let marked = async || fixture.database.number("SELECT COUNT(*) FROM tasks WHERE pub_generation <> ''").await;
+    until("it is marked", async || marked().await > 0).await;
+    assert_eq!(marked().await, 1);
     assert!(fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().is_empty());
     watchdog.stop().await;
 }

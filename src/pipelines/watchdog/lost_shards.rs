@@ -15,7 +15,7 @@ use std::{
 };
 
 use super::{
-    context::{Context, MovesShards},
+    context::{Context, MovesShards, without_generation},
     error::Error,
     rebuild::Rebuild,
 };
@@ -115,11 +115,4 @@ impl LostShards {
         }
         Ok(())
     }
-}
-
-/// The shards among these that Redis has no generation for.
-pub(super) async fn without_generation(queue: &Upkeep, shards: Vec<ShardId>) -> Result<Vec<ShardId>, Error> {
-    let generations = queue.generations(&shards).await?;
-    let lost = shards.into_iter().zip(generations).filter(|(_, generation)| generation.is_none());
-    Ok(lost.map(|(shard, _)| shard).collect())
 }

@@ -10,7 +10,10 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use super::{context::Context, error::Error, lost_shards::without_generation};
+use super::{
+    context::{Context, without_generation},
+    error::Error,
+};
 use crate::{
     bus::{self, Bus, Topic},
     model::{TaskId, TaskRow},

@@ -3,8 +3,6 @@
 //! A rebuild changes no row of a task. While it runs, the row of its shard says so; in the end the same row says where
 //! all tasks of the shard were published. See the migration `rebuild_shards`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-
 use super::{
     backend::Backend,
     dialect::Dialect,
@@ -16,7 +14,7 @@ use super::{
     statement::{Statement, lists},
     tasks::beyond,
 };
-use crate::model::{Offset, QueueName, ShardId, TaskId, TaskRow};
+use crate::model::{Offset, ShardId, TaskId, TaskRow};
 use crate::store::{PAGE_BYTES, RebuildPage, Rebuilding, Rebuilt, Result};
 
 /// Raises the generations and marks the shards, in one step: a shard that is opened in Redis afterwards is marked.
@@ -119,32 +117,4 @@ pub(super) async fn end<S: Session>(session: &mut S, generation: &str, rebuilt: 
         session.execute(in_generation(end, shard, *of_shard).sql(" AND rebuilding = 1")).await?;
     }
     Ok(())
-}
-
-/// The places at which the tasks of these shards were published by a rebuild, in this generation of the topic.
-pub(super) async fn places<DB: Backend>(
-    sql: &Runner<DB>,
-    operation: &'static str,
-    generation: &str,
-    shards: &BTreeSet<&ShardId>,
-) -> Result<HashMap<ShardId, Offset>> {
-    let mut by_number: BTreeMap<u32, Vec<&QueueName>> = BTreeMap::new();
-    shards.iter().for_each(|id| by_number.entry(id.number).or_default().push(&id.queue));
-    let mut places = HashMap::new();
-    for (number_, queues) in by_number {
-        for queues in lists(&queues) {
-            let place = Statement::new("SELECT queue, rebuilt_major, rebuilt_minor FROM shards ")
-                .sql(DB::Connection::BY_PRIMARY_KEY)
-                .sql(" WHERE rebuilt_generation = ? AND shard = ?")
-                .bind(generation.to_owned())
-                .bind(number_)
-                .sql(" AND queue IN ")
-                .list(queues);
-            for (queue, major, minor) in sql.read::<(String, i64, i64)>(operation, place).await? {
-                let shard = ShardId { queue: queue_name(&queue)?, number: number_ };
-                places.insert(shard, Offset { major: number(major)?, minor: number(minor)? });
-            }
-        }
-    }
-    Ok(places)
 }

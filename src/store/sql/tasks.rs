@@ -6,9 +6,9 @@ use super::{
     backend::Backend,
     batches,
     dialect::Dialect,
-    rebuild,
     rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, key_hash, number, queue_name, status, task_id, worker_name},
     runner::Runner,
+    shards,
     statement::{Statement, lists},
 };
 use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, ShardId, TaskId, TaskRow, WorkerName};
@@ -101,8 +101,8 @@ pub(super) async fn published<DB: Backend>(
         Ok(PublishedTask { id: task_id(&id)?, shard, offset: own.max(of_batch) })
     };
     let mut page = page.into_iter().map(published).collect::<Result<Vec<_>>>()?;
-    let shards: BTreeSet<&ShardId> = page.iter().map(|task| &task.shard).collect();
-    let rebuilt = rebuild::places(sql, NAME, generation, &shards).await?;
+    let of_page: BTreeSet<&ShardId> = page.iter().map(|task| &task.shard).collect();
+    let rebuilt = shards::rebuilt_places(sql, NAME, generation, &of_page).await?;
     // A task that came back may have several places. The latest one holds: the task stands at or before it.
     page.iter_mut().for_each(|task| task.offset = task.offset.max(rebuilt.get(&task.shard).copied()));
     Ok(page)
