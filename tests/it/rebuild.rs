@@ -185,6 +185,17 @@ async fn a_rebuild_that_was_killed_begins_anew() {
 }
 
 #[tokio::test]
+async fn a_shard_that_was_marked_and_not_opened_gets_another_generation() {
+    let fixture = Fixture::with_lost(100).await;
+    assert_eq!(fixture.store.begin_rebuild(&[(shard("q"), 1)]).await.unwrap(), [2]);
+    let (watchdog, fanout) = (fixture.watchdog("a").await, fixture.fanout().await);
+    fixture.all_are_there(&[]).await;
+    assert_eq!(fixture.generation("q").await, Some(3));
+    watchdog.stop().await;
+    fanout.stop().await;
+}
+
+#[tokio::test]
 async fn two_watchdogs_rebuild_a_shard_once() {
     let fixture = Fixture::with_lost(MANY).await;
     let first = fixture.watchdog_in_the_middle("a").await;
