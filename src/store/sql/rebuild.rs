@@ -41,9 +41,11 @@ pub(super) async fn rebuilding<DB: Backend>(sql: &Runner<DB>) -> Result<Rebuildi
         rebuilding.shards.insert(shard, number(generation)?);
     }
     if !rebuilding.shards.is_empty() {
+        let first = beyond(None);
         let last = Statement::new("SELECT id FROM tasks ")
             .sql(&DB::Connection::by_index("tasks_on_bus"))
-            .sql(" WHERE on_bus = 1 ORDER BY id DESC LIMIT 1");
+            .sql(" WHERE on_bus = 1 AND id > ? ORDER BY id DESC LIMIT 1")
+            .bind(&first);
         let last = sql.read::<(Vec<u8>,)>(NAME, last).await?.into_iter().next();
         rebuilding.upto = last.map(|(id,)| task_id(&id)).transpose()?;
     }
