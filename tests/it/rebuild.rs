@@ -74,7 +74,7 @@ fn completed(id: TaskId) -> Settlement {
 }
 
 impl Fixture {
-    /// So many tasks of the queue `q` that SQL takes for published, and a Redis that has lost them.
+    /// A Redis that has lost `count` tasks of the queue `q`, which SQL takes for published.
     async fn with_lost(count: usize) -> Self {
         let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
         let redis = Redis::connect(&server.url(), "t").await.unwrap();

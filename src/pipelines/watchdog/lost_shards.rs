@@ -3,10 +3,10 @@
 //! Crash windows:
 //!
 //! - after the mark in SQL, before the shard is open in Redis: the shard is lost still, and gets another generation.
-//! - after the opening, before all tasks are published: the mark says so, and the next watchdog begins the rebuild anew.
+//! - after the opening, before all tasks are published: the mark says so. The next watchdog begins the rebuild anew.
 //! - Redis loses the shard again meanwhile: the same, in another generation. The end of the rebuild of before does not
 //!   take the mark away, because it names its generation.
-//! - two watchdogs: the generation is raised once from each number. Both publish, and the queue knows the second record.
+//! - two watchdogs: the generation is raised once. Both publish all tasks, and the queue knows the second records.
 
 use std::{
     collections::{BTreeSet, HashMap},

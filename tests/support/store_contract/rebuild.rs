@@ -79,7 +79,7 @@ pub(crate) async fn the_generation_of_a_lost_shard_is_raised_once(db: &impl Data
     let expected = [(first.clone(), 3), (second.clone(), 2), (third, 2)].into();
     assert_eq!(store.rebuilding().await.unwrap(), Rebuilding { shards: expected, upto: None });
 
-    // Who closed it found it empty. Somebody who took it for lost brings it back.
+    // A process that found it empty closes it. Another one takes it for lost, and brings it back.
     assert!(store.close_shard(&second, 2).await.unwrap());
     assert!(!store.rebuilding().await.unwrap().shards.contains_key(&second));
     assert_eq!(store.begin_rebuild(&[(second.clone(), 2)]).await.unwrap(), [3]);
