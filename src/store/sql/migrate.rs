@@ -33,6 +33,7 @@ macro_rules! migration_files {
             "0005_remember_leases",
             "0006_batch_new_tasks",
             "0007_keep_tokens",
+            "0008_rebuild_shards",
         )
     };
     ($backend:literal: $($name:literal,)+) => {
