@@ -1,6 +1,7 @@
 //! Tasks, calls and reports, in the words of no protocol. No I/O.
 
 mod call;
+mod letters;
 mod names;
 mod records;
 mod status;
@@ -11,9 +12,13 @@ pub use call::{
     Batch, Caller, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
+pub use letters::{
+    ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
+    LetterPages, LettersChanged, StoredLetter,
+};
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use records::{
-    Completed, DeadLetter, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues,
+    Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues,
     Report, UnreadableTask, What,
 };
 pub use status::StoredStatus;

@@ -23,6 +23,8 @@ pub struct EnqueueTask {
     pub body: Bytes,
     /// Workers that SQL has credited already.
     pub credited: Vec<String>,
+    /// How often the task was sent again.
+    pub epoch: u32,
 }
 
 /// Tasks of one shard, in the order of the partition.
@@ -238,6 +240,8 @@ pub enum Event {
         reason: String,
         /// The last failures, the earliest first.
         history: Vec<Failure>,
+        /// The task's epoch.
+        epoch: u32,
     },
 }
 

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
+use crate::model::{Encoding, Failure, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
 
 /// The answer to one row of an insert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +111,10 @@ pub enum Settlement {
         id: TaskId,
         reason: String,
         attempts: u32,
+        /// The last failures, the earliest first.
+        history: Vec<Failure>,
+        /// The epoch of the task that died; `None`: the present one.
+        epoch: Option<u32>,
         at_unix_ms: i64,
     },
 }
@@ -120,7 +124,7 @@ pub enum Settlement {
 pub struct Settled {
     /// The report was settled before: the call changed nothing and ignored its discovered tasks.
     pub repeated: bool,
-    /// SQL does not have the task (any more): the call changed nothing.
+    /// SQL does not have the task (any more), or it was sent again since it died: the call changed nothing.
     pub unknown: bool,
     /// The task had NUM completions already: the result is surplus, and the discovered tasks were stored.
     pub surplus: bool,
@@ -139,6 +143,16 @@ pub struct TaskState {
     pub status: StoredStatus,
     /// The workers with a credit.
     pub workers: Vec<String>,
+    /// How often the task was sent again.
+    pub epoch: u32,
+}
+
+/// A dead task that was sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retried {
+    pub id: TaskId,
+    /// Unfinished, or Completed by workers whose completions came late.
+    pub status: StoredStatus,
 }
 
 /// A stored task and one worker's completion of it.

@@ -6,6 +6,7 @@
 //! - `outbox`: narrow, one row for each other unfinished task that is not on the bus: scheduled, parked, missing.
 //! - `results`: what each worker reported, by (task, worker): no worker gets two credits.
 //! - `seen`: the keys of removed tasks.
+//! - `letters`: dead letters; that of a dead task has its id.
 //! - `shards`: the shards that ever were, each with its generation and whether it is closed.
 //! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the few rows briefly.
 //!
@@ -18,6 +19,7 @@ mod columns;
 mod counts;
 mod dialect;
 mod insert;
+mod letters;
 mod migrate;
 mod outbox;
 mod pages;
@@ -55,9 +57,12 @@ use self::{
 };
 use super::{
     BroughtForward, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result, ResultRow,
-    Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
+    Retried, Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
 };
-use crate::model::{KeyHash, QueueName, ShardId, TaskId, TaskRow, WorkerName};
+use crate::model::{
+    DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, ShardId, StoredLetter, TaskId,
+    TaskRow, WorkerName,
+};
 
 /// A store in SQL.
 pub struct SqlStore<DB> {
@@ -192,8 +197,49 @@ impl<DB: Backend> Store for SqlStore<DB> {
         }
         let remove = self
             .sql
-            .run("remove_finished", (ids, age), |session, (ids, age)| Box::pin(retention::remove(session, ids, *age)));
+            .run("remove_finished", (ids, age), |session, (ids, age)| {
+                Box::pin(retention::remove(session, ids, retention::Which::Old(*age)))
+            });
         remove.await
+    }
+
+    async fn keep_letters(&self, letters: &[DeadLetter]) -> Result<()> {
+        let letters: Vec<letters::NewLetter> = letters.iter().map(Into::into).collect();
+        let keep = self.sql.run("keep_letters", letters, |session, letters| Box::pin(letters::add(session, letters)));
+        keep.await
+    }
+
+    async fn letters(&self, pages: &LetterPages) -> Result<LetterPage> {
+        letters::list(&self.sql, pages).await
+    }
+
+    async fn letter(&self, id: LetterId) -> Result<Option<StoredLetter>> {
+        letters::one(&self.sql, id).await
+    }
+
+    async fn letter_kinds(&self, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>> {
+        letters::kinds(&self.sql, ids).await
+    }
+
+    async fn retry(&self, ids: &[TaskId], now_unix_ms: i64) -> Result<Vec<Retried>> {
+        let retry = self.sql.run("retry", (ids.to_vec(), now_unix_ms), |session, (ids, now)| {
+            Box::pin(letters::retry(session, ids, *now))
+        });
+        retry.await
+    }
+
+    async fn purge(&self, ids: &[LetterId]) -> Result<u64> {
+        self.sql.run("purge", ids.to_vec(), |session, ids| Box::pin(letters::purge(session, ids))).await
+    }
+
+    async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64> {
+        const NAME: &str = "remove_old_letters";
+        let page = self.sql.read(NAME, letters::old::<DB::Connection>(age, limit)).await?;
+        let ids = page.into_iter().map(|(id,): (Vec<u8>,)| task_id(&id)).collect::<Result<Vec<_>>>()?;
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        self.sql.run(NAME, ids, |session, ids| Box::pin(letters::purge(session, ids))).await
     }
 
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>> {

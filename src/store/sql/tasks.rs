@@ -27,15 +27,16 @@ fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
 }
 
 pub(super) async fn states<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Result<Vec<TaskState>> {
+    type Columns = (Vec<u8>, i64, i64, Option<Vec<u8>>);
     let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
     for ids in lists(&distinct(ids)) {
         let credited = Statement::new(
-            "SELECT id, status, worker FROM tasks LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
+            "SELECT id, status, epoch, worker FROM tasks LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
         )
         .list(ids);
-        for (id, number, worker) in sql.read::<(Vec<u8>, i64, Option<Vec<u8>>)>("states", credited).await? {
-            let (id, status) = (task_id(&id)?, status(number)?);
-            let state = states.entry(id).or_insert(TaskState { id, status, workers: Vec::new() });
+        for (id, stored, epoch, worker) in sql.read::<Columns>("states", credited).await? {
+            let (id, status, epoch) = (task_id(&id)?, status(stored)?, number(epoch)?);
+            let state = states.entry(id).or_insert(TaskState { id, status, workers: Vec::new(), epoch });
             state.workers.extend(worker.map(worker_name).transpose()?);
         }
     }
