@@ -1,7 +1,7 @@
 //! The error of an operation.
 
 use crate::{
-    model::TaskId,
+    model::{LetterId, TaskId},
     pipelines::{discovery, tasks},
     queue, store,
 };
@@ -13,6 +13,12 @@ pub enum Error {
     NotRunHere(&'static str),
     #[error("{0:?} is not a task id; ids are UUIDs, as an insert answers them")]
     NotATaskId(String),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("{0:?} is not a letter's id")]
+    NotALetterId(String),
+    #[error("there is no letter {0}: it was sent again, purged or removed")]
+    NoSuchLetter(LetterId),
     #[error("there is no task {0}, or it finished so long ago that it was removed")]
     NoSuchTask(TaskId),
     #[error(transparent)]
@@ -43,8 +49,10 @@ impl Error {
     pub fn kind(&self) -> Kind {
         match self {
             Self::NotRunHere(_) => Kind::NotRunHere,
-            Self::NotATaskId(_) | Self::Tasks(tasks::Error::Invalid(_)) => Kind::Invalid,
-            Self::NoSuchTask(_) => Kind::NotFound,
+            Self::NotATaskId(_) | Self::NotALetterId(_) | Self::Invalid(_) | Self::Tasks(tasks::Error::Invalid(_)) => {
+                Kind::Invalid
+            }
+            Self::NoSuchTask(_) | Self::NoSuchLetter(_) => Kind::NotFound,
             Self::Insert(discovery::Error::Busy(_)) => Kind::Busy,
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))

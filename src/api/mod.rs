@@ -4,6 +4,7 @@ mod error;
 mod handle;
 mod insert;
 mod items;
+mod letters;
 mod query;
 mod reader;
 mod tasks;

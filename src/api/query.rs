@@ -40,7 +40,7 @@ impl Api {
         self.query()?.queues().instrument(span("queues", caller)).await
     }
 
-    fn query(&self) -> Result<&Reader, Error> {
+    pub(super) fn query(&self) -> Result<&Reader, Error> {
         self.query.as_ref().ok_or(Error::NotRunHere("discovery or tasks"))
     }
 }

@@ -28,6 +28,14 @@ impl Reader {
         Self { store, queue, clock }
     }
 
+    pub(super) fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    pub(super) fn now_unix_ms(&self) -> i64 {
+        self.clock.now_unix_ms()
+    }
+
     pub(super) async fn task(&self, id: TaskId) -> Result<Option<TaskView>, Error> {
         let Some(detail) = self.store.task(id).await? else { return Ok(None) };
         let record = if detail.status.is_final() { None } else { self.record(&detail).await? };

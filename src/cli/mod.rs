@@ -2,6 +2,7 @@
 
 pub mod bench;
 mod client;
+pub mod dead;
 mod environment;
 pub mod insert;
 mod run;
@@ -19,7 +20,7 @@ use crate::{
     config::{self, Loaded, Options, Origins, Settings},
 };
 
-/// Exit code for a wrong command line or configuration, and for a server that `insert` or `bench` cannot reach.
+/// Exit code for a wrong command line or configuration, and for a server that a command cannot reach.
 pub const USAGE: u8 = 2;
 
 const EXAMPLES: &str = "\
@@ -27,6 +28,7 @@ Examples:
   taskd --pipelines all                       run everything in one process; needs nothing else
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
   taskd insert --queue crawl urls.txt         insert one task per line
+  taskd dead list                             list what failed for good
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
 
@@ -61,6 +63,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Subcommands {
     Insert(insert::Insert),
+    Dead(dead::Dead),
     Bench(bench::Bench),
     Migrate(Migrate),
     Partitions(Partitions),
@@ -98,6 +101,7 @@ pub enum Command {
     Partitions(Settings, u32),
     CheckConfig(Loaded),
     Insert(insert::Insert),
+    Dead(dead::Dead),
     Bench(bench::Bench),
 }
 
@@ -159,6 +163,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
+        Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Bench(bench)) => {
             bench.check().map_err(Refusal::Usage)?;
             Command::Bench(bench)

@@ -1,7 +1,7 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, `insert` had lines rejected, or `bench` counted a task too few or too many times. 2: wrong
-//! command line or settings, or no server for `insert` or `bench`.
+//! 0: done. 1: failed, `insert` had lines rejected, `dead` left letters that it was to change, or `bench` counted a task
+//! too few or too many times. 2: wrong command line or settings, or no server for these commands.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -11,7 +11,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, insert, parse};
+use super::{Command, USAGE, bench, dead, insert, parse};
 use crate::{
     app,
     config::{self, Settings},
@@ -43,6 +43,11 @@ pub fn run() -> ExitCode {
         }
         Command::Insert(args) => match block_on(insert::run(args)) {
             Ok(Ok(summary)) if summary.rejected > 0 => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
+        Command::Dead(args) => match block_on(dead::run(args)) {
+            Ok(Ok(false)) => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },

@@ -30,13 +30,17 @@ pub(super) fn grpc(method: &'static str, response: &Response, started: Instant) 
 
 /// The name of a known method, or `other`.
 pub(super) fn grpc_method(path: &str) -> &'static str {
-    const METHODS: [&str; 6] = [
+    const METHODS: [&str; 10] = [
         "taskd.v1.Discovery/InsertTasks",
         "taskd.v1.Discovery/GetTask",
         "taskd.v1.Tasks/GetTasks",
         "taskd.v1.Tasks/CompleteTasks",
         "taskd.v1.Tasks/RejectTasks",
         "taskd.v1.Tasks/ExtendTasks",
+        "taskd.v1.Operator/ListDeadLetters",
+        "taskd.v1.Operator/GetDeadLetter",
+        "taskd.v1.Operator/RetryDeadLetters",
+        "taskd.v1.Operator/PurgeDeadLetters",
     ];
     let path = path.strip_prefix('/').unwrap_or(path);
     METHODS.into_iter().find(|method| *method == path).unwrap_or(OTHER)

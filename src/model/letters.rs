@@ -190,6 +190,24 @@ pub enum ChosenLetters {
     Pages(LetterPages),
 }
 
+impl ChosenLetters {
+    /// The letters of these ids, or those of a filter.
+    pub fn new(ids: Vec<String>, pages: Option<LetterPages>) -> Result<Self, String> {
+        match pages {
+            Some(_) if !ids.is_empty() => Err("ids and a filter are both given; use one".into()),
+            Some(pages) => Ok(Self::Pages(pages)),
+            None if ids.is_empty() => Err("name letters by ids or by a filter".into()),
+            None => {
+                let read = |(at, id): (usize, &String)| {
+                    let beginning: String = id.chars().take(100).collect();
+                    id.parse().map_err(|_| format!("ids[{at}]: {beginning:?} is not a letter's id"))
+                };
+                Ok(Self::Ids(ids.iter().enumerate().map(read).collect::<Result<_, _>>()?))
+            }
+        }
+    }
+}
+
 /// A request to send letters again, or to purge them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChangeLetters {

@@ -18,8 +18,8 @@ pub use letters::{
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use records::{
-    Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues,
-    Report, UnreadableTask, What,
+    Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues, Report,
+    UnreadableTask, What,
 };
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};

@@ -17,8 +17,8 @@ pub use self::{
     error::{Cause, Error, Result},
     types::{
         BroughtForward, DUE_LOOKED_AT, Inserted, NewRow, Opening, OutboxRow, PAGE_BYTES, Published, PublishedTask,
-        QueueCount, ResultRow, Retried, Settled, Settlement, StateFor, Stored, StoredShard, TakenBack, TaskDetail, TaskState,
-        Turn, Unpublished,
+        QueueCount, ResultRow, Retried, Settled, Settlement, StateFor, Stored, StoredShard, TakenBack, TaskDetail,
+        TaskState, Turn, Unpublished,
     },
 };
 use crate::model::{

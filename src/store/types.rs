@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 
-use crate::model::{Encoding, Failure, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
+use crate::model::{
+    Encoding, Failure, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow,
+};
 
 /// The answer to one row of an insert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -41,7 +41,7 @@ use super::{
 };
 use crate::{
     api,
-    model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol},
+    model::{Batch, Caller, ChangeLetters, InsertStatus, ItemAnswer, LeasedTask, Protocol},
     pipelines::tasks::Leases,
     telemetry::metrics,
 };
@@ -70,6 +70,10 @@ fn router(state: State) -> Router {
         .route("/v1/tasks/{id}", get(get_task))
         .route("/v1/tasks/{id}/results", get(get_results))
         .route("/v1/queues", get(get_queues))
+        .route("/v1/dead-letters", get(get_letters))
+        .route("/v1/dead-letters/{id}", get(get_letter))
+        .route("/v1/dead-letters:retry", post(retry_letters))
+        .route("/v1/dead-letters:purge", post(purge_letters))
         .route("/v1/tasks:get", post(get_tasks))
         .route("/v1/tasks:complete", post(complete_tasks))
         .route("/v1/tasks:reject", post(reject_tasks))
@@ -139,6 +143,53 @@ async fn get_results(Extract(state): Extract<State>, Extension(caller): Extensio
 
 async fn get_queues(Extract(state): Extract<State>, Extension(caller): Extension<Caller>) -> Answer {
     within(&state.budget, list("queues", state.api.queues(&caller).await?)?)
+}
+
+async fn get_letters(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, uri: Uri) -> Answer {
+    let page = state.api.letters(&caller, json::letters::query(uri.query().unwrap_or_default())).await?;
+    within(&state.budget, Json(json::letters::Page::from(&page)).into_response())
+}
+
+async fn get_letter(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
+    let letter = state.api.letter(&caller, &task_id(id)).await?;
+    within(&state.budget, Json(json::letters::Letter::from(&letter)).into_response())
+}
+
+async fn retry_letters(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    Extension(share): Extension<Share>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    let change = change_of_letters(&state, &share, &headers, body).await?;
+    let changed = state.api.retry_letters(&caller, change).await?;
+    Ok(Json(json::letters::Changed::from(&changed)).into_response())
+}
+
+async fn purge_letters(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    Extension(share): Extension<Share>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    let change = change_of_letters(&state, &share, &headers, body).await?;
+    let changed = state.api.purge_letters(&caller, change).await?;
+    Ok(Json(json::letters::Changed::from(&changed)).into_response())
+}
+
+async fn change_of_letters(
+    state: &State,
+    share: &Share,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Result<ChangeLetters, String>, Problem> {
+    let body = json_body(state, headers, body, JSON).await?;
+    let mut tally = Tally::new(&state.settings, share, body.len());
+    let change = json::letters::change(&body, &mut tally)?;
+    tally.keep();
+    Ok(change)
 }
 
 async fn get_tasks(

@@ -5,6 +5,7 @@
 //! does not spoil the others.
 
 pub mod insert;
+pub mod letters;
 pub mod read;
 mod text;
 mod value;

@@ -12,7 +12,7 @@ use super::{
     counts::Counts,
     outbox,
     retention::{self, Which},
-    rows::{TASK_COLUMNS, TaskColumns, corrupt, from_row, number, queue_name, task_id},
+    rows::{TASK_COLUMNS, TaskColumns, corrupt, from_row, number, queue_name, task_id, worker_name},
     runner::Runner,
     session::Session,
     statement::{Statement, lists, pieces},
@@ -22,7 +22,7 @@ use crate::{
         DeadLetter, LetterCursor, LetterId, LetterKind, LetterPage, LetterPages, NewTask, QueueName, StoredLetter,
         StoredStatus, TaskId, TaskRow,
     },
-    store::{Result, Retried},
+    store::{Result, Retried, Unpublished},
     wire,
 };
 
@@ -159,15 +159,15 @@ pub(super) async fn one<DB: Backend>(sql: &Runner<DB>, id: LetterId) -> Result<O
     const NAME: &str = "letter";
     let found = Statement::new("SELECT kind, at_ms, summary, content FROM letters WHERE id = ?").bind(&id);
     let found: Vec<(i64, i64, Vec<u8>, Vec<u8>)> = sql.read(NAME, found).await?;
-    let Some((number, at_unix_ms, summary, content)) = found.into_iter().next() else { return Ok(None) };
-    let kind = kind(number)?;
+    let Some((stored, at_unix_ms, summary, content)) = found.into_iter().next() else { return Ok(None) };
+    let kind = kind(stored)?;
     if kind != LetterKind::Task {
         return Ok(Some(StoredLetter { id, kind, letter: read(content)? }));
     }
     let task = Statement::new(format!("SELECT {TASK_COLUMNS}, attempts, reason FROM tasks WHERE id = ?")).bind(&id);
     let task: Vec<DeadTaskColumns> = sql.read(NAME, task).await?;
     let Some(DeadTaskColumns { task, attempts, reason }) = task.into_iter().next() else { return Ok(None) };
-    let (row, attempts) = (TaskRow::try_from(task)?, super::rows::number(attempts)?);
+    let (row, attempts) = (TaskRow::try_from(task)?, number(attempts)?);
     let queue = row.queue.as_str().to_owned();
     let task = Some(NewTask::from(&row));
     let letter = DeadLetter { task_id: Some(id), queue, attempts, reason, at_unix_ms, task, ..read(summary)? };
@@ -191,8 +191,8 @@ pub(super) async fn kinds<DB: Backend>(sql: &Runner<DB>, ids: &[LetterId]) -> Re
     let mut kinds = Vec::with_capacity(ids.len());
     for ids in lists(ids) {
         let found = Statement::new("SELECT id, kind FROM letters WHERE id IN ").list(ids);
-        for (id, number) in sql.read::<(Vec<u8>, i64)>("letter_kinds", found).await? {
-            kinds.push((task_id(&id)?, kind(number)?));
+        for (id, stored) in sql.read::<(Vec<u8>, i64)>("letter_kinds", found).await? {
+            kinds.push((task_id(&id)?, kind(stored)?));
         }
     }
     Ok(kinds)
@@ -224,7 +224,8 @@ pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i
             let mut workers = late.remove(&id).unwrap_or_default();
             workers.truncate(usize::try_from(missing).unwrap_or(0));
             credit(session, &id, &workers).await?;
-            let status = if workers.len() as i64 == missing { StoredStatus::Completed } else { StoredStatus::Unfinished };
+            let status =
+                if workers.len() as i64 == missing { StoredStatus::Completed } else { StoredStatus::Unfinished };
             if status == StoredStatus::Completed {
                 let done = Statement::new("UPDATE tasks SET status = 1, updated_ms = ? WHERE id = ?").bind(now_ms);
                 session.execute(done.bind(&id)).await?;
@@ -240,7 +241,7 @@ pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i
         .list(&dead);
         session.execute(again).await?;
         // Leaves out those that are completed.
-        outbox::unpublish(session, &dead, crate::store::Unpublished::Missing).await?;
+        outbox::unpublish(session, &dead, Unpublished::Missing).await?;
         session.execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&dead)).await?;
     }
     counts.store(session).await?;
@@ -259,12 +260,13 @@ async fn late_workers<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<BTr
 
 async fn credit<S: Session>(session: &mut S, id: &TaskId, workers: &[Vec<u8>]) -> Result<()> {
     for worker in workers {
-        let worker = super::rows::worker_name(worker.clone())?;
+        let worker = worker_name(worker.clone())?;
         let credit = Statement::new("UPDATE results SET surplus = 0 WHERE task_id = ? AND worker = ?").bind(id);
         session.execute(credit.bind(worker)).await?;
     }
     if !workers.is_empty() {
-        let count = Statement::new("UPDATE tasks SET completed = completed + ? WHERE id = ?").bind(workers.len() as u64);
+        let count =
+            Statement::new("UPDATE tasks SET completed = completed + ? WHERE id = ?").bind(workers.len() as u64);
         session.execute(count.bind(id)).await?;
     }
     Ok(())
@@ -287,9 +289,10 @@ pub(super) fn old<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
             .sql(" WHERE kind = ? AND at_ms <= ")
             .bind(kind)
             .append(retention::before::<S>(age))
-            .sql(" ORDER BY at_ms LIMIT ?) AS some")
+            .sql(" ORDER BY at_ms LIMIT ?) AS page")
             .bind(limit)
     };
     let others = LetterKind::ALL.into_iter().filter(|kind| *kind != LetterKind::Task).map(of_kind);
-    others.reduce(|all, kind| all.sql(" UNION ALL ").append(kind)).expect("there are other kinds").sql(" LIMIT ?").bind(limit)
+    let all = others.reduce(|all, kind| all.sql(" UNION ALL ").append(kind)).expect("there are other kinds");
+    all.sql(" LIMIT ?").bind(limit)
 }

@@ -57,7 +57,8 @@ use self::{
 };
 use super::{
     BroughtForward, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result, ResultRow,
-    Retried, Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
+    Retried, Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn,
+    Unpublished,
 };
 use crate::model::{
     DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, ShardId, StoredLetter, TaskId,
@@ -195,11 +196,9 @@ impl<DB: Backend> Store for SqlStore<DB> {
         if ids.is_empty() {
             return Ok(0);
         }
-        let remove = self
-            .sql
-            .run("remove_finished", (ids, age), |session, (ids, age)| {
-                Box::pin(retention::remove(session, ids, retention::Which::Old(*age)))
-            });
+        let remove = self.sql.run("remove_finished", (ids, age), |session, (ids, age)| {
+            Box::pin(retention::remove(session, ids, retention::Which::Old(*age)))
+        });
         remove.await
     }
 
