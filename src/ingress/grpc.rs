@@ -111,8 +111,9 @@ const WHOLE: &str = "";
 /// The services. A service whose pipeline this process does not run says so, and is not healthy.
 async fn router(state: &State) -> Result<(Router, HealthReporter), ReflectionError> {
     let (reporter, health) = tonic_health::server::health_reporter();
-    let (discovery, tasks) = (state.api.discovery.is_some(), state.api.tasks.is_some());
-    for (service, runs) in [(DISCOVERY, discovery), (TASKS, tasks), (OPERATOR, true), (WHOLE, true)] {
+    let api = &state.api;
+    let (discovery, tasks, operator) = (api.discovery.is_some(), api.tasks.is_some(), api.query.is_some());
+    for (service, runs) in [(DISCOVERY, discovery), (TASKS, tasks), (OPERATOR, operator), (WHOLE, true)] {
         let status = if runs { ServingStatus::Serving } else { ServingStatus::NotServing };
         set_health(&reporter, &[service], status).await;
     }

@@ -404,7 +404,14 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     let queue = &parked.task.queue;
     store.insert(&[row("q0", "0"), row("q0", "900"), row("q0", "brand new")]).await.unwrap();
     store.settle(&[discovering(on_bus, "w", vec![row("q1", "1")]), completed(&batch[3600], "w")]).await.unwrap();
-    let died = Settlement::Died { id: ids[1600], reason: "no luck".into(), attempts: 1, at_unix_ms: 1 };
+    let died = Settlement::Died {
+        id: ids[1600],
+        reason: "no luck".into(),
+        attempts: 1,
+        history: vec![],
+        epoch: None,
+        at_unix_ms: 1,
+    };
     store.settle(&[died]).await.unwrap();
     let without = [due.task.id].into_iter().collect();
     assert!(!store.due(i64::MAX, 10, &without).await.unwrap().is_empty());
