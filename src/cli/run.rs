@@ -1,7 +1,7 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, `insert` had lines rejected, `dead` left letters that it was to change, or `bench` counted a task
-//! too few or too many times. 2: wrong command line or settings, or no server for these commands.
+//! 0: done. 1: failed, `insert` had lines rejected, `dead` could not change a letter, or `bench` counted a task too few
+//! or too many times. 2: wrong command line or settings, or no server for these commands.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 

@@ -36,7 +36,7 @@ pub struct DeadLetter {
 /// The id of a letter: of a dead task its id, of any other letter a hash of what it is about.
 pub type LetterId = TaskId;
 
-/// What a letter is about. SQL and protobuf keep the discriminants.
+/// The subject of a letter. SQL and protobuf keep the discriminants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum LetterKind {
@@ -218,7 +218,7 @@ pub struct ChangeLetters {
     pub yes: bool,
 }
 
-/// What a call did to letters.
+/// The outcome of a call that changes letters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LettersChanged {
     pub matched: u64,

@@ -147,7 +147,7 @@ struct Record<'a> {
     value_base64: Option<String>,
 }
 
-/// What a list leaves out of a task.
+/// The parts of a task that a list leaves out.
 #[derive(Serialize)]
 struct Task<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

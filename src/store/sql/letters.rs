@@ -46,7 +46,7 @@ impl From<&DeadLetter> for NewLetter {
             task.payload.clear();
             task.headers.clear();
         }
-        // What a worker discovered may name a queue that cannot be one.
+        // A discovered task may name a queue that cannot be one.
         let queue = QueueName::new(&letter.queue).map_or_else(|_| String::new(), |queue| queue.as_str().to_owned());
         Self {
             id: letter.id(),

@@ -31,7 +31,8 @@ pub(super) async fn states<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Res
     let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
     for ids in lists(&distinct(ids)) {
         let credited = Statement::new(
-            "SELECT id, status, epoch, worker FROM tasks LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
+            "SELECT id, status, epoch, worker FROM tasks \
+             LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
         )
         .list(ids);
         for (id, stored, epoch, worker) in sql.read::<Columns>("states", credited).await? {

@@ -1,19 +1,20 @@
 //! `taskd dead`: lists dead letters, shows one, sends them again and purges them, over gRPC.
 
+mod show;
+
 use std::time::Duration;
 
 use anyhow::bail;
 use backon::BackoffBuilder;
 use clap::{Args, Subcommand, ValueEnum};
-use comfy_table::{Table, presets};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use tonic::{Status, transport::Channel};
 
 use super::client::{self, WAITS, is_transient};
 use crate::{
     config::Time,
-    model::{LetterKind, now_unix_ms},
+    model::now_unix_ms,
     wire::{
         pb::{self, operator_client::OperatorClient},
         time::{from_rfc_3339, timestamp},
@@ -24,8 +25,6 @@ use crate::{
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 /// The letters of one call.
 const AT_ONCE: u32 = 500;
-/// The most characters of a reason in the table.
-const REASON: usize = 60;
 /// The largest letter that taskd sends: a record or a payload of 8 MiB, and what surrounds it.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
@@ -228,7 +227,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         let page = patiently(async || client.clone().list_dead_letters(request.clone()).await).await?.into_inner();
         left -= page.letters.len().min(left);
         if args.json {
-            page.letters.iter().for_each(|letter| println!("{}", json(letter)));
+            page.letters.iter().for_each(|letter| println!("{}", show::json(letter)));
         } else {
             letters.extend(page.letters);
         }
@@ -238,7 +237,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         }
     }
     if !args.json {
-        println!("{}", table(&letters));
+        println!("{}", show::table(&letters));
     }
     Ok(())
 }
@@ -247,11 +246,11 @@ async fn show(args: &Show) -> anyhow::Result<()> {
     let client = connect(&args.server).await?;
     let request = pb::GetDeadLetterRequest { id: args.id.clone() };
     let letter = patiently(async || client.clone().get_dead_letter(request.clone()).await).await?.into_inner();
-    println!("{:#}", json(&letter));
+    println!("{:#}", show::json(&letter));
     Ok(())
 }
 
-/// What the calls of a command have done.
+/// The outcome of all calls of a command.
 #[derive(Default)]
 struct Total {
     matched: u64,
@@ -315,86 +314,6 @@ fn progress_bar() -> ProgressBar {
     ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
 }
 
-fn kind(letter: &pb::Letter) -> &'static str {
-    LetterKind::from_number(letter.kind.into()).map_or("unknown", LetterKind::as_str)
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn at(letter: &pb::Letter) -> String {
-    letter.at.map(|at| at.to_string()).unwrap_or_default()
-}
-
-fn table(letters: &[pb::Letter]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["ID", "AT", "KIND", "QUEUE", "KEY OR PLACE", "ATTEMPTS", "REASON"]);
-    for letter in letters {
-        let what = match &letter.task {
-            Some(task) => text(&task.key),
-            None => format!("{}/{} {}", letter.topic, letter.partition, letter.offset),
-        };
-        let reason: String = letter.reason.chars().take(REASON).collect();
-        let attempts = letter.attempts.to_string();
-        table.add_row([&letter.id, &at(letter), kind(letter), &letter.queue, &what, &attempts, &reason]);
-    }
-    table.to_string()
-}
-
-/// A payload that is text or JSON as such, any other in base64.
-fn bytes(name: &str, bytes: &[u8], encoding: i32, object: &mut Map<String, Value>) {
-    use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
-    let json = pb::Encoding::Json as i32;
-    match std::str::from_utf8(bytes) {
-        Ok("") => {}
-        Ok(text) if encoding == json => {
-            object.insert(name.into(), serde_json::from_str(text).unwrap_or_else(|_| text.into()));
-        }
-        Ok(text) => drop(object.insert(name.into(), text.into())),
-        Err(_) => drop(object.insert(format!("{name}_base64"), BASE64.encode(bytes).into())),
-    }
-}
-
-fn json(letter: &pb::Letter) -> Value {
-    let mut object = Map::new();
-    let mut set = |name: &str, value: Value| drop(object.insert(name.into(), value));
-    set("id", letter.id.as_str().into());
-    set("kind", kind(letter).into());
-    set("at", at(letter).into());
-    set("reason", letter.reason.as_str().into());
-    for (name, text) in [("queue", &letter.queue), ("parent_id", &letter.parent_id)] {
-        if !text.is_empty() {
-            set(name, text.as_str().into());
-        }
-    }
-    if letter.attempts > 0 {
-        set("attempts", letter.attempts.into());
-    }
-    if !letter.history.is_empty() {
-        let attempt = |one: &pb::LetterAttempt| json!({ "at": one.at.map(|at| at.to_string()), "worker": one.worker, "error": one.error });
-        set("history", letter.history.iter().map(attempt).collect());
-    }
-    if !letter.topic.is_empty() {
-        set("topic", letter.topic.as_str().into());
-        set("partition", letter.partition.into());
-        set("offset", letter.offset.as_str().into());
-        bytes("value", &letter.value, 0, &mut object);
-    }
-    if let Some(task) = &letter.task {
-        bytes("key", &task.key, 0, &mut object);
-        bytes("payload", &task.payload, task.payload_encoding, &mut object);
-        if !task.headers.is_empty() {
-            object.insert("headers".into(), json!(task.headers));
-        }
-        if !task.traceparent.is_empty() {
-            object.insert("traceparent".into(), task.traceparent.as_str().into());
-        }
-    }
-    object.into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -405,21 +324,5 @@ mod tests {
         let ago = now_unix_ms() - time("2h").unwrap();
         assert!((7_200_000..7_260_000).contains(&ago), "{ago}");
         assert!(time("monday").unwrap_err().contains("neither a time"));
-    }
-
-    #[test]
-    fn a_letter_is_shown_as_what_it_is() {
-        let task = pb::NewTask {
-            key: "k".into(),
-            payload: "{\"a\":1}".into(),
-            payload_encoding: pb::Encoding::Json.into(),
-            ..Default::default()
-        };
-        let letter = pb::Letter { kind: 1, attempts: 2, task: Some(task), ..Default::default() };
-        let shown = json(&letter);
-        assert_eq!((&shown["kind"], &shown["key"], &shown["payload"]["a"]), (&json!("task"), &json!("k"), &json!(1)));
-        let record = pb::Letter { kind: 3, topic: "pipeline".into(), value: vec![0xff].into(), ..Default::default() };
-        assert_eq!(json(&record)["value_base64"], "/w==");
-        assert!(table(&[letter, record]).contains("pipeline/0"));
     }
 }
