@@ -45,7 +45,11 @@ impl Reader {
     async fn record(&self, detail: &TaskDetail) -> Result<Option<Inspected>, Error> {
         let shard = ShardId { queue: detail.task.queue.clone(), number: detail.task.partition };
         match self.queue.inspect(&shard, &[detail.task.id]).await {
-            Ok((_, records)) => Ok(records.into_iter().next().flatten()),
+            Ok((_, records)) => {
+                // The final record of a task that was sent again says how it ended before.
+                let is_past = |record: &Inspected| record.status != RecordStatus::Live && record.epoch < detail.epoch;
+                Ok(records.into_iter().next().flatten().filter(|record| !is_past(record)))
+            }
             // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
             Err(queue::Error::NoGeneration) => Ok(None),
             Err(error) => Err(error.into()),

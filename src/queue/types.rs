@@ -203,6 +203,8 @@ pub struct Inspected {
     pub held: u32,
     pub failures: u32,
     pub waiting: u32,
+    /// The task's epoch.
+    pub epoch: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -114,6 +114,7 @@ pub(super) fn inspected(value: Value) -> Result<Option<Inspected>> {
         held: next()?,
         failures: next()?,
         waiting: next()?,
+        epoch: next()?,
     }))
 }
 

@@ -185,6 +185,8 @@ pub struct TaskDetail {
     /// Failures that reports have mentioned.
     pub attempts: u32,
     pub reason: String,
+    /// How often it was sent again.
+    pub epoch: u32,
     pub updated_unix_ms: i64,
     /// It is in the outbox, or in a batch that is not published.
     pub unpublished: bool,

@@ -232,6 +232,7 @@ pub(crate) fn detail(row: &NewRow) -> TaskDetail {
         completed: 0,
         attempts: 0,
         reason: String::new(),
+        epoch: 0,
         updated_unix_ms: NOW,
         unpublished: true,
     }

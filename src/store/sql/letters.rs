@@ -207,41 +207,44 @@ pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i
     ids.sort_unstable();
     ids.dedup();
     for ids in lists(&ids) {
-        let dead = Statement::new("SELECT id, queue, replicas, completed FROM tasks WHERE status = 2 AND id IN ")
+        let dead = Statement::new("SELECT id, queue, replicas, completed FROM tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE status = 2 AND id IN ")
             .list(ids)
             .sql(" ORDER BY id")
             .sql(S::FOR_UPDATE);
         let mut dead_tasks = Vec::new();
         for (id, queue, replicas, completed) in session.fetch::<(Vec<u8>, String, i64, i64)>(dead).await? {
-            dead_tasks.push((task_id(&id)?, queue_name(&queue)?, replicas - completed));
+            let missing = usize::try_from(replicas - completed).unwrap_or(0);
+            dead_tasks.push((task_id(&id)?, queue_name(&queue)?, missing));
         }
         let dead: Vec<TaskId> = dead_tasks.iter().map(|(id, ..)| *id).collect();
         if dead.is_empty() {
             continue;
         }
         let mut late = late_workers(session, &dead).await?;
+        let mut again = Vec::new();
         for (id, queue, missing) in dead_tasks {
             let mut workers = late.remove(&id).unwrap_or_default();
-            workers.truncate(usize::try_from(missing).unwrap_or(0));
+            workers.truncate(missing);
             credit(session, &id, &workers).await?;
-            let status =
-                if workers.len() as i64 == missing { StoredStatus::Completed } else { StoredStatus::Unfinished };
-            if status == StoredStatus::Completed {
+            let mut status = StoredStatus::Unfinished;
+            if workers.len() == missing {
+                status = StoredStatus::Completed;
                 let done = Statement::new("UPDATE tasks SET status = 1, updated_ms = ? WHERE id = ?").bind(now_ms);
                 session.execute(done.bind(&id)).await?;
+            } else {
+                again.push(id);
             }
             counts.moved(&queue, StoredStatus::Dead, status);
             retried.push(Retried { id, status });
         }
-        let again = Statement::new(
-            "UPDATE tasks SET status = 0, epoch = epoch + 1, attempts = 0, reason = '', on_bus = 0, updated_ms = ? \
-             WHERE status = 2 AND id IN ",
-        )
-        .bind(now_ms)
-        .list(&dead);
-        session.execute(again).await?;
-        // Leaves out those that are completed.
-        outbox::unpublish(session, &dead, Unpublished::Missing).await?;
+        if !again.is_empty() {
+            const AGAIN: &str = "UPDATE tasks SET status = 0, epoch = epoch + 1, attempts = 0, reason = '', \
+                 on_bus = 0, updated_ms = ? WHERE id IN ";
+            session.execute(Statement::new(AGAIN).bind(now_ms).list(&again)).await?;
+            outbox::unpublish(session, &again, Unpublished::Missing).await?;
+        }
         session.execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&dead)).await?;
     }
     counts.store(session).await?;

@@ -94,7 +94,9 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], which: W
             Which::Old(age) => old_enough::<S>(age),
             Which::Dead => Statement::new("status = 2"),
         };
-        let still = Statement::new("SELECT key_hash, id, status FROM tasks WHERE status <> 0 AND ")
+        let still = Statement::new("SELECT key_hash, id, status FROM tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE status <> 0 AND ")
             .append(condition)
             .sql(" AND id IN ")
             .list(ids)

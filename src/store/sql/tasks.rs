@@ -152,7 +152,7 @@ pub(super) async fn owners<DB: Backend>(sql: &Runner<DB>, keys: &[KeyHash]) -> R
 
 pub(super) async fn task<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Option<TaskDetail>> {
     let task = Statement::new(format!(
-        "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, updated_ms, \
+        "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, epoch, updated_ms, \
              (EXISTS (SELECT 1 FROM outbox WHERE task_id = id) OR (on_bus = 1 AND pub_generation = '' AND EXISTS \
              (SELECT 1 FROM batches WHERE batch = insertion AND generation = ''))) AS unpublished \
          FROM tasks WHERE id = ?"

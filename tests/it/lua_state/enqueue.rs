@@ -206,7 +206,7 @@ async fn enqueue_takes_tasks_that_are_not_like_most() {
         call.arg(id('c'));
     };
     let record = f.run(&scripts::INSPECT, inspect).await.expect("inspect");
-    assert_eq!(flat(record), ["topic/6-0", "L", "2", "1", "0", "0", "0"], "w is credited");
+    assert_eq!(flat(record), ["topic/6-0", "L", "2", "1", "0", "0", "0", "0"], "w is credited");
 }
 
 #[tokio::test]

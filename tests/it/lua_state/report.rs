@@ -106,7 +106,7 @@ async fn complete_goes_on_with_records_that_an_earlier_version_packed() {
         call.arg(id('a'));
     };
     let answer = f.run(&scripts::INSPECT, inspect).await.expect("inspect");
-    assert_eq!(flat(answer), ["", "L", "3", "2", "1", "0", "0"]);
+    assert_eq!(flat(answer), ["", "L", "3", "2", "1", "0", "0", "0"]);
     let answer = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 3, "v"), ('a', "7", 1, "u")])).await;
     assert_eq!(flat(answer.expect("complete")), ["1", "2"]);
     assert_eq!(f.state().await["records"], [format!("a=e3 at {NOW} u:c1 w:c2 v:c3")]);

@@ -528,6 +528,7 @@ impl Checked {
                 // The short form of a record has no room for them.
                 failures: if short(task) { 0 } else { task.failures },
                 waiting: number(task.waiting),
+                epoch: 0,
             });
             assert_eq!(record, expected, "the record of {id}");
         }
