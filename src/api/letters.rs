@@ -50,6 +50,7 @@ impl Api {
             let (mut changed, letters) = self.choose(change).await?;
             if let Some(letters) = letters {
                 self.retry(letters, &mut changed).await?;
+                note("sent again", &changed);
             }
             Ok(changed)
         };
@@ -67,6 +68,7 @@ impl Api {
             if let Some(letters) = letters {
                 let ids: Vec<LetterId> = letters.into_iter().map(|(id, _)| id).collect();
                 changed.changed = self.query()?.store().purge(&ids).await?;
+                note("purged", &changed);
             }
             Ok(changed)
         };
@@ -125,6 +127,12 @@ impl Api {
         }
         Ok(())
     }
+}
+
+/// An operator's act stays in the log.
+fn note(done: &str, changed: &LettersChanged) {
+    let LettersChanged { changed, failed, .. } = changed;
+    tracing::info!(changed, failed = failed.len(), "{changed} dead letters were {done}, {} stay", failed.len());
 }
 
 fn bounded(pages: LetterPages, default: u32) -> Result<LetterPages, String> {

@@ -207,30 +207,18 @@ pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i
     ids.sort_unstable();
     ids.dedup();
     for ids in lists(&ids) {
-        let dead = Statement::new("SELECT id, queue, replicas, completed FROM tasks ")
-            .sql(S::BY_PRIMARY_KEY)
-            .sql(" WHERE status = 2 AND id IN ")
-            .list(ids)
-            .sql(" ORDER BY id")
-            .sql(S::FOR_UPDATE);
-        let mut dead_tasks = Vec::new();
-        for (id, queue, replicas, completed) in session.fetch::<(Vec<u8>, String, i64, i64)>(dead).await? {
-            let missing = usize::try_from(replicas - completed).unwrap_or(0);
-            dead_tasks.push((task_id(&id)?, queue_name(&queue)?, missing));
-        }
-        let dead: Vec<TaskId> = dead_tasks.iter().map(|(id, ..)| *id).collect();
-        if dead.is_empty() {
-            continue;
-        }
-        let mut late = late_workers(session, &dead).await?;
-        let mut again = Vec::new();
-        for (id, queue, missing) in dead_tasks {
+        let dead = dead_tasks(session, ids).await?;
+        let ids: Vec<TaskId> = dead.iter().map(|task| task.id).collect();
+        let (mut late, mut again) = (late_workers(session, &ids).await?, Vec::new());
+        for DeadTask { id, queue, missing } in dead {
             let mut workers = late.remove(&id).unwrap_or_default();
             workers.truncate(missing);
             credit(session, &id, &workers).await?;
-            let mut status = StoredStatus::Unfinished;
-            if workers.len() == missing {
-                status = StoredStatus::Completed;
+            let status = match workers.len() == missing {
+                true => StoredStatus::Completed,
+                false => StoredStatus::Unfinished,
+            };
+            if status == StoredStatus::Completed {
                 let done = Statement::new("UPDATE tasks SET status = 1, updated_ms = ? WHERE id = ?").bind(now_ms);
                 session.execute(done.bind(&id)).await?;
             } else {
@@ -245,16 +233,42 @@ pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i
             session.execute(Statement::new(AGAIN).bind(now_ms).list(&again)).await?;
             outbox::unpublish(session, &again, Unpublished::Missing).await?;
         }
-        session.execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&dead)).await?;
+        if !ids.is_empty() {
+            session.execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&ids)).await?;
+        }
     }
     counts.store(session).await?;
     Ok(retried)
 }
 
+struct DeadTask {
+    id: TaskId,
+    queue: QueueName,
+    /// Replicas without credit.
+    missing: usize,
+}
+
+/// The dead tasks among `ids`, locked.
+async fn dead_tasks<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<Vec<DeadTask>> {
+    let dead = Statement::new("SELECT id, queue, replicas - completed FROM tasks ")
+        .sql(S::BY_PRIMARY_KEY)
+        .sql(" WHERE status = 2 AND id IN ")
+        .list(ids)
+        .sql(" ORDER BY id")
+        .sql(S::FOR_UPDATE);
+    let read = |(id, queue, missing): (Vec<u8>, String, i64)| {
+        Ok(DeadTask { id: task_id(&id)?, queue: queue_name(&queue)?, missing: number(missing)? })
+    };
+    session.fetch(dead).await?.into_iter().map(read).collect()
+}
+
 /// The workers with a surplus result, by task.
 async fn late_workers<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<BTreeMap<TaskId, Vec<Vec<u8>>>> {
-    let late = Statement::new("SELECT task_id, worker FROM results WHERE surplus = 1 AND task_id IN ").list(ids);
     let mut workers: BTreeMap<TaskId, Vec<Vec<u8>>> = BTreeMap::new();
+    if ids.is_empty() {
+        return Ok(workers);
+    }
+    let late = Statement::new("SELECT task_id, worker FROM results WHERE surplus = 1 AND task_id IN ").list(ids);
     for (id, worker) in session.fetch::<(Vec<u8>, Vec<u8>)>(late).await? {
         workers.entry(task_id(&id)?).or_default().push(worker);
     }
