@@ -20,7 +20,8 @@ COPY --from=build /usr/local/bin/taskd /usr/local/bin/taskd
 USER 10001
 WORKDIR /var/lib/taskd
 VOLUME /var/lib/taskd
-# Loopback would be out of reach from outside the container.
+# Loopback would be out of reach from outside the container. So say who may call: TASKD_AUTH=tokens, or
+# TASKD_OPEN_WITHOUT_TOKENS=true where the network is yours alone.
 ENV TASKD_DATA_DIR=/var/lib/taskd \
     TASKD_HTTP_LISTEN=0.0.0.0:7600 \
     TASKD_GRPC_LISTEN=0.0.0.0:7601

@@ -118,9 +118,7 @@ local function make_judge()
     end
     local rest = left(t)
     if rest <= 0 or not is_offer(t, element) then return nil, true end
-    if find_worker(t[CREDITED], worker) or find_worker(t[HELD], worker) then return nil, false end
-    local failed = t[FAILED] and find_worker(t[FAILED], worker)
-    if failed and t[FAILED][failed + 1] == REFUSED then return nil, false end
+    if bar(t, worker) then return nil, false end
     table.insert(t[HELD], worker)
     table.insert(t[HELD], grant)
     return save(t), rest == 1, t[FAILS] + 1

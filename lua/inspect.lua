@@ -9,8 +9,7 @@ for a = 2, #ARGV do ids[#ids + 1] = ARGV[a] end
 for i, record in ipairs(hmget(RECORDS, ids)) do
   local t = record and load(record)
   if t then
-    local waits = t[WAIT][1] == '' and t[NUM] - #t[CREDITED] / 2 or #t[WAIT]
-    answers[i + 1] = {t[ST], t[NUM], #t[CREDITED] / 2, #t[HELD] / 2, t[FAILS], waits, t[EPOCH] or 0}
+    answers[i + 1] = {t[ST], t[NUM], #t[CREDITED] / 2, #t[HELD] / 2, t[FAILS], waiting(t), t[EPOCH] or 0}
   else
     -- A damaged record counts as none: the reconciler brings the task back.
     answers[i + 1] = 0

@@ -93,9 +93,31 @@ local function left(t)
   return t[NUM] - #t[CREDITED] / 2 - #t[HELD] / 2 - #t[WAIT]
 end
 
+-- How many replicas wait for their time or their backoff.
+local function waiting(t)
+  return t[WAIT][1] == '' and t[NUM] - #t[CREDITED] / 2 or #t[WAIT]
+end
+
 -- The place of the worker in a flat list of pairs that begin with a worker.
 local function find_worker(list, worker)
   for i = 1, #list, 2 do if list[i] == worker then return i end end
+end
+
+-- Why the worker may not get the task now; nil where it may. claim.lua decides by this answer, explain.lua tells it.
+-- For the forms that are text, claim.lua comes to the same answer by itself.
+--   'completed'  the worker has completed it
+--   'final'      the task is over   'holds' the worker holds a replica
+--   'refused'    the worker has failed it as often as it may
+--   'scheduled'  its time has not come
+--   'backoff'    all replicas that are left wait for their backoff   'leased' other workers hold all that are left
+local function bar(t, worker)
+  if find_worker(t[CREDITED], worker) then return 'completed' end
+  if t[ST] ~= 'L' then return 'final' end
+  if find_worker(t[HELD], worker) then return 'holds' end
+  local failed = t[FAILED] and find_worker(t[FAILED], worker)
+  if failed and t[FAILED][failed + 1] == REFUSED then return 'refused' end
+  if t[WAIT][1] == '' then return 'scheduled' end
+  if left(t) <= 0 then return #t[HELD] == 0 and 'backoff' or 'leased' end
 end
 
 -- An element is msgpack [NUM, offer, id], so the id is its last 16 bytes. Offer 0 is a task's first element. Each

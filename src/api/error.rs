@@ -1,7 +1,9 @@
 //! The error of an operation.
 
+use super::access::Denied;
 use crate::{
-    model::{LetterId, TaskId},
+    bus,
+    model::{LetterId, QueueName, TaskId},
     pipelines::{discovery, tasks},
     queue, store,
 };
@@ -19,8 +21,12 @@ pub enum Error {
     NotALetterId(String),
     #[error("there is no letter {0}: it was sent again, purged or removed")]
     NoSuchLetter(LetterId),
+    #[error("queue {queue} has, and had, no task with the key {key:?}")]
+    NoSuchKey { queue: QueueName, key: String },
     #[error("there is no task {0}, or it finished so long ago that it was removed")]
     NoSuchTask(TaskId),
+    #[error(transparent)]
+    Denied(#[from] Denied),
     #[error(transparent)]
     Insert(#[from] discovery::Error),
     #[error(transparent)]
@@ -29,6 +35,8 @@ pub enum Error {
     Store(#[from] store::Error),
     #[error("cannot read now: {0}")]
     Queue(#[from] queue::Error),
+    #[error("cannot read now: {0}")]
+    Bus(#[from] bus::Error),
 }
 
 /// The kind of an error: the caller's next step.
@@ -37,6 +45,10 @@ pub enum Kind {
     /// The request is wrong.
     Invalid,
     NotFound,
+    /// The call has no token, or one that is not valid.
+    Unauthenticated,
+    /// The token does not allow it.
+    Forbidden,
     /// taskd has no room now: try again later.
     Busy,
     /// A server does not answer now: try again later.
@@ -52,12 +64,17 @@ impl Error {
             Self::NotATaskId(_) | Self::NotALetterId(_) | Self::Invalid(_) | Self::Tasks(tasks::Error::Invalid(_)) => {
                 Kind::Invalid
             }
-            Self::NoSuchTask(_) | Self::NoSuchLetter(_) => Kind::NotFound,
-            Self::Insert(discovery::Error::Busy(_)) => Kind::Busy,
+            Self::NoSuchTask(_) | Self::NoSuchLetter(_) | Self::NoSuchKey { .. } => Kind::NotFound,
+            Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => Kind::Unauthenticated,
+            Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {
+                Kind::Forbidden
+            }
+            Self::Insert(discovery::Error::Busy(_)) | Self::Denied(Denied::TooFast { .. }) => Kind::Busy,
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))
             | Self::Store(_)
-            | Self::Queue(_) => Kind::Unavailable,
+            | Self::Queue(_)
+            | Self::Bus(_) => Kind::Unavailable,
         }
     }
 }

@@ -3,10 +3,11 @@
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
-use super::reader::Reader;
+use super::{access::Authentication, error::Error, reader::Reader};
 use crate::{
-    model::Caller,
+    model::{Access, Caller, Role},
     pipelines::{discovery, tasks},
+    telemetry::metrics,
 };
 
 /// The operations of this process. A handle is `None` where the process does not run the pipeline. Cheap to clone.
@@ -15,8 +16,17 @@ pub struct Api {
     pub discovery: Option<discovery::Handle>,
     pub tasks: Option<tasks::Handle>,
     pub query: Option<Reader>,
+    pub authentication: Authentication,
     /// Ends calls that wait for tasks.
     pub stop: CancellationToken,
+}
+
+impl Api {
+    /// Admits a call with this `Authorization`, if it may do what needs the role.
+    pub fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Error> {
+        let access = self.authentication.authenticate(authorization, role);
+        Ok(access.inspect_err(|denied| metrics::denied_call(denied.as_str()))?)
+    }
 }
 
 /// The span of an operation.
@@ -24,7 +34,8 @@ pub(super) fn span(operation: &'static str, caller: &Caller) -> Span {
     tracing::debug_span!(
         "operation",
         operation,
-        protocol = %caller.protocol,
-        peer = caller.peer.map(tracing::field::display)
+        protocol = %caller.client.protocol,
+        peer = caller.client.peer.map(tracing::field::display),
+        token = caller.access.token().map(|token| token.name.as_str())
     )
 }

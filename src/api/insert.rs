@@ -5,6 +5,7 @@ use std::time::Instant;
 use tracing::Instrument as _;
 
 use super::{
+    access::reaches,
     error::Error,
     handle::{Api, span},
     items::{merge, split},
@@ -16,7 +17,8 @@ use crate::{
 };
 
 impl Api {
-    /// Stores the tasks that are new and answers each, in order. An unreadable task (`Err`) is answered as rejected.
+    /// Stores the tasks that are new and answers each, in order. An unreadable task (`Err`) is answered as rejected. So
+    /// is a task for a queue that the caller does not reach.
     ///
     /// Answers an error when nothing was stored. When taskd stores only a part, it answers the rest `TRY_LATER`.
     pub async fn insert(
@@ -25,7 +27,14 @@ impl Api {
         tasks: Vec<Result<NewTask, String>>,
     ) -> Result<Vec<InsertAnswer>, Error> {
         let discovery = self.discovery()?;
-        let (tasks, known) = split(tasks.into_iter().map(|task| task.map_err(InsertAnswer::rejected)).collect());
+        // NDJSON comes here with each batch of its lines.
+        self.authentication.still_valid(caller)?;
+        let may_be_stored = |task: Result<NewTask, String>| {
+            let task = task.map_err(InsertAnswer::rejected)?;
+            reaches(caller, &task.queue).map_err(|denied| InsertAnswer::rejected(denied.to_string()))?;
+            Ok(task)
+        };
+        let (tasks, known) = split(tasks.into_iter().map(may_be_stored).collect());
         let unreadable = known.len() - tasks.len();
         let mut answers = Vec::new();
         if !tasks.is_empty() {

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use tracing::Instrument as _;
 
 use super::{
+    access::{Denied, reaches, reaches_everything},
     error::Error,
     handle::{Api, span},
     reader::Reader,
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::{
     model::{
-        Caller, ChangeLetters, ChosenLetters, InsertAnswer, InsertStatus, LetterId, LetterKind, LetterPage,
+        Act, Caller, ChangeLetters, ChosenLetters, InsertAnswer, InsertStatus, LetterId, LetterKind, LetterPage,
         LetterPages, LettersChanged, NewTask, StoredLetter,
     },
     pipelines::discovery,
@@ -29,6 +30,7 @@ impl Api {
     /// A page of letters, without payloads and values.
     pub async fn letters(&self, caller: &Caller, pages: Result<LetterPages, String>) -> Result<LetterPage, Error> {
         let pages = pages.and_then(|pages| bounded(pages, LISTED)).map_err(Error::Invalid)?;
+        reaches_all_of(caller, &pages)?;
         let store = self.query()?.store();
         Ok(store.letters(&pages).instrument(span("letters", caller)).await?)
     }
@@ -37,7 +39,10 @@ impl Api {
     pub async fn letter(&self, caller: &Caller, id: &str) -> Result<StoredLetter, Error> {
         let id: LetterId = id.parse().map_err(|_| Error::NotALetterId(shorten(id, ECHO).into_owned()))?;
         let letter = self.query()?.store().letter(id).instrument(span("letter", caller)).await?;
-        letter.ok_or(Error::NoSuchLetter(id))
+        // A letter without a queue is for those who reach all queues.
+        let access = &caller.access;
+        let reached = letter.filter(|letter| access.reaches_everything() || access.reaches(&letter.letter.queue));
+        reached.ok_or(Error::NoSuchLetter(id))
     }
 
     /// Sends letters again. A repeat of a call that broke off changes only the rest.
@@ -47,7 +52,7 @@ impl Api {
         change: Result<ChangeLetters, String>,
     ) -> Result<LettersChanged, Error> {
         let retry = async {
-            let (mut changed, letters) = self.choose(change).await?;
+            let (mut changed, letters) = self.choose(caller, "retry", change).await?;
             if let Some(letters) = letters {
                 self.retry(letters, &mut changed).await?;
                 note("sent again", &changed);
@@ -64,7 +69,7 @@ impl Api {
         change: Result<ChangeLetters, String>,
     ) -> Result<LettersChanged, Error> {
         let purge = async {
-            let (mut changed, letters) = self.choose(change).await?;
+            let (mut changed, letters) = self.choose(caller, "purge", change).await?;
             if let Some(letters) = letters {
                 let ids: Vec<LetterId> = letters.into_iter().map(|(id, _)| id).collect();
                 changed.changed = self.query()?.store().purge(&ids).await?;
@@ -76,8 +81,12 @@ impl Api {
     }
 
     /// The letters that a request names, and what is known of them. `None`: the caller only counts.
+    ///
+    /// Records the act before it changes anything: nothing is changed without an act.
     async fn choose(
         &self,
+        caller: &Caller,
+        what: &str,
         change: Result<ChangeLetters, String>,
     ) -> Result<(LettersChanged, Option<Vec<(LetterId, LetterKind)>>), Error> {
         let ChangeLetters { chosen, dry_run, yes } = change.map_err(Error::Invalid)?;
@@ -85,6 +94,7 @@ impl Api {
         let mut changed = LettersChanged::default();
         let letters: Vec<(LetterId, LetterKind)> = match chosen {
             ChosenLetters::Ids(ids) => {
+                reaches_everything(caller)?;
                 let found = store.letter_kinds(&ids).await?;
                 let known: HashSet<LetterId> = found.iter().map(|(id, _)| *id).collect();
                 let missing = ids.into_iter().filter(|id| !known.contains(id));
@@ -96,12 +106,18 @@ impl Api {
                 return Err(Error::Invalid(why.into()));
             }
             ChosenLetters::Pages(pages) => {
+                reaches_all_of(caller, &pages)?;
                 let page = store.letters(&bounded(pages, CHANGED).map_err(Error::Invalid)?).await?;
                 changed.next = page.next;
                 page.letters.into_iter().map(|letter| (letter.id, letter.kind)).collect()
             }
         };
         changed.matched = letters.len() as u64;
+        if !dry_run && let [(first, _), others @ ..] = &letters[..] {
+            let who = caller.access.token().map_or("anybody", |token| &token.name);
+            let target = format!("{first} and {} others", others.len());
+            store.keep_act(&Act::new(who, &format!("{what} dead letters"), &target)).await?;
+        }
         Ok((changed, (!dry_run).then_some(letters)))
     }
 
@@ -127,6 +143,11 @@ impl Api {
         }
         Ok(())
     }
+}
+
+/// Refuses a caller that does not reach the queues of a filter.
+fn reaches_all_of(caller: &Caller, pages: &LetterPages) -> Result<(), Denied> {
+    pages.filter.queue.as_ref().map_or_else(|| reaches_everything(caller), |queue| reaches(caller, queue.as_str()))
 }
 
 /// An operator's act stays in the log.

@@ -1,6 +1,9 @@
 //! The operations, one function each. Every protocol calls them; spans and metrics are applied here, once.
 
+mod access;
 mod error;
+mod explain;
+mod facts;
 mod handle;
 mod insert;
 mod items;
@@ -12,6 +15,7 @@ mod text;
 
 pub(crate) use self::text::{ECHO, shorten};
 pub use self::{
+    access::{Authentication, Denied, TokenSync},
     error::{Error, Kind},
     handle::Api,
     reader::Reader,

@@ -1,21 +1,55 @@
 //! Reading tasks, results and queues.
 
 use tracing::Instrument as _;
+use uuid::Uuid;
 
 use super::{
+    access::{reaches, reaches_everything},
     error::Error,
     handle::{Api, span},
     reader::Reader,
     text::{ECHO, shorten},
 };
-use crate::model::{Caller, QueueView, TaskId, TaskResult, TaskView};
+use crate::model::{
+    Act, Caller, ExplainTask, Explanation, QueueName, QueueView, TaskId, TaskResult, TaskView, WorkerName,
+};
+
+/// The most acts of an answer.
+const MOST_ACTS: u32 = 1000;
 
 impl Api {
     /// A task with its status.
     pub async fn task(&self, caller: &Caller, id: &str) -> Result<TaskView, Error> {
         let id = task_id(id)?;
         let task = self.query()?.task(id).instrument(span("task", caller)).await?;
-        task.ok_or(Error::NoSuchTask(id))
+        // Whether a task is there, only who reaches its queue may know.
+        task.filter(|task| caller.access.reaches(task.queue.as_str())).ok_or(Error::NoSuchTask(id))
+    }
+
+    /// Where a task is, and what keeps it from a worker.
+    pub async fn explain(&self, caller: &Caller, request: &ExplainTask) -> Result<Explanation, Error> {
+        let (id, queue, key) = (&request.id[..], &request.queue[..], &request.key);
+        let named = match (id.is_empty(), queue.is_empty(), key.is_empty()) {
+            (false, true, true) => Ok(task_id(id)?),
+            (true, false, false) => Err(QueueName::new(queue).map_err(|error| Error::Invalid(error.to_string()))?),
+            _ => return Err(Error::Invalid("name one task: by its id, or by its queue and its key".into())),
+        };
+        let worker = Some(&request.worker[..]).filter(|name| !name.is_empty()).map(WorkerName::new).transpose();
+        let worker = worker.map_err(|error| Error::Invalid(error.to_string()))?;
+        let query = self.query()?;
+        let explain = async {
+            let id = match named {
+                Ok(id) => id,
+                Err(queue) => {
+                    reaches(caller, queue.as_str())?;
+                    query.owner(queue, key).await?
+                }
+            };
+            let explanation = query.explain(id, worker.as_ref()).await?;
+            let reached = explanation.filter(|found| caller.access.reaches(found.task.queue.as_str()));
+            reached.ok_or(Error::NoSuchTask(id))
+        };
+        explain.instrument(span("explain", caller)).await
     }
 
     /// The results of a task, and the room that `room` gives for their bytes before they are read.
@@ -25,6 +59,9 @@ impl Api {
         id: &str,
         room: impl FnOnce(usize) -> Result<R, E>,
     ) -> Result<(Vec<TaskResult>, R), E> {
+        if !caller.access.reaches_everything() {
+            self.task(caller, id).await?;
+        }
         let id = task_id(id)?;
         let query = self.query()?;
         let read = async {
@@ -35,14 +72,33 @@ impl Api {
         read.instrument(span("results", caller)).await
     }
 
-    /// The queues that have unfinished tasks or an open shard.
+    /// The queues that have unfinished tasks or an open shard, among those that the caller reaches.
     pub async fn queues(&self, caller: &Caller) -> Result<Vec<QueueView>, Error> {
-        self.query()?.queues().instrument(span("queues", caller)).await
+        let mut queues = self.query()?.queues().instrument(span("queues", caller)).await?;
+        queues.retain(|view| caller.access.reaches(view.queue.as_str()));
+        Ok(queues)
+    }
+
+    /// An error for a caller that reaches only some queues: metrics name all of them.
+    pub fn may_read_metrics(&self, caller: &Caller) -> Result<(), Error> {
+        Ok(reaches_everything(caller)?)
+    }
+
+    /// The acts of operators before the act `before`, the latest first.
+    pub async fn acts(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Act>, Error> {
+        let before = before.map(|id| Uuid::parse_str(id).map_err(|_| not_an_act(id)));
+        let acts = self.query()?.acts(before.transpose()?, limit.clamp(1, MOST_ACTS));
+        acts.instrument(span("acts", caller)).await
     }
 
     pub(super) fn query(&self) -> Result<&Reader, Error> {
         self.query.as_ref().ok_or(Error::NotRunHere("discovery or tasks"))
     }
+}
+
+fn not_an_act(id: &str) -> Error {
+    let id = shorten(id, ECHO);
+    Error::Invalid(format!("{id:?} is not the id of an act; ids are UUIDs, as a list of acts shows them"))
 }
 
 fn task_id(text: &str) -> Result<TaskId, Error> {

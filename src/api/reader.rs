@@ -3,10 +3,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use futures::StreamExt as _;
+use uuid::Uuid;
 
 use super::error::Error;
 use crate::{
-    model::{QueueName, QueueView, ShardId, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
+    bus::Bus,
+    config::Settings,
+    model::{Act, QueueName, QueueView, ShardId, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
+    pipelines::admission::Gates,
     queue::{self, Inspected, RecordStatus, Shards},
     runtime::Clock,
     store::{ResultRow, Store, TaskDetail},
@@ -18,16 +22,15 @@ const SHARDS_AT_ONCE: usize = 64;
 /// The servers that know about tasks. Cheap to clone.
 #[derive(Clone)]
 pub struct Reader {
-    store: Arc<dyn Store>,
-    queue: Shards,
-    clock: Clock,
+    pub store: Arc<dyn Store>,
+    pub queue: Shards,
+    pub bus: Arc<dyn Bus>,
+    pub gates: Gates,
+    pub settings: Arc<Settings>,
+    pub clock: Clock,
 }
 
 impl Reader {
-    pub fn new(store: Arc<dyn Store>, queue: Shards, clock: Clock) -> Self {
-        Self { store, queue, clock }
-    }
-
     pub(super) fn store(&self) -> &dyn Store {
         &*self.store
     }
@@ -45,15 +48,15 @@ impl Reader {
     async fn record(&self, detail: &TaskDetail) -> Result<Option<Inspected>, Error> {
         let shard = ShardId { queue: detail.task.queue.clone(), number: detail.task.partition };
         match self.queue.inspect(&shard, &[detail.task.id]).await {
-            Ok((_, records)) => {
-                // The final record of a task that was sent again says how it ended before.
-                let is_past = |record: &Inspected| record.status != RecordStatus::Live && record.epoch < detail.epoch;
-                Ok(records.into_iter().next().flatten().filter(|record| !is_past(record)))
-            }
+            Ok((_, records)) => Ok(records.into_iter().next().flatten().filter(|record| !record.is_past(detail.epoch))),
             // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
             Err(queue::Error::NoGeneration) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    pub(super) async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>, Error> {
+        Ok(self.store.acts(before, limit).await?)
     }
 
     /// The bytes that [`Self::results`] would have.
@@ -137,7 +140,7 @@ fn result(row: ResultRow) -> TaskResult {
     TaskResult { worker, result, encoding, attempt, completed_unix_ms, surplus }
 }
 
-fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
+pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
     let status = status(&detail, record, now_unix_ms);
     let row = detail.task;
     TaskView {

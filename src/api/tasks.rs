@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, future::Future, time::Instant};
 use tracing::Instrument as _;
 
 use super::{
+    access,
     error::Error,
     handle::{Api, span},
     items::{merge, split},
 };
 use crate::{
-    model::{Batch, Caller, Completion, Extension, GetTasks, Item, ItemAnswer, Rejection},
+    model::{Batch, Caller, Completion, Extension, GetTasks, Item, ItemAnswer, Rejection, WorkerName},
     pipelines::tasks::{self, Handle, Leases},
     telemetry::metrics::{self, CallResult, Method},
 };
@@ -19,15 +20,23 @@ impl Api {
     /// Leases tasks to a worker, and waits only when there is none. A wrong request (`Err`) is counted as one.
     pub async fn get(&self, caller: &Caller, request: Result<GetTasks, String>) -> Result<Leases, Error> {
         let tasks = self.tasks()?;
+        let mut request = request;
+        if let Ok(request) = &mut request {
+            access::may_get(caller, request)?;
+        }
         let leases = async { tasks.get(request.map_err(tasks::Error::Invalid)?).await };
         let call = counted(Method::Get, leases, |leases: &Leases| leases.tasks.is_empty());
         // A stop ends the wait: the dropped call gives back what it leased.
         let leases = self.stop.run_until_cancelled(call.instrument(span("get", caller))).await;
-        Ok(leases.unwrap_or_else(|| Ok(Leases::default()))?)
+        let leases = leases.unwrap_or_else(|| Ok(Leases::default()))?;
+        // Leases that are not delivered go back.
+        self.authentication.still_valid(caller)?;
+        Ok(leases)
     }
 
     /// Reports tasks as finished, with their results and discovered tasks.
-    pub async fn complete(&self, caller: &Caller, batch: Batch<Completion>) -> Result<Vec<ItemAnswer>, Error> {
+    pub async fn complete(&self, caller: &Caller, mut batch: Batch<Completion>) -> Result<Vec<ItemAnswer>, Error> {
+        access::may_discover(caller, &mut batch);
         let call = async |tasks: &Handle, worker: &str, items| tasks.complete(worker, items).await;
         self.report(Method::Complete, caller, batch, call).await
     }
@@ -49,12 +58,14 @@ impl Api {
         &self,
         method: Method,
         caller: &Caller,
-        batch: Batch<T>,
+        mut batch: Batch<T>,
         call: impl AsyncFnOnce(&Handle, &str, Vec<Item<T>>) -> Result<Vec<ItemAnswer>, tasks::Error>,
     ) -> Result<Vec<ItemAnswer>, Error> {
+        access::may_report(caller, &mut batch)?;
         let (items, known) = split(batch.items);
         // Every item has its answer: nothing is left to ask.
         if items.is_empty() && !known.is_empty() {
+            WorkerName::new(&batch.worker).map_err(|error| tasks::Error::Invalid(error.to_string()))?;
             return Ok(merge(known, Vec::new()));
         }
         let call = counted(method, call(self.tasks()?, &batch.worker, items), Vec::is_empty);

@@ -13,7 +13,7 @@ use crate::{
     },
     config::{DatabaseUrl, Rules, Settings, without_password},
     coordination,
-    ingress::Waiting,
+    ingress::{Tls, Waiting},
     redis_pool::{self, Redis},
     runtime::{in_short, pauses},
     store::{self, Store, mysql::MysqlStore, sqlite::SqliteStore},
@@ -161,6 +161,7 @@ pub const PROPERTY_RULES: Rules = kafka::RULES;
 
 /// Checks the settings that only a backend can judge, as far as it can without a server.
 pub fn check(settings: &Settings) -> anyhow::Result<()> {
+    Tls::load(&settings.tls)?;
     match kafka_config(settings)? {
         Some(config) => Ok(Kafka::check(&config)?),
         None => Ok(()),

@@ -20,19 +20,20 @@ pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
         .map_or_else(|| format!("redis-server of its own in {}", settings.data_dir.display()), ToString::to_string);
     let bus = settings.bus_url.as_ref().map_or_else(|| "Redis Streams in that Redis".to_owned(), ToString::to_string);
     let (pipelines, store) = (pipelines.join(", "), store_name(settings));
+    let scheme = if settings.tls.cert_file.is_some() { "https" } else { "http" };
     let text = format!(
         r#"
   taskd runs {pipelines}
-  http   http://{http}
-  grpc   http://{grpc}
+  http   {scheme}://{http}
+  grpc   {scheme}://{grpc}
   queue  {redis}
   store  {store}
   bus    {bus}
 
   Try next:
-    curl --json '{{"queue":"demo","key":"hello"}}' http://{http}/v1/tasks
-    curl --json '{{"worker":"me","queues":["demo"],"wait":"10s"}}' http://{http}/v1/tasks:get
-    curl http://{http}/v1/queues
+    curl --json '{{"queue":"demo","key":"hello"}}' {scheme}://{http}/v1/tasks
+    curl --json '{{"worker":"me","queues":["demo"],"wait":"10s"}}' {scheme}://{http}/v1/tasks:get
+    curl {scheme}://{http}/v1/queues
 
 "#
     );

@@ -28,9 +28,10 @@ pub use self::{
 };
 use crate::{
     config::Settings,
-    embedded::{DataDir, RedisServer},
-    ingress::{self, Budget, Waiting},
+    embedded::{self, DataDir, RedisServer},
+    ingress::{self, Budget, Tls, Waiting},
     runtime::{Clock, Supervisor},
+    store::Store,
     telemetry::metrics,
 };
 
@@ -68,6 +69,19 @@ pub async fn migrate(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Opens the store for a command beside running processes. The embedded one may be in use.
+pub async fn open_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
+    let _lock = match &settings.database_url {
+        Some(_) => None,
+        // The folder is made where it is missing. SQLite itself keeps two processes apart.
+        None => match DataDir::lock(&settings.data_dir) {
+            Err(embedded::Error::InUse { .. }) => None,
+            locked => Some(locked?),
+        },
+    };
+    Ok(connect::store(settings).await?)
+}
+
 /// Connects, and runs the pipelines until the stop, in one round unless Redis loses everything.
 async fn serve(
     settings: &Arc<Settings>,
@@ -81,7 +95,11 @@ async fn serve(
     let is_embedded = settings.redis_url.is_none() || settings.database_url.is_none();
     let data_dir = if is_embedded { Some(DataDir::lock(&settings.data_dir)?) } else { None };
 
-    let wait = Wait { door: Waiting::start(listeners.http()?), stop };
+    let tls = Tls::load(&settings.tls)?;
+    if let Some(tls) = &tls {
+        tls.keep_on(base);
+    }
+    let wait = Wait { door: Waiting::start(listeners.http()?, tls.clone()), stop };
     let redis_url = match (&settings.redis_url, &data_dir) {
         (None, Some(data_dir)) => {
             let server = Arc::new(RedisServer::start_with(data_dir, settings.redis.max_memory).await?);
@@ -103,6 +121,7 @@ async fn serve(
         redis,
         store,
         metrics,
+        tls,
         budget: Budget::new(settings.limits.request_budget),
         process: settings.redis_url.as_ref().map_or_else(|| ALONE.to_owned(), |_| Uuid::new_v4().to_string()),
         clock: Clock::of_this_machine(),
@@ -122,7 +141,7 @@ async fn run_rounds(backends: &Backends, mut listeners: Listeners, mut wait: Wai
             RoundEnd::Stopped => return Ok(()),
             RoundEnd::Lost(kept) => kept,
         };
-        wait = Wait { door: Waiting::start(listeners.http()?), stop };
+        wait = Wait { door: Waiting::start(listeners.http()?, backends.tls.clone()), stop };
         is_first = false;
         // At the stop the next round ends as soon as it has begun.
         stop.run_until_cancelled(tokio::time::sleep(ROUND.saturating_sub(began.elapsed()))).await;

@@ -19,12 +19,12 @@ use super::{
     greeting::greet,
 };
 use crate::{
-    api::{Api, Reader},
+    api::{Api, Authentication, Reader, TokenSync},
     bus,
-    config::Settings,
+    config::{Auth, Settings},
     coordination::Coordination,
     dedup::Filter,
-    ingress::{self, Budget},
+    ingress::{self, Budget, Tls},
     pipelines::{
         admission::{Gates, Occupancy, QueueSync},
         discovery, memory,
@@ -43,6 +43,7 @@ pub(super) struct Backends {
     pub(super) redis: Redis,
     pub(super) store: Arc<dyn Store>,
     pub(super) metrics: metrics::Handle,
+    pub(super) tls: Option<Tls>,
     /// Callers of an earlier round may still hold some of it.
     pub(super) budget: Budget,
     /// The name of this process. A process that starts again under its name keeps what it had.
@@ -91,8 +92,8 @@ pub(super) async fn run(
 
     // Nothing fails from here on, so whatever starts is also awaited.
     let (supervisor, doors) = (Supervisor::with_clock(backends.clock.clone()), Supervisor::new());
-    let cx = opened.start_upkeep(backends, &supervisor);
-    let state = state(backends, &cx, &supervisor, &doors);
+    let (cx, authentication) = opened.start_upkeep(backends, &supervisor);
+    let state = state(backends, &cx, authentication, &supervisor, &doors);
     let stop = wait.stop;
     wait.door.end().await;
     let served = doors.spawn_once(async move {
@@ -124,6 +125,8 @@ struct Opened {
     cx: Context,
     store_id: String,
     queues: QueueSync,
+    /// `None`: everybody may call.
+    tokens: Option<TokenSync>,
 }
 
 /// Opens the bus and checks the boundaries. Each may go away again at any moment, also at this one. `None` at the stop.
@@ -148,6 +151,14 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         QueueSync::start(store, queue.shards.clone(), gates, occupancy, clock.clone()).await.map_err(unreadable)
     };
     let Some(queues) = wait.until("the database", queues).await? else { return Ok(None) };
+    let tokens = match settings.auth {
+        Auth::None => None,
+        Auth::Tokens => {
+            let tokens = || async { TokenSync::start(Arc::clone(store), clock.clone()).await.map_err(unreadable) };
+            let Some(tokens) = wait.until("the database", tokens).await? else { return Ok(None) };
+            Some(tokens)
+        }
+    };
     let filter = Filter::new(redis.clone());
     for need in components::needs(settings) {
         let met = match need {
@@ -174,13 +185,13 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         gates,
         occupancy,
     };
-    Ok(Some(Opened { cx, store_id, queues }))
+    Ok(Some(Opened { cx, store_id, queues, tokens }))
 }
 
 impl Opened {
     /// Starts the loops that every process runs, whatever its pipelines.
-    fn start_upkeep(self, backends: &Backends, supervisor: &Supervisor) -> Context {
-        let Self { cx, store_id, queues } = self;
+    fn start_upkeep(self, backends: &Backends, supervisor: &Supervisor) -> (Context, Authentication) {
+        let Self { cx, store_id, queues, tokens } = self;
         let (gates, most) = (cx.gates.clone(), cx.settings.redis.max_memory);
         cx.coordination.watch_owner(store_id, supervisor);
         bus::watch_partitions(Arc::clone(&cx.bus), supervisor);
@@ -188,24 +199,41 @@ impl Opened {
         cx.coordination.watch_clock(supervisor);
         queues.keep_on(supervisor);
         cx.queue.start_listening(supervisor);
-        cx
+        let authentication =
+            tokens.map_or(Authentication::Open, |tokens| Authentication::ByToken(tokens.keep_on(supervisor)));
+        (cx, authentication)
     }
 }
 
 /// Starts the pipelines, and answers what the ways in need.
-fn state(backends: &Backends, cx: &Context, supervisor: &Supervisor, doors: &Supervisor) -> ingress::State {
+fn state(
+    backends: &Backends,
+    cx: &Context,
+    authentication: Authentication,
+    supervisor: &Supervisor,
+    doors: &Supervisor,
+) -> ingress::State {
     let handles = components::start(cx, supervisor);
     ingress::State {
         api: Api {
             discovery: handles.discovery,
             tasks: handles.tasks,
-            query: Some(Reader::new(Arc::clone(&cx.store), cx.queue.shards.clone(), cx.clock.clone())),
+            query: Some(Reader {
+                store: Arc::clone(&cx.store),
+                queue: cx.queue.shards.clone(),
+                bus: Arc::clone(&cx.bus),
+                gates: cx.gates.clone(),
+                settings: Arc::clone(&cx.settings),
+                clock: cx.clock.clone(),
+            }),
+            authentication,
             stop: doors.stop_token(),
         },
         progress: supervisor.progress().clone(),
         gates: cx.gates.clone(),
         settings: Arc::clone(&cx.settings),
         metrics: backends.metrics.clone(),
+        tls: backends.tls.clone(),
         budget: backends.budget.clone(),
         stop: doors.stop_token(),
     }

@@ -4,8 +4,12 @@ pub mod bench;
 mod client;
 pub mod dead;
 mod environment;
+pub mod explain;
+mod http;
 pub mod insert;
 mod run;
+mod token;
+mod trust;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -28,6 +32,8 @@ Examples:
   taskd --pipelines all                       run everything in one process; needs nothing else
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
   taskd insert --queue crawl urls.txt         insert one task per line
+  taskd explain crawl https://example.org/    say where a task is and what happens next
+  taskd token create ci --roles insert        let a client call a taskd with auth = tokens
   taskd dead list                             list what failed for good
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
@@ -64,9 +70,12 @@ struct Cli {
 enum Subcommands {
     Insert(insert::Insert),
     Dead(dead::Dead),
+    Explain(explain::Explain),
     Bench(bench::Bench),
     Migrate(Migrate),
     Partitions(Partitions),
+    Token(token::Token),
+    Acts(token::Acts),
     CheckConfig(CheckConfig),
 }
 
@@ -100,8 +109,11 @@ pub enum Command {
     Migrate(Settings),
     Partitions(Settings, u32),
     CheckConfig(Loaded),
+    Token(token::Command, Settings),
+    Acts(token::Acts, Settings),
     Insert(insert::Insert),
     Dead(dead::Dead),
+    Explain(explain::Explain),
     Bench(bench::Bench),
 }
 
@@ -164,6 +176,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
+        Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Bench(bench)) => {
             bench.check().map_err(Refusal::Usage)?;
             Command::Bench(bench)
@@ -171,6 +184,14 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Migrate(Migrate { options })) => Command::Migrate(load(options)?.settings),
         Some(Subcommands::Partitions(Partitions { count, options })) => {
             Command::Partitions(load(options)?.settings, count)
+        }
+        Some(Subcommands::Token(token::Token { mut command })) => {
+            let settings = load(command.take_options())?.settings;
+            Command::Token(command, settings)
+        }
+        Some(Subcommands::Acts(mut acts)) => {
+            let settings = load(std::mem::take(&mut acts.options))?.settings;
+            Command::Acts(acts, settings)
         }
         Some(Subcommands::CheckConfig(CheckConfig { options })) => Command::CheckConfig(load(options)?),
         None => {

@@ -1,7 +1,7 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, `insert` had lines rejected, `dead` could not change a letter, or `bench` counted a task too few
-//! or too many times. 2: wrong command line or settings, or no server for these commands.
+//! 0: done. 1: failed, `insert` had lines rejected, `explain` found no such task, `dead` could not change a letter, or
+//! `bench` counted a task too few or too many times. 2: wrong command line or settings, or no server for these commands.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -11,7 +11,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, dead, insert, parse};
+use super::{Command, USAGE, bench, dead, explain, insert, parse, token};
 use crate::{
     app,
     config::{self, Settings},
@@ -41,12 +41,19 @@ pub fn run() -> ExitCode {
         Command::Partitions(settings, count) => {
             exit(with_logging(&settings).and_then(|()| block_on(app::raise_partitions(settings, count))?), 1)
         }
+        Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
+        Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
         Command::Insert(args) => match block_on(insert::run(args)) {
             Ok(Ok(summary)) if summary.rejected > 0 => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },
         Command::Dead(args) => match block_on(dead::run(args)) {
+            Ok(Ok(false)) => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
+        Command::Explain(args) => match block_on(explain::run(args)) {
             Ok(Ok(false)) => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),

@@ -1,6 +1,6 @@
 //! Checks of settings, alone and against each other. If two disagree, the message shows both values.
 
-use std::{fmt::Display, ops::RangeInclusive, time::Duration};
+use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use tracing_subscriber::EnvFilter;
 
@@ -8,7 +8,7 @@ use super::{
     error::Error,
     origins::Origins,
     properties::Rules,
-    settings::{QueueSettings, Settings},
+    settings::{Auth, QueueSettings, Settings, TlsFiles},
     units::{ByteSize, Time},
     urls::RedisUrl,
 };
@@ -53,9 +53,20 @@ impl Checker<'_> {
             let both = self.shown("http_listen", settings.http_listen);
             return self.fail("grpc_listen", settings.grpc_listen, &format!("is taken by {both}; choose another port"));
         }
+        for (key, listen) in [("http_listen", settings.http_listen), ("grpc_listen", settings.grpc_listen)] {
+            let admits_anybody = settings.auth == Auth::None && settings.tls.client_ca_file.is_none();
+            if admits_anybody && !settings.open_without_tokens && !listen.ip().is_loopback() {
+                let why = "is open to the network, and auth = none lets anybody in; set auth = tokens, or \
+                           open_without_tokens = true";
+                return self.fail(key, listen, why);
+            }
+        }
+        let TlsFiles { cert_file, key_file, client_ca_file } = &settings.tls;
+        self.pair(("tls_cert_file", cert_file), ("tls_key_file", key_file))?;
+        self.pair(("tls_key_file", key_file), ("tls_cert_file", cert_file))?;
+        self.pair(("tls_client_ca_file", client_ca_file), ("tls_cert_file", cert_file))?;
         if let Err(error) = EnvFilter::try_new(&settings.log) {
-            let why =
-                format!("is not a log filter ({error}); write error, warn, info, debug, trace or info,taskd=debug");
+            let why = format!("is not a log filter ({error}); write error, warn, info, debug or info,taskd=debug");
             return self.fail("log", quoted(&settings.log), &why);
         }
         Ok(())
@@ -94,12 +105,8 @@ impl Checker<'_> {
                 return self.fail(key, quoted(&file.display().to_string()), why);
             }
         }
-        if let (Some(file), None) = (&redis.cert_file, &redis.key_file) {
-            return self.fail("redis_cert_file", quoted(&file.display().to_string()), "needs redis_key_file");
-        }
-        if let (None, Some(file)) = (&redis.cert_file, &redis.key_file) {
-            return self.fail("redis_key_file", quoted(&file.display().to_string()), "needs redis_cert_file");
-        }
+        self.pair(("redis_cert_file", &redis.cert_file), ("redis_key_file", &redis.key_file))?;
+        self.pair(("redis_key_file", &redis.key_file), ("redis_cert_file", &redis.cert_file))?;
         self.range("redis_wait_replicas", redis.wait_replicas, 0..=100)?;
         // Below the time limit of a call.
         self.time("redis_wait_timeout", redis.wait_timeout, Duration::from_millis(10)..=Duration::from_secs(5))?;
@@ -227,6 +234,14 @@ impl Checker<'_> {
         self.range(&key("filter_keys"), queue.filter_keys, 1..=u64::MAX)
     }
 
+    /// A file that is of no use without the other.
+    fn pair(&self, one: (&str, &Option<PathBuf>), other: (&str, &Option<PathBuf>)) -> Result<(), Error> {
+        match (one.1, other.1) {
+            (Some(file), None) => self.fail(one.0, quoted(&file.display().to_string()), &format!("needs {}", other.0)),
+            _ => Ok(()),
+        }
+    }
+
     fn range<T: PartialOrd + Display>(&self, key: &str, value: T, range: RangeInclusive<T>) -> Result<(), Error> {
         if range.contains(&value) {
             return Ok(());
@@ -293,6 +308,12 @@ mod tests {
         (|s| s.grace_period = Duration::ZERO, "grace_period = 0s (the default) must be 1ms to 1day"),
         (|s| s.stall_after = Duration::from_secs(1), "stall_after = 1s (the default) must be 3s to "),
         (|s| s.grpc_listen = s.http_listen, "is taken by http_listen = 127.0.0.1:7600"),
+        (
+            |s| s.grpc_listen = ([0, 0, 0, 0], 7601).into(),
+            "grpc_listen = 0.0.0.0:7601 (the default) is open to the network, and auth = none lets",
+        ),
+        (|s| s.tls.cert_file = Some("c.pem".into()), "tls_cert_file = \"c.pem\" (the default) needs tls_key_file"),
+        (|s| s.tls.client_ca_file = Some("a".into()), "tls_client_ca_file = \"a\" (the default) needs tls_cert_file"),
         (|s| s.log = "taskd=loud".into(), "log = \"taskd=loud\" (the default) is not a log filter"),
         (
             |s| s.redis.ca_file = Some("ca.pem".into()),

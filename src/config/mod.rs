@@ -23,7 +23,8 @@ pub use self::{
     origins::{Origin, Origins},
     properties::{Properties, Rules},
     settings::{
-        Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues, RedisAccess, Settings, Watchdog,
+        Auth, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues, RedisAccess, Settings, TlsFiles,
+        Watchdog,
     },
     show::to_toml,
     units::{ByteSize, Time},

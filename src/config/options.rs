@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     properties::Properties,
-    settings::{LogFormat, QueueSettings, Settings},
+    settings::{Auth, LogFormat, QueueSettings, Settings},
     units::{Address, ByteSize, Hosts, Pipelines, PriorityName, Time},
     written::{env_name, heading, set, text},
 };
@@ -133,6 +133,19 @@ options! {
         /// Host names of this taskd for HTTP, besides IP addresses and localhost; .NAME for all below it, * for any
         /// [default: empty]
         allowed_hosts: Hosts, "LIST" => allowed_hosts;
+        /// Certificate of both ports, with those between it and its authority; read again when it changes
+        /// [default: empty, no TLS]
+        tls_cert_file: PathBuf, "PEM" => tls.cert_file;
+        /// The key of that certificate [default: empty]
+        tls_key_file: PathBuf, "PEM" => tls.key_file;
+        /// Authority of clients' certificates [default: empty, clients need none]
+        tls_client_ca_file: PathBuf, "PEM" => tls.client_ca_file;
+        /// tokens: a call needs a token (taskd token create); none: anybody who reaches the ports may do everything
+        /// [default: none]
+        #[arg(value_enum, hide_possible_values = true)]
+        auth: Auth, "HOW" => auth;
+        /// true: with auth = none, the ports may have other addresses than loopback [default: false]
+        open_without_tokens: bool, "BOOL" => open_without_tokens;
         /// Most connections of each listener; fewer if file descriptors are short [default: 10000]
         max_connections: usize, "N" => limits.max_connections;
     }

@@ -72,6 +72,26 @@ pub enum LogFormat {
     Json,
 }
 
+/// The rule for callers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Auth {
+    /// Everybody who reaches the ports.
+    #[default]
+    None,
+    /// The owners of tokens, according to their roles.
+    Tokens,
+}
+
+impl Auth {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Tokens => "tokens",
+        }
+    }
+}
+
 settings! {
     /// Everything a process needs to know before it starts.
     #[derive(Clone, PartialEq)]
@@ -95,6 +115,10 @@ settings! {
         /// The host names of this taskd for HTTP, besides IP addresses and localhost. `.example.org` includes all below
         /// it, `*` any.
         pub allowed_hosts: Vec<String> = Vec::new(),
+        pub tls: TlsFiles = TlsFiles::default(),
+        pub auth: Auth = Auth::None,
+        /// True: the ports may be open to the network without tokens.
+        pub open_without_tokens: bool = false,
         /// The prefix of every Redis key.
         pub redis_prefix: String = "taskd".into(),
         /// The prefix of every topic.
@@ -119,6 +143,18 @@ settings! {
         pub fanout: Fanout = Fanout::default(),
         pub watchdog: Watchdog = Watchdog::default(),
         pub queues: Queues = Queues::default(),
+    }
+}
+
+settings! {
+    /// TLS on both ports, in PEM. `None`: no TLS.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct TlsFiles {
+        /// The certificate, and those between it and its authority.
+        pub cert_file: Option<PathBuf> = None,
+        pub key_file: Option<PathBuf> = None,
+        /// The authority of clients' certificates; `None`: clients need none.
+        pub client_ca_file: Option<PathBuf> = None,
     }
 }
 

@@ -22,7 +22,11 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use tokio::{net::TcpStream, time::sleep};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -30,8 +34,9 @@ use super::{
     budget::Budget,
     delivery::{Record, Shipped, ship},
     socket::{Received, Socket, WRITE_TIMEOUT},
+    tls::Tls,
 };
-use crate::model::{Caller, Protocol};
+use crate::model::{Client, Protocol};
 
 /// The bytes that HTTP/1 may read ahead of a handler, the head included.
 const READ_BUFFER: usize = 64 << 10;
@@ -53,6 +58,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(super) struct Answering {
     pub(super) protocol: Protocol,
+    pub(super) tls: Option<Tls>,
     pub(super) router: Router,
     pub(super) budget: Budget,
     /// The pace of a request's body; `None`: any.
@@ -68,10 +74,26 @@ pub(super) struct Answering {
 /// Serves a client until it goes, or has been silent for `patience`. After a stop it answers the requests in hand.
 pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Duration) {
     let (record, received) = (Arc::<Record>::default(), Received::default());
-    let caller = Caller { protocol: answering.protocol, peer: stream.peer_addr().ok() };
-    let io = TokioIo::new(Socket::new(stream, Arc::clone(&record), Arc::clone(&received)));
-    let (stop, protocol) = (answering.stop.clone(), answering.protocol);
-    let requests = Requests { answering, caller, record: Arc::clone(&record) };
+    let client = Client { protocol: answering.protocol, peer: stream.peer_addr().ok() };
+    let socket = Socket::new(stream, Arc::clone(&record), Arc::clone(&received));
+    let acceptor = answering.tls.as_ref().map(|tls| tls.acceptor(answering.protocol));
+    let requests = Requests { answering, client, record };
+    match acceptor {
+        None => converse(socket, requests, received, patience).await,
+        Some(acceptor) => match timeout(patience, acceptor.accept(socket)).await {
+            Ok(Ok(encrypted)) => Box::pin(converse(encrypted, requests, received, patience)).await,
+            Ok(Err(error)) => tracing::debug!("a connection did not begin with TLS: {error}"),
+            Err(_) => tracing::debug!("a connection did not begin with TLS in time"),
+        },
+    }
+}
+
+async fn converse<S>(stream: S, requests: Requests, received: Received, patience: Duration)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (io, record) = (TokioIo::new(stream), Arc::clone(&requests.record));
+    let (stop, protocol) = (requests.answering.stop.clone(), requests.answering.protocol);
     match protocol {
         Protocol::Http => {
             let mut builder = http1::Builder::new();
@@ -134,7 +156,7 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
 /// The requests of one connection.
 struct Requests {
     answering: Answering,
-    caller: Caller,
+    client: Client,
     record: Arc<Record>,
 }
 
@@ -144,14 +166,14 @@ impl Service<Request<Incoming>> for Requests {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let Answering { protocol, router, budget, pace, may_stay, wrap, stop } = &self.answering;
+        let Answering { protocol, router, budget, pace, may_stay, wrap, stop, .. } = &self.answering;
         let (mut parts, body) = request.into_parts();
         let may_stay = may_stay(&parts);
         let share = if may_stay { Budget::new(MAX_BYTES_OF_STAYING).share() } else { budget.share() };
         let (in_hand, unread) = (self.record.begin(!may_stay), Unread::default());
         let body = Counted::new(body, unread.clone(), share.clone(), stop.clone(), pace(&parts), *wrap);
         parts.extensions.insert(share.clone());
-        parts.extensions.insert(self.caller);
+        parts.extensions.insert(self.client);
         let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));
         let protocol = *protocol;
         Box::pin(async move {

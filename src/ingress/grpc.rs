@@ -21,6 +21,7 @@ use tonic_reflection::server::Error as ReflectionError;
 
 use super::{
     State,
+    authenticate::authenticate,
     body::{Cut, Pace},
     budget::Share,
     connection::Answering,
@@ -32,9 +33,9 @@ use super::{
     wire::{self, Refused},
 };
 use crate::{
-    api::{self, Kind},
+    api::{self, Api, Kind},
     config::Settings,
-    model::{Caller, ChangeLetters, GetTasks, LetterPages, NewTask, Protocol},
+    model::{Caller, ChangeLetters, GetTasks, LetterPages, NewTask, Protocol, Role},
     pipelines::tasks::Leases,
     telemetry::metrics,
     wire::{
@@ -59,6 +60,7 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
     let (router, health) = router(&state).await?;
     let answering = Answering {
         protocol: Protocol::Grpc,
+        tls: state.tls.clone(),
         router,
         budget: state.budget.clone(),
         pace: |head| (!may_stay(head)).then_some(PACE),
@@ -79,25 +81,61 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
 
 /// True for reflection and health, whose calls are streams. A call of taskd has one message.
 fn may_stay(head: &request::Parts) -> bool {
-    !head.uri.path().starts_with("/taskd.v1.")
+    may_stay_at(head.uri.path())
 }
 
-/// Counts the parts of a call's message before it is decoded, and measures the call.
+fn may_stay_at(path: &str) -> bool {
+    !path.starts_with("/taskd.v1.")
+}
+
+/// The methods of taskd, and the role that a caller needs.
+pub const METHODS: [(&str, Role); 11] = [
+    ("taskd.v1.Discovery/InsertTasks", Role::Insert),
+    ("taskd.v1.Discovery/GetTask", Role::Read),
+    ("taskd.v1.Discovery/ExplainTask", Role::Read),
+    ("taskd.v1.Tasks/GetTasks", Role::Work),
+    ("taskd.v1.Tasks/CompleteTasks", Role::Work),
+    ("taskd.v1.Tasks/RejectTasks", Role::Work),
+    ("taskd.v1.Tasks/ExtendTasks", Role::Work),
+    ("taskd.v1.Operator/ListDeadLetters", Role::Read),
+    ("taskd.v1.Operator/GetDeadLetter", Role::Read),
+    ("taskd.v1.Operator/RetryDeadLetters", Role::Admin),
+    ("taskd.v1.Operator/PurgeDeadLetters", Role::Admin),
+];
+
+/// Authenticates a call, counts the parts of its message before it is decoded, and measures it.
 async fn call(
-    Extract(settings): Extract<Arc<Settings>>,
+    Extract((settings, api)): Extract<(Arc<Settings>, Api)>,
     Extension(share): Extension<Share>,
     request: HttpRequest,
     next: Next,
 ) -> HttpResponse {
-    let (shape, method) = (wire::shape(request.uri().path()), measure::grpc_method(request.uri().path()));
+    let path = request.uri().path();
+    let known = METHODS.into_iter().find(|(method, _)| path.strip_prefix('/') == Some(*method));
+    let Some((method, role)) = known else {
+        if may_stay_at(path) {
+            return measured(measure::OTHER, next.run(request)).await;
+        }
+        return Status::unimplemented(format!("there is no method {path}")).into_http();
+    };
+    let shape = wire::shape(path);
+    let (mut head, body) = request.into_parts();
+    if let Err(error) = authenticate(&api, &head.headers, &mut head.extensions, role) {
+        return measured(method, async { Status::from(error).into_http() }).await;
+    }
+    let request = HttpRequest::from_parts(head, body);
     let inspect = move |message: &[u8]| {
         let mut tally = Tally::new(&settings, &share, message.len());
         wire::count(message, shape, &mut tally)?;
         tally.keep();
         Ok(())
     };
+    measured(method, grpc_codec::inspected(Box::new(inspect), next.run(request))).await
+}
+
+async fn measured(method: &'static str, answer: impl Future<Output = HttpResponse>) -> HttpResponse {
     let started = Instant::now();
-    let response = grpc_codec::inspected(Box::new(inspect), next.run(request)).await;
+    let response = answer.await;
     measure::grpc(method, &response, started);
     response
 }
@@ -127,7 +165,7 @@ async fn router(state: &State) -> Result<(Router, HealthReporter), ReflectionErr
         .add_service(OperatorServer::new(Service(state.clone())).max_decoding_message_size(max))
         .add_service(health)
         .add_service(reflection);
-    let counted = middleware::from_fn_with_state(Arc::clone(&state.settings), call);
+    let counted = middleware::from_fn_with_state((Arc::clone(&state.settings), state.api.clone()), call);
     Ok((routes.into_axum_router().layer(counted), reporter))
 }
 
@@ -141,8 +179,8 @@ struct Service(State);
 
 /// The message of a call, and the client that sent it.
 fn open<T>(request: Request<T>) -> (Caller, T) {
-    let caller = request.extensions().get().copied();
-    (caller.expect("the connection gives each request its caller"), request.into_inner())
+    let (_, mut extensions, message) = request.into_parts();
+    (extensions.remove().expect("each call was authenticated"), message)
 }
 
 fn results<T: From<A>, A>(answers: Vec<A>) -> Vec<T> {
@@ -164,6 +202,14 @@ impl Discovery for Service {
     async fn get_task(&self, request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {
         let (caller, request) = open(request);
         Ok(Response::new(self.0.api.task(&caller, &request.id).await?.into()))
+    }
+
+    async fn explain_task(
+        &self,
+        request: Request<pb::ExplainTaskRequest>,
+    ) -> Result<Response<pb::TaskExplanation>, Status> {
+        let (caller, request) = open(request);
+        Ok(Response::new(self.0.api.explain(&caller, &request.into()).await?.into()))
     }
 }
 
@@ -287,6 +333,8 @@ impl From<api::Error> for Status {
         match error.kind() {
             Kind::Invalid => Self::invalid_argument(why),
             Kind::NotFound => Self::not_found(why),
+            Kind::Unauthenticated => Self::unauthenticated(why),
+            Kind::Forbidden => Self::permission_denied(why),
             Kind::Busy => Self::resource_exhausted(why),
             Kind::Unavailable | Kind::NotRunHere => Self::unavailable(why),
         }

@@ -11,7 +11,8 @@ use tonic::Code;
 
 use crate::telemetry::metrics;
 
-const OTHER: &str = "other";
+/// An unknown route, or a method that is not of taskd.
+pub(super) const OTHER: &str = "other";
 
 pub(super) async fn http(request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
@@ -22,28 +23,10 @@ pub(super) async fn http(request: Request, next: Next) -> Response {
     response
 }
 
-/// Records a call of a known method. A successful call sends its code only behind its answer.
+/// Records a call. A successful call sends its code only behind its answer.
 pub(super) fn grpc(method: &'static str, response: &Response, started: Instant) {
     let code = response.headers().get("grpc-status").map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()));
     metrics::grpc_request(method, name(code), started.elapsed());
-}
-
-/// The name of a known method, or `other`.
-pub(super) fn grpc_method(path: &str) -> &'static str {
-    const METHODS: [&str; 10] = [
-        "taskd.v1.Discovery/InsertTasks",
-        "taskd.v1.Discovery/GetTask",
-        "taskd.v1.Tasks/GetTasks",
-        "taskd.v1.Tasks/CompleteTasks",
-        "taskd.v1.Tasks/RejectTasks",
-        "taskd.v1.Tasks/ExtendTasks",
-        "taskd.v1.Operator/ListDeadLetters",
-        "taskd.v1.Operator/GetDeadLetter",
-        "taskd.v1.Operator/RetryDeadLetters",
-        "taskd.v1.Operator/PurgeDeadLetters",
-    ];
-    let path = path.strip_prefix('/').unwrap_or(path);
-    METHODS.into_iter().find(|method| *method == path).unwrap_or(OTHER)
 }
 
 /// The name of a code in the protocol.

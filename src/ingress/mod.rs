@@ -1,8 +1,9 @@
 //! The ways in: HTTP and gRPC. A handler reads its protocol, calls an operation of `api`, and writes the answer.
 //!
-//! `listener` accepts clients, `connection` serves one of them, `socket` and `delivery` see an answer off. `body`,
-//! `budget` and `tally` limit what a request may take.
+//! `listener` accepts clients, `tls` encrypts, `connection` serves one of them, `authenticate` asks for its token;
+//! `socket` and `delivery` see an answer off. `body`, `budget` and `tally` limit what a request may take.
 
+mod authenticate;
 mod body;
 mod budget;
 mod connection;
@@ -16,6 +17,7 @@ mod listener;
 mod measure;
 mod socket;
 mod tally;
+mod tls;
 mod wire;
 
 use std::sync::Arc;
@@ -26,6 +28,7 @@ pub use budget::Budget;
 pub use descriptors::raise_limit;
 pub use http::Waiting;
 pub use listener::{CannotListen, bind};
+pub use tls::{Tls, TlsError};
 
 use crate::{api::Api, config::Settings, pipelines::admission::Gates, runtime::Progress, telemetry::metrics};
 
@@ -37,6 +40,8 @@ pub struct State {
     pub gates: Gates,
     pub settings: Arc<Settings>,
     pub metrics: metrics::Handle,
+    /// `None`: both ports speak plain text.
+    pub tls: Option<Tls>,
     /// The budget of both listeners' requests.
     pub budget: Budget,
     /// Ends endless requests, so that a stop need not wait for them.

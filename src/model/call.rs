@@ -5,14 +5,21 @@ use std::{collections::HashMap, fmt, net::SocketAddr, time::Duration};
 use bytes::Bytes;
 use serde::{Serialize, Serializer};
 
-use super::{Encoding, LeaseToken, Priority, QueueName, TaskId, TaskRow};
+use super::{Access, Encoding, LeaseToken, Priority, QueueName, TaskId, TaskRow};
 
-/// The client behind a call.
+/// The client of a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Caller {
+pub struct Client {
     pub protocol: Protocol,
     /// `None`: the system did not say.
     pub peer: Option<SocketAddr>,
+}
+
+/// The client behind an authenticated call, and its access.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    pub client: Client,
+    pub access: Access,
 }
 
 /// The protocol of a listener.

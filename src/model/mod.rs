@@ -1,6 +1,8 @@
 //! Tasks, calls and reports, in the words of no protocol. No I/O.
 
+mod access;
 mod call;
+mod explain;
 mod letters;
 mod names;
 mod records;
@@ -8,10 +10,12 @@ mod status;
 mod token;
 pub mod validate;
 
+pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
 pub use call::{
-    Batch, Caller, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
+    Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
+pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
     LetterPages, LettersChanged, StoredLetter,

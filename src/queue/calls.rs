@@ -27,7 +27,7 @@ pub(super) const MAX_COMBINED: usize = 1000;
 /// Bytes that the answer to one call may have, about. While Redis writes it, no other caller is served.
 const CALL_BYTES: usize = 16 << 20;
 /// Leases of a shard that may be out at full memory. With none, a Redis in which everything waits would stay full.
-const LEASES_AT_FULL_MEMORY: usize = 16;
+pub(super) const LEASES_AT_FULL_MEMORY: usize = 16;
 /// Bytes in a shard's outbox at which completions are refused. Workers that hold leases when claims pause have room for
 /// their reports.
 const OUTBOX_MAX_BYTES: usize = 4 * OUTBOX_FULL_BYTES;

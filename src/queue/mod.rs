@@ -11,6 +11,7 @@ mod deliveries;
 mod delivery;
 mod enqueue;
 mod error;
+mod explain;
 pub mod keys;
 mod notes;
 mod shard;
@@ -29,6 +30,7 @@ pub use self::{
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},
+    explain::{Bar, Explained, ExplainedRecord, Held, Pause},
     shard::Shard,
     shards::{Offers, Shards},
     types::{

@@ -16,7 +16,7 @@ use super::{
     shard::{Process, Shard},
     types::{Inspected, Stats},
     wakes::Wakes,
-    wire::{inspected, items, numbers, text, unsigned},
+    wire::{inspected, items, numbers, stored_offset, text, unsigned},
 };
 use crate::{
     model::{Offset, QueueName, ShardId, TaskId},
@@ -199,8 +199,7 @@ impl Shards {
             })
             .await?;
         let mut answer = items(value)?.into_iter();
-        let stored = text(answer.next())?;
-        let offset = stored.rsplit_once('/').and_then(|(topic, at)| Some((topic.to_owned(), at.parse().ok()?)));
+        let offset = stored_offset(&text(answer.next())?);
         let records = answer.map(inspected).collect::<Result<Vec<_>>>()?;
         if records.len() != ids.len() {
             return Err(Error::Answer(format!("{} records for {} ids", records.len(), ids.len())));

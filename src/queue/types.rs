@@ -5,7 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::error::{Error, Result};
-use crate::model::{LeaseToken, Offset, Priority, TaskId, WorkerName};
+use crate::{
+    config::QueueSettings,
+    model::{LeaseToken, Offset, Priority, TaskId, WorkerName},
+};
 
 /// Entries and bytes in a shard's outbox at which claims and expiries pause.
 pub const OUTBOX_FULL: usize = 10_000;
@@ -176,6 +179,16 @@ pub struct Stats {
     pub ahead: u64,
 }
 
+impl Stats {
+    /// Whether parked tasks may come: the shard is below nine tenths of its bounds.
+    pub fn has_room(&self, settings: &QueueSettings) -> bool {
+        let nine_tenths = |bound: u64| bound - bound / 10;
+        self.ahead < nine_tenths(settings.high_water_tasks)
+            && self.waiting_bytes < nine_tenths(settings.high_water_bytes)
+            && self.live < nine_tenths(settings.live_tasks_max())
+    }
+}
+
 /// The work that waits in a shard (`lua/look.lua`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Look {
@@ -205,6 +218,13 @@ pub struct Inspected {
     pub waiting: u32,
     /// The task's epoch.
     pub epoch: u32,
+}
+
+impl Inspected {
+    /// It says how a task ended before it was sent again.
+    pub fn is_past(&self, epoch: u32) -> bool {
+        self.status != RecordStatus::Live && self.epoch < epoch
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

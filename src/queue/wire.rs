@@ -14,7 +14,10 @@ use super::{
     error::{Error, Result},
     types::{Code, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus},
 };
-use crate::{model::TaskId, wire::framed_reports};
+use crate::{
+    model::{Offset, TaskId},
+    wire::framed_reports,
+};
 
 /// A new seed for each call: Redis gives every script run the same one.
 pub(super) fn seed() -> u32 {
@@ -99,13 +102,7 @@ pub(super) fn inspected(value: Value) -> Result<Option<Inspected>> {
         return Ok(None);
     }
     let mut fields = items(value)?.into_iter();
-    let status = match text(fields.next())?.as_str() {
-        "L" => RecordStatus::Live,
-        "F" => RecordStatus::Completed,
-        "D" => RecordStatus::Dead,
-        "X" => RecordStatus::Cancelled,
-        other => return Err(Error::Answer(format!("record status {other:?}"))),
-    };
+    let status = record_status(fields.next())?;
     let mut next = || number(fields.next());
     Ok(Some(Inspected {
         status,
@@ -116,6 +113,22 @@ pub(super) fn inspected(value: Value) -> Result<Option<Inspected>> {
         waiting: next()?,
         epoch: next()?,
     }))
+}
+
+pub(super) fn record_status(value: Option<Value>) -> Result<RecordStatus> {
+    Ok(match text(value)?.as_str() {
+        "L" => RecordStatus::Live,
+        "F" => RecordStatus::Completed,
+        "D" => RecordStatus::Dead,
+        "X" => RecordStatus::Cancelled,
+        other => return Err(Error::Answer(format!("record status {other:?}"))),
+    })
+}
+
+/// A shard's stored offset with its topic generation.
+pub(super) fn stored_offset(text: &str) -> Option<(String, Offset)> {
+    let (topic, at) = text.rsplit_once('/')?;
+    Some((topic.to_owned(), at.parse().ok()?))
 }
 
 pub(super) fn look(value: Value) -> Result<Look> {

@@ -107,6 +107,8 @@ table! {
             [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         PEEK = "peek" [shard lanes] with_room [] lanes;
         INSPECT = "inspect" [shard many record] with_room [RECORDS OFFSET] no_lanes;
+        EXPLAIN = "explain" [clock shard record lanes] with_room
+            [RECORDS LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED] lanes;
         STATS = "stats" [shard record lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         FINALS = "finals" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
         FORGET = "forget" [shard] at_full_memory [RECORDS FINALS] no_lanes;

@@ -12,18 +12,19 @@ mod types;
 use std::{collections::HashSet, time::Duration};
 
 use async_trait::async_trait;
+use uuid::Uuid;
 
 pub use self::{
     error::{Cause, Error, Result},
     types::{
-        BroughtForward, DUE_LOOKED_AT, Inserted, NewRow, Opening, OutboxRow, PAGE_BYTES, Published, PublishedTask,
-        QueueCount, ResultRow, Retried, Settled, Settlement, StateFor, Stored, StoredShard, TakenBack, TaskDetail,
-        TaskState, Turn, Unpublished,
+        ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
+        PAGE_BYTES, Place, Published, PublishedTask, QueueCount, ResultRow, Retried, Settled, Settlement, StateFor,
+        Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 use crate::model::{
-    DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, ShardId, StoredLetter, TaskId,
-    TaskRow, WorkerName,
+    AccessToken, Act, DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash,
+    ShardId, StoredLetter, TaskId, TaskRow, WorkerName,
 };
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
@@ -143,6 +144,9 @@ pub trait Store: Send + Sync {
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
 
+    /// Where the task is. `None`: it is finished, or there is no such task. `generation` is the topic's.
+    async fn place(&self, generation: &str, id: TaskId) -> Result<Option<Place>>;
+
     /// The results of a task, the earliest first.
     async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>>;
 
@@ -167,6 +171,24 @@ pub trait Store: Send + Sync {
     /// Raises the shard's generation from `from` and opens it; 0 adds the shard. Answers its present generation, also
     /// when another process was first.
     async fn next_generation(&self, shard: &ShardId, from: u64) -> Result<u64>;
+
+    /// A number that each change of the tokens raises.
+    async fn tokens_version(&self) -> Result<u64>;
+
+    /// All access tokens, by name. There are at most [`MOST_TOKENS`].
+    async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>>;
+
+    /// Adds a token, and records the act.
+    async fn add_token(&self, hash: SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken>;
+
+    /// Removes the token of that name, and records the act. Answers whether there was one.
+    async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool>;
+
+    /// Acts before `before`, the latest first. They stay for [`ACTS_STAY`].
+    async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>>;
+
+    /// Records an act that changes no token.
+    async fn keep_act(&self, act: &Act) -> Result<()>;
 
     /// Ends running calls and closes the connections.
     async fn close(&self);

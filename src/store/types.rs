@@ -1,5 +1,7 @@
 //! Arguments and answers of the store.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use crate::model::{
@@ -176,6 +178,15 @@ pub struct PublishedTask {
     pub offset: Option<Offset>,
 }
 
+/// Where SQL says that an unfinished task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Not on the bus. The watchdog publishes it when it is due; `None`: when its queue has room.
+    Off { why: Unpublished, due_unix_ms: Option<i64> },
+    /// On the bus, at or before this offset of its partition; `None`: in another generation of the topic.
+    On(Option<Offset>),
+}
+
 /// A task as its reader sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskDetail {
@@ -245,4 +256,20 @@ pub struct TakenBack {
     pub tasks: u64,
     /// Their credited replicas, which stay credited.
     pub credited: u64,
+}
+
+/// The most access tokens. Each process keeps all of them in memory.
+pub const MOST_TOKENS: u32 = 10_000;
+
+/// How long an operator's act can be read.
+pub const ACTS_STAY: Duration = Duration::from_secs(400 * 24 * 3600);
+
+/// The answer to a new access token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddedToken {
+    Yes,
+    /// Another token has the name.
+    NameTaken,
+    /// There are [`MOST_TOKENS`].
+    NoRoom,
 }

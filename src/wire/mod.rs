@@ -1,6 +1,7 @@
 //! Protobuf: the generated messages, every conversion between them and `model`, and gRPC's codec.
 
 mod call;
+mod explain;
 pub mod grpc_codec;
 mod letters;
 pub mod pb;

@@ -455,6 +455,9 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     let tasks = vec![(due.task.id, Turn::FIRST), (ids[1900], Turn::FIRST), (ids[1800], Turn::FIRST)];
     store.mark_published("g", &[Published { partition: 0, offset, tasks }]).await.unwrap();
     assert!(store.task(ids[900]).await.unwrap().is_some());
+    for unfinished in [&ids[1700], &ids[2500], &ids[3700]] {
+        assert!(store.place("g", *unfinished).await.unwrap().is_some());
+    }
     assert_eq!(store.results(ids[900]).await.unwrap().len(), 1);
     assert_eq!(store.remove_finished(AGE, 5).await.unwrap(), 5);
     assert_eq!(store.rows(&ids[1500..1503]).await.unwrap().len(), 3);

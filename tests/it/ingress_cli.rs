@@ -257,6 +257,13 @@ impl<F: Fn(usize, usize) -> Answer + Send + Sync + 'static> Discovery for Script
     async fn get_task(&self, _request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {
         Err(Status::unimplemented(""))
     }
+
+    async fn explain_task(
+        &self,
+        _request: Request<pb::ExplainTaskRequest>,
+    ) -> Result<Response<pb::TaskExplanation>, Status> {
+        Err(Status::unimplemented(""))
+    }
 }
 
 /// Serves `answer` and inserts the keys a, b and c: where, what came of it, and the keys of each call.

@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use reqwest::{Client, Method, Response, StatusCode, header};
 use taskd::{
+    api::Authentication,
     config::Settings,
     ingress::{self, Budget, State},
     pipelines::admission::Gates,
@@ -25,7 +26,14 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
     let stop = CancellationToken::new();
     State {
         budget: Budget::new(settings.limits.request_budget),
-        api: taskd::api::Api { discovery: None, tasks: None, query: None, stop: stop.clone() },
+        api: taskd::api::Api {
+            discovery: None,
+            tasks: None,
+            query: None,
+            authentication: Authentication::Open,
+            stop: stop.clone(),
+        },
+        tls: None,
         progress: Progress::default(),
         gates: Gates::default(),
         settings: Arc::new(settings),

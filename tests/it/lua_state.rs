@@ -13,6 +13,8 @@ mod commands;
 mod damage;
 #[path = "lua_state/enqueue.rs"]
 mod enqueue;
+#[path = "lua_state/explain.rs"]
+mod explain;
 #[path = "lua_state/report.rs"]
 mod report;
 #[path = "lua_state/upkeep.rs"]

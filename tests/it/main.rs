@@ -7,6 +7,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod access;
 mod architecture;
 mod bench;
 mod bus_redis_streams;
@@ -15,6 +16,7 @@ mod dead_letters;
 mod discovery_insert;
 mod discovery_results;
 mod embedded;
+mod explain;
 mod fanout;
 mod filter;
 mod full_memory;
@@ -34,3 +36,4 @@ mod redis_scripts;
 mod silent_connections;
 mod store_sqlite;
 mod tasks_service;
+mod tls;

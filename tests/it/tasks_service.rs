@@ -5,12 +5,12 @@ use std::{sync::Arc, time::Duration};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use prost::Message as _;
 use taskd::{
-    api::{Api, Error, Kind},
+    api::{Api, Authentication, Error, Kind},
     bus::{Bus, Reading, Topic, redis_streams::RedisStreams},
     config::Settings,
     model::{
-        Batch, Caller, Completion, Encoding, Extension, GetTasks, Item, ItemAnswer, ItemStatus, LeaseToken, LeasedTask,
-        NewTask, Offset, Protocol, QueueName, Rejection, ShardId, TaskBody, TaskId, validate,
+        Access, Batch, Caller, Client, Completion, Encoding, Extension, GetTasks, Item, ItemAnswer, ItemStatus,
+        LeaseToken, LeasedTask, NewTask, Offset, Protocol, QueueName, Rejection, ShardId, TaskBody, TaskId, validate,
     },
     pipelines::tasks,
     queue::{Enqueue, EnqueueTask, Queue},
@@ -36,11 +36,17 @@ use crate::{
     },
 };
 
-const CALLER: Caller = Caller { protocol: Protocol::Grpc, peer: None };
+const CALLER: Caller = Caller { client: Client { protocol: Protocol::Grpc, peer: None }, access: Access::Open };
 
 /// The operations of a process that runs this service alone.
 fn api_of(tasks: tasks::Handle) -> Api {
-    Api { discovery: None, tasks: Some(tasks), query: None, stop: CancellationToken::new() }
+    Api {
+        discovery: None,
+        tasks: Some(tasks),
+        query: None,
+        authentication: Authentication::Open,
+        stop: CancellationToken::new(),
+    }
 }
 
 /// A worker's report about a leased task.

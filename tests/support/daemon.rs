@@ -72,6 +72,16 @@ impl Daemon {
         Self { dir, through, args, env, http, grpc, child, client: reqwest::Client::new() }
     }
 
+    /// Runs other pipelines in the folder of a daemon that has ended, and waits until it is ready.
+    pub(crate) async fn start_in_the_folder_of(mut daemon: Self, args: &[&str]) -> Self {
+        let pipelines = daemon.args.iter().position(|arg| arg == "--pipelines").expect("it names its pipelines");
+        daemon.args.drain(pipelines..pipelines + 2);
+        daemon.args.extend(args.iter().map(ToString::to_string));
+        daemon.start_again();
+        daemon.ready().await;
+        daemon
+    }
+
     pub(crate) fn http(&self) -> String {
         format!("http://127.0.0.1:{}", self.http.number)
     }

@@ -14,16 +14,18 @@ use taskd::{
         Encoding, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow, WorkerName,
     },
     store::{
-        self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Published, PublishedTask, QueueCount, ResultRow, Settled,
+        self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Place, Published, PublishedTask, QueueCount, ResultRow, Settled,
         Settlement, Store, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 
+mod access;
 mod batches;
 mod letters;
 mod queues;
 mod retention;
 
+pub(crate) use access::*;
 pub(crate) use batches::*;
 pub(crate) use letters::*;
 pub(crate) use queues::*;
@@ -103,10 +105,13 @@ macro_rules! store_contract {
             a_shard_is_unpublished_page_by_page,
             states_name_the_credited_workers,
             what_is_not_there_is_not_found,
+            an_unfinished_task_has_a_place,
             a_life_is_raised_once,
             shards_open_all_at_once_and_close_one_by_one,
             changes_of_shards_are_read_once_and_none_is_missed,
             only_queues_with_unfinished_tasks_are_counted,
+            tokens_come_and_go_with_their_acts,
+            of_concurrent_tokens_one_gets_the_name,
             rows_and_owners_are_found_by_ids_and_keys,
             the_oldest_that_waits_in_sql_is_told,
             rows_of_a_time_that_the_clock_left_again_are_due,
@@ -961,6 +966,35 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
     assert_eq!(for_worker("a").await, [(Completed, Some(a)), (Completed, Some(a)), (Unfinished, None)]);
     // Surplus was answered OK, too.
     assert_eq!(for_worker("late").await, [(Completed, Some(late)), (Completed, None), (Unfinished, None)]);
+}
+
+pub(crate) async fn an_unfinished_task_has_a_place(db: &impl Database) {
+    let store = db.open().await;
+    let [fresh, mut parked, mut scheduled] = ["fresh", "parked", "scheduled"].map(|key| row("q", key));
+    parked.unpublished = Parked;
+    (scheduled.unpublished, scheduled.due_unix_ms) = (Scheduled, NOW + 7);
+    insert_new(&*store, &[fresh.clone(), parked.clone(), scheduled.clone()]).await;
+    let place = async |row: &NewRow| store.place("g", row.task.id).await.unwrap();
+    let off = |why, due_unix_ms| Some(Place::Off { why, due_unix_ms });
+    assert_eq!(place(&fresh).await, off(Fresh, Some(NOW + 5_000)));
+    assert_eq!(place(&parked).await, off(Parked, None));
+    assert_eq!(place(&scheduled).await, off(Scheduled, Some(NOW + 7)));
+
+    // One by its batch, the other by itself.
+    publish(&*store, &[fresh.clone(), scheduled.clone()], at(4, 2)).await;
+    for row in [&fresh, &scheduled] {
+        assert_eq!(place(row).await, Some(Place::On(Some(at(4, 2)))));
+        assert_eq!(store.place("another", row.task.id).await.unwrap(), Some(Place::On(None)));
+    }
+    store.unpublish(&[fresh.task.id], Missing).await.unwrap();
+    assert_eq!(place(&fresh).await, off(Missing, Some(0)));
+    publish(&*store, std::slice::from_ref(&fresh), at(9, 0)).await;
+    assert_eq!(place(&fresh).await, Some(Place::On(Some(at(9, 0)))), "the later of its own and its batch's");
+
+    store.settle(&[completed(&fresh, "w"), died(&parked)]).await.unwrap();
+    for over in [&fresh, &parked, &row("q", "never stored")] {
+        assert_eq!(place(over).await, None);
+    }
 }
 
 pub(crate) async fn what_is_not_there_is_not_found(db: &impl Database) {

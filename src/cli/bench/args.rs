@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::{
-    cli::client,
+    cli::{client, trust::Token},
     config::{ByteSize, Time},
 };
 
@@ -70,6 +70,14 @@ pub struct Bench {
     /// The Redis of that taskd, to read its CPU and its appendfsync
     #[arg(long, value_name = "URL", requires = "grpc")]
     pub(super) redis: Option<String>,
+
+    /// Access token, if that taskd asks for one
+    #[arg(long, value_name = "TOKEN", requires = "grpc")]
+    pub(super) token: Option<Token>,
+
+    /// Let the taskd of its own ask for an access token with each call
+    #[arg(long, conflicts_with = "grpc")]
+    pub(super) with_token: bool,
 
     #[command(flatten)]
     pub(super) work: Work,

@@ -2,16 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
-use axum::body::{Body, Bytes, to_bytes};
-use hyper::{Request, client::conn::http1, header};
-use hyper_util::rt::TokioIo;
+use anyhow::{Context, ensure};
+use axum::body::Bytes;
 use serde::Deserialize;
-use tokio::{net::TcpStream, task::JoinSet};
-use url::Url;
 
-const MOST_BYTES: usize = 64 << 20;
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::cli::{
+    http::{ANSWER_TIMEOUT, HttpPort},
+    trust::Trust,
+};
+
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// The contents of queues together, as `/v1/queues` counts it.
@@ -38,27 +37,19 @@ struct Queue {
     counts: Counts,
 }
 
-/// An address, called over a new connection each time.
+/// The HTTP port of the taskd that is measured.
 #[derive(Clone)]
-pub(super) struct Http {
-    url: String,
-    host: String,
-}
+pub(super) struct Http(HttpPort);
 
 impl Http {
-    pub(super) fn new(url: &str) -> anyhow::Result<Self> {
-        let wrong = || format!("--http {url:?} is not a URL; write http://host:7600");
-        let parsed = Url::parse(url).with_context(wrong)?;
-        let host = parsed.host_str().with_context(wrong)?;
-        ensure!(parsed.scheme() == "http", "--http {url:?}: taskd speaks http:// only");
-        let port = parsed.port_or_known_default().with_context(wrong)?;
-        Ok(Self { url: url.to_owned(), host: format!("{host}:{port}") })
+    pub(super) fn new(url: &str, trust: Trust) -> anyhow::Result<Self> {
+        HttpPort::new("--http", url, trust).map(Self)
     }
 
     /// The counts of the queues whose name is in `names`, together.
     pub(super) async fn counts(&self, names: &[String]) -> anyhow::Result<Counts> {
         let answer = self.get("/v1/queues").await?;
-        let unreadable = || format!("{}/v1/queues does not answer as taskd does", self.url);
+        let unreadable = || format!("{}/v1/queues does not answer as taskd does", self.0.url);
         let all: Queues = serde_json::from_slice(&answer).with_context(unreadable)?;
         let ours = all.queues.into_iter().filter(|queue| names.contains(&queue.queue));
         Ok(ours.fold(Counts::default(), |sum, queue| sum + queue.counts))
@@ -85,23 +76,9 @@ impl Http {
     }
 
     async fn get(&self, path: &str) -> anyhow::Result<Bytes> {
-        match tokio::time::timeout(ANSWER_TIMEOUT, self.call(path)).await {
-            Ok(answer) => answer,
-            Err(_) => bail!("{}{path} does not answer", self.url),
-        }
-    }
-
-    async fn call(&self, path: &str) -> anyhow::Result<Bytes> {
-        let unreachable = || format!("cannot reach taskd's HTTP at {}; --http names another place", self.url);
-        let socket = TcpStream::connect(&self.host).await.with_context(unreachable)?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await.with_context(unreachable)?;
-        let mut driver = JoinSet::new();
-        driver.spawn(connection);
-        let request = Request::get(path).header(header::HOST, &self.host).body(Body::empty())?;
-        let answer = sender.send_request(request).await.with_context(unreachable)?;
-        let status = answer.status();
-        let body = to_bytes(Body::new(answer.into_body()), MOST_BYTES).await.with_context(unreachable)?;
-        ensure!(status.is_success(), "{}{path} answers {status}: {}", self.url, String::from_utf8_lossy(&body).trim());
+        let (status, body) = self.0.get(path).await?;
+        let said = String::from_utf8_lossy(&body);
+        ensure!(status.is_success(), "{}{path} answers {status}: {}", self.0.url, said.trim());
         Ok(body)
     }
 }

@@ -17,6 +17,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::args::{Bench, Part};
+use crate::cli::trust::Token;
 
 /// A start has to look for redis-server and make a database.
 const START: Duration = Duration::from_secs(60);
@@ -30,6 +31,8 @@ pub(super) struct Own {
     folder: Folder,
     pub(super) addresses: Addresses,
     pub(super) started: Instant,
+    /// `None`: it asks for none.
+    pub(super) token: Option<Token>,
 }
 
 /// Where it listens, as its log says.
@@ -47,12 +50,9 @@ impl Own {
         let folder = Folder::make()?;
         let config = folder.0.join("taskd.toml");
         fs::write(&config, settings(args, part)).context("cannot write the settings of a taskd")?;
+        let token = if args.with_token { Some(make_token(&folder)?) } else { None };
         let log = File::create(folder.log()).context("cannot write the log of a taskd")?;
-        let mut command = Command::new(std::env::current_exe().context("cannot find the program of taskd")?);
-        // Settings of this shell must not change what is measured.
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
-            command.env_remove(name);
-        }
+        let mut command = taskd()?;
         command.args(["--pipelines", "all", "--log-format", "json"]);
         command.args(["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--config"]).arg(config);
         command.arg("--data-dir").arg(folder.data()).stdout(log.try_clone()?).stderr(log);
@@ -62,7 +62,7 @@ impl Own {
         command.process_group(0);
         let started = Instant::now();
         let child = command.spawn().context("cannot start a taskd")?;
-        let mut own = Self { child, folder, addresses: Addresses::default(), started };
+        let mut own = Self { child, folder, addresses: Addresses::default(), started, token };
         own.addresses = own.up().await?;
         Ok(own)
     }
@@ -167,13 +167,31 @@ impl Drop for Folder {
 }
 
 /// The defaults, with room in the queue for all tasks: otherwise those beyond the high water would wait in SQL.
+/// This program, without the settings of this shell: they must not change what is measured.
+fn taskd() -> anyhow::Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find the program of taskd")?);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
+        command.env_remove(name);
+    }
+    Ok(command)
+}
+
+fn make_token(folder: &Folder) -> anyhow::Result<Token> {
+    let mut command = taskd()?;
+    command.args(["token", "create", "bench", "--roles", "admin", "--data-dir"]).arg(folder.data());
+    let made = command.output().context("cannot make a token")?;
+    ensure!(made.status.success(), "cannot make a token: {}", String::from_utf8_lossy(&made.stderr).trim());
+    String::from_utf8(made.stdout)?.trim().parse().map_err(anyhow::Error::msg)
+}
+
 fn settings(args: &Bench, part: Part) -> String {
     let (tasks, queues) = args.room(part);
     let (tasks, queues) = (2 * tasks.max(50_000), 4 * queues.max(250));
     let bytes = (tasks * (args.work.payload.0 + 1024)).max(256 << 20);
     let replicas = args.work.replicas.max(100);
+    let auth = if args.with_token { "tokens" } else { "none" };
     format!(
-        "max_queues = {queues}\nmax_replicas = {replicas}\n\
+        "auth = \"{auth}\"\nmax_queues = {queues}\nmax_replicas = {replicas}\n\
          [queues.default]\nhigh_water_tasks = {tasks}\nhigh_water_bytes = {bytes}\n"
     )
 }

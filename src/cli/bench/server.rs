@@ -8,7 +8,6 @@ use std::{
 use anyhow::{Context, ensure};
 use redis::aio::MultiplexedConnection;
 use serde::Serialize;
-use tonic::transport::Channel;
 use url::Url;
 
 use super::{
@@ -17,13 +16,16 @@ use super::{
     machine::{self, Machine},
     own::Own,
 };
-use crate::cli::client;
+use crate::cli::{
+    client::{self, Taskd},
+    trust::Trust,
+};
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const HTTP_PORT: u16 = 7600;
 
 pub(super) struct Server {
-    channels: Vec<Channel>,
+    channels: Vec<Taskd>,
     http: Http,
     /// Of taskd; `None` if it runs elsewhere, or this user may not see it.
     pid: Option<u32>,
@@ -69,7 +71,12 @@ impl Server {
                 (grpc, http, args.redis.clone())
             }
         };
-        let http = Http::new(&http)?;
+        let token = match &own {
+            Some(own) => own.token.clone(),
+            None => args.token.clone(),
+        };
+        let trust = token.map_or_else(Trust::default, Trust::from);
+        let http = Http::new(&http, trust.clone())?;
         let ready_after = match &own {
             Some(own) => {
                 http.wait_until_ready().await?;
@@ -77,8 +84,8 @@ impl Server {
             }
             None => None,
         };
-        let first = client::connect(&grpc).await?;
-        let others = (1..args.work.connections).map(|_| client::connect(&grpc));
+        let first = client::connect(&grpc, &trust).await?;
+        let others = (1..args.work.connections).map(|_| client::connect(&grpc, &trust));
         let mut channels = futures::future::try_join_all(others).await?;
         channels.push(first);
         let redis = match redis {
@@ -93,7 +100,7 @@ impl Server {
     }
 
     /// The connection for a caller.
-    pub(super) fn channel(&self, caller: usize) -> Channel {
+    pub(super) fn channel(&self, caller: usize) -> Taskd {
         self.channels[caller % self.channels.len()].clone()
     }
 

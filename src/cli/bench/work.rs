@@ -3,11 +3,11 @@
 use anyhow::{Context, bail};
 use backon::BackoffBuilder;
 use bytes::Bytes;
-use tonic::{Response, Status, transport::Channel};
+use tonic::{Response, Status};
 
 use super::args::{QUEUES_A_CALL, Work};
 use crate::{
-    cli::client::{WAITS, is_transient},
+    cli::client::{Taskd, WAITS, is_transient},
     wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
 };
 
@@ -59,7 +59,7 @@ fn number(key: &[u8]) -> anyhow::Result<u32> {
 
 /// Inserts tasks until each is answered: those that were new, by number, and how often a call was repeated.
 pub(super) async fn insert(
-    mut client: DiscoveryClient<Channel>,
+    mut client: DiscoveryClient<Taskd>,
     tasks: &Tasks,
     mut numbers: Vec<u32>,
 ) -> anyhow::Result<Inserted> {
@@ -117,7 +117,7 @@ impl Inserted {
 
 /// A worker with one call at a time.
 pub(super) struct Worker {
-    client: TasksClient<Channel>,
+    client: TasksClient<Taskd>,
     name: String,
     queues: Vec<String>,
     batch: u32,
@@ -133,7 +133,7 @@ pub(super) struct Leased {
 }
 
 impl Worker {
-    pub(super) fn new(channel: Channel, number: u16, tasks: &Tasks, batch: u16) -> Self {
+    pub(super) fn new(channel: Taskd, number: u16, tasks: &Tasks, batch: u16) -> Self {
         let name = format!("bench-{number}");
         // A worker names as many queues as a call may; the next worker names the next ones.
         let groups: Vec<&[String]> = tasks.queues.chunks(QUEUES_A_CALL.into()).collect();

@@ -9,9 +9,9 @@ use backon::BackoffBuilder;
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use serde_json::json;
-use tonic::{Status, transport::Channel};
+use tonic::Status;
 
-use super::client::{self, WAITS, is_transient};
+use super::client::{self, Server, Taskd, WAITS, is_transient};
 use crate::{
     config::Time,
     model::now_unix_ms,
@@ -28,7 +28,7 @@ const AT_ONCE: u32 = 500;
 /// The largest letter that taskd sends: a record or a payload of 8 MiB, and what surrounds it.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
-type Client = OperatorClient<Channel>;
+type Client = OperatorClient<Taskd>;
 
 /// List, show, retry and purge dead letters of a running taskd
 #[derive(Args)]
@@ -60,20 +60,6 @@ enum What {
     Retry(Change),
     /// Remove letters for ever; of a dead task only its key stays
     Purge(Change),
-}
-
-#[derive(Args)]
-struct Server {
-    /// gRPC address of taskd; host:port is enough
-    #[arg(
-        long,
-        env = "TASKD_GRPC_URL",
-        hide_env = true,
-        value_name = "URL",
-        value_parser = client::with_scheme,
-        default_value = "http://127.0.0.1:7601"
-    )]
-    grpc: String,
 }
 
 #[derive(Args)]
@@ -201,7 +187,7 @@ pub async fn run(args: Dead) -> anyhow::Result<bool> {
 }
 
 async fn connect(server: &Server) -> anyhow::Result<Client> {
-    Ok(OperatorClient::new(client::connect(&server.grpc).await?).max_decoding_message_size(MAX_ANSWER_BYTES))
+    Ok(OperatorClient::new(server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES))
 }
 
 /// Calls taskd until it answers, for a while. Each call may be repeated.
@@ -212,7 +198,7 @@ async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> anyhow::Resu
             Ok(answer) => return Ok(answer),
             Err(status) => match waits.next().filter(|_| is_transient(&status)) {
                 Some(wait) => tokio::time::sleep(wait).await,
-                None => bail!("{}", status.message()),
+                None => bail!("{}", client::said(&status)),
             },
         }
     }

@@ -16,11 +16,10 @@ use futures::{Stream, StreamExt, TryStreamExt, stream};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use tokio::io::AsyncRead;
 use tokio_util::io::ReaderStream;
-use tonic::transport::Channel;
 
 use self::progress::Progress;
 pub use self::progress::Summary;
-use super::client::{self, WAITS, is_transient};
+use super::client::{self, Server, Taskd, WAITS, is_transient};
 use crate::{
     config::Time,
     ingress::{
@@ -36,7 +35,7 @@ const MAX_LINE_BYTES: usize = 32 << 20;
 /// How often to check whether taskd has fallen silent.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-type Client = DiscoveryClient<Channel>;
+type Client = DiscoveryClient<Taskd>;
 
 /// Insert one task per line, from a file or stdin
 #[derive(Args)]
@@ -59,16 +58,8 @@ pub struct Insert {
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
 
-    /// gRPC address of taskd; host:port is enough
-    #[arg(
-        long,
-        env = "TASKD_GRPC_URL",
-        hide_env = true,
-        value_name = "URL",
-        value_parser = client::with_scheme,
-        default_value = "http://127.0.0.1:7601"
-    )]
-    grpc: String,
+    #[command(flatten)]
+    server: Server,
 
     /// ndjson: a task in JSON per line; keys: a key per line; auto: the first line decides
     #[arg(long, value_enum, default_value_t = Format::Auto, hide_possible_values = true)]
@@ -106,10 +97,10 @@ enum Format {
 ///
 /// `Err`: the input or the server failed. The summary of what taskd stored until then is printed.
 pub async fn run(args: Insert) -> anyhow::Result<Summary> {
-    let client = DiscoveryClient::new(client::connect(&args.grpc).await?);
+    let client = DiscoveryClient::new(args.server.connect().await?);
     let (input, size) = open(&args.file).await?;
     let bar = progress_bar(size);
-    let progress = Progress::new(&args.grpc, args.give_up_after, &bar);
+    let progress = Progress::new(&args.server.grpc, args.give_up_after, &bar);
     let sent = send_all(&args, client, input, &progress).await;
     bar.finish_and_clear();
     let summary = progress.summary();
@@ -232,7 +223,7 @@ async fn send(
             }
             Err(status) if is_transient(&status) => progress.failed(&status),
             Err(status) => {
-                bail!("taskd at {} did not take the lines from {first}: {}", args.grpc, status.message())
+                bail!("taskd at {} did not take the lines from {first}: {}", args.server.grpc, client::said(&status))
             }
         }
         if !rest.is_empty() {

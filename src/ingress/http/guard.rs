@@ -1,8 +1,8 @@
 //! Keeps web pages out.
 //!
-//! taskd has no passwords, so a page in a browser on the same machine must not reach it. A page has two ways to a port
-//! of its visitor's machine. Its own name may point there (DNS rebinding): the request then carries a name that is not
-//! taskd's. Or it sends a request to taskd's address: the browser then names the page's site. The page controls
+//! taskd may ask for no token, so a page in a browser on the same machine must not reach it. A page has two ways to a
+//! port of its visitor's machine. Its own name may point there (DNS rebinding): the request then carries a name that is
+//! not taskd's. Or it sends a request to taskd's address: the browser then names the page's site. The page controls
 //! neither. gRPC needs no such check: browsers do not speak HTTP/2 without TLS.
 
 use std::net::{Ipv4Addr, Ipv6Addr};

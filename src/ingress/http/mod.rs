@@ -11,14 +11,18 @@ mod waiting;
 use axum::{
     Extension, Json, Router,
     body::Body,
-    extract::{Path, Request, State as Extract, rejection::PathRejection},
+    extract::{
+        Path, Query, Request, State as Extract,
+        rejection::{PathRejection, QueryRejection},
+    },
+    handler::Handler,
     http::{HeaderMap, Method, StatusCode, Uri, header},
-    middleware,
+    middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{self, MethodRouter},
 };
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tower_http::trace::TraceLayer;
 pub use waiting::Waiting;
@@ -30,6 +34,7 @@ use self::{
 };
 use super::{
     State,
+    authenticate::authenticate,
     budget::Share,
     connection::Answering,
     delivery::Deliveries,
@@ -40,8 +45,8 @@ use super::{
     tally::{Excess, Tally},
 };
 use crate::{
-    api,
-    model::{Batch, Caller, ChangeLetters, InsertStatus, ItemAnswer, LeasedTask, Protocol},
+    api::{self, Api},
+    model::{Batch, Caller, ChangeLetters, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role, WorkerName},
     pipelines::tasks::Leases,
     telemetry::metrics,
 };
@@ -52,6 +57,7 @@ pub async fn serve(listener: TcpListener, state: State) {
     let (without_room, budget, stop) = (full(state.clone(), max_connections), state.budget.clone(), state.stop.clone());
     let answering = Answering {
         protocol: Protocol::Http,
+        tls: state.tls.clone(),
         router: router(state),
         budget,
         pace,
@@ -63,36 +69,78 @@ pub async fn serve(listener: TcpListener, state: State) {
         .await;
 }
 
+/// A route, the role that its callers need, and its handler.
+struct Route {
+    method: Method,
+    path: &'static str,
+    role: Role,
+    handler: MethodRouter<State>,
+}
+
+fn get<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
+    Route { method: Method::GET, path, role, handler: routing::get(handler) }
+}
+
+fn post<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
+    Route { method: Method::POST, path, role, handler: routing::post(handler) }
+}
+
+fn table() -> Vec<Route> {
+    vec![
+        post("/v1/tasks", Role::Insert, insert_tasks),
+        get("/v1/tasks/{id}", Role::Read, get_task),
+        get("/v1/tasks/{id}/results", Role::Read, get_results),
+        get("/v1/queues", Role::Read, get_queues),
+        get("/v1/tasks:explain", Role::Read, explain_task),
+        post("/v1/tasks:get", Role::Work, get_tasks),
+        post("/v1/tasks:complete", Role::Work, complete_tasks),
+        post("/v1/tasks:reject", Role::Work, reject_tasks),
+        post("/v1/tasks:extend", Role::Work, extend_tasks),
+        get("/v1/acts", Role::Admin, get_acts),
+        get("/v1/dead-letters", Role::Read, get_letters),
+        get("/v1/dead-letters/{id}", Role::Read, get_letter),
+        post("/v1/dead-letters:retry", Role::Admin, retry_letters),
+        post("/v1/dead-letters:purge", Role::Admin, purge_letters),
+        get("/metrics", Role::Read, render_metrics),
+    ]
+}
+
+/// All routes but those of probes: method, path, and the role that a caller needs.
+pub fn routes() -> Vec<(Method, &'static str, Role)> {
+    table().into_iter().map(|route| (route.method, route.path, route.role)).collect()
+}
+
 fn router(state: State) -> Router {
     let guard = guard::Guard::new(&state.settings);
-    Router::new()
-        .route("/v1/tasks", post(insert_tasks))
-        .route("/v1/tasks/{id}", get(get_task))
-        .route("/v1/tasks/{id}/results", get(get_results))
-        .route("/v1/queues", get(get_queues))
-        .route("/v1/dead-letters", get(get_letters))
-        .route("/v1/dead-letters/{id}", get(get_letter))
-        .route("/v1/dead-letters:retry", post(retry_letters))
-        .route("/v1/dead-letters:purge", post(purge_letters))
-        .route("/v1/tasks:get", post(get_tasks))
-        .route("/v1/tasks:complete", post(complete_tasks))
-        .route("/v1/tasks:reject", post(reject_tasks))
-        .route("/v1/tasks:extend", post(extend_tasks))
+    let route = |router: Router<State>, Route { path, role, handler, .. }: Route| {
+        let authenticate = middleware::from_fn_with_state((state.api.clone(), role), authenticate_caller);
+        router.route(path, handler.route_layer(authenticate))
+    };
+    table()
+        .into_iter()
+        .fold(Router::new(), route)
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         // The code that meets a failure logs it.
         .layer(TraceLayer::new_for_http().on_failure(()))
-        .route("/metrics", get(render_metrics))
         .layer(middleware::from_fn_with_state(guard, guard::check))
         .layer(middleware::from_fn(measure::http))
         .merge(probes())
         .with_state(state)
 }
 
+async fn authenticate_caller(Extract((api, role)): Extract<(Api, Role)>, request: Request, next: Next) -> Response {
+    let (mut head, body) = request.into_parts();
+    match authenticate(&api, &head.headers, &mut head.extensions, role) {
+        Ok(()) => next.run(Request::from_parts(head, body)).await,
+        Err(error) => Problem::from(error).into_response(),
+    }
+}
+
 /// The routes of probes. They are outside the guard and the trace: a probe may use any name, and repeated 503s are no
 /// news.
 fn probes() -> Router<State> {
-    Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz))
+    Router::new().route("/healthz", routing::get(|| async { "ok\n" })).route("/readyz", routing::get(readyz))
 }
 
 /// The routes of connections beyond the limit. They answer probes and refuse all others.
@@ -130,6 +178,12 @@ type Id = Result<Path<String>, PathRejection>;
 async fn get_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
     let task = state.api.task(&caller, &task_id(id)).await?;
     Ok(Json(json::read::Task::from(&task)).into_response())
+}
+
+async fn explain_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, uri: Uri) -> Answer {
+    let question = json::explain::question(uri.query().unwrap_or_default())?;
+    let explanation = state.api.explain(&caller, &question).await?;
+    within(&state.budget, Json(json::explain::Explanation::from(&explanation)).into_response())
 }
 
 async fn get_results(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
@@ -262,12 +316,42 @@ async fn answered<T>(
     batch: Batch<T>,
     call: impl AsyncFnOnce(Batch<T>) -> Result<Vec<ItemAnswer>, api::Error>,
 ) -> Answer {
-    item_answers(if batch.items.is_empty() { Vec::new() } else { call(batch).await? })
+    if batch.items.is_empty() {
+        WorkerName::new(&batch.worker).map_err(|error| Problem::bad_request(error.to_string()))?;
+        return item_answers(Vec::new());
+    }
+    item_answers(call(batch).await?)
 }
 
 const JSON: &str = "application/json";
 
-async fn render_metrics(Extract(state): Extract<State>) -> Answer {
+/// Which acts are asked for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Acts {
+    before: Option<String>,
+    #[serde(default = "Acts::limit")]
+    limit: u32,
+}
+
+impl Acts {
+    fn limit() -> u32 {
+        100
+    }
+}
+
+async fn get_acts(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    query: Result<Query<Acts>, QueryRejection>,
+) -> Answer {
+    let Query(Acts { before, limit }) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
+    let acts = state.api.acts(&caller, before.as_deref(), limit).await?;
+    within(&state.budget, list("acts", acts.iter().map(json::read::Act::from))?)
+}
+
+async fn render_metrics(Extract(state): Extract<State>, Extension(caller): Extension<Caller>) -> Answer {
+    state.api.may_read_metrics(&caller)?;
     metrics::requests_held(state.budget.held());
     metrics::process();
     let text = state.metrics.render();

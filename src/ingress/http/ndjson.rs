@@ -260,6 +260,10 @@ impl Batch {
             if let Err(error) = self.store(inserter).await {
                 let open = self.answers.iter_mut().filter(|answer| is_open(answer));
                 open.for_each(|answer| answer.error = error.to_string());
+                // The token was revoked: no wait helps.
+                if matches!(&error, Refused::Api(error) if error.kind() == api::Kind::Unauthenticated) {
+                    return;
+                }
             } else if self.is_answered() {
                 return;
             }

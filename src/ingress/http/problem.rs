@@ -62,6 +62,8 @@ impl From<api::Error> for Problem {
         match error.kind() {
             Kind::Invalid => Self::bad_request(error.to_string()),
             Kind::NotFound => Self::new(StatusCode::NOT_FOUND, error.to_string()),
+            Kind::Unauthenticated => Self::new(StatusCode::UNAUTHORIZED, error.to_string()),
+            Kind::Forbidden => Self::new(StatusCode::FORBIDDEN, error.to_string()),
             Kind::Busy => Self::later(StatusCode::TOO_MANY_REQUESTS, error),
             Kind::Unavailable => Self::later(StatusCode::SERVICE_UNAVAILABLE, error),
             Kind::NotRunHere => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
@@ -104,6 +106,9 @@ impl IntoResponse for Problem {
         let mut response = (self.status, Json(body)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }

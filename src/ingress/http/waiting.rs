@@ -11,7 +11,7 @@ use tokio::{net::TcpListener, sync::watch};
 
 use super::{
     super::{
-        Budget,
+        Budget, Tls,
         connection::Answering,
         listener::{self, Door},
     },
@@ -32,10 +32,11 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    pub fn start(http: TcpListener) -> Self {
+    pub fn start(http: TcpListener, tls: Option<Tls>) -> Self {
         let (what, server) = (watch::Sender::new("its redis-server"), Supervisor::new());
         let answering = Answering {
             protocol: Protocol::Http,
+            tls,
             router: router(what.subscribe()),
             budget: Budget::new(BUDGET),
             pace,

@@ -1,6 +1,7 @@
 //! Tasks and results as their readers see them.
 
 use serde::Serialize;
+use uuid::Uuid;
 
 use super::{
     Key,
@@ -48,6 +49,22 @@ impl<'a> From<&'a TaskView> for Task<'a> {
             not_before: task.not_before_unix_ms.map(to_rfc_3339),
             reason: &task.reason,
         }
+    }
+}
+
+/// An operator's act.
+#[derive(Serialize)]
+pub struct Act<'a> {
+    id: Uuid,
+    at: String,
+    who: &'a str,
+    what: &'a str,
+    on: &'a str,
+}
+
+impl<'a> From<&'a model::Act> for Act<'a> {
+    fn from(act: &'a model::Act) -> Self {
+        Self { id: act.id, at: to_rfc_3339(act.at_unix_ms()), who: &act.who, what: &act.what, on: &act.target }
     }
 }
 

@@ -57,6 +57,7 @@ struct Extension {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and queues")]
 struct GetTasks {
+    #[serde(default)]
     worker: String,
     queues: AtMost<String, MAX_QUEUES>,
     #[serde(default)]
@@ -70,6 +71,7 @@ struct GetTasks {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and completions")]
 struct CompleteTasks<'a> {
+    #[serde(default)]
     worker: String,
     #[serde(borrow)]
     completions: AtMost<&'a RawValue, MAX_ITEMS>,
@@ -78,6 +80,7 @@ struct CompleteTasks<'a> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and rejections")]
 struct RejectTasks<'a> {
+    #[serde(default)]
     worker: String,
     #[serde(borrow)]
     rejections: AtMost<&'a RawValue, MAX_ITEMS>,
@@ -86,6 +89,7 @@ struct RejectTasks<'a> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and extensions")]
 struct ExtendTasks<'a> {
+    #[serde(default)]
     worker: String,
     #[serde(borrow)]
     extensions: AtMost<&'a RawValue, MAX_ITEMS>,
@@ -128,7 +132,10 @@ fn batch<T>(
     tally: &mut Tally<'_>,
     read: impl Fn(&str, &mut Tally<'_>) -> Result<Result<Item<T>, String>, Excess>,
 ) -> Result<Batch<T>, Unread> {
-    WorkerName::new(&worker).map_err(|error| Unread::Invalid(error.to_string()))?;
+    // The caller's token may say which worker it is.
+    if !worker.is_empty() {
+        WorkerName::new(&worker).map_err(|error| Unread::Invalid(error.to_string()))?;
+    }
     texts.iter().try_for_each(|_| tally.item())?;
     let answered = |text: &&RawValue| {
         let item = read(text.get(), tally)?;
@@ -295,7 +302,8 @@ mod tests {
             let body = Bytes::from(format!("{{\"worker\":\"{worker}\",\"completions\":[{items}]}}"));
             completions(&body, &mut tally(&share())).unwrap_err()
         };
-        assert!(matches!(refused("", ""), Unread::Invalid(why) if why.starts_with("worker is missing")));
+        let nobody = refused(&"w".repeat(129), "");
+        assert!(matches!(nobody, Unread::Invalid(why) if why == "worker name has 129 bytes; at most 128"));
         let Unread::Malformed { detail, .. } = refused("w", &vec!["0"; 1001].join(",")) else { panic!("too many") };
         assert_eq!(detail, "completions: more than 1000 entries");
         let many = vec!["{\"key\":\"x\"}"; 10_000].join(",");
@@ -315,7 +323,7 @@ mod tests {
     fn a_request_that_is_no_object_or_lacks_something_is_malformed() {
         let read = |text: &'static str| get_tasks(&Bytes::from_static(text.as_bytes())).unwrap_err().to_string();
         assert_eq!(read(r#"["w", ["q"]]"#), "expected a JSON object");
-        assert_eq!(read(r#"{"queues":[]}"#), "missing field `worker`");
+        assert_eq!(read(r#"{"worker":"w"}"#), "missing field `queues`");
         assert_eq!(read(r#"{"worker":"w","queues":"q"}"#), "queues: invalid type: string \"q\", expected a list");
         assert!(read(r#"{"worker":"w","queues":["q"],"max":3}"#).starts_with("unknown field `max`, expected one of"));
         assert!(read("{").starts_with("not JSON: EOF"));

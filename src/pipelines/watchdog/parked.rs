@@ -109,11 +109,7 @@ impl Parked {
                 Err(queue::Error::NoGeneration) => return Ok(false),
                 other => other?,
             };
-            let nine_tenths = |bound: u64| bound - bound / 10;
-            if stats.ahead >= nine_tenths(settings.high_water_tasks)
-                || stats.waiting_bytes >= nine_tenths(settings.high_water_bytes)
-                || stats.live >= nine_tenths(settings.live_tasks_max())
-            {
+            if !stats.has_room(settings) {
                 return Ok(false);
             }
         }

@@ -93,7 +93,7 @@ fn places_text(places: &Places) -> String {
     serde_json::to_string(&places).expect("numbers are always JSON")
 }
 
-fn places(text: &str) -> Result<Places> {
+pub(super) fn places(text: &str) -> Result<Places> {
     let places: BTreeMap<u32, (u64, u64)> =
         serde_json::from_str(text).map_err(|e| corrupt(format!("places of a batch: {e}")))?;
     Ok(places.into_iter().map(|(partition, (major, minor))| (partition, Offset { major, minor })).collect())

@@ -8,11 +8,13 @@
 //! - `seen`: the keys of removed tasks.
 //! - `letters`: dead letters; that of a dead task has its id.
 //! - `shards`: the shards that ever were, each with its generation and whether it is closed.
+//! - `tokens`, `acts`: who may do what, and what operators did.
 //! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the few rows briefly.
 //!
 //! A transaction that settles or moves tasks locks their rows first, in the order of ids. Keys are inserted in the
 //! order of their hashes. When two transactions conflict nevertheless, a deadlock ends one of them, and it is repeated.
 
+mod access;
 mod backend;
 mod batches;
 mod columns;
@@ -23,6 +25,7 @@ mod letters;
 mod migrate;
 mod outbox;
 mod pages;
+mod place;
 #[cfg(test)]
 pub(super) mod plans;
 mod retention;
@@ -38,7 +41,17 @@ mod tasks;
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use uuid::Uuid;
 
+use self::{
+    access::{ActColumns, TokenColumns},
+    counts::{CountColumns, Counts},
+    insert::OldKeys,
+    rows::{corrupt, task_id},
+    runner::Runner,
+    shards::ShardColumns,
+    statement::lists,
+};
 pub(super) use self::{
     backend::{Backend, Work},
     columns::FromRow,
@@ -47,22 +60,14 @@ pub(super) use self::{
     session::{Columns, Session},
     statement::{Statement, Value},
 };
-use self::{
-    counts::{CountColumns, Counts},
-    insert::OldKeys,
-    rows::{corrupt, task_id},
-    runner::Runner,
-    shards::ShardColumns,
-    statement::lists,
-};
 use super::{
-    BroughtForward, Inserted, NewRow, Opening, OutboxRow, Published, PublishedTask, QueueCount, Result, ResultRow,
-    Retried, Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn,
-    Unpublished,
+    AddedToken, BroughtForward, Inserted, NewRow, Opening, OutboxRow, Place, Published, PublishedTask, QueueCount,
+    Result, ResultRow, Retried, Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail,
+    TaskState, Turn, Unpublished,
 };
 use crate::model::{
-    DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, ShardId, StoredLetter, TaskId,
-    TaskRow, WorkerName,
+    AccessToken, Act, DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash,
+    ShardId, StoredLetter, TaskId, TaskRow, WorkerName,
 };
 
 /// A store in SQL.
@@ -253,6 +258,10 @@ impl<DB: Backend> Store for SqlStore<DB> {
         tasks::task(&self.sql, id).await
     }
 
+    async fn place(&self, generation: &str, id: TaskId) -> Result<Option<Place>> {
+        place::of(&self.sql, generation, id).await
+    }
+
     async fn results(&self, id: TaskId) -> Result<Vec<ResultRow>> {
         tasks::results(&self.sql, id).await
     }
@@ -300,6 +309,39 @@ impl<DB: Backend> Store for SqlStore<DB> {
             Box::pin(shards::next_generation(session, shard, *from))
         });
         next.await
+    }
+
+    async fn tokens_version(&self) -> Result<u64> {
+        let rows = self.sql.read("tokens_version", access::version()).await?;
+        access::version_of(&rows)
+    }
+
+    async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>> {
+        let tokens = self.sql.read::<TokenColumns>("tokens", access::tokens()).await?;
+        tokens.into_iter().map(access::token).collect()
+    }
+
+    async fn add_token(&self, hash: SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken> {
+        let add = self.sql.run("add_token", (hash, token.clone(), act.clone()), |session, (hash, token, act)| {
+            Box::pin(access::add(session, hash, token, act))
+        });
+        add.await
+    }
+
+    async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool> {
+        let revoke = self.sql.run("revoke_token", (name.to_owned(), act.clone()), |session, (name, act)| {
+            Box::pin(access::revoke(session, name, act))
+        });
+        revoke.await
+    }
+
+    async fn keep_act(&self, act: &Act) -> Result<()> {
+        self.sql.run("keep_act", act.clone(), |session, act| Box::pin(access::keep(session, act))).await
+    }
+
+    async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>> {
+        let acts = self.sql.read::<ActColumns>("acts", access::acts(before.as_ref(), limit)).await?;
+        acts.into_iter().map(access::act).collect()
     }
 
     async fn close(&self) {

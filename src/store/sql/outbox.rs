@@ -237,7 +237,7 @@ impl TryFrom<ListedColumns> for Listed {
     }
 }
 
-fn unpublished(state: i64) -> Result<Unpublished> {
+pub(super) fn unpublished(state: i64) -> Result<Unpublished> {
     let all = [Unpublished::Fresh, Unpublished::Parked, Unpublished::Scheduled, Unpublished::Missing];
     all.into_iter().find(|known| *known as i64 == state).ok_or_else(|| corrupt(format!("outbox state {state}")))
 }

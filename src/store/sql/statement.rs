@@ -4,7 +4,9 @@
 
 use std::borrow::Cow;
 
-use crate::model::{Encoding, KeyHash, LetterKind, Priority, QueueName, StoredStatus, TaskId};
+use uuid::Uuid;
+
+use crate::model::{Encoding, KeyHash, LetterKind, Priority, QueueName, SecretHash, StoredStatus, TaskId};
 use crate::store::{Turn, Unpublished};
 
 /// The numbers of rows that a statement may have. SQLite allows 500 terms in a compound select and 32,766 values.
@@ -51,6 +53,8 @@ value! {
     &'a [u8] => |v| Value::Bytes(v.into());
     &'a TaskId => |v| Value::Bytes(v.as_bytes().as_slice().into());
     &'a &'a TaskId => |v| Value::Bytes(v.as_bytes().as_slice().into());
+    &'a Uuid => |v| Value::Bytes(v.as_bytes().as_slice().into());
+    &'a SecretHash => |v| Value::Bytes(v.0.as_slice().into());
     &'a KeyHash => |v| Value::Bytes(v.0.as_slice().into());
 }
 

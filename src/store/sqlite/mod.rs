@@ -206,6 +206,16 @@ mod tests {
         }
     }
 
+    /// Each statement of a test is checked for scans.
+    #[tokio::test]
+    async fn a_place_is_found_without_a_scan() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+        let row = row("k");
+        store.insert(std::slice::from_ref(&row)).await.unwrap();
+        assert!(store.place("g", row.task.id).await.unwrap().is_some());
+    }
+
     /// Transactions that gather behind another one wait for the disk together. One that fails undoes only itself.
     #[tokio::test]
     async fn transactions_that_wait_together_commit_together() {

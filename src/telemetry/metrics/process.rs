@@ -7,6 +7,8 @@ use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histog
 pub const HTTP_DURATION: &str = "taskd_http_request_duration_seconds";
 pub const GRPC_DURATION: &str = "taskd_grpc_call_duration_seconds";
 pub const GRPC_OVERSIZED: &str = "taskd_grpc_oversized_answers_total";
+pub const CERTIFICATE_EXPIRES: &str = "taskd_tls_certificate_expires_timestamp_seconds";
+pub const DENIED_CALLS: &str = "taskd_denied_calls_total";
 pub const REQUESTS_HELD: &str = "taskd_requests_held_bytes";
 pub const BUILD_INFO: &str = "taskd_build_info";
 
@@ -26,6 +28,8 @@ pub(super) fn describe() {
         Unit::Count,
         "Answers with a single task above the 4 MiB that gRPC clients take by default: see max_decoding_message_size"
     );
+    describe_gauge!(CERTIFICATE_EXPIRES, Unit::Seconds, "When the certificate of the ports expires, in Unix time");
+    describe_counter!(DENIED_CALLS, Unit::Count, "Calls that were refused for their token, by reason");
     describe_gauge!(
         REQUESTS_HELD,
         Unit::Bytes,
@@ -54,6 +58,16 @@ pub fn grpc_request(method: &'static str, code: &'static str, elapsed: Duration)
 /// A worker that set no `max_bytes` was sent more than clients take by default.
 pub fn grpc_oversized_answer() {
     counter!(GRPC_OVERSIZED).increment(1);
+}
+
+/// A certificate was read that is valid until then.
+pub fn certificate_expires(unix_seconds: i64) {
+    gauge!(CERTIFICATE_EXPIRES).set(unix_seconds as f64);
+}
+
+/// A call was refused for its token.
+pub fn denied_call(reason: &'static str) {
+    counter!(DENIED_CALLS, "reason" => reason).increment(1);
 }
 
 /// Bytes of the request budget that are taken.

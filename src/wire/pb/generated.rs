@@ -99,6 +99,88 @@ pub struct Task {
     #[prost(string, tag = "13")]
     pub reason: ::prost::alloc::string::String,
 }
+/// Names a task by its id, or by its queue and its key.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExplainTaskRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub key: ::prost::bytes::Bytes,
+    /// Asks why this worker gets the task or not. Empty: for no worker.
+    #[prost(string, tag = "4")]
+    pub worker: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskLease {
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub lease_expires_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// taskd knows that the task reached the worker.
+    #[prost(bool, tag = "3")]
+    pub delivered: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskFailure {
+    #[prost(message, optional, tag = "1")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(string, tag = "2")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WorkerAnswer {
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub may_get: bool,
+    #[prost(enumeration = "WorkerReason", tag = "3")]
+    pub reason: i32,
+    /// The reason in words.
+    #[prost(string, tag = "4")]
+    pub says: ::prost::alloc::string::String,
+    /// When that may change by itself.
+    #[prost(message, optional, tag = "5")]
+    pub until: ::core::option::Option<::prost_types::Timestamp>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TaskExplanation {
+    #[prost(message, optional, tag = "1")]
+    pub task: ::core::option::Option<Task>,
+    #[prost(enumeration = "TaskPlace", tag = "2")]
+    pub place: i32,
+    /// The place in words.
+    #[prost(string, tag = "3")]
+    pub says: ::prost::alloc::string::String,
+    /// Since when it is there, as far as taskd remembers. A task that waits counts from its insert, or from its time.
+    #[prost(message, optional, tag = "4")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    /// The next event in words, and its time, if it has one.
+    #[prost(string, tag = "5")]
+    pub next: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "6")]
+    pub next_at: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, repeated, tag = "7")]
+    pub leases: ::prost::alloc::vec::Vec<TaskLease>,
+    /// The workers that have completed it.
+    #[prost(string, repeated, tag = "8")]
+    pub completed_by: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The last failures, the earliest first, while the task is in its queue.
+    #[prost(message, repeated, tag = "9")]
+    pub failures: ::prost::alloc::vec::Vec<TaskFailure>,
+    /// What holds the task up, whoever asks for it.
+    #[prost(string, repeated, tag = "10")]
+    pub notes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Only if the request names a worker.
+    #[prost(message, optional, tag = "11")]
+    pub worker: ::core::option::Option<WorkerAnswer>,
+    /// The time of the answer.
+    #[prost(message, optional, tag = "12")]
+    pub now: ::core::option::Option<::prost_types::Timestamp>,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetTasksRequest {
     /// The name of the worker: 1 to 128 bytes, no control characters. taskd never credits a name twice for a task.
@@ -529,6 +611,133 @@ impl TaskStatus {
         }
     }
 }
+/// The place of a task on its way from the insert to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TaskPlace {
+    Unspecified = 0,
+    /// Completed, dead or cancelled.
+    Finished = 1,
+    /// Stored in SQL, and about to go to the bus.
+    Outbox = 2,
+    /// In SQL, because its queue or Redis is full.
+    Parked = 3,
+    /// In SQL until its time is near.
+    Scheduled = 4,
+    /// On the bus, before the fanout.
+    Bus = 5,
+    /// In its queue: a worker may claim it.
+    Waiting = 6,
+    /// A worker holds it.
+    Leased = 7,
+    /// In its queue, before its time or in backoff.
+    Delayed = 8,
+    /// Its end is decided, and the report is on its way to SQL.
+    Reported = 9,
+    /// Redis or the bus lost it, and taskd brings it back.
+    Lost = 10,
+}
+impl TaskPlace {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TASK_PLACE_UNSPECIFIED",
+            Self::Finished => "TASK_PLACE_FINISHED",
+            Self::Outbox => "TASK_PLACE_OUTBOX",
+            Self::Parked => "TASK_PLACE_PARKED",
+            Self::Scheduled => "TASK_PLACE_SCHEDULED",
+            Self::Bus => "TASK_PLACE_BUS",
+            Self::Waiting => "TASK_PLACE_WAITING",
+            Self::Leased => "TASK_PLACE_LEASED",
+            Self::Delayed => "TASK_PLACE_DELAYED",
+            Self::Reported => "TASK_PLACE_REPORTED",
+            Self::Lost => "TASK_PLACE_LOST",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TASK_PLACE_UNSPECIFIED" => Some(Self::Unspecified),
+            "TASK_PLACE_FINISHED" => Some(Self::Finished),
+            "TASK_PLACE_OUTBOX" => Some(Self::Outbox),
+            "TASK_PLACE_PARKED" => Some(Self::Parked),
+            "TASK_PLACE_SCHEDULED" => Some(Self::Scheduled),
+            "TASK_PLACE_BUS" => Some(Self::Bus),
+            "TASK_PLACE_WAITING" => Some(Self::Waiting),
+            "TASK_PLACE_LEASED" => Some(Self::Leased),
+            "TASK_PLACE_DELAYED" => Some(Self::Delayed),
+            "TASK_PLACE_REPORTED" => Some(Self::Reported),
+            "TASK_PLACE_LOST" => Some(Self::Lost),
+            _ => None,
+        }
+    }
+}
+/// Why a worker may get a task, or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum WorkerReason {
+    Unspecified = 0,
+    MayGet = 1,
+    /// The worker has completed the task.
+    CompletedIt = 2,
+    /// The worker holds a replica.
+    HoldsIt = 3,
+    /// The worker has failed it as often as it may.
+    RefusedIt = 4,
+    /// The time of the task has not come.
+    NotDue = 5,
+    /// All replicas that are left wait for their backoff.
+    InBackoff = 6,
+    /// Other workers hold all replicas that are left.
+    LeasedByOthers = 7,
+    /// The task is finished.
+    Finished = 8,
+    /// The task is not in its queue yet, or not any more.
+    NotInQueue = 9,
+    /// Its shard gives no worker anything now.
+    ClaimsPaused = 10,
+}
+impl WorkerReason {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "WORKER_REASON_UNSPECIFIED",
+            Self::MayGet => "WORKER_REASON_MAY_GET",
+            Self::CompletedIt => "WORKER_REASON_COMPLETED_IT",
+            Self::HoldsIt => "WORKER_REASON_HOLDS_IT",
+            Self::RefusedIt => "WORKER_REASON_REFUSED_IT",
+            Self::NotDue => "WORKER_REASON_NOT_DUE",
+            Self::InBackoff => "WORKER_REASON_IN_BACKOFF",
+            Self::LeasedByOthers => "WORKER_REASON_LEASED_BY_OTHERS",
+            Self::Finished => "WORKER_REASON_FINISHED",
+            Self::NotInQueue => "WORKER_REASON_NOT_IN_QUEUE",
+            Self::ClaimsPaused => "WORKER_REASON_CLAIMS_PAUSED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "WORKER_REASON_UNSPECIFIED" => Some(Self::Unspecified),
+            "WORKER_REASON_MAY_GET" => Some(Self::MayGet),
+            "WORKER_REASON_COMPLETED_IT" => Some(Self::CompletedIt),
+            "WORKER_REASON_HOLDS_IT" => Some(Self::HoldsIt),
+            "WORKER_REASON_REFUSED_IT" => Some(Self::RefusedIt),
+            "WORKER_REASON_NOT_DUE" => Some(Self::NotDue),
+            "WORKER_REASON_IN_BACKOFF" => Some(Self::InBackoff),
+            "WORKER_REASON_LEASED_BY_OTHERS" => Some(Self::LeasedByOthers),
+            "WORKER_REASON_FINISHED" => Some(Self::Finished),
+            "WORKER_REASON_NOT_IN_QUEUE" => Some(Self::NotInQueue),
+            "WORKER_REASON_CLAIMS_PAUSED" => Some(Self::ClaimsPaused),
+            _ => None,
+        }
+    }
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum ItemStatus {
@@ -759,6 +968,32 @@ pub mod discovery_client {
                 .insert(GrpcMethod::new("taskd.v1.Discovery", "GetTask"));
             self.inner.unary(req, path, codec).await
         }
+        /// Explains where a task is, what happens to it next, and why a worker does not get it. NOT_FOUND if there is no such
+        /// task.
+        pub async fn explain_task(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExplainTaskRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::TaskExplanation>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Discovery/ExplainTask",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Discovery", "ExplainTask"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -789,6 +1024,12 @@ pub mod discovery_server {
             &self,
             request: tonic::Request<super::GetTaskRequest>,
         ) -> std::result::Result<tonic::Response<super::Task>, tonic::Status>;
+        /// Explains where a task is, what happens to it next, and why a worker does not get it. NOT_FOUND if there is no such
+        /// task.
+        async fn explain_task(
+            &self,
+            request: tonic::Request<super::ExplainTaskRequest>,
+        ) -> std::result::Result<tonic::Response<super::TaskExplanation>, tonic::Status>;
     }
     /// Inserts tasks and reads them back.
     #[derive(Debug)]
@@ -940,6 +1181,51 @@ pub mod discovery_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetTaskSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Discovery/ExplainTask" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExplainTaskSvc<T: Discovery>(pub Arc<T>);
+                    impl<
+                        T: Discovery,
+                    > tonic::server::UnaryService<super::ExplainTaskRequest>
+                    for ExplainTaskSvc<T> {
+                        type Response = super::TaskExplanation;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExplainTaskRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Discovery>::explain_task(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExplainTaskSvc(inner);
                         let codec = crate::wire::grpc_codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

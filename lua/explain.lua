@@ -1,0 +1,58 @@
+-- Reads what the shard knows of one task, and why a worker may not get it. Changes nothing.
+--
+-- ARGV[2] id   ARGV[3] worker, '' one that never had the task   ARGV[4] the task's priority (1 to 3)
+-- ARGV[5] elements of its lane to look at, at most
+-- Returns {now (ms), stored offset with its topic generation or '', outbox entries, outbox bytes, leases, record}
+--   record: 0 no record, or a damaged one
+--     | {status L|F|D|X, NUM, failures, waiting, final at (ms), epoch of the task, credited workers, leases, due times
+--        (ms), last failures, bar, elements before it, elements before it for the worker}
+--   leases: {worker, deadline (ms) or -1, undelivered 0|1, …}   last failures: {ms, worker, reason, …}
+--   bar: as bar() of lib/record.lua, '' the worker may get the task
+--   elements before it: those of its priority that a claim meets first, of a new worker or of this one; -1 its element
+--   was not found
+local id, worker = ARGV[2], ARGV[3]
+local record = redis.call('HGET', RECORDS, id)
+local t = record and load(record)
+local answer = {now, redis.call('GET', OFFSET) or '', redis.call('XLEN', OUTBOX),
+  tonumber(redis.call('HGET', COUNTERS, 'outbox_bytes') or 0), redis.call('ZCARD', LEASES), 0}
+-- A damaged record counts as none: the reconciler brings the task back.
+if not t then return answer end
+
+local credited, leases, due = {}, {}, {}
+for i = 1, #t[CREDITED], 2 do credited[#credited + 1] = t[CREDITED][i] end
+for i = 1, #t[HELD], 2 do
+  local grant = t[HELD][i + 1]
+  leases[#leases + 1] = t[HELD][i]
+  leases[#leases + 1] = tonumber(redis.call('ZSCORE', LEASES, id .. grant) or -1)
+  leases[#leases + 1] = redis.call('ZSCORE', UNDELIVERED, grant) and 1 or 0
+end
+for _, grant in ipairs(t[WAIT]) do
+  local at = redis.call('ZSCORE', DELAYED, id .. grant)
+  if at then due[#due + 1] = tonumber(at) end
+end
+
+-- How many elements of the lane's first `count` the worker has yet to pass.
+local function unpassed(lane, count)
+  local pointer = redis.call('HGET', P(lane), worker)
+  if not pointer then return count end
+  return math.max(count - math.max(pointer - (redis.call('GET', C(lane)) or 0), 0), 0)
+end
+
+-- A replica that was given back is in the retry lane of its priority, which claims look at first.
+local before, before_worker = -1, -1
+if left(t) > 0 then
+  local offer = t[OFFER] or 0
+  local lane = lane_of(tonumber(ARGV[4]), offer > 0)
+  local at = redis.call('LPOS', T(lane), element(t[NUM], offer, id), 'RANK', -1, 'MAXLEN', ARGV[5])
+  if at then
+    before = redis.call('LLEN', T(lane)) - 1 - at
+    before_worker = unpassed(lane, before)
+    if offer == 0 then
+      local retries = redis.call('LLEN', T(lane - 1))
+      before, before_worker = before + retries, before_worker + unpassed(lane - 1, retries)
+    end
+  end
+end
+answer[6] = {t[ST], t[NUM], t[FAILS], waiting(t), t[AT], t[EPOCH] or 0, credited, leases, due, t[LOG] or {}, bar(t, worker) or '',
+  before, before_worker}
+return answer

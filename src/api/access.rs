@@ -1,0 +1,258 @@
+//! Admits calls: whose token it is, whether it may do this, and on which queues.
+//!
+//! A process knows the tokens as SQL had them a quarter of a second ago. While SQL is away it goes on with those: a
+//! worker that may work keeps working.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroU32,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use parking_lot::RwLock;
+use tokio::sync::Mutex;
+
+use super::text::{ECHO, shorten};
+use crate::{
+    model::{
+        Access, AccessToken, Batch, Caller, Completion, GetTasks, ItemAnswer, LeaseToken, Role, Roles, SecretHash,
+    },
+    runtime::{Clock, Policy, Supervisor},
+    store::{self, Store},
+};
+
+/// How often a process asks whether the tokens changed.
+const EVERY: Duration = Duration::from_millis(250);
+/// How often it reads all of them nevertheless: a database that was set back may have an old version again.
+const WHOLE_EVERY: Duration = Duration::from_secs(60);
+
+/// The reason why a call is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Denied {
+    #[error("this taskd takes calls with a token: send it as \"Authorization: Bearer TOKEN\"")]
+    NoToken,
+    #[error("the token is not known here: it was revoked, or is not one of this taskd")]
+    Unknown,
+    #[error("the token {0:?} has expired")]
+    Expired(String),
+    #[error("the token {token:?} has the roles {has}, and this call needs {needs}")]
+    Role { token: String, has: Roles, needs: Role },
+    #[error("the token {token:?} does not reach the queue {queue:?}")]
+    Queue { token: String, queue: String },
+    #[error("the token {0:?} reaches only some queues, and this call is about all")]
+    Scoped(String),
+    #[error("the token {token:?} is for the worker {own:?}, not for {other:?}")]
+    Worker { token: String, own: String, other: String },
+    #[error("the token {token:?} may make {limit} calls a second; try again in a moment")]
+    TooFast { token: String, limit: NonZeroU32 },
+}
+
+impl Denied {
+    /// The reason in metrics.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Self::NoToken => "no_token",
+            Self::Unknown => "unknown",
+            Self::Expired(_) => "expired",
+            Self::Role { .. } => "role",
+            Self::Queue { .. } | Self::Scoped(_) => "queue",
+            Self::Worker { .. } => "worker",
+            Self::TooFast { .. } => "too_fast",
+        }
+    }
+
+    fn queue(token: &AccessToken, queue: &str) -> Self {
+        Self::Queue { token: token.name.clone(), queue: shorten(queue, ECHO).into_owned() }
+    }
+}
+
+/// The rule of this process. Cheap to clone.
+#[derive(Clone)]
+pub enum Authentication {
+    /// Everybody may do everything.
+    Open,
+    ByToken(Tokens),
+}
+
+impl Authentication {
+    /// Admits a call with this `Authorization`, if it may do what needs the role.
+    pub(super) fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
+        match self {
+            Self::Open => Ok(Access::Open),
+            Self::ByToken(tokens) => tokens.authenticate(authorization, role),
+        }
+    }
+
+    /// Checks again, in the middle of a call that may last: its token may have been revoked meanwhile.
+    pub(super) fn still_valid(&self, caller: &Caller) -> Result<(), Denied> {
+        match (self, &caller.access) {
+            (Self::ByToken(tokens), Access::ByToken(hash, _)) => tokens.valid(hash).map(drop),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The tokens, as SQL had them a moment ago.
+#[derive(Clone)]
+pub struct Tokens {
+    known: Arc<RwLock<HashMap<SecretHash, Arc<Known>>>>,
+    clock: Clock,
+}
+
+struct Known {
+    token: Arc<AccessToken>,
+    limiter: Option<DefaultDirectRateLimiter>,
+}
+
+impl Known {
+    fn new(token: AccessToken) -> Self {
+        let limiter = token.calls_per_second.map(|limit| RateLimiter::direct(Quota::per_second(limit)));
+        Self { token: Arc::new(token), limiter }
+    }
+}
+
+/// The reader of the tokens, and how far it has read.
+pub struct TokenSync {
+    store: Arc<dyn Store>,
+    tokens: Tokens,
+    read: Option<(u64, Instant)>,
+}
+
+impl TokenSync {
+    /// Reads for the first time.
+    pub async fn start(store: Arc<dyn Store>, clock: Clock) -> store::Result<Self> {
+        let mut sync = Self { store, tokens: Tokens { known: Arc::default(), clock }, read: None };
+        sync.read().await?;
+        Ok(sync)
+    }
+
+    /// Goes on reading until the stop.
+    pub fn keep_on(self, supervisor: &Supervisor) -> Tokens {
+        let tokens = self.tokens.clone();
+        if tokens.known.read().is_empty() {
+            tracing::warn!("there is no token, so nobody can call: taskd token create NAME --roles admin makes one");
+        }
+        let sync = Arc::new(Mutex::new(self));
+        supervisor.spawn_loop("tokens", Policy::Restart, move |cx| {
+            let sync = Arc::clone(&sync);
+            async move {
+                let mut sync = sync.lock().await;
+                while cx.pause(EVERY).await {
+                    sync.read().await?;
+                    cx.beat();
+                }
+                Ok::<(), store::Error>(())
+            }
+        });
+        tokens
+    }
+
+    async fn read(&mut self) -> store::Result<()> {
+        // The version first: a change after it is read again.
+        let version = self.store.tokens_version().await?;
+        if self.read.is_some_and(|(read, at)| read == version && at.elapsed() < WHOLE_EVERY) {
+            return Ok(());
+        }
+        let stored = self.store.tokens().await?;
+        let mut known = self.tokens.known.write();
+        let mut before = std::mem::take(&mut *known);
+        for (hash, token) in stored {
+            // A token that stays keeps the count of its calls.
+            let same = before.remove(&hash).filter(|known| *known.token == token);
+            known.insert(hash, same.unwrap_or_else(|| Arc::new(Known::new(token))));
+        }
+        self.read = Some((version, Instant::now()));
+        Ok(())
+    }
+}
+
+impl Tokens {
+    fn authenticate(&self, authorization: Option<&str>, role: Role) -> Result<Access, Denied> {
+        let secret = authorization.and_then(|value| {
+            let (scheme, secret) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
+        });
+        let hash = SecretHash::of(secret.ok_or(Denied::NoToken)?);
+        let known = self.valid(&hash)?;
+        let (token, name) = (&known.token, || known.token.name.clone());
+        if !token.roles.include(role) {
+            return Err(Denied::Role { token: name(), has: token.roles, needs: role });
+        }
+        if let (Some(limiter), Some(limit)) = (&known.limiter, token.calls_per_second)
+            && limiter.check().is_err()
+        {
+            return Err(Denied::TooFast { token: name(), limit });
+        }
+        Ok(Access::ByToken(hash, Arc::clone(token)))
+    }
+
+    fn valid(&self, hash: &SecretHash) -> Result<Arc<Known>, Denied> {
+        let known = self.known.read().get(hash).cloned().ok_or(Denied::Unknown)?;
+        if known.token.has_expired(self.clock.now_unix_ms()) {
+            return Err(Denied::Expired(known.token.name.clone()));
+        }
+        Ok(known)
+    }
+}
+
+/// Refuses a caller that does not reach all queues.
+pub(super) fn reaches_everything(caller: &Caller) -> Result<(), Denied> {
+    let scoped = caller.access.token().filter(|token| !token.scope.is_everything());
+    scoped.map_or(Ok(()), |token| Err(Denied::Scoped(token.name.clone())))
+}
+
+pub(super) fn reaches(caller: &Caller, queue: &str) -> Result<(), Denied> {
+    let out_of_reach = caller.access.token().filter(|token| !token.scope.includes(queue));
+    out_of_reach.map_or(Ok(()), |token| Err(Denied::queue(token, queue)))
+}
+
+/// Checks the worker that a call names. A call with a worker's own token may leave the name out.
+pub(super) fn as_worker(caller: &Caller, worker: &mut String) -> Result<(), Denied> {
+    let Some((token, own)) = caller.access.token().and_then(|token| Some((token, token.worker.as_ref()?))) else {
+        return Ok(());
+    };
+    if worker.is_empty() {
+        own.as_str().clone_into(worker);
+    }
+    if worker != own.as_str() {
+        let other = shorten(worker, ECHO).into_owned();
+        return Err(Denied::Worker { token: token.name.clone(), own: own.as_str().to_owned(), other });
+    }
+    Ok(())
+}
+
+pub(super) fn may_get(caller: &Caller, request: &mut GetTasks) -> Result<(), Denied> {
+    as_worker(caller, &mut request.worker)?;
+    request.queues.iter().try_for_each(|queue| reaches(caller, queue))
+}
+
+/// Checks a report's worker, and answers each item of a queue that the caller does not reach.
+pub(super) fn may_report<T>(caller: &Caller, batch: &mut Batch<T>) -> Result<(), Denied> {
+    as_worker(caller, &mut batch.worker)?;
+    if caller.access.reaches_everything() {
+        return Ok(());
+    }
+    for item in &mut batch.items {
+        let Ok(read) = item else { continue };
+        // Whatever is no lease token is answered as such.
+        let Ok(lease) = read.lease_token.parse::<LeaseToken>() else { continue };
+        if let Err(denied) = reaches(caller, lease.shard.queue.as_str()) {
+            *item = Err(ItemAnswer::invalid(std::mem::take(&mut read.id), denied.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// Answers the completions that report tasks for a queue which the caller does not reach.
+pub(super) fn may_discover(caller: &Caller, batch: &mut Batch<Completion>) {
+    for item in &mut batch.items {
+        let Ok(read) = item else { continue };
+        let Ok(completion) = &read.report else { continue };
+        let denied = completion.discovered.iter().find_map(|task| reaches(caller, &task.queue).err());
+        if let Some(denied) = denied {
+            read.report = Err(format!("a discovered task: {denied}"));
+        }
+    }
+}

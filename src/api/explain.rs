@@ -1,0 +1,270 @@
+//! Explains where a task is and why a worker does not get it, in words for people who do not know taskd's inside.
+
+use super::{
+    error::Error,
+    facts::Facts,
+    reader::{Reader, view},
+};
+use crate::{
+    config::QueueSettings,
+    model::{Explanation, Failure, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason, WorkerView},
+    queue::{self, Bar, ExplainedRecord, Pause, RecordStatus},
+    store::Place,
+};
+
+impl Reader {
+    /// `None`: no such task.
+    pub(super) async fn explain(&self, id: TaskId, worker: Option<&WorkerName>) -> Result<Option<Explanation>, Error> {
+        let mut facts = self.facts(id, worker).await?;
+        // A task that went back from the bus to SQL meanwhile was met nowhere.
+        if facts.as_ref().is_some_and(|facts| facts.place() == TaskPlace::Lost) {
+            facts = self.facts(id, worker).await?;
+        }
+        let explain = |facts: Facts| {
+            let settings = self.settings.queues.get(&facts.detail.task.queue);
+            facts.explain(settings, worker)
+        };
+        Ok(facts.map(explain))
+    }
+}
+
+impl Facts {
+    fn explain(self, settings: &QueueSettings, worker: Option<&WorkerName>) -> Explanation {
+        let place = self.place();
+        let (next, next_unix_ms) = self.next(place);
+        let record = self.record();
+        Explanation {
+            place,
+            says: self.says(place),
+            since_unix_ms: self.since(place),
+            next,
+            next_unix_ms,
+            leases: record.map_or_else(Vec::new, |record| record.held.iter().map(lease).collect()),
+            completed_by: record.map_or_else(|| self.credited.clone(), |record| record.credited.clone()),
+            failures: record.map_or_else(Vec::new, |record| record.log.iter().map(failure).collect()),
+            notes: self.notes(place, settings),
+            worker: worker.map(|worker| self.worker(worker, place)),
+            now_unix_ms: self.now_unix_ms,
+            task: view(self.detail.clone(), record.map(ExplainedRecord::inspected), self.now_unix_ms),
+        }
+    }
+
+    fn says(&self, place: TaskPlace) -> String {
+        let said = match place {
+            TaskPlace::Finished => match self.detail.status {
+                StoredStatus::Dead => "it is dead: it failed for good",
+                StoredStatus::Cancelled => "it was cancelled",
+                StoredStatus::Completed | StoredStatus::Unfinished => "it is completed",
+            },
+            TaskPlace::Outbox => "it is stored in SQL, and on its way to the bus",
+            TaskPlace::Parked => "it is parked: it stays in SQL, because its queue or Redis was full",
+            TaskPlace::Scheduled => "it stays in SQL until its time is near",
+            TaskPlace::Bus => "it is on the bus, and not in its queue yet",
+            TaskPlace::Waiting => "it waits in its queue for a worker",
+            TaskPlace::Leased => return self.holders(),
+            TaskPlace::Delayed if self.is_before_its_time() => "it is in its queue, and its time has not come",
+            TaskPlace::Delayed => "it failed, and waits for its next attempt",
+            TaskPlace::Reported => match self.record().map(|record| record.status) {
+                Some(RecordStatus::Dead) => "it is dead, and the report is on its way to SQL",
+                Some(RecordStatus::Cancelled) => "it was cancelled, and the report is on its way to SQL",
+                _ => "its workers have completed it, and the report is on its way to SQL",
+            },
+            TaskPlace::Lost => "it is stored in SQL, but Redis has lost it; taskd brings it back",
+        };
+        said.to_owned()
+    }
+
+    /// "worker w holds it", or how many do.
+    fn holders(&self) -> String {
+        match self.record().map_or(&[][..], |record| &record.held) {
+            [one] => format!("worker {} holds it", one.worker),
+            several => format!("{} workers hold it", several.len()),
+        }
+    }
+
+    fn is_before_its_time(&self) -> bool {
+        self.record().is_some_and(|record| record.failures == 0)
+    }
+
+    fn since(&self, place: TaskPlace) -> Option<i64> {
+        let (task, record) = (&self.detail.task, self.record());
+        let last_failure = record.and_then(|record| record.log.last()).map(|failure| failure.at_unix_ms);
+        let has_failed = record.is_some_and(|record| record.failures > 0);
+        match place {
+            TaskPlace::Finished => Some(self.detail.updated_unix_ms),
+            TaskPlace::Outbox | TaskPlace::Scheduled => Some(task.created_unix_ms),
+            TaskPlace::Waiting if !has_failed => Some(task.created_unix_ms.max(task.not_before_unix_ms)),
+            TaskPlace::Delayed if !has_failed => Some(task.created_unix_ms),
+            TaskPlace::Delayed => last_failure,
+            TaskPlace::Reported => record.map(|record| record.final_unix_ms),
+            TaskPlace::Parked | TaskPlace::Bus | TaskPlace::Waiting | TaskPlace::Leased | TaskPlace::Lost => None,
+        }
+    }
+
+    /// The next event, and its time.
+    fn next(&self, place: TaskPlace) -> (String, Option<i64>) {
+        let due = match self.place_in_sql {
+            Some(Place::Off { due_unix_ms, .. }) => due_unix_ms,
+            _ => None,
+        };
+        let record = self.record();
+        match place {
+            TaskPlace::Finished => ("nothing happens to it any more".to_owned(), None),
+            TaskPlace::Outbox => {
+                ("taskd publishes it at once; if the process died that stored it, the watchdog does".to_owned(), due)
+            }
+            TaskPlace::Parked => ("the watchdog publishes it when its queue has room again".to_owned(), None),
+            TaskPlace::Scheduled => ("the watchdog publishes it, shortly before its time".to_owned(), due),
+            TaskPlace::Bus => ("the fanout reads it, and puts it into its queue".to_owned(), None),
+            TaskPlace::Waiting => (self.claimed_next(), None),
+            TaskPlace::Leased => {
+                let first = record.and_then(|record| record.held.iter().filter_map(|held| held.expires_unix_ms).min());
+                ("a worker completes or rejects it; otherwise it has failed when its lease expires".into(), first)
+            }
+            TaskPlace::Delayed => {
+                let first = record.and_then(|record| record.due_unix_ms.iter().min().copied());
+                ("the watchdog offers it to workers".to_owned(), first)
+            }
+            TaskPlace::Reported => ("taskd reads the report, and SQL shows its end".to_owned(), None),
+            TaskPlace::Lost => ("the watchdog finds it, and publishes it again".to_owned(), due),
+        }
+    }
+
+    fn claimed_next(&self) -> String {
+        let queue = &self.detail.task.queue;
+        let before = self.record().and_then(|record| record.before);
+        format!("a worker that asks for tasks of queue {queue} gets it{}", ahead(before))
+    }
+
+    fn notes(&self, place: TaskPlace, settings: &QueueSettings) -> Vec<String> {
+        let task = &self.detail.task;
+        let mut notes = Vec::new();
+        match (place, self.record()) {
+            (TaskPlace::Finished, _) if !self.detail.reason.is_empty() => {
+                notes.push(format!("reason: {}", self.detail.reason));
+            }
+            (TaskPlace::Leased, Some(record)) => {
+                let waiting = record.waiting as usize;
+                let left =
+                    (record.replicas as usize).saturating_sub(record.credited.len() + record.held.len() + waiting);
+                if left > 0 {
+                    notes.push(format!("{left} of its {} replicas wait for other workers", record.replicas));
+                }
+                if waiting > 0 {
+                    notes.push(format!("{waiting} of its {} replicas wait for their next attempt", record.replicas));
+                }
+            }
+            _ => {}
+        }
+        if let Some(on_bus) = &self.on_bus {
+            notes.push(format!("about {} records of pipeline are not processed yet", on_bus.backlog));
+        }
+        if let Some((shard, stats)) = &self.full {
+            notes.push(format!(
+                "shard {shard} holds {} tasks ahead of its foremost worker (high_water_tasks {}), {} bytes \
+                 (high_water_bytes {}) and {} live tasks (at most {}); room is below nine tenths of each",
+                stats.ahead,
+                settings.high_water_tasks,
+                stats.waiting_bytes,
+                settings.high_water_bytes,
+                stats.live,
+                settings.live_tasks_max(),
+            ));
+        }
+        let in_sql = place != TaskPlace::Finished && self.record().is_none();
+        if let Some(shortage) = self.shortage.as_ref().filter(|_| in_sql) {
+            notes.push(shortage.why.clone());
+        }
+        if !in_sql && let Some(pause) = self.pause() {
+            let (number, why) = (task.partition, says_pause(pause));
+            notes.push(format!("shard {}:{number} gives no worker anything now: {why}", task.queue));
+        }
+        notes
+    }
+
+    fn pause(&self) -> Option<Pause> {
+        let is_full = self.shortage.as_ref().is_some_and(|shortage| shortage.is_full);
+        self.shard.as_ref()?.pause(is_full)
+    }
+
+    /// Why this worker gets the task or not: by `bar` of `lua/lib/record.lua`, as a claim decides.
+    fn worker(&self, worker: &WorkerName, place: TaskPlace) -> WorkerView {
+        let view = |reason, says: String, until_unix_ms| WorkerView {
+            worker: worker.to_string(),
+            reason,
+            says,
+            until_unix_ms,
+        };
+        if self.has_completed {
+            let says = format!("{worker} has completed it, and no worker does a task twice");
+            return view(WorkerReason::CompletedIt, says, None);
+        }
+        let Some(record) = self.record() else {
+            let (reason, says) = match place {
+                TaskPlace::Finished => (WorkerReason::Finished, "it is finished"),
+                _ => (WorkerReason::NotInQueue, "it is not in its queue now"),
+            };
+            return view(reason, says.to_owned(), self.next(place).1);
+        };
+        let first_lease = record.held.iter().filter_map(|held| held.expires_unix_ms).min();
+        let own_lease = record.held.iter().find(|held| held.worker == worker.as_str());
+        let first_due = record.due_unix_ms.iter().min().copied();
+        let Some(bar) = record.bar else {
+            if let Some(pause) = self.pause() {
+                return view(WorkerReason::ClaimsPaused, format!("nobody gets it now: {}", says_pause(pause)), None);
+            }
+            let (queue, ahead) = (&self.detail.task.queue, ahead(record.before_worker));
+            let says = format!("the worker gets it by asking for tasks of queue {queue}{ahead}");
+            return view(WorkerReason::MayGet, says, None);
+        };
+        let (reason, says, until) = match bar {
+            Bar::Final => (WorkerReason::Finished, "its end is decided".to_owned(), None),
+            Bar::Completed => {
+                let says = format!("{worker} has completed it, and no worker does a task twice");
+                (WorkerReason::CompletedIt, says, None)
+            }
+            Bar::Holds => {
+                let until = own_lease.and_then(|lease| lease.expires_unix_ms);
+                (WorkerReason::HoldsIt, format!("{worker} holds it already"), until)
+            }
+            Bar::Refused => {
+                let says = format!("{worker} has failed it as often as one worker may");
+                (WorkerReason::RefusedIt, says, None)
+            }
+            Bar::Scheduled => (WorkerReason::NotDue, "its time has not come".to_owned(), first_due),
+            Bar::Backoff => (WorkerReason::InBackoff, "it waits for its next attempt".to_owned(), first_due),
+            Bar::Leased => {
+                let says = format!("{}, and no replica is left", self.holders());
+                (WorkerReason::LeasedByOthers, says, first_lease.min(first_due.or(first_lease)))
+            }
+        };
+        view(reason, says, until)
+    }
+}
+
+fn lease(held: &queue::Held) -> LeaseView {
+    let queue::Held { worker, expires_unix_ms, is_delivered } = held.clone();
+    LeaseView { worker, expires_unix_ms, is_delivered }
+}
+
+fn failure(failure: &queue::Failure) -> Failure {
+    let queue::Failure { at_unix_ms, worker, reason } = failure.clone();
+    Failure { at_unix_ms, worker, reason }
+}
+
+/// How many tasks of its lane go before it, if that is known.
+fn ahead(before: Option<u64>) -> String {
+    match before {
+        None => String::new(),
+        Some(0) => "; it is the next of its priority".to_owned(),
+        Some(1) => "; one task of its priority may go before it".to_owned(),
+        Some(count) => format!("; {count} tasks of its priority may go before it"),
+    }
+}
+
+fn says_pause(pause: Pause) -> &'static str {
+    match pause {
+        Pause::Outbox => "its outbox is full, because the bus takes no reports",
+        Pause::Memory => "Redis has no memory left, and enough leases are out",
+    }
+}

@@ -1,0 +1,152 @@
+//! The answers of SQL, the bus and Redis about one task, and the place that follows from them.
+
+use super::{error::Error, reader::Reader};
+use crate::{
+    bus::Topic,
+    model::{KeyHash, Offset, QueueName, ShardId, TaskId, TaskPlace, WorkerName},
+    pipelines::admission::Shortage,
+    queue::{self, Explained, ExplainedRecord, RecordStatus, Stats},
+    store::{Place, TaskDetail, Unpublished},
+};
+
+/// The answers about a task, for one worker or none.
+pub(super) struct Facts {
+    pub(super) detail: TaskDetail,
+    /// `None`: the task is finished.
+    pub(super) place_in_sql: Option<Place>,
+    /// The workers with a credit, by SQL.
+    pub(super) credited: Vec<String>,
+    /// The worker has a result of the task in SQL.
+    pub(super) has_completed: bool,
+    /// Asked only if the task is on the bus, by SQL, and Redis has no record.
+    pub(super) on_bus: Option<OnBus>,
+    /// `None`: its shard has no generation, or the task is finished.
+    pub(super) shard: Option<Explained>,
+    /// A shard without room, of the queue of a parked task.
+    pub(super) full: Option<(ShardId, Stats)>,
+    pub(super) shortage: Option<Shortage>,
+    pub(super) now_unix_ms: i64,
+}
+
+/// A published task that Redis has not.
+pub(super) struct OnBus {
+    /// The fanout will meet it. Otherwise the readers have passed it, or the bus has lost it.
+    is_ahead: bool,
+    /// Roughly how many records of `pipeline` are not processed.
+    pub(super) backlog: u64,
+}
+
+impl Reader {
+    /// The task that has, or had, this key.
+    pub(super) async fn owner(&self, queue: QueueName, key: &[u8]) -> Result<TaskId, Error> {
+        let owners = self.store.owners(&[KeyHash::new(&queue, key)]).await?;
+        let owner = owners.first().map(|(_, id)| *id);
+        owner.ok_or_else(|| Error::NoSuchKey { queue, key: String::from_utf8_lossy(key).into_owned() })
+    }
+
+    /// Asks in the order of a task's way, so that a task that moves on meanwhile is met at its next place.
+    pub(super) async fn facts(&self, id: TaskId, worker: Option<&WorkerName>) -> Result<Option<Facts>, Error> {
+        let place_in_sql = self.store.place(self.bus.generation(), id).await?;
+        let Some(detail) = self.store.task(id).await? else { return Ok(None) };
+        let credited = self.store.states(&[id]).await?.into_iter().flat_map(|state| state.workers).collect();
+        let completions = match worker {
+            Some(worker) => self.store.states_for(worker, &[id]).await?,
+            None => Vec::new(),
+        };
+        let mut facts = Facts {
+            detail,
+            place_in_sql,
+            credited,
+            has_completed: completions.iter().any(|state| state.completed_under.is_some()),
+            on_bus: None,
+            shard: None,
+            full: None,
+            shortage: self.gates.shortage(),
+            now_unix_ms: self.clock.now_unix_ms(),
+        };
+        if facts.detail.status.is_final() {
+            return Ok(Some(facts));
+        }
+        facts.shard = self.explained(&facts.detail, worker).await?;
+        match (place_in_sql, facts.record()) {
+            (Some(Place::On(offset)), None) => {
+                let committed = self.bus.committed(Topic::Pipeline).await?;
+                let ends = self.bus.ends(Topic::Pipeline).await?;
+                let backlog = self.bus.backlog(Topic::Pipeline).await?;
+                // Asked again behind the bus: a task that the fanout had passed by then has a record.
+                facts.shard = self.explained(&facts.detail, worker).await?;
+                let at = |offsets: &[Option<Offset>]| offsets.get(facts.detail.task.partition as usize).copied();
+                let passed = at(&committed).flatten().max(facts.stored(self.bus.generation()));
+                let is_ahead =
+                    offset.is_some_and(|offset| passed < Some(offset) && at(&ends).flatten() >= Some(offset));
+                facts.on_bus = Some(OnBus { is_ahead, backlog });
+            }
+            (Some(Place::Off { why: Unpublished::Parked, .. }), None) => {
+                facts.full = self.full_shard(&facts.detail.task.queue).await?;
+            }
+            _ => {}
+        }
+        if let Some(shard) = &facts.shard {
+            facts.now_unix_ms = shard.now_unix_ms;
+        }
+        Ok(Some(facts))
+    }
+
+    async fn explained(&self, detail: &TaskDetail, worker: Option<&WorkerName>) -> Result<Option<Explained>, Error> {
+        let task = &detail.task;
+        let shard = ShardId { queue: task.queue.clone(), number: task.partition };
+        match self.queue.explain(&shard, task.id, task.priority, worker).await {
+            Ok(mut explained) => {
+                explained.record = explained.record.filter(|record| !record.inspected().is_past(detail.epoch));
+                Ok(Some(explained))
+            }
+            // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
+            Err(queue::Error::NoGeneration) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn full_shard(&self, queue: &QueueName) -> Result<Option<(ShardId, Stats)>, Error> {
+        let settings = self.settings.queues.get(queue);
+        for shard in self.queue.shards_of(queue) {
+            match self.queue.stats(&shard.id).await {
+                Ok(stats) if !stats.has_room(settings) => return Ok(Some((shard.id.clone(), stats))),
+                Ok(_) | Err(queue::Error::NoGeneration) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Facts {
+    pub(super) fn record(&self) -> Option<&ExplainedRecord> {
+        self.shard.as_ref()?.record.as_ref()
+    }
+
+    /// How far the shard has read this topic.
+    fn stored(&self, generation: &str) -> Option<Offset> {
+        let (topic, offset) = self.shard.as_ref()?.stored.as_ref()?;
+        (topic == generation).then_some(*offset)
+    }
+
+    pub(super) fn place(&self) -> TaskPlace {
+        if self.detail.status.is_final() {
+            return TaskPlace::Finished;
+        }
+        match (self.record(), self.place_in_sql) {
+            // A record counts more than SQL, whose marks come later.
+            (Some(record), _) if record.status != RecordStatus::Live => TaskPlace::Reported,
+            (Some(record), _) if !record.held.is_empty() => TaskPlace::Leased,
+            (Some(record), _) if record.waiting as usize + record.credited.len() >= record.replicas as usize => {
+                TaskPlace::Delayed
+            }
+            (Some(_), _) => TaskPlace::Waiting,
+            (None, Some(Place::Off { why: Unpublished::Fresh, .. })) => TaskPlace::Outbox,
+            (None, Some(Place::Off { why: Unpublished::Parked, .. })) => TaskPlace::Parked,
+            (None, Some(Place::Off { why: Unpublished::Scheduled, .. })) => TaskPlace::Scheduled,
+            (None, Some(Place::On(_))) if self.on_bus.as_ref().is_some_and(|on_bus| on_bus.is_ahead) => TaskPlace::Bus,
+            (None, _) => TaskPlace::Lost,
+        }
+    }
+}

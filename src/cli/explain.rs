@@ -1,0 +1,232 @@
+//! `taskd explain`: says where a task is, what happens to it next, and why a worker does not get it.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use hyper::StatusCode;
+use serde::Deserialize;
+use url::form_urlencoded;
+
+use super::{
+    client,
+    http::HttpPort,
+    trust::{Trust, with_hint},
+};
+use crate::wire::time::from_rfc_3339;
+
+/// Say where a task is, what happens to it next, and why a worker does not get it
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd explain 0197a5c0-7d1e-7b3c-9a52-3f0c6f1b2a44    the task with this id
+  taskd explain crawl https://example.org/ --worker w7  the task with this queue and key
+  taskd explain crawl https://example.org/ --json | jq .place
+
+Exit code: 0 if there is such a task, 1 if there is none, 2 if the server cannot be reached or the
+question is wrong.")]
+pub struct Explain {
+    /// Id of the task; with a key behind it, the name of its queue
+    #[arg(value_name = "ID|QUEUE")]
+    task: String,
+
+    /// Key of the task
+    #[arg(value_name = "KEY")]
+    key: Option<String>,
+
+    /// Also say whether this worker may get it, and why not
+    #[arg(long, value_name = "NAME")]
+    worker: Option<String>,
+
+    /// Print the answer of the API, one JSON object
+    #[arg(long)]
+    json: bool,
+
+    /// HTTP address of taskd; host:port is enough
+    #[arg(
+        long,
+        env = "TASKD_HTTP_URL",
+        hide_env = true,
+        value_name = "URL",
+        value_parser = client::with_scheme,
+        default_value = "http://127.0.0.1:7600"
+    )]
+    server: String,
+
+    #[command(flatten)]
+    trust: Trust,
+}
+
+/// Asks, and prints the answer. False if there is no such task.
+pub async fn run(args: Explain) -> anyhow::Result<bool> {
+    let server = HttpPort::new("--server", &args.server, args.trust.clone())?;
+    let (status, body) = server.get(&path(&args)).await?;
+    let unreadable = || format!("{} does not answer as taskd does; is that taskd's HTTP port?", args.server);
+    if !status.is_success() {
+        let problem: Problem = serde_json::from_slice(&body).with_context(unreadable)?;
+        if status != StatusCode::NOT_FOUND {
+            let detail = printable(&problem.detail);
+            bail!("{}", with_hint(&detail, status == StatusCode::UNAUTHORIZED));
+        }
+        eprintln!("taskd: {}", printable(&problem.detail));
+        return Ok(false);
+    }
+    let answer: Answer = serde_json::from_slice(&body).with_context(unreadable)?;
+    match args.json {
+        true => println!("{}", String::from_utf8_lossy(&body)),
+        false => answer.lines().iter().for_each(|line| println!("{}", printable(line))),
+    }
+    Ok(true)
+}
+
+fn path(args: &Explain) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    match &args.key {
+        None => query.append_pair("id", &args.task),
+        Some(key) => query.append_pair("queue", &args.task).append_pair("key", key),
+    };
+    if let Some(worker) = &args.worker {
+        query.append_pair("worker", worker);
+    }
+    format!("/v1/tasks:explain?{}", query.finish())
+}
+
+/// Escapes what a terminal would obey: keys and reasons come from users.
+fn printable(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escape).collect()
+}
+
+#[derive(Deserialize)]
+struct Problem {
+    detail: String,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    task: Task,
+    says: String,
+    since: Option<String>,
+    next: String,
+    next_at: Option<String>,
+    leases: Vec<Lease>,
+    completed_by: Vec<String>,
+    failures: Vec<Failure>,
+    notes: Vec<String>,
+    worker: Option<Worker>,
+    now: String,
+}
+
+#[derive(Deserialize)]
+struct Task {
+    id: String,
+    queue: String,
+    key: String,
+    status: String,
+    replicas: u32,
+}
+
+#[derive(Deserialize)]
+struct Lease {
+    worker: String,
+    lease_expires_at: Option<String>,
+    delivered: bool,
+}
+
+#[derive(Deserialize)]
+struct Failure {
+    at: String,
+    worker: String,
+    reason: String,
+}
+
+#[derive(Deserialize)]
+struct Worker {
+    worker: String,
+    may_get: bool,
+    says: String,
+    until: Option<String>,
+}
+
+impl Answer {
+    fn lines(&self) -> Vec<String> {
+        let Task { id, queue, key, status, replicas } = &self.task;
+        let mut lines = vec![format!("Task {id} (queue {queue}, key {key}) is {status}: {}.", self.says)];
+        if let Some(since) = &self.since {
+            lines.push(format!("Since: {}.", self.at(since)));
+        }
+        let at = self.next_at.as_ref().map(|at| format!(": {}", self.at(at))).unwrap_or_default();
+        lines.push(format!("Next: {}{at}.", self.next));
+        lines.extend(self.notes.iter().map(|note| format!("Note: {note}.")));
+        for Lease { worker, lease_expires_at, delivered } in &self.leases {
+            let until = lease_expires_at.as_ref().map(|at| format!(" until {}", self.at(at))).unwrap_or_default();
+            let arrived = if *delivered { "" } else { "; taskd does not know yet that it has arrived" };
+            lines.push(format!("Lease: worker {worker}{until}{arrived}."));
+        }
+        if !self.completed_by.is_empty() {
+            let (count, names) = (self.completed_by.len(), self.completed_by.join(", "));
+            lines.push(format!("Completed by: {names} ({count} of {replicas})."));
+        }
+        for Failure { at, worker, reason } in &self.failures {
+            lines.push(format!("Failed: worker {worker}, {}: {reason:?}.", self.at(at)));
+        }
+        if let Some(Worker { worker, may_get, says, until }) = &self.worker {
+            let may = if *may_get { "may get it" } else { "does not get it" };
+            let until = until.as_ref().map(|at| format!(", until {}", self.at(at))).unwrap_or_default();
+            lines.push(format!("Worker {worker} {may}: {says}{until}."));
+        }
+        lines
+    }
+
+    /// The time, and how far away it is.
+    fn at(&self, time: &str) -> String {
+        let (Some(at), Some(now)) = (from_rfc_3339(time), from_rfc_3339(&self.now)) else { return time.to_owned() };
+        let away = Duration::from_secs(at.abs_diff(now) / 1000);
+        let away = humantime::format_duration(away);
+        if at > now { format!("{time} (in {away})") } else { format!("{time} ({away} ago)") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANSWER: &str = r#"{
+        "task": {"id": "i", "queue": "q", "key": "k\u001b[31m", "status": "ASSIGNED", "replicas": 2},
+        "place": "LEASED", "says": "worker v holds it",
+        "next": "its lease expires", "next_at": "2030-01-31T12:00:30Z",
+        "leases": [{"worker": "v", "lease_expires_at": "2030-01-31T12:00:30Z", "delivered": true}],
+        "completed_by": ["u"], "failures": [{"at": "2030-01-31T11:58:00Z", "worker": "w", "reason": "no \"luck\""}],
+        "notes": ["one"],
+        "worker": {"worker": "u", "may_get": false, "reason": "COMPLETED_IT", "says": "u has completed it"},
+        "now": "2030-01-31T12:00:00Z"}"#;
+
+    #[test]
+    fn an_answer_is_told_in_sentences() {
+        let answer: Answer = serde_json::from_str(ANSWER).unwrap();
+        let lines: Vec<_> = answer.lines().iter().map(|line| printable(line)).collect();
+        let expected = [
+            "Task i (queue q, key k\\u{1b}[31m) is ASSIGNED: worker v holds it.",
+            "Next: its lease expires: 2030-01-31T12:00:30Z (in 30s).",
+            "Note: one.",
+            "Lease: worker v until 2030-01-31T12:00:30Z (in 30s).",
+            "Completed by: u (1 of 2).",
+            "Failed: worker w, 2030-01-31T11:58:00Z (2m ago): \"no \\\"luck\\\"\".",
+            "Worker u does not get it: u has completed it.",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn a_key_is_part_of_a_url() {
+        let args = Explain {
+            task: "q".into(),
+            key: Some("a&b c".into()),
+            worker: Some("w/1".into()),
+            json: false,
+            server: String::new(),
+            trust: Trust::default(),
+        };
+        assert_eq!(path(&args), "/v1/tasks:explain?queue=q&key=a%26b+c&worker=w%2F1");
+    }
+}

@@ -1,0 +1,78 @@
+//! GET requests to the HTTP port of a taskd, over a new connection each time.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use axum::body::{Body, Bytes, to_bytes};
+use hyper::{Request, StatusCode, client::conn::http1, header};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use tokio::{net::TcpStream, task::JoinSet};
+use tokio_rustls::TlsConnector;
+use url::Url;
+
+use super::trust::Trust;
+
+const MOST_BYTES: usize = 64 << 20;
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// An HTTP port.
+#[derive(Clone)]
+pub(super) struct HttpPort {
+    pub(super) url: String,
+    host: String,
+    /// The host without its port.
+    name: String,
+    /// The flag that names it.
+    flag: &'static str,
+    trust: Trust,
+    is_tls: bool,
+}
+
+impl HttpPort {
+    pub(super) fn new(flag: &'static str, url: &str, trust: Trust) -> anyhow::Result<Self> {
+        let wrong = || format!("{flag} {url:?} is not a URL; write http://host:7600");
+        let parsed = Url::parse(url).with_context(wrong)?;
+        let host = parsed.host_str().with_context(wrong)?;
+        let is_tls = parsed.scheme() == "https";
+        ensure!(is_tls || parsed.scheme() == "http", "{flag} {url:?}: taskd speaks http:// and https:// only");
+        let port = parsed.port_or_known_default().with_context(wrong)?;
+        let name = host.trim_matches(['[', ']']).to_owned();
+        Ok(Self { url: url.to_owned(), host: format!("{host}:{port}"), name, flag, trust, is_tls })
+    }
+
+    /// The status and the body of the answer.
+    pub(super) async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
+        match tokio::time::timeout(ANSWER_TIMEOUT, self.call(path)).await {
+            Ok(answer) => answer,
+            Err(_) => bail!("{}{path} does not answer", self.url),
+        }
+    }
+
+    async fn call(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
+        let unreachable = || format!("cannot reach taskd's HTTP at {}; {} names another place", self.url, self.flag);
+        let socket = TcpStream::connect(&self.host).await.with_context(unreachable)?;
+        let mut driver = JoinSet::new();
+        let mut sender = if self.is_tls {
+            let name = ServerName::try_from(self.name.clone()).with_context(unreachable)?;
+            let connector = TlsConnector::from(self.trust.over_http()?);
+            let encrypted = connector.connect(name, socket).await.with_context(unreachable)?;
+            let (sender, connection) = http1::handshake(TokioIo::new(encrypted)).await.with_context(unreachable)?;
+            driver.spawn(connection);
+            sender
+        } else {
+            let (sender, connection) = http1::handshake(TokioIo::new(socket)).await.with_context(unreachable)?;
+            driver.spawn(connection);
+            sender
+        };
+        let mut request = Request::get(path).header(header::HOST, &self.host);
+        if let Some(bearer) = self.trust.token().header() {
+            request = request.header(header::AUTHORIZATION, bearer);
+        }
+        let request = request.body(Body::empty())?;
+        let answer = sender.send_request(request).await.with_context(unreachable)?;
+        let status = answer.status();
+        let body = to_bytes(Body::new(answer.into_body()), MOST_BYTES).await.with_context(unreachable)?;
+        Ok((status, body))
+    }
+}

@@ -1,0 +1,250 @@
+//! `taskd token` and `taskd acts`: who may call, and what operators did. They work on the database itself, so that the
+//! first token needs none.
+
+use std::{num::NonZeroU32, sync::Arc, time::SystemTime};
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use comfy_table::{Table, presets};
+use humantime::format_rfc3339_seconds;
+use serde::Serialize;
+
+use crate::{
+    app,
+    config::{Options, Settings, Time},
+    ingress::json,
+    model::{AccessToken, Act, QueueName, Roles, Scope, Secret, WorkerName, now_unix_ms},
+    store::{AddedToken, MOST_TOKENS, Store},
+};
+
+/// Make, list and revoke access tokens, for a taskd with auth = tokens
+#[derive(Args)]
+#[command(
+    arg_required_else_help = true,
+    after_help = "\
+Examples:
+  taskd token create ops --roles admin                        everything
+  taskd token create ci --roles insert --expires 90days       insert tasks
+  taskd token create w1 --roles work --worker w1              work, as this worker only
+  taskd token create acme --roles insert,work,read --queues acme,acme.*
+  TASKD_TOKEN=$(taskd token create me --roles read) …         the token alone goes to stdout
+
+A token is shown once: taskd keeps only its hash. Each running process knows a new token, and drops a revoked one,
+within a second. The command needs the database of the running taskd: the same --config or --data-dir."
+)]
+pub(super) struct Token {
+    #[command(subcommand)]
+    pub(super) command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    Create(Create),
+    List(List),
+    Revoke(Revoke),
+}
+
+impl Command {
+    /// The settings of the taskd whose tokens are meant.
+    pub(super) fn take_options(&mut self) -> Options {
+        std::mem::take(match self {
+            Self::Create(create) => &mut create.options,
+            Self::List(list) => &mut list.options,
+            Self::Revoke(revoke) => &mut revoke.options,
+        })
+    }
+}
+
+/// Make a token and print it
+#[derive(Args)]
+pub struct Create {
+    /// Name of the token, unique: 1 to 64 characters of A-Z a-z 0-9 . _ -
+    #[arg(value_parser = name)]
+    name: String,
+    /// The rights of its owner, a comma list: insert (insert tasks), work (get, complete, reject, extend), read (tasks,
+    /// results, queues, metrics), admin (everything)
+    #[arg(long, value_name = "LIST")]
+    roles: Roles,
+    /// The queues that it reaches, a comma list of NAME and PREFIX* [default: every queue]
+    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
+    queues: Scope,
+    /// The only worker that may call with it [default: any]
+    #[arg(long, value_name = "NAME", value_parser = worker)]
+    worker: Option<WorkerName>,
+    /// How long it is valid [default: until it is revoked]
+    #[arg(long, value_name = "TIME")]
+    expires: Option<Time>,
+    /// Most calls a second, in each process [default: no limit]
+    #[arg(long, value_name = "N")]
+    calls_per_second: Option<NonZeroU32>,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// List the tokens, without their secrets
+#[derive(Args)]
+pub struct List {
+    /// Print one JSON object for each token
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Make a token worthless
+#[derive(Args)]
+pub struct Revoke {
+    /// Name of the token
+    name: String,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// List what operators did, the latest first
+#[derive(Args)]
+pub struct Acts {
+    /// Most acts to print
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    last: u32,
+    /// Print one JSON object for each act
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pub(super) options: Options,
+}
+
+/// The name of a token has the letters of a queue's name.
+fn name(text: &str) -> Result<String, String> {
+    let odd = |_| format!("{text:?} is not a name; use 1 to 64 of A-Z a-z 0-9 . _ -");
+    QueueName::new(text).map(|name| name.as_str().to_owned()).map_err(odd)
+}
+
+fn worker(text: &str) -> Result<WorkerName, String> {
+    WorkerName::new(text).map_err(|error| error.to_string())
+}
+
+/// The user of this machine who runs the command.
+fn me() -> String {
+    let user = std::env::var("SUDO_USER").or_else(|_| std::env::var("USER")).unwrap_or_else(|_| "somebody".to_owned());
+    format!("{user}, by command")
+}
+
+pub(super) async fn run(command: Command, settings: Settings) -> anyhow::Result<()> {
+    let store = app::open_store(&settings).await?;
+    let done = match command {
+        Command::Create(create) => self::create(create, &store).await,
+        Command::List(list) => self::list(&list, &store).await,
+        Command::Revoke(revoke) => self::revoke(&revoke.name, &store).await,
+    };
+    store.close().await;
+    done
+}
+
+async fn create(create: Create, store: &Arc<dyn Store>) -> anyhow::Result<()> {
+    let Create { name, roles, queues, worker, expires, calls_per_second, .. } = create;
+    let secret = Secret::new().context("the system has no random numbers")?;
+    let now = now_unix_ms();
+    let expires_unix_ms = expires.map(|time| now.saturating_add(i64::try_from(time.0.as_millis()).unwrap_or(i64::MAX)));
+    let token =
+        AccessToken { name, roles, scope: queues, worker, calls_per_second, created_unix_ms: now, expires_unix_ms };
+    let act = Act::new(&me(), "create token", &format!("{} ({})", token.name, token.roles));
+    match store.add_token(secret.hash(), &token, &act).await? {
+        AddedToken::Yes => println!("{}", secret.as_str()),
+        AddedToken::NameTaken => {
+            bail!("there is a token {:?} already; revoke it first, or choose another name", token.name)
+        }
+        AddedToken::NoRoom => bail!("there are {MOST_TOKENS} tokens; revoke some first"),
+    }
+    Ok(())
+}
+
+async fn revoke(name: &str, store: &Arc<dyn Store>) -> anyhow::Result<()> {
+    if !store.revoke_token(name, &Act::new(&me(), "revoke token", name)).await? {
+        bail!("there is no token {name:?}; taskd token list shows all");
+    }
+    Ok(())
+}
+
+/// A token in a list.
+#[derive(Serialize)]
+struct Shown {
+    name: String,
+    roles: String,
+    queues: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    calls_per_second: Option<NonZeroU32>,
+    created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<String>,
+    has_expired: bool,
+}
+
+impl From<AccessToken> for Shown {
+    fn from(token: AccessToken) -> Self {
+        Self {
+            has_expired: token.has_expired(now_unix_ms()),
+            name: token.name,
+            roles: token.roles.to_string(),
+            queues: token.scope.to_string(),
+            worker: token.worker.map(|worker| worker.as_str().to_owned()),
+            calls_per_second: token.calls_per_second,
+            created_at: in_seconds(token.created_unix_ms),
+            expires_at: token.expires_unix_ms.map(in_seconds),
+        }
+    }
+}
+
+fn in_seconds(unix_ms: i64) -> String {
+    let since = std::time::Duration::from_millis(unix_ms.max(0).unsigned_abs());
+    format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since).to_string()
+}
+
+async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
+    let tokens = store.tokens().await?.into_iter().map(|(_, token)| Shown::from(token));
+    if list.json {
+        for token in tokens {
+            println!("{}", serde_json::to_string(&token)?);
+        }
+    } else {
+        let mut table = table(["name", "roles", "queues", "worker", "calls/s", "expires"]);
+        for token in tokens {
+            let expires = token.expires_at.unwrap_or_else(|| "never".to_owned());
+            table.add_row([
+                token.name,
+                token.roles,
+                if token.queues.is_empty() { "all".to_owned() } else { token.queues },
+                token.worker.unwrap_or_else(|| "any".to_owned()),
+                token.calls_per_second.map_or_else(|| "any".to_owned(), |limit| limit.to_string()),
+                if token.has_expired { format!("{expires} (expired)") } else { expires },
+            ]);
+        }
+        println!("{table}");
+    }
+    Ok(())
+}
+
+pub(super) async fn list_acts(args: Acts, settings: Settings) -> anyhow::Result<()> {
+    let store = app::open_store(&settings).await?;
+    let acts = store.acts(None, args.last).await?;
+    store.close().await;
+    if args.json {
+        for act in &acts {
+            println!("{}", serde_json::to_string(&json::read::Act::from(act))?);
+        }
+    } else {
+        let mut table = table(["when", "who", "what", "on"]);
+        for act in acts {
+            table.add_row([in_seconds(act.at_unix_ms()), act.who, act.what, act.target]);
+        }
+        println!("{table}");
+    }
+    Ok(())
+}
+
+fn table<const N: usize>(heading: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(heading);
+    table
+}

@@ -1,0 +1,23 @@
+//! The token of a request, which is in its head.
+
+use axum::http::{Extensions, HeaderMap, header};
+
+use crate::{
+    api::{Api, Error},
+    model::{Caller, Client, Role},
+};
+
+/// Gives a request its [`Caller`], if its token has the role. A request without one reaches no operation.
+pub(super) fn authenticate(
+    api: &Api,
+    headers: &HeaderMap,
+    extensions: &mut Extensions,
+    role: Role,
+) -> Result<(), Error> {
+    let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let access = api.authenticate(authorization, role)?;
+    let client: &Client = extensions.get().expect("the connection gives each request its client");
+    let caller = Caller { client: *client, access };
+    extensions.insert(caller);
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! The question where a task is, and the answer.
+
+use serde::Serialize;
+use url::form_urlencoded;
+
+use super::{Unread, read::Task};
+use crate::{
+    api::{ECHO, shorten},
+    model::{self, ExplainTask, TaskPlace, WorkerReason},
+    wire::time::to_rfc_3339,
+};
+
+/// Reads the question from the query of its URL: `id=…`, or `queue=…&key=…`; and `worker=…`.
+pub(in crate::ingress) fn question(query: &str) -> Result<ExplainTask, Unread> {
+    let mut question = ExplainTask::default();
+    let mut seen = Vec::new();
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        if seen.contains(&name) {
+            return Err(Unread::Invalid(format!("{name} is given twice")));
+        }
+        match &*name {
+            "id" => question.id = value.into_owned(),
+            "queue" => question.queue = value.into_owned(),
+            "key" => question.key = value.into_owned().into(),
+            "worker" => question.worker = value.into_owned(),
+            other => {
+                let other = shorten(other, ECHO);
+                return Err(Unread::Invalid(format!("unknown parameter {other:?}; expected id, queue, key, worker")));
+            }
+        }
+        seen.push(name);
+    }
+    Ok(question)
+}
+
+#[derive(Serialize)]
+pub(in crate::ingress) struct Explanation<'a> {
+    task: Task<'a>,
+    place: TaskPlace,
+    says: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<String>,
+    next: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_at: Option<String>,
+    leases: Vec<Lease<'a>>,
+    completed_by: &'a [String],
+    failures: Vec<Failure<'a>>,
+    notes: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker: Option<Worker<'a>>,
+    now: String,
+}
+
+#[derive(Serialize)]
+struct Lease<'a> {
+    worker: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_expires_at: Option<String>,
+    delivered: bool,
+}
+
+#[derive(Serialize)]
+struct Failure<'a> {
+    at: String,
+    worker: &'a str,
+    reason: &'a str,
+}
+
+#[derive(Serialize)]
+struct Worker<'a> {
+    worker: &'a str,
+    may_get: bool,
+    reason: WorkerReason,
+    says: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<String>,
+}
+
+impl<'a> From<&'a model::Explanation> for Explanation<'a> {
+    fn from(explanation: &'a model::Explanation) -> Self {
+        Self {
+            task: (&explanation.task).into(),
+            place: explanation.place,
+            says: &explanation.says,
+            since: explanation.since_unix_ms.map(to_rfc_3339),
+            next: &explanation.next,
+            next_at: explanation.next_unix_ms.map(to_rfc_3339),
+            leases: explanation.leases.iter().map(Into::into).collect(),
+            completed_by: &explanation.completed_by,
+            failures: explanation.failures.iter().map(Into::into).collect(),
+            notes: &explanation.notes,
+            worker: explanation.worker.as_ref().map(Into::into),
+            now: to_rfc_3339(explanation.now_unix_ms),
+        }
+    }
+}
+
+impl<'a> From<&'a model::LeaseView> for Lease<'a> {
+    fn from(lease: &'a model::LeaseView) -> Self {
+        let lease_expires_at = lease.expires_unix_ms.map(to_rfc_3339);
+        Self { worker: &lease.worker, lease_expires_at, delivered: lease.is_delivered }
+    }
+}
+
+impl<'a> From<&'a model::Failure> for Failure<'a> {
+    fn from(failure: &'a model::Failure) -> Self {
+        Self { at: to_rfc_3339(failure.at_unix_ms), worker: &failure.worker, reason: &failure.reason }
+    }
+}
+
+impl<'a> From<&'a model::WorkerView> for Worker<'a> {
+    fn from(view: &'a model::WorkerView) -> Self {
+        Self {
+            worker: &view.worker,
+            may_get: view.reason == WorkerReason::MayGet,
+            reason: view.reason,
+            says: &view.says,
+            until: view.until_unix_ms.map(to_rfc_3339),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_is_read_from_the_query() {
+        let read = question("queue=q&key=https%3A%2F%2Fa%2F%3Fb+c&worker=w").unwrap();
+        assert_eq!((&read.queue[..], &read.key[..], &read.worker[..]), ("q", &b"https://a/?b c"[..], "w"));
+        assert_eq!(question("").unwrap(), ExplainTask::default());
+        let refused = |query| question(query).unwrap_err().to_string();
+        assert_eq!(refused("idd=1"), "unknown parameter \"idd\"; expected id, queue, key, worker");
+        assert_eq!(refused("id=1&id=2"), "id is given twice");
+    }
+}

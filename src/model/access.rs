@@ -1,0 +1,274 @@
+//! Access: who calls, what the caller may do, and on which queues.
+
+use std::{fmt, num::NonZeroU32, str::FromStr, sync::Arc};
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::{QueueName, WorkerName};
+
+/// A right to a group of operations. SQL keeps the discriminants, which are bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Role {
+    /// Insert tasks.
+    Insert = 1,
+    /// Get, complete, reject and extend tasks, and report discovered ones.
+    Work = 2,
+    /// Read tasks, results, queues and metrics.
+    Read = 4,
+    /// Everything.
+    Admin = 8,
+}
+
+impl Role {
+    pub const ALL: [Self; 4] = [Self::Insert, Self::Work, Self::Read, Self::Admin];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Insert => "insert",
+            Self::Work => "work",
+            Self::Read => "read",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The roles of a token, at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roles(u8);
+
+impl Roles {
+    /// The roles of bits in SQL. A bit that only a later taskd knows gives nothing here.
+    pub fn from_bits(bits: i64) -> Self {
+        Self(u8::try_from(bits & 0xff).unwrap_or(0))
+    }
+
+    pub fn bits(self) -> u32 {
+        self.0.into()
+    }
+
+    /// True for a role in the list, and for each role of an admin.
+    pub fn include(self, role: Role) -> bool {
+        self.0 & (role as u8 | Role::Admin as u8) != 0
+    }
+}
+
+/// A comma list.
+impl FromStr for Roles {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut bits = 0;
+        for name in text.split(',').map(str::trim) {
+            let role = Role::ALL
+                .into_iter()
+                .find(|role| role.as_str() == name)
+                .ok_or_else(|| format!("unknown role {name:?}; expected {}", Role::ALL.map(Role::as_str).join(", ")))?;
+            bits |= role as u8;
+        }
+        Ok(Self(bits))
+    }
+}
+
+impl fmt::Display for Roles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = Role::ALL.into_iter().filter(|role| self.0 & *role as u8 != 0).map(Role::as_str).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+/// The queues that a token reaches: names, and beginnings of names with a star. An empty scope is every queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scope(Vec<String>);
+
+impl Scope {
+    pub fn is_everything(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn includes(&self, queue: &str) -> bool {
+        let is_in = |part: &String| match part.strip_suffix('*') {
+            Some(beginning) => queue.starts_with(beginning),
+            None => queue == part,
+        };
+        self.is_everything() || self.0.iter().any(is_in)
+    }
+}
+
+/// A comma list.
+impl FromStr for Scope {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        let part = |part: &str| {
+            let name = part.strip_suffix('*').unwrap_or(part);
+            // A star alone is every queue.
+            QueueName::new(if name.is_empty() { "any" } else { name }).map_err(|error| error.to_string())?;
+            Ok(part.to_owned())
+        };
+        parts.map(part).collect::<Result<_, String>>().map(Self)
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(","))
+    }
+}
+
+/// An access token, without its secret, which nobody keeps but its owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessToken {
+    /// The name of the token: 1 to 64 characters, unique.
+    pub name: String,
+    pub roles: Roles,
+    pub scope: Scope,
+    /// The one worker that may call with it; `None`: any.
+    pub worker: Option<WorkerName>,
+    /// The limit in each process; `None`: none.
+    pub calls_per_second: Option<NonZeroU32>,
+    pub created_unix_ms: i64,
+    /// `None`: never.
+    pub expires_unix_ms: Option<i64>,
+}
+
+impl AccessToken {
+    pub fn has_expired(&self, now_unix_ms: i64) -> bool {
+        self.expires_unix_ms.is_some_and(|at| at <= now_unix_ms)
+    }
+}
+
+/// The secret of a new token, as its owner sends it.
+pub struct Secret(String);
+
+/// The beginning of each secret, by which people and scanners of source code know it.
+const BEGINNING: &str = "taskd_";
+
+impl Secret {
+    /// 256 random bits of the system. Their hash needs no salt: nobody can guess them.
+    pub fn new() -> Result<Self, getrandom::Error> {
+        let mut random = [0; 32];
+        getrandom::fill(&mut random)?;
+        Ok(Self(format!("{BEGINNING}{}", BASE64_URL_SAFE_NO_PAD.encode(random))))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub fn hash(&self) -> SecretHash {
+        SecretHash::of(&self.0)
+    }
+}
+
+/// SHA-256 of a secret, which is all that taskd keeps of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SecretHash(pub [u8; 32]);
+
+impl SecretHash {
+    pub fn of(secret: &str) -> Self {
+        Self(Sha256::digest(secret).into())
+    }
+}
+
+/// The rights of a call.
+#[derive(Clone, Debug, Default)]
+pub enum Access {
+    /// Everything: this taskd knows no tokens.
+    #[default]
+    Open,
+    ByToken(SecretHash, Arc<AccessToken>),
+}
+
+impl Access {
+    /// The token that limits it; `None`: nothing does.
+    pub fn token(&self) -> Option<&AccessToken> {
+        match self {
+            Self::Open => None,
+            Self::ByToken(_, token) => Some(token),
+        }
+    }
+
+    pub fn reaches(&self, queue: &str) -> bool {
+        self.token().is_none_or(|token| token.scope.includes(queue))
+    }
+
+    pub fn reaches_everything(&self) -> bool {
+        self.token().is_none_or(|token| token.scope.is_everything())
+    }
+}
+
+/// An act of an operator, on record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Act {
+    /// A UUIDv7, so that acts sort by their time.
+    pub id: Uuid,
+    pub who: String,
+    /// For example `create token`.
+    pub what: String,
+    /// On what.
+    pub target: String,
+}
+
+impl Act {
+    /// The longest parts, in characters. Longer ones are cut.
+    const LONGEST: [usize; 3] = [255, 64, 1024];
+
+    pub fn new(who: &str, what: &str, target: &str) -> Self {
+        let [who, what, target] = [(who, 0), (what, 1), (target, 2)]
+            .map(|(text, part)| text.chars().take(Self::LONGEST[part]).collect::<String>());
+        Self { id: Uuid::now_v7(), who, what, target }
+    }
+
+    pub fn at_unix_ms(&self) -> i64 {
+        super::TaskId(self.id).created_unix_ms()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_admin_has_all_roles_and_no_other_role_has_another() {
+        for role in Role::ALL {
+            let roles: Roles = role.as_str().parse().unwrap();
+            for other in Role::ALL {
+                assert_eq!(roles.include(other), role == other || role == Role::Admin, "{role} for {other}");
+            }
+        }
+        let both: Roles = "work, insert".parse().unwrap();
+        assert_eq!(both.to_string(), "insert,work");
+        assert_eq!(Roles::from_bits(both.bits().into()), both);
+        assert_eq!("root".parse::<Roles>().unwrap_err(), "unknown role \"root\"; expected insert, work, read, admin");
+        assert!("".parse::<Roles>().is_err());
+    }
+
+    #[test]
+    fn a_scope_is_names_and_beginnings() {
+        let scope: Scope = "crawl, acme.*".parse().unwrap();
+        for (queue, want) in [("crawl", true), ("crawl2", false), ("acme.a", true), ("acme.", true), ("acme", false)] {
+            assert_eq!(scope.includes(queue), want, "{queue}");
+        }
+        assert!(Scope::default().includes("x") && "*".parse::<Scope>().unwrap().includes("x"));
+        assert_eq!(scope.to_string().parse::<Scope>().unwrap(), scope);
+        assert!("a b".parse::<Scope>().is_err() && "a*b".parse::<Scope>().is_err());
+    }
+
+    #[test]
+    fn a_secret_is_new_each_time_and_hides_in_its_hash() {
+        let [one, two] = [Secret::new().unwrap(), Secret::new().unwrap()];
+        assert!(one.as_str().starts_with(BEGINNING) && one.as_str().len() == 49);
+        assert!(one.hash() != two.hash());
+        assert_eq!(one.hash(), SecretHash::of(one.as_str()));
+    }
+}

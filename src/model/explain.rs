@@ -1,0 +1,112 @@
+//! Where a task is, and why a worker does not get it.
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::{Failure, TaskView};
+
+/// A question about one task. It names the task by `id`, or by `queue` and `key`; empty: not given.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExplainTask {
+    pub id: String,
+    pub queue: String,
+    pub key: Bytes,
+    /// The worker that may or may not get it; empty: none.
+    pub worker: String,
+}
+
+/// The place of a task on its way from the insert to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum TaskPlace {
+    /// Completed, dead or cancelled.
+    Finished,
+    /// Stored in SQL, and about to go to the bus.
+    Outbox,
+    /// In SQL, because its queue or Redis is full.
+    Parked,
+    /// In SQL until its time is near.
+    Scheduled,
+    /// On the bus, before the fanout.
+    Bus,
+    /// In a lane of the queue: a worker may claim it.
+    Waiting,
+    /// A worker holds it.
+    Leased,
+    /// In the queue, before its time or in backoff.
+    Delayed,
+    /// Its end is decided, and the report is on its way to SQL.
+    Reported,
+    /// Redis or the bus lost it, and taskd brings it back.
+    Lost,
+}
+
+/// The answer to [`ExplainTask`].
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    pub task: TaskView,
+    pub place: TaskPlace,
+    /// The place in words.
+    pub says: String,
+    /// Since when it is there, as far as taskd remembers. A task that waits counts from its insert, or from its time.
+    pub since_unix_ms: Option<i64>,
+    /// The next event in words …
+    pub next: String,
+    /// … and its time, where it has one.
+    pub next_unix_ms: Option<i64>,
+    pub leases: Vec<LeaseView>,
+    /// The workers with a credit.
+    pub completed_by: Vec<String>,
+    /// The last failures, the earliest first, while the task is in the queue.
+    pub failures: Vec<Failure>,
+    /// Conditions that hold the task up, whoever asks for it.
+    pub notes: Vec<String>,
+    pub worker: Option<WorkerView>,
+    /// The time of the answer, by Redis's clock.
+    pub now_unix_ms: i64,
+}
+
+/// A lease as its readers see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseView {
+    pub worker: String,
+    pub expires_unix_ms: Option<i64>,
+    /// taskd knows that the answer reached the worker.
+    pub is_delivered: bool,
+}
+
+/// One worker's chance of the task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerView {
+    pub worker: String,
+    pub reason: WorkerReason,
+    /// The reason in words.
+    pub says: String,
+    /// When that may change by itself.
+    pub until_unix_ms: Option<i64>,
+}
+
+/// Why a worker may get a task, or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum WorkerReason {
+    MayGet,
+    /// The worker has completed the task.
+    CompletedIt,
+    /// The worker holds a replica.
+    HoldsIt,
+    /// The worker has failed it as often as it may.
+    RefusedIt,
+    /// The time of the task has not come.
+    NotDue,
+    /// All replicas that are left wait for their backoff.
+    InBackoff,
+    /// Other workers hold all replicas that are left.
+    LeasedByOthers,
+    /// The task is finished.
+    Finished,
+    /// The task is not in the queue yet, or not any more.
+    NotInQueue,
+    /// Its shard gives no worker anything now.
+    ClaimsPaused,
+}

@@ -1,0 +1,229 @@
+//! One task as its shard knows it, and why a worker may not get it (`lua/explain.lua`).
+
+use redis::Value;
+
+use super::{
+    calls::LEASES_AT_FULL_MEMORY,
+    error::{Error, Result},
+    shards::Shards,
+    types::{Failure, Inspected, OUTBOX_FULL, OUTBOX_FULL_BYTES, RecordStatus},
+    wire::{bytes, items, number, record_status, stored_offset, text},
+};
+use crate::{
+    model::{Offset, Priority, ShardId, TaskId, WorkerName},
+    redis_pool::scripts,
+};
+
+/// Elements of a lane that are looked at for the task's place, at most.
+const LOOKED_AT: usize = 20_000;
+
+/// The shard and the task in it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Explained {
+    /// Redis's clock.
+    pub now_unix_ms: i64,
+    /// The shard's stored offset with its topic generation.
+    pub stored: Option<(String, Offset)>,
+    /// Entries of the shard's outbox.
+    pub outbox: usize,
+    pub outbox_bytes: usize,
+    /// Leases of the shard.
+    pub leases: usize,
+    /// `None`: Redis has no record of the task.
+    pub record: Option<ExplainedRecord>,
+}
+
+/// The task's record, and its place in its lane.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExplainedRecord {
+    pub status: RecordStatus,
+    pub replicas: u32,
+    pub failures: u32,
+    /// Replicas that wait for their time or their backoff.
+    pub waiting: u32,
+    /// 0: live.
+    pub final_unix_ms: i64,
+    /// The task's epoch.
+    pub epoch: u32,
+    pub credited: Vec<String>,
+    pub held: Vec<Held>,
+    /// When the replicas that wait are due.
+    pub due_unix_ms: Vec<i64>,
+    /// The last failures, the earliest first.
+    pub log: Vec<Failure>,
+    /// Why the worker may not get the task.
+    pub bar: Option<Bar>,
+    /// Elements of its priority that a claim meets before the task's. `None`: it has none, or it is farther away than
+    /// [`LOOKED_AT`].
+    pub before: Option<u64>,
+    /// Those of them that the worker has yet to pass.
+    pub before_worker: Option<u64>,
+}
+
+/// A lease of the task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub worker: String,
+    pub expires_unix_ms: Option<i64>,
+    /// taskd knows that the worker has it.
+    pub is_delivered: bool,
+}
+
+/// Why a worker may not get a task, by `bar` of `lua/lib/record.lua`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bar {
+    /// The task is over.
+    Final,
+    /// The worker has completed it.
+    Completed,
+    /// The worker holds a replica.
+    Holds,
+    /// The worker has failed it as often as it may.
+    Refused,
+    /// Its time has not come.
+    Scheduled,
+    /// All replicas that are left wait for their backoff.
+    Backoff,
+    /// Other workers hold all replicas that are left.
+    Leased,
+}
+
+/// The bound at which a shard gives no worker anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    /// Its outbox is full: the bus takes no reports.
+    Outbox,
+    /// Redis has no memory left, and enough leases are out.
+    Memory,
+}
+
+impl Explained {
+    /// Why the shard gives no worker anything now. `claim.lua` gets the same bounds.
+    pub fn pause(&self, is_memory_full: bool) -> Option<Pause> {
+        if self.outbox >= OUTBOX_FULL || self.outbox_bytes >= OUTBOX_FULL_BYTES {
+            return Some(Pause::Outbox);
+        }
+        (is_memory_full && self.leases >= LEASES_AT_FULL_MEMORY).then_some(Pause::Memory)
+    }
+}
+
+impl ExplainedRecord {
+    /// The counts of the record.
+    pub fn inspected(&self) -> Inspected {
+        let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        Inspected {
+            status: self.status,
+            replicas: self.replicas,
+            credited: count(self.credited.len()),
+            held: count(self.held.len()),
+            failures: self.failures,
+            waiting: self.waiting,
+            epoch: self.epoch,
+        }
+    }
+}
+
+impl Shards {
+    /// One task of the shard, for this worker or for one that never had it.
+    pub async fn explain(
+        &self,
+        shard: &ShardId,
+        id: TaskId,
+        priority: Priority,
+        worker: Option<&WorkerName>,
+    ) -> Result<Explained> {
+        let answer = self.call(&scripts::EXPLAIN, shard, 1, |call| {
+            call.arg(id.as_bytes()).arg(worker.map_or("", WorkerName::as_str)).arg(priority as u8).arg(LOOKED_AT);
+        });
+        let mut answer = items(answer.await?)?.into_iter();
+        Ok(Explained {
+            now_unix_ms: number(answer.next())?,
+            stored: stored_offset(&text(answer.next())?),
+            outbox: number(answer.next())?,
+            outbox_bytes: number(answer.next())?,
+            leases: number(answer.next())?,
+            record: match answer.next() {
+                Some(Value::Int(0)) => None,
+                other => Some(record(other)?),
+            },
+        })
+    }
+}
+
+fn record(value: Option<Value>) -> Result<ExplainedRecord> {
+    let mut fields = list(value)?.into_iter();
+    Ok(ExplainedRecord {
+        status: record_status(fields.next())?,
+        replicas: number(fields.next())?,
+        failures: number(fields.next())?,
+        waiting: number(fields.next())?,
+        final_unix_ms: number(fields.next())?,
+        epoch: number(fields.next())?,
+        credited: list(fields.next())?.into_iter().map(|name| text(Some(name))).collect::<Result<_>>()?,
+        held: triples(fields.next(), |[worker, deadline, undelivered]| {
+            let expires_unix_ms = Some(number(Some(deadline))?).filter(|at| *at >= 0);
+            let is_delivered = number::<u8>(Some(undelivered))? == 0;
+            Ok(Held { worker: text(Some(worker))?, expires_unix_ms, is_delivered })
+        })?,
+        due_unix_ms: list(fields.next())?.into_iter().map(|at| number(Some(at))).collect::<Result<_>>()?,
+        log: triples(fields.next(), |[at, worker, reason]| {
+            Ok(Failure { at_unix_ms: number(Some(at))?, worker: lossy(worker)?, reason: lossy(reason)? })
+        })?,
+        bar: bar(&text(fields.next())?)?,
+        before: number::<i64>(fields.next())?.try_into().ok(),
+        before_worker: number::<i64>(fields.next())?.try_into().ok(),
+    })
+}
+
+fn list(value: Option<Value>) -> Result<Vec<Value>> {
+    items(value.ok_or_else(|| Error::Answer("a list is missing".into()))?)
+}
+
+fn triples<T>(value: Option<Value>, read: impl Fn([Value; 3]) -> Result<T>) -> Result<Vec<T>> {
+    let (mut values, mut triples) = (list(value)?.into_iter(), Vec::new());
+    while let (Some(a), Some(b), Some(c)) = (values.next(), values.next(), values.next()) {
+        triples.push(read([a, b, c])?);
+    }
+    Ok(triples)
+}
+
+/// A text that may have been cut inside a character.
+fn lossy(value: Value) -> Result<String> {
+    Ok(String::from_utf8_lossy(&bytes(Some(value))?).into_owned())
+}
+
+fn bar(text: &str) -> Result<Option<Bar>> {
+    Ok(Some(match text {
+        "" => return Ok(None),
+        "final" => Bar::Final,
+        "completed" => Bar::Completed,
+        "holds" => Bar::Holds,
+        "refused" => Bar::Refused,
+        "scheduled" => Bar::Scheduled,
+        "backoff" => Bar::Backoff,
+        "leased" => Bar::Leased,
+        other => return Err(Error::Answer(format!("a bar {other:?}"))),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_pauses_at_the_bounds_of_a_claim() {
+        let shard = |outbox, outbox_bytes, leases| Explained {
+            now_unix_ms: 0,
+            stored: None,
+            outbox,
+            outbox_bytes,
+            leases,
+            record: None,
+        };
+        assert_eq!(shard(OUTBOX_FULL - 1, OUTBOX_FULL_BYTES - 1, 1000).pause(false), None);
+        assert_eq!(shard(OUTBOX_FULL, 0, 0).pause(false), Some(Pause::Outbox));
+        assert_eq!(shard(0, OUTBOX_FULL_BYTES, 0).pause(false), Some(Pause::Outbox));
+        assert_eq!(shard(0, 0, LEASES_AT_FULL_MEMORY - 1).pause(true), None);
+        assert_eq!(shard(0, 0, LEASES_AT_FULL_MEMORY).pause(true), Some(Pause::Memory));
+    }
+}

@@ -1,0 +1,143 @@
+//! Access tokens and operators' acts.
+//!
+//! Each change raises `meta.tokens_version`. Its row stays locked until the transaction ends, so changes come one after
+//! the other. An act has the id of its call, by which a repeated call knows that it has taken effect.
+
+use std::num::NonZeroU32;
+
+use uuid::{Timestamp, Uuid};
+
+use super::{
+    rows::{corrupt, number},
+    session::Session,
+    statement::Statement,
+};
+use crate::model::{AccessToken, Act, Roles, SecretHash, WorkerName};
+use crate::store::{ACTS_STAY, AddedToken, MOST_TOKENS, Result};
+
+/// The columns of a token and its [`AccessToken`].
+pub(super) type TokenColumns = (Vec<u8>, String, i64, String, Vec<u8>, i64, i64, i64);
+/// The columns of an [`Act`].
+pub(super) type ActColumns = (Vec<u8>, String, String, String);
+
+pub(super) fn version<'a>() -> Statement<'a> {
+    Statement::new("SELECT value FROM meta WHERE name = 'tokens_version'")
+}
+
+pub(super) fn version_of(rows: &[(String,)]) -> Result<u64> {
+    rows.first().and_then(|(version,)| version.parse().ok()).ok_or_else(|| corrupt("no tokens_version"))
+}
+
+pub(super) fn tokens<'a>() -> Statement<'a> {
+    Statement::new(
+        "SELECT hash, name, roles, queues, worker, calls_per_second, created_ms, expires_ms FROM tokens ORDER BY name",
+    )
+}
+
+pub(super) fn token(columns: TokenColumns) -> Result<(SecretHash, AccessToken)> {
+    let (hash, name, roles, queues, worker, calls_per_second, created_unix_ms, expires_unix_ms) = columns;
+    let hash = SecretHash(hash.try_into().map_err(|_| corrupt("a token's hash has 32 bytes"))?);
+    let worker = String::from_utf8(worker).map_err(|_| corrupt("a token's worker is text"))?;
+    let worker = (!worker.is_empty()).then(|| WorkerName::new(&worker)).transpose();
+    let token = AccessToken {
+        name,
+        roles: Roles::from_bits(roles),
+        scope: queues.parse().map_err(corrupt)?,
+        worker: worker.map_err(|error| corrupt(error.to_string()))?,
+        calls_per_second: NonZeroU32::new(number(calls_per_second)?),
+        created_unix_ms,
+        expires_unix_ms: (expires_unix_ms > 0).then_some(expires_unix_ms),
+    };
+    Ok((hash, token))
+}
+
+pub(super) fn acts<'a>(before: Option<&'a Uuid>, limit: u32) -> Statement<'a> {
+    let select = Statement::new("SELECT id, who, what, target FROM acts ");
+    let page = match before {
+        Some(before) => select.sql("WHERE id < ? ").bind(before),
+        None => select,
+    };
+    page.sql("ORDER BY id DESC LIMIT ?").bind(limit)
+}
+
+pub(super) fn act((id, who, what, target): ActColumns) -> Result<Act> {
+    let id = Uuid::from_slice(&id).map_err(|_| corrupt("an act's id is a UUID"))?;
+    Ok(Act { id, who, what, target })
+}
+
+pub(super) async fn add<S: Session>(
+    session: &mut S,
+    hash: &SecretHash,
+    token: &AccessToken,
+    act: &Act,
+) -> Result<AddedToken> {
+    raise_version(session).await?;
+    if is_recorded(session, act).await? {
+        return Ok(AddedToken::Yes);
+    }
+    let same = Statement::new("SELECT COUNT(*) FROM tokens WHERE name = ?").bind(token.name.as_str());
+    if count(session, same).await? > 0 {
+        return Ok(AddedToken::NameTaken);
+    }
+    if count(session, Statement::new("SELECT COUNT(*) FROM tokens")).await? >= i64::from(MOST_TOKENS) {
+        return Ok(AddedToken::NoRoom);
+    }
+    let worker = token.worker.as_ref().map_or(&[][..], |worker| worker.as_str().as_bytes());
+    let row = [
+        hash.into(),
+        token.name.as_str().into(),
+        token.roles.bits().into(),
+        token.scope.to_string().into(),
+        worker.into(),
+        token.calls_per_second.map_or(0, NonZeroU32::get).into(),
+        token.created_unix_ms.into(),
+        token.expires_unix_ms.unwrap_or(0).into(),
+    ];
+    let insert = Statement::new(
+        "INSERT INTO tokens (hash, name, roles, queues, worker, calls_per_second, created_ms, expires_ms)",
+    );
+    session.execute(insert.values([row].into_iter())).await?;
+    record(session, act).await?;
+    Ok(AddedToken::Yes)
+}
+
+pub(super) async fn revoke<S: Session>(session: &mut S, name: &str, act: &Act) -> Result<bool> {
+    raise_version(session).await?;
+    if is_recorded(session, act).await? {
+        return Ok(true);
+    }
+    let was_there = session.execute(Statement::new("DELETE FROM tokens WHERE name = ?").bind(name)).await? > 0;
+    if was_there {
+        record(session, act).await?;
+    }
+    Ok(was_there)
+}
+
+async fn raise_version<S: Session>(session: &mut S) -> Result<()> {
+    let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = 'tokens_version'";
+    session.execute(Statement::new(raise)).await.map(drop)
+}
+
+async fn is_recorded<S: Session>(session: &mut S, act: &Act) -> Result<bool> {
+    Ok(count(session, Statement::new("SELECT COUNT(*) FROM acts WHERE id = ?").bind(&act.id)).await? > 0)
+}
+
+/// Records an act that is not one of tokens, once.
+pub(super) async fn keep<S: Session>(session: &mut S, act: &Act) -> Result<()> {
+    if is_recorded(session, act).await? { Ok(()) } else { record(session, act).await }
+}
+
+/// Records an act, and removes those that have been there for long.
+async fn record<S: Session>(session: &mut S, act: &Act) -> Result<()> {
+    let row = [(&act.id).into(), act.who.as_str().into(), act.what.as_str().into(), act.target.as_str().into()];
+    let insert = Statement::new("INSERT INTO acts (id, who, what, target)").values([row].into_iter());
+    session.execute(insert).await?;
+    let old_ms = act.at_unix_ms().unsigned_abs().saturating_sub(ACTS_STAY.as_millis() as u64);
+    let old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0));
+    session.execute(Statement::new("DELETE FROM acts WHERE id < ?").bind(&old)).await.map(drop)
+}
+
+async fn count<S: Session>(session: &mut S, statement: Statement<'_>) -> Result<i64> {
+    let rows: Vec<(i64,)> = session.fetch(statement).await?;
+    rows.first().map(|(count,)| *count).ok_or_else(|| corrupt("a count has a row"))
+}

@@ -1,0 +1,74 @@
+//! Where a task is, by SQL: in the outbox, in a batch, or on the bus.
+
+use super::{
+    backend::Backend,
+    batches::{self, NEVER},
+    outbox,
+    rows::{from_row, number},
+    runner::Runner,
+    statement::Statement,
+};
+use crate::{
+    model::{Offset, TaskId},
+    store::{Place, Result, Unpublished},
+};
+
+/// A task with its row in the outbox and its batch, where it has them.
+struct PlaceColumns {
+    shard: i64,
+    pub_generation: String,
+    pub_major: i64,
+    pub_minor: i64,
+    state: Option<i64>,
+    due_ms: Option<i64>,
+    batch_generation: Option<String>,
+    batch_due_ms: Option<i64>,
+    places: Option<String>,
+}
+from_row!(PlaceColumns {
+    shard,
+    pub_generation,
+    pub_major,
+    pub_minor,
+    state,
+    due_ms,
+    batch_generation,
+    batch_due_ms,
+    places
+});
+
+pub(super) async fn of<DB: Backend>(sql: &Runner<DB>, generation: &str, id: TaskId) -> Result<Option<Place>> {
+    let statement = Statement::new(
+        "SELECT shard, pub_generation, pub_major, pub_minor, state, outbox.due_ms AS due_ms, \
+             generation AS batch_generation, batches.due_ms AS batch_due_ms, places \
+         FROM tasks LEFT JOIN outbox ON task_id = id LEFT JOIN batches ON batch = insertion \
+         WHERE id = ? AND status = 0",
+    )
+    .bind(&id);
+    let found: Option<PlaceColumns> = sql.read("place", statement).await?.into_iter().next();
+    found.map(|columns| columns.place(generation)).transpose()
+}
+
+impl PlaceColumns {
+    fn place(self, generation: &str) -> Result<Place> {
+        if let (Some(state), Some(due_ms)) = (self.state, self.due_ms) {
+            return Ok(Place::Off { why: outbox::unpublished(state)?, due_unix_ms: due(due_ms) });
+        }
+        // A task without an offset of its own is where its batch is.
+        if let ("", Some(""), Some(due_ms)) =
+            (&*self.pub_generation, self.batch_generation.as_deref(), self.batch_due_ms)
+        {
+            return Ok(Place::Off { why: Unpublished::Fresh, due_unix_ms: due(due_ms) });
+        }
+        let own = Offset { major: number(self.pub_major)?, minor: number(self.pub_minor)? };
+        let own = (self.pub_generation == generation).then_some(own);
+        let places = self.places.filter(|_| self.batch_generation.as_deref() == Some(generation));
+        let places = places.map(|text| batches::places(&text)).transpose()?.unwrap_or_default();
+        // Of two offsets the later one holds, as for the reconciler.
+        Ok(Place::On(own.max(places.get(&number(self.shard)?).copied())))
+    }
+}
+
+fn due(due_ms: i64) -> Option<i64> {
+    (due_ms != NEVER).then_some(due_ms)
+}

@@ -1,0 +1,75 @@
+//! Access tokens, and operators' acts.
+
+use futures::future::join_all;
+use taskd::{
+    model::{AccessToken, Act, Secret, WorkerName},
+    store::AddedToken,
+};
+
+use super::{Database, NOW};
+
+fn token(name: &str) -> AccessToken {
+    AccessToken {
+        name: name.to_owned(),
+        roles: "insert,work".parse().unwrap(),
+        scope: "a,b*".parse().unwrap(),
+        worker: Some(WorkerName::new("wörker").unwrap()),
+        calls_per_second: Some(7.try_into().unwrap()),
+        created_unix_ms: NOW,
+        expires_unix_ms: Some(NOW + 1),
+    }
+}
+
+fn plain(name: &str) -> AccessToken {
+    AccessToken {
+        scope: Default::default(),
+        worker: None,
+        calls_per_second: None,
+        expires_unix_ms: None,
+        ..token(name)
+    }
+}
+
+pub(crate) async fn tokens_come_and_go_with_their_acts(db: &impl Database) {
+    let store = db.open().await;
+    assert_eq!((store.tokens().await.unwrap(), store.acts(None, 10).await.unwrap()), (vec![], vec![]));
+    let [one, two] = [Secret::new().unwrap().hash(), Secret::new().unwrap().hash()];
+    let [make_b, make_a, end_b] = ["make b", "make a", "end b"].map(|what| Act::new("me", what, "on this"));
+    let mut versions = vec![store.tokens_version().await.unwrap()];
+    // A repeated call has taken effect already, and changes nothing.
+    for _ in 0..2 {
+        assert_eq!(store.add_token(one, &token("b"), &make_b).await.unwrap(), AddedToken::Yes);
+    }
+    versions.push(store.tokens_version().await.unwrap());
+    assert_eq!(store.add_token(two, &plain("b"), &make_a).await.unwrap(), AddedToken::NameTaken);
+    assert_eq!(store.add_token(two, &plain("a"), &make_a).await.unwrap(), AddedToken::Yes);
+    versions.push(store.tokens_version().await.unwrap());
+    let other = db.open().await;
+    assert_eq!(other.tokens().await.unwrap(), [(two, plain("a")), (one, token("b"))]);
+
+    for _ in 0..2 {
+        assert!(store.revoke_token("b", &end_b).await.unwrap());
+    }
+    versions.push(store.tokens_version().await.unwrap());
+    assert!(!store.revoke_token("b", &Act::new("me", "again", "b")).await.unwrap());
+    assert_eq!(store.tokens().await.unwrap(), [(two, plain("a"))]);
+    assert!(versions.is_sorted_by(|one, next| one < next), "{versions:?}");
+
+    assert_eq!(store.acts(None, 2).await.unwrap(), [end_b.clone(), make_a.clone()]);
+    assert_eq!(store.acts(Some(end_b.id), 10).await.unwrap(), [make_a.clone(), make_b.clone()]);
+    assert_eq!(store.acts(Some(make_b.id), 10).await.unwrap(), []);
+}
+
+pub(crate) async fn of_concurrent_tokens_one_gets_the_name(db: &impl Database) {
+    let store = db.open().await;
+    let add = |n: usize| {
+        let store = &store;
+        async move {
+            let act = Act::new("me", "make", &n.to_string());
+            store.add_token(Secret::new().unwrap().hash(), &plain("x"), &act).await.unwrap()
+        }
+    };
+    let added = join_all((0..10).map(add)).await;
+    assert_eq!(added.iter().filter(|added| **added == AddedToken::Yes).count(), 1, "{added:?}");
+    assert_eq!((store.tokens().await.unwrap().len(), store.acts(None, 10).await.unwrap().len()), (1, 1));
+}
