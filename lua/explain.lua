@@ -53,6 +53,6 @@ if left(t) > 0 then
     end
   end
 end
-answer[6] = {t[ST], t[NUM], t[FAILS], waiting(t), t[AT], t[EPOCH] or 0, credited, leases, due, t[LOG] or {}, bar(t, worker) or '',
-  before, before_worker}
+answer[6] = {t[ST], t[NUM], t[FAILS], waiting(t), t[AT], t[EPOCH] or 0, credited, leases, due, t[LOG] or {},
+  bar(t, worker) or '', before, before_worker}
 return answer

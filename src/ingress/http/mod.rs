@@ -3,6 +3,7 @@
 
 mod answer;
 mod guard;
+mod letters;
 mod ndjson;
 mod problem;
 mod request;
@@ -11,10 +12,7 @@ mod waiting;
 use axum::{
     Extension, Json, Router,
     body::Body,
-    extract::{
-        Path, Query, Request, State as Extract,
-        rejection::{PathRejection, QueryRejection},
-    },
+    extract::{Query, Request, State as Extract, rejection::QueryRejection},
     handler::Handler,
     http::{HeaderMap, Method, StatusCode, Uri, header},
     middleware::{self, Next},
@@ -30,7 +28,7 @@ pub use waiting::Waiting;
 use self::{
     answer::{Answer, item_answers, list, within},
     problem::Problem,
-    request::{json_body, pace, task_id},
+    request::{Id, JSON, json_body, pace, task_id},
 };
 use super::{
     State,
@@ -46,7 +44,7 @@ use super::{
 };
 use crate::{
     api::{self, Api},
-    model::{Batch, Caller, ChangeLetters, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role, WorkerName},
+    model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role, WorkerName},
     pipelines::tasks::Leases,
     telemetry::metrics,
 };
@@ -97,10 +95,10 @@ fn table() -> Vec<Route> {
         post("/v1/tasks:reject", Role::Work, reject_tasks),
         post("/v1/tasks:extend", Role::Work, extend_tasks),
         get("/v1/acts", Role::Admin, get_acts),
-        get("/v1/dead-letters", Role::Read, get_letters),
-        get("/v1/dead-letters/{id}", Role::Read, get_letter),
-        post("/v1/dead-letters:retry", Role::Admin, retry_letters),
-        post("/v1/dead-letters:purge", Role::Admin, purge_letters),
+        get("/v1/dead-letters", Role::Read, letters::get_letters),
+        get("/v1/dead-letters/{id}", Role::Read, letters::get_letter),
+        post("/v1/dead-letters:retry", Role::Admin, letters::retry_letters),
+        post("/v1/dead-letters:purge", Role::Admin, letters::purge_letters),
         get("/metrics", Role::Read, render_metrics),
     ]
 }
@@ -173,8 +171,6 @@ async fn insert_tasks(
     Ok(if is_rejected { (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response() } else { answer })
 }
 
-type Id = Result<Path<String>, PathRejection>;
-
 async fn get_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
     let task = state.api.task(&caller, &task_id(id)).await?;
     Ok(Json(json::read::Task::from(&task)).into_response())
@@ -197,53 +193,6 @@ async fn get_results(Extract(state): Extract<State>, Extension(caller): Extensio
 
 async fn get_queues(Extract(state): Extract<State>, Extension(caller): Extension<Caller>) -> Answer {
     within(&state.budget, list("queues", state.api.queues(&caller).await?)?)
-}
-
-async fn get_letters(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, uri: Uri) -> Answer {
-    let page = state.api.letters(&caller, json::letters::query(uri.query().unwrap_or_default())).await?;
-    within(&state.budget, Json(json::letters::Page::from(&page)).into_response())
-}
-
-async fn get_letter(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
-    let letter = state.api.letter(&caller, &task_id(id)).await?;
-    within(&state.budget, Json(json::letters::Letter::from(&letter)).into_response())
-}
-
-async fn retry_letters(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    Extension(share): Extension<Share>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let change = change_of_letters(&state, &share, &headers, body).await?;
-    let changed = state.api.retry_letters(&caller, change).await?;
-    Ok(Json(json::letters::Changed::from(&changed)).into_response())
-}
-
-async fn purge_letters(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    Extension(share): Extension<Share>,
-    headers: HeaderMap,
-    body: Body,
-) -> Answer {
-    let change = change_of_letters(&state, &share, &headers, body).await?;
-    let changed = state.api.purge_letters(&caller, change).await?;
-    Ok(Json(json::letters::Changed::from(&changed)).into_response())
-}
-
-async fn change_of_letters(
-    state: &State,
-    share: &Share,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<Result<ChangeLetters, String>, Problem> {
-    let body = json_body(state, headers, body, JSON).await?;
-    let mut tally = Tally::new(&state.settings, share, body.len());
-    let change = json::letters::change(&body, &mut tally)?;
-    tally.keep();
-    Ok(change)
 }
 
 async fn get_tasks(
@@ -322,8 +271,6 @@ async fn answered<T>(
     }
     item_answers(call(batch).await?)
 }
-
-const JSON: &str = "application/json";
 
 /// Which acts are asked for.
 #[derive(Deserialize)]
