@@ -1,6 +1,7 @@
 -- Puts tasks from `pipeline` into the shard and stores how far the shard has read, in one step. So each record is
 -- enqueued exactly once, however often it is read. A task that has a record, live or final, is ignored: the bus may
--- carry it twice, at different offsets. A record that cannot be read counts as none.
+-- carry it twice, at different offsets. A record that cannot be read counts as none. A task that was sent again has a
+-- higher epoch than before, and replaces its final record of an earlier epoch.
 -- The epoch of a partition's owner is higher than that of the owner before. A caller with a lower one has lost the
 -- partition.
 --
@@ -12,8 +13,8 @@
 -- ARGV[9] epoch   ARGV[10] live tasks at most, whatever they wait for
 -- ARGV[11] offsets of the tasks in the order of the partition, with a space between them   ARGV[12] NUM of most tasks
 -- ARGV[13] how many tasks; at most 3,000; then per task 2 values: id, body
--- then 4 values per task that has another NUM, waits for its time, or has credited workers:
---   place (from 1), NUM, not_before (ms, 0 at once), credited workers as msgpack array ('' none)
+-- then 5 values per task that has another NUM, waits for its time, has credited workers, or was sent again:
+--   place (from 1), NUM, not_before (ms, 0 at once), credited workers as msgpack array ('' none), epoch of the task
 -- Returns {'fenced', epoch of the present owner}: nothing was changed
 --       | {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
 --       | {'ok', dealt with, added, known}: when fewer were dealt with than given, the queue is full at the next one
@@ -78,27 +79,39 @@ if count > 0 and not is_behind(ARGV[11], stored) then read_offsets() end
 -- call that makes it.
 local function make_records()
   -- include lib/record.lua
-  -- The record of a new task; nil when SQL has credited all its workers.
-  local function new(num, waits, credited)
-    local t = {'L', num, 0, {}, {}, {}, 0}
-    for _, worker in ipairs(credited) do
+  -- The record of a new task; nil when SQL has credited all its workers. Elements of an earlier epoch may still be in
+  -- a lane: only those of `offer` count.
+  local function new(task, offer)
+    local t = {'L', task.num, 0, {}, {}, {}, 0}
+    if task.epoch > 0 then t[EPOCH], t[OFFER] = task.epoch, offer end
+    for _, worker in ipairs(task.credited) do
       table.insert(t[CREDITED], worker)
       table.insert(t[CREDITED], '0')
     end
     if left(t) <= 0 then return nil end
-    if waits then t[WAIT] = {''} end
+    if task.due then t[WAIT] = {''} end
     return save(t)
   end
-  return load, new
+  -- Whether the task ended before it was sent again. Then it gets a record and an element of its epoch.
+  local function revive(id, t, task)
+    if t[ST] == 'L' or not task or task.epoch <= (t[EPOCH] or 0) then return false end
+    local offer = (t[OFFER] or 0) + 1
+    task.record = new(task, offer)
+    if not task.record then return false end
+    task.prefix, task.is_revived = string.sub(element(task.num, offer, id), 1, -17), true
+    return true
+  end
+  return load, new, revive
 end
-local load, new
+local load, new, revive
 if 13 + 2 * count < #ARGV then
   -- include lib/clock.lua
-  load, new = make_records()
-  for a = 14 + 2 * count, #ARGV, 4 do
-    local num, waits = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]) > now
-    local record = new(num, waits, ARGV[a + 3] ~= '' and cmsgpack.unpack(ARGV[a + 3]) or {})
-    others[tonumber(ARGV[a])] = {num = num, record = record, due = waits and ARGV[a + 2]}
+  load, new, revive = make_records()
+  for a = 14 + 2 * count, #ARGV, 5 do
+    local task = {num = tonumber(ARGV[a + 1]), due = tonumber(ARGV[a + 2]) > now and ARGV[a + 2],
+      credited = ARGV[a + 3] ~= '' and cmsgpack.unpack(ARGV[a + 3]) or {}, epoch = tonumber(ARGV[a + 4])}
+    task.record = new(task, 0)
+    others[tonumber(ARGV[a])] = task
   end
 end
 -- An element is msgpack [NUM, 0, id].
@@ -109,7 +122,7 @@ local function prefix_of(task)
 end
 
 local records = count > 0 and redis.call('HMGET', RECORDS, unpack(ids)) or {}
-local seen, places, record_args, delay_args, heads, elements = {}, {}, {}, {}, {}, {}
+local seen, places, record_args, delay_args, heads, elements, revived = {}, {}, {}, {}, {}, {}, {}
 local done, known, opened, biggest = 0, 0, 0, big
 for i = 1, count do
   local id = ids[i]
@@ -118,8 +131,9 @@ for i = 1, count do
   else
     local is_known = seen[id]
     if records[i] and not is_known then
-      if not load then load, new = make_records() end
-      is_known = load(records[i])
+      if not load then load, new, revive = make_records() end
+      local t = load(records[i])
+      is_known = t and not revive(id, t, others[i])
     end
     if is_known then
       known = known + 1
@@ -148,6 +162,7 @@ for i = 1, count do
         record_args[2 * added + 1], record_args[2 * added + 2] = id, task.record
         if size > LARGE then heads[#heads + 1], heads[#heads + 2] = id .. 'h', string.sub(body, 1, HEAD) end
         if size > biggest then biggest = size end
+        if task.is_revived then revived[#revived + 1] = id end
         live = live + 1
       else
         known = known + 1
@@ -170,6 +185,8 @@ if added > 0 then
   end
   if #heads > 0 then redis.call('HSET', BODIES, unpack(heads)) end
   redis.call('HSET', RECORDS, unpack(record_args))
+  -- Such a task died at most a grace time ago, so it is near the end of the list.
+  for _, id in ipairs(revived) do redis.call('LREM', FINALS, -1, id) end
   if #delay_args > 0 then redis.call('ZADD', DELAYED, unpack(delay_args)) end
   for priority = 1, 3 do
     local lane = elements[priority]

@@ -188,6 +188,7 @@ impl Bed {
             not_before_unix_ms: 0,
             body: self.body.clone(),
             credited: Vec::new(),
+            epoch: 0,
         }
     }
 

@@ -423,6 +423,61 @@ def streams(n=2, owner=False):
     return init, actions, inv, lambda s: s[3] == (1 << n) - 1, [0]
 
 
+# ------------------------------------------------------------------ model 4: a dead task is sent again
+# One task of one worker, which may fail it or complete it. Its lives count from 0: the task's epoch.
+# state: (sql, epoch, outbox row, log, read, record, deaths, done, faults, truly)
+#  sql     U unfinished, D dead, F completed           log     pipeline: how often a record was published; read of them
+#  record  None, or (L live | D dead | F completed, epoch)   deaths  reports of a death on the bus, with their epochs
+#  done    a report of a completion is on the bus      truly   epochs in which the record really died
+def again(lives=2, repeats=1, fails=2, settle_asks=True, enqueue_replaces=True):
+    init = ("U", 0, 1, 0, 0, None, (), 0, (lives, repeats, fails), ())
+
+    def actions(s):
+        sql, epoch, out, log, read, rec, deaths, done, (lives, repeats, fails), truly = s
+        S = lambda **k: tuple(k.get(n, v) for n, v in zip(
+            ("sql", "epoch", "out", "log", "read", "rec", "deaths", "done", "f", "truly"), s))
+        if out:
+            yield "watchdog publishes the row and marks it", S(out=0, log=log + 1), 0
+            if repeats:
+                yield "watchdog publishes the row, is killed before the mark", S(log=log + 1, f=(lives, repeats - 1, fails)), None
+        if read < log:
+            # The record is flagged `again`: fanout asks SQL for the status and the epoch.
+            if sql != "U":
+                yield "fanout drops a record of a final task", S(read=read + 1), 0
+            elif rec is None or enqueue_replaces and rec[0] != "L" and rec[1] < epoch:
+                yield "fanout enqueues epoch %d" % epoch, S(read=read + 1, rec=("L", epoch)), 0
+            else:
+                yield "fanout ignores a task that has a record", S(read=read + 1), 0
+        if rec and rec[0] == "L":
+            if fails:
+                yield "epoch %d dies" % rec[1], S(rec=("D", rec[1]), deaths=deaths + (rec[1],), truly=truly + (rec[1],),
+                                                  f=(lives, repeats, fails - 1)), None
+            yield "epoch %d is completed" % rec[1], S(rec=("F", rec[1]), done=1), 0
+        if deaths:
+            e = deaths[0]
+            counts = sql == "U" and (e >= epoch or not settle_asks)
+            after = "D" if counts else sql
+            yield "the death of epoch %d is settled" % e, S(sql=after, out=0 if counts else out, deaths=deaths[1:]), 0
+            if repeats:
+                yield "the death of epoch %d is settled, the reader is killed before the commit" % e, \
+                    S(sql=after, out=0 if counts else out, f=(lives, repeats - 1, fails)), None
+        if done:
+            yield "the completion is settled", S(sql="F" if sql == "U" else sql, out=0 if sql == "U" else out, done=0), 0
+        if rec and rec[0] != "L" and sql != "U":
+            yield "the final record is forgotten", S(rec=None), None
+        if sql == "D" and lives:
+            yield "an operator sends the task again", S(sql="U", epoch=epoch + 1, out=1, f=(lives - 1, repeats, fails)), None
+
+    def invariant(s):
+        sql, epoch, truly = s[0], s[1], s[9]
+        if sql == "D" and epoch not in truly:
+            return "SQL says dead in epoch %d, in which the task has not died" % epoch
+        return None
+
+    # Without an operator a dead task stays dead. Nothing may stop a task on its way to an end.
+    return init, actions, invariant, lambda s: s[0] != "U", [0]
+
+
 # ------------------------------------------------------------------ scenarios
 HOLDS, BREAKS = "holds", "breaks"
 SCENARIOS = [
@@ -470,6 +525,10 @@ SCENARIOS = [
     ("letter flow: everysec, result forwarded before it is on disk", BREAKS, lambda: flow(1, crash=0, rollback=1, durable_first=False, settle_cap=False, resend=0)),
     ("letter flow: everysec, Kafka committed ahead of Redis, no gap check", BREAKS, lambda: flow(1, crash=0, rollback=1, cas=False, resend=0)),
     ("flow: everysec, gap check and durable before forwarding", HOLDS, lambda: flow(1, crash=0, rollback=1, resend=0)),
+    # a dead task is sent again
+    ("again: a late death, a repeated record, a final record that is still there", HOLDS, lambda: again()),
+    ("again ablation: settling does not ask for the epoch", BREAKS, lambda: again(settle_asks=False)),
+    ("again ablation: enqueue ignores every task that has a record", BREAKS, lambda: again(enqueue_replaces=False)),
     # the bus on Redis Streams
     ("letter streams: consumer group + stored offset", BREAKS, lambda: streams()),
     ("streams: one owner reads in order after the stored offset", HOLDS, lambda: streams(owner=True)),

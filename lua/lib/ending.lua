@@ -104,7 +104,11 @@ local function reject(id, t, i, cost, delay, policy, reason)
     -- finish() subtracts an open task's replicas; the one whose lease has just ended must not count.
     table.insert(t[WAIT], grant)
     finish(id, t, 'D')
-    report('d', id, 'a', t[FAILS], 'r', reason, 'w', worker, 'h', log)
+    if t[EPOCH] then
+      report('d', id, 'a', t[FAILS], 'r', reason, 'w', worker, 'h', log, 'e', t[EPOCH])
+    else
+      report('d', id, 'a', t[FAILS], 'r', reason, 'w', worker, 'h', log)
+    end
     return 'dead'
   end
   if not delay then

@@ -12,11 +12,12 @@
 --     entries: '\n', then per worker '<worker>\t<h held | c credited><grant>\n'; names have no control characters
 --   msgpack                   [status, NUM, failures, {grant, …} in backoff or {''} before its time,
 --                              {worker, grant, …} credited, {worker, grant, …} held, final at ms, newest offer,
---                              {worker, failures, …}, {ms, worker, reason, …}]
--- status: L live, F completed, D dead, X cancelled. save() leaves out the last three when they are nil.
+--                              {worker, failures, …}, {ms, worker, reason, …}, epoch of the task]
+-- status: L live, F completed, D dead, X cancelled. save() leaves out the last four when they are nil. A record with an
+-- epoch, of a task that was sent again, is always msgpack and has all of them.
 -- FAILED is kept where NUM > 1: a worker with max_attempts failures (then REFUSED) is not offered the task again, so
 -- that one worker alone cannot kill it. LOG holds the last failures.
-local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG, EPOCH = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
 local REFUSED = -1
 
 local function is_record(t)
@@ -70,6 +71,10 @@ local function entries_of(t)
 end
 
 local function save(t)
+  if t[EPOCH] then
+    t[OFFER], t[FAILED], t[LOG] = t[OFFER] or 0, t[FAILED] or {}, t[LOG] or {}
+    return cmsgpack.pack(t)
+  end
   if t[ST] == 'F' and t[NUM] == 1 then return 'f' .. t[AT] .. ':' .. t[CREDITED][2] .. ':' .. t[CREDITED][1] end
   if t[ST] == 'L' and t[FAILS] == 0 and #t[WAIT] == 0 and (t[OFFER] or 0) == 0 then
     if #t[HELD] + #t[CREDITED] == 0 then return tostring(t[NUM]) end

@@ -3,7 +3,7 @@
 use super::access::Denied;
 use crate::{
     bus,
-    model::{QueueName, TaskId},
+    model::{LetterId, QueueName, TaskId},
     pipelines::{discovery, tasks},
     queue, store,
 };
@@ -17,6 +17,10 @@ pub enum Error {
     NotATaskId(String),
     #[error("{0}")]
     Invalid(String),
+    #[error("{0:?} is not a letter's id")]
+    NotALetterId(String),
+    #[error("there is no letter {0}: it was sent again, purged or removed")]
+    NoSuchLetter(LetterId),
     #[error("queue {queue} has, and had, no task with the key {key:?}")]
     NoSuchKey { queue: QueueName, key: String },
     #[error("there is no task {0}, or it finished so long ago that it was removed")]
@@ -57,8 +61,10 @@ impl Error {
     pub fn kind(&self) -> Kind {
         match self {
             Self::NotRunHere(_) => Kind::NotRunHere,
-            Self::NotATaskId(_) | Self::Invalid(_) | Self::Tasks(tasks::Error::Invalid(_)) => Kind::Invalid,
-            Self::NoSuchTask(_) | Self::NoSuchKey { .. } => Kind::NotFound,
+            Self::NotATaskId(_) | Self::NotALetterId(_) | Self::Invalid(_) | Self::Tasks(tasks::Error::Invalid(_)) => {
+                Kind::Invalid
+            }
+            Self::NoSuchTask(_) | Self::NoSuchLetter(_) | Self::NoSuchKey { .. } => Kind::NotFound,
             Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => Kind::Unauthenticated,
             Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {
                 Kind::Forbidden

@@ -96,7 +96,10 @@ impl Reader {
         let task = &detail.task;
         let shard = ShardId { queue: task.queue.clone(), number: task.partition };
         match self.queue.explain(&shard, task.id, task.priority, worker).await {
-            Ok(explained) => Ok(Some(explained)),
+            Ok(mut explained) => {
+                explained.record = explained.record.filter(|record| !record.inspected().is_past(detail.epoch));
+                Ok(Some(explained))
+            }
             // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
             Err(queue::Error::NoGeneration) => Ok(None),
             Err(error) => Err(error.into()),

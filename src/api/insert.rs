@@ -52,7 +52,7 @@ impl Api {
         self.discovery().map(drop)
     }
 
-    fn discovery(&self) -> Result<&discovery::Handle, Error> {
+    pub(super) fn discovery(&self) -> Result<&discovery::Handle, Error> {
         self.discovery.as_ref().ok_or(Error::NotRunHere("discovery"))
     }
 }

@@ -91,7 +91,7 @@ impl Api {
         acts.instrument(span("acts", caller)).await
     }
 
-    fn query(&self) -> Result<&Reader, Error> {
+    pub(super) fn query(&self) -> Result<&Reader, Error> {
         self.query.as_ref().ok_or(Error::NotRunHere("discovery or tasks"))
     }
 }

@@ -31,6 +31,14 @@ pub struct Reader {
 }
 
 impl Reader {
+    pub(super) fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    pub(super) fn now_unix_ms(&self) -> i64 {
+        self.clock.now_unix_ms()
+    }
+
     pub(super) async fn task(&self, id: TaskId) -> Result<Option<TaskView>, Error> {
         let Some(detail) = self.store.task(id).await? else { return Ok(None) };
         let record = if detail.status.is_final() { None } else { self.record(&detail).await? };
@@ -40,7 +48,7 @@ impl Reader {
     async fn record(&self, detail: &TaskDetail) -> Result<Option<Inspected>, Error> {
         let shard = ShardId { queue: detail.task.queue.clone(), number: detail.task.partition };
         match self.queue.inspect(&shard, &[detail.task.id]).await {
-            Ok((_, records)) => Ok(records.into_iter().next().flatten()),
+            Ok((_, records)) => Ok(records.into_iter().next().flatten().filter(|record| !record.is_past(detail.epoch))),
             // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
             Err(queue::Error::NoGeneration) => Ok(None),
             Err(error) => Err(error.into()),

@@ -174,7 +174,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     }
     let cx = Context {
         publisher: Publisher::new(Arc::clone(store), Arc::clone(&bus), clock.clone()),
-        letters: DeadLetters::new(Arc::clone(&bus), clock.clone()),
+        letters: DeadLetters::new(Arc::clone(store), Arc::clone(&bus), clock.clone()),
         settings: Arc::clone(settings),
         store: Arc::clone(store),
         clock: clock.clone(),

@@ -2,6 +2,7 @@
 
 pub mod bench;
 mod client;
+pub mod dead;
 mod environment;
 pub mod explain;
 mod http;
@@ -25,8 +26,7 @@ use crate::{
     config::{self, Loaded, Options, Origins, Settings},
 };
 
-/// Exit code for a wrong command line or configuration, and for a server that `insert`, `explain` or `bench` cannot
-/// reach.
+/// Exit code for a wrong command line or configuration, and for a server that a command cannot reach.
 pub const USAGE: u8 = 2;
 
 const EXAMPLES: &str = "\
@@ -36,6 +36,7 @@ Examples:
   taskd insert --queue crawl urls.txt         insert one task per line
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
+  taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
@@ -71,6 +72,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Subcommands {
     Insert(insert::Insert),
+    Dead(dead::Dead),
     Explain(explain::Explain),
     Bench(bench::Bench),
     Migrate(Migrate),
@@ -116,6 +118,7 @@ pub enum Command {
     Token(token::Command, Settings),
     Acts(token::Acts, Settings),
     Insert(insert::Insert),
+    Dead(dead::Dead),
     Explain(explain::Explain),
     Stats(stats::Stats),
     Completions(manual::Completions),
@@ -181,6 +184,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
+        Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
         Some(Subcommands::Completions(completions)) => Command::Completions(completions),

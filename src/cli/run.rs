@@ -1,7 +1,7 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, `insert` had lines rejected, `explain` found no such task, or `bench` counted a task too few or
-//! too many times. 2: wrong command line or settings, or no server for `insert`, `explain` or `bench`.
+//! 0: done. 1: failed, `insert` had lines rejected, `explain` found no such task, `dead` could not change a letter, or
+//! `bench` counted a task too few or too many times. 2: wrong command line or settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -11,7 +11,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, command_line, explain, insert, parse, stats, token};
+use super::{Command, USAGE, bench, command_line, dead, explain, insert, parse, stats, token};
 use crate::{
     app,
     config::{self, Settings},
@@ -51,6 +51,11 @@ pub fn run() -> ExitCode {
         Command::Man(man) => exit(man.write(command_line()), 1),
         Command::Insert(args) => match block_on(insert::run(args)) {
             Ok(Ok(summary)) if summary.rejected > 0 => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
+        Command::Dead(args) => match block_on(dead::run(args)) {
+            Ok(Ok(false)) => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },

@@ -209,6 +209,8 @@ options! {
         reconcile_every: Time, "TIME" => watchdog.reconcile_every;
         /// How long a finished task can be looked up; its key stays a duplicate [default: 30days; 0s: for ever]
         retention: Time, "TIME" => watchdog.retention;
+        /// How long a dead letter stays that is not about a stored task [default: 30days; 0s: for ever]
+        letter_retention: Time, "TIME" => watchdog.letter_retention;
         /// taskd closes a queue that was empty for this long: its keys and metrics go [default: 1day; 0s: never]
         forget_queues_after: Time, "TIME" => watchdog.forget_queues_after;
     }
@@ -247,6 +249,7 @@ queue_options! {
     high_water_bytes: ByteSize,
     max_unfinished: u64,
     filter_keys: u64,
+    keep_refused: bool,
 }
 
 #[cfg(test)]

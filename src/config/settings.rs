@@ -235,6 +235,8 @@ settings! {
         pub reconcile_every: Duration = Duration::from_secs(1),
         /// How long SQL keeps a finished task; then only its key stays. 0: for ever.
         pub retention: Duration = Duration::from_secs(30 * 24 * 3600),
+        /// How long SQL keeps a dead letter that is not about a stored task. 0: for ever.
+        pub letter_retention: Duration = Duration::from_secs(30 * 24 * 3600),
         /// How long a shard must be empty before the watchdog closes it. 0: for ever.
         pub forget_queues_after: Duration = Duration::from_secs(24 * 3600),
         /// The most expired leases, due delays or repairs in one step.
@@ -260,6 +262,8 @@ settings! {
         pub max_unfinished: u64 = 10_000_000,
         /// The keys in the filter. The oldest go first, and SQL decides then.
         pub filter_keys: u64 = 1_000_000,
+        /// True: a task that an insert does not accept becomes a dead letter.
+        pub keep_refused: bool = false,
     }
 }
 
@@ -281,12 +285,22 @@ impl Queues {
     pub fn get(&self, queue: &QueueName) -> &QueueSettings {
         self.named.get(queue).unwrap_or(&self.default)
     }
+
+    /// The same for a name that may not be one.
+    fn of_name(&self, queue: &str) -> &QueueSettings {
+        self.named.get(queue).unwrap_or(&self.default)
+    }
 }
 
 impl Settings {
+    /// Whether tasks of `queue` that an insert does not accept become dead letters.
+    pub fn keeps_refused(&self, queue: &str) -> bool {
+        self.queues.of_name(queue).keep_refused
+    }
+
     /// The limits of a task of `queue`, and the queue's defaults.
     pub fn task_rules(&self, queue: &str) -> TaskRules {
-        let (limits, queue) = (&self.limits, self.queues.named.get(queue).unwrap_or(&self.queues.default));
+        let (limits, queue) = (&self.limits, self.queues.of_name(queue));
         TaskRules {
             max_payload_bytes: limits.max_payload_bytes,
             max_headers_bytes: limits.max_headers_bytes,

@@ -35,7 +35,7 @@ use super::{
 use crate::{
     api::{self, Api, Kind},
     config::Settings,
-    model::{Caller, GetTasks, NewTask, Protocol, Role},
+    model::{Caller, ChangeLetters, GetTasks, LetterPages, NewTask, Protocol, Role},
     pipelines::tasks::Leases,
     telemetry::metrics,
     wire::{
@@ -43,6 +43,7 @@ use crate::{
         pb::{
             self,
             discovery_server::{Discovery, DiscoveryServer},
+            operator_server::{Operator, OperatorServer},
             tasks_server::{Tasks, TasksServer},
         },
     },
@@ -71,7 +72,7 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
     let stopping = async {
         state.stop.cancelled().await;
         // Load balancers turn to other processes while taskd answers the last calls.
-        set_health(&health, &[DISCOVERY, TASKS, WHOLE], ServingStatus::NotServing).await;
+        set_health(&health, &[DISCOVERY, TASKS, OPERATOR, WHOLE], ServingStatus::NotServing).await;
     };
     let door = Door { name: "gRPC", answering, max_connections, without_room: None };
     tokio::join!(listener::serve(listener, door), stopping);
@@ -88,7 +89,7 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 7] = [
+pub const METHODS: [(&str, Role); 11] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
     ("taskd.v1.Discovery/ExplainTask", Role::Read),
@@ -96,6 +97,10 @@ pub const METHODS: [(&str, Role); 7] = [
     ("taskd.v1.Tasks/CompleteTasks", Role::Work),
     ("taskd.v1.Tasks/RejectTasks", Role::Work),
     ("taskd.v1.Tasks/ExtendTasks", Role::Work),
+    ("taskd.v1.Operator/ListDeadLetters", Role::Read),
+    ("taskd.v1.Operator/GetDeadLetter", Role::Read),
+    ("taskd.v1.Operator/RetryDeadLetters", Role::Admin),
+    ("taskd.v1.Operator/PurgeDeadLetters", Role::Admin),
 ];
 
 /// Authenticates a call, counts the parts of its message before it is decoded, and measures it.
@@ -137,15 +142,16 @@ async fn measured(method: &'static str, answer: impl Future<Output = HttpRespons
 
 const DISCOVERY: &str = "taskd.v1.Discovery";
 const TASKS: &str = "taskd.v1.Tasks";
+const OPERATOR: &str = "taskd.v1.Operator";
 /// The health of the server as a whole.
 const WHOLE: &str = "";
 
 /// The services. A service whose pipeline this process does not run says so, and is not healthy.
 async fn router(state: &State) -> Result<(Router, HealthReporter), ReflectionError> {
     let (reporter, health) = tonic_health::server::health_reporter();
-    for (service, runs) in
-        [(DISCOVERY, state.api.discovery.is_some()), (TASKS, state.api.tasks.is_some()), (WHOLE, true)]
-    {
+    let api = &state.api;
+    let (discovery, tasks, operator) = (api.discovery.is_some(), api.tasks.is_some(), api.query.is_some());
+    for (service, runs) in [(DISCOVERY, discovery), (TASKS, tasks), (OPERATOR, operator), (WHOLE, true)] {
         let status = if runs { ServingStatus::Serving } else { ServingStatus::NotServing };
         set_health(&reporter, &[service], status).await;
     }
@@ -156,6 +162,7 @@ async fn router(state: &State) -> Result<(Router, HealthReporter), ReflectionErr
     let max = state.settings.limits.max_request_bytes;
     let routes = Routes::new(DiscoveryServer::new(Service(state.clone())).max_decoding_message_size(max))
         .add_service(TasksServer::new(Service(state.clone())).max_decoding_message_size(max))
+        .add_service(OperatorServer::new(Service(state.clone())).max_decoding_message_size(max))
         .add_service(health)
         .add_service(reflection);
     let counted = middleware::from_fn_with_state((Arc::clone(&state.settings), state.api.clone()), call);
@@ -249,6 +256,54 @@ impl Tasks for Service {
         let (caller, request) = open(request);
         let answers = self.0.api.extend(&caller, request.into()).await?;
         Ok(Response::new(pb::ExtendTasksResponse { results: results(answers) }))
+    }
+}
+
+#[tonic::async_trait]
+impl Operator for Service {
+    async fn list_dead_letters(
+        &self,
+        request: Request<pb::ListDeadLettersRequest>,
+    ) -> Result<Response<pb::ListDeadLettersResponse>, Status> {
+        let (caller, request) = open(request);
+        self.within(self.0.api.letters(&caller, LetterPages::try_from(request)).await?.into())
+    }
+
+    async fn get_dead_letter(
+        &self,
+        request: Request<pb::GetDeadLetterRequest>,
+    ) -> Result<Response<pb::Letter>, Status> {
+        let (caller, request) = open(request);
+        self.within(self.0.api.letter(&caller, &request.id).await?.into())
+    }
+
+    async fn retry_dead_letters(
+        &self,
+        request: Request<pb::ChangeDeadLettersRequest>,
+    ) -> Result<Response<pb::ChangeDeadLettersResponse>, Status> {
+        let (caller, request) = open(request);
+        let changed = self.0.api.retry_letters(&caller, ChangeLetters::try_from(request)).await?;
+        Ok(Response::new(changed.into()))
+    }
+
+    async fn purge_dead_letters(
+        &self,
+        request: Request<pb::ChangeDeadLettersRequest>,
+    ) -> Result<Response<pb::ChangeDeadLettersResponse>, Status> {
+        let (caller, request) = open(request);
+        let changed = self.0.api.purge_letters(&caller, ChangeLetters::try_from(request)).await?;
+        Ok(Response::new(changed.into()))
+    }
+}
+
+impl Service {
+    /// Counts an answer, which may have megabytes, until it is written.
+    fn within<T: prost::Message>(&self, answer: T) -> Result<Response<T>, Status> {
+        let room = self.0.budget.answer(answer.encoded_len());
+        let room = room.map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        let mut response = Response::new(answer);
+        response.extensions_mut().insert(room);
+        Ok(response)
     }
 }
 

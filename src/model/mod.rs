@@ -3,6 +3,7 @@
 mod access;
 mod call;
 mod explain;
+mod letters;
 mod names;
 mod records;
 mod status;
@@ -15,10 +16,14 @@ pub use call::{
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
+pub use letters::{
+    ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
+    LetterPages, LettersChanged, StoredLetter,
+};
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use records::{
-    Completed, DeadLetter, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues,
-    Report, UnreadableTask, What,
+    Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues, Report,
+    UnreadableTask, What,
 };
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};

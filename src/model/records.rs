@@ -80,6 +80,8 @@ pub struct Died {
     pub attempts: u32,
     /// The last failures, the earliest first.
     pub history: Vec<Failure>,
+    /// The epoch of the task that died.
+    pub epoch: u32,
 }
 
 /// One failure of a task: a rejection, or a lease that ran out.
@@ -99,29 +101,4 @@ pub struct Expiration {
     pub attempts: u32,
     pub dead: bool,
     pub at_unix_ms: i64,
-}
-
-/// A record or a task that taskd gives up, for people.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct DeadLetter {
-    pub reason: String,
-    pub at_unix_ms: i64,
-    /// `None` for a record, and for a discovered task that was not stored.
-    pub task_id: Option<TaskId>,
-    pub queue: String,
-    pub attempts: u32,
-    /// The place of a record: topic, partition and offset.
-    pub topic: String,
-    pub partition: u32,
-    pub offset: String,
-    /// The bytes of a record.
-    pub value: Bytes,
-    /// The task as an insert takes it.
-    pub task: Option<NewTask>,
-    /// The values of an unreadable task, which replace those of `task`.
-    pub values: Option<RecordedValues>,
-    /// The failures of a dead task.
-    pub history: Vec<Failure>,
-    /// The task whose worker discovered a task that was not stored.
-    pub parent_id: Option<TaskId>,
 }

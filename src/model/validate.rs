@@ -61,6 +61,10 @@ pub fn task_row(
 }
 
 impl Checked {
+    pub fn queue(&self) -> &QueueName {
+        &self.queue
+    }
+
     /// Turns the checked task into a row with the id `id`.
     pub fn row(self, task: NewTask, id: TaskId, partitions: u32) -> TaskRow {
         // Key and payload may be slices of a body of megabytes. The row outlives the request, and must not keep it.

@@ -79,8 +79,10 @@ fn argue(call: &mut Call, tasks: &[EnqueueTask]) {
         call.arg(task.id.as_bytes()).arg(&task.body[..]);
     }
     for (place, task) in tasks.iter().enumerate() {
-        if task.replicas != most_replicas || task.not_before_unix_ms != 0 || !task.credited.is_empty() {
+        let is_alike = task.replicas == most_replicas && task.not_before_unix_ms == 0 && task.epoch == 0;
+        if !is_alike || !task.credited.is_empty() {
             call.arg(place + 1).arg(task.replicas).arg(task.not_before_unix_ms).arg(packed_strings(&task.credited));
+            call.arg(task.epoch);
         }
     }
 }

@@ -43,6 +43,8 @@ pub struct ExplainedRecord {
     pub waiting: u32,
     /// 0: live.
     pub final_unix_ms: i64,
+    /// The task's epoch.
+    pub epoch: u32,
     pub credited: Vec<String>,
     pub held: Vec<Held>,
     /// When the replicas that wait are due.
@@ -116,6 +118,7 @@ impl ExplainedRecord {
             held: count(self.held.len()),
             failures: self.failures,
             waiting: self.waiting,
+            epoch: self.epoch,
         }
     }
 }
@@ -155,6 +158,7 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
         failures: number(fields.next())?,
         waiting: number(fields.next())?,
         final_unix_ms: number(fields.next())?,
+        epoch: number(fields.next())?,
         credited: list(fields.next())?.into_iter().map(|name| text(Some(name))).collect::<Result<_>>()?,
         held: triples(fields.next(), |[worker, deadline, undelivered]| {
             let expires_unix_ms = Some(number(Some(deadline))?).filter(|at| *at >= 0);

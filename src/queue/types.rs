@@ -26,6 +26,8 @@ pub struct EnqueueTask {
     pub body: Bytes,
     /// Workers that SQL has credited already.
     pub credited: Vec<String>,
+    /// How often the task was sent again.
+    pub epoch: u32,
 }
 
 /// Tasks of one shard, in the order of the partition.
@@ -214,6 +216,15 @@ pub struct Inspected {
     pub held: u32,
     pub failures: u32,
     pub waiting: u32,
+    /// The task's epoch.
+    pub epoch: u32,
+}
+
+impl Inspected {
+    /// It says how a task ended before it was sent again.
+    pub fn is_past(&self, epoch: u32) -> bool {
+        self.status != RecordStatus::Live && self.epoch < epoch
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,6 +262,8 @@ pub enum Event {
         reason: String,
         /// The last failures, the earliest first.
         history: Vec<Failure>,
+        /// The task's epoch.
+        epoch: u32,
     },
 }
 

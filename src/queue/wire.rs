@@ -111,6 +111,7 @@ pub(super) fn inspected(value: Value) -> Result<Option<Inspected>> {
         held: next()?,
         failures: next()?,
         waiting: next()?,
+        epoch: next()?,
     }))
 }
 
@@ -196,7 +197,10 @@ fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> 
             let broken = |error| Error::Answer(format!("a history that cannot be read: {error}"));
             let history = rest.get("h").map(|packed| rmp_serde::from_slice(packed)).transpose().map_err(broken)?;
             let history = history.map(|History(failures)| failures).unwrap_or_default();
-            Ok(Event::Died { id, attempts, reason: lossy("r")?, history })
+            // A task that was never sent again has none.
+            let epoch = rest.get("e").map_or(Ok("0".into()), |_| lossy("e"))?;
+            let epoch = epoch.parse().map_err(|_| Error::Answer("an epoch that is no number".into()))?;
+            Ok(Event::Died { id, attempts, reason: lossy("r")?, history, epoch })
         }
         "x" => Ok(Event::Expired { id, worker: lossy("w")?, attempts, dead: lossy("e")? == "1" }),
         other => Err(Error::Answer(format!("an event {other:?}"))),

@@ -85,9 +85,9 @@ table! {
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
         CLOSE = "close" [clock shard] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
-        ENQUEUE = "enqueue" [shard body] with_room [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
+        ENQUEUE = "enqueue" [shard body] with_room [RECORDS BODIES DELAYED COUNTERS FINALS OFFSET] lanes;
         // Enqueues no task, only moves the offset past parked ones.
-        PASS = "enqueue" [shard body] at_full_memory [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
+        PASS = "enqueue" [shard body] at_full_memory [RECORDS BODIES DELAYED COUNTERS FINALS OFFSET] lanes;
         REWIND = "rewind" [shard] at_full_memory [COUNTERS OFFSET] no_lanes;
         CLAIM = "claim" [shard body] with_room [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
         CLAIM_AT_FULL_MEMORY = "claim" [shard body] at_full_memory

@@ -18,11 +18,14 @@ pub use self::{
     error::{Cause, Error, Result},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
-        PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, ResultRow, Settled,
-        Settlement, StateFor, Stored, StoredShard, TaskDetail, TaskState, Turn, Unpublished,
+        PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, ResultRow, Retried,
+        Settled, Settlement, StateFor, Stored, StoredShard, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
-use crate::model::{AccessToken, Act, KeyHash, QueueName, SecretHash, ShardId, TaskId, TaskRow, WorkerName};
+use crate::model::{
+    AccessToken, Act, DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash,
+    ShardId, StoredLetter, TaskId, TaskRow, WorkerName,
+};
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
@@ -39,7 +42,8 @@ pub trait Store: Send + Sync {
     /// Stores results, statuses and discovered tasks in one transaction. One answer per report, in order.
     ///
     /// A report that comes twice, also within one call, is `repeated`. A task with NUM credited workers becomes
-    /// Completed. The first final status stays.
+    /// Completed. The first final status stays. A task that dies gets its letter. A death of an earlier epoch is
+    /// `unknown`.
     async fn settle(&self, reports: &[Settlement]) -> Result<Stored<Settled>>;
 
     /// Keeps the offsets of `published`. Removes their outbox rows, unless they have another turn by now. `generation`
@@ -96,11 +100,36 @@ pub trait Store: Send + Sync {
     /// A task needs its batch until it is final or in the outbox.
     async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>>;
 
-    /// Removes at most `limit` tasks that finished `age` or longer ago, with their results. Answers how many.
+    /// Removes at most `limit` tasks that finished `age` or longer ago, with results and letters. Answers how many.
     ///
     /// The database's clock decides, and the first to finish goes first. The keys stay duplicates with the tasks' last
     /// status; `counts` stays.
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64>;
+
+    /// Keeps letters about records, and about tasks that are not stored. One that is kept already stays as it is.
+    async fn keep_letters(&self, letters: &[DeadLetter]) -> Result<()>;
+
+    /// A page of letters without payloads and values, the newest first. It looks at `limit` letters, and leaves out
+    /// those with another reason.
+    async fn letters(&self, pages: &LetterPages) -> Result<LetterPage>;
+
+    /// A letter with all that it has.
+    async fn letter(&self, id: LetterId) -> Result<Option<StoredLetter>>;
+
+    /// The letters among `ids`, in any order.
+    async fn letter_kinds(&self, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>>;
+
+    /// Sends dead tasks again, and removes their letters. Answers those among `ids` that were dead.
+    ///
+    /// The task is unfinished in its next epoch, has no failures, keeps its credits, and is in the outbox as `Missing`.
+    /// Completions that came after its death become credits; with NUM of them it is Completed.
+    async fn retry(&self, ids: &[TaskId], now_unix_ms: i64) -> Result<Vec<Retried>>;
+
+    /// Removes letters, and dead tasks with them: their keys stay. Answers how many letters.
+    async fn purge(&self, ids: &[LetterId]) -> Result<u64>;
+
+    /// Removes at most `limit` letters that are at least `age` old, except those of dead tasks. Answers how many.
+    async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64>;
 
     /// The stored tasks among `ids`, in any order.
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>>;
@@ -167,6 +196,9 @@ pub trait Store: Send + Sync {
 
     /// Acts before `before`, the latest first. They stay for [`ACTS_STAY`].
     async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>>;
+
+    /// Records an act that changes no token.
+    async fn keep_act(&self, act: &Act) -> Result<()>;
 
     /// Ends running calls and closes the connections.
     async fn close(&self);

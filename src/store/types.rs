@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 
-use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow};
+use crate::model::{
+    Encoding, Failure, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow,
+};
 
 /// The answer to one row of an insert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +115,10 @@ pub enum Settlement {
         id: TaskId,
         reason: String,
         attempts: u32,
+        /// The last failures, the earliest first.
+        history: Vec<Failure>,
+        /// The epoch of the task that died; `None`: the present one.
+        epoch: Option<u32>,
         at_unix_ms: i64,
     },
 }
@@ -122,7 +128,7 @@ pub enum Settlement {
 pub struct Settled {
     /// The report was settled before: the call changed nothing and ignored its discovered tasks.
     pub repeated: bool,
-    /// SQL does not have the task (any more): the call changed nothing.
+    /// SQL does not have the task (any more), or it was sent again since it died: the call changed nothing.
     pub unknown: bool,
     /// The task had NUM completions already: the result is surplus, and the discovered tasks were stored.
     pub surplus: bool,
@@ -141,6 +147,16 @@ pub struct TaskState {
     pub status: StoredStatus,
     /// The workers with a credit.
     pub workers: Vec<String>,
+    /// How often the task was sent again.
+    pub epoch: u32,
+}
+
+/// A dead task that was sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retried {
+    pub id: TaskId,
+    /// Unfinished, or Completed by workers whose completions came late.
+    pub status: StoredStatus,
 }
 
 /// A stored task and one worker's completion of it.
@@ -180,6 +196,8 @@ pub struct TaskDetail {
     /// Failures that reports have mentioned.
     pub attempts: u32,
     pub reason: String,
+    /// How often it was sent again.
+    pub epoch: u32,
     pub updated_unix_ms: i64,
     /// It is in the outbox, or in a batch that is not published.
     pub unpublished: bool,

@@ -3,11 +3,12 @@
 mod call;
 mod explain;
 pub mod grpc_codec;
+mod letters;
 pub mod pb;
 mod records;
 pub mod time;
 
 pub use records::{
     body_blob, completed_report, dead_letter, died_report, expiration, frame_report, framed_reports, one_report,
-    pipeline_record, read_body, read_pipeline_record, read_reports, report_batch, with_time,
+    pipeline_record, read_body, read_dead_letter, read_pipeline_record, read_reports, report_batch, with_time,
 };

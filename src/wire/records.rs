@@ -126,7 +126,7 @@ pub fn completed_report(id: TaskId, completed: Completed, max: usize) -> Result<
 /// The report of a death.
 pub fn died_report(id: TaskId, died: Died, at_unix_ms: i64) -> Bytes {
     let history = died.history.into_iter().map(Into::into).collect();
-    let died = pb::Died { reason: died.reason, attempts: died.attempts, history };
+    let died = pb::Died { reason: died.reason, attempts: died.attempts, history, epoch: died.epoch };
     let what = Some(pb::report::What::Died(died));
     pb::Report { task_id: id_bytes(id), what, at_unix_ms }.encode_to_vec().into()
 }
@@ -188,6 +188,7 @@ fn report(report: pb::Report) -> Result<Report, String> {
             reason: died.reason,
             attempts: died.attempts,
             history: died.history.into_iter().map(Into::into).collect(),
+            epoch: died.epoch,
         }),
         None => return Err("a report of a kind that this version does not know".into()),
     };
@@ -229,6 +230,31 @@ pub fn dead_letter(letter: &DeadLetter) -> Bytes {
         parent_id: letter.parent_id.map(id_bytes).unwrap_or_default(),
     };
     record.encode_to_vec().into()
+}
+
+/// Reads a letter of SQL, which has the form of a record of `dead-letters`.
+pub fn read_dead_letter(value: &Bytes) -> Result<DeadLetter, prost::DecodeError> {
+    let record = pb::DeadLetter::decode(value.clone())?;
+    let task = record.task.map(|task| match discovered_task(task) {
+        Ok(task) => (task, None),
+        Err(unreadable) => (unreadable.task, Some(unreadable.values)),
+    });
+    let (task, values) = task.map_or((None, None), |(task, values)| (Some(task), values));
+    Ok(DeadLetter {
+        reason: record.reason,
+        at_unix_ms: record.at_unix_ms,
+        task_id: TaskId::from_slice(&record.task_id),
+        queue: record.queue,
+        attempts: record.attempts,
+        topic: record.topic,
+        partition: record.partition,
+        offset: record.offset,
+        value: record.value,
+        task,
+        values,
+        history: record.history.into_iter().map(Into::into).collect(),
+        parent_id: TaskId::from_slice(&record.parent_id),
+    })
 }
 
 /// The record of topic `expirations`.

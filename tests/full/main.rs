@@ -10,6 +10,7 @@ mod support;
 mod api;
 mod bus_kafka;
 mod crawl;
+mod dead_letters;
 mod flushall;
 mod kafka_daemon;
 mod kafka_groups;

@@ -87,6 +87,7 @@ impl Bed {
                 ..Default::default()
             }),
             credited: vec![],
+            epoch: 0,
         };
         let tasks: Vec<_> = (0..count).map(task).collect();
         for tasks in tasks.chunks(100) {

@@ -37,6 +37,7 @@ async fn leased(queue: &Queue) -> Vec<Leased> {
         not_before_unix_ms: 0,
         body: taskd::wire::body_blob(&record),
         credited: vec![],
+        epoch: 0,
     };
     let batch = Enqueue {
         topic_generation: "topic",

@@ -49,7 +49,7 @@ async fn finished_tasks_are_removed_and_their_keys_stay_seen() {
     // Their reports come once more; the next task that is settled shows that they have been dealt with.
     let discovered = vec![pb::NewTask { queue: "other".into(), key: "new child".into(), ..Default::default() }];
     let done = pb::Completed { worker: "w".into(), discovered, attempt: 1, ..Default::default() };
-    let died = pb::Died { reason: "no luck".into(), attempts: 1, history: vec![] };
+    let died = pb::Died { reason: "no luck".into(), attempts: 1, history: vec![], epoch: 0 };
     for (id, what) in [(&ids[0], What::Completed(done)), (&ids[1], What::Died(died))] {
         let task_id = uuid::Uuid::parse_str(id).unwrap().as_bytes().to_vec().into();
         let report = pb::Report { task_id, what: Some(what), at_unix_ms: 1 };

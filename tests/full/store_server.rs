@@ -14,7 +14,7 @@ use futures::future::join_all;
 use sqlx::{Connection, MySqlConnection};
 use taskd::{
     model::{
-        ShardId,
+        DeadLetter, LetterCursor, LetterFilter, LetterKind, LetterPages, QueueName, ShardId,
         StoredStatus::{Completed, Unfinished},
         TaskId,
     },
@@ -367,7 +367,8 @@ async fn no_query_scans_a_table() {
     database
         .execute("INSERT INTO queue_counts (queue, status, count) SELECT CONCAT('old', shard, queue), 1, 7 FROM shards")
         .await;
-    sqlx::raw_sql("ANALYZE TABLE tasks, outbox, batches, results, seen, shards, queue_counts")
+    store.keep_letters(&(0..3000).map(record_letter).collect::<Vec<_>>()).await.unwrap();
+    sqlx::raw_sql("ANALYZE TABLE tasks, outbox, batches, results, seen, shards, queue_counts, letters")
         .execute(&mut MySqlConnection::connect(&database.url()).await.unwrap())
         .await
         .unwrap();
@@ -382,12 +383,14 @@ async fn no_query_scans_a_table() {
         let explains = entry.lines().filter_map(|line| line.strip_prefix("# explain: "));
         for columns in explains.map(|line| line.split('\t').collect::<Vec<_>>()) {
             let [_, select, table, kind, _, key, .., extra] = columns[..] else { continue };
-            const TABLES: [&str; 7] = ["tasks", "outbox", "batches", "results", "seen", "shards", "queue_counts"];
+            const TABLES: [&str; 8] =
+                ["tasks", "outbox", "batches", "results", "seen", "shards", "queue_counts", "letters"];
             if select == "INSERT" || !TABLES.contains(&table) {
                 continue;
             }
             explained += 1;
-            let is_sorted = ["outbox", "batches"].contains(&table) || key == "tasks_finished" || key == "tasks_on_bus";
+            let is_sorted =
+                ["outbox", "batches", "letters"].contains(&table) || key == "tasks_finished" || key == "tasks_on_bus";
             if ["ALL", "index"].contains(&kind) || (is_sorted && extra.contains("filesort")) {
                 wrong.push(entry);
             }
@@ -397,8 +400,33 @@ async fn no_query_scans_a_table() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-fn queue_name(n: u32) -> taskd::model::QueueName {
-    taskd::model::QueueName::new(&format!("name{n}")).unwrap()
+fn queue_name(n: u32) -> QueueName {
+    QueueName::new(&format!("name{n}")).unwrap()
+}
+
+/// A letter about a record, of one of three queues by its name.
+fn record_letter(n: u32) -> DeadLetter {
+    let (topic, queue) = ("pipeline".to_owned(), format!("q{}", n % 3));
+    DeadLetter { topic, queue, offset: n.to_string(), at_unix_ms: n.into(), ..Default::default() }
+}
+
+/// Every query about letters, where `dead` is a dead task.
+async fn use_letters(store: &dyn Store, dead: TaskId) {
+    let after = Some(LetterCursor { at_unix_ms: 2000, id: record_letter(2000).id() });
+    let (queue, kind) = (QueueName::new("q0").unwrap(), LetterKind::Record);
+    for (queue, kind) in [(None, None), (Some(queue.clone()), None), (None, Some(kind)), (Some(queue), Some(kind))] {
+        for after in [None, after] {
+            let filter = LetterFilter { queue: queue.clone(), kind, ..Default::default() };
+            let page = store.letters(&LetterPages { filter, limit: 5, after }).await.unwrap();
+            assert_eq!(page.letters.len(), 5);
+        }
+    }
+    let records = [record_letter(1).id(), record_letter(2).id()];
+    assert_eq!(store.letter_kinds(&records).await.unwrap().len(), 2);
+    assert!(store.letter(dead).await.unwrap().is_some() && store.letter(records[0]).await.unwrap().is_some());
+    assert_eq!(store.retry(&[dead], 1).await.unwrap().len(), 1);
+    assert_eq!(store.purge(&records).await.unwrap(), 2);
+    assert_eq!(store.remove_old_letters(AGE, 5).await.unwrap(), 5);
 }
 
 /// Every query that there is, with few arguments.
@@ -408,8 +436,16 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     let queue = &parked.task.queue;
     store.insert(&[row("q0", "0"), row("q0", "900"), row("q0", "brand new")]).await.unwrap();
     store.settle(&[discovering(on_bus, "w", vec![row("q1", "1")]), completed(&batch[3600], "w")]).await.unwrap();
-    let died = Settlement::Died { id: ids[1600], reason: "no luck".into(), attempts: 1, at_unix_ms: 1 };
+    let died = Settlement::Died {
+        id: ids[1600],
+        reason: "no luck".into(),
+        attempts: 1,
+        history: vec![],
+        epoch: None,
+        at_unix_ms: 1,
+    };
     store.settle(&[died]).await.unwrap();
+    use_letters(store, ids[1600]).await;
     let without = [due.task.id].into_iter().collect();
     assert!(!store.due(i64::MAX, 10, &without).await.unwrap().is_empty());
     assert!(!store.parked(queue, 10, &without).await.unwrap().is_empty());

@@ -371,3 +371,49 @@ fn ports_open_to_the_network_need_tokens_or_a_word() {
     assert_eq!(check(&["--auth", "tokens"]).0, 0);
     assert_eq!(check(&["--open-without-tokens", "true"]).0, 0);
 }
+
+#[tokio::test]
+async fn a_token_lists_and_changes_letters_of_its_queues_only() {
+    let daemon = Daemon::start(TOKENS, &[]).await;
+    let all = token(&daemon, "all", &["--roles", "admin"]).await;
+    let acme = token(&daemon, "acme", &["--roles", "admin", "--queues", "acme"]).await;
+    let mut ids = Vec::new();
+    for queue in ["acme", "other"] {
+        let (_, answer) = post(&daemon, "/v1/tasks", &all, json!({"queue": queue, "key": "1"})).await;
+        ids.push(answer["results"][0]["id"].as_str().unwrap().to_owned());
+        let get = json!({"worker": "w", "queues": [queue], "wait": "30s"});
+        let (_, answer) = post(&daemon, "/v1/tasks:get", &all, get).await;
+        let token = &answer["tasks"][0]["lease_token"];
+        let rejection = json!({"id": ids.last(), "lease_token": token, "retry": false});
+        post(&daemon, "/v1/tasks:reject", &all, json!({"worker": "w", "rejections": [rejection]})).await;
+    }
+    let get = async |token: &str, path: &str| {
+        call(&daemon, Method::GET, &format!("/v1/dead-letters{path}"), Some(token), Value::Null).await
+    };
+    until("both are dead", async || get(&all, "").await.1["letters"].as_array().is_some_and(|all| all.len() == 2))
+        .await;
+    for (path, want) in [
+        (String::new(), 403),
+        ("?queue=other".to_owned(), 403),
+        ("?queue=acme".to_owned(), 200),
+        (format!("/{}", ids[0]), 200),
+        (format!("/{}", ids[1]), 404),
+    ] {
+        let (status, answer) = get(&acme, &path).await;
+        assert_eq!(status, want, "{path}: {answer}");
+    }
+    for (chosen, want) in [
+        (json!({"ids": [ids[1]]}), 403),
+        (json!({"filter": {}, "yes": true}), 403),
+        (json!({"filter": {"queue": "other"}, "yes": true}), 403),
+        (json!({"filter": {"queue": "acme"}, "yes": true}), 200),
+    ] {
+        let (status, answer) = post(&daemon, "/v1/dead-letters:retry", &acme, chosen.clone()).await;
+        assert_eq!(status, want, "{chosen}: {answer}");
+    }
+    let (_, left) = get(&all, "").await;
+    assert_eq!((left["letters"].as_array().unwrap().len(), &left["letters"][0]["id"]), (1, &json!(ids[1])));
+    let (_, acts) = call(&daemon, Method::GET, "/v1/acts?limit=1", Some(&all), Value::Null).await;
+    assert_eq!((&acts["acts"][0]["who"], &acts["acts"][0]["what"]), (&json!("acme"), &json!("retry dead letters")));
+    assert!(acts["acts"][0]["on"].as_str().unwrap().starts_with(&ids[0]), "{acts}");
+}

@@ -188,7 +188,11 @@ async fn lines_are_stored_when_there_is_room_and_only_what_was_missing() {
     let settle_when_the_others_are_stored = async {
         until("the others are stored", async || fixture.unfinished().await.get("q") == Some(&2)).await;
         let (reason, at_unix_ms) = (String::new(), 0);
-        fixture.store.settle(&[Settlement::Died { id, reason, attempts: 1, at_unix_ms }]).await.unwrap();
+        fixture
+            .store
+            .settle(&[Settlement::Died { id, reason, attempts: 1, history: vec![], epoch: None, at_unix_ms }])
+            .await
+            .unwrap();
     };
     let body = lines(&["q", "q", "", "full"]).join("\n").replace("\"3\"", "\"another\"");
     let answers = async { fixture.post("application/x-ndjson", body).await.text().await.unwrap() };

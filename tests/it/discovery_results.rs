@@ -177,8 +177,9 @@ async fn a_dead_letter_carries_what_sends_the_task_again() {
         .unwrap();
     let ids: Vec<TaskId> = stored.iter().map(|one| one.id.unwrap()).collect();
     let failure = pb::Failure { at_unix_ms: 5, worker: "w".into(), reason: "once".into() };
-    let died =
-        |reason: &str| What::Died(pb::Died { reason: reason.into(), attempts: 6, history: vec![failure.clone()] });
+    let died = |reason: &str| {
+        What::Died(pb::Died { reason: reason.into(), attempts: 6, history: vec![failure.clone()], epoch: 0 })
+    };
     // One that others have completed is not dead, whatever Redis says.
     fixture.report(vec![(ids[1], completed("w", vec![]))]).await;
     until("it is completed", async || fixture.status(ids[1]).await == StoredStatus::Completed).await;

@@ -41,7 +41,7 @@ async fn enqueue(queue: &Queue, bus: &dyn Bus, shard: &ShardId, epoch: u64, offs
     let record = record();
     let id = TaskId::from_slice(&record.id).unwrap();
     let (body, credited) = (wire::body_blob(&record), vec![]);
-    let task = EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited };
+    let task = EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited, epoch: 0 };
     let batch = Enqueue {
         topic_generation: bus.generation(),
         epoch,

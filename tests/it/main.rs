@@ -12,6 +12,7 @@ mod architecture;
 mod bench;
 mod bus_redis_streams;
 mod coordination;
+mod dead_letters;
 mod discovery_insert;
 mod discovery_results;
 mod embedded;

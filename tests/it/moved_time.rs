@@ -33,7 +33,7 @@ async fn finished_tasks_leave_sql_after_a_month_and_their_keys_stay_seen() {
     let stored = fixture.discovery.insert(tasks(&["q", "q", "q"])).await.unwrap();
     let ids: Vec<TaskId> = stored.iter().map(|one| one.id.unwrap()).collect();
     let done = What::Completed(pb::Completed { worker: "w".into(), ..Default::default() });
-    let died = What::Died(pb::Died { reason: "no luck".into(), attempts: 1, history: vec![] });
+    let died = What::Died(pb::Died { reason: "no luck".into(), attempts: 1, history: vec![], epoch: 0 });
     fixture.report(vec![(ids[0], done), (ids[1], died)]).await;
     until("both are settled", async || {
         fixture.status(ids[0]).await == StoredStatus::Completed && fixture.status(ids[1]).await == StoredStatus::Dead

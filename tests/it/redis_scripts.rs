@@ -145,6 +145,7 @@ async fn a_lease_of_a_task_runs_out_when_the_clock_moves() {
         not_before_unix_ms: 0,
         body: head.into(),
         credited: Vec::new(),
+        epoch: 0,
     };
     let batch = Enqueue {
         topic_generation: "topic",

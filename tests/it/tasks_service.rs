@@ -72,7 +72,7 @@ async fn put(queue: &Queue, name: &str, id: TaskId, priority: i32, offset: u64) 
     let record = pb::PipelineRecord { priority, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
     let offset = Offset { major: offset, minor: 0 };
     let (body, credited) = (wire::body_blob(&record), vec![]);
-    put_in(queue, name, EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited }).await;
+    put_in(queue, name, EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited, epoch: 0 }).await;
 }
 
 async fn put_in(queue: &Queue, name: &str, task: EnqueueTask) {
@@ -371,7 +371,7 @@ async fn an_answer_of_several_shards_has_its_bytes_and_no_task_more() {
     for (name, n) in shards.iter().flat_map(|name| (2..7).map(move |n| (name, n))) {
         let (id, offset) = (TaskId::new(), Offset { major: n, minor: 0 });
         let (body, credited) = (wire::body_blob(&record), vec![]);
-        let task = EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited };
+        let task = EnqueueTask { offset, id, replicas: 1, not_before_unix_ms: 0, body, credited, epoch: 0 };
         put_in(&service.queue, name, task).await;
     }
     let got = service.get(&shards, 100, 0).await.unwrap();
@@ -482,7 +482,8 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
     service.redis("DEL", &["t:{q:0}:records"]).await;
     let record = pb::PipelineRecord { priority: 2, max_attempts: 5, lease_ms: 30_000, ..Default::default() };
     let (offset, body) = (Offset { major: 9, minor: 0 }, wire::body_blob(&record));
-    let again = EnqueueTask { offset, id, replicas: 2, not_before_unix_ms: 0, body, credited: vec!["w".into()] };
+    let again =
+        EnqueueTask { offset, id, replicas: 2, not_before_unix_ms: 0, body, credited: vec!["w".into()], epoch: 0 };
     put_in(&service.queue, "q", again).await;
     assert_eq!(service.complete_all("w", &[&leased]).await.unwrap(), [ItemStatus::Ok]);
 

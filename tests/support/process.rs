@@ -60,7 +60,7 @@ impl Process {
     }
 
     fn letters(&self) -> DeadLetters {
-        DeadLetters::new(Arc::clone(&self.bus), self.clock.clone())
+        DeadLetters::new(Arc::clone(&self.store), Arc::clone(&self.bus), self.clock.clone())
     }
 
     /// Keeps what the process knows about queues up to date.

@@ -21,12 +21,14 @@ use taskd::{
 
 mod access;
 mod batches;
+mod letters;
 mod queues;
 mod rebuild;
 mod retention;
 
 pub(crate) use access::*;
 pub(crate) use batches::*;
+pub(crate) use letters::*;
 pub(crate) use queues::*;
 pub(crate) use rebuild::*;
 pub(crate) use retention::*;
@@ -88,6 +90,12 @@ macro_rules! store_contract {
             batches_that_no_task_needs_are_removed,
             tasks_of_an_older_taskd_go_out_as_before,
             batches_agree_with_a_row_for_each_task,
+            a_dead_task_has_its_letter_until_it_is_sent_again,
+            a_death_of_an_earlier_epoch_ends_nothing,
+            completions_behind_the_death_count_when_a_task_is_sent_again,
+            letters_are_kept_once_and_listed_by_every_filter,
+            letters_are_paged_and_purged_and_removed_by_age,
+            dead_tasks_of_an_older_taskd_have_letters,
             what_finished_long_ago_is_removed_and_stays_a_duplicate,
             the_earliest_finished_are_removed_first,
             a_report_of_a_removed_task_changes_nothing,
@@ -202,7 +210,14 @@ fn lease_of(worker: &str) -> LeaseNumber {
 }
 
 fn died(row: &NewRow) -> Settlement {
-    Settlement::Died { id: row.task.id, reason: "no luck".into(), attempts: 5, at_unix_ms: NOW + 20 }
+    Settlement::Died {
+        id: row.task.id,
+        reason: "no luck".into(),
+        attempts: 5,
+        history: vec![],
+        epoch: None,
+        at_unix_ms: NOW + 20,
+    }
 }
 
 fn settled(status: StoredStatus) -> Settled {
@@ -227,6 +242,7 @@ pub(crate) fn detail(row: &NewRow) -> TaskDetail {
         completed: 0,
         attempts: 0,
         reason: String::new(),
+        epoch: 0,
         updated_unix_ms: NOW,
         unpublished: true,
     }
@@ -908,6 +924,7 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
         id: row.task.id,
         status,
         workers: workers.iter().map(ToString::to_string).collect(),
+        epoch: 0,
     };
     let expected =
         [state(&twice, Completed, &["a", "b"]), state(&once, Completed, &["a"]), state(&never, Unfinished, &[])];

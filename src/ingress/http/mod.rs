@@ -3,6 +3,7 @@
 
 mod answer;
 mod guard;
+mod letters;
 mod ndjson;
 mod problem;
 mod request;
@@ -11,10 +12,7 @@ mod waiting;
 use axum::{
     Extension, Json, Router,
     body::Body,
-    extract::{
-        Path, Query, Request, State as Extract,
-        rejection::{PathRejection, QueryRejection},
-    },
+    extract::{Query, Request, State as Extract, rejection::QueryRejection},
     handler::Handler,
     http::{HeaderMap, Method, StatusCode, Uri, header},
     middleware::{self, Next},
@@ -30,7 +28,7 @@ pub use waiting::Waiting;
 use self::{
     answer::{Answer, item_answers, list, within},
     problem::Problem,
-    request::{json_body, pace, task_id},
+    request::{Id, JSON, json_body, pace, task_id},
 };
 use super::{
     State,
@@ -97,6 +95,10 @@ fn table() -> Vec<Route> {
         post("/v1/tasks:reject", Role::Work, reject_tasks),
         post("/v1/tasks:extend", Role::Work, extend_tasks),
         get("/v1/acts", Role::Admin, get_acts),
+        get("/v1/dead-letters", Role::Read, letters::get_letters),
+        get("/v1/dead-letters/{id}", Role::Read, letters::get_letter),
+        post("/v1/dead-letters:retry", Role::Admin, letters::retry_letters),
+        post("/v1/dead-letters:purge", Role::Admin, letters::purge_letters),
         get("/metrics", Role::Read, render_metrics),
     ]
 }
@@ -184,8 +186,6 @@ async fn insert_tasks(
     let answer = list("results", answers)?;
     Ok(if is_rejected { (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response() } else { answer })
 }
-
-type Id = Result<Path<String>, PathRejection>;
 
 async fn get_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
     let task = state.api.task(&caller, &task_id(id)).await?;
@@ -287,8 +287,6 @@ async fn answered<T>(
     }
     item_answers(call(batch).await?)
 }
-
-const JSON: &str = "application/json";
 
 /// Which acts are asked for.
 #[derive(Deserialize)]

@@ -113,7 +113,12 @@ impl From<Cut> for Problem {
     }
 }
 
+/// The id in a path.
+pub(super) type Id = Result<Path<String>, PathRejection>;
+
+pub(super) const JSON: &str = "application/json";
+
 /// The text in the place of a task's id.
-pub(super) fn task_id(path: Result<Path<String>, PathRejection>) -> String {
+pub(super) fn task_id(path: Id) -> String {
     path.map_or_else(|rejection| rejection.body_text(), |Path(text)| text)
 }

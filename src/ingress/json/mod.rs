@@ -6,6 +6,7 @@
 
 pub(super) mod explain;
 pub mod insert;
+pub mod letters;
 pub mod read;
 mod text;
 mod value;

@@ -12,7 +12,9 @@ use super::{
 };
 use crate::{
     bus::Topic,
-    model::{InsertAnswer, InsertStatus, NewTask, StoredStatus, TaskId, TaskRow, validate},
+    model::{
+        DeadLetter, InsertAnswer, InsertStatus, MAX_RECORD_BYTES, NewTask, StoredStatus, TaskId, TaskRow, validate,
+    },
     runtime::{Policy, Supervisor},
     store::Inserted,
     telemetry::metrics::{self, Dropped, Source},
@@ -58,12 +60,21 @@ impl Handle {
     ///
     /// Answers an error when no task was stored. When only the rest could not be stored, that is answered `TRY_LATER`.
     pub async fn insert(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
+        self.insert_all(tasks, true).await
+    }
+
+    /// The same for tasks of dead letters. A task that is refused again keeps its letter, and gets no other.
+    pub async fn insert_again(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
+        self.insert_all(tasks, false).await
+    }
+
+    async fn insert_all(&self, tasks: Vec<NewTask>, keeps_refused: bool) -> Result<Vec<InsertAnswer>, Error> {
         let mut answers = Vec::with_capacity(tasks.len());
         let mut rest = tasks.into_iter().peekable();
         while rest.peek().is_some() {
             let some: Vec<_> = rest.by_ref().take(self.context.settings.discovery.batch_max).collect();
             let unstored = some.len() + rest.len();
-            match self.insert_batch(some).await {
+            match self.insert_batch(some, keeps_refused).await {
                 Ok(some) => answers.extend(some),
                 Err(error) if answers.iter().all(is_rejected) => return Err(error),
                 // Stored tasks keep their answers: the caller sends only the rest again.
@@ -76,18 +87,19 @@ impl Handle {
         Ok(answers)
     }
 
-    async fn insert_batch(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
+    async fn insert_batch(&self, tasks: Vec<NewTask>, keeps_refused: bool) -> Result<Vec<InsertAnswer>, Error> {
         let settings = &self.context.settings;
         let partitions = self.context.bus.partitions(Topic::Pipeline);
         let now = self.context.clock.now_unix_ms();
         let mut answers = vec![InsertAnswer::rejected(String::new()); tasks.len()];
         let (mut rows, mut places) = (Vec::with_capacity(tasks.len()), Vec::with_capacity(tasks.len()));
+        let mut refused = Vec::new();
         for (place, task) in tasks.into_iter().enumerate() {
             let rules = settings.task_rules(&task.queue);
-            match validate::task_row(task, TaskId::at(now, place), &rules, partitions, now) {
-                Ok(row) => match self.context.let_in(&row.queue) {
+            match validate::check(&task, &rules, now) {
+                Ok(checked) => match self.context.let_in(checked.queue()) {
                     Ok(()) => {
-                        rows.push(row);
+                        rows.push(checked.row(task, TaskId::at(now, place), partitions));
                         places.push(place);
                     }
                     Err(error) => {
@@ -97,10 +109,14 @@ impl Handle {
                 },
                 Err(error) => {
                     metrics::discovery_dropped(Source::Api, Dropped::Rejected, 1);
+                    if keeps_refused && settings.keeps_refused(&task.queue) {
+                        refused.push((place, refusal(task, &error, now)));
+                    }
                     answers[place] = InsertAnswer::rejected(error);
                 }
             }
         }
+        self.keep(refused, &mut answers).await;
         if rows.is_empty() {
             return Ok(answers);
         }
@@ -109,6 +125,18 @@ impl Handle {
             answers[place] = answer(id, inserted);
         }
         Ok(answers)
+    }
+
+    /// Keeps refused tasks as dead letters. Where that fails, their callers are told to send them again.
+    async fn keep(&self, refused: Vec<(usize, DeadLetter)>, answers: &mut [InsertAnswer]) {
+        let (places, letters): (Vec<usize>, Vec<DeadLetter>) = refused.into_iter().unzip();
+        if letters.is_empty() {
+            return;
+        }
+        if let Err(error) = self.context.letters.send(letters).await {
+            let why = format!("the task is wrong, and taskd cannot keep it as a dead letter now: {error}");
+            places.into_iter().for_each(|place| answers[place] = InsertAnswer::try_later(why.clone()));
+        }
     }
 
     async fn store(&self, rows: Vec<TaskRow>) -> Result<Vec<(TaskId, Inserted)>, Error> {
@@ -154,6 +182,17 @@ impl Handle {
         }
         Ok(())
     }
+}
+
+/// The letter of a refused task. One that is larger than any stored task leaves out its payload and headers.
+fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
+    let mut reason = reason.to_owned();
+    let headers: usize = task.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if task.key.len() + task.payload.len() + headers > MAX_RECORD_BYTES {
+        (task.key, task.payload, task.headers) = Default::default();
+        reason.push_str(" (without key, payload and headers: too large to keep)");
+    }
+    DeadLetter { reason, at_unix_ms, queue: task.queue.clone(), task: Some(task), ..Default::default() }
 }
 
 fn is_rejected(answer: &InsertAnswer) -> bool {

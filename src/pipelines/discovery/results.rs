@@ -11,7 +11,7 @@ use super::{
 use crate::{
     bus::{Message, Reading, Subscription, Topic, Uncommitted},
     model::{
-        self, Completed, DeadLetter, DiscoveredTask, KeyHash, NewTask, QueueName, Report, StoredStatus, TaskId,
+        Completed, DeadLetter, Died, DiscoveredTask, KeyHash, NewTask, QueueName, Report, StoredStatus, TaskId,
         TaskRow, What, WorkerName, validate,
     },
     pipelines::publishing,
@@ -109,7 +109,7 @@ impl Results {
             let started = Instant::now();
             let (reports, origins) = (&settlements[piece.clone()], &origins[piece.clone()]);
             match self.context.store.settle(reports).await {
-                Ok(stored) => self.follow(reports, origins, stored, started).await?,
+                Ok(stored) => self.follow(reports, stored, started).await?,
                 Err(error) if !error.is_refusal() => return Err(error.into()),
                 Err(error) => match origins {
                     [origin] => {
@@ -128,13 +128,7 @@ impl Results {
     }
 
     /// Does what comes after the SQL commit: publish, mark, letters, filter.
-    async fn follow(
-        &self,
-        reports: &[Settlement],
-        origins: &[Origin<'_>],
-        stored: Stored<Settled>,
-        started: Instant,
-    ) -> Result<(), Failure> {
+    async fn follow(&self, reports: &[Settlement], stored: Stored<Settled>, started: Instant) -> Result<(), Failure> {
         let Context { gates, settings, .. } = &self.context;
         let (new, duplicates) = new_tasks(reports, &stored);
         metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
@@ -143,7 +137,7 @@ impl Results {
         self.context.publish(&publish, &self.to_mark).await?;
         let new: Vec<_> = new.into_iter().map(|(row, _)| row).collect();
         self.context.mark(&new).await;
-        self.send_letters(reports, origins, &stored.answers).await?;
+        self.send_letters(reports, &stored.answers).await?;
         let closed: Vec<(QueueName, KeyHash)> = stored.answers.into_iter().filter_map(|one| one.key).collect();
         if let Err(error) = self.context.filter.forget(&closed).await {
             tracing::debug!("could not take {} keys out of the filter: {error}", closed.len());
@@ -154,25 +148,20 @@ impl Results {
     /// Sends the letters of tasks that are dead, with their rows from SQL.
     ///
     /// A repeated report counts too: perhaps its letter was not sent.
-    async fn send_letters(
-        &self,
-        reports: &[Settlement],
-        origins: &[Origin<'_>],
-        settled: &[Settled],
-    ) -> Result<(), Failure> {
-        let reports = reports.iter().zip(origins).zip(settled);
+    async fn send_letters(&self, reports: &[Settlement], settled: &[Settled]) -> Result<(), Failure> {
+        let reports = reports.iter().zip(settled);
         let dead: Vec<_> = reports.filter(|(_, settled)| settled.status == Some(StoredStatus::Dead)).collect();
         for dead in dead.chunks(LETTERS_AT_ONCE) {
             let mut letters: HashMap<TaskId, DeadLetter> = HashMap::new();
-            for ((report, origin), _) in dead {
+            for (report, _) in dead {
                 // A completion of a dead task is no death.
-                let Settlement::Died { id, reason, attempts, at_unix_ms } = report else { continue };
+                let Settlement::Died { id, reason, attempts, history, at_unix_ms, .. } = report else { continue };
                 let letter = DeadLetter {
                     reason: reason.clone(),
                     at_unix_ms: *at_unix_ms,
                     task_id: Some(*id),
                     attempts: *attempts,
-                    history: origin.history.clone(),
+                    history: history.clone(),
                     ..Default::default()
                 };
                 letters.insert(*id, letter);
@@ -198,14 +187,14 @@ impl Results {
         reports: &mut Reports<'m>,
     ) -> Result<(), String> {
         let Report { id, at_unix_ms, what } = report;
-        let (settlement, history) = match what {
-            What::Completed(done) => (self.completed(id, done, at_unix_ms, &mut reports.unstored)?, Vec::new()),
-            What::Died(died) => {
-                (Settlement::Died { id, reason: died.reason, attempts: died.attempts, at_unix_ms }, died.history)
+        let settlement = match what {
+            What::Completed(done) => self.completed(id, done, at_unix_ms, &mut reports.unstored)?,
+            What::Died(Died { reason, attempts, history, epoch }) => {
+                Settlement::Died { id, reason, attempts, history, epoch: Some(epoch), at_unix_ms }
             }
         };
         reports.settlements.push(settlement);
-        reports.origins.push(Origin { message, index, history });
+        reports.origins.push(Origin { message, index });
         Ok(())
     }
 
@@ -260,8 +249,6 @@ struct Reports<'m> {
 struct Origin<'m> {
     message: &'m Message,
     index: usize,
-    /// The failures of a task that died.
-    history: Vec<model::Failure>,
 }
 
 /// The reports that one transaction settles, in order.

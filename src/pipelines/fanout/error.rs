@@ -1,6 +1,6 @@
 //! Why a reader of the fanout ended.
 
-use crate::{bus, coordination, model::ShardId, queue, runtime::LoopError, store};
+use crate::{bus, coordination, model::ShardId, pipelines::publishing, queue, runtime::LoopError, store};
 
 /// Why a reader ended. The next one joins anew, and begins at the committed offsets.
 #[derive(Debug, thiserror::Error)]
@@ -9,6 +9,8 @@ pub enum Error {
     Store(#[from] store::Error),
     #[error(transparent)]
     Bus(#[from] bus::Error),
+    #[error(transparent)]
+    Letters(#[from] publishing::Error),
     #[error(transparent)]
     Queue(#[from] queue::Error),
     #[error(transparent)]
@@ -31,6 +33,10 @@ pub enum Error {
 
 impl LoopError for Error {
     fn ends_round(&self) -> bool {
-        matches!(self, Self::Bus(error) if error.ends_round())
+        match self {
+            Self::Bus(error) => error.ends_round(),
+            Self::Letters(error) => error.ends_round(),
+            _ => false,
+        }
     }
 }

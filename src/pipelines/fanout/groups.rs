@@ -58,10 +58,13 @@ impl Fanout {
             let PipelineTask { id, queue, replicas, not_before_unix_ms, body, .. } = task;
             let group = groups.entry(ShardId { queue, number: message.partition }).or_default();
             group.upto = message.offset;
-            let mut credited = Vec::new();
+            let (mut credited, mut epoch) = (Vec::new(), 0);
             if asked.contains(&id) {
                 match states.remove(&id) {
-                    Some(state) if !state.status.is_final() => credited = state.workers,
+                    Some(state) if !state.status.is_final() => {
+                        // A task that was sent again comes from the outbox, so SQL is asked about it.
+                        (credited, epoch) = (state.workers, state.epoch);
+                    }
                     // The task is final or removed, stands twice in this batch, or belongs to a replaced store.
                     _ => {
                         done.again_final += 1;
@@ -70,7 +73,7 @@ impl Fanout {
                 }
             }
             let offset = message.offset;
-            group.tasks.push(EnqueueTask { offset, id, replicas, not_before_unix_ms, body, credited });
+            group.tasks.push(EnqueueTask { offset, id, replicas, not_before_unix_ms, body, credited, epoch });
         }
         Ok(groups)
     }

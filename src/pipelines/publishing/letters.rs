@@ -1,12 +1,13 @@
-//! Dead letters: records and tasks that taskd gives up, on a topic for people.
+//! Dead letters: records and tasks that taskd gives up, in SQL and on a topic for people.
 
 use std::sync::Arc;
 
-use super::PUBLISH_BYTES;
+use super::{Error, PUBLISH_BYTES};
 use crate::{
     bus::{self, Bus, Record, Topic},
     model::{DeadLetter, MAX_RECORD_BYTES},
     runtime::Clock,
+    store::{self, Store},
     wire,
 };
 
@@ -29,20 +30,46 @@ const SHORTER: [Shorten; 3] = [
     }),
 ];
 
-/// Sends letters to `dead-letters`, with all that inserts a task again.
+/// Keeps letters in SQL and sends them to `dead-letters`, with all that inserts a task again.
 #[derive(Clone)]
 pub struct DeadLetters {
+    store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
     clock: Clock,
 }
 
 impl DeadLetters {
-    pub fn new(bus: Arc<dyn Bus>, clock: Clock) -> Self {
-        Self { bus, clock }
+    pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
+        Self { store, bus, clock }
     }
 
-    /// Sends letters. A process that is killed in between sends some of them again.
-    pub async fn send(&self, letters: Vec<DeadLetter>) -> bus::Result<()> {
+    /// Keeps and sends letters. A process that is killed in between sends some of them again; SQL has each once.
+    pub async fn send(&self, letters: Vec<DeadLetter>) -> Result<(), Error> {
+        // A task that died has got its letter in the transaction in which it died.
+        let others = letters.iter().filter(|letter| letter.task_id.is_none());
+        self.keep(others.cloned().collect()).await?;
+        Ok(self.publish(letters).await?)
+    }
+
+    async fn keep(&self, letters: Vec<DeadLetter>) -> store::Result<()> {
+        if letters.is_empty() {
+            return Ok(());
+        }
+        match self.store.keep_letters(&letters).await {
+            Err(error) if error.is_refusal() => {}
+            kept => return kept,
+        }
+        for letter in letters {
+            match self.store.keep_letters(std::slice::from_ref(&letter)).await {
+                // The topic has it.
+                Err(error) if error.is_refusal() => tracing::warn!("SQL does not keep a dead letter: {error}"),
+                kept => kept?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn publish(&self, letters: Vec<DeadLetter>) -> bus::Result<()> {
         let (mut records, mut some, mut bytes) = (Vec::new(), Vec::new(), 0);
         let count = letters.len();
         for (n, letter) in letters.into_iter().enumerate() {
@@ -88,7 +115,7 @@ impl DeadLetters {
     }
 
     /// Sends records that nobody can handle, so that the records behind them flow on.
-    pub async fn bury(&self, topic: Topic, poison: &[(bus::Message, String)]) -> bus::Result<()> {
+    pub async fn bury(&self, topic: Topic, poison: &[(bus::Message, String)]) -> Result<(), Error> {
         let letter = |(message, reason): &(bus::Message, String)| {
             tracing::warn!(%topic, partition = message.partition, offset = %message.offset, "poison: {reason}");
             DeadLetter {

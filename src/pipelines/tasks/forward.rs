@@ -264,13 +264,14 @@ impl Records<'_> {
                 self.report(wire::with_time(report, at_unix_ms));
                 1
             }
-            Event::Died { id, attempts, reason, history } => {
+            Event::Died { id, attempts, reason, history, epoch } => {
                 let history = history.iter().map(|failure| Failure {
                     at_unix_ms: failure.at_unix_ms,
                     worker: failure.worker.clone(),
                     reason: failure.reason.clone(),
                 });
-                let died = Died { reason: reason.clone(), attempts: *attempts, history: history.collect() };
+                let (reason, history) = (reason.clone(), history.collect());
+                let died = Died { reason, attempts: *attempts, history, epoch: *epoch };
                 self.report(wire::died_report(*id, died, at_unix_ms));
                 1
             }
@@ -331,7 +332,7 @@ mod tests {
             Records { shard: &shard, partition: 0, reports: Vec::new(), bytes: 0, by_topic: BTreeMap::new() };
         let id = crate::model::TaskId::new();
         records.add(&Event::Expired { id, worker: String::new(), attempts: 1, dead: true }, 1);
-        records.add(&Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new() }, 1);
+        records.add(&Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new(), epoch: 0 }, 1);
         let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
         assert_eq!(topics, [Topic::TaskResults, Topic::Expirations]);
     }

@@ -5,7 +5,7 @@
 //! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost (`lost_reports`);
 //! - `reconcile`: shards that Redis lost (`lost_shards`, `rebuild`); every `reconcile_every` a page of SQL compared
 //!   with Redis;
-//! - `retention`: tasks that finished longer ago than `retention` leave SQL;
+//! - `retention`: tasks that finished longer ago than `retention` leave SQL, and letters after `letter_retention`;
 //! - `closing`: shards that had nothing for `forget_queues_after` are closed;
 //! - `trim`: old records that everybody has read leave the bus, once a minute;
 //! - `depths`: gauges.
@@ -46,7 +46,8 @@ pub fn start(context: Context, supervisor: &Supervisor) {
     loops.start("watchdog/finals", finals::Finals::new(&context, &lead), finals::Finals::run);
     let reconcile = reconcile::Reconcile::new(&context, &lead, &moves_shards);
     loops.start("watchdog/reconcile", reconcile, reconcile::Reconcile::run);
-    if !context.settings.watchdog.retention.is_zero() {
+    let kept = &context.settings.watchdog;
+    if !(kept.retention.is_zero() && kept.letter_retention.is_zero()) {
         loops.start("watchdog/retention", retention::Retention::new(&context, &lead), retention::Retention::run);
     }
     if !context.settings.watchdog.forget_queues_after.is_zero() {

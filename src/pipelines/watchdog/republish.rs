@@ -63,7 +63,8 @@ impl Republish {
                 task: Some(NewTask::from(*task)),
                 ..Default::default()
             });
-            deaths.push(Settlement::Died { id: *id, reason: reason.clone(), attempts: 0, at_unix_ms });
+            let (reason, history) = (reason.clone(), Vec::new());
+            deaths.push(Settlement::Died { id: *id, reason, attempts: 0, history, epoch: None, at_unix_ms });
             keys.push((task.queue.clone(), task.key_hash));
         }
         self.letters.send(letters).await?;

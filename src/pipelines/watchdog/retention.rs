@@ -1,4 +1,4 @@
-//! Tasks that finished long ago leave SQL.
+//! Tasks that finished long ago leave SQL, and old dead letters.
 
 use std::{
     sync::Arc,
@@ -27,28 +27,40 @@ const LONGEST: Duration = Duration::from_secs(60);
 pub(super) struct Retention {
     store: Arc<dyn Store>,
     retention: Duration,
+    letter_retention: Duration,
     lead: Lead,
 }
 
 impl Retention {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
         let Context { store, settings, .. } = context.clone();
-        Self { store, retention: settings.watchdog.retention, lead: lead.clone() }
+        let (retention, letter_retention) = (settings.watchdog.retention, settings.watchdog.letter_retention);
+        Self { store, retention, letter_retention, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
             // The database's clock decides, and does not know what a test has skipped.
-            let age = self.retention.saturating_sub(cx.clock().skipped());
-            let removed = self.store.remove_finished(age, REMOVED_AT_ONCE).await?;
+            let age = |retention: Duration| retention.saturating_sub(cx.clock().skipped());
+            let mut removed = 0;
+            if !self.retention.is_zero() {
+                removed = self.store.remove_finished(age(self.retention), REMOVED_AT_ONCE).await?;
+            }
+            if !self.letter_retention.is_zero() {
+                let letters = self.store.remove_old_letters(age(self.letter_retention), REMOVED_AT_ONCE).await?;
+                removed = removed.max(letters);
+            }
             metrics::watchdog_step("retention", started.elapsed());
             metrics::watchdog_handled(Watched::Removed, count(removed));
             cx.beat();
             // The loop works at most half of the time, so that others reach the database, however much is due.
             let wait = match removed == u64::from(REMOVED_AT_ONCE) {
                 true => started.elapsed().clamp(SHORTEST, LONGEST_BUSY),
-                false => (self.retention / 10).clamp(SHORTEST, LONGEST),
+                false => {
+                    let kept = [self.retention, self.letter_retention].into_iter().filter(|kept| !kept.is_zero());
+                    (kept.min().unwrap_or_default() / 10).clamp(SHORTEST, LONGEST)
+                }
             };
             cx.idle(cx.pause(wait)).await;
         }

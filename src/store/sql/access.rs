@@ -122,6 +122,11 @@ async fn is_recorded<S: Session>(session: &mut S, act: &Act) -> Result<bool> {
     Ok(count(session, Statement::new("SELECT COUNT(*) FROM acts WHERE id = ?").bind(&act.id)).await? > 0)
 }
 
+/// Records an act that is not one of tokens, once.
+pub(super) async fn keep<S: Session>(session: &mut S, act: &Act) -> Result<()> {
+    if is_recorded(session, act).await? { Ok(()) } else { record(session, act).await }
+}
+
 /// Records an act, and removes those that have been there for long.
 async fn record<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     let row = [(&act.id).into(), act.who.as_str().into(), act.what.as_str().into(), act.target.as_str().into()];

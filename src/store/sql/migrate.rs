@@ -34,6 +34,7 @@ macro_rules! migration_files {
             "0006_batch_new_tasks",
             "0007_keep_tokens",
             "0008_rebuild_shards",
+            "0009_keep_letters",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

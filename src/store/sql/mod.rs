@@ -6,6 +6,7 @@
 //! - `outbox`: narrow, one row for each other unfinished task that is not on the bus: scheduled, parked, missing.
 //! - `results`: what each worker reported, by (task, worker): no worker gets two credits.
 //! - `seen`: the keys of removed tasks.
+//! - `letters`: dead letters; that of a dead task has its id.
 //! - `shards`: the shards that ever were, each with its generation, whether it is closed, whether it is being rebuilt,
 //!   and the offset at which the last rebuild published its tasks.
 //! - `tokens`, `acts`: who may do what, and what operators did.
@@ -21,6 +22,7 @@ mod columns;
 mod counts;
 mod dialect;
 mod insert;
+mod letters;
 mod migrate;
 mod outbox;
 mod pages;
@@ -62,10 +64,13 @@ pub(super) use self::{
 };
 use super::{
     AddedToken, BroughtForward, Inserted, NewRow, Opening, OutboxRow, Place, Published, PublishedTask, QueueCount,
-    RebuildPage, Rebuilding, Rebuilt, Result, ResultRow, Settled, Settlement, StateFor, Store, Stored, StoredShard,
-    TaskDetail, TaskState, Turn, Unpublished,
+    RebuildPage, Rebuilding, Rebuilt, Result, ResultRow, Retried, Settled, Settlement, StateFor, Store, Stored,
+    StoredShard, TaskDetail, TaskState, Turn, Unpublished,
 };
-use crate::model::{AccessToken, Act, KeyHash, QueueName, SecretHash, ShardId, TaskId, TaskRow, WorkerName};
+use crate::model::{
+    AccessToken, Act, DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash,
+    ShardId, StoredLetter, TaskId, TaskRow, WorkerName,
+};
 
 /// A store in SQL.
 pub struct SqlStore<DB> {
@@ -189,10 +194,49 @@ impl<DB: Backend> Store for SqlStore<DB> {
         if ids.is_empty() {
             return Ok(0);
         }
-        let remove = self
-            .sql
-            .run("remove_finished", (ids, age), |session, (ids, age)| Box::pin(retention::remove(session, ids, *age)));
+        let remove = self.sql.run("remove_finished", (ids, age), |session, (ids, age)| {
+            Box::pin(retention::remove(session, ids, retention::Which::Old(*age)))
+        });
         remove.await
+    }
+
+    async fn keep_letters(&self, letters: &[DeadLetter]) -> Result<()> {
+        let letters: Vec<letters::NewLetter> = letters.iter().map(Into::into).collect();
+        let keep = self.sql.run("keep_letters", letters, |session, letters| Box::pin(letters::add(session, letters)));
+        keep.await
+    }
+
+    async fn letters(&self, pages: &LetterPages) -> Result<LetterPage> {
+        letters::list(&self.sql, pages).await
+    }
+
+    async fn letter(&self, id: LetterId) -> Result<Option<StoredLetter>> {
+        letters::one(&self.sql, id).await
+    }
+
+    async fn letter_kinds(&self, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>> {
+        letters::kinds(&self.sql, ids).await
+    }
+
+    async fn retry(&self, ids: &[TaskId], now_unix_ms: i64) -> Result<Vec<Retried>> {
+        let retry = self.sql.run("retry", (ids.to_vec(), now_unix_ms), |session, (ids, now)| {
+            Box::pin(letters::retry(session, ids, *now))
+        });
+        retry.await
+    }
+
+    async fn purge(&self, ids: &[LetterId]) -> Result<u64> {
+        self.sql.run("purge", ids.to_vec(), |session, ids| Box::pin(letters::purge(session, ids))).await
+    }
+
+    async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64> {
+        const NAME: &str = "remove_old_letters";
+        let page = self.sql.read(NAME, letters::old::<DB::Connection>(age, limit)).await?;
+        let ids = page.into_iter().map(|(id,): (Vec<u8>,)| task_id(&id)).collect::<Result<Vec<_>>>()?;
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        self.sql.run(NAME, ids, |session, ids| Box::pin(letters::purge(session, ids))).await
     }
 
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
@@ -297,6 +341,10 @@ impl<DB: Backend> Store for SqlStore<DB> {
             Box::pin(access::revoke(session, name, act))
         });
         revoke.await
+    }
+
+    async fn keep_act(&self, act: &Act) -> Result<()> {
+        self.sql.run("keep_act", act.clone(), |session, act| Box::pin(access::keep(session, act))).await
     }
 
     async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>> {

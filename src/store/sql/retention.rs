@@ -66,18 +66,38 @@ pub(super) fn finished<'a, S: Session>(age: Duration, limit: u32) -> Statement<'
 }
 
 fn old_enough<'a, S: Session>(age: Duration) -> Statement<'a> {
-    let age_ms = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
-    Statement::new("updated_ms <= ").sql(S::NOW_MS).sql(" - ?").bind(age_ms)
+    Statement::new("updated_ms <= ").append(before::<S>(age))
 }
 
-/// Removes the tasks among `ids` that are finished for `age`, and keeps their keys. Answers how many.
-pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], age: Duration) -> Result<u64> {
+/// The time that was `age` ago by the database's clock.
+pub(super) fn before<'a, S: Session>(age: Duration) -> Statement<'a> {
+    let age_ms = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
+    Statement::new(S::NOW_MS).sql(" - ?").bind(age_ms)
+}
+
+/// Which finished tasks to remove.
+#[derive(Clone, Copy)]
+pub(super) enum Which {
+    /// Those that are finished for so long.
+    Old(Duration),
+    /// The dead ones.
+    Dead,
+}
+
+/// Removes such tasks among `ids`, with their letters, and keeps their keys. Answers how many.
+pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], which: Which) -> Result<u64> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
     let mut count = 0;
     for ids in lists(&ids) {
-        let still = Statement::new("SELECT key_hash, id, status FROM tasks WHERE status <> 0 AND ")
-            .append(old_enough::<S>(age))
+        let condition = match which {
+            Which::Old(age) => old_enough::<S>(age),
+            Which::Dead => Statement::new("status = 2"),
+        };
+        let still = Statement::new("SELECT key_hash, id, status FROM tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE status <> 0 AND ")
+            .append(condition)
             .sql(" AND id IN ")
             .list(ids)
             .sql(" ORDER BY id")
@@ -96,7 +116,12 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], age: Dur
             session.execute(keep.sql(&S::keep_first("status"))).await?;
         }
         let ids: Vec<TaskId> = moved.iter().map(|(_, id, _)| *id).collect();
-        for table in ["DELETE FROM results WHERE task_id IN ", "DELETE FROM tasks WHERE id IN "] {
+        const TABLES: [&str; 3] = [
+            "DELETE FROM results WHERE task_id IN ",
+            "DELETE FROM tasks WHERE id IN ",
+            "DELETE FROM letters WHERE id IN ",
+        ];
+        for table in TABLES {
             session.execute(Statement::new(table).list(&ids)).await?;
         }
         // A final task has left the outbox. If not, its row would stay there for ever.

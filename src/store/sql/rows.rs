@@ -99,6 +99,7 @@ pub(super) struct TaskDetailColumns {
     completed: i64,
     attempts: i64,
     reason: String,
+    epoch: i64,
     updated_ms: i64,
     unpublished: i64,
 }
@@ -109,6 +110,7 @@ from_row!(TaskDetailColumns {
     completed,
     attempts,
     reason,
+    epoch,
     updated_ms,
     unpublished
 });
@@ -123,6 +125,7 @@ impl TryFrom<TaskDetailColumns> for TaskDetail {
             completed: number(columns.completed)?,
             attempts: number(columns.attempts)?,
             reason: columns.reason,
+            epoch: number(columns.epoch)?,
             updated_unix_ms: columns.updated_ms,
             unpublished: columns.unpublished != 0,
         })

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashSet};
 use super::{
     counts::Counts,
     insert::{self, OldKeys},
+    letters::{self, NewLetter},
     outbox,
     rows::{from_row, key_hash, number, queue_name, status, task_id, worker_name},
     session::Session,
     statement::{Statement, Value, lists, pieces},
 };
-use crate::model::{Encoding, KeyHash, LeaseNumber, QueueName, StoredStatus, TaskId};
+use crate::model::{DeadLetter, Encoding, KeyHash, LeaseNumber, QueueName, StoredStatus, TaskId};
 use crate::store::{NewRow, Result, Settled, Settlement, Turn};
 
 /// The part of a task that reports change.
@@ -22,6 +23,7 @@ struct Progress {
     status: StoredStatus,
     completed: u32,
     attempts: u32,
+    epoch: u32,
     reason: String,
     updated_ms: i64,
     /// It may have a row in the outbox.
@@ -79,12 +81,14 @@ pub(super) async fn settle<S: Session>(
     old_keys: &OldKeys,
 ) -> Result<Vec<Settled>> {
     let mut tasks = lock_tasks(session, reports).await?;
-    let mut results = Vec::new();
-    let mut settled: Vec<Settled> = reports.iter().map(|report| decide(report, &mut tasks, &mut results)).collect();
+    let (mut results, mut letters) = (Vec::new(), Vec::new());
+    let decide = |report| decide(report, &mut tasks, &mut results, &mut letters);
+    let mut settled: Vec<Settled> = reports.iter().map(decide).collect();
 
     let mut counts = Counts::default();
     store_results(session, &results).await?;
     store_progress(session, &tasks, &mut counts).await?;
+    letters::add(session, &letters).await?;
     store_discovered(session, reports, batch, &mut settled, &mut counts, old_keys).await?;
     counts.store(session).await?;
     Ok(settled)
@@ -98,7 +102,7 @@ async fn lock_tasks<S: Session>(session: &mut S, reports: &[Settlement]) -> Resu
     let mut tasks = BTreeMap::new();
     for ids in lists(&ids) {
         let found = Statement::new(
-            "SELECT id, key_hash, queue, replicas, status, completed, attempts, reason, updated_ms, on_bus \
+            "SELECT id, key_hash, queue, replicas, status, completed, attempts, epoch, reason, updated_ms, on_bus \
              FROM tasks WHERE id IN ",
         )
         .list(ids)
@@ -131,11 +135,24 @@ struct ProgressColumns {
     status: i64,
     completed: i64,
     attempts: i64,
+    epoch: i64,
     reason: String,
     updated_ms: i64,
     on_bus: i64,
 }
-from_row!(ProgressColumns { id, key_hash, queue, replicas, status, completed, attempts, reason, updated_ms, on_bus });
+from_row!(ProgressColumns {
+    id,
+    key_hash,
+    queue,
+    replicas,
+    status,
+    completed,
+    attempts,
+    epoch,
+    reason,
+    updated_ms,
+    on_bus
+});
 
 impl ProgressColumns {
     fn into_progress(self) -> Result<Progress> {
@@ -148,6 +165,7 @@ impl ProgressColumns {
             status,
             completed: number(self.completed)?,
             attempts: number(self.attempts)?,
+            epoch: number(self.epoch)?,
             reason: self.reason,
             updated_ms: self.updated_ms,
             off_bus: self.on_bus == 0,
@@ -162,6 +180,7 @@ fn decide<'a>(
     report: &'a Settlement,
     tasks: &mut BTreeMap<TaskId, Progress>,
     results: &mut Vec<NewResult<'a>>,
+    letters: &mut Vec<NewLetter>,
 ) -> Settled {
     let Some(task) = tasks.get_mut(report.id()) else {
         return Settled { unknown: true, ..Settled::default() };
@@ -179,10 +198,22 @@ fn decide<'a>(
             }
             (repeated, surplus)
         }
-        Settlement::Died { reason, attempts, at_unix_ms, .. } => {
+        // The task was sent again since.
+        Settlement::Died { epoch: Some(epoch), .. } if *epoch < task.epoch => {
+            return Settled { unknown: true, ..Settled::default() };
+        }
+        Settlement::Died { id, reason, attempts, history, at_unix_ms, .. } => {
             let repeated = task.status == StoredStatus::Dead;
             if !task.status.is_final() {
                 task.die(reason, *attempts, *at_unix_ms);
+                let letter = DeadLetter {
+                    task_id: Some(*id),
+                    queue: task.queue.as_str().to_owned(),
+                    at_unix_ms: *at_unix_ms,
+                    history: history.clone(),
+                    ..Default::default()
+                };
+                letters.push(NewLetter::from(&letter));
             }
             (repeated, false)
         }

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use uuid::Uuid;
 
-use crate::model::{Encoding, KeyHash, Priority, QueueName, SecretHash, StoredStatus, TaskId};
+use crate::model::{Encoding, KeyHash, LetterKind, Priority, QueueName, SecretHash, StoredStatus, TaskId};
 use crate::store::{Turn, Unpublished};
 
 /// The numbers of rows that a statement may have. SQLite allows 500 terms in a compound select and 32,766 values.
@@ -42,6 +42,7 @@ value! {
     StoredStatus => |v| Value::Int(v as i64);
     Priority => |v| Value::Int(v as i64);
     Encoding => |v| Value::Int(v as i64);
+    LetterKind => |v| Value::Int(v as i64);
     Unpublished => |v| Value::Int(v as i64);
     Turn => |v| Value::Int(v.0);
     &'a Turn => |v| Value::Int(v.0);

@@ -28,15 +28,17 @@ fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
 }
 
 pub(super) async fn states<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Result<Vec<TaskState>> {
+    type Columns = (Vec<u8>, i64, i64, Option<Vec<u8>>);
     let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
     for ids in lists(&distinct(ids)) {
         let credited = Statement::new(
-            "SELECT id, status, worker FROM tasks LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
+            "SELECT id, status, epoch, worker FROM tasks \
+             LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
         )
         .list(ids);
-        for (id, number, worker) in sql.read::<(Vec<u8>, i64, Option<Vec<u8>>)>("states", credited).await? {
-            let (id, status) = (task_id(&id)?, status(number)?);
-            let state = states.entry(id).or_insert(TaskState { id, status, workers: Vec::new() });
+        for (id, stored, epoch, worker) in sql.read::<Columns>("states", credited).await? {
+            let (id, status, epoch) = (task_id(&id)?, status(stored)?, number(epoch)?);
+            let state = states.entry(id).or_insert(TaskState { id, status, workers: Vec::new(), epoch });
             state.workers.extend(worker.map(worker_name).transpose()?);
         }
     }
@@ -136,7 +138,7 @@ pub(super) async fn owners<DB: Backend>(sql: &Runner<DB>, keys: &[KeyHash]) -> R
 
 pub(super) async fn task<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Option<TaskDetail>> {
     let task = Statement::new(format!(
-        "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, updated_ms, \
+        "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, epoch, updated_ms, \
              (EXISTS (SELECT 1 FROM outbox WHERE task_id = id) OR (on_bus = 1 AND pub_generation = '' AND EXISTS \
              (SELECT 1 FROM batches WHERE batch = insertion AND generation = ''))) AS unpublished \
          FROM tasks WHERE id = ?"

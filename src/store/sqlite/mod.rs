@@ -150,7 +150,10 @@ mod tests {
     use super::*;
     use crate::{
         config::Settings,
-        model::{Encoding, LeaseNumber, NewTask, Offset, ShardId, TaskId, WorkerName, validate},
+        model::{
+            DeadLetter, Encoding, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages, NewTask, Offset,
+            QueueName, ShardId, TaskId, WorkerName, validate,
+        },
         store::{NewRow, Published, Rebuilt, Settlement, Store, Turn, Unpublished},
     };
 
@@ -265,8 +268,10 @@ mod tests {
         let tasks = vec![(ids[0], Turn::FIRST), (ids[20], Turn::FIRST)];
         store.mark_published("g", &[Published { partition, offset: Offset::default(), tasks }]).await.unwrap();
         let completed = completed(ids[3], vec![row("1"), row("child")]);
-        let died = Settlement::Died { id: ids[4], reason: "no luck".into(), attempts: 1, at_unix_ms: 1 };
+        let (reason, history) = ("no luck".to_owned(), Vec::new());
+        let died = Settlement::Died { id: ids[4], reason, attempts: 1, history, epoch: Some(0), at_unix_ms: 1 };
         store.settle(&[completed.clone(), completed, died]).await.unwrap();
+        letters(&store, &rows[0].task.queue, ids[4]).await;
         let without: HashSet<TaskId> = [ids[10]].into();
         store.due(i64::MAX, 5, &without).await.unwrap();
         let queue = &rows[0].task.queue;
@@ -297,5 +302,30 @@ mod tests {
         assert_eq!(store.remove_finished(Duration::from_secs(1), 10).await.unwrap(), 2);
         store.insert(&[row("3"), row("4")]).await.unwrap();
         store.insert(&[row("3"), row("4")]).await.unwrap();
+    }
+
+    /// Every statement about letters, where `dead` is a dead task. It is dead again in the end.
+    async fn letters(store: &SqliteStore, queue: &QueueName, dead: TaskId) {
+        let record = DeadLetter { topic: "pipeline".into(), at_unix_ms: 1, ..Default::default() };
+        store.keep_letters(std::slice::from_ref(&record)).await.unwrap();
+        let after = Some(LetterCursor { at_unix_ms: i64::MAX, id: dead });
+        for (queue, kind, found) in [(None, None, 2), (Some(queue), None, 1), (None, Some(LetterKind::Record), 1)] {
+            for after in [None, after] {
+                let filter = LetterFilter { queue: queue.cloned(), kind, ..Default::default() };
+                let page = store.letters(&LetterPages { filter, limit: 5, after }).await.unwrap();
+                assert_eq!(page.letters.len(), found);
+            }
+        }
+        let filter = LetterFilter { queue: Some(queue.clone()), kind: Some(LetterKind::Task), ..Default::default() };
+        let page = store.letters(&LetterPages { filter, limit: 1, after: None }).await.unwrap();
+        assert_eq!(page.next.map(|next| next.id), Some(dead));
+        assert!(store.letter(dead).await.unwrap().is_some() && store.letter(record.id()).await.unwrap().is_some());
+        assert_eq!(store.letter_kinds(&[dead, record.id()]).await.unwrap().len(), 2);
+        assert_eq!(store.retry(&[dead], 1).await.unwrap().len(), 1);
+        let (reason, history) = ("again".to_owned(), Vec::new());
+        let died = Settlement::Died { id: dead, reason, attempts: 1, history, epoch: Some(1), at_unix_ms: 1 };
+        store.settle(&[died]).await.unwrap();
+        assert_eq!(store.remove_old_letters(Duration::from_secs(1), 5).await.unwrap(), 1);
+        assert_eq!(store.purge(&[record.id()]).await.unwrap(), 0);
     }
 }

@@ -328,6 +328,134 @@ pub struct ExtendTasksResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
 }
+/// Which letters. Empty fields choose all.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LetterFilter {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(enumeration = "LetterKind", tag = "2")]
+    pub kind: i32,
+    /// From this time on, …
+    #[prost(message, optional, tag = "3")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    /// … and before this one.
+    #[prost(message, optional, tag = "4")]
+    pub until: ::core::option::Option<::prost_types::Timestamp>,
+    /// The beginning of the reason; only together with `queue`.
+    #[prost(string, tag = "5")]
+    pub reason: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListDeadLettersRequest {
+    #[prost(message, optional, tag = "1")]
+    pub filter: ::core::option::Option<LetterFilter>,
+    /// Letters to look at, 1 to 1,000; 0 means 100. With `reason`, a page may have fewer.
+    #[prost(uint32, tag = "2")]
+    pub limit: u32,
+    /// Of the page before; empty for the first one.
+    #[prost(string, tag = "3")]
+    pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListDeadLettersResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub letters: ::prost::alloc::vec::Vec<Letter>,
+    /// For the next page; empty after the last one.
+    #[prost(string, tag = "2")]
+    pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetDeadLetterRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LetterAttempt {
+    #[prost(message, optional, tag = "1")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(string, tag = "2")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub error: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Letter {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(enumeration = "LetterKind", tag = "2")]
+    pub kind: i32,
+    /// Empty for a record.
+    #[prost(string, tag = "3")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "5")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    /// Failures of a dead task.
+    #[prost(uint32, tag = "6")]
+    pub attempts: u32,
+    /// The last failures, the earliest first.
+    #[prost(message, repeated, tag = "7")]
+    pub history: ::prost::alloc::vec::Vec<LetterAttempt>,
+    /// The task as an insert takes it, with its trace context. In a list only its queue and key.
+    #[prost(message, optional, tag = "8")]
+    pub task: ::core::option::Option<NewTask>,
+    /// The task whose worker discovered this one.
+    #[prost(string, tag = "9")]
+    pub parent_id: ::prost::alloc::string::String,
+    /// The place of a record, and in GetDeadLetter its value.
+    #[prost(string, tag = "10")]
+    pub topic: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "11")]
+    pub partition: u32,
+    #[prost(string, tag = "12")]
+    pub offset: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "13")]
+    pub value: ::prost::bytes::Bytes,
+}
+/// Names letters by `ids` or by `filter`.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChangeDeadLettersRequest {
+    /// At most 1,000.
+    #[prost(string, repeated, tag = "1")]
+    pub ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "2")]
+    pub filter: ::core::option::Option<LetterFilter>,
+    /// Only count.
+    #[prost(bool, tag = "3")]
+    pub dry_run: bool,
+    /// With a filter: this, or dry_run. Otherwise taskd answers INVALID_ARGUMENT and changes nothing.
+    #[prost(bool, tag = "4")]
+    pub yes: bool,
+    /// With a filter: letters to look at in this call, 1 to 1,000; 0 means 500.
+    #[prost(uint32, tag = "5")]
+    pub limit: u32,
+    /// With a filter: of the call before; empty for the first one.
+    #[prost(string, tag = "6")]
+    pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LetterFailure {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub error: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ChangeDeadLettersResponse {
+    /// Letters that the request names, among those looked at.
+    #[prost(uint64, tag = "1")]
+    pub matched: u64,
+    /// Letters that were sent again, or purged. 0 with dry_run.
+    #[prost(uint64, tag = "2")]
+    pub changed: u64,
+    /// Letters that stay, each with the reason.
+    #[prost(message, repeated, tag = "3")]
+    pub failed: ::prost::alloc::vec::Vec<LetterFailure>,
+    /// For the next call; empty if there are no more.
+    #[prost(string, tag = "4")]
+    pub cursor: ::prost::alloc::string::String,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Priority {
@@ -655,6 +783,46 @@ impl ItemStatus {
             "ITEM_STATUS_CANCELLED" => Some(Self::Cancelled),
             "ITEM_STATUS_INVALID" => Some(Self::Invalid),
             "ITEM_STATUS_TRY_LATER" => Some(Self::TryLater),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum LetterKind {
+    /// In a filter: all kinds.
+    Unspecified = 0,
+    /// A task that failed for good. The letter has the id of the task.
+    Task = 1,
+    /// A discovered task that found no room, or was not valid.
+    Discovered = 2,
+    /// A record of a topic that cannot be decoded or handled. It cannot be sent again.
+    Record = 3,
+    /// A task that an insert did not accept, of a queue with `keep_refused`.
+    Refused = 4,
+}
+impl LetterKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "LETTER_KIND_UNSPECIFIED",
+            Self::Task => "LETTER_KIND_TASK",
+            Self::Discovered => "LETTER_KIND_DISCOVERED",
+            Self::Record => "LETTER_KIND_RECORD",
+            Self::Refused => "LETTER_KIND_REFUSED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "LETTER_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "LETTER_KIND_TASK" => Some(Self::Task),
+            "LETTER_KIND_DISCOVERED" => Some(Self::Discovered),
+            "LETTER_KIND_RECORD" => Some(Self::Record),
+            "LETTER_KIND_REFUSED" => Some(Self::Refused),
             _ => None,
         }
     }
@@ -1643,6 +1811,537 @@ pub mod tasks_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Generated client implementations.
+pub mod operator_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Shows and changes what taskd gave up: dead letters.
+    #[derive(Debug, Clone)]
+    pub struct OperatorClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl OperatorClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> OperatorClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> OperatorClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            OperatorClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Lists letters without their payloads, the newest first, page by page.
+        pub async fn list_dead_letters(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListDeadLettersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/ListDeadLetters",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "ListDeadLetters"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads one letter with all that it has. NOT_FOUND if no letter has this id.
+        pub async fn get_dead_letter(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetDeadLetterRequest>,
+        ) -> std::result::Result<tonic::Response<super::Letter>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/GetDeadLetter",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "GetDeadLetter"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Sends tasks again: dead ones keep their ids and credits, the others are inserted. Their letters go.
+        pub async fn retry_dead_letters(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChangeDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ChangeDeadLettersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/RetryDeadLetters",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "RetryDeadLetters"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Removes letters; of a dead task only the key stays.
+        pub async fn purge_dead_letters(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChangeDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ChangeDeadLettersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/PurgeDeadLetters",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "PurgeDeadLetters"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod operator_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with OperatorServer.
+    #[async_trait]
+    pub trait Operator: std::marker::Send + std::marker::Sync + 'static {
+        /// Lists letters without their payloads, the newest first, page by page.
+        async fn list_dead_letters(
+            &self,
+            request: tonic::Request<super::ListDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListDeadLettersResponse>,
+            tonic::Status,
+        >;
+        /// Reads one letter with all that it has. NOT_FOUND if no letter has this id.
+        async fn get_dead_letter(
+            &self,
+            request: tonic::Request<super::GetDeadLetterRequest>,
+        ) -> std::result::Result<tonic::Response<super::Letter>, tonic::Status>;
+        /// Sends tasks again: dead ones keep their ids and credits, the others are inserted. Their letters go.
+        async fn retry_dead_letters(
+            &self,
+            request: tonic::Request<super::ChangeDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ChangeDeadLettersResponse>,
+            tonic::Status,
+        >;
+        /// Removes letters; of a dead task only the key stays.
+        async fn purge_dead_letters(
+            &self,
+            request: tonic::Request<super::ChangeDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ChangeDeadLettersResponse>,
+            tonic::Status,
+        >;
+    }
+    /// Shows and changes what taskd gave up: dead letters.
+    #[derive(Debug)]
+    pub struct OperatorServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> OperatorServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for OperatorServer<T>
+    where
+        T: Operator,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/taskd.v1.Operator/ListDeadLetters" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListDeadLettersSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::ListDeadLettersRequest>
+                    for ListDeadLettersSvc<T> {
+                        type Response = super::ListDeadLettersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListDeadLettersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::list_dead_letters(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListDeadLettersSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/GetDeadLetter" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetDeadLetterSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::GetDeadLetterRequest>
+                    for GetDeadLetterSvc<T> {
+                        type Response = super::Letter;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetDeadLetterRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::get_dead_letter(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetDeadLetterSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/RetryDeadLetters" => {
+                    #[allow(non_camel_case_types)]
+                    struct RetryDeadLettersSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::ChangeDeadLettersRequest>
+                    for RetryDeadLettersSvc<T> {
+                        type Response = super::ChangeDeadLettersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ChangeDeadLettersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::retry_dead_letters(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RetryDeadLettersSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/PurgeDeadLetters" => {
+                    #[allow(non_camel_case_types)]
+                    struct PurgeDeadLettersSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::ChangeDeadLettersRequest>
+                    for PurgeDeadLettersSvc<T> {
+                        type Response = super::ChangeDeadLettersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ChangeDeadLettersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::purge_dead_letters(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PurgeDeadLettersSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for OperatorServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "taskd.v1.Operator";
+    impl<T> tonic::server::NamedService for OperatorServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 /// Topic `pipeline`: one task on its way from SQL to the queue. Its partition is the task's shard.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PipelineRecord {
@@ -1760,6 +2459,9 @@ pub struct Died {
     /// The last failures, the earliest first.
     #[prost(message, repeated, tag = "3")]
     pub history: ::prost::alloc::vec::Vec<Failure>,
+    /// The task's epoch: how often it was sent again before this death.
+    #[prost(uint32, tag = "4")]
+    pub epoch: u32,
 }
 /// One failure of a task: a rejection, or an expired lease.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1787,8 +2489,8 @@ pub struct Expiration {
     #[prost(int64, tag = "6")]
     pub at_unix_ms: i64,
 }
-/// Topic `dead-letters`: a task that failed for good, a discovered task that could not be stored, or a record that could
-/// not be decoded. A letter may come twice.
+/// Topic `dead-letters`: a task that failed for good, a discovered task that could not be stored, a record that could not
+/// be decoded, or a task that an insert did not accept. A letter may come twice. SQL keeps letters in this form, too.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DeadLetter {
     #[prost(string, tag = "1")]

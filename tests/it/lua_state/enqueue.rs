@@ -58,7 +58,7 @@ fn enqueue_as(call: &mut Call, epoch: u64, after: &str, upto: &str, high_tasks: 
     argue(call, &tasks.iter().map(|(offset, letter, ..)| (*offset, *letter, body(2))).collect::<Vec<_>>());
     for (place, (_, _, num, not_before)) in tasks.iter().enumerate() {
         if *num != 1 || *not_before != 0 {
-            call.arg(place + 1).arg(*num).arg(*not_before).arg("");
+            call.arg(place + 1).arg(*num).arg(*not_before).arg("").arg(0);
         }
     }
 }
@@ -184,10 +184,10 @@ async fn enqueue_takes_tasks_that_are_not_like_most() {
         for (letter, _) in tasks {
             call.arg(id(letter)).arg(body(2));
         }
-        call.arg(2).arg(1).arg(NOW).arg("");
-        call.arg(3).arg(2).arg(0).arg(&b"\x91\xa1w"[..]);
-        call.arg(4).arg(200).arg(0).arg("");
-        call.arg(5).arg(3).arg(0).arg(&b"\x93\xa1u\xa1v\xa1w"[..]);
+        call.arg(2).arg(1).arg(NOW).arg("").arg(0);
+        call.arg(3).arg(2).arg(0).arg(&b"\x91\xa1w"[..]).arg(0);
+        call.arg(4).arg(200).arg(0).arg("").arg(0);
+        call.arg(5).arg(3).arg(0).arg(&b"\x93\xa1u\xa1v\xa1w"[..]).arg(0);
     };
     assert_eq!(flat(f.run(&scripts::ENQUEUE, enqueue).await.expect("enqueue")), ["ok", "6", "4", "2"]);
     let after = f.state().await;
@@ -206,7 +206,7 @@ async fn enqueue_takes_tasks_that_are_not_like_most() {
         call.arg(id('c'));
     };
     let record = f.run(&scripts::INSPECT, inspect).await.expect("inspect");
-    assert_eq!(flat(record), ["topic/6-0", "L", "2", "1", "0", "0", "0"], "w is credited");
+    assert_eq!(flat(record), ["topic/6-0", "L", "2", "1", "0", "0", "0", "0"], "w is credited");
 }
 
 #[tokio::test]
@@ -245,7 +245,7 @@ async fn enqueue_refuses_a_batch_with_a_task_of_no_priority() {
     for (priority, not_before) in [(0, 0), (0, NOW + 5), (4, NOW + 5)] {
         let enqueue = |call: &mut Call| {
             enqueue_bodies(call, 1000, &[("1-0", 'a', body(2)), ("2-0", 'b', body(priority))]);
-            call.arg(2).arg(1).arg(not_before).arg("");
+            call.arg(2).arg(1).arg(not_before).arg("").arg(0);
         };
         let error = f.run(&scripts::ENQUEUE, enqueue).await.expect_err("no lane");
         assert!(error.contains("BADTASK"), "{error}");
@@ -267,7 +267,7 @@ async fn enqueue_counts_what_waits_for_its_time_against_the_bound_on_live_tasks_
 
     let bounded = |call: &mut Call| {
         enqueue_bodies(call, 3, &[("5-0", 'e', body(2))]);
-        call.arg(1).arg(1).arg(later).arg("");
+        call.arg(1).arg(1).arg(later).arg("").arg(0);
     };
     assert_eq!(flat(f.run(&scripts::ENQUEUE, bounded).await.expect("enqueue")), ["ok", "0", "0", "0"]);
     changed(&before, &f.state().await, &[]);
@@ -297,6 +297,75 @@ async fn enqueue_keeps_the_head_of_a_large_body_apart() {
             ),
         ],
     );
+}
+
+/// One task of NUM `num` in this epoch, with these credited workers.
+fn enqueue_again(call: &mut Call, letter: char, num: u64, epoch: u32, credited: &[u8]) {
+    enqueue_bodies(call, 1000, &[("5-0", letter, body(2))]);
+    call.arg(1).arg(num).arg(0).arg(credited).arg(epoch);
+}
+
+#[tokio::test]
+async fn enqueue_gives_a_task_that_was_sent_again_a_record_of_its_epoch() {
+    let f = Fixture::new().await;
+    // a died a moment ago, after two offers, and c has its first record; x was completed meanwhile.
+    f.seed("HSET", "records", &[&id('a'), b"\x98\xa1D\x02\x04\x90\x90\x90\x05\x02"]).await;
+    f.seed("LPUSH", "m:T", &[&element(2, 0, 'a'), &element(2, 2, 'a')]).await;
+    for letter in ['x', 'a', 'y'] {
+        f.seed("RPUSH", "finals", &[&id(letter)]).await;
+    }
+    let before = f.state().await;
+    let run = |call: &mut Call| enqueue_again(call, 'a', 2, 1, b"\x91\xa1w");
+    assert_eq!(flat(f.run(&scripts::ENQUEUE, run).await.expect("enqueue")), ["ok", "1", "1", "0"]);
+    let record = r#"a=["L",2,0,[],["w","0"],[],0,3,[],[],1]"#;
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("offset", &["topic/5-0"]),
+            ("records", &[record]),
+            ("bodies", &["a=body2"]),
+            ("m:T", &["2/3/a", "2/2/a", "2/0/a"]),
+            ("finals", &["x", "y"]),
+            ("counters", &["largest_body=13", "open_bytes=413", "live=1", "open=1"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn enqueue_ignores_a_task_whose_record_is_not_of_an_earlier_epoch() {
+    for (record, epoch) in [
+        (&b"f5:1:w"[..], 0),
+        // Live, before it died for those who sent it again: Redis was set back.
+        (b"1", 1),
+        (b"h3:w", 1),
+        // Final, and live, of that epoch and of a later one.
+        (b"\x9b\xa1D\x01\x01\x90\x90\x90\x05\x00\x90\x90\x01", 1),
+        (b"\x9b\xa1L\x01\x01\x90\x90\x90\x05\x00\x90\x90\x01", 1),
+        (b"\x9b\xa1D\x01\x01\x90\x90\x90\x05\x00\x90\x90\x02", 1),
+    ] {
+        let f = Fixture::new().await;
+        f.seed("HSET", "records", &[&id('a'), record]).await;
+        f.seed("RPUSH", "finals", &[&id('a')]).await;
+        let before = f.state().await;
+        let run = |call: &mut Call| enqueue_again(call, 'a', 1, epoch, b"");
+        assert_eq!(flat(f.run(&scripts::ENQUEUE, run).await.expect("enqueue")), ["ok", "1", "0", "1"], "{record:?}");
+        changed(&before, &f.state().await, &[("offset", &["topic/5-0"])]);
+    }
+}
+
+#[tokio::test]
+async fn enqueue_changes_nothing_of_a_task_that_was_sent_again_and_finds_no_room() {
+    let f = Fixture::new().await;
+    f.seed("HSET", "records", &[&id('a'), b"\x97\xa1D\x01\x01\x90\x90\x90\x05"]).await;
+    f.seed("RPUSH", "finals", &[&id('a')]).await;
+    let before = f.state().await;
+    let full = |call: &mut Call| {
+        enqueue_bodies(call, 0, &[("5-0", 'a', body(2))]);
+        call.arg(1).arg(1).arg(0).arg("").arg(1);
+    };
+    assert_eq!(flat(f.run(&scripts::ENQUEUE, full).await.expect("enqueue")), ["ok", "0", "0", "0"]);
+    assert_eq!(f.state().await, before);
 }
 
 fn close(call: &mut Call) {

@@ -41,7 +41,7 @@ async fn explain_shows_a_task_with_its_leases_and_failures_and_changes_nothing()
     let now = NOW.to_string();
     let (first, second, due) = ((NOW + 5).to_string(), (NOW + 7).to_string(), (NOW + 60).to_string());
     let shard = [&now, "topic/4-0", "1", "6", "2"];
-    let task = ["L", "5", "3", "1", "0", "u", "w", &first, "0", "v", &second, "1", &due, &now, "x", "no luck"];
+    let task = ["L", "5", "3", "1", "0", "0", "u", "w", &first, "0", "v", &second, "1", &due, &now, "x", "no luck"];
     for (worker, bar, ahead) in
         [("w", "holds", "1"), ("u", "completed", "2"), ("x", "refused", "2"), ("n", "", "2"), ("", "", "2")]
     {
@@ -69,7 +69,7 @@ async fn explain_finds_a_place_within_its_bound_only() {
     let others = vec![element(1, 0, 'x'); 150];
     f.seed("LPUSH", "m:T", &others.iter().map(Vec::as_slice).collect::<Vec<_>>()).await;
     f.waiting('b', 1, b"1").await;
-    let place = async |letter| f.explained(letter, "w").await.split_off(10);
+    let place = async |letter| f.explained(letter, "w").await.split_off(11);
     assert_eq!(place('a').await, ["", "0", "0"]);
     assert_eq!(place('b').await, ["", "-1", "-1"]);
     // Claims look at the retry lane first.

@@ -106,7 +106,7 @@ async fn complete_goes_on_with_records_that_an_earlier_version_packed() {
         call.arg(id('a'));
     };
     let answer = f.run(&scripts::INSPECT, inspect).await.expect("inspect");
-    assert_eq!(flat(answer), ["", "L", "3", "2", "1", "0", "0"]);
+    assert_eq!(flat(answer), ["", "L", "3", "2", "1", "0", "0", "0"]);
     let answer = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 3, "v"), ('a', "7", 1, "u")])).await;
     assert_eq!(flat(answer.expect("complete")), ["1", "2"]);
     assert_eq!(f.state().await["records"], [format!("a=e3 at {NOW} u:c1 w:c2 v:c3")]);
@@ -341,6 +341,43 @@ async fn a_task_that_dies_takes_its_backoffs_with_it() {
     let dead = f.state().await;
     assert_eq!((dead.get("delayed"), dead.get("leases"), dead.get("bodies")), (None, None, None));
     assert_eq!(dead["records"], [format!(r#"a=["D",2,4,[],[],[],{NOW},0]"#)]);
+}
+
+#[tokio::test]
+async fn a_task_that_was_sent_again_keeps_its_epoch_to_its_end() {
+    let f = Fixture::new().await;
+    // ["L", 1, 0, [], [], [], 0, 0, [], [], 2]
+    f.waiting('a', 1, b"\x9b\xa1L\x01\x00\x90\x90\x90\x00\x00\x90\x90\x02").await;
+    let before = f.state().await;
+    f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+    assert_eq!(f.state().await["records"], [r#"a=["L",1,0,[],[],["w","1"],0,0,[],[],2]"#]);
+    f.run(&scripts::REJECT, |call| reject(call, 'a', 1, "w", "retry", "0")).await.expect("reject");
+    let rejected = r#"a=["L",1,1,[],[],[],0,1,[],[1000000,"w",""],2]"#.replace("1000000", &NOW.to_string());
+    let shown = f.state().await["records"][0].clone();
+    assert!(shown.starts_with(&rejected[..30]) && shown.ends_with(",2]"), "{shown}");
+    f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+    let answer = f.run(&scripts::REJECT, |call| reject(call, 'a', 2, "w", "never", "")).await.expect("reject");
+    assert_eq!(flat(answer), ["1", "1"]);
+    let after = f.state().await;
+    assert_eq!(after["records"], [format!(r#"a=["D",1,3,[],[],[],{NOW},1,[],[],2]"#)]);
+    assert_eq!((after.get("leases"), after.get("bodies"), &after["finals"][..]), (None, None, &["a".to_owned()][..]));
+    assert!(
+        after["outbox"][0].starts_with("d=a a=3 ") && after["outbox"][0].ends_with(" e=2"),
+        "{:?}",
+        after["outbox"]
+    );
+    assert_ne!(before, after);
+
+    // A completion is final in the same form, which `finals` and `forget` read.
+    f.waiting('b', 1, b"\x9b\xa1L\x01\x00\x90\x90\x90\x00\x00\x90\x90\x02").await;
+    f.run(&scripts::CLAIM, |call| claim(call, &[("w", 1)])).await.expect("claim");
+    let done = f.run(&scripts::COMPLETE, |call| complete(call, &[('b', "7", 3, "w")])).await.expect("complete");
+    assert_eq!(flat(done), ["1"]);
+    assert_eq!(f.state().await["records"][1], format!(r#"b=["F",1,0,[],["w","3"],[],{NOW},0,[],[],2]"#));
+    let finals = |call: &mut Call| {
+        call.arg(-1).arg(10);
+    };
+    assert_eq!(flat(f.run(&scripts::FINALS, finals).await.expect("finals")), ["a", "b"]);
 }
 
 #[tokio::test]

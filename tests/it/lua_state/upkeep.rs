@@ -401,13 +401,18 @@ async fn inspect_shows_each_record_and_changes_nothing() {
     let both = b"\x97\xa1L\x03\x01\x91\xa19\x92\xa1u\xa11\x92\xa1w\xa12\x00";
     let scheduled = b"\x97\xa1L\x02\x00\x91\xa0\x90\x90\x00";
     f.seed("HSET", "records", &[&id('a'), b"h5:w", &id('b'), both, &id('c'), scheduled, &id('x'), b"\xc1"]).await;
+    // ["D", 1, 5, [], [], [], 7, 0, [], [], 3]
+    f.seed("HSET", "records", &[&id('d'), b"\x9b\xa1D\x01\x05\x90\x90\x90\x07\x00\x90\x90\x03"]).await;
     let before = f.state().await;
     let inspect = |call: &mut Call| {
-        call.arg(id('a')).arg(id('b')).arg(id('c')).arg(id('x')).arg(id('z'));
+        call.arg(id('a')).arg(id('b')).arg(id('c')).arg(id('x')).arg(id('z')).arg(id('d'));
     };
     let answer = flat(f.run(&scripts::INSPECT, inspect).await.expect("inspect"));
-    let (a, b, c) = (["L", "1", "0", "1", "0", "0"], ["L", "3", "1", "1", "1", "1"], ["L", "2", "0", "0", "0", "2"]);
-    assert_eq!(answer, [&["topic/4-0"][..], &a, &b, &c, &["0", "0"]].concat());
+    let a = ["L", "1", "0", "1", "0", "0", "0"];
+    let b = ["L", "3", "1", "1", "1", "1", "0"];
+    let c = ["L", "2", "0", "0", "0", "2", "0"];
+    let d = ["D", "1", "0", "0", "5", "0", "3"];
+    assert_eq!(answer, [&["topic/4-0"][..], &a, &b, &c, &["0", "0"], &d].concat());
     assert_eq!(f.state().await, before);
 }
 

@@ -112,7 +112,7 @@ impl Checked {
         let body = [head.concat(), vec![b'-'; new.size]].concat().into();
         let credited = (0..6).filter(|w| new.credited >> w & 1 == 1).map(|w| WORKERS[w].to_owned()).collect();
         let not_before_unix_ms = if new.later { i64::MAX >> 12 } else { 0 };
-        EnqueueTask { offset, id, replicas: new.replicas, not_before_unix_ms, body, credited }
+        EnqueueTask { offset, id, replicas: new.replicas, not_before_unix_ms, body, credited, epoch: 0 }
     }
 
     pub(super) async fn put(&mut self, tasks: &[NewTask]) -> Vec<TaskId> {
@@ -528,6 +528,7 @@ impl Checked {
                 // The short form of a record has no room for them.
                 failures: if short(task) { 0 } else { task.failures },
                 waiting: number(task.waiting),
+                epoch: 0,
             });
             assert_eq!(record, expected, "the record of {id}");
         }
@@ -652,9 +653,9 @@ fn claimed(answer: Value) -> (Got, Option<bool>) {
 /// Times are not compared.
 fn without_times(event: Event) -> Event {
     match event {
-        Event::Died { id, attempts, reason, mut history } => {
+        Event::Died { id, attempts, reason, mut history, epoch } => {
             history.iter_mut().for_each(|failure| failure.at_unix_ms = 0);
-            Event::Died { id, attempts, reason, history }
+            Event::Died { id, attempts, reason, history, epoch }
         }
         other => other,
     }

@@ -240,7 +240,7 @@ impl Model {
             self.finals.push_back(id);
             self.waits.retain(|member, _| id_of(member) != id);
             let (attempts, reason, history) = (task.failures, reason.into(), task.history.clone());
-            self.outbox.push_back(Event::Died { id, attempts, reason, history });
+            self.outbox.push_back(Event::Died { id, attempts, reason, history, epoch: 0 });
             return true;
         }
         let at_once = match mode {

@@ -40,7 +40,14 @@ pub(crate) async fn what_finished_long_ago_is_removed_and_stays_a_duplicate(db: 
     let all = [&done, &dead, &cancelled, &recent, &open, &half].map(Clone::clone);
     insert_new(&*store, &all).await;
     publish(&*store, &all, at(1, 0)).await;
-    let recently = Settlement::Died { id: recent.task.id, reason: "no luck".into(), attempts: 5, at_unix_ms: now };
+    let recently = Settlement::Died {
+        id: recent.task.id,
+        reason: "no luck".into(),
+        attempts: 5,
+        history: vec![],
+        epoch: None,
+        at_unix_ms: now,
+    };
     store.settle(&[completed(&done, "w"), died(&dead), recently, completed(&half, "w")]).await.unwrap();
     db.execute("UPDATE tasks SET status = 3, on_bus = 0 WHERE task_key = x'63616e63656c6c6564'").await;
     assert_eq!(store.remove_finished(Duration::MAX, 10).await.unwrap(), 0);
@@ -90,7 +97,7 @@ pub(crate) async fn the_earliest_finished_are_removed_first(db: &impl Database) 
     let report = |(moment, row): (usize, &usize)| {
         let (id, at_unix_ms) = (batch[*row].task.id, NOW + moment as i64);
         match moment % 2 {
-            0 => Settlement::Died { id, reason: String::new(), attempts: 1, at_unix_ms },
+            0 => Settlement::Died { id, reason: String::new(), attempts: 1, history: vec![], epoch: None, at_unix_ms },
             _ => match completed(&batch[*row], "w") {
                 Settlement::Completed { id, worker, lease, result, encoding, attempt, discovered, .. } => {
                     Settlement::Completed { id, worker, lease, result, encoding, attempt, discovered, at_unix_ms }

@@ -1,0 +1,202 @@
+//! Dead letters: list them, read one, send them again, purge them.
+
+use std::collections::{HashMap, HashSet};
+
+use tracing::Instrument as _;
+
+use super::{
+    access::{Denied, reaches, reaches_everything},
+    error::Error,
+    handle::{Api, span},
+    reader::Reader,
+    text::{ECHO, shorten},
+};
+use crate::{
+    model::{
+        Act, Caller, ChangeLetters, ChosenLetters, InsertAnswer, InsertStatus, LetterId, LetterKind, LetterPage,
+        LetterPages, LettersChanged, NewTask, StoredLetter,
+    },
+    pipelines::discovery,
+};
+
+/// The letters that a call looks at, where the caller does not say, and at most.
+const LISTED: u32 = 100;
+const CHANGED: u32 = 500;
+const MOST: u32 = 1000;
+/// The letters that are read and inserted at once. Each may have 8 MiB.
+const INSERTED_AT_ONCE: usize = 8;
+
+impl Api {
+    /// A page of letters, without payloads and values.
+    pub async fn letters(&self, caller: &Caller, pages: Result<LetterPages, String>) -> Result<LetterPage, Error> {
+        let pages = pages.and_then(|pages| bounded(pages, LISTED)).map_err(Error::Invalid)?;
+        reaches_all_of(caller, &pages)?;
+        let store = self.query()?.store();
+        Ok(store.letters(&pages).instrument(span("letters", caller)).await?)
+    }
+
+    /// A letter with all that it has.
+    pub async fn letter(&self, caller: &Caller, id: &str) -> Result<StoredLetter, Error> {
+        let id: LetterId = id.parse().map_err(|_| Error::NotALetterId(shorten(id, ECHO).into_owned()))?;
+        let letter = self.query()?.store().letter(id).instrument(span("letter", caller)).await?;
+        // A letter without a queue is for those who reach all queues.
+        let access = &caller.access;
+        let reached = letter.filter(|letter| access.reaches_everything() || access.reaches(&letter.letter.queue));
+        reached.ok_or(Error::NoSuchLetter(id))
+    }
+
+    /// Sends letters again. A repeat of a call that broke off changes only the rest.
+    pub async fn retry_letters(
+        &self,
+        caller: &Caller,
+        change: Result<ChangeLetters, String>,
+    ) -> Result<LettersChanged, Error> {
+        let retry = async {
+            let (mut changed, letters) = self.choose(caller, "retry", change).await?;
+            if let Some(letters) = letters {
+                self.retry(letters, &mut changed).await?;
+                note("sent again", &changed);
+            }
+            Ok(changed)
+        };
+        retry.instrument(span("retry_letters", caller)).await
+    }
+
+    /// Purges letters. Of a dead task only its key stays.
+    pub async fn purge_letters(
+        &self,
+        caller: &Caller,
+        change: Result<ChangeLetters, String>,
+    ) -> Result<LettersChanged, Error> {
+        let purge = async {
+            let (mut changed, letters) = self.choose(caller, "purge", change).await?;
+            if let Some(letters) = letters {
+                let ids: Vec<LetterId> = letters.into_iter().map(|(id, _)| id).collect();
+                changed.changed = self.query()?.store().purge(&ids).await?;
+                note("purged", &changed);
+            }
+            Ok(changed)
+        };
+        purge.instrument(span("purge_letters", caller)).await
+    }
+
+    /// The letters that a request names, and what is known of them. `None`: the caller only counts.
+    ///
+    /// Records the act before it changes anything: nothing is changed without an act.
+    async fn choose(
+        &self,
+        caller: &Caller,
+        what: &str,
+        change: Result<ChangeLetters, String>,
+    ) -> Result<(LettersChanged, Option<Vec<(LetterId, LetterKind)>>), Error> {
+        let ChangeLetters { chosen, dry_run, yes } = change.map_err(Error::Invalid)?;
+        let store = self.query()?.store();
+        let mut changed = LettersChanged::default();
+        let letters: Vec<(LetterId, LetterKind)> = match chosen {
+            ChosenLetters::Ids(ids) => {
+                reaches_everything(caller)?;
+                let found = store.letter_kinds(&ids).await?;
+                let known: HashSet<LetterId> = found.iter().map(|(id, _)| *id).collect();
+                let missing = ids.into_iter().filter(|id| !known.contains(id));
+                changed.failed = missing.map(|id| (id, Error::NoSuchLetter(id).to_string())).collect();
+                found
+            }
+            ChosenLetters::Pages(_) if !dry_run && !yes => {
+                let why = "a filter may mean many letters: send dry_run = true to count them, or yes = true to go on";
+                return Err(Error::Invalid(why.into()));
+            }
+            ChosenLetters::Pages(pages) => {
+                reaches_all_of(caller, &pages)?;
+                let page = store.letters(&bounded(pages, CHANGED).map_err(Error::Invalid)?).await?;
+                changed.next = page.next;
+                page.letters.into_iter().map(|letter| (letter.id, letter.kind)).collect()
+            }
+        };
+        changed.matched = letters.len() as u64;
+        if !dry_run && let [(first, _), others @ ..] = &letters[..] {
+            let who = caller.access.token().map_or("anybody", |token| &token.name);
+            let target = format!("{first} and {} others", others.len());
+            store.keep_act(&Act::new(who, &format!("{what} dead letters"), &target)).await?;
+        }
+        Ok((changed, (!dry_run).then_some(letters)))
+    }
+
+    async fn retry(&self, letters: Vec<(LetterId, LetterKind)>, changed: &mut LettersChanged) -> Result<(), Error> {
+        let mut by_kind: HashMap<LetterKind, Vec<LetterId>> = HashMap::new();
+        letters.into_iter().for_each(|(id, kind)| by_kind.entry(kind).or_default().push(id));
+        let mut of = |kind| by_kind.remove(&kind).unwrap_or_default();
+        for id in of(LetterKind::Record) {
+            changed.failed.push((id, "a record cannot be sent again; purge it if it is of no use".into()));
+        }
+        let query = self.query()?;
+        let dead = of(LetterKind::Task);
+        if !dead.is_empty() {
+            let retried = query.store().retry(&dead, query.now_unix_ms()).await?;
+            let retried: HashSet<LetterId> = retried.into_iter().map(|retried| retried.id).collect();
+            changed.changed += retried.len() as u64;
+            let stayed = dead.into_iter().filter(|id| !retried.contains(id));
+            changed.failed.extend(stayed.map(|id| (id, "the task is not dead any more".to_owned())));
+        }
+        let unstored = [of(LetterKind::Discovered), of(LetterKind::Refused)].concat();
+        for ids in unstored.chunks(INSERTED_AT_ONCE) {
+            insert_again(query, self.discovery()?, ids, changed).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a caller that does not reach the queues of a filter.
+fn reaches_all_of(caller: &Caller, pages: &LetterPages) -> Result<(), Denied> {
+    pages.filter.queue.as_ref().map_or_else(|| reaches_everything(caller), |queue| reaches(caller, queue.as_str()))
+}
+
+/// An operator's act stays in the log.
+fn note(done: &str, changed: &LettersChanged) {
+    let LettersChanged { changed, failed, .. } = changed;
+    tracing::info!(changed, failed = failed.len(), "{changed} dead letters were {done}, {} stay", failed.len());
+}
+
+fn bounded(pages: LetterPages, default: u32) -> Result<LetterPages, String> {
+    pages.filter.check()?;
+    match pages.limit {
+        0 => Ok(LetterPages { limit: default, ..pages }),
+        1..=MOST => Ok(pages),
+        limit => Err(format!("limit is {limit}; must be 1 to {MOST}")),
+    }
+}
+
+/// Inserts tasks that were never stored, and purges their letters. A process that is killed in between leaves a letter
+/// whose task is a duplicate then.
+async fn insert_again(
+    query: &Reader,
+    discovery: &discovery::Handle,
+    ids: &[LetterId],
+    changed: &mut LettersChanged,
+) -> Result<(), Error> {
+    let (mut tasks, mut sent): (Vec<NewTask>, Vec<LetterId>) = Default::default();
+    for id in ids {
+        // Somebody else may have purged it.
+        let Some(StoredLetter { letter, .. }) = query.store().letter(*id).await? else { continue };
+        match (letter.task, letter.values) {
+            (Some(task), None) => {
+                tasks.push(task);
+                sent.push(*id);
+            }
+            _ => changed.failed.push((*id, "this version of taskd cannot read the task".into())),
+        }
+    }
+    let answers = match discovery.insert_again(tasks).await {
+        Ok(answers) => answers,
+        Err(error) => sent.iter().map(|_| InsertAnswer::try_later(error.to_string())).collect(),
+    };
+    let mut done = Vec::new();
+    for (id, InsertAnswer { status, error, .. }) in sent.into_iter().zip(answers) {
+        match status {
+            InsertStatus::Created | InsertStatus::Duplicate => done.push(id),
+            InsertStatus::Rejected | InsertStatus::TryLater => changed.failed.push((id, error)),
+        }
+    }
+    query.store().purge(&done).await?;
+    changed.changed += done.len() as u64;
+    Ok(())
+}

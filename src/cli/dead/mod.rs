@@ -1,0 +1,314 @@
+//! `taskd dead`: lists dead letters, shows one, sends them again and purges them, over gRPC.
+
+mod show;
+
+use std::time::Duration;
+
+use anyhow::bail;
+use backon::BackoffBuilder;
+use clap::{Args, Subcommand, ValueEnum};
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use serde_json::json;
+use tonic::Status;
+
+use super::client::{self, Server, Taskd, WAITS, is_transient};
+use crate::{
+    config::Time,
+    model::now_unix_ms,
+    wire::{
+        pb::{self, operator_client::OperatorClient},
+        time::{from_rfc_3339, timestamp},
+    },
+};
+
+/// How long to go on while taskd is away or busy.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+/// The letters of one call.
+const AT_ONCE: u32 = 500;
+/// The largest letter that taskd sends: a record or a payload of 8 MiB, and what surrounds it.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+
+type Client = OperatorClient<Taskd>;
+
+/// List, show, retry and purge dead letters of a running taskd
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd dead list --queue crawl --since 2h          the newest first
+  taskd dead show 0199…                             one letter, with payload and attempts
+  taskd dead retry 0199… 0199…                      send these tasks again
+  taskd dead retry --queue crawl --reason timeout --dry-run
+                                                    count them
+  taskd dead retry --queue crawl --reason timeout --yes
+  taskd dead purge --kind record --until 7d --yes
+
+A task that is sent again keeps its id and the results that it has. What retry or purge has done stays
+done if it is interrupted: the same command goes on with the rest.
+Exit code: 0, or 1 if some letters could not be changed, 2 if the request is wrong or the server cannot be reached.")]
+pub struct Dead {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// List letters, the newest first
+    List(List),
+    /// Show one letter with all that it has, as JSON
+    Show(Show),
+    /// Send tasks again: those of the ids, or of the filter
+    Retry(Change),
+    /// Remove letters for ever; of a dead task only its key stays
+    Purge(Change),
+}
+
+#[derive(Args)]
+struct Filter {
+    /// Letters of this queue
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+
+    /// Letters of this kind: tasks that failed, discovered tasks without room, poison records, refused inserts
+    #[arg(long, value_enum, value_name = "KIND")]
+    kind: Option<Kind>,
+
+    /// From this time on: RFC 3339, or so long ago (2h, 7days)
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    since: Option<i64>,
+
+    /// Before this time: RFC 3339, or so long ago
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    until: Option<i64>,
+
+    /// Letters whose reason begins so; needs --queue
+    #[arg(long, value_name = "TEXT", requires = "queue")]
+    reason: Option<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    Task,
+    Discovered,
+    Record,
+    Refused,
+}
+
+#[derive(Args)]
+struct List {
+    #[command(flatten)]
+    filter: Filter,
+
+    /// Most letters to list
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: usize,
+
+    /// Print a JSON object per line
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    server: Server,
+}
+
+#[derive(Args)]
+struct Show {
+    /// Id of the letter; that of a dead task is the task's
+    id: String,
+
+    #[command(flatten)]
+    server: Server,
+}
+
+#[derive(Args)]
+struct Change {
+    /// Ids of letters, instead of a filter
+    #[arg(value_name = "ID", conflicts_with_all = ["queue", "kind", "since", "until"])]
+    ids: Vec<String>,
+
+    #[command(flatten)]
+    filter: Filter,
+
+    /// Only count
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Change all letters of the filter
+    #[arg(long)]
+    yes: bool,
+
+    /// Print the summary as one JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    server: Server,
+}
+
+/// A time, or a duration before now.
+fn time(text: &str) -> Result<i64, String> {
+    if let Some(at) = from_rfc_3339(text) {
+        return Ok(at);
+    }
+    let wrong = || format!("{text:?} is neither a time (2030-01-31T12:00:00Z) nor a duration (2h)");
+    let Time(ago) = text.parse().map_err(|_| wrong())?;
+    i64::try_from(ago.as_millis()).map(|ago| now_unix_ms().saturating_sub(ago)).map_err(|_| wrong())
+}
+
+impl Filter {
+    fn message(&self) -> pb::LetterFilter {
+        let kind = self.kind.map(|kind| match kind {
+            Kind::Task => pb::LetterKind::Task,
+            Kind::Discovered => pb::LetterKind::Discovered,
+            Kind::Record => pb::LetterKind::Record,
+            Kind::Refused => pb::LetterKind::Refused,
+        });
+        pb::LetterFilter {
+            queue: self.queue.clone().unwrap_or_default(),
+            kind: kind.unwrap_or_default().into(),
+            since: self.since.map(timestamp),
+            until: self.until.map(timestamp),
+            reason: self.reason.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// Runs the command. Answers whether every letter that it was to change was changed.
+pub async fn run(args: Dead) -> anyhow::Result<bool> {
+    match args.what {
+        What::List(args) => list(&args).await.map(|()| true),
+        What::Show(args) => show(&args).await.map(|()| true),
+        What::Retry(args) => {
+            change(&args, "sent again", async |client, request| client.retry_dead_letters(request).await).await
+        }
+        What::Purge(args) => {
+            change(&args, "purged", async |client, request| client.purge_dead_letters(request).await).await
+        }
+    }
+}
+
+async fn connect(server: &Server) -> anyhow::Result<Client> {
+    Ok(OperatorClient::new(server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES))
+}
+
+/// Calls taskd until it answers, for a while. Each call may be repeated.
+async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> anyhow::Result<T> {
+    let mut waits = WAITS.with_total_delay(Some(GIVE_UP_AFTER)).build();
+    loop {
+        match call().await {
+            Ok(answer) => return Ok(answer),
+            Err(status) => match waits.next().filter(|_| is_transient(&status)) {
+                Some(wait) => tokio::time::sleep(wait).await,
+                None => bail!("{}", client::said(&status)),
+            },
+        }
+    }
+}
+
+async fn list(args: &List) -> anyhow::Result<()> {
+    let client = connect(&args.server).await?;
+    let (mut cursor, mut left, mut letters) = (String::new(), args.limit, Vec::new());
+    while left > 0 {
+        let limit = u32::try_from(left).unwrap_or(AT_ONCE).min(AT_ONCE);
+        let request = pb::ListDeadLettersRequest { filter: Some(args.filter.message()), limit, cursor };
+        let page = patiently(async || client.clone().list_dead_letters(request.clone()).await).await?.into_inner();
+        left -= page.letters.len().min(left);
+        if args.json {
+            page.letters.iter().for_each(|letter| println!("{}", show::json(letter)));
+        } else {
+            letters.extend(page.letters);
+        }
+        cursor = page.cursor;
+        if cursor.is_empty() {
+            break;
+        }
+    }
+    if !args.json {
+        println!("{}", show::table(&letters));
+    }
+    Ok(())
+}
+
+async fn show(args: &Show) -> anyhow::Result<()> {
+    let client = connect(&args.server).await?;
+    let request = pb::GetDeadLetterRequest { id: args.id.clone() };
+    let letter = patiently(async || client.clone().get_dead_letter(request.clone()).await).await?.into_inner();
+    println!("{:#}", show::json(&letter));
+    Ok(())
+}
+
+/// The outcome of all calls of a command.
+#[derive(Default)]
+struct Total {
+    matched: u64,
+    changed: u64,
+    failed: u64,
+}
+
+async fn change(
+    args: &Change,
+    done: &str,
+    call: impl AsyncFn(
+        &mut Client,
+        pb::ChangeDeadLettersRequest,
+    ) -> Result<tonic::Response<pb::ChangeDeadLettersResponse>, Status>,
+) -> anyhow::Result<bool> {
+    let by_filter = args.ids.is_empty();
+    if by_filter && !args.dry_run && !args.yes {
+        bail!("this may change many letters: say --dry-run to count them, or --yes to go on");
+    }
+    let client = connect(&args.server).await?;
+    let mut requests: Vec<pb::ChangeDeadLettersRequest> = Vec::new();
+    let request =
+        pb::ChangeDeadLettersRequest { dry_run: args.dry_run, yes: args.yes, limit: AT_ONCE, ..Default::default() };
+    if by_filter {
+        requests.push(pb::ChangeDeadLettersRequest { filter: Some(args.filter.message()), ..request });
+    } else {
+        let some = args.ids.chunks(AT_ONCE as usize);
+        requests.extend(some.map(|ids| pb::ChangeDeadLettersRequest { ids: ids.to_vec(), ..request.clone() }));
+    }
+    let (mut total, bar) = (Total::default(), progress_bar());
+    for mut request in requests {
+        loop {
+            let answer = patiently(async || call(&mut client.clone(), request.clone()).await).await?.into_inner();
+            total.matched += answer.matched;
+            total.changed += answer.changed;
+            total.failed += answer.failed.len() as u64;
+            bar.suspend(|| answer.failed.iter().for_each(|failure| eprintln!("{}: {}", failure.id, failure.error)));
+            bar.set_message(format!("{} letters, {} {done}", HumanCount(total.matched), HumanCount(total.changed)));
+            bar.tick();
+            request.cursor = answer.cursor;
+            if request.cursor.is_empty() {
+                break;
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let Total { matched, changed, failed } = total;
+    if args.json {
+        println!("{}", json!({ "matched": matched, "changed": changed, "failed": failed, "dry_run": args.dry_run }));
+    } else if args.dry_run {
+        println!("{} letters would be {done}", HumanCount(matched));
+    } else {
+        println!("{} of {} letters {done}", HumanCount(changed), HumanCount(matched));
+    }
+    Ok(failed == 0)
+}
+
+/// A line of progress; it draws nothing if stderr is not a terminal.
+fn progress_bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {msg}  {elapsed}");
+    ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_a_date_or_so_long_ago() {
+        assert_eq!(time("1970-01-01T00:00:01Z"), Ok(1_000));
+        let ago = now_unix_ms() - time("2h").unwrap();
+        assert!((7_200_000..7_260_000).contains(&ago), "{ago}");
+        assert!(time("monday").unwrap_err().contains("neither a time"));
+    }
+}

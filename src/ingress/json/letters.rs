@@ -1,0 +1,302 @@
+//! Dead letters, and what an operator asks for.
+
+use std::collections::HashMap;
+
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    super::tally::Tally,
+    AtMost, Key, Unread, object,
+    text::Instant,
+    value::{Shown, Value},
+};
+use crate::{
+    model::{
+        self, ChangeLetters, ChosenLetters, LetterFilter, LetterPages, LettersChanged, Priority, QueueName,
+        StoredLetter,
+    },
+    wire::time::to_rfc_3339,
+};
+
+/// The most letters that a call names by id.
+const MAX_IDS: usize = 1000;
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "a filter")]
+struct Filter {
+    queue: String,
+    kind: String,
+    since: Option<Instant>,
+    until: Option<Instant>,
+    reason: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "an object with ids or a filter")]
+struct Change {
+    ids: AtMost<String, MAX_IDS>,
+    filter: Option<Filter>,
+    dry_run: bool,
+    yes: bool,
+    limit: u32,
+    cursor: String,
+}
+
+impl Filter {
+    fn read(self) -> Result<LetterFilter, String> {
+        let given = |text: String| Some(text).filter(|text| !text.is_empty());
+        let queue = given(self.queue).map(|queue| QueueName::new(&queue)).transpose();
+        Ok(LetterFilter {
+            queue: queue.map_err(|error| error.to_string())?,
+            kind: given(self.kind).map(|kind| kind.parse()).transpose()?,
+            since_unix_ms: self.since.map(|since| since.0),
+            until_unix_ms: self.until.map(|until| until.0),
+            reason: self.reason,
+        })
+    }
+}
+
+fn pages(filter: Filter, limit: u32, cursor: &str) -> Result<LetterPages, String> {
+    let after = if cursor.is_empty() { None } else { Some(cursor.parse()?) };
+    Ok(LetterPages { filter: filter.read()?, limit, after })
+}
+
+/// Reads the query of a list.
+pub(in crate::ingress) fn query(text: &str) -> Result<LetterPages, String> {
+    let (mut filter, mut limit, mut cursor) = (Filter::default(), 0, String::new());
+    for (name, value) in url::form_urlencoded::parse(text.as_bytes()) {
+        match &*name {
+            "queue" => filter.queue = value.into_owned(),
+            "kind" => filter.kind = value.into_owned(),
+            "since" => filter.since = Some(value.parse()?),
+            "until" => filter.until = Some(value.parse()?),
+            "reason" => filter.reason = value.into_owned(),
+            "limit" => limit = value.parse().map_err(|_| format!("limit {value:?} is not a whole number"))?,
+            "cursor" => cursor = value.into_owned(),
+            other => {
+                let known = "queue, kind, since, until, reason, limit, cursor";
+                return Err(format!("unknown parameter {other:?}; expected one of {known}"));
+            }
+        }
+    }
+    pages(filter, limit, &cursor)
+}
+
+/// Reads which letters to change.
+pub(in crate::ingress) fn change(body: &Bytes, tally: &mut Tally<'_>) -> Result<Result<ChangeLetters, String>, Unread> {
+    let Change { ids, filter, dry_run, yes, limit, cursor } = object(body)?;
+    for _ in &ids.0 {
+        tally.item()?;
+    }
+    let by_filter = filter.map(|filter| pages(filter, limit, &cursor)).transpose();
+    let chosen = by_filter.and_then(|pages| ChosenLetters::new(ids.0, pages));
+    Ok(chosen.map(|chosen| ChangeLetters { chosen, dry_run, yes }))
+}
+
+#[derive(Serialize)]
+pub(in crate::ingress) struct Page<'a> {
+    letters: Vec<Letter<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
+}
+
+impl<'a> From<&'a model::LetterPage> for Page<'a> {
+    fn from(page: &'a model::LetterPage) -> Self {
+        Self { letters: page.letters.iter().map(Letter::brief).collect(), cursor: page.next.map(|at| at.to_string()) }
+    }
+}
+
+#[derive(Serialize)]
+struct Attempt<'a> {
+    at: String,
+    worker: &'a str,
+    error: &'a str,
+}
+
+#[derive(Serialize)]
+pub(in crate::ingress) struct Letter<'a> {
+    id: String,
+    kind: &'static str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    queue: &'a str,
+    #[serde(flatten)]
+    key: Option<Key<'a>>,
+    reason: &'a str,
+    at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attempts: Option<u32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    history: Vec<Attempt<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent_id: Option<String>,
+    #[serde(flatten)]
+    record: Option<Record<'a>>,
+    #[serde(flatten)]
+    task: Option<Task<'a>>,
+}
+
+/// The place of a record, and its value.
+#[derive(Serialize)]
+struct Record<'a> {
+    topic: &'a str,
+    partition: u32,
+    offset: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value_base64: Option<String>,
+}
+
+/// The parts of a task that a list leaves out.
+#[derive(Serialize)]
+struct Task<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<Value<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_base64: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_encoding: Option<&'static str>,
+    headers: &'a HashMap<String, String>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    traceparent: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<Priority>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_attempts: Option<u32>,
+}
+
+impl<'a> Letter<'a> {
+    fn brief(stored: &'a StoredLetter) -> Self {
+        let StoredLetter { id, kind, letter } = stored;
+        let attempt = |failure: &'a model::Failure| Attempt {
+            at: to_rfc_3339(failure.at_unix_ms),
+            worker: &failure.worker,
+            error: &failure.reason,
+        };
+        let (topic, partition, offset) = (&letter.topic, letter.partition, &letter.offset);
+        Self {
+            id: id.to_string(),
+            kind: kind.as_str(),
+            queue: &letter.queue,
+            key: letter.task.as_ref().map(|task| (&task.key).into()),
+            reason: &letter.reason,
+            at: to_rfc_3339(letter.at_unix_ms),
+            attempts: (*kind == model::LetterKind::Task).then_some(letter.attempts),
+            history: letter.history.iter().map(attempt).collect(),
+            parent_id: letter.parent_id.map(|id| id.to_string()),
+            record: (!topic.is_empty()).then_some(Record { topic, partition, offset, value_base64: None }),
+            task: None,
+        }
+    }
+}
+
+/// A letter with all that it has.
+impl<'a> From<&'a StoredLetter> for Letter<'a> {
+    fn from(stored: &'a StoredLetter) -> Self {
+        let mut shown = Self::brief(stored);
+        let letter = &stored.letter;
+        if let Some(record) = &mut shown.record {
+            record.value_base64 = Some(BASE64.encode(&letter.value));
+        }
+        shown.task = letter.task.as_ref().map(|task| {
+            let Shown { value, base64, encoding } = Shown::of(&task.payload, task.payload_encoding);
+            Task {
+                payload: value,
+                payload_base64: base64,
+                payload_encoding: encoding,
+                headers: &task.headers,
+                traceparent: &task.traceparent,
+                replicas: task.replicas,
+                priority: task.priority,
+                max_attempts: task.max_attempts,
+            }
+        });
+        shown
+    }
+}
+
+#[derive(Serialize)]
+struct Failure<'a> {
+    id: String,
+    error: &'a str,
+}
+
+#[derive(Serialize)]
+pub(in crate::ingress) struct Changed<'a> {
+    matched: u64,
+    changed: u64,
+    failed: Vec<Failure<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
+}
+
+impl<'a> From<&'a LettersChanged> for Changed<'a> {
+    fn from(changed: &'a LettersChanged) -> Self {
+        let LettersChanged { matched, changed: count, failed, next } = changed;
+        let failed = failed.iter().map(|(id, error)| Failure { id: id.to_string(), error }).collect();
+        Self { matched: *matched, changed: *count, failed, cursor: next.map(|at| at.to_string()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{
+        super::testing::{share, shown, tally},
+        *,
+    };
+    use crate::model::{DeadLetter, LetterKind, NewTask, TaskId};
+
+    #[test]
+    fn a_query_and_a_filter_say_the_same() {
+        let text = "queue=q&kind=record&since=1970-01-01T00:00:01Z&until=1970-01-01T00%3A00%3A02%2B00%3A00&limit=7";
+        let pages = query(text).unwrap();
+        let filter = LetterFilter {
+            queue: QueueName::new("q").ok(),
+            kind: Some(LetterKind::Record),
+            since_unix_ms: Some(1_000),
+            until_unix_ms: Some(2_000),
+            reason: String::new(),
+        };
+        assert_eq!(pages, LetterPages { filter: filter.clone(), limit: 7, after: None });
+        let body = Bytes::from_static(
+            br#"{"filter":{"queue":"q","kind":"record","since":"1970-01-01T00:00:01Z",
+                "until":"1970-01-01T00:00:02Z"},"dry_run":true,"limit":7}"#,
+        );
+        let read = change(&body, &mut tally(&share())).unwrap().unwrap();
+        assert_eq!(read, ChangeLetters { chosen: ChosenLetters::Pages(pages), dry_run: true, yes: false });
+    }
+
+    #[test]
+    fn a_wrong_query_is_named() {
+        for (text, why) in [
+            ("queu=q", "unknown parameter \"queu\"; expected one of queue, kind"),
+            ("kind=dead", "unknown kind \"dead\"; expected task, discovered, record, refused"),
+            ("since=monday", "\"monday\" is not a time"),
+            ("limit=x", "limit \"x\" is not a whole number"),
+            ("cursor=x", "the cursor is not one of an earlier answer"),
+            ("queue=a%20b", "contains ' '"),
+        ] {
+            let said = query(text).unwrap_err();
+            assert!(said.contains(why), "{said:?} should say {why:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_leaves_out_what_a_letter_shows() {
+        let task = NewTask { key: "k".into(), payload: "p".into(), ..Default::default() };
+        let letter = DeadLetter { queue: "q".into(), task: Some(task), attempts: 3, ..Default::default() };
+        let stored = StoredLetter { id: TaskId::new(), kind: LetterKind::Task, letter };
+        let brief = shown(Letter::brief(&stored));
+        assert_eq!((&brief["key"], &brief["attempts"], brief.get("payload")), (&json!("k"), &json!(3), None));
+        assert_eq!(shown(Letter::from(&stored))["payload"], "p");
+        let letter = DeadLetter { topic: "pipeline".into(), value: "v".into(), ..Default::default() };
+        let stored = StoredLetter { id: TaskId::new(), kind: LetterKind::Record, letter };
+        let whole = shown(Letter::from(&stored));
+        assert_eq!((&whole["partition"], &whole["value_base64"]), (&json!(0), &json!("dg==")));
+        assert!(whole.get("attempts").is_none() && whole.get("queue").is_none());
+    }
+}

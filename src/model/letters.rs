@@ -1,0 +1,255 @@
+//! Dead letters: what taskd gave up, how an operator finds it, and what may become of it.
+
+use std::{fmt, str::FromStr};
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::{Failure, NewTask, QueueName, RecordedValues, TaskId};
+
+/// A record or a task that taskd gives up, for people.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeadLetter {
+    pub reason: String,
+    pub at_unix_ms: i64,
+    /// `None` for a record, and for a task that was not stored.
+    pub task_id: Option<TaskId>,
+    pub queue: String,
+    pub attempts: u32,
+    /// The place of a record: topic, partition and offset.
+    pub topic: String,
+    pub partition: u32,
+    pub offset: String,
+    /// The bytes of a record.
+    pub value: Bytes,
+    /// The task as an insert takes it.
+    pub task: Option<NewTask>,
+    /// The values of an unreadable task, which replace those of `task`.
+    pub values: Option<RecordedValues>,
+    /// The failures of a dead task.
+    pub history: Vec<Failure>,
+    /// The task whose worker discovered a task that was not stored.
+    pub parent_id: Option<TaskId>,
+}
+
+/// The id of a letter: of a dead task its id, of any other letter a hash of what it is about.
+pub type LetterId = TaskId;
+
+/// The subject of a letter. SQL and protobuf keep the discriminants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum LetterKind {
+    /// A task that failed for good.
+    Task = 1,
+    /// A discovered task that was not stored.
+    Discovered = 2,
+    /// A record that nobody can handle.
+    Record = 3,
+    /// A task that an insert did not accept.
+    Refused = 4,
+}
+
+impl LetterKind {
+    pub const ALL: [Self; 4] = [Self::Task, Self::Discovered, Self::Record, Self::Refused];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Task => "task",
+            Self::Discovered => "discovered",
+            Self::Record => "record",
+            Self::Refused => "refused",
+        }
+    }
+
+    pub fn from_number(number: i64) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as i64 == number)
+    }
+}
+
+impl FromStr for LetterKind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.as_str() == name)
+            .ok_or_else(|| format!("unknown kind {name:?}; expected {}", Self::ALL.map(Self::as_str).join(", ")))
+    }
+}
+
+impl DeadLetter {
+    pub fn kind(&self) -> LetterKind {
+        match (self.task_id, self.parent_id) {
+            (Some(_), _) => LetterKind::Task,
+            (None, Some(_)) => LetterKind::Discovered,
+            (None, None) if self.topic.is_empty() => LetterKind::Refused,
+            (None, None) => LetterKind::Record,
+        }
+    }
+
+    /// The letter's id. A letter that is written twice has one id.
+    pub fn id(&self) -> LetterId {
+        if let Some(id) = self.task_id {
+            return id;
+        }
+        let mut hash = Sha256::new().chain_update([self.kind() as u8]);
+        let mut add = |part: &[u8]| {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        };
+        add(self.parent_id.as_ref().map_or(&[], |id| &id.as_bytes()[..]));
+        add(self.queue.as_bytes());
+        add(self.topic.as_bytes());
+        add(&self.partition.to_be_bytes());
+        add(self.offset.as_bytes());
+        add(&self.value);
+        if let Some(task) = &self.task {
+            add(&task.key);
+            add(&task.payload);
+        }
+        let hash: [u8; 32] = hash.finalize().into();
+        let mut id = [0; 16];
+        id.copy_from_slice(&hash[..16]);
+        TaskId(Uuid::from_bytes(id))
+    }
+}
+
+/// A letter as its reader sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredLetter {
+    pub id: LetterId,
+    pub kind: LetterKind,
+    pub letter: DeadLetter,
+}
+
+/// Which letters. `None` and an empty text choose all.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LetterFilter {
+    pub queue: Option<QueueName>,
+    pub kind: Option<LetterKind>,
+    pub since_unix_ms: Option<i64>,
+    pub until_unix_ms: Option<i64>,
+    /// The beginning of the reason. SQL has no index for it, so it goes with a queue only.
+    pub reason: String,
+}
+
+impl LetterFilter {
+    pub fn check(&self) -> Result<(), String> {
+        match !self.reason.is_empty() && self.queue.is_none() {
+            true => Err("a filter by reason needs a queue".into()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A place in the order of letters, the newest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LetterCursor {
+    pub at_unix_ms: i64,
+    pub id: LetterId,
+}
+
+impl fmt::Display for LetterCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}_{}", self.at_unix_ms, self.id)
+    }
+}
+
+impl FromStr for LetterCursor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once('_').and_then(|(at, id)| Some((at.parse().ok()?, id.parse().ok()?)));
+        let (at_unix_ms, id) = parts.ok_or("the cursor is not one of an earlier answer")?;
+        Ok(Self { at_unix_ms, id })
+    }
+}
+
+/// A part of the letters of a filter.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LetterPages {
+    pub filter: LetterFilter,
+    /// The letters to look at; 0: the operation's default.
+    pub limit: u32,
+    /// Where the page begins; `None`: at the newest letter.
+    pub after: Option<LetterCursor>,
+}
+
+/// Letters, and where the next page begins.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LetterPage {
+    pub letters: Vec<StoredLetter>,
+    pub next: Option<LetterCursor>,
+}
+
+/// The letters that a call changes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ChosenLetters {
+    Ids(Vec<LetterId>),
+    Pages(LetterPages),
+}
+
+impl ChosenLetters {
+    /// The letters of these ids, or those of a filter.
+    pub fn new(ids: Vec<String>, pages: Option<LetterPages>) -> Result<Self, String> {
+        match pages {
+            Some(_) if !ids.is_empty() => Err("ids and a filter are both given; use one".into()),
+            Some(pages) => Ok(Self::Pages(pages)),
+            None if ids.is_empty() => Err("name letters by ids or by a filter".into()),
+            None => {
+                let read = |(at, id): (usize, &String)| {
+                    let beginning: String = id.chars().take(100).collect();
+                    id.parse().map_err(|_| format!("ids[{at}]: {beginning:?} is not a letter's id"))
+                };
+                Ok(Self::Ids(ids.iter().enumerate().map(read).collect::<Result<_, _>>()?))
+            }
+        }
+    }
+}
+
+/// A request to send letters again, or to purge them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChangeLetters {
+    pub chosen: ChosenLetters,
+    /// Only count.
+    pub dry_run: bool,
+    /// The caller is sure, which a filter needs.
+    pub yes: bool,
+}
+
+/// The outcome of a call that changes letters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LettersChanged {
+    pub matched: u64,
+    pub changed: u64,
+    /// The letters that stay, each with the reason.
+    pub failed: Vec<(LetterId, String)>,
+    pub next: Option<LetterCursor>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_letter_has_one_id_and_another_letter_another() {
+        let refused = |queue: &str, key: &'static [u8]| DeadLetter {
+            queue: queue.into(),
+            task: Some(NewTask { queue: queue.into(), key: key.into(), ..Default::default() }),
+            ..Default::default()
+        };
+        let record = DeadLetter { topic: "pipeline".into(), offset: "1-0".into(), ..Default::default() };
+        let ids = [refused("q", b"k"), refused("q", b"l"), refused("qk", b""), record.clone()].map(|one| one.id());
+        assert!((0..4).all(|i| (0..i).all(|j| ids[i] != ids[j])), "{ids:?}");
+        assert_eq!(DeadLetter { reason: "other".into(), at_unix_ms: 7, ..record.clone() }.id(), ids[3]);
+        assert_eq!(DeadLetter { task_id: Some(ids[0]), ..record }.id(), ids[0]);
+    }
+
+    #[test]
+    fn a_cursor_is_read_as_it_was_written() {
+        let cursor = LetterCursor { at_unix_ms: 17, id: TaskId::new() };
+        assert_eq!(cursor.to_string().parse(), Ok(cursor));
+        assert!("17".parse::<LetterCursor>().is_err() && "x_y".parse::<LetterCursor>().is_err());
+    }
+}

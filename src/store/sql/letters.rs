@@ -1,0 +1,315 @@
+//! Dead letters: what is kept of them, and how a dead task is sent again.
+//!
+//! A dead task has its letter from the transaction in which it died. The letter goes with the task, or when the task
+//! is sent again. A transaction locks tasks first, then their letters.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bytes::Bytes;
+
+use super::{
+    backend::Backend,
+    counts::Counts,
+    outbox,
+    retention::{self, Which},
+    rows::{TASK_COLUMNS, TaskColumns, corrupt, from_row, number, queue_name, task_id, worker_name},
+    runner::Runner,
+    session::Session,
+    statement::{Statement, lists, pieces},
+};
+use crate::{
+    model::{
+        DeadLetter, LetterCursor, LetterId, LetterKind, LetterPage, LetterPages, NewTask, QueueName, StoredLetter,
+        StoredStatus, TaskId, TaskRow,
+    },
+    store::{Result, Retried, Unpublished},
+    wire,
+};
+
+/// A row to write.
+#[derive(Clone)]
+pub(super) struct NewLetter {
+    id: LetterId,
+    queue: String,
+    kind: LetterKind,
+    at_ms: i64,
+    summary: Bytes,
+    content: Bytes,
+}
+
+impl From<&DeadLetter> for NewLetter {
+    fn from(letter: &DeadLetter) -> Self {
+        let kind = letter.kind();
+        let mut brief = letter.clone();
+        brief.value.clear();
+        if let Some(task) = &mut brief.task {
+            task.payload.clear();
+            task.headers.clear();
+        }
+        // A discovered task may name a queue that cannot be one.
+        let queue = QueueName::new(&letter.queue).map_or_else(|_| String::new(), |queue| queue.as_str().to_owned());
+        Self {
+            id: letter.id(),
+            queue,
+            kind,
+            at_ms: letter.at_unix_ms,
+            summary: wire::dead_letter(&brief),
+            content: if kind == LetterKind::Task { Bytes::new() } else { wire::dead_letter(letter) },
+        }
+    }
+}
+
+/// Adds letters. One that is there already stays as it is, unless it is about a task: that one has died again.
+pub(super) async fn add<S: Session>(session: &mut S, letters: &[NewLetter]) -> Result<()> {
+    const INSERT: &str = "INSERT INTO letters (id, queue, kind, at_ms, summary, content)";
+    let mut letters: Vec<&NewLetter> = letters.iter().collect();
+    letters.sort_unstable_by_key(|letter| letter.id);
+    let (tasks, others): (Vec<_>, Vec<_>) = letters.into_iter().partition(|letter| letter.kind == LetterKind::Task);
+    for (letters, suffix) in [(tasks, S::replace("id", &["at_ms", "summary"])), (others, S::keep_first("kind"))] {
+        for piece in pieces(&letters, |letter| letter.summary.len() + letter.content.len()) {
+            let rows = piece.iter().map(|letter| {
+                let NewLetter { id, queue, kind, at_ms, summary, content } = letter;
+                let (summary, content) = (&summary[..], &content[..]);
+                [id.into(), queue.as_str().into(), (*kind).into(), (*at_ms).into(), summary.into(), content.into()]
+            });
+            session.execute(Statement::new(INSERT).values(rows).sql(&suffix)).await?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) struct BriefColumns {
+    letter_id: Vec<u8>,
+    kind: i64,
+    at_ms: i64,
+    summary: Vec<u8>,
+    task_key: Option<Vec<u8>>,
+    task_queue: Option<String>,
+    task_attempts: Option<i64>,
+    task_reason: Option<String>,
+}
+from_row!(BriefColumns { letter_id, kind, at_ms, summary, task_key, task_queue, task_attempts, task_reason });
+
+fn kind(number: i64) -> Result<LetterKind> {
+    LetterKind::from_number(number).ok_or_else(|| corrupt(format!("a letter of kind {number}")))
+}
+
+fn read(bytes: Vec<u8>) -> Result<DeadLetter> {
+    wire::read_dead_letter(&bytes.into()).map_err(|error| corrupt(format!("a letter: {error}")))
+}
+
+impl BriefColumns {
+    fn into_letter(self) -> Result<StoredLetter> {
+        let (id, kind, mut letter) = (task_id(&self.letter_id)?, kind(self.kind)?, read(self.summary)?);
+        letter.at_unix_ms = self.at_ms;
+        if let (Some(key), Some(queue)) = (self.task_key, self.task_queue) {
+            letter.task_id = Some(id);
+            letter.queue.clone_from(&queue);
+            letter.reason = self.task_reason.unwrap_or_default();
+            letter.attempts = number(self.task_attempts.unwrap_or_default())?;
+            letter.task = Some(NewTask { queue, key: key.into(), ..Default::default() });
+        }
+        Ok(StoredLetter { id, kind, letter })
+    }
+}
+
+/// The letters of a page, the newest first.
+fn listed<'a, S: Session>(pages: &'a LetterPages) -> Statement<'a> {
+    let filter = &pages.filter;
+    let index = match (&filter.queue, filter.kind) {
+        (None, None) => "letters_at",
+        (Some(_), None) => "letters_queue",
+        (None, Some(_)) => "letters_kind",
+        (Some(_), Some(_)) => "letters_queue_kind",
+    };
+    let mut statement = Statement::new(
+        "SELECT letters.id AS letter_id, kind, at_ms, summary, task_key, tasks.queue AS task_queue, \
+         attempts AS task_attempts, reason AS task_reason FROM letters ",
+    )
+    .sql(&S::by_index(index))
+    .sql(" LEFT JOIN tasks ")
+    .sql(S::BY_PRIMARY_KEY)
+    .sql(" ON tasks.id = letters.id AND kind = 1 WHERE at_ms >= ? AND at_ms < ?")
+    .bind(filter.since_unix_ms.unwrap_or(i64::MIN))
+    .bind(filter.until_unix_ms.unwrap_or(i64::MAX));
+    if let Some(queue) = &filter.queue {
+        statement = statement.sql(" AND letters.queue = ?").bind(queue);
+    }
+    if let Some(kind) = filter.kind {
+        statement = statement.sql(" AND kind = ?").bind(kind);
+    }
+    if let Some(LetterCursor { at_unix_ms, id }) = &pages.after {
+        statement = statement.sql(" AND at_ms <= ? AND (at_ms < ? OR letters.id < ?)");
+        statement = statement.bind(*at_unix_ms).bind(*at_unix_ms).bind(id);
+    }
+    statement.sql(" ORDER BY at_ms DESC, letters.id DESC LIMIT ?").bind(pages.limit)
+}
+
+pub(super) async fn list<DB: Backend>(sql: &Runner<DB>, pages: &LetterPages) -> Result<LetterPage> {
+    let rows: Vec<BriefColumns> = sql.read("letters", listed::<DB::Connection>(pages)).await?;
+    let is_full = rows.len() == pages.limit as usize;
+    let mut letters = rows.into_iter().map(BriefColumns::into_letter).collect::<Result<Vec<_>>>()?;
+    let last = letters.last().map(|last| LetterCursor { at_unix_ms: last.letter.at_unix_ms, id: last.id });
+    letters.retain(|letter| letter.letter.reason.starts_with(&pages.filter.reason));
+    Ok(LetterPage { letters, next: last.filter(|_| is_full) })
+}
+
+/// The letter with all that it has.
+pub(super) async fn one<DB: Backend>(sql: &Runner<DB>, id: LetterId) -> Result<Option<StoredLetter>> {
+    const NAME: &str = "letter";
+    let found = Statement::new("SELECT kind, at_ms, summary, content FROM letters WHERE id = ?").bind(&id);
+    let found: Vec<(i64, i64, Vec<u8>, Vec<u8>)> = sql.read(NAME, found).await?;
+    let Some((stored, at_unix_ms, summary, content)) = found.into_iter().next() else { return Ok(None) };
+    let kind = kind(stored)?;
+    if kind != LetterKind::Task {
+        return Ok(Some(StoredLetter { id, kind, letter: read(content)? }));
+    }
+    let task = Statement::new(format!("SELECT {TASK_COLUMNS}, attempts, reason FROM tasks WHERE id = ?")).bind(&id);
+    let task: Vec<DeadTaskColumns> = sql.read(NAME, task).await?;
+    let Some(DeadTaskColumns { task, attempts, reason }) = task.into_iter().next() else { return Ok(None) };
+    let (row, attempts) = (TaskRow::try_from(task)?, number(attempts)?);
+    let queue = row.queue.as_str().to_owned();
+    let task = Some(NewTask::from(&row));
+    let letter = DeadLetter { task_id: Some(id), queue, attempts, reason, at_unix_ms, task, ..read(summary)? };
+    Ok(Some(StoredLetter { id, kind, letter }))
+}
+
+struct DeadTaskColumns {
+    task: TaskColumns,
+    attempts: i64,
+    reason: String,
+}
+from_row!(DeadTaskColumns {
+    #[flatten]
+    task,
+    attempts,
+    reason
+});
+
+/// The letters among `ids`, with their kinds.
+pub(super) async fn kinds<DB: Backend>(sql: &Runner<DB>, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>> {
+    let mut kinds = Vec::with_capacity(ids.len());
+    for ids in lists(ids) {
+        let found = Statement::new("SELECT id, kind FROM letters WHERE id IN ").list(ids);
+        for (id, stored) in sql.read::<(Vec<u8>, i64)>("letter_kinds", found).await? {
+            kinds.push((task_id(&id)?, kind(stored)?));
+        }
+    }
+    Ok(kinds)
+}
+
+/// Makes dead tasks unfinished again, in their next epoch, and puts them into the outbox.
+///
+/// A completion that came late, behind the death, counts now: its worker has done its replica, and no worker gets a
+/// second one. With NUM of them the task is completed.
+pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i64) -> Result<Vec<Retried>> {
+    let (mut ids, mut counts, mut retried) = (ids.to_vec(), Counts::default(), Vec::new());
+    ids.sort_unstable();
+    ids.dedup();
+    for ids in lists(&ids) {
+        let dead = dead_tasks(session, ids).await?;
+        let ids: Vec<TaskId> = dead.iter().map(|task| task.id).collect();
+        let (mut late, mut again) = (late_workers(session, &ids).await?, Vec::new());
+        for DeadTask { id, queue, missing } in dead {
+            let mut workers = late.remove(&id).unwrap_or_default();
+            workers.truncate(missing);
+            credit(session, &id, &workers).await?;
+            let status = match workers.len() == missing {
+                true => StoredStatus::Completed,
+                false => StoredStatus::Unfinished,
+            };
+            if status == StoredStatus::Completed {
+                let done = Statement::new("UPDATE tasks SET status = 1, updated_ms = ? WHERE id = ?").bind(now_ms);
+                session.execute(done.bind(&id)).await?;
+            } else {
+                again.push(id);
+            }
+            counts.moved(&queue, StoredStatus::Dead, status);
+            retried.push(Retried { id, status });
+        }
+        if !again.is_empty() {
+            const AGAIN: &str = "UPDATE tasks SET status = 0, epoch = epoch + 1, attempts = 0, reason = '', \
+                 on_bus = 0, updated_ms = ? WHERE id IN ";
+            session.execute(Statement::new(AGAIN).bind(now_ms).list(&again)).await?;
+            outbox::unpublish(session, &again, Unpublished::Missing).await?;
+        }
+        if !ids.is_empty() {
+            session.execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&ids)).await?;
+        }
+    }
+    counts.store(session).await?;
+    Ok(retried)
+}
+
+struct DeadTask {
+    id: TaskId,
+    queue: QueueName,
+    /// Replicas without credit.
+    missing: usize,
+}
+
+/// The dead tasks among `ids`, locked.
+async fn dead_tasks<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<Vec<DeadTask>> {
+    let dead = Statement::new("SELECT id, queue, replicas - completed FROM tasks ")
+        .sql(S::BY_PRIMARY_KEY)
+        .sql(" WHERE status = 2 AND id IN ")
+        .list(ids)
+        .sql(" ORDER BY id")
+        .sql(S::FOR_UPDATE);
+    let read = |(id, queue, missing): (Vec<u8>, String, i64)| {
+        Ok(DeadTask { id: task_id(&id)?, queue: queue_name(&queue)?, missing: number(missing)? })
+    };
+    session.fetch(dead).await?.into_iter().map(read).collect()
+}
+
+/// The workers with a surplus result, by task.
+async fn late_workers<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<BTreeMap<TaskId, Vec<Vec<u8>>>> {
+    let mut workers: BTreeMap<TaskId, Vec<Vec<u8>>> = BTreeMap::new();
+    if ids.is_empty() {
+        return Ok(workers);
+    }
+    let late = Statement::new("SELECT task_id, worker FROM results WHERE surplus = 1 AND task_id IN ").list(ids);
+    for (id, worker) in session.fetch::<(Vec<u8>, Vec<u8>)>(late).await? {
+        workers.entry(task_id(&id)?).or_default().push(worker);
+    }
+    Ok(workers)
+}
+
+async fn credit<S: Session>(session: &mut S, id: &TaskId, workers: &[Vec<u8>]) -> Result<()> {
+    for worker in workers {
+        let worker = worker_name(worker.clone())?;
+        let credit = Statement::new("UPDATE results SET surplus = 0 WHERE task_id = ? AND worker = ?").bind(id);
+        session.execute(credit.bind(worker)).await?;
+    }
+    if !workers.is_empty() {
+        let count =
+            Statement::new("UPDATE tasks SET completed = completed + ? WHERE id = ?").bind(workers.len() as u64);
+        session.execute(count.bind(id)).await?;
+    }
+    Ok(())
+}
+
+/// Removes letters. A dead task goes with its letter, and its key stays. Answers how many.
+pub(super) async fn purge<S: Session>(session: &mut S, ids: &[LetterId]) -> Result<u64> {
+    let mut removed = retention::remove(session, ids, Which::Dead).await?;
+    for ids in lists(ids) {
+        removed += session.execute(Statement::new("DELETE FROM letters WHERE kind <> 1 AND id IN ").list(ids)).await?;
+    }
+    Ok(removed)
+}
+
+/// The oldest letters that are not about stored tasks, at least `age` old by the database's clock.
+pub(super) fn old<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
+    let of_kind = |kind: LetterKind| {
+        Statement::new("SELECT * FROM (SELECT id FROM letters ")
+            .sql(&S::by_index("letters_kind"))
+            .sql(" WHERE kind = ? AND at_ms <= ")
+            .bind(kind)
+            .append(retention::before::<S>(age))
+            .sql(" ORDER BY at_ms LIMIT ?) AS page")
+            .bind(limit)
+    };
+    let others = LetterKind::ALL.into_iter().filter(|kind| *kind != LetterKind::Task).map(of_kind);
+    let all = others.reduce(|all, kind| all.sql(" UNION ALL ").append(kind)).expect("there are other kinds");
+    all.sql(" LIMIT ?").bind(limit)
+}
