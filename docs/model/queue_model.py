@@ -229,24 +229,25 @@ def queue(W=3, nums=(1, 2), fails=2, bound=2, dup_exp=0, dup_enq=0, drops=0, can
 
 # ------------------------------------------------------------------ model 2: SQL, filter, bus, Redis, results (design 2)
 # One key, found by two discovery processes; two workers; the queue is a number of open replicas.
-# state: (disc, sql, filt, log, fan, Kafka commit, redis, last fsync, task-results, OK answers per worker, faults, note)
+# state: (disc, sql, filt, log, fan, Kafka commit, redis, last fsync, task-results, OK answers per worker, faults, rebuild, note)
 # Not modelled: a forwarder frozen across a FLUSHALL, two shards, the time between an SQL read and the script that follows.
 def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=True, tombstone=True, sql_check=True, cas=True,
-         by_offset=True, barrier=True, settle_cap=True, durable_first=True, maxlog=3):
+         by_offset=True, barrier=True, settle_cap=True, durable_first=True, maxlog=3, walk=False, walk_again=True, place="behind"):
     """sql  (row state 0 none 1 unpublished 2 published, offset of last publish or -1, credited mask)
-    log     tuple of 0/1: 1 = record flagged `again`
+    log     tuple of 0/1/2: 1 = record flagged `again`; 2 = a record of a rebuild that is not
+    rebuild 0 none, 1 the shard is open and marked, 2 + o its task is published at o (walk=False: a rebuild is one step)
     fan     tuple of consumer positions (second one is the zombie)
     redis   (stored offset, record 0 none 1 live 2 final, open, holders, credited, results outbox)"""
     R0 = (-1, 0, 0, 0, 0, 0)
-    init = ((0, 0), (0, -1, 0), 0, (), (0, 0), 0, R0, None, 0, (0,) * W, (crash, zombie, flush, rollback, resend), "")
+    init = ((0, 0), (0, -1, 0), 0, (), (0, 0), 0, R0, None, 0, (0,) * W, (crash, zombie, flush, rollback, resend), 0, "")
 
     def fault(f, i):
         return f[:i] + (f[i] - 1,) + f[i + 1:]
 
     def actions(s):
-        disc, sql, filt, log, fan, comm, red, snap, bus, oks, f, note = s
+        disc, sql, filt, log, fan, comm, red, snap, bus, oks, f, reb, note = s
         S = lambda **k: tuple(k.get(n, v) for n, v in zip(
-            ("disc", "sql", "filt", "log", "fan", "comm", "red", "snap", "bus", "oks", "f", "note"), s))
+            ("disc", "sql", "filt", "log", "fan", "comm", "red", "snap", "bus", "oks", "f", "reb", "note"), s))
         row, off, cred = sql
         final = bits(cred) >= num
         # discovery processes: 0 read filter, 1 insert, 2 publish, 3 mark published, 4 mark filter, 5 commit, 9 done
@@ -279,8 +280,21 @@ def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=Tr
         if row == 1 and 2 in disc and f[4] and len(log) < maxlog:
             yield "watchdog republishes while the publisher is still at it", S(log=log + (1,), sql=(2, len(log), cred), f=fault(f, 4)), None
         stored, rec, opn, hold, rc, outb = red
+        # the walk of a rebuild; the reconciler comes behind it
+        if reb == 1:
+            at = len(log) + (place == "first")
+            if row != 2 or final:
+                yield "rebuild has nothing to publish", S(reb=0), 0
+            elif place == "first" and off < len(log):
+                yield "rebuild stores a place", S(sql=(row, len(log), cred)), 0
+            elif len(log) < maxlog:
+                yield "rebuild publishes the task", S(log=log + (1 if walk_again else 2,), reb=2 + at), 0
+        if reb > 1:
+            yield "rebuild stores the place, takes the mark away", S(sql=(row, max(off, reb - 2), cred) if place == "behind" else sql, reb=0), 0
+        if reb and f[0]:
+            yield "rebuild is killed", S(reb=1 if place == "behind" else 0, f=fault(f, 0)), None
         # reconciler
-        if row == 2 and not final and rec == 0 and len(log) < maxlog:
+        if row == 2 and not final and rec == 0 and not reb and len(log) < maxlog:
             if by_offset:
                 missing = stored >= off and off >= 0
             else:
@@ -300,10 +314,11 @@ def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=Tr
                 elif o <= stored:
                     yield who + "offset %d ignored" % o, S(fan=nf), (0 if c == 0 else None)
                 else:
-                    if (record and rec) or (sql_check and log[o] and final):
+                    asks = sql_check and log[o] < 2
+                    if (record and rec) or (asks and log[o] and final):
                         nr = (o, rec, opn, hold, rc, outb)
                     else:
-                        nr = (o, 1, opn + num - (bits(cred) if sql_check else 0), hold, rc | (cred if sql_check else 0), outb)
+                        nr = (o, 1, opn + num - (bits(cred) if asks else 0), hold, rc | (cred if asks else 0), outb)
                     yield who + "enqueues offset %d" % o, S(fan=nf, red=nr), (0 if c == 0 else None)
         if cas and stored < fan[0] - 1 and fan[0] == len(log):
             yield "owner compares its place with the stored offset, seeks back", S(fan=(stored + 1, fan[1])), 0
@@ -354,11 +369,16 @@ def flow(num=1, W=2, crash=1, zombie=0, flush=0, rollback=0, resend=1, record=Tr
             if ok:
                 left = num - bits(cred)
                 # rebuild from SQL: unfinished rows, offsets as of the log's end where they are rebuilt
+                void = tuple(cred >> i & 1 for i in range(W))
                 nr = (len(log) - 1, 1, left, 0, cred, 0) if row == 2 and left else (len(log) - 1 if barrier else -1, 0, 0, 0, 0, 0)
-                yield "FLUSHALL, rebuild from SQL", S(red=nr, snap=None, f=fault(f, 2), oks=tuple(cred >> i & 1 for i in range(W))), None
+                if walk:
+                    nr = (len(log) - 1, 0, 0, 0, 0, 0)
+                    yield "FLUSHALL, the shard is marked and open", S(red=nr, snap=None, f=fault(f, 2), oks=void, reb=1), None
+                else:
+                    yield "FLUSHALL, rebuild from SQL", S(red=nr, snap=None, f=fault(f, 2), oks=void), None
 
     def invariant(s):
-        disc, sql, filt, log, fan, comm, red, snap, bus, oks, f, note = s
+        disc, sql, filt, log, fan, comm, red, snap, bus, oks, f, reb, note = s
         if filt and not sql[0]:
             return "G4: key marked as seen, task not stored"
         if any(x > 1 for x in oks):
@@ -497,6 +517,11 @@ SCENARIOS = [
     ("letter flow: record kept until SQL has it, no SQL check", BREAKS, lambda: flow(1, crash=1, sql_check=False, cas=False)),
     ("letter flow: FLUSHALL while results are on their way", BREAKS, lambda: flow(1, crash=0, flush=1, barrier=False, settle_cap=False, cas=False, resend=0)),
     ("flow: FLUSHALL with barrier and cap", HOLDS, lambda: flow(1, crash=0, flush=1, resend=0)),
+    ("flow: FLUSHALL, rebuilt by a walk that is killed", HOLDS, lambda: flow(1, crash=1, flush=1, resend=0, walk=True, maxlog=5)),
+    ("flow: FLUSHALL twice, rebuilt by a walk", HOLDS, lambda: flow(1, crash=0, flush=2, resend=0, walk=True, maxlog=5)),
+    ("flow NUM=2: FLUSHALL, rebuilt by a walk that is killed", HOLDS, lambda: flow(2, crash=1, flush=1, resend=0, walk=True, maxlog=5)),
+    ("ablation flow: records of a rebuild are not flagged `again`", BREAKS, lambda: flow(1, crash=1, flush=1, resend=0, walk=True, walk_again=False, maxlog=5)),
+    ("ablation flow: a rebuild stores its place first, and no mark", BREAKS, lambda: flow(1, crash=1, flush=1, resend=0, walk=True, place="first", maxlog=5)),
     ("letter flow: everysec, result forwarded before it is on disk", BREAKS, lambda: flow(1, crash=0, rollback=1, durable_first=False, settle_cap=False, resend=0)),
     ("letter flow: everysec, Kafka committed ahead of Redis, no gap check", BREAKS, lambda: flow(1, crash=0, rollback=1, cas=False, resend=0)),
     ("flow: everysec, gap check and durable before forwarding", HOLDS, lambda: flow(1, crash=0, rollback=1, resend=0)),

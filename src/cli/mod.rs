@@ -7,7 +7,9 @@ mod environment;
 pub mod explain;
 mod http;
 pub mod insert;
+mod manual;
 mod run;
+mod stats;
 mod token;
 mod trust;
 
@@ -35,6 +37,7 @@ Examples:
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
   taskd dead list                             list what failed for good
+  taskd stats                                 watch the queues of a running taskd
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
 
@@ -76,6 +79,9 @@ enum Subcommands {
     Partitions(Partitions),
     Token(token::Token),
     Acts(token::Acts),
+    Stats(stats::Stats),
+    Completions(manual::Completions),
+    Man(manual::Man),
     CheckConfig(CheckConfig),
 }
 
@@ -114,6 +120,9 @@ pub enum Command {
     Insert(insert::Insert),
     Dead(dead::Dead),
     Explain(explain::Explain),
+    Stats(stats::Stats),
+    Completions(manual::Completions),
+    Man(manual::Man),
     Bench(bench::Bench),
 }
 
@@ -177,6 +186,9 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
+        Some(Subcommands::Stats(stats)) => Command::Stats(stats),
+        Some(Subcommands::Completions(completions)) => Command::Completions(completions),
+        Some(Subcommands::Man(man)) => Command::Man(man),
         Some(Subcommands::Bench(bench)) => {
             bench.check().map_err(Refusal::Usage)?;
             Command::Bench(bench)
@@ -202,6 +214,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
             Command::Run { settings, stop_with_stdin: cli.stop_with_stdin }
         }
     })
+}
+
+/// The whole command line, for completions and manual pages.
+fn command_line() -> clap::Command {
+    Cli::command()
 }
 
 fn innermost(matches: &ArgMatches) -> &ArgMatches {

@@ -11,7 +11,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, dead, explain, insert, parse, token};
+use super::{Command, USAGE, bench, command_line, dead, explain, insert, parse, stats, token};
 use crate::{
     app,
     config::{self, Settings},
@@ -43,6 +43,12 @@ pub fn run() -> ExitCode {
         }
         Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
+        Command::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
+        Command::Completions(completions) => {
+            completions.print(command_line());
+            ExitCode::SUCCESS
+        }
+        Command::Man(man) => exit(man.write(command_line()), 1),
         Command::Insert(args) => match block_on(insert::run(args)) {
             Ok(Ok(summary)) if summary.rejected > 0 => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),

@@ -29,8 +29,9 @@ Examples:
   taskd token create acme --roles insert,work,read --queues acme,acme.*
   TASKD_TOKEN=$(taskd token create me --roles read) …         the token alone goes to stdout
 
-A token is shown once: taskd keeps only its hash. Each running process knows a new token, and drops a revoked one,
-within a second. The command needs the database of the running taskd: the same --config or --data-dir."
+A token is shown once: taskd keeps only its hash. Each running process knows a new token, and drops
+a revoked one, within a second. The command needs the database of the running taskd: the same
+--config or --data-dir."
 )]
 pub(super) struct Token {
     #[command(subcommand)]
@@ -125,7 +126,8 @@ fn worker(text: &str) -> Result<WorkerName, String> {
 
 /// The user of this machine who runs the command.
 fn me() -> String {
-    let user = std::env::var("SUDO_USER").or_else(|_| std::env::var("USER")).unwrap_or_else(|_| "somebody".to_owned());
+    let uid = nix::unistd::Uid::current();
+    let user = nix::unistd::User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name);
     format!("{user}, by command")
 }
 

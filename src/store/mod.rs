@@ -18,8 +18,8 @@ pub use self::{
     error::{Cause, Error, Result},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
-        PAGE_BYTES, Place, Published, PublishedTask, QueueCount, ResultRow, Retried, Settled, Settlement, StateFor,
-        Stored, StoredShard, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
+        PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, ResultRow, Retried,
+        Settled, Settlement, StateFor, Stored, StoredShard, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 use crate::model::{
@@ -100,11 +100,6 @@ pub trait Store: Send + Sync {
     /// A task needs its batch until it is final or in the outbox.
     async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>>;
 
-    /// Puts a page of the shard's unfinished tasks that are not in the outbox into it, as `Missing`.
-    ///
-    /// The page has at most `limit` tasks with ids beyond `after`. `None`: there were no more.
-    async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TakenBack>>;
-
     /// Removes at most `limit` tasks that finished `age` or longer ago, with results and letters. Answers how many.
     ///
     /// The database's clock decides, and the first to finish goes first. The keys stay duplicates with the tasks' last
@@ -168,9 +163,24 @@ pub trait Store: Send + Sync {
     /// Closes a shard that is in this generation, which it never has again. Answers whether it is closed in it now.
     async fn close_shard(&self, shard: &ShardId, generation: u64) -> Result<bool>;
 
-    /// Raises the shard's generation from `from` and opens it; 0 adds the shard. Answers its present generation, also
-    /// when another process was first.
-    async fn next_generation(&self, shard: &ShardId, from: u64) -> Result<u64>;
+    /// Begins to rebuild shards that Redis lost: raises each one's generation from the given one, and opens it.
+    ///
+    /// Answers the present generation per shard, in order, also when another process was first.
+    async fn begin_rebuild(&self, lost: &[(ShardId, u64)]) -> Result<Vec<u64>>;
+
+    /// The shards that are open and being rebuilt.
+    async fn rebuilding(&self) -> Result<Rebuilding>;
+
+    /// Unfinished tasks of these shards that are not in the outbox, among `limit` tasks beyond `after`.
+    ///
+    /// A page ends at [`PAGE_BYTES`], too. It may be empty and have a next one.
+    async fn rebuild_page(&self, of: &Rebuilding, after: Option<TaskId>, limit: u32) -> Result<RebuildPage>;
+
+    /// Ends the rebuild of the shards that are in the given generation still. `generation` is the topic's.
+    ///
+    /// From now on every unfinished task of such a shard that is not in the outbox counts as published at the offset,
+    /// or at its own one if that is later.
+    async fn end_rebuild(&self, generation: &str, rebuilt: &[Rebuilt]) -> Result<()>;
 
     /// A number that each change of the tokens raises.
     async fn tokens_version(&self) -> Result<u64>;

@@ -1,6 +1,6 @@
 //! Arguments and answers of the store.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 
@@ -249,13 +249,34 @@ pub struct BroughtForward {
     pub next: Option<(i64, TaskId)>,
 }
 
-/// A page of a shard's tasks that are in the outbox again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TakenBack {
-    pub last: TaskId,
-    pub tasks: u64,
+/// The shards that are being rebuilt: not all of their tasks are published again since Redis lost them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rebuilding {
+    /// Each with its present generation.
+    pub shards: BTreeMap<ShardId, u64>,
+    /// The greatest id of a task that is not in the outbox. A task that is stored later is published later, too.
+    pub upto: Option<TaskId>,
+}
+
+/// A page of the tasks of shards that are being rebuilt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RebuildPage {
+    /// By id.
+    pub tasks: Vec<TaskRow>,
     /// Their credited replicas, which stay credited.
     pub credited: u64,
+    /// Where the next page begins; `None`: this is the last one.
+    pub next: Option<TaskId>,
+}
+
+/// A shard whose tasks are published again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rebuilt {
+    pub shard: ShardId,
+    /// The generation of the shard that they are published for.
+    pub generation: u64,
+    /// They are at or before this offset of the shard's partition; `None`: none was published.
+    pub offset: Option<Offset>,
 }
 
 /// The most access tokens. Each process keeps all of them in memory.

@@ -159,6 +159,46 @@ async fn every_loss_in_the_middle_of_the_work_is_survived() {
     assert!(daemon.stop().await.success());
 }
 
+/// SIGKILL in the middle of a rebuild, at another place each time.
+#[tokio::test]
+async fn a_rebuild_that_is_killed_again_and_again_brings_every_task_back_once() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    let mut ids = BTreeSet::new();
+    for from in (0..20_000).step_by(1000) {
+        ids.extend(daemon.insert(&tasks(from, from + 1000)).await);
+    }
+    until("all wait", async || daemon.queue("q").await["queued"] == 20_000).await;
+    for kill in 0..4 {
+        let begun = daemon.log().matches("lives again").count();
+        if kill % 2 == 0 {
+            let mut redis = daemon.redis().await;
+            redis::cmd("FLUSHALL").query_async::<()>(&mut redis).await.unwrap();
+            until("the rebuild has begun", async || daemon.log().matches("lives again").count() > begun).await;
+        }
+        // The first kill meets a walk that has begun, the next one the walk of the process that follows.
+        daemon.kill9_and_restart();
+        daemon.ready().await;
+    }
+    // Each for one or two workers, so that both get all of them in turn.
+    let mut handed_out = BTreeMap::<String, BTreeSet<&str>>::new();
+    until("the queue is worked off", async || {
+        for worker in ["ann", "bob"] {
+            let leased = daemon.lease(worker, "q", 1000, "100ms").await;
+            for task in &leased {
+                let id = task["id"].as_str().unwrap().to_owned();
+                assert!(handed_out.entry(id).or_default().insert(worker), "{worker} got {task} twice");
+            }
+            assert!(daemon.complete(worker, &leased).await.iter().all(|status| status == "OK"));
+        }
+        daemon.unfinished("q").await == 0
+    })
+    .await;
+    let numbers: usize = handed_out.values().map(BTreeSet::len).sum();
+    assert_eq!((handed_out.len(), numbers), (20_000, 30_000));
+    assert!(handed_out.keys().all(|id| ids.contains(id)));
+    assert!(daemon.stop().await.success());
+}
+
 #[tokio::test]
 async fn the_name_of_the_store_is_written_again() {
     let mut daemon = Daemon::start(CONFIG, &[]).await;

@@ -21,7 +21,7 @@ use taskd::{
     store::{
         Error,
         Inserted::{Duplicate, New},
-        NewRow, Published, Settlement, Store, Turn, Unpublished,
+        NewRow, Published, Rebuilt, Settlement, Store, Turn, Unpublished,
         mysql::MysqlStore,
     },
 };
@@ -128,9 +128,13 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
 
     cut();
     let shard = ShardId { queue: batch[0].task.queue.clone(), number: 0 };
-    assert_eq!(store.next_generation(&shard, 0).await.unwrap(), 1);
+    store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
     cut();
-    assert_eq!(store.next_generation(&shard, 1).await.unwrap(), 2);
+    assert_eq!(store.begin_rebuild(&[(shard.clone(), 1)]).await.unwrap(), [2]);
+    cut();
+    let rebuilt = Rebuilt { shard, generation: 2, offset: None };
+    store.end_rebuild("g", &[rebuilt]).await.unwrap();
+    assert!(store.rebuilding().await.unwrap().shards.is_empty());
 
     cut();
     assert_eq!(store.remove_finished(AGE, 10).await.unwrap(), 0, "it is gone already");
@@ -449,7 +453,14 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     store.states(&[ids[0], ids[900], ids[1500]]).await.unwrap();
     assert_eq!(store.published("g", Some(ids[1000]), 10).await.unwrap().len(), 10);
     let shard = ShardId { queue: queue.clone(), number: batch[1700].task.partition };
-    store.unpublish_shard(&shard, Some(ids[1000]), 5).await.unwrap();
+    let lost = ShardId { number: 7, ..shard.clone() };
+    store.open_shards(std::slice::from_ref(&lost)).await.unwrap();
+    store.begin_rebuild(&[(lost.clone(), 1)]).await.unwrap();
+    let mut rebuilding = store.rebuilding().await.unwrap();
+    rebuilding.shards.insert(shard.clone(), 1);
+    assert!(!store.rebuild_page(&rebuilding, Some(ids[1000]), 100).await.unwrap().tasks.is_empty());
+    store.end_rebuild("g", &[Rebuilt { shard: lost.clone(), generation: 2, offset: None }]).await.unwrap();
+    assert!(store.close_shard(&lost, 2).await.unwrap());
     store.unpublish(&ids[1800..1802], Unpublished::Missing).await.unwrap();
     let offset = taskd::model::Offset { major: 0, minor: 0 };
     let tasks = vec![(due.task.id, Turn::FIRST), (ids[1900], Turn::FIRST), (ids[1800], Turn::FIRST)];
@@ -469,5 +480,5 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     assert!(!store.counts(Some(std::slice::from_ref(queue))).await.unwrap().is_empty());
     store.open_shards(&[shard.clone(), ShardId { number: 3, ..shard.clone() }]).await.unwrap();
     assert!(store.close_shard(&shard, 1).await.unwrap());
-    assert_eq!(store.shards(Some(1)).await.unwrap().len(), 2);
+    assert_eq!(store.shards(Some(1)).await.unwrap().len(), 3);
 }

@@ -60,6 +60,46 @@ fn help_teaches_and_version_answers() {
 }
 
 #[test]
+fn shells_complete_every_command_and_each_has_a_manual_page() {
+    let help = run(&["--help"], &[]).1;
+    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    // A long description goes on in a line of its own, farther to the right.
+    let names = commands.filter(|line| !line.starts_with("   ")).filter_map(|line| line.split_whitespace().next());
+    let commands: Vec<&str> = names.collect();
+    assert!(commands.contains(&"insert") && commands.contains(&"completions"), "{commands:?}");
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, stdout, _) = run(&["completions", shell], &[]);
+        assert_eq!(code, 0);
+        commands.iter().for_each(|command| assert!(stdout.contains(command), "{shell} does not complete {command}"));
+    }
+    assert_eq!(run(&["completions", "tcsh"], &[]).0, 2);
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("man1");
+    assert_eq!(run(&["man", folder.to_str().unwrap()], &[]).0, 0);
+    for command in commands {
+        assert!(folder.join(format!("taskd-{command}.1")).is_file(), "{command} has no page");
+    }
+    let (code, _, stderr) = run(&["man", "/dev/null/x"], &[]);
+    assert_eq!((code, stderr.lines().count()), (1, 1), "{stderr}");
+}
+
+#[tokio::test]
+async fn stats_of_no_terminal_are_json_and_the_front_page_says_where_to_go() {
+    let daemon = Daemon::start("", &[]).await;
+    daemon.insert(&[serde_json::json!({"queue": "q", "key": "1"})]).await;
+    let (code, stdout, _) = run(&["stats", "--server", &daemon.http()], &[]);
+    let shown: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, &shown["queues"][0]["queue"]), (0, &serde_json::json!("q")));
+    let (code, _, stderr) = run(&["stats", "--server", "127.0.0.1:1"], &[]);
+    assert_eq!((code, stderr.lines().count()), (2, 1), "{stderr}");
+    let page = reqwest::get(daemon.http()).await.unwrap().text().await.unwrap();
+    for (method, path, role) in taskd::ingress::http::routes() {
+        let is_listed = |line: &str| [method.as_str(), path, role.as_str()].iter().all(|part| line.contains(part));
+        assert!(page.lines().any(is_listed), "{method} {path} is not in\n{page}");
+    }
+}
+
+#[test]
 fn a_wrong_configuration_is_one_line_and_exit_code_2() {
     let (_dir, path) = file("pipelines = \"all\"\npartitons = 3\n");
     let unknown_key = format!("taskd: {path}:2: unknown key \"partitons\"; expected pipelines, data_dir, ");

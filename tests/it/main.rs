@@ -32,6 +32,7 @@ mod lua_state;
 mod moved_time;
 mod partitions;
 mod queue_property;
+mod rebuild;
 mod redis_scripts;
 mod silent_connections;
 mod store_sqlite;

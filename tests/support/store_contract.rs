@@ -15,7 +15,7 @@ use taskd::{
     },
     store::{
         self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Place, Published, PublishedTask, QueueCount, ResultRow, Settled,
-        Settlement, Store, TakenBack, TaskDetail, TaskState, Turn, Unpublished,
+        Settlement, Store, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 
@@ -23,12 +23,14 @@ mod access;
 mod batches;
 mod letters;
 mod queues;
+mod rebuild;
 mod retention;
 
 pub(crate) use access::*;
 pub(crate) use batches::*;
 pub(crate) use letters::*;
 pub(crate) use queues::*;
+pub(crate) use rebuild::*;
 pub(crate) use retention::*;
 
 use Inserted::{Duplicate, New};
@@ -102,11 +104,14 @@ macro_rules! store_contract {
             many_old_keys_among_new_ones_are_told_apart,
             no_key_is_new_again_while_its_task_is_removed,
             published_tasks_are_paged_by_id,
-            a_shard_is_unpublished_page_by_page,
             states_name_the_credited_workers,
             what_is_not_there_is_not_found,
             an_unfinished_task_has_a_place,
-            a_life_is_raised_once,
+            the_generation_of_a_lost_shard_is_raised_once,
+            shards_are_rebuilt_page_by_page,
+            a_page_of_a_rebuild_has_bounded_weight,
+            the_tasks_of_a_rebuilt_shard_have_one_place,
+            many_shards_are_rebuilt_at_once,
             shards_open_all_at_once_and_close_one_by_one,
             changes_of_shards_are_read_once_and_none_is_missed,
             only_queues_with_unfinished_tasks_are_counted,
@@ -900,34 +905,6 @@ pub(crate) async fn published_tasks_are_paged_by_id(db: &impl Database) {
     assert_eq!(store.published("g", None, 10).await.unwrap(), expected);
 }
 
-pub(crate) async fn a_shard_is_unpublished_page_by_page(db: &impl Database) {
-    let store = db.open().await;
-    let in_shard = |i: usize| {
-        let replicas = if i == 2 { 2 } else { 1 };
-        fresh(TaskRow { partition: u32::from(i >= 5), replicas, ..task("q", format!("{i}")) })
-    };
-    let batch: Vec<NewRow> = (0..6).map(in_shard).collect();
-    let elsewhere = fresh(TaskRow { partition: 0, ..task("other", "k") });
-    insert_new(&*store, &batch).await;
-    insert_new(&*store, std::slice::from_ref(&elsewhere)).await;
-    publish(&*store, &batch, at(1, 0)).await;
-    publish(&*store, std::slice::from_ref(&elsewhere), at(1, 0)).await;
-    store.settle(&[completed(&batch[1], "w"), completed(&batch[2], "w")]).await.unwrap();
-
-    let shard = ShardId { queue: queue("q"), number: 0 };
-    let mut after = None;
-    for (last, credited, so_far) in [(2, 1, vec![0, 2]), (4, 0, vec![0, 2, 3, 4])] {
-        let back = store.unpublish_shard(&shard, after, 2).await.unwrap();
-        assert_eq!(back, Some(TakenBack { last: batch[last].task.id, tasks: 2, credited }));
-        after = back.map(|back| back.last);
-        let expected: Vec<_> = so_far.into_iter().map(|i| in_outbox(&batch[i], Missing)).collect();
-        assert_eq!(due_rows(&*store, 0, 10).await, expected);
-    }
-    assert_eq!(store.unpublish_shard(&shard, after, 2).await.unwrap(), None);
-    let rest = [published_at(&batch[5], Some(at(1, 0))), published_at(&elsewhere, Some(at(1, 0)))];
-    assert_eq!(published(&*store).await, rest);
-}
-
 pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
     let store = db.open().await;
     let [twice, once, never] = [replicated("twice", 2), row("q", "once"), row("q", "never")];
@@ -1009,29 +986,13 @@ pub(crate) async fn what_is_not_there_is_not_found(db: &impl Database) {
     assert_eq!(store.parked_queues().await.unwrap(), []);
 }
 
-pub(crate) async fn a_life_is_raised_once(db: &impl Database) {
-    let store = db.open().await;
-    let [first, second] = [0, 1].map(|number| ShardId { queue: queue("q"), number });
-    for _ in 0..2 {
-        assert_eq!(store.next_generation(&first, 0).await.unwrap(), 1);
-    }
-    assert_eq!(store.next_generation(&first, 1).await.unwrap(), 2);
-    assert_eq!(store.next_generation(&first, 0).await.unwrap(), 2, "somebody was further");
-
-    let racing = join_all((0..8).map(|_| store.next_generation(&second, 0))).await;
-    assert!(racing.into_iter().all(|generation| generation.unwrap() == 1));
-    let racing = join_all((0..8).map(|_| store.next_generation(&first, 2))).await;
-    assert!(racing.into_iter().all(|generation| generation.unwrap() == 3));
-    assert_eq!(open_shards(&*store).await, [(first, 3), (second, 1)]);
-}
-
 pub(crate) async fn everything_is_there_after_a_restart(db: &impl Database) {
     let before = db.open().await;
     let batch = rows("q", 3);
     insert_new(&*before, &batch).await;
     publish(&*before, &batch[..1], at(1, 2)).await;
     before.settle(&[completed(&batch[1], "w")]).await.unwrap();
-    before.next_generation(&ShardId { queue: queue("q"), number: 3 }, 0).await.unwrap();
+    before.open_shards(&[ShardId { queue: queue("q"), number: 3 }]).await.unwrap();
     let id = before.store_id().await.unwrap();
     assert!(!id.is_empty());
     before.close().await;

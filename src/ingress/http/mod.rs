@@ -103,7 +103,7 @@ fn table() -> Vec<Route> {
     ]
 }
 
-/// All routes but those of probes: method, path, and the role that a caller needs.
+/// All routes but `/` and those of probes: method, path, and the role that a caller needs.
 pub fn routes() -> Vec<(Method, &'static str, Role)> {
     table().into_iter().map(|route| (route.method, route.path, route.role)).collect()
 }
@@ -117,6 +117,7 @@ fn router(state: State) -> Router {
     table()
         .into_iter()
         .fold(Router::new(), route)
+        .route("/", routing::get(index))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         // The code that meets a failure logs it.
@@ -133,6 +134,21 @@ async fn authenticate_caller(Extract((api, role)): Extract<(Api, Role)>, request
         Ok(()) => next.run(Request::from_parts(head, body)).await,
         Err(error) => Problem::from(error).into_response(),
     }
+}
+
+/// Says what this is, and where to go. It names nothing that only a token may see.
+async fn index() -> String {
+    let routes = table()
+        .into_iter()
+        .map(|Route { method, path, role, .. }| format!("  {method:<5} {path:<26} for the role {role}\n"));
+    let routes: String = routes.collect();
+    format!(
+        "taskd: a task queue for work that grows while it is being done.\n\n{routes}  \
+         GET   /healthz, /readyz          for probes\n\n\
+         gRPC has the same on a port of its own, with reflection: grpcurl HOST:7601 list\n\
+         A taskd with auth = tokens takes calls with the header Authorization: Bearer TOKEN.\n\
+         taskd --help lists the commands; docs/api.md in the source describes the calls.\n"
+    )
 }
 
 /// The routes of probes. They are outside the guard and the trace: a probe may use any name, and repeated 503s are no

@@ -89,6 +89,14 @@ impl Publisher {
         marked
     }
 
+    /// Publishes tasks to `pipeline` once more, flagged `again`, without a mark. Answers the last offset per partition.
+    pub async fn publish_again(&self, tasks: &[TaskRow]) -> Result<Last, Error> {
+        let rows: Vec<(&TaskRow, Turn)> = tasks.iter().map(|task| (task, Turn::FIRST)).collect();
+        let (published, all) = self.publish_unmarked(&rows, true).await;
+        all?;
+        Ok(published.into_iter().map(|some| (some.partition, some.offset)).collect())
+    }
+
     /// Publishes rows to `pipeline`. Answers what the caller has to mark, also when a part failed.
     pub async fn publish_unmarked(
         &self,

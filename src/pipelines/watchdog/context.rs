@@ -2,11 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use super::error::Error;
 use crate::{
     bus::Bus,
     config::{self, Settings},
     coordination::Coordination,
     dedup::Filter,
+    model::ShardId,
     pipelines::{
         admission::{Gates, Occupancy},
         publishing::{DeadLetters, Publisher},
@@ -41,4 +43,11 @@ pub(super) fn look_for(settings: &config::Watchdog, max_age: Duration) -> LookFo
 
 pub(super) fn count(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// The shards among these that Redis has no generation for.
+pub(super) async fn without_generation(queue: &Upkeep, shards: Vec<ShardId>) -> Result<Vec<ShardId>, Error> {
+    let generations = queue.generations(&shards).await?;
+    let lost = shards.into_iter().zip(generations).filter(|(_, generation)| generation.is_none());
+    Ok(lost.map(|(shard, _)| shard).collect())
 }

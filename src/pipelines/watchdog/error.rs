@@ -35,6 +35,10 @@ pub enum Error {
     },
     #[error("task-results is not read to its end")]
     ReportsUnread,
+    #[error("redis has lost shards while others were rebuilt")]
+    LostMeanwhile,
+    #[error("pipeline was made anew, or has lost records, while shards were rebuilt")]
+    PipelineMadeAnew,
     #[error("the process is stopping")]
     Stopping,
 }

@@ -1,10 +1,23 @@
-//! Shards that Redis lost: SQL knows their unfinished tasks, and a new generation begins with them.
+//! Shards that Redis lost: each is opened in its next generation, and `rebuild` publishes its unfinished tasks again.
+//!
+//! Crash windows:
+//!
+//! - after the mark in SQL, before the shard is open in Redis: the shard is lost still, and gets another generation.
+//! - after the opening, before all tasks are published: the mark says so. The next watchdog begins the rebuild anew.
+//! - Redis loses the shard again meanwhile: the same, in another generation. The end of the rebuild of before does not
+//!   take the mark away, because it names its generation.
+//! - two watchdogs: the generation is raised once. Both publish all tasks, and the queue knows the second records.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{
-    context::{Context, MovesShards, count},
+    context::{Context, MovesShards, without_generation},
     error::Error,
+    rebuild::Rebuild,
 };
 use crate::{
     bus::{Bus, Topic},
@@ -12,7 +25,6 @@ use crate::{
     queue::Upkeep,
     runtime::Loop,
     store::Store,
-    telemetry::metrics::{self, Watched},
 };
 
 /// How long discovery may take to read `task-results` to its end, and how often that is asked.
@@ -24,70 +36,61 @@ pub(super) struct LostShards {
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
     queue: Upkeep,
-    /// Tasks of one transaction.
-    batch_max: usize,
+    rebuild: Rebuild,
     moves_shards: MovesShards,
 }
 
 impl LostShards {
     pub(super) fn new(context: &Context, moves_shards: &MovesShards) -> Self {
-        let Context { store, bus, queue, settings, .. } = context.clone();
-        let batch_max = settings.watchdog.batch_max;
-        Self { store, bus, queue, batch_max, moves_shards: Arc::clone(moves_shards) }
+        let Context { store, bus, queue, .. } = context.clone();
+        Self { store, bus, queue, rebuild: Rebuild::new(context), moves_shards: Arc::clone(moves_shards) }
     }
 
-    /// Brings back those of `shards` that are open and have no generation.
+    /// Brings back those of `shards` that are open and have no generation, and ends rebuilds that were begun.
     pub(super) async fn bring_back(&self, shards: Vec<ShardId>, cx: &Loop) -> Result<(), Error> {
-        let lost = self.without_generation(shards).await?;
-        if lost.is_empty() {
+        let begun = self.store.rebuilding().await?.shards;
+        // This process may not know a shard that another one has marked.
+        let shards: BTreeSet<ShardId> = shards.into_iter().chain(begun.keys().cloned()).collect();
+        let lost = without_generation(&self.queue, shards.into_iter().collect()).await?;
+        if lost.is_empty() && begun.is_empty() {
             return Ok(());
         }
         // A shard that is being closed has no generation either.
         let _alone = cx.idle(self.moves_shards.lock()).await;
-        let lost = self.without_generation(lost).await?;
+        let lost = without_generation(&self.queue, lost).await?;
+        // All are opened before any is rebuilt: the fanout of a partition waits for each lost shard.
+        self.open(lost, cx).await?;
+        let rebuilding = self.store.rebuilding().await?;
+        if rebuilding.shards.is_empty() { Ok(()) } else { self.rebuild.run(&rebuilding, cx).await }
+    }
+
+    /// Opens the lost shards that are open in SQL, in their next generations.
+    async fn open(&self, lost: Vec<ShardId>, cx: &Loop) -> Result<(), Error> {
+        if lost.is_empty() {
+            return Ok(());
+        }
         let open = self.store.shards(None).await?;
         let open: HashMap<ShardId, u64> = open.into_iter().map(|shard| (shard.id, shard.generation)).collect();
-        for shard in lost {
-            match open.get(&shard) {
-                Some(generation) => {
-                    let rebuilt = self.rebuild(&shard, *generation, cx).await;
-                    rebuilt.map_err(|error| error.of_shard("bring back", &shard))?;
-                }
-                None => self.queue.remove_shard(&shard),
-            }
+        let (lost, closed): (Vec<_>, Vec<_>) = lost.into_iter().partition(|shard| open.contains_key(shard));
+        closed.iter().for_each(|shard| self.queue.remove_shard(shard));
+        if lost.is_empty() {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    async fn without_generation(&self, shards: Vec<ShardId>) -> Result<Vec<ShardId>, Error> {
-        let generations = self.queue.generations(&shards).await?;
-        let lost = shards.into_iter().zip(generations).filter(|(_, generation)| generation.is_none());
-        Ok(lost.map(|(shard, _)| shard).collect())
-    }
-
-    /// Brings back a shard that was in this generation. After a crash before the last step, it begins again.
-    async fn rebuild(&self, shard: &ShardId, generation: u64, cx: &Loop) -> Result<(), Error> {
-        tracing::warn!(%shard, "redis has lost shard {shard}: bringing its unfinished tasks back from SQL");
+        for shard in &lost {
+            tracing::warn!(%shard, "redis has lost shard {shard}: bringing its unfinished tasks back from SQL");
+        }
         self.results_are_in_sql(cx).await?;
-        // Records up to this end count as read. Their tasks are in SQL, and are published again behind it.
-        let partitions = self.bus.ends(Topic::Pipeline).await?;
-        let end = partitions.get(shard.number as usize).copied().flatten();
-        let (mut after, mut tasks, mut credited) = (None, 0, 0);
-        let limit = u32::try_from(self.batch_max).unwrap_or(u32::MAX);
-        while let Some(back) = self.store.unpublish_shard(shard, after, limit).await? {
-            (after, tasks, credited) = (Some(back.last), tasks + back.tasks, credited + back.credited);
-            metrics::watchdog_handled(Watched::Republished, count(back.tasks));
+        // Records up to these ends count as read. Their tasks are in SQL, and are published again behind them.
+        let ends = self.bus.ends(Topic::Pipeline).await?;
+        let lost: Vec<(ShardId, u64)> = lost.into_iter().map(|shard| (shard.clone(), open[&shard])).collect();
+        let generations = self.store.begin_rebuild(&lost).await?;
+        for ((shard, _), generation) in lost.iter().zip(generations) {
+            let end = ends.get(shard.number as usize).copied().flatten();
+            let opened = self.queue.open_shard(shard, generation, self.bus.generation(), end).await;
+            opened.map_err(|error| Error::from(error).of_shard("bring back", shard))?;
+            tracing::info!(%shard, "shard {shard} lives again, as generation {generation}");
             cx.beat();
         }
-        let generation = self.store.next_generation(shard, generation).await?;
-        self.queue.open_shard(shard, generation, self.bus.generation(), end).await?;
-        tracing::info!(
-            %shard,
-            tasks,
-            credited,
-            "shard {shard} lives again, as generation {generation}: {tasks} unfinished tasks go out again, {credited} \
-             replicas of theirs stay credited; what else was done on them is done again"
-        );
         Ok(())
     }
 

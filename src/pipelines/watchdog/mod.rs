@@ -3,7 +3,8 @@
 //! - `leases`: expired leases and due delays, when the next one is due, at the latest every `interval`;
 //! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, `parked` rows whose queue has room;
 //! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost (`lost_reports`);
-//! - `reconcile`: shards that Redis lost (`lost_shards`); every `reconcile_every` a page of SQL compared with Redis;
+//! - `reconcile`: shards that Redis lost (`lost_shards`, `rebuild`); every `reconcile_every` a page of SQL compared
+//!   with Redis;
 //! - `retention`: tasks that finished longer ago than `retention` leave SQL, and letters after `letter_retention`;
 //! - `closing`: shards that had nothing for `forget_queues_after` are closed;
 //! - `trim`: old records that everybody has read leave the bus, once a minute;
@@ -22,6 +23,7 @@ mod lost_reports;
 mod lost_shards;
 mod outbox;
 mod parked;
+mod rebuild;
 mod reconcile;
 mod republish;
 mod retention;

@@ -33,7 +33,8 @@ macro_rules! migration_files {
             "0005_remember_leases",
             "0006_batch_new_tasks",
             "0007_keep_tokens",
-            "0008_keep_letters",
+            "0008_rebuild_shards",
+            "0009_keep_letters",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

@@ -7,7 +7,8 @@
 //! - `results`: what each worker reported, by (task, worker): no worker gets two credits.
 //! - `seen`: the keys of removed tasks.
 //! - `letters`: dead letters; that of a dead task has its id.
-//! - `shards`: the shards that ever were, each with its generation and whether it is closed.
+//! - `shards`: the shards that ever were, each with its generation, whether it is closed, whether it is being rebuilt,
+//!   and the offset at which the last rebuild published its tasks.
 //! - `tokens`, `acts`: who may do what, and what operators did.
 //! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the few rows briefly.
 //!
@@ -28,6 +29,7 @@ mod pages;
 mod place;
 #[cfg(test)]
 pub(super) mod plans;
+mod rebuild;
 mod retention;
 mod retry;
 mod rows;
@@ -62,8 +64,8 @@ pub(super) use self::{
 };
 use super::{
     AddedToken, BroughtForward, Inserted, NewRow, Opening, OutboxRow, Place, Published, PublishedTask, QueueCount,
-    Result, ResultRow, Retried, Settled, Settlement, StateFor, Store, Stored, StoredShard, TakenBack, TaskDetail,
-    TaskState, Turn, Unpublished,
+    RebuildPage, Rebuilding, Rebuilt, Result, ResultRow, Retried, Settled, Settlement, StateFor, Store, Stored,
+    StoredShard, TaskDetail, TaskState, Turn, Unpublished,
 };
 use crate::model::{
     AccessToken, Act, DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash,
@@ -186,15 +188,6 @@ impl<DB: Backend> Store for SqlStore<DB> {
         pages::remove_settled_batches(&self.sql, after, limit).await
     }
 
-    async fn unpublish_shard(&self, shard: &ShardId, after: Option<TaskId>, limit: u32) -> Result<Option<TakenBack>> {
-        let page = tasks::published_in(&self.sql, shard, after, limit).await?;
-        let ids: Vec<TaskId> = page.iter().map(|(id, _)| *id).collect();
-        // The transaction looks again at each task, under lock.
-        self.unpublish(&ids, Unpublished::Missing).await?;
-        let credited = page.iter().map(|(_, credited)| credited).sum();
-        Ok(ids.last().map(|last| TakenBack { last: *last, tasks: ids.len() as u64, credited }))
-    }
-
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64> {
         let page = self.sql.read("remove_finished", retention::finished::<DB::Connection>(age, limit)).await?;
         let ids = page.into_iter().map(|(id,): (Vec<u8>,)| task_id(&id)).collect::<Result<Vec<_>>>()?;
@@ -304,11 +297,26 @@ impl<DB: Backend> Store for SqlStore<DB> {
         close.await
     }
 
-    async fn next_generation(&self, shard: &ShardId, from: u64) -> Result<u64> {
-        let next = self.sql.run("next_generation", (shard.clone(), from), |session, (shard, from)| {
-            Box::pin(shards::next_generation(session, shard, *from))
+    async fn begin_rebuild(&self, lost: &[(ShardId, u64)]) -> Result<Vec<u64>> {
+        let begin =
+            self.sql.run("begin_rebuild", lost.to_vec(), |session, lost| Box::pin(rebuild::begin(session, lost)));
+        begin.await
+    }
+
+    async fn rebuilding(&self) -> Result<Rebuilding> {
+        rebuild::rebuilding(&self.sql).await
+    }
+
+    async fn rebuild_page(&self, of: &Rebuilding, after: Option<TaskId>, limit: u32) -> Result<RebuildPage> {
+        rebuild::page(&self.sql, of, after, limit).await
+    }
+
+    async fn end_rebuild(&self, generation: &str, rebuilt: &[Rebuilt]) -> Result<()> {
+        let input = (generation.to_owned(), rebuilt.to_vec());
+        let end = self.sql.run("end_rebuild", input, |session, (generation, rebuilt)| {
+            Box::pin(rebuild::end(session, generation, rebuilt))
         });
-        next.await
+        end.await
     }
 
     async fn tokens_version(&self) -> Result<u64> {

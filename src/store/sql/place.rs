@@ -1,20 +1,24 @@
 //! Where a task is, by SQL: in the outbox, in a batch, or on the bus.
 
+use std::collections::BTreeSet;
+
 use super::{
     backend::Backend,
     batches::{self, NEVER},
     outbox,
-    rows::{from_row, number},
+    rows::{from_row, number, queue_name},
     runner::Runner,
+    shards,
     statement::Statement,
 };
 use crate::{
-    model::{Offset, TaskId},
+    model::{Offset, ShardId, TaskId},
     store::{Place, Result, Unpublished},
 };
 
 /// A task with its row in the outbox and its batch, where it has them.
 struct PlaceColumns {
+    queue: String,
     shard: i64,
     pub_generation: String,
     pub_major: i64,
@@ -26,6 +30,7 @@ struct PlaceColumns {
     places: Option<String>,
 }
 from_row!(PlaceColumns {
+    queue,
     shard,
     pub_generation,
     pub_major,
@@ -37,20 +42,25 @@ from_row!(PlaceColumns {
     places
 });
 
+const NAME: &str = "place";
+
 pub(super) async fn of<DB: Backend>(sql: &Runner<DB>, generation: &str, id: TaskId) -> Result<Option<Place>> {
     let statement = Statement::new(
-        "SELECT shard, pub_generation, pub_major, pub_minor, state, outbox.due_ms AS due_ms, \
+        "SELECT tasks.queue AS queue, shard, pub_generation, pub_major, pub_minor, state, outbox.due_ms AS due_ms, \
              generation AS batch_generation, batches.due_ms AS batch_due_ms, places \
          FROM tasks LEFT JOIN outbox ON task_id = id LEFT JOIN batches ON batch = insertion \
          WHERE id = ? AND status = 0",
     )
     .bind(&id);
-    let found: Option<PlaceColumns> = sql.read("place", statement).await?.into_iter().next();
-    found.map(|columns| columns.place(generation)).transpose()
+    let found: Option<PlaceColumns> = sql.read(NAME, statement).await?.into_iter().next();
+    let Some(columns) = found else { return Ok(None) };
+    let shard = ShardId { queue: queue_name(&columns.queue)?, number: number(columns.shard)? };
+    let rebuilt = shards::rebuilt_places(sql, NAME, generation, &BTreeSet::from([&shard])).await?;
+    columns.place(generation, rebuilt.get(&shard).copied()).map(Some)
 }
 
 impl PlaceColumns {
-    fn place(self, generation: &str) -> Result<Place> {
+    fn place(self, generation: &str, rebuilt: Option<Offset>) -> Result<Place> {
         if let (Some(state), Some(due_ms)) = (self.state, self.due_ms) {
             return Ok(Place::Off { why: outbox::unpublished(state)?, due_unix_ms: due(due_ms) });
         }
@@ -64,8 +74,8 @@ impl PlaceColumns {
         let own = (self.pub_generation == generation).then_some(own);
         let places = self.places.filter(|_| self.batch_generation.as_deref() == Some(generation));
         let places = places.map(|text| batches::places(&text)).transpose()?.unwrap_or_default();
-        // Of two offsets the later one holds, as for the reconciler.
-        Ok(Place::On(own.max(places.get(&number(self.shard)?).copied())))
+        // Of several offsets the latest one holds, as for the reconciler.
+        Ok(Place::On(own.max(places.get(&number(self.shard)?).copied()).max(rebuilt)))
     }
 }
 

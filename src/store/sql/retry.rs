@@ -11,7 +11,8 @@
 //!   same.
 //! - `unpublish`: the row gets a new turn. At worst the task is published once more, and the queue knows it.
 //! - `remove_finished`: the page is gone, and the call takes the next one.
-//! - `next_generation`, `close_shard`: the generation is raised, or the shard closed, already.
+//! - `begin_rebuild`, `close_shard`: the generation is raised, or the shard closed, already.
+//! - `end_rebuild`: the shard is not being rebuilt any more.
 //! - `open_shards`: the shard is open already, so that nobody opens it in Redis. The watchdog finds it lost and opens
 //!   it.
 //! - `remove_batches`: they are gone.

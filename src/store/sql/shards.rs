@@ -1,13 +1,16 @@
 //! The shards that ever were, and whether each is open. The column `life` has a shard's generation.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
+    backend::Backend,
+    dialect::Dialect,
     rows::{corrupt, number, queue_name},
+    runner::Runner,
     session::Session,
     statement::{Statement, lists, pieces},
 };
-use crate::model::{QueueName, ShardId};
+use crate::model::{Offset, QueueName, ShardId};
 use crate::store::{Error, Opening, Result, StoredShard};
 
 /// The columns of a [`StoredShard`].
@@ -39,7 +42,7 @@ pub(super) fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
 /// Raises the version and answers it.
 ///
 /// Its row stays locked until the transaction ends, so that versions become visible in their order.
-async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
+pub(super) async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
     let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = 'shards_version'";
     session.execute(Statement::new(raise)).await?;
     let version = Statement::new("SELECT value FROM meta WHERE name = 'shards_version'");
@@ -59,10 +62,8 @@ pub(super) async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Res
         let add = Statement::new("INSERT INTO shards (queue, shard, life, version)").values(rows);
         session.execute(add.sql(&S::keep_first("life"))).await?;
     }
-    let mut by_number: BTreeMap<u32, Vec<&QueueName>> = BTreeMap::new();
-    sorted.iter().for_each(|id| by_number.entry(id.number).or_default().push(&id.queue));
     let mut found = HashMap::new();
-    for (number, queues) in by_number {
+    for (number, queues) in by_number(sorted) {
         for queues in lists(&queues) {
             let reopen = Statement::new("UPDATE shards SET life = life + 1, closed = 0, version = ?")
                 .bind(version)
@@ -81,21 +82,6 @@ pub(super) async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Res
     shards.iter().map(opening).collect()
 }
 
-/// Raises the generation from `from`; answers the shard's present one.
-pub(super) async fn next_generation<S: Session>(session: &mut S, shard: &ShardId, from: u64) -> Result<u64> {
-    let (next, version) = (from + 1, next_version(session).await?);
-    let add = Statement::new("INSERT INTO shards (queue, shard, life, version) VALUES (?, ?, ?, ?)")
-        .bind(&shard.queue)
-        .bind(shard.number)
-        .bind(next)
-        .bind(version)
-        .sql(&S::keep_first("life"));
-    session.execute(add).await?;
-    let raise = Statement::new("UPDATE shards SET life = ?, closed = 0, version = ?").bind(next).bind(version);
-    session.execute(in_generation(raise, shard, from)).await?;
-    Ok(find(session, shard).await?.generation)
-}
-
 /// Closes the shard if it is in this generation. Answers whether it is closed in it now.
 pub(super) async fn close<S: Session>(session: &mut S, shard: &ShardId, generation: u64) -> Result<bool> {
     let version = next_version(session).await?;
@@ -105,13 +91,47 @@ pub(super) async fn close<S: Session>(session: &mut S, shard: &ShardId, generati
     Ok(!now.is_open && now.generation == generation)
 }
 
-fn in_generation<'a>(change: Statement<'a>, shard: &'a ShardId, generation: u64) -> Statement<'a> {
+/// Completes a change of the shard, which it makes only in this generation.
+pub(super) fn in_generation<'a>(change: Statement<'a>, shard: &'a ShardId, generation: u64) -> Statement<'a> {
     let of_shard = change.sql(" WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
     of_shard.sql(" AND life = ?").bind(generation)
 }
 
-async fn find<S: Session>(session: &mut S, shard: &ShardId) -> Result<StoredShard> {
+pub(super) async fn find<S: Session>(session: &mut S, shard: &ShardId) -> Result<StoredShard> {
     let now = select().sql("WHERE queue = ? AND shard = ?").bind(&shard.queue).bind(shard.number);
     let found: Option<ShardColumns> = session.fetch(now).await?.into_iter().next();
     found.ok_or_else(|| corrupt("no row of a shard that was just written"))?.try_into()
+}
+
+/// The queues of these shards, by their number.
+fn by_number<'a>(shards: impl IntoIterator<Item = &'a ShardId>) -> BTreeMap<u32, Vec<&'a QueueName>> {
+    let mut by_number: BTreeMap<u32, Vec<&QueueName>> = BTreeMap::new();
+    shards.into_iter().for_each(|id| by_number.entry(id.number).or_default().push(&id.queue));
+    by_number
+}
+
+/// The places at which the tasks of these shards were published by a rebuild, in this generation of the topic.
+pub(super) async fn rebuilt_places<DB: Backend>(
+    sql: &Runner<DB>,
+    operation: &'static str,
+    generation: &str,
+    shards: &BTreeSet<&ShardId>,
+) -> Result<HashMap<ShardId, Offset>> {
+    let mut places = HashMap::new();
+    for (number_, queues) in by_number(shards.iter().copied()) {
+        for queues in lists(&queues) {
+            let place = Statement::new("SELECT queue, rebuilt_major, rebuilt_minor FROM shards ")
+                .sql(DB::Connection::BY_PRIMARY_KEY)
+                .sql(" WHERE rebuilt_generation = ? AND shard = ?")
+                .bind(generation.to_owned())
+                .bind(number_)
+                .sql(" AND queue IN ")
+                .list(queues);
+            for (queue, major, minor) in sql.read::<(String, i64, i64)>(operation, place).await? {
+                let shard = ShardId { queue: queue_name(&queue)?, number: number_ };
+                places.insert(shard, Offset { major: number(major)?, minor: number(minor)? });
+            }
+        }
+    }
+    Ok(places)
 }

@@ -8,13 +8,14 @@ use super::{
     dialect::Dialect,
     rows::{TASK_COLUMNS, TaskColumns, TaskDetailColumns, key_hash, number, queue_name, status, task_id, worker_name},
     runner::Runner,
+    shards,
     statement::{Statement, lists},
 };
 use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, ShardId, TaskId, TaskRow, WorkerName};
 use crate::store::{PublishedTask, Result, ResultRow, StateFor, TaskDetail, TaskState, Turn};
 
 /// Where a page starts: no task has the id of zeros.
-fn beyond(after: Option<TaskId>) -> TaskId {
+pub(super) fn beyond(after: Option<TaskId>) -> TaskId {
     after.unwrap_or(TaskId(uuid::Uuid::nil()))
 }
 
@@ -99,29 +100,14 @@ pub(super) async fn published<DB: Backend>(
         let own = Offset { major: number(major)?, minor: number(minor)? };
         let own = (at == generation).then_some(own);
         let of_batch = batches.get(&Turn(batch)).and_then(|places| places.get(&shard.number)).copied();
-        // A task that came back may have both. The later one holds: the task stands at or before it.
         Ok(PublishedTask { id: task_id(&id)?, shard, offset: own.max(of_batch) })
     };
-    page.into_iter().map(published).collect()
-}
-
-/// A page of the shard's unfinished tasks that are not in the outbox, each with the number of its credits.
-pub(super) async fn published_in<DB: Backend>(
-    sql: &Runner<DB>,
-    shard: &ShardId,
-    after: Option<TaskId>,
-    limit: u32,
-) -> Result<Vec<(TaskId, u64)>> {
-    let after = beyond(after);
-    let page = Statement::new("SELECT id, completed FROM tasks ")
-        .sql(&DB::Connection::by_index("tasks_on_bus"))
-        .sql(" WHERE on_bus = 1 AND id > ? AND queue = ? AND shard = ? ORDER BY id LIMIT ?")
-        .bind(&after)
-        .bind(&shard.queue)
-        .bind(shard.number)
-        .bind(limit);
-    let task = |(id, completed): (Vec<u8>, i64)| Ok((task_id(&id)?, u64::try_from(completed).unwrap_or(0)));
-    sql.read("unpublish_shard", page).await?.into_iter().map(task).collect()
+    let mut page = page.into_iter().map(published).collect::<Result<Vec<_>>>()?;
+    let of_page: BTreeSet<&ShardId> = page.iter().map(|task| &task.shard).collect();
+    let rebuilt = shards::rebuilt_places(sql, NAME, generation, &of_page).await?;
+    // A task that came back may have several places. The latest one holds: the task stands at or before it.
+    page.iter_mut().for_each(|task| task.offset = task.offset.max(rebuilt.get(&task.shard).copied()));
+    Ok(page)
 }
 
 pub(super) async fn rows<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Result<Vec<TaskRow>> {

@@ -154,7 +154,7 @@ mod tests {
             DeadLetter, Encoding, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages, NewTask, Offset,
             QueueName, ShardId, TaskId, WorkerName, validate,
         },
-        store::{NewRow, Published, Settlement, Store, Turn, Unpublished},
+        store::{NewRow, Published, Rebuilt, Settlement, Store, Turn, Unpublished},
     };
 
     fn row(key: &str) -> NewRow {
@@ -281,17 +281,21 @@ mod tests {
         store.states_for(&WorkerName::new("w").unwrap(), &ids).await.unwrap();
         assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap().len(), 6);
         let shard = ShardId { queue: queue.clone(), number: 0 };
-        assert!(store.unpublish_shard(&shard, Some(ids[5]), 2).await.unwrap().is_some());
+        store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
+        assert_eq!(store.begin_rebuild(&[(shard.clone(), 1)]).await.unwrap(), [2]);
+        let rebuilding = store.rebuilding().await.unwrap();
+        assert_eq!(store.rebuild_page(&rebuilding, Some(ids[5]), 2).await.unwrap().tasks.len(), 2);
+        let offset = Some(Offset { major: 2, minor: 0 });
+        store.end_rebuild("g", &[Rebuilt { shard: shard.clone(), generation: 2, offset }]).await.unwrap();
+        assert_eq!(store.published("g", Some(ids[5]), 10).await.unwrap()[0].offset, offset);
         assert_eq!(store.rows(&ids[..3]).await.unwrap().len(), 3);
         assert_eq!(store.owners(&[rows[0].task.key_hash]).await.unwrap(), [(rows[0].task.key_hash, ids[0])]);
         store.bring_forward(-1, 0, None, 100).await.unwrap();
         store.oldest_waiting(i64::MAX).await.unwrap();
         assert_eq!(store.unfinished().await.unwrap().len(), 1);
         store.counts(Some(std::slice::from_ref(queue))).await.unwrap();
+        store.close_shard(&shard, 2).await.unwrap();
         store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
-        store.close_shard(&shard, 1).await.unwrap();
-        store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
-        store.next_generation(&shard, 2).await.unwrap();
         assert_eq!(store.shards(Some(1)).await.unwrap().len(), 1);
         assert!(store.task(ids[3]).await.unwrap().is_some());
         assert_eq!(store.results(ids[3]).await.unwrap().len(), 1);

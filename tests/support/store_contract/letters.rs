@@ -232,7 +232,7 @@ pub(crate) async fn dead_tasks_of_an_older_taskd_have_letters<D: Database>(db: &
     store.settle(&[died_in(&dead, 0)]).await.unwrap();
     // An older taskd knows no letters; the migration makes one for each of its dead tasks.
     db.execute("DELETE FROM letters").await;
-    let migration = include_str!("../../../migrations/mysql/0008_keep_letters.sql");
+    let migration = include_str!("../../../migrations/mysql/0009_keep_letters.sql");
     let insert = &migration[migration.find("INSERT IGNORE").expect("the last statement")..];
     let is_sqlite = std::any::type_name::<D>().contains("Sqlite");
     let insert = if is_sqlite {

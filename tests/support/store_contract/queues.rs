@@ -45,7 +45,7 @@ pub(crate) async fn shards_open_all_at_once_and_close_one_by_one(db: &impl Datab
     assert!(!store.close_shard(&many[0], 1).await.unwrap(), "it lives again");
     // Closed, and brought back by somebody who took it for lost.
     assert!(store.close_shard(&many[0], 2).await.unwrap());
-    assert_eq!(store.next_generation(&many[0], 2).await.unwrap(), 3);
+    assert_eq!(store.begin_rebuild(&[(many[0].clone(), 2)]).await.unwrap(), [3]);
     assert!(open(&*store).await.contains(&(many[0].clone(), 3)));
 }
 

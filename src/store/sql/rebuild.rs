@@ -1,0 +1,122 @@
+//! Shards that are being rebuilt: their marks, and their tasks page by page.
+//!
+//! A rebuild changes no row of a task. While it runs, the row of its shard says so; in the end the same row says where
+//! all tasks of the shard were published. See the migration `rebuild_shards`.
+
+use super::{
+    backend::Backend,
+    dialect::Dialect,
+    outbox,
+    rows::{number, queue_name, task_id},
+    runner::Runner,
+    session::Session,
+    shards::{find, in_generation, next_version},
+    statement::{Statement, lists},
+    tasks::beyond,
+};
+use crate::model::{Offset, ShardId, TaskId, TaskRow};
+use crate::store::{PAGE_BYTES, RebuildPage, Rebuilding, Rebuilt, Result};
+
+/// Raises the generations and marks the shards, in one step: a shard that is opened in Redis afterwards is marked.
+pub(super) async fn begin<S: Session>(session: &mut S, lost: &[(ShardId, u64)]) -> Result<Vec<u64>> {
+    let version = next_version(session).await?;
+    let mut generations = Vec::with_capacity(lost.len());
+    for (shard, from) in lost {
+        let raise = Statement::new("UPDATE shards SET life = ?, closed = 0, version = ?, rebuilding = 1");
+        session.execute(in_generation(raise.bind(from + 1).bind(version), shard, *from)).await?;
+        generations.push(find(session, shard).await?.generation);
+    }
+    Ok(generations)
+}
+
+pub(super) async fn rebuilding<DB: Backend>(sql: &Runner<DB>) -> Result<Rebuilding> {
+    const NAME: &str = "rebuilding";
+    let marked = Statement::new("SELECT queue, shard, life FROM shards ")
+        .sql(&DB::Connection::by_index("shards_rebuilding"))
+        // SQLite uses a partial index only for a condition with the words of the index.
+        .sql(" WHERE rebuilding = 1 AND closed = 0");
+    let mut rebuilding = Rebuilding::default();
+    for (queue, shard, generation) in sql.read::<(String, i64, i64)>(NAME, marked).await? {
+        let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
+        rebuilding.shards.insert(shard, number(generation)?);
+    }
+    if !rebuilding.shards.is_empty() {
+        let first = beyond(None);
+        let last = Statement::new("SELECT id FROM tasks ")
+            .sql(&DB::Connection::by_index("tasks_on_bus"))
+            .sql(" WHERE on_bus = 1 AND id > ? ORDER BY id DESC LIMIT 1")
+            .bind(&first);
+        let last = sql.read::<(Vec<u8>,)>(NAME, last).await?.into_iter().next();
+        rebuilding.upto = last.map(|(id,)| task_id(&id)).transpose()?;
+    }
+    Ok(rebuilding)
+}
+
+/// A page. It goes over all unfinished tasks that are not in the outbox: one walk for all shards.
+///
+/// A walk for each shard would go over all of them as well, because no index begins with the shard.
+pub(super) async fn page<DB: Backend>(
+    sql: &Runner<DB>,
+    of: &Rebuilding,
+    after: Option<TaskId>,
+    limit: u32,
+) -> Result<RebuildPage> {
+    const NAME: &str = "rebuild_page";
+    type Columns = (Vec<u8>, String, i64, i64, i64);
+    let Some(upto) = of.upto else { return Ok(RebuildPage::default()) };
+    let after = beyond(after);
+    let list = Statement::new(
+        "SELECT id, queue, shard, completed, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload) FROM tasks ",
+    )
+    .sql(&DB::Connection::by_index("tasks_on_bus"))
+    .sql(" WHERE on_bus = 1 AND id > ? AND id <= ? ORDER BY id LIMIT ?")
+    .bind(&after)
+    .bind(&upto)
+    .bind(limit);
+    let listed = sql.read::<Columns>(NAME, list).await?;
+    let mut is_full = listed.len() == limit as usize;
+    let (mut page, mut last) = (RebuildPage::default(), None);
+    let (mut ids, mut bytes) = (Vec::with_capacity(listed.len()), 0);
+    for (id, queue, shard, completed, weight) in listed {
+        if bytes >= PAGE_BYTES {
+            is_full = true;
+            break;
+        }
+        let (id, shard) = (task_id(&id)?, ShardId { queue: queue_name(&queue)?, number: number(shard)? });
+        last = Some(id);
+        if of.shards.contains_key(&shard) {
+            ids.push(id);
+            bytes += number::<usize>(weight)?;
+            page.credited += number::<u64>(completed)?;
+        }
+    }
+    page.next = last.filter(|_| is_full);
+    page.tasks = unfinished(sql, NAME, &ids).await?;
+    Ok(page)
+}
+
+/// The unfinished tasks among `ids`, by id.
+async fn unfinished<DB: Backend>(sql: &Runner<DB>, operation: &'static str, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
+    let mut tasks: Vec<TaskRow> = Vec::with_capacity(ids.len());
+    for ids in lists(ids) {
+        let found = sql.read::<outbox::UnfinishedColumns>(operation, outbox::tasks(ids)).await?;
+        for columns in found.into_iter().filter(|columns| !columns.is_final()) {
+            tasks.push(columns.task.try_into()?);
+        }
+    }
+    tasks.sort_unstable_by_key(|task| task.id);
+    Ok(tasks)
+}
+
+/// Takes the marks away and keeps the places. A shard that was lost again meanwhile keeps its mark.
+pub(super) async fn end<S: Session>(session: &mut S, generation: &str, rebuilt: &[Rebuilt]) -> Result<()> {
+    for Rebuilt { shard, generation: of_shard, offset } in rebuilt {
+        let mut end = Statement::new("UPDATE shards SET rebuilding = 0");
+        if let Some(Offset { major, minor }) = *offset {
+            end = end.sql(", rebuilt_generation = ?, rebuilt_major = ?, rebuilt_minor = ?");
+            end = end.bind(generation.to_owned()).bind(major).bind(minor);
+        }
+        session.execute(in_generation(end, shard, *of_shard).sql(" AND rebuilding = 1")).await?;
+    }
+    Ok(())
+}
