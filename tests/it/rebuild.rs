@@ -5,7 +5,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use taskd::{
-    bus::{Bus, Topic, redis_streams::RedisStreams},
+    bus::{Bus, Record, Topic, redis_streams::RedisStreams},
     config::{self, Settings},
     model::{Encoding, LeaseNumber, NewTask, Offset, QueueName, ShardId, TaskId, TaskRow, now_unix_ms, validate},
     pipelines::publishing,
@@ -254,8 +254,11 @@ async fn what_happens_to_tasks_during_the_rebuild_counts() {
 #[tokio::test]
 async fn rebuilt_tasks_on_their_way_are_not_missing() {
     let fixture = Fixture::with_lost(3000).await;
+    // So that the shard is opened behind the place at which they were published before.
+    let before = Record { partition: 0, value: "of before".into() };
+    fixture.bus.publish(Topic::Pipeline, &[before]).await.unwrap();
     let watchdog = fixture.watchdog("a").await;
-    until("all are published", async || fixture.backlog().await == 3000).await;
+    until("all are published", async || fixture.backlog().await == 3001).await;
     fixture.is_rebuilt().await;
 
     // The reconciler comes to a task that is missing: an open shard has read past it.
@@ -264,11 +267,11 @@ async fn rebuilt_tasks_on_their_way_are_not_missing() {
     let end = fixture.bus.ends(Topic::Pipeline).await.unwrap()[0];
     watchdog.process.queue.upkeep.open_shard(&other, 1, fixture.bus.generation(), end).await.unwrap();
     fixture.store_published(std::slice::from_ref(&missing), Offset { major: 0, minor: 1 }).await;
-    until("it goes out again", async || fixture.backlog().await == 3001).await;
+    until("it goes out again", async || fixture.backlog().await > 3001).await;
     // It looked at the others in the same page.
     let marked = async || fixture.database.number("SELECT COUNT(*) FROM tasks WHERE pub_generation <> ''").await;
     until("it is marked", async || marked().await > 0).await;
-    assert_eq!(marked().await, 1);
+    assert_eq!((marked().await, fixture.backlog().await), (1, 3002));
     assert!(fixture.store.due(i64::MAX, 10, &HashSet::new()).await.unwrap().is_empty());
     watchdog.stop().await;
 }
