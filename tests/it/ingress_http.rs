@@ -87,7 +87,7 @@ const JSON: &str = "application/json";
 #[tokio::test]
 async fn unknown_routes_and_methods_are_problems() {
     let api = Api::start(|_| {}).await;
-    for path in ["/", "/v1/nothing", "/v1/tasks:nothing"] {
+    for path in ["/v1", "/v1/nothing", "/v1/tasks:nothing"] {
         let problem = problem(api.get(path).await, StatusCode::NOT_FOUND).await;
         assert_eq!(problem["detail"], format!("there is no GET {path}"));
     }
