@@ -142,7 +142,7 @@ impl Facts {
                 TaskPlace::Delayed
             }
             (Some(_), _) => TaskPlace::Waiting,
-            (None, Some(Place::Off { why: Unpublished::Fresh, .. })) => TaskPlace::Outbox,
+            (None, Some(Place::Off { why: Unpublished::Fresh | Unpublished::Missing, .. })) => TaskPlace::Outbox,
             (None, Some(Place::Off { why: Unpublished::Parked, .. })) => TaskPlace::Parked,
             (None, Some(Place::Off { why: Unpublished::Scheduled, .. })) => TaskPlace::Scheduled,
             (None, Some(Place::On(_))) if self.on_bus.as_ref().is_some_and(|on_bus| on_bus.is_ahead) => TaskPlace::Bus,

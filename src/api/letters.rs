@@ -89,6 +89,8 @@ impl Api {
         what: &str,
         change: Result<ChangeLetters, String>,
     ) -> Result<(LettersChanged, Option<Vec<(LetterId, LetterKind)>>), Error> {
+        // The body may have taken long.
+        self.authentication.still_valid(caller)?;
         let ChangeLetters { chosen, dry_run, yes } = change.map_err(Error::Invalid)?;
         let store = self.query()?.store();
         let mut changed = LettersChanged::default();

@@ -4,7 +4,7 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::{
-    access::{reaches, reaches_everything},
+    access::{as_worker, reaches, reaches_everything},
     error::Error,
     handle::{Api, span},
     reader::Reader,
@@ -34,6 +34,9 @@ impl Api {
             (true, false, false) => Err(QueueName::new(queue).map_err(|error| Error::Invalid(error.to_string()))?),
             _ => return Err(Error::Invalid("name one task: by its id, or by its queue and its key".into())),
         };
+        if !request.worker.is_empty() {
+            as_worker(caller, &mut request.worker.clone())?;
+        }
         let worker = Some(&request.worker[..]).filter(|name| !name.is_empty()).map(WorkerName::new).transpose();
         let worker = worker.map_err(|error| Error::Invalid(error.to_string()))?;
         let query = self.query()?;
@@ -86,6 +89,8 @@ impl Api {
 
     /// The acts of operators before the act `before`, the latest first.
     pub async fn acts(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Act>, Error> {
+        // They name queues and tokens.
+        reaches_everything(caller)?;
         let before = before.map(|id| Uuid::parse_str(id).map_err(|_| not_an_act(id)));
         let acts = self.query()?.acts(before.transpose()?, limit.clamp(1, MOST_ACTS));
         acts.instrument(span("acts", caller)).await

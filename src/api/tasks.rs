@@ -61,6 +61,8 @@ impl Api {
         mut batch: Batch<T>,
         call: impl AsyncFnOnce(&Handle, &str, Vec<Item<T>>) -> Result<Vec<ItemAnswer>, tasks::Error>,
     ) -> Result<Vec<ItemAnswer>, Error> {
+        // The body may have taken long.
+        self.authentication.still_valid(caller)?;
         access::may_report(caller, &mut batch)?;
         let (items, known) = split(batch.items);
         // Every item has its answer: nothing is left to ask.

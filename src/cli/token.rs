@@ -1,7 +1,11 @@
 //! `taskd token` and `taskd acts`: who may call, and what operators did. They work on the database itself, so that the
 //! first token needs none.
 
-use std::{num::NonZeroU32, sync::Arc, time::SystemTime};
+use std::{
+    num::NonZeroU32,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -67,13 +71,13 @@ pub struct Create {
     #[arg(long, value_name = "LIST")]
     roles: Roles,
     /// The queues that it reaches, a comma list of NAME and PREFIX* [default: every queue]
-    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
-    queues: Scope,
+    #[arg(long, value_name = "LIST", value_parser = scope)]
+    queues: Option<Scope>,
     /// The only worker that may call with it [default: any]
     #[arg(long, value_name = "NAME", value_parser = worker)]
     worker: Option<WorkerName>,
     /// How long it is valid [default: until it is revoked]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = expiry)]
     expires: Option<Time>,
     /// Most calls a second, in each process [default: no limit]
     #[arg(long, value_name = "N")]
@@ -120,6 +124,24 @@ fn name(text: &str) -> Result<String, String> {
     QueueName::new(text).map(|name| name.as_str().to_owned()).map_err(odd)
 }
 
+/// An empty list is a mistake, such as a variable that is not set: it would be every queue.
+fn scope(text: &str) -> Result<Scope, String> {
+    let scope: Scope = text.parse()?;
+    match scope == Scope::default() {
+        true => Err("it names no queue; * is every queue".to_owned()),
+        false => Ok(scope),
+    }
+}
+
+/// A century is for ever.
+fn expiry(text: &str) -> Result<Time, String> {
+    let time: Time = text.parse()?;
+    match time.0 > Duration::from_secs(100 * 365 * 24 * 3600) {
+        true => Err("it must be at most 100 years; leave it out for ever".to_owned()),
+        false => Ok(time),
+    }
+}
+
 fn worker(text: &str) -> Result<WorkerName, String> {
     WorkerName::new(text).map_err(|error| error.to_string())
 }
@@ -147,8 +169,15 @@ async fn create(create: Create, store: &Arc<dyn Store>) -> anyhow::Result<()> {
     let secret = Secret::new().context("the system has no random numbers")?;
     let now = now_unix_ms();
     let expires_unix_ms = expires.map(|time| now.saturating_add(i64::try_from(time.0.as_millis()).unwrap_or(i64::MAX)));
-    let token =
-        AccessToken { name, roles, scope: queues, worker, calls_per_second, created_unix_ms: now, expires_unix_ms };
+    let token = AccessToken {
+        name,
+        roles,
+        scope: queues.unwrap_or_default(),
+        worker,
+        calls_per_second,
+        created_unix_ms: now,
+        expires_unix_ms,
+    };
     let act = Act::new(&me(), "create token", &format!("{} ({})", token.name, token.roles));
     match store.add_token(secret.hash(), &token, &act).await? {
         AddedToken::Yes => println!("{}", secret.as_str()),
@@ -199,7 +228,7 @@ impl From<AccessToken> for Shown {
 }
 
 fn in_seconds(unix_ms: i64) -> String {
-    let since = std::time::Duration::from_millis(unix_ms.max(0).unsigned_abs());
+    let since = Duration::from_millis(unix_ms.max(0).unsigned_abs());
     format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since).to_string()
 }
 

@@ -4,7 +4,10 @@ use std::{
     convert::Infallible,
     future::{self, Future},
     pin::{Pin, pin},
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -27,13 +30,13 @@ use tokio::{
     net::TcpStream,
     time::{sleep, timeout},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{io::InspectReader, sync::CancellationToken};
 
 use super::{
     body::{Counted, Cut, Pace, Unread},
     budget::Budget,
     delivery::{Record, Shipped, ship},
-    socket::{Received, Socket, WRITE_TIMEOUT},
+    socket::{Socket, WRITE_TIMEOUT},
     tls::Tls,
 };
 use crate::model::{Client, Protocol};
@@ -73,26 +76,34 @@ pub(super) struct Answering {
 
 /// Serves a client until it goes, or has been silent for `patience`. After a stop it answers the requests in hand.
 pub(super) async fn serve(stream: TcpStream, answering: Answering, patience: Duration) {
-    let (record, received) = (Arc::<Record>::default(), Received::default());
+    let record = Arc::<Record>::default();
     let client = Client { protocol: answering.protocol, peer: stream.peer_addr().ok() };
-    let socket = Socket::new(stream, Arc::clone(&record), Arc::clone(&received));
+    let socket = Socket::new(stream, Arc::clone(&record));
+    let stop = answering.stop.clone();
     let acceptor = answering.tls.as_ref().map(|tls| tls.acceptor(answering.protocol));
     let requests = Requests { answering, client, record };
     match acceptor {
-        None => converse(socket, requests, received, patience).await,
-        Some(acceptor) => match timeout(patience, acceptor.accept(socket)).await {
-            Ok(Ok(encrypted)) => Box::pin(converse(encrypted, requests, received, patience)).await,
-            Ok(Err(error)) => tracing::debug!("a connection did not begin with TLS: {error}"),
-            Err(_) => tracing::debug!("a connection did not begin with TLS in time"),
+        None => converse(socket, requests, patience).await,
+        Some(acceptor) => match stop.run_until_cancelled(timeout(patience, acceptor.accept(socket))).await {
+            Some(Ok(Ok(encrypted))) => Box::pin(converse(encrypted, requests, patience)).await,
+            Some(Ok(Err(error))) => tracing::debug!("a connection did not begin with TLS: {error}"),
+            Some(Err(_)) => tracing::debug!("a connection did not begin with TLS in time"),
+            None => {}
         },
     }
 }
 
-async fn converse<S>(stream: S, requests: Requests, received: Received, patience: Duration)
+async fn converse<S>(stream: S, requests: Requests, patience: Duration)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (io, record) = (TokioIo::new(stream), Arc::clone(&requests.record));
+    // The bytes that the client has sent, without those of TLS.
+    let received = Arc::<AtomicUsize>::default();
+    let count = Arc::clone(&received);
+    let counted = InspectReader::new(stream, move |bytes| {
+        count.fetch_add(bytes.len(), Ordering::Relaxed);
+    });
+    let (io, record) = (TokioIo::new(counted), Arc::clone(&requests.record));
     let (stop, protocol) = (requests.answering.stop.clone(), requests.answering.protocol);
     match protocol {
         Protocol::Http => {

@@ -9,9 +9,9 @@ use std::{
 use axum::{
     Extension, Router,
     extract::{Request as HttpRequest, State as Extract},
-    http::request,
+    http::{StatusCode, header, request},
     middleware::{self, Next},
-    response::Response as HttpResponse,
+    response::{IntoResponse as _, Response as HttpResponse},
 };
 use prost::Message as _;
 use tokio::net::TcpListener;
@@ -110,6 +110,11 @@ async fn call(
     request: HttpRequest,
     next: Next,
 ) -> HttpResponse {
+    // A page in a browser may send other types without asking, and this one only where taskd agrees. It never does.
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    if !kind.is_some_and(|kind| kind.starts_with("application/grpc")) {
+        return StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response();
+    }
     let path = request.uri().path();
     let known = METHODS.into_iter().find(|(method, _)| path.strip_prefix('/') == Some(*method));
     let Some((method, role)) = known else {

@@ -4,10 +4,7 @@ use std::{
     io,
     mem::MaybeUninit,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -34,18 +31,14 @@ const SILENCE: Duration = Duration::from_secs(10);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 2;
 
-/// The bytes that a connection has received.
-pub(super) type Received = Arc<AtomicUsize>;
-
 /// A stream whose flushes confirm deliveries, and whose writes time out.
 pub(super) struct Socket {
     stream: Pin<Box<TimeoutWriter<TcpStream>>>,
     record: Arc<Record>,
-    received: Received,
 }
 
 impl Socket {
-    pub(super) fn new(stream: TcpStream, record: Arc<Record>, received: Received) -> Self {
+    pub(super) fn new(stream: TcpStream, record: Arc<Record>) -> Self {
         let options = SockRef::from(&stream);
         let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(PROBE_EVERY).with_retries(PROBES);
         let set = options
@@ -55,7 +48,7 @@ impl Socket {
         if let Err(error) = set {
             tracing::debug!("cannot set the options of a connection: {error}");
         }
-        Self { stream: with_write_timeout(stream, WRITE_TIMEOUT), record, received }
+        Self { stream: with_write_timeout(stream, WRITE_TIMEOUT), record }
     }
 
     /// Confirms the deliveries whose answers are written.
@@ -79,10 +72,7 @@ impl Socket {
 
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        ready!(self.stream.as_mut().poll_read(cx, buf))?;
-        self.received.fetch_add(buf.filled().len() - before, Ordering::Relaxed);
-        Poll::Ready(Ok(()))
+        self.stream.as_mut().poll_read(cx, buf)
     }
 }
 

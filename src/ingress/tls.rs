@@ -55,6 +55,8 @@ struct Loaded {
     files: Files,
     http: TlsAcceptor,
     grpc: TlsAcceptor,
+    /// When the certificate expires, in Unix time.
+    expires: Option<i64>,
 }
 
 impl LoopError for TlsError {}
@@ -72,6 +74,7 @@ impl Tls {
     pub fn load(settings: &TlsFiles) -> Result<Option<Self>, TlsError> {
         let Some(files) = Files::read(settings)? else { return Ok(None) };
         let loaded = Loaded::new(files, settings)?;
+        loaded.report();
         Ok(Some(Self { settings: Arc::new(settings.clone()), loaded: Arc::new(RwLock::new(loaded)) }))
     }
 
@@ -94,7 +97,9 @@ impl Tls {
     fn look(&self) -> Result<(), TlsError> {
         let Some(files) = Files::read(&self.settings)? else { return Ok(()) };
         if files != self.loaded.read().files {
-            *self.loaded.write() = Loaded::new(files, &self.settings)?;
+            let loaded = Loaded::new(files, &self.settings)?;
+            loaded.report();
+            *self.loaded.write() = loaded;
             tracing::info!("the certificate has changed: new connections get the new one");
         }
         Ok(())
@@ -122,6 +127,12 @@ fn read(setting: &'static str, file: &Path) -> Result<Vec<u8>, TlsError> {
 }
 
 impl Loaded {
+    fn report(&self) {
+        if let Some(expires) = self.expires {
+            metrics::certificate_expires(expires);
+        }
+    }
+
     fn new(files: Files, settings: &TlsFiles) -> Result<Self, TlsError> {
         let name = |file: &Option<PathBuf>| file.clone().unwrap_or_default();
         let not_pem = |setting, file: &Option<PathBuf>, what, error| {
@@ -134,7 +145,7 @@ impl Loaded {
         let chain = chain.map_err(|error| not_pem("tls_cert_file", &settings.cert_file, "certificate", error))?;
         let key = PrivateKeyDer::from_pem_slice(&files.key)
             .map_err(|error| not_pem("tls_key_file", &settings.key_file, "private key", error))?;
-        check_time(&chain[0], settings)?;
+        let expires = check_time(&chain[0], settings)?;
         let builder = match &files.client_ca {
             None => ServerConfig::builder().with_no_client_auth(),
             Some(pem) => {
@@ -157,18 +168,17 @@ impl Loaded {
             config.alpn_protocols = vec![protocol.to_vec()];
             TlsAcceptor::from(Arc::new(config))
         };
-        Ok(Self { http: acceptor(b"http/1.1"), grpc: acceptor(b"h2"), files })
+        Ok(Self { http: acceptor(b"http/1.1"), grpc: acceptor(b"h2"), expires, files })
     }
 }
 
-/// Refuses a certificate whose time is over: every client would.
-fn check_time(certificate: &CertificateDer<'_>, settings: &TlsFiles) -> Result<(), TlsError> {
+/// Refuses a certificate whose time is over: every client would. Answers when it will be.
+fn check_time(certificate: &CertificateDer<'_>, settings: &TlsFiles) -> Result<Option<i64>, TlsError> {
     // rustls judges what this does not understand.
-    let Ok((_, parsed)) = parse_x509_certificate(certificate) else { return Ok(()) };
+    let Ok((_, parsed)) = parse_x509_certificate(certificate) else { return Ok(None) };
     let end = parsed.validity().not_after;
-    metrics::certificate_expires(end.timestamp());
     if end < ASN1Time::now() {
         return Err(TlsError::Expired { file: settings.cert_file.clone().unwrap_or_default(), at: end.to_string() });
     }
-    Ok(())
+    Ok(Some(end.timestamp()))
 }

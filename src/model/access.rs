@@ -91,7 +91,7 @@ pub struct Scope(Vec<String>);
 
 impl Scope {
     pub fn is_everything(&self) -> bool {
-        self.0.is_empty()
+        self.0.is_empty() || self.0.iter().any(|part| part == "*")
     }
 
     pub fn includes(&self, queue: &str) -> bool {

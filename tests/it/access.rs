@@ -310,6 +310,8 @@ async fn tokens_are_made_listed_and_revoked_by_command() {
     one_line(&["token", "create", "x y", "--roles", "read"], 2, "\"x y\" is not a name");
     one_line(&["token", "create", "x", "--roles", "read", "--queues", "a b"], 2, "contains ' '");
     one_line(&["token", "create", "x"], 2, "--roles");
+    one_line(&["token", "create", "x", "--roles", "read", "--queues", ""], 2, "names no queue");
+    one_line(&["token", "create", "x", "--roles", "read", "--expires", "8000years"], 2, "at most 100 years");
     one_line(&["token", "revoke", "nobody"], 2, "there is no token \"nobody\"; taskd token list shows all");
 
     let (code, stdout, _) = taskd(&daemon, &["token", "list", "--json"]);

@@ -136,6 +136,18 @@ async fn both_ports_speak_tls_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn a_client_that_is_silent_behind_tls_is_let_go() {
+    let authority = Authority::new();
+    authority.certify("server", 2100);
+    let daemon = Daemon::begin(&authority.settings("server"), &[]);
+    authority.ready(&daemon, None).await;
+    let mut silent = authority.connect(daemon.grpc_port(), None).await.unwrap();
+    let mut answer = Vec::new();
+    // Only the frames with which a server begins.
+    until("taskd hangs up", async || silent.read_buf(&mut answer).await.map_or(true, |bytes| bytes == 0)).await;
+}
+
+#[tokio::test]
 async fn a_new_certificate_is_taken_and_a_useless_one_is_not() {
     let authority = Authority::new();
     authority.certify("server", 2100);

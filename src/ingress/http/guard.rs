@@ -3,7 +3,8 @@
 //! taskd may ask for no token, so a page in a browser on the same machine must not reach it. A page has two ways to a
 //! port of its visitor's machine. Its own name may point there (DNS rebinding): the request then carries a name that is
 //! not taskd's. Or it sends a request to taskd's address: the browser then names the page's site. The page controls
-//! neither. gRPC needs no such check: browsers do not speak HTTP/2 without TLS.
+//! neither. gRPC refuses what has not the content type of gRPC: a page may send that type only where taskd agrees, and
+//! taskd never does.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

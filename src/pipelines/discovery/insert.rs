@@ -13,7 +13,8 @@ use super::{
 use crate::{
     bus::Topic,
     model::{
-        DeadLetter, InsertAnswer, InsertStatus, MAX_RECORD_BYTES, NewTask, StoredStatus, TaskId, TaskRow, validate,
+        DeadLetter, InsertAnswer, InsertStatus, MAX_RECORD_BYTES, NewTask, StoredStatus, TaskId, TaskRow,
+        validate::{self, MAX_KEY_BYTES},
     },
     runtime::{Policy, Supervisor},
     store::Inserted,
@@ -187,6 +188,15 @@ impl Handle {
 /// The letter of a refused task. One that is larger than any stored task leaves out its payload and headers.
 fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
     let mut reason = reason.to_owned();
+    // These are short in every valid task. A page of letters has them all.
+    for (text, most) in [(&mut task.queue, 64), (&mut task.traceparent, 64)] {
+        let end = text.char_indices().nth(most).map_or(text.len(), |(end, _)| end);
+        text.truncate(end);
+    }
+    if task.key.len() > MAX_KEY_BYTES {
+        task.key.truncate(MAX_KEY_BYTES);
+        reason.push_str(" (its key is cut)");
+    }
     let headers: usize = task.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     if task.key.len() + task.payload.len() + headers > MAX_RECORD_BYTES {
         (task.key, task.payload, task.headers) = Default::default();

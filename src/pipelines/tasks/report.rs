@@ -161,7 +161,12 @@ fn rejection(
 }
 
 /// The answer of SQL, where it knows better than the queue.
+///
+/// A token of another queue says nothing of the task: its caller may not reach that queue.
 fn code_in_sql(state: &StateFor, token: &LeaseToken) -> Option<Code> {
+    if state.shard.queue != token.shard.queue {
+        return None;
+    }
     match state.completed_under {
         // Each shard counts its generations and grants by itself.
         Some(stored) if state.shard == token.shard && (stored == token.lease() || stored == LeaseNumber::UNKNOWN) => {

@@ -8,7 +8,11 @@
 //! In the end one row per shard says where its tasks were published (`Store::end_rebuild`). It is written behind the
 //! last record: a place that no record has would keep the reconciler from missing a task.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     context::{Context, without_generation},
@@ -57,10 +61,11 @@ impl Rebuild {
     /// Publishes all tasks of these shards, and ends the rebuild.
     pub(super) async fn run(&self, rebuilding: &Rebuilding, cx: &Loop) -> Result<(), Error> {
         let (mut last, mut in_flight) = (Last::new(), InFlight::new());
+        let mut doubt_at = cx.clock().now() + DOUBT_EVERY;
         let (mut tasks, mut credited) = (0, 0);
         let mut page = self.store.rebuild_page(rebuilding, None, PAGE).await?;
         loop {
-            self.wait_for_room(&mut in_flight, cx).await?;
+            self.wait_for_room(&mut in_flight, &mut doubt_at, cx).await?;
             let (published, next) =
                 tokio::try_join!(self.publish(&page.tasks), self.page_behind(rebuilding, page.next))?;
             (tasks, credited) = (tasks + page.tasks.len() as u64, credited + page.credited);
@@ -104,8 +109,9 @@ impl Rebuild {
     }
 
     /// Waits while too many pages are in flight, or Redis has little memory left: the fanout would park every task.
-    async fn wait_for_room(&self, in_flight: &mut InFlight, cx: &Loop) -> Result<(), Error> {
-        let mut doubt_at = cx.clock().now() + DOUBT_EVERY;
+    ///
+    /// Looks for another lost shard now and then, also while there is room: nobody else does so during the walk.
+    async fn wait_for_room(&self, in_flight: &mut InFlight, doubt_at: &mut Instant, cx: &Loop) -> Result<(), Error> {
         loop {
             if cx.stop.is_cancelled() {
                 return Err(Error::Stopping);
@@ -120,12 +126,12 @@ impl Rebuild {
                     in_flight.pop_front();
                 }
             }
+            if *doubt_at <= cx.clock().now() {
+                self.check_fanout(in_flight).await?;
+                *doubt_at = cx.clock().now() + DOUBT_EVERY;
+            }
             if in_flight.len() < PAGES_IN_FLIGHT && !self.gates.is_short() {
                 return Ok(());
-            }
-            if doubt_at <= cx.clock().now() {
-                self.check_fanout(in_flight).await?;
-                doubt_at = cx.clock().now() + DOUBT_EVERY;
             }
             cx.beat();
             cx.pause(ASK_EVERY).await;

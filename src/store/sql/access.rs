@@ -34,7 +34,13 @@ pub(super) fn tokens<'a>() -> Statement<'a> {
     )
 }
 
-pub(super) fn token(columns: TokenColumns) -> Result<(SecretHash, AccessToken)> {
+/// The token, unless this taskd does not understand it. Such a token gives no right, and takes none from others.
+pub(super) fn token_or_none(columns: TokenColumns) -> Option<(SecretHash, AccessToken)> {
+    let name = columns.1.clone();
+    token(columns).inspect_err(|error| tracing::warn!("the token {name:?} counts for nothing here: {error}")).ok()
+}
+
+fn token(columns: TokenColumns) -> Result<(SecretHash, AccessToken)> {
     let (hash, name, roles, queues, worker, calls_per_second, created_unix_ms, expires_unix_ms) = columns;
     let hash = SecretHash(hash.try_into().map_err(|_| corrupt("a token's hash has 32 bytes"))?);
     let worker = String::from_utf8(worker).map_err(|_| corrupt("a token's worker is text"))?;

@@ -293,7 +293,10 @@ async fn credit<S: Session>(session: &mut S, id: &TaskId, workers: &[Vec<u8>]) -
 pub(super) async fn purge<S: Session>(session: &mut S, ids: &[LetterId]) -> Result<u64> {
     let mut removed = retention::remove(session, ids, Which::Dead).await?;
     for ids in lists(ids) {
-        removed += session.execute(Statement::new("DELETE FROM letters WHERE kind <> 1 AND id IN ").list(ids)).await?;
+        // An older taskd may have removed a dead task without its letter.
+        let others = "DELETE FROM letters WHERE (kind <> 1 OR NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.id = \
+                      letters.id)) AND letters.id IN ";
+        removed += session.execute(Statement::new(others).list(ids)).await?;
     }
     Ok(removed)
 }

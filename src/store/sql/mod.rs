@@ -326,7 +326,7 @@ impl<DB: Backend> Store for SqlStore<DB> {
 
     async fn tokens(&self) -> Result<Vec<(SecretHash, AccessToken)>> {
         let tokens = self.sql.read::<TokenColumns>("tokens", access::tokens()).await?;
-        tokens.into_iter().map(access::token).collect()
+        Ok(tokens.into_iter().filter_map(access::token_or_none).collect())
     }
 
     async fn add_token(&self, hash: SecretHash, token: &AccessToken, act: &Act) -> Result<AddedToken> {

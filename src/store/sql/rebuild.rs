@@ -17,6 +17,9 @@ use super::{
 use crate::model::{Offset, ShardId, TaskId, TaskRow};
 use crate::store::{PAGE_BYTES, RebuildPage, Rebuilding, Rebuilt, Result};
 
+/// The tasks that are weighed before the next look at the bytes of a page. Weighing reads whole payloads.
+const WEIGHED_AT_ONCE: usize = 16;
+
 /// Raises the generations and marks the shards, in one step: a shard that is opened in Redis afterwards is marked.
 pub(super) async fn begin<S: Session>(session: &mut S, lost: &[(ShardId, u64)]) -> Result<Vec<u64>> {
     let version = next_version(session).await?;
@@ -62,35 +65,42 @@ pub(super) async fn page<DB: Backend>(
     limit: u32,
 ) -> Result<RebuildPage> {
     const NAME: &str = "rebuild_page";
-    type Columns = (Vec<u8>, String, i64, i64, i64);
     let Some(upto) = of.upto else { return Ok(RebuildPage::default()) };
     let after = beyond(after);
-    let list = Statement::new(
-        "SELECT id, queue, shard, completed, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload) FROM tasks ",
-    )
-    .sql(&DB::Connection::by_index("tasks_on_bus"))
-    .sql(" WHERE on_bus = 1 AND id > ? AND id <= ? ORDER BY id LIMIT ?")
-    .bind(&after)
-    .bind(&upto)
-    .bind(limit);
-    let listed = sql.read::<Columns>(NAME, list).await?;
-    let mut is_full = listed.len() == limit as usize;
-    let (mut page, mut last) = (RebuildPage::default(), None);
-    let (mut ids, mut bytes) = (Vec::with_capacity(listed.len()), 0);
-    for (id, queue, shard, completed, weight) in listed {
+    // The index has all that this reads.
+    let list = Statement::new("SELECT id, queue, shard FROM tasks ")
+        .sql(&DB::Connection::by_index("tasks_on_bus"))
+        .sql(" WHERE on_bus = 1 AND id > ? AND id <= ? ORDER BY id LIMIT ?")
+        .bind(&after)
+        .bind(&upto)
+        .bind(limit);
+    let listed = sql.read::<(Vec<u8>, String, i64)>(NAME, list).await?;
+    let mut last = listed.last().map(|(id, ..)| task_id(id)).transpose()?.filter(|_| listed.len() == limit as usize);
+    let mut ids = Vec::with_capacity(listed.len());
+    for (id, queue, shard) in listed {
+        let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
+        if of.shards.contains_key(&shard) {
+            ids.push(task_id(&id)?);
+        }
+    }
+    let (mut page, mut bytes, mut fit) = (RebuildPage::default(), 0, 0);
+    for some in ids.chunks(WEIGHED_AT_ONCE) {
         if bytes >= PAGE_BYTES {
-            is_full = true;
+            last = Some(ids[fit - 1]);
             break;
         }
-        let (id, shard) = (task_id(&id)?, ShardId { queue: queue_name(&queue)?, number: number(shard)? });
-        last = Some(id);
-        if of.shards.contains_key(&shard) {
-            ids.push(id);
+        let weigh = Statement::new(
+            "SELECT completed, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload) FROM tasks WHERE id IN ",
+        );
+        // The list repeats its last id, of which there is one row.
+        for (completed, weight) in sql.read::<(i64, i64)>(NAME, weigh.list(some)).await? {
             bytes += number::<usize>(weight)?;
             page.credited += number::<u64>(completed)?;
         }
+        fit += some.len();
     }
-    page.next = last.filter(|_| is_full);
+    ids.truncate(fit);
+    page.next = last;
     page.tasks = unfinished(sql, NAME, &ids).await?;
     Ok(page)
 }
