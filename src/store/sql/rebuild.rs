@@ -83,25 +83,25 @@ pub(super) async fn page<DB: Backend>(
             ids.push(task_id(&id)?);
         }
     }
-    let (mut page, mut bytes, mut fit) = (RebuildPage::default(), 0, 0);
-    for some in ids.chunks(WEIGHED_AT_ONCE) {
-        if bytes >= PAGE_BYTES {
-            last = Some(ids[fit - 1]);
-            break;
-        }
+    let (mut page, mut bytes, mut fit) = (RebuildPage::default(), 0, Vec::with_capacity(ids.len()));
+    'page: for some in ids.chunks(WEIGHED_AT_ONCE) {
         let weigh = Statement::new(
-            "SELECT completed, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload) FROM tasks WHERE id IN ",
+            "SELECT id, completed, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload) FROM tasks WHERE id IN ",
         );
-        // The list repeats its last id, of which there is one row.
-        for (completed, weight) in sql.read::<(i64, i64)>(NAME, weigh.list(some)).await? {
+        for (id, completed, weight) in
+            sql.read::<(Vec<u8>, i64, i64)>(NAME, weigh.list(some).sql(" ORDER BY id")).await?
+        {
+            if bytes >= PAGE_BYTES {
+                last = fit.last().copied();
+                break 'page;
+            }
             bytes += number::<usize>(weight)?;
             page.credited += number::<u64>(completed)?;
+            fit.push(task_id(&id)?);
         }
-        fit += some.len();
     }
-    ids.truncate(fit);
     page.next = last;
-    page.tasks = unfinished(sql, NAME, &ids).await?;
+    page.tasks = unfinished(sql, NAME, &fit).await?;
     Ok(page)
 }
 
