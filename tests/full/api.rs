@@ -55,7 +55,7 @@ async fn a_worker_is_told_what_is_wrong_with_its_lease() {
     let config = "[queues.q]\nlease = \"300ms\"\nbackoff = [\"1ms\"]\n[queues.slow]\nlease = \"1m\"";
     let mut daemon = Daemon::start(config, &[]).await;
     for (request, detail) in [
-        (json!({"queues": ["q"]}), "missing field `worker`"),
+        (json!({"queues": ["q"]}), "worker is missing: say who asks"),
         (json!({"queues": ["q"], "worker": ""}), "worker is missing: say who asks"),
         (json!({"queues": [], "worker": "w"}), "queues is empty: name at least one"),
         (json!({"queues": ["a b"], "worker": "w"}), "queue \"a b\""),

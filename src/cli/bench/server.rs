@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, aio::MultiplexedConnection};
 use serde::Serialize;
 use url::Url;
 
@@ -18,6 +18,7 @@ use super::{
 };
 use crate::cli::{
     client::{self, Taskd},
+    http::ANSWER_TIMEOUT,
     trust::Trust,
 };
 
@@ -246,7 +247,9 @@ fn pid_behind(grpc: &str) -> Option<u32> {
 async fn connect_redis(url: &str) -> anyhow::Result<MultiplexedConnection> {
     let unreachable = || format!("cannot reach Redis at {}", crate::config::without_password(url));
     let client = redis::Client::open(url).with_context(unreachable)?;
-    client.get_multiplexed_async_connection().await.with_context(unreachable)
+    // FLUSHALL of a million tasks takes longer than the default of half a second.
+    let patient = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_TIMEOUT));
+    client.get_multiplexed_async_connection_with_config(&patient).await.with_context(unreachable)
 }
 
 async fn appendfsync(mut redis: MultiplexedConnection) -> Option<String> {
