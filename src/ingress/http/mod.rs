@@ -140,7 +140,7 @@ async fn authenticate_caller(Extract((api, role)): Extract<(Api, Role)>, request
 async fn index() -> String {
     let routes = table()
         .into_iter()
-        .map(|Route { method, path, role, .. }| format!("  {method:<5} {path:<26} for the role {role}\n"));
+        .map(|Route { method, path, role, .. }| format!("  {:<5} {path:<26} for the role {role}\n", method.as_str()));
     let routes: String = routes.collect();
     format!(
         "taskd: a task queue for work that grows while it is being done.\n\n{routes}  \
