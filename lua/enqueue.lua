@@ -92,7 +92,7 @@ local function make_records()
     if task.due then t[WAIT] = {''} end
     return save(t)
   end
-  -- Whether the task ended before it was sent again. Then it gets a record and an element of its epoch.
+  -- Gives a task that ended before it was sent again a record and an element of its epoch. Returns whether it did.
   local function revive(id, t, task)
     if t[ST] == 'L' or not task or task.epoch <= (t[EPOCH] or 0) then return false end
     local offer = (t[OFFER] or 0) + 1

@@ -22,7 +22,7 @@ impl Api {
     pub async fn task(&self, caller: &Caller, id: &str) -> Result<TaskView, Error> {
         let id = task_id(id)?;
         let task = self.query()?.task(id).instrument(span("task", caller)).await?;
-        // Whether a task is there, only who reaches its queue may know.
+        // Only a caller that reaches the queue may know that the task is there.
         task.filter(|task| caller.access.reaches(task.queue.as_str())).ok_or(Error::NoSuchTask(id))
     }
 

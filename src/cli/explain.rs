@@ -8,11 +8,7 @@ use hyper::StatusCode;
 use serde::Deserialize;
 use url::form_urlencoded;
 
-use super::{
-    client,
-    http::HttpPort,
-    trust::{Trust, with_hint},
-};
+use super::{http::HttpServer, trust::with_hint};
 use crate::wire::time::from_rfc_3339;
 
 /// Say where a task is, what happens to it next, and why a worker does not get it
@@ -42,26 +38,15 @@ pub struct Explain {
     #[arg(long)]
     json: bool,
 
-    /// HTTP address of taskd; host:port is enough
-    #[arg(
-        long,
-        env = "TASKD_HTTP_URL",
-        hide_env = true,
-        value_name = "URL",
-        value_parser = client::with_scheme,
-        default_value = "http://127.0.0.1:7600"
-    )]
-    server: String,
-
     #[command(flatten)]
-    trust: Trust,
+    server: HttpServer,
 }
 
 /// Asks, and prints the answer. False if there is no such task.
 pub async fn run(args: Explain) -> anyhow::Result<bool> {
-    let server = HttpPort::new("--server", &args.server, args.trust.clone())?;
+    let server = args.server.port()?;
     let (status, body) = server.get(&path(&args)).await?;
-    let unreadable = || format!("{} does not answer as taskd does; is that taskd's HTTP port?", args.server);
+    let unreadable = || server.is_another();
     if !status.is_success() {
         let problem: Problem = serde_json::from_slice(&body).with_context(unreadable)?;
         if status != StatusCode::NOT_FOUND {
@@ -224,8 +209,7 @@ mod tests {
             key: Some("a&b c".into()),
             worker: Some("w/1".into()),
             json: false,
-            server: String::new(),
-            trust: Trust::default(),
+            server: HttpServer::default(),
         };
         assert_eq!(path(&args), "/v1/tasks:explain?queue=q&key=a%26b+c&worker=w%2F1");
     }

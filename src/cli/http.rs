@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use axum::body::{Body, Bytes, to_bytes};
+use clap::Args;
 use hyper::{Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
@@ -11,10 +12,34 @@ use tokio::{net::TcpStream, task::JoinSet};
 use tokio_rustls::TlsConnector;
 use url::Url;
 
-use super::trust::Trust;
+use super::{client, trust::Trust};
 
 const MOST_BYTES: usize = 64 << 20;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The address of taskd's HTTP port, and the way to call it.
+#[derive(Args, Default)]
+pub(super) struct HttpServer {
+    /// HTTP address of taskd; host:port is enough
+    #[arg(
+        long,
+        env = "TASKD_HTTP_URL",
+        hide_env = true,
+        value_name = "URL",
+        value_parser = client::with_scheme,
+        default_value = "http://127.0.0.1:7600"
+    )]
+    server: String,
+
+    #[command(flatten)]
+    trust: Trust,
+}
+
+impl HttpServer {
+    pub(super) fn port(&self) -> anyhow::Result<HttpPort> {
+        HttpPort::new("--server", &self.server, self.trust.clone())
+    }
+}
 
 /// An HTTP port.
 #[derive(Clone)]
@@ -39,6 +64,11 @@ impl HttpPort {
         let port = parsed.port_or_known_default().with_context(wrong)?;
         let name = host.trim_matches(['[', ']']).to_owned();
         Ok(Self { url: url.to_owned(), host: format!("{host}:{port}"), name, flag, trust, is_tls })
+    }
+
+    /// The mistake behind an answer that taskd does not give.
+    pub(super) fn is_another(&self) -> String {
+        format!("{} does not answer as taskd does; is that taskd's HTTP port?", self.url)
     }
 
     /// The status and the body of the answer.

@@ -14,9 +14,8 @@ use indicatif::HumanCount;
 use serde::Deserialize;
 
 use super::{
-    client,
-    http::HttpPort,
-    trust::{Trust, with_hint},
+    http::{HttpPort, HttpServer},
+    trust::with_hint,
 };
 use crate::config::Time;
 
@@ -45,19 +44,8 @@ pub struct Stats {
     #[arg(long)]
     json: bool,
 
-    /// HTTP address of taskd; host:port is enough
-    #[arg(
-        long,
-        env = "TASKD_HTTP_URL",
-        hide_env = true,
-        value_name = "URL",
-        value_parser = client::with_scheme,
-        default_value = "http://127.0.0.1:7600"
-    )]
-    server: String,
-
     #[command(flatten)]
-    trust: Trust,
+    server: HttpServer,
 }
 
 #[derive(Deserialize)]
@@ -85,7 +73,7 @@ struct Before {
 }
 
 pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
-    let server = HttpPort::new("--server", &args.server, args.trust)?;
+    let server = args.server.port()?;
     let is_terminal = io::stdout().is_terminal();
     if args.json || !is_terminal {
         println!("{}", String::from_utf8_lossy(&look(&server).await?));
@@ -94,7 +82,7 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
     let mut before = None;
     loop {
         let body = look(&server).await?;
-        let Queues { queues } = serde_json::from_slice(&body).with_context(|| unreadable(&server))?;
+        let Queues { queues } = serde_json::from_slice(&body).with_context(|| server.is_another())?;
         let clear = if args.once { "" } else { CLEAR };
         // A terminal that went away is no failure.
         if writeln!(io::stdout(), "{clear}{}", table(&queues, before.as_ref())).is_err() || args.once {
@@ -111,10 +99,6 @@ async fn look(server: &HttpPort) -> anyhow::Result<hyper::body::Bytes> {
     let said = || with_hint(String::from_utf8_lossy(&body).trim(), status == StatusCode::UNAUTHORIZED);
     ensure!(status.is_success(), "{}/v1/queues answers {status}: {}", server.url, said());
     Ok(body)
-}
-
-fn unreadable(server: &HttpPort) -> String {
-    format!("{} does not answer as taskd does; is that taskd's HTTP port?", server.url)
 }
 
 fn table(queues: &[Queue], before: Option<&Before>) -> Table {

@@ -293,7 +293,7 @@ impl Queues {
 }
 
 impl Settings {
-    /// Whether tasks of `queue` that an insert does not accept become dead letters.
+    /// True if taskd keeps tasks of `queue` that an insert does not accept as dead letters.
     pub fn keeps_refused(&self, queue: &str) -> bool {
         self.queues.of_name(queue).keep_refused
     }

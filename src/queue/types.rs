@@ -180,7 +180,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Whether parked tasks may come: the shard is below nine tenths of its bounds.
+    /// True if the shard takes parked tasks: it is below nine tenths of its bounds.
     pub fn has_room(&self, settings: &QueueSettings) -> bool {
         let nine_tenths = |bound: u64| bound - bound / 10;
         self.ahead < nine_tenths(settings.high_water_tasks)

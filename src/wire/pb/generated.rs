@@ -171,7 +171,7 @@ pub struct TaskExplanation {
     /// The last failures, the earliest first, while the task is in its queue.
     #[prost(message, repeated, tag = "9")]
     pub failures: ::prost::alloc::vec::Vec<TaskFailure>,
-    /// What holds the task up, whoever asks for it.
+    /// Each note names one thing that holds the task up, whoever asks for it.
     #[prost(string, repeated, tag = "10")]
     pub notes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Only if the request names a worker.
