@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
+use axum::http::Request;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use taskd::{
     ingress::{self, State},
     wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
 };
-use tokio::task::JoinHandle;
+use tokio::{net::TcpStream, task::JoinHandle};
 use tonic::{Code, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
-use crate::ingress_http::idle_state;
+use crate::{ingress_http::idle_state, support::daemon::Daemon};
 
 pub(crate) async fn start(state: State) -> (Channel, JoinHandle<Result<(), tonic_reflection::server::Error>>) {
     let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "grpc").await.unwrap();
@@ -66,4 +69,17 @@ async fn a_stop_ends_the_server_by_itself() {
     let (_channel, server) = start(state.clone()).await;
     state.stop.cancel();
     tokio::time::timeout(Duration::from_secs(5), server).await.expect("the server ends by itself").unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_page_in_a_browser_cannot_call_without_asking() {
+    let daemon = Daemon::start("", &[]).await;
+    let stream = TcpStream::connect(("127.0.0.1", daemon.grpc_port())).await.unwrap();
+    let (mut client, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    for (kind, status) in [("text/plain", 415), ("application/grpc", 200)] {
+        let request = Request::post(format!("{}/taskd.v1.Discovery/InsertTasks", daemon.grpc()));
+        let request = request.header("content-type", kind).body("\0\0\0\0\0".to_owned()).unwrap();
+        assert_eq!(client.send_request(request).await.unwrap().status(), status, "{kind}");
+    }
 }

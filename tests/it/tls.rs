@@ -148,6 +148,19 @@ async fn a_client_that_is_silent_behind_tls_is_let_go() {
 }
 
 #[tokio::test]
+async fn a_stop_does_not_wait_for_handshakes() {
+    let authority = Authority::new();
+    authority.certify("server", 2100);
+    let mut daemon = Daemon::begin(&authority.settings("server"), &[]);
+    authority.ready(&daemon, None).await;
+    let ports = [daemon.http_port(), daemon.grpc_port()];
+    let silent = ports.map(|port| std::net::TcpStream::connect(("127.0.0.1", port)).unwrap());
+    assert!(daemon.stop().await.success());
+    assert!(!daemon.log().contains("did not end within the grace period"), "{}", daemon.log());
+    drop(silent);
+}
+
+#[tokio::test]
 async fn a_new_certificate_is_taken_and_a_useless_one_is_not() {
     let authority = Authority::new();
     authority.certify("server", 2100);
