@@ -36,6 +36,7 @@ impl Schemas {
             SchemaSettings::draft2020_12().with(|settings| {
                 settings.definitions_path = "/components/schemas".into();
                 settings.meta_schema = None;
+                settings.transforms.push(Box::new(RecursiveTransform(as_object)));
             })
         };
         let answers = settings().for_serialize().with_transform(RecursiveTransform(without_null));
@@ -47,6 +48,13 @@ impl Schemas {
         let mut schemas = self.requests.take_definitions(true);
         schemas.extend(self.answers.take_definitions(true));
         schemas
+    }
+}
+
+/// Writes `{}` for any value: not every program knows the schema `true`.
+fn as_object(schema: &mut Schema) {
+    if schema.as_bool() == Some(true) {
+        schema.ensure_object();
     }
 }
 
