@@ -34,6 +34,7 @@ mod partitions;
 mod queue_property;
 mod rebuild;
 mod redis_scripts;
+mod search;
 mod silent_connections;
 mod store_sqlite;
 mod tasks_service;
