@@ -7,8 +7,12 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../columns/mod.rs"]
+mod columns;
+
 mod api;
 mod bus_kafka;
+mod column;
 mod crawl;
 mod dead_letters;
 mod flushall;

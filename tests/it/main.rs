@@ -7,10 +7,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod access;
+#[path = "../columns/mod.rs"]
+mod columns;
+
 mod architecture;
 mod bench;
 mod bus_redis_streams;
+mod column;
 mod coordination;
 mod dead_letters;
 mod discovery_insert;
