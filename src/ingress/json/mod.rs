@@ -9,6 +9,7 @@ pub mod insert;
 pub mod letters;
 pub mod read;
 mod schema;
+pub mod search;
 mod text;
 mod value;
 pub mod work;

@@ -43,6 +43,7 @@ pub(super) struct Operation {
     id: String,
     tag: &'static str,
     summary: &'static str,
+    note: &'static str,
     query: Vec<Parameter>,
     body: Option<SchemaOf>,
     /// The body and the answer may also be lines.
@@ -75,12 +76,18 @@ impl Operation {
             id: id.to_owned(),
             tag,
             summary,
+            note: "",
             query: Vec::new(),
             body: None,
             lines: false,
             success: Success::Json(anything),
             others: Vec::new(),
         }
+    }
+
+    /// Adds what neither parameters nor schemas say.
+    pub(super) fn says(self, note: &'static str) -> Self {
+        Self { note, ..self }
     }
 
     /// Adds a parameter of the query.
@@ -137,7 +144,7 @@ impl Operation {
             "operationId": self.id,
             "tags": [self.tag],
             "summary": self.summary,
-            "description": role.said(),
+            "description": [self.note, &role.said()].join(" ").trim(),
             "security": role.security(),
             "responses": self.responses(path, role, schemas),
         });

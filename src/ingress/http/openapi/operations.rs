@@ -27,6 +27,18 @@ pub(super) fn of(method: &Method, path: &'static str) -> Operation {
 fn read(path: &'static str) -> Option<Operation> {
     let new = |tag, id, summary| Operation::new(path, tag, id, summary);
     Some(match path {
+        "/v1/tasks" => new("tasks", "listTasks", "List tasks, the newest first")
+            .says("`header.NAME=VALUE` chooses tasks with this header. All but `worker`, `since` and `until` need `queue`.")
+            .query::<String>("queue", "Only of this queue")
+            .query::<String>("status", "Only with one of these statuses, separated by commas")
+            .query::<String>("key", "Only with this key")
+            .query::<String>("key_prefix", "Only with a key that begins so")
+            .query::<String>("worker", "Only with a result of this worker")
+            .query::<json::Instant>("since", "Only inserted from this time on")
+            .query::<json::Instant>("until", "Only inserted before this time")
+            .query::<u32>("limit", "At most this many")
+            .query::<String>("cursor", "The cursor of the answer before")
+            .answers::<json::search::List<'_>>(),
         "/v1/tasks/{id}" => new("tasks", "getTask", "Get a task with its status").answers::<json::read::Task<'_>>(),
         "/v1/tasks/{id}/results" => new("tasks", "getResults", "Get the results that workers reported")
             .lists::<json::read::TaskResult<'_>>("results"),
