@@ -51,8 +51,6 @@ async fn every_route_is_described_and_nothing_else() {
     for (method, path, role) in http::routes() {
         let route = (method.to_string(), path.to_owned());
         let operation = &described[&route];
-        let summary = operation["summary"].as_str().unwrap();
-        assert!(!summary.is_empty(), "describe {method} {path} in src/ingress/http/openapi/operations.rs");
         let said = operation["description"].as_str().unwrap();
         assert!(said.contains(&format!("`{role}`")), "{method} {path}: {said}");
         assert_eq!(operation["security"][0]["token"], serde_json::json!([]), "{method} {path}");

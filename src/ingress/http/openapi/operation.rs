@@ -140,11 +140,12 @@ impl Operation {
 
     /// As the document has it.
     pub(super) fn written(&self, path: &str, role: Role, schemas: &mut Schemas) -> Value {
+        let said = [self.note, &role.said()].join(" ");
         let mut operation = json!({
             "operationId": self.id,
             "tags": [self.tag],
             "summary": self.summary,
-            "description": [self.note, &role.said()].join(" ").trim(),
+            "description": said.trim(),
             "security": role.security(),
             "responses": self.responses(path, role, schemas),
         });

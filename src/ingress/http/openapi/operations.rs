@@ -28,7 +28,7 @@ fn read(path: &'static str) -> Option<Operation> {
     let new = |tag, id, summary| Operation::new(path, tag, id, summary);
     Some(match path {
         "/v1/tasks" => new("tasks", "listTasks", "List tasks, the newest first")
-            .says("`header.NAME=VALUE` chooses tasks with this header. All but `worker`, `since` and `until` need `queue`.")
+            .says("`header.NAME=VALUE` chooses tasks with this header. Status, key and header need a queue.")
             .query::<String>("queue", "Only of this queue")
             .query::<String>("status", "Only with one of these statuses, separated by commas")
             .query::<String>("key", "Only with this key")
