@@ -54,12 +54,11 @@ pub(in crate::ingress) struct NewTask<'a> {
 }
 
 /// One task or an array of them, as [`new_tasks`] reads them.
-#[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[derive(JsonSchema)]
+#[schemars(untagged)]
 #[allow(dead_code, reason = "only the document of the API has this type")]
 pub(in crate::ingress) enum OneOrMore<'a> {
-    #[serde(borrow)]
-    One(NewTask<'a>),
+    One(Box<NewTask<'a>>),
     More(Vec<NewTask<'a>>),
 }
 
