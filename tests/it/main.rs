@@ -10,6 +10,7 @@ mod support;
 mod access;
 mod architecture;
 mod bench;
+mod books;
 mod bus_redis_streams;
 mod coordination;
 mod dead_letters;
