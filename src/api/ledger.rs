@@ -178,7 +178,8 @@ impl Look {
     fn confirm(&mut self, before: &Self) {
         let before: BTreeMap<_, _> = before.books.queues.iter().map(|of| (&of.queue, of)).collect();
         for of in self.books.queues.iter_mut().filter(|of| of.state == BooksState::Unbalanced) {
-            if before.get(&of.queue).is_none_or(|before| **before != *of) {
+            let has_same = |before: &&&QueueBooks| QueueBooks { state: of.state, ..(**before).clone() } == *of;
+            if before.get(&of.queue).filter(has_same).is_none() {
                 of.state = BooksState::Moving;
             }
         }
@@ -298,6 +299,6 @@ mod tests {
         };
         assert_eq!(confirmed(unbalanced()), BooksState::Unbalanced);
         assert_eq!(confirmed(QueueBooks { completed: 1, ..unbalanced() }), BooksState::Moving);
-        assert_eq!(confirmed(QueueBooks { state: BooksState::Moving, ..unbalanced() }), BooksState::Moving);
+        assert_eq!(confirmed(QueueBooks { state: BooksState::Moving, ..unbalanced() }), BooksState::Unbalanced);
     }
 }

@@ -11,7 +11,6 @@ use crate::support::{daemon::Daemon, until};
 
 const CONFIG: &str = "\
     partitions = 2\n\
-    [watchdog]\n\
     reconcile_every = \"1h\"\n\
     [queues.default]\n\
     backoff = [\"1h\"]\n\
