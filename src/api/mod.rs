@@ -12,6 +12,7 @@ mod ledger;
 mod letters;
 mod query;
 mod reader;
+mod search;
 mod tasks;
 mod text;
 
