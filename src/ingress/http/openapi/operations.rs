@@ -50,6 +50,9 @@ fn read(path: &'static str) -> Option<Operation> {
             .answers::<json::explain::Explanation<'_>>()
             .or_problem(404, "There is no such task, or not any more"),
         "/v1/queues" => new("operators", "listQueues", "List the open queues").lists::<QueueView>("queues"),
+        "/v1/books" => new("operators", "getBooks", "Count what came in, what went out, and where the rest is")
+            .query::<String>("queue", "Only this queue")
+            .answers::<json::books::Books<'_>>(),
         "/v1/acts" => new("operators", "listActs", "List what operators did, the latest first")
             .query::<uuid::Uuid>("before", "Only acts before this one")
             .query::<u32>("limit", "At most this many (100; at most 1,000)")
