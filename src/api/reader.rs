@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use futures::StreamExt as _;
 use uuid::Uuid;
 
-use super::error::Error;
+use super::{error::Error, ledger::Ledger};
 use crate::{
     bus::Bus,
     config::Settings,
@@ -28,6 +28,7 @@ pub struct Reader {
     pub gates: Gates,
     pub settings: Arc<Settings>,
     pub clock: Clock,
+    pub ledger: Arc<Ledger>,
 }
 
 impl Reader {
@@ -141,7 +142,7 @@ fn result(row: ResultRow) -> TaskResult {
 }
 
 pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
-    let status = status(&detail, record, now_unix_ms);
+    let status = status(detail.status, detail.task.not_before_unix_ms, record, now_unix_ms);
     let row = detail.task;
     TaskView {
         id: row.id,
@@ -160,12 +161,18 @@ pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i
     }
 }
 
-fn status(detail: &TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskStatus {
-    match (detail.status, record) {
+/// The status of a task from that of SQL and its record in Redis.
+pub(super) fn status(
+    stored: StoredStatus,
+    not_before_unix_ms: i64,
+    record: Option<Inspected>,
+    now_unix_ms: i64,
+) -> TaskStatus {
+    match (stored, record) {
         (StoredStatus::Completed, _) => TaskStatus::Completed,
         (StoredStatus::Dead, _) => TaskStatus::Dead,
         (StoredStatus::Cancelled, _) => TaskStatus::Cancelled,
-        (StoredStatus::Unfinished, None) if detail.task.not_before_unix_ms > now_unix_ms => TaskStatus::Delayed,
+        (StoredStatus::Unfinished, None) if not_before_unix_ms > now_unix_ms => TaskStatus::Delayed,
         (StoredStatus::Unfinished, None) => TaskStatus::Pending,
         (StoredStatus::Unfinished, Some(record)) => match record.status {
             // On its way to SQL.

@@ -1,6 +1,7 @@
 //! Arguments: the command that the user asks for, or the reason why taskd refuses it.
 
 pub mod bench;
+mod books;
 mod client;
 pub mod dead;
 mod environment;
@@ -8,8 +9,10 @@ pub mod explain;
 mod http;
 pub mod insert;
 mod manual;
+mod patience;
 mod run;
 mod stats;
+pub mod tasks;
 mod token;
 mod trust;
 
@@ -36,8 +39,10 @@ Examples:
   taskd insert --queue crawl urls.txt         insert one task per line
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
+  taskd tasks --queue crawl --status dead     list tasks, the newest first
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
+  taskd books                                 count what came in, went out, and is held where
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
 
@@ -72,6 +77,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Subcommands {
     Insert(insert::Insert),
+    Tasks(tasks::Tasks),
     Dead(dead::Dead),
     Explain(explain::Explain),
     Bench(bench::Bench),
@@ -80,6 +86,7 @@ enum Subcommands {
     Token(token::Token),
     Acts(token::Acts),
     Stats(stats::Stats),
+    Books(books::Books),
     Completions(manual::Completions),
     Man(manual::Man),
     CheckConfig(CheckConfig),
@@ -118,9 +125,11 @@ pub enum Command {
     Token(token::Command, Settings),
     Acts(token::Acts, Settings),
     Insert(insert::Insert),
+    Tasks(tasks::Tasks),
     Dead(dead::Dead),
     Explain(explain::Explain),
     Stats(stats::Stats),
+    Books(books::Books),
     Completions(manual::Completions),
     Man(manual::Man),
     Bench(bench::Bench),
@@ -184,9 +193,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
+        Some(Subcommands::Tasks(tasks)) => Command::Tasks(tasks),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
+        Some(Subcommands::Books(books)) => Command::Books(books),
         Some(Subcommands::Completions(completions)) => Command::Completions(completions),
         Some(Subcommands::Man(man)) => Command::Man(man),
         Some(Subcommands::Bench(bench)) => {

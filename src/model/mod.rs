@@ -1,16 +1,19 @@
 //! Tasks, calls and reports, in the words of no protocol. No I/O.
 
 mod access;
+mod books;
 mod call;
 mod explain;
 mod letters;
 mod names;
 mod records;
+mod search;
 mod status;
 mod token;
 pub mod validate;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
+pub use books::{Books, BooksState, Held, QueueBooks};
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
@@ -25,6 +28,7 @@ pub use records::{
     Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues, Report,
     UnreadableTask, What,
 };
+pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use validate::TaskRules;

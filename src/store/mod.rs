@@ -3,8 +3,10 @@
 //! SQL decides what is new: `tasks.key_hash` is unique. Every method is one transaction. After an error or a crash a
 //! caller may repeat it with the same arguments: the second call changes nothing that the first one did.
 
+mod books;
 mod error;
 pub mod mysql;
+mod search;
 pub mod sql;
 pub mod sqlite;
 mod types;
@@ -15,7 +17,9 @@ use async_trait::async_trait;
 use uuid::Uuid;
 
 pub use self::{
+    books::{BookStore, OffBusCounts, TurnedAway, TurnedAwayCounts},
     error::{Cause, Error, Result},
+    search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
         PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, ResultRow, Retried,
@@ -29,7 +33,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: Send + Sync {
+pub trait Store: BookStore + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

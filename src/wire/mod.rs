@@ -1,11 +1,13 @@
 //! Protobuf: the generated messages, every conversion between them and `model`, and gRPC's codec.
 
+mod books;
 mod call;
 mod explain;
 pub mod grpc_codec;
 mod letters;
 pub mod pb;
 mod records;
+mod search;
 pub mod time;
 
 pub use records::{

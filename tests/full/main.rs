@@ -32,6 +32,7 @@ mod redis_access;
 mod redis_cluster;
 mod redis_wait;
 mod retention;
+mod search;
 mod silent_servers;
 mod store_mysql;
 mod store_server;

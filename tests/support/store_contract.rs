@@ -21,17 +21,21 @@ use taskd::{
 
 mod access;
 mod batches;
+mod books;
 mod letters;
 mod queues;
 mod rebuild;
 mod retention;
+mod search;
 
 pub(crate) use access::*;
 pub(crate) use batches::*;
+pub(crate) use books::*;
 pub(crate) use letters::*;
 pub(crate) use queues::*;
 pub(crate) use rebuild::*;
 pub(crate) use retention::*;
+pub(crate) use search::*;
 
 use Inserted::{Duplicate, New};
 use StoredStatus::{Completed, Dead, Unfinished};
@@ -96,6 +100,8 @@ macro_rules! store_contract {
             letters_are_kept_once_and_listed_by_every_filter,
             letters_are_paged_and_purged_and_removed_by_age,
             dead_tasks_of_an_older_taskd_have_letters,
+            tasks_are_listed_by_every_filter,
+            a_page_ends_when_it_has_looked_at_enough,
             what_finished_long_ago_is_removed_and_stays_a_duplicate,
             the_earliest_finished_are_removed_first,
             a_report_of_a_removed_task_changes_nothing,
@@ -115,6 +121,8 @@ macro_rules! store_contract {
             shards_open_all_at_once_and_close_one_by_one,
             changes_of_shards_are_read_once_and_none_is_missed,
             only_queues_with_unfinished_tasks_are_counted,
+            what_waits_off_the_bus_is_counted,
+            what_is_turned_away_adds_up,
             tokens_come_and_go_with_their_acts,
             of_concurrent_tokens_one_gets_the_name,
             rows_and_owners_are_found_by_ids_and_keys,
