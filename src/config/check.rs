@@ -31,13 +31,14 @@ pub(super) fn check(settings: &Settings, origins: &Origins, rules: Rules) -> Res
     checker.backends(settings)?;
     checker.kafka(settings, rules)?;
     checker.limits(settings)?;
+    checker.traces(&settings.traces)?;
     checker.pipelines(settings)?;
     checker.queue("default", &settings.queues.default, settings)?;
     settings.queues.named.iter().try_for_each(|(name, queue)| checker.queue(name.as_str(), queue, settings))
 }
 
-struct Checker<'a> {
-    origins: &'a Origins,
+pub(super) struct Checker<'a> {
+    pub(super) origins: &'a Origins,
 }
 
 impl Checker<'_> {
@@ -242,14 +243,14 @@ impl Checker<'_> {
         }
     }
 
-    fn range<T: PartialOrd + Display>(&self, key: &str, value: T, range: RangeInclusive<T>) -> Result<(), Error> {
+    pub(super) fn range<T: PartialOrd + Display>(&self, key: &str, value: T, range: RangeInclusive<T>) -> Result<(), Error> {
         if range.contains(&value) {
             return Ok(());
         }
         self.fail(key, value, &format!("must be {} to {}", range.start(), range.end()))
     }
 
-    fn time(&self, key: &str, value: Duration, range: RangeInclusive<Duration>) -> Result<(), Error> {
+    pub(super) fn time(&self, key: &str, value: Duration, range: RangeInclusive<Duration>) -> Result<(), Error> {
         if range.contains(&value) {
             return Ok(());
         }
@@ -257,7 +258,7 @@ impl Checker<'_> {
         self.fail(key, Time(value), &why)
     }
 
-    fn fail<T>(&self, key: &str, value: impl Display, why: &str) -> Result<T, Error> {
+    pub(super) fn fail<T>(&self, key: &str, value: impl Display, why: &str) -> Result<T, Error> {
         Err(self.origins.fault(key, value, why))
     }
 
@@ -273,7 +274,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::QueueName;
+    use crate::{config::Watchdog, model::QueueName};
 
     const RULES: Rules = Rules {
         mistake: |properties| properties.names().find(|name| *name == "taken").map(|name| (name, TAKEN.to_owned())),
@@ -294,8 +295,7 @@ mod tests {
 
     #[test]
     fn retention_may_be_for_ever() {
-        let mut settings = Settings::default();
-        settings.watchdog.retention = Duration::ZERO;
+        let settings = Settings { watchdog: Watchdog { retention: Duration::ZERO, ..Default::default() }, ..Default::default() };
         check(&settings, &Origins::default(), RULES).unwrap();
     }
 

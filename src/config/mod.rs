@@ -3,6 +3,7 @@
 //! [`load`] collects them from flags, environment and file, `check` checks them, [`to_toml`] prints them.
 
 mod check;
+mod check_traces;
 mod error;
 mod load;
 mod options;
@@ -10,6 +11,7 @@ mod origins;
 mod properties;
 mod settings;
 mod show;
+mod traces;
 mod units;
 mod urls;
 mod wording;
@@ -27,6 +29,7 @@ pub use self::{
         Watchdog,
     },
     show::to_toml,
+    traces::{OtlpHeaders, TraceDiscovered, Traces},
     units::{ByteSize, Time},
     urls::{BusUrl, DatabaseUrl, RedisUrl, without_password},
     wording::in_field,

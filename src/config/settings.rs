@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromS
 
 use super::{
     properties::Properties,
+    traces::Traces,
     urls::{BusUrl, DatabaseUrl, RedisUrl},
 };
 use crate::model::{Priority, QueueName, TaskRules};
@@ -138,6 +139,7 @@ settings! {
         pub log_format: LogFormat = LogFormat::Auto,
         /// A filter as tracing's `EnvFilter` reads it: `info`, `warn,taskd=debug`.
         pub log: String = "info".into(),
+        pub traces: Traces = Traces::default(),
         pub limits: Limits = Limits::default(),
         pub discovery: Discovery = Discovery::default(),
         pub fanout: Fanout = Fanout::default(),

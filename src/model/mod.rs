@@ -8,6 +8,7 @@ mod names;
 mod records;
 mod status;
 mod token;
+mod trace;
 pub mod validate;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
@@ -27,6 +28,7 @@ pub use records::{
 };
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
+pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use validate::TaskRules;
 
 use std::{fmt, str::FromStr};

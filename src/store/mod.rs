@@ -5,6 +5,7 @@
 
 mod error;
 pub mod mysql;
+mod progress;
 pub mod sql;
 pub mod sqlite;
 mod types;
@@ -16,6 +17,7 @@ use uuid::Uuid;
 
 pub use self::{
     error::{Cause, Error, Result},
+    progress::SettledTask,
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
         PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, ResultRow, Retried,

@@ -41,6 +41,7 @@ use super::{
     listener::{self, Door},
     measure,
     tally::{Excess, Tally},
+    traced,
 };
 use crate::{
     api::{self, Api},
@@ -174,13 +175,14 @@ async fn insert_tasks(
     body: Body,
 ) -> Answer {
     if request::is_ndjson(&headers)? {
-        return ndjson::insert(state, caller, share, body).await;
+        return ndjson::insert(state, caller, share, traced::caller_context(&headers), body).await;
     }
     let expected = "application/json (a task or an array of them) or application/x-ndjson";
     let body = json_body(&state, &headers, body, expected).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
-    let asked = json::insert::new_tasks(&body, &mut tally)?;
+    let mut asked = json::insert::new_tasks(&body, &mut tally)?;
     tally.keep();
+    traced::adopt(&mut asked.tasks, traced::caller_context(&headers).as_deref());
     let answers = state.api.insert(&caller, asked.tasks).await?;
     let is_rejected = asked.is_single && answers.iter().all(|answer| answer.status == InsertStatus::Rejected);
     let answer = list("results", answers)?;

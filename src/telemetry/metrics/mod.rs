@@ -8,6 +8,7 @@ mod fanout;
 mod label;
 mod process;
 mod servers;
+mod traces;
 mod watchdog;
 mod workers;
 
@@ -16,7 +17,7 @@ use std::time::Duration;
 use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
-pub use self::{discovery::*, fanout::*, process::*, servers::*, watchdog::*, workers::*};
+pub use self::{discovery::*, fanout::*, process::*, servers::*, traces::*, watchdog::*, workers::*};
 pub use super::series::Handle;
 use super::{error::Error, series::Recorders};
 
@@ -70,6 +71,7 @@ fn describe() {
     workers::describe();
     watchdog::describe();
     servers::describe();
+    traces::describe();
     process::describe();
 }
 

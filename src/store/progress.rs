@@ -1,0 +1,10 @@
+//! What a settlement tells of the task beside its outcome.
+
+use crate::model::{Priority, QueueName};
+
+/// A task that a report was about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettledTask {
+    pub queue: QueueName,
+    pub priority: Priority,
+}
