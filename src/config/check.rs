@@ -1,5 +1,7 @@
 //! Checks of settings, alone and against each other. If two disagree, the message shows both values.
 
+mod traces;
+
 use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use tracing_subscriber::EnvFilter;
@@ -37,8 +39,8 @@ pub(super) fn check(settings: &Settings, origins: &Origins, rules: Rules) -> Res
     settings.queues.named.iter().try_for_each(|(name, queue)| checker.queue(name.as_str(), queue, settings))
 }
 
-pub(super) struct Checker<'a> {
-    pub(super) origins: &'a Origins,
+struct Checker<'a> {
+    origins: &'a Origins,
 }
 
 impl Checker<'_> {
@@ -243,14 +245,14 @@ impl Checker<'_> {
         }
     }
 
-    pub(super) fn range<T: PartialOrd + Display>(&self, key: &str, value: T, range: RangeInclusive<T>) -> Result<(), Error> {
+    fn range<T: PartialOrd + Display>(&self, key: &str, value: T, range: RangeInclusive<T>) -> Result<(), Error> {
         if range.contains(&value) {
             return Ok(());
         }
         self.fail(key, value, &format!("must be {} to {}", range.start(), range.end()))
     }
 
-    pub(super) fn time(&self, key: &str, value: Duration, range: RangeInclusive<Duration>) -> Result<(), Error> {
+    fn time(&self, key: &str, value: Duration, range: RangeInclusive<Duration>) -> Result<(), Error> {
         if range.contains(&value) {
             return Ok(());
         }
@@ -258,7 +260,7 @@ impl Checker<'_> {
         self.fail(key, Time(value), &why)
     }
 
-    pub(super) fn fail<T>(&self, key: &str, value: impl Display, why: &str) -> Result<T, Error> {
+    fn fail<T>(&self, key: &str, value: impl Display, why: &str) -> Result<T, Error> {
         Err(self.origins.fault(key, value, why))
     }
 
@@ -274,7 +276,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Watchdog, model::QueueName};
+    use crate::model::QueueName;
 
     const RULES: Rules = Rules {
         mistake: |properties| properties.names().find(|name| *name == "taken").map(|name| (name, TAKEN.to_owned())),
@@ -289,13 +291,10 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_right() {
-        check(&Settings::default(), &Origins::default(), RULES).unwrap();
-    }
-
-    #[test]
-    fn retention_may_be_for_ever() {
-        let settings = Settings { watchdog: Watchdog { retention: Duration::ZERO, ..Default::default() }, ..Default::default() };
+    fn the_defaults_are_right_and_retention_may_be_for_ever() {
+        let mut settings = Settings::default();
+        check(&settings, &Origins::default(), RULES).unwrap();
+        settings.watchdog.retention = Duration::ZERO;
         check(&settings, &Origins::default(), RULES).unwrap();
     }
 

@@ -3,7 +3,6 @@
 //! [`load`] collects them from flags, environment and file, `check` checks them, [`to_toml`] prints them.
 
 mod check;
-mod check_traces;
 mod error;
 mod load;
 mod options;

@@ -1,4 +1,4 @@
-//! What a settlement tells of the task beside its outcome.
+//! The task that a settled report was about.
 
 use crate::model::{Priority, QueueName};
 

@@ -29,13 +29,8 @@ fn body(row: &TaskRow, traceparent: &str) -> pb::TaskBody {
     }
 }
 
-/// The record of topic `pipeline`. `published`: the span of this step, if there is one, which is the parent of the next.
-pub fn pipeline_record(
-    row: &TaskRow,
-    published: Option<TraceContext>,
-    again: bool,
-    published_unix_ms: i64,
-) -> Bytes {
+/// The record of topic `pipeline`. `published`: the span of this step, if there is one: the parent of the next.
+pub fn pipeline_record(row: &TaskRow, published: Option<TraceContext>, again: bool, published_unix_ms: i64) -> Bytes {
     let published = published.map(|published| published.to_string());
     let traceparent = published.as_deref().unwrap_or(&row.traceparent);
     let record = pb::PipelineRecord {

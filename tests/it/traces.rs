@@ -86,10 +86,13 @@ async fn the_callers_flag_decides_and_trace_sample_where_there_is_none() {
     assert_eq!(receiver.wait_for(id, "insert", 1).await[0].trace, TRACE);
     let duplicate = json!({"queue": "lines", "key": "k", "traceparent": traceparent(TRACE, true)});
     daemon.post("/v1/tasks", &duplicate).await;
-    let outcomes: Vec<_> = receiver.wait_for(id, "insert", 2).await.iter().map(|span| span.outcome().to_owned()).collect();
+    let outcomes: Vec<_> =
+        receiver.wait_for(id, "insert", 2).await.iter().map(|span| span.outcome().to_owned()).collect();
     assert_eq!(outcomes, ["created", "duplicate"]);
     assert!(daemon.stop().await.success());
-    assert!(receiver.spans().iter().all(|span| ["grpc", "lines"].contains(&span.attribute("messaging.destination.name"))));
+    assert!(
+        receiver.spans().iter().all(|span| ["grpc", "lines"].contains(&span.attribute("messaging.destination.name")))
+    );
 }
 
 /// With `trace_discovered = link` each discovered task has a trace of its own, which names its parent.
@@ -160,10 +163,8 @@ async fn a_collector_that_is_away_or_silent_holds_up_no_task() {
     }
     assert_eq!(daemon.drain("w", "q").await.len(), 4000);
     until("it has said so", async || daemon.log().contains("cannot export spans")).await;
-    until("spans were dropped", async || {
-        metric(&daemon, "taskd_traces_spans_total{outcome=\"dropped\"}").await > 0.0
-    })
-    .await;
+    until("spans were dropped", async || metric(&daemon, "taskd_traces_spans_total{outcome=\"dropped\"}").await > 0.0)
+        .await;
 
     // It accepts, and says nothing.
     let listener = TcpListener::bind(("127.0.0.1", port.number)).await.unwrap();

@@ -172,7 +172,11 @@ impl Results {
         let dead: Vec<_> = reports.filter(|(_, settled)| settled.status == Some(StoredStatus::Dead)).collect();
         for dead in dead.chunks(LETTERS_AT_ONCE) {
             let mut letters: HashMap<TaskId, DeadLetter> = HashMap::new();
-            let is_new = |id| dead.iter().any(|(report, settled)| matches!(report, Settlement::Died { id: died, .. } if *died == id) && !settled.repeated);
+            let is_new = |id| {
+                dead.iter().any(|(report, settled)| {
+                    matches!(report, Settlement::Died { id: died, .. } if *died == id) && !settled.repeated
+                })
+            };
             for (report, _) in dead {
                 // A completion of a dead task is no death.
                 let Settlement::Died { id, reason, attempts, history, at_unix_ms, .. } = report else { continue };

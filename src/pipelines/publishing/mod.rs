@@ -6,11 +6,11 @@ mod traced;
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use self::traced::Publishes;
 pub use self::{
     letters::DeadLetters,
     rows::{goes_out_now, new_row},
 };
-use self::traced::Publishes;
 
 use crate::{
     bus::{self, Bus, Record, Topic},
@@ -153,7 +153,7 @@ impl Publisher {
                 Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => outcome.too_large.push((id, error.to_string())),
                 Err(error) if error.is_refusal() => {
                     let trace_id = traces::trace_of(&row.0.traceparent);
-                    tracing::error!(%id, trace_id, "task {id} cannot be marked as published, and stays in the outbox: {error}");
+                    tracing::error!(%id, trace_id, "task {id} stays in the outbox, not marked as published: {error}");
                     outcome.stay.push(id);
                 }
                 other => outcome.last.extend(other?),
@@ -181,9 +181,9 @@ impl Publisher {
             Record { partition: row.partition % partitions, value }
         };
         let records: Vec<_> = rows.iter().enumerate().map(record).collect();
-        let published = self.bus.publish_traced(Topic::Pipeline, &records, &traced.headers()).await;
-        traced.end(rows, &published);
-        let offsets = published?;
+        let offsets = self.bus.publish_traced(Topic::Pipeline, &records, &traced.headers()).await;
+        traced.end(rows, &offsets);
+        let offsets = offsets?;
         // One offset per partition is enough, the last: every task stands at or before it.
         for (((row, turn), record), offset) in rows.iter().zip(&records).zip(offsets) {
             let entry = published.entry(record.partition).or_insert_with(|| Published {

@@ -92,7 +92,8 @@ impl Works {
         if self.0.is_empty() {
             return;
         }
-        let outcomes = outcomes.iter().filter_map(|(place, outcome)| Some((*place, outcome_of(outcome.as_ref().ok()?)?)));
+        let outcomes =
+            outcomes.iter().filter_map(|(place, outcome)| Some((*place, outcome_of(outcome.as_ref().ok()?)?)));
         let outcomes: HashMap<usize, &str> = outcomes.collect();
         for Work { place, task, token, trace, reason } in self.0 {
             let Some(outcome) = outcomes.get(&place).copied() else { continue };

@@ -103,8 +103,8 @@ async fn lock_tasks<S: Session>(session: &mut S, reports: &[Settlement]) -> Resu
     let mut tasks = BTreeMap::new();
     for ids in lists(&ids) {
         let found = Statement::new(
-            "SELECT id, key_hash, queue, replicas, priority, status, completed, attempts, epoch, reason, updated_ms, on_bus \
-             FROM tasks WHERE id IN ",
+            "SELECT id, key_hash, queue, replicas, priority, status, completed, attempts, epoch, reason, updated_ms, \
+             on_bus FROM tasks WHERE id IN ",
         )
         .list(ids)
         .sql(" ORDER BY id")

@@ -1,4 +1,4 @@
-//! Spans, and the time that tasks take.
+//! Spans on their way to the collector.
 
 use ::metrics::{Unit, counter, describe_counter};
 
@@ -7,7 +7,7 @@ use super::label::label;
 pub const TRACES_SPANS: &str = "taskd_traces_spans_total";
 
 label! {
-    /// What became of a span. Dropped: the queue of the exporter was full. Failed: the collector did not take it.
+    /// The fate of a span. Dropped: the queue of the exporter was full. Failed: the collector did not take it.
     SpanOutcome { Exported = "exported", Dropped = "dropped", Failed = "failed" }
 }
 

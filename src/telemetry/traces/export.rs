@@ -115,7 +115,9 @@ impl Exporter {
         }
         let deadline = Instant::now() + GATHER;
         while batch.len() < BATCH {
-            let Ok(count) = timeout_at(deadline, self.spans.recv_many(batch, BATCH - batch.len())).await else { return };
+            let Ok(count) = timeout_at(deadline, self.spans.recv_many(batch, BATCH - batch.len())).await else {
+                return;
+            };
             if count == 0 {
                 return;
             }

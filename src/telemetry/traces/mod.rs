@@ -1,8 +1,9 @@
-//! Spans of tasks. taskd knows the time and the parent of each hop, so it makes whole spans by hand, and only of sampled
-//! tasks.
+//! Spans of tasks. taskd knows the time and the parent of each hop, so it makes whole spans by hand, and only of
+//! sampled tasks.
 //!
-//! [`install`] gives the process one bounded queue of spans, which [`Exporter`] empties. Nothing here waits: a span that
-//! finds the queue full is counted and dropped. Without an endpoint nothing is installed, and each hop costs one load.
+//! [`install`] gives the process one bounded queue of spans, which [`Exporter`] empties. Nothing here waits: a span
+//! that finds the queue full is counted and dropped. Without an endpoint nothing is installed, and each hop costs one
+//! load.
 
 mod export;
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tonic::transport::Uri;
 
-use super::{check::Checker, error::Error, traces::Traces};
+use super::Checker;
+use crate::config::{Error, Traces};
 
 impl Checker<'_> {
     pub(super) fn traces(&self, traces: &Traces) -> Result<(), Error> {
