@@ -6,6 +6,7 @@ mod explain;
 mod letters;
 mod names;
 mod records;
+mod search;
 mod status;
 mod token;
 mod trace;
@@ -26,6 +27,7 @@ pub use records::{
     Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues, Report,
     UnreadableTask, What,
 };
+pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
