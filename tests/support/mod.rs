@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use taskd::{coordination::Coordination, redis_pool::Redis, runtime::Clock};
 
 pub(crate) mod bus_contract;
+pub(crate) mod collector;
 pub(crate) mod commit_proxy;
 pub(crate) mod daemon;
 pub(crate) mod kafka;

@@ -114,7 +114,7 @@ impl TraceService for Receiver {
             self.services.lock().extend(service);
             self.spans.lock().extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans).map(read));
         }
-        Ok(Response::default())
+        Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
 
@@ -221,7 +221,7 @@ pub(crate) async fn check_the_trace_of_a_page(daemon: &Daemon, receiver: &Receiv
         assert!(span.start <= span.end, "{span:?}");
         assert_eq!(span.attribute("messaging.destination.name"), "pages");
     }
-    let order = [&insert, &publish, &rejected, &completed, &settle, &insert_child];
+    let order = [&insert, &publish, &rejected, &completed, &insert_child, &settle];
     assert!(order.is_sorted_by_key(|span| span.end), "{order:#?}");
     assert_eq!(receiver.services(), ["taskd".to_owned()].into());
 }
