@@ -127,8 +127,8 @@ async fn a_death_is_an_error_of_the_trace() {
     let leased = daemon.lease_all("w", "q", 1).await.remove(0);
     let rejection = json!({"id": id, "lease_token": leased["lease_token"], "reason": "gone", "retry": false});
     daemon.post("/v1/tasks:reject", &json!({"worker": "w", "rejections": [rejection]})).await;
-    let work = receiver.wait_for(&id, "work", 1).await.remove(0);
-    assert_eq!((work.outcome(), work.error.as_deref()), ("dead", Some("gone")));
+    let died = receiver.wait_for(&id, "work", 1).await.remove(0);
+    assert_eq!((died.outcome(), died.error.as_deref()), ("dead", Some("gone")));
     let settle = receiver.wait_for(&id, "settle", 1).await.remove(0);
     assert_eq!(settle.outcome(), "dead");
     assert!(settle.error.is_some_and(|error| error.contains("gone")));

@@ -35,8 +35,9 @@ impl Collector {
         let file = dir.path().join("config.yaml");
         fs::write(&file, config).unwrap();
         let log = File::create(dir.path().join("log")).unwrap();
-        let child = Command::new(program).arg("--config").arg(&file).stdin(Stdio::null()).stdout(Stdio::null());
-        let child = child.stderr(log).spawn().unwrap();
+        let mut command = Command::new(program);
+        command.arg("--config").arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().unwrap();
         let mut collector = Self { child, port, dir };
         until("the collector listens", async || {
             let ended = collector.child.try_wait().unwrap();
