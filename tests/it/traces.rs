@@ -95,6 +95,38 @@ async fn the_callers_flag_decides_and_trace_sample_where_there_is_none() {
     );
 }
 
+/// The buckets of the latency name the traces of sampled tasks, for a scraper that asks for OpenMetrics.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bucket_of_the_latency_leads_to_a_trace() {
+    let (receiver, address) = Receiver::start().await;
+    let endpoint = format!("http://{address}");
+    let mut daemon = Daemon::start("", &["--otlp-endpoint", &endpoint]).await;
+    let sampled = json!({"queue": "q", "key": "k", "priority": "high", "traceparent": traceparent(TRACE, true)});
+    let id = insert(&daemon, &sampled).await;
+    work(&daemon, "q").await;
+    insert(&daemon, &json!({"queue": "q", "key": "another"})).await;
+    work(&daemon, "q").await;
+    until("their reports are settled", async || daemon.unfinished("q").await == 0).await;
+    for (priority, is_sampled) in [("high", true), ("medium", false)] {
+        let count = format!("taskd_tasks_latency_seconds_count{{queue=\"q\",priority=\"{priority}\"}}");
+        until("it is measured", async || metric(&daemon, &count).await == 1.0).await;
+        let metrics = reqwest::Client::new().get(format!("{}/metrics", daemon.http()));
+        let accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.4";
+        let answer = metrics.header("accept", accept).send().await.unwrap();
+        assert_eq!(answer.headers()["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
+        let text = answer.text().await.unwrap();
+        let of_series = |line: &&str| line.contains("latency_seconds_bucket") && line.contains(priority);
+        let exemplars: Vec<_> = text.lines().filter(of_series).filter_map(|line| line.split_once(" # ")).collect();
+        assert_eq!(exemplars.len(), usize::from(is_sampled), "{text}");
+        let trace = format!("{{trace_id=\"{TRACE}\"}} ");
+        assert!(exemplars.iter().all(|(_, exemplar)| exemplar.starts_with(&trace)), "{exemplars:?}");
+        assert!(text.contains("# TYPE taskd_traces_spans counter\n") && text.ends_with("\n# EOF\n"), "{text}");
+        assert!(!text.contains("\n\n"), "OpenMetrics has no empty lines");
+    }
+    receiver.wait_for(&id, "settle", 1).await;
+    assert!(daemon.stop().await.success());
+}
+
 /// With `trace_discovered = link` each discovered task has a trace of its own, which names its parent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_discovered_task_may_have_a_trace_of_its_own() {

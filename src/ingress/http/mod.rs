@@ -48,7 +48,7 @@ use crate::{
     api::{self, Api},
     model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role, WorkerName},
     pipelines::tasks::Leases,
-    telemetry::metrics,
+    telemetry::{OPENMETRICS, metrics},
 };
 
 /// Serves until `state.stop`, then answers the requests in hand.
@@ -317,13 +317,21 @@ async fn get_acts(
     within(&state.budget, list("acts", acts.iter().map(json::read::Act::from))?)
 }
 
-async fn render_metrics(Extract(state): Extract<State>, Extension(caller): Extension<Caller>) -> Answer {
+async fn render_metrics(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+) -> Answer {
     state.api.may_read_metrics(&caller)?;
     metrics::requests_held(state.budget.held());
     metrics::process();
-    let text = state.metrics.render();
+    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let (kind, text) = match accepted.contains("application/openmetrics-text") {
+        true => (OPENMETRICS, metrics::openmetrics(&state.metrics)),
+        false => ("text/plain; version=0.0.4; charset=utf-8", state.metrics.render()),
+    };
     let room = state.budget.small_answer(text.len()).map_err(Excess::from)?;
-    let mut answer = ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response();
+    let mut answer = ([(header::CONTENT_TYPE, kind)], text).into_response();
     answer.extensions_mut().insert(room);
     Ok(answer)
 }

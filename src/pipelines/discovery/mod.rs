@@ -15,6 +15,7 @@ mod context;
 mod error;
 mod fallback;
 mod insert;
+mod latency;
 mod mark_published;
 mod results;
 mod room;

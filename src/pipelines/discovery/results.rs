@@ -9,6 +9,7 @@ use std::{
 use super::{
     context::Context,
     error::Failure,
+    latency,
     mark_published::ToMark,
     room::{self, Sent, Unstored, discovered},
     traced::{self, Discoveries},
@@ -121,7 +122,8 @@ impl Results {
             match self.context.store.settle(reports).await {
                 Ok(stored) => {
                     let traces = origins.iter().map(|origin| origin.trace);
-                    traced::settled(reports, traces, &stored.answers, discoveries, since);
+                    traced::settled(reports, traces.clone(), &stored.answers, discoveries, since);
+                    latency::completed(reports, traces, &stored.answers);
                     self.follow(reports, stored, started).await?;
                 }
                 Err(error) if !error.is_refusal() => return Err(error.into()),
