@@ -20,7 +20,7 @@ use tonic::{
 };
 use uuid::Uuid;
 
-use super::{Hop, Span};
+use super::span::{Hop, Span};
 use crate::{
     config::Traces,
     telemetry::{
