@@ -8,6 +8,9 @@ use crate::{
     telemetry::metrics,
 };
 
+/// The time of a completed task, and its trace if it is sampled.
+type Done = (Duration, Option<TraceId>);
+
 /// Measures the tasks that these reports have completed. A report that was settled before counts no more.
 ///
 /// The time of the insert is in the id, and both times are Redis's.
@@ -16,7 +19,7 @@ pub(super) fn completed(
     traces: impl Iterator<Item = Option<TraceContext>>,
     answers: &[Settled],
 ) {
-    let mut done: BTreeMap<(&QueueName, Priority), Vec<(Duration, Option<TraceId>)>> = BTreeMap::new();
+    let mut done: BTreeMap<(&QueueName, Priority), Vec<Done>> = BTreeMap::new();
     for ((report, trace), settled) in reports.iter().zip(traces).zip(answers) {
         let (Settlement::Completed { id, at_unix_ms, .. }, Some(task)) = (report, &settled.task) else { continue };
         if settled.repeated || settled.surplus || settled.status != Some(StoredStatus::Completed) {
