@@ -12,6 +12,7 @@ mod columns;
 
 mod architecture;
 mod bench;
+mod books;
 mod bus_redis_streams;
 mod column;
 mod coordination;
@@ -33,6 +34,7 @@ mod ingress_limits;
 mod lua_bus_state;
 mod lua_state;
 mod moved_time;
+mod openapi;
 mod partitions;
 mod queue_property;
 mod rebuild;
