@@ -7,6 +7,7 @@ mod facts;
 mod handle;
 mod insert;
 mod items;
+mod jobs;
 mod letters;
 mod query;
 mod reader;

@@ -1,7 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, `insert` had lines rejected, `explain` found no such task, `dead` could not change a letter, or
-//! `bench` counted a task too few or too many times. 2: wrong command line or settings, or no server for a command.
+//! 0: done. 1: failed, `insert` had lines rejected, `explain` found no such task, `dead` or `tasks` could not change
+//! something, or `bench` counted a task too few or too many times. 2: wrong command line or settings, or no server for a
+//! command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -11,7 +12,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, command_line, dead, explain, insert, parse, stats, tasks, token};
+use super::{Command, USAGE, bench, command_line, dead, explain, insert, jobs, parse, stats, tasks, token};
 use crate::{
     app,
     config::{self, Settings},
@@ -54,7 +55,16 @@ pub fn run() -> ExitCode {
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },
-        Command::Tasks(args) => exit(block_on(tasks::run(args)).flatten(), USAGE),
+        Command::Tasks(args) => match block_on(tasks::run(args)) {
+            Ok(Ok(false)) => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
+        Command::Jobs(args) => match block_on(jobs::run(args)) {
+            Ok(Ok(false)) => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
         Command::Dead(args) => match block_on(dead::run(args)) {
             Ok(Ok(false)) => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),

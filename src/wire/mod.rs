@@ -3,6 +3,7 @@
 mod call;
 mod explain;
 pub mod grpc_codec;
+mod jobs;
 mod letters;
 pub mod pb;
 mod records;

@@ -6,6 +6,7 @@
 
 pub(super) mod explain;
 pub mod insert;
+pub mod jobs;
 pub mod letters;
 pub mod read;
 pub mod search;
