@@ -55,35 +55,24 @@ pub fn run() -> ExitCode {
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },
-        Command::Tasks(args) => match block_on(tasks::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
-        Command::Jobs(args) => match block_on(jobs::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
-        Command::Dead(args) => match block_on(dead::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
-        Command::Explain(args) => match block_on(explain::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
-        Command::Bench(args) => match block_on(bench::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
+        Command::Tasks(args) => exit_as(block_on(tasks::run(args))),
+        Command::Jobs(args) => exit_as(block_on(jobs::run(args))),
+        Command::Dead(args) => exit_as(block_on(dead::run(args))),
+        Command::Explain(args) => exit_as(block_on(explain::run(args))),
+        Command::Bench(args) => exit_as(block_on(bench::run(args))),
         Command::CheckConfig(loaded) => {
             print!("{}", config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret));
             exit(app::check(&loaded.settings), USAGE)
         }
+    }
+}
+
+/// The exit code of a command that answers whether all went well.
+fn exit_as(result: anyhow::Result<anyhow::Result<bool>>) -> ExitCode {
+    match result {
+        Ok(Ok(false)) => ExitCode::from(1),
+        Ok(result) => exit(result.map(drop), USAGE),
+        Err(error) => exit(Err(error), 1),
     }
 }
 

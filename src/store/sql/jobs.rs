@@ -106,7 +106,7 @@ fn select<'a>(rest: &str) -> Statement<'a> {
     Statement::new(format!("SELECT {COLUMNS} FROM jobs {rest}"))
 }
 
-fn position<'a>(cursor: Option<&'a TaskCursor>) -> &'a [u8] {
+fn position(cursor: Option<&TaskCursor>) -> &[u8] {
     cursor.map_or(&[], |TaskCursor(id)| id.as_bytes())
 }
 
