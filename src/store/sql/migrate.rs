@@ -106,7 +106,7 @@ async fn finish_interrupted<C: Session + Migrate>(migrator: &Migrator, connectio
         let Some(migration) = migrator.iter().find(same) else { continue };
         tracing::warn!(version, "migration {version} was interrupted: finishing it");
         for statement in statements(migration.sql.as_str()) {
-            match connection.execute(Statement::new(statement)).await {
+            match connection.execute_for_long(Statement::new(statement)).await {
                 Err(error) if C::is_there_already(&error) => {}
                 other => drop(other?),
             }

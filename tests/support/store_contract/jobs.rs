@@ -86,8 +86,9 @@ pub(crate) async fn a_job_goes_on_where_it_stands(db: &impl Database) {
 
 pub(crate) async fn jobs_are_bounded_and_those_of_a_later_taskd_are_left_to_it(db: &impl Database) {
     let store = db.open().await;
-    let old = Uuid::new_v7(Timestamp::from_unix_time(NOW.unsigned_abs() / 1000 - 40 * 24 * 3600, 0, 0, 0));
-    let old = Job { id: old, state: JobState::Done, ..job() };
+    let created_unix_ms = NOW - 40 * 24 * 3_600_000;
+    let id = Uuid::new_v7(Timestamp::from_unix_time(created_unix_ms.unsigned_abs() / 1000, 0, 0, 0));
+    let old = Job { id, state: JobState::Done, created_unix_ms, ..job() };
     assert!(store.add_job(&old, &act("start")).await.unwrap());
     assert!(store.job(old.id).await.unwrap().is_some());
     let mut all = Vec::new();
