@@ -91,7 +91,7 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 16] = [
+pub const METHODS: [(&str, Role); 17] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
     ("taskd.v1.Discovery/ListTasks", Role::Read),
@@ -100,6 +100,7 @@ pub const METHODS: [(&str, Role); 16] = [
     ("taskd.v1.Tasks/CompleteTasks", Role::Work),
     ("taskd.v1.Tasks/RejectTasks", Role::Work),
     ("taskd.v1.Tasks/ExtendTasks", Role::Work),
+    ("taskd.v1.Operator/GetBooks", Role::Read),
     ("taskd.v1.Operator/RetryTasks", Role::Admin),
     ("taskd.v1.Operator/ListJobs", Role::Read),
     ("taskd.v1.Operator/GetJob", Role::Read),

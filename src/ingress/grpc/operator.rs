@@ -10,6 +10,11 @@ use crate::{
 
 #[tonic::async_trait]
 impl Operator for Service {
+    async fn get_books(&self, request: Request<pb::GetBooksRequest>) -> Result<Response<pb::Books>, Status> {
+        let (caller, request) = open(request);
+        self.within(self.0.api.books(&caller, &request.queue).await?.into())
+    }
+
     async fn retry_tasks(
         &self,
         request: Request<pb::RetryTasksRequest>,
