@@ -21,7 +21,7 @@ impl JobChange {
         }
     }
 
-    /// What an operator has done to a task, in an act.
+    /// The words of the act about a task.
     pub fn act(self) -> &'static str {
         match self {
             Self::Retry => "retry task",

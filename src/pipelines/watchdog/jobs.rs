@@ -1,8 +1,8 @@
 //! Jobs: changes of all tasks of a filter, page by page. Each running job gets a page in turn.
 //!
 //! A page is changed first, then SQL stores how far the job is. A process that is killed in between leaves a page that
-//! the next leader changes again. What was changed does not fit the filter of the job any more, or is changed already,
-//! so the tasks are changed once, and the job counts fewer of them than it has changed.
+//! the next leader changes again. A task that was changed does not fit the filter of the job any more, or stays as it
+//! is. So each task is changed once, and the job counts fewer of them than it has changed.
 
 use std::{
     collections::HashSet,
