@@ -1,6 +1,7 @@
 //! Changes of many tasks, and jobs.
 
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -8,21 +9,25 @@ use super::{
     super::tally::Tally,
     AtMost, Unread, object,
     search::{Filter, ShownFilter},
+    text::Instant,
     work::ItemAnswer,
 };
 use crate::{
-    model::{self, ChangeTasks, TaskCount, TasksChanged},
+    model::{self, ChangeTasks, JobState, TaskCount, TasksChanged},
     wire::time::to_rfc_3339,
 };
 
 /// The most tasks that a call names by id.
 const MAX_IDS: usize = 1000;
 
-#[derive(Default, Deserialize)]
+/// Tasks by id, or by filter with `dry_run` or `yes`.
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "an object with ids or a filter")]
-struct Change {
+#[schemars(rename = "ChangeTasks")]
+pub(in crate::ingress) struct Change {
     ids: AtMost<String, MAX_IDS>,
     filter: Option<Filter>,
+    /// Only count.
     dry_run: bool,
     yes: bool,
 }
@@ -37,9 +42,10 @@ pub(in crate::ingress) fn change(body: &Bytes, tally: &mut Tally<'_>) -> Result<
     Ok(filter.and_then(|filter| ChangeTasks::new(ids.0, filter, dry_run, yes)))
 }
 
-/// The answer to a change.
-#[derive(Serialize)]
+/// The answers about ids, a count, or the job that changes the tasks of a filter.
+#[derive(JsonSchema, Serialize)]
 #[serde(untagged)]
+#[schemars(rename = "TasksChanged")]
 pub(in crate::ingress) enum Changed<'a> {
     Items { results: Vec<ItemAnswer<'a>> },
     Counted { matched: u64, looked_at: u64, at_least: bool },
@@ -58,21 +64,28 @@ impl<'a> From<&'a TasksChanged> for Changed<'a> {
     }
 }
 
-/// A job with its progress.
-#[derive(Serialize)]
+/// A change of all tasks of a filter, with its progress.
+#[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct Job<'a> {
     id: Uuid,
+    /// The change, for example `retry`.
     what: String,
+    #[schemars(extend("enum" = JobState::ALL.map(JobState::as_str)))]
     state: &'static str,
     filter: ShownFilter<'a>,
+    /// The token of its creator.
     who: &'a str,
     looked_at: u64,
+    /// Tasks of the filter so far.
     matched: u64,
     changed: u64,
+    /// Tasks that could not be changed; `last_error` is about the last of them.
     failed: u64,
     #[serde(skip_serializing_if = "str::is_empty")]
     last_error: &'a str,
+    #[schemars(with = "Instant")]
     created_at: String,
+    #[schemars(with = "Instant")]
     updated_at: String,
 }
 

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use url::form_urlencoded;
 
@@ -34,17 +35,24 @@ pub(in crate::ingress) fn query(text: &str) -> Result<TaskPages, String> {
     Ok(pages)
 }
 
-/// A filter in a body.
-#[derive(Default, Deserialize)]
+/// Which tasks; all parts must fit.
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "a filter")]
+#[schemars(rename = "TaskFilter")]
 pub(super) struct Filter {
     queue: String,
+    /// Statuses, separated by commas; `UNFINISHED` means the first four.
     status: String,
+    /// The whole key.
     key: String,
+    /// The beginning of the key.
     key_prefix: String,
     headers: BTreeMap<String, String>,
+    /// A worker with a result of the task.
     worker: String,
+    /// Inserted at this time or later; empty: any.
     since: String,
+    /// Inserted before this time; empty: any.
     until: String,
 }
 
@@ -70,8 +78,9 @@ impl Filter {
     }
 }
 
-/// A filter in an answer.
-#[derive(Serialize)]
+/// The tasks of a job.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "JobFilter")]
 pub(super) struct ShownFilter<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     queue: Option<&'a str>,
@@ -86,8 +95,10 @@ pub(super) struct ShownFilter<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     worker: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
     since: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
     until: Option<String>,
 }
 
@@ -127,11 +138,15 @@ fn set(filter: &mut TaskFilter, name: &str, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-#[derive(Serialize)]
+/// Tasks, the newest first.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "TaskList")]
 pub(in crate::ingress) struct List<'a> {
     tasks: Vec<Task<'a>>,
+    /// How many tasks taskd looked at; a filter may choose few of them.
     looked_at: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// Asks for the next page; absent on the last.
     cursor: Option<String>,
 }
 
