@@ -4,7 +4,7 @@ use super::access::Denied;
 use crate::{
     bus,
     model::{LetterId, QueueName, TaskId},
-    pipelines::{discovery, tasks},
+    pipelines::{changing, discovery, tasks},
     queue, store,
 };
 
@@ -25,12 +25,16 @@ pub enum Error {
     NoSuchKey { queue: QueueName, key: String },
     #[error("there is no task {0}, or it finished so long ago that it was removed")]
     NoSuchTask(TaskId),
+    #[error("task {id} cannot be changed any more: {why}")]
+    Final { id: TaskId, why: String },
     #[error(transparent)]
     Denied(#[from] Denied),
     #[error(transparent)]
     Insert(#[from] discovery::Error),
     #[error(transparent)]
     Tasks(#[from] tasks::Error),
+    #[error("cannot change anything now: {0}")]
+    Change(#[from] changing::Error),
     #[error("cannot read now: {0}")]
     Store(#[from] store::Error),
     #[error("cannot read now: {0}")]
@@ -45,6 +49,8 @@ pub enum Kind {
     /// The request is wrong.
     Invalid,
     NotFound,
+    /// The task has come to an end.
+    Final,
     /// The call has no token, or one that is not valid.
     Unauthenticated,
     /// The token does not allow it.
@@ -65,6 +71,7 @@ impl Error {
                 Kind::Invalid
             }
             Self::NoSuchTask(_) | Self::NoSuchLetter(_) | Self::NoSuchKey { .. } => Kind::NotFound,
+            Self::Final { .. } => Kind::Final,
             Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => Kind::Unauthenticated,
             Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {
                 Kind::Forbidden
@@ -72,6 +79,7 @@ impl Error {
             Self::Insert(discovery::Error::Busy(_)) | Self::Denied(Denied::TooFast { .. }) => Kind::Busy,
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))
+            | Self::Change(_)
             | Self::Store(_)
             | Self::Queue(_)
             | Self::Bus(_) => Kind::Unavailable,

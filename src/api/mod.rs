@@ -1,6 +1,7 @@
 //! The operations, one function each. Every protocol calls them; spans and metrics are applied here, once.
 
 mod access;
+mod changes;
 mod error;
 mod explain;
 mod facts;

@@ -27,6 +27,7 @@ use crate::{
     ingress::{self, Budget, Tls},
     pipelines::{
         admission::{Gates, Occupancy, QueueSync},
+        changing::Changing,
         discovery, memory,
         publishing::{DeadLetters, Publisher},
     },
@@ -214,6 +215,8 @@ fn state(
     doors: &Supervisor,
 ) -> ingress::State {
     let handles = components::start(cx, supervisor);
+    let (store, filter, bus) = (Arc::clone(&cx.store), cx.filter.clone(), Arc::clone(&cx.bus));
+    let changing = Changing::new(store, cx.queue.upkeep.changer(), filter, bus, cx.clock.clone());
     ingress::State {
         api: Api {
             discovery: handles.discovery,
@@ -226,6 +229,7 @@ fn state(
                 settings: Arc::clone(&cx.settings),
                 clock: cx.clock.clone(),
             }),
+            changing: Some(changing),
             authentication,
             stop: doors.stop_token(),
         },

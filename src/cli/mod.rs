@@ -1,6 +1,7 @@
 //! Arguments: the command that the user asks for, or the reason why taskd refuses it.
 
 pub mod bench;
+pub mod change;
 mod client;
 pub mod dead;
 mod environment;
@@ -74,6 +75,7 @@ enum Subcommands {
     Insert(insert::Insert),
     Dead(dead::Dead),
     Explain(explain::Explain),
+    Cancel(change::Cancel),
     Bench(bench::Bench),
     Migrate(Migrate),
     Partitions(Partitions),
@@ -120,6 +122,7 @@ pub enum Command {
     Insert(insert::Insert),
     Dead(dead::Dead),
     Explain(explain::Explain),
+    Cancel(change::Cancel),
     Stats(stats::Stats),
     Completions(manual::Completions),
     Man(manual::Man),
@@ -186,6 +189,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
+        Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
         Some(Subcommands::Completions(completions)) => Command::Completions(completions),
         Some(Subcommands::Man(man)) => Command::Man(man),

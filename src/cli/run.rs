@@ -1,7 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, `insert` had lines rejected, `explain` found no such task, `dead` could not change a letter, or
-//! `bench` counted a task too few or too many times. 2: wrong command line or settings, or no server for a command.
+//! 0: done. 1: failed, `insert` had lines rejected, `explain` found no such task, `dead` or `cancel` could not change
+//! all, or `bench` counted a task too few or too many times. 2: wrong command line or settings, or no server for a
+//! command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -11,7 +12,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, command_line, dead, explain, insert, parse, stats, token};
+use super::{Command, USAGE, bench, change, command_line, dead, explain, insert, parse, stats, token};
 use crate::{
     app,
     config::{self, Settings},
@@ -60,6 +61,11 @@ pub fn run() -> ExitCode {
             Err(error) => exit(Err(error), 1),
         },
         Command::Explain(args) => match block_on(explain::run(args)) {
+            Ok(Ok(false)) => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
+        Command::Cancel(args) => match block_on(change::cancel(args)) {
             Ok(Ok(false)) => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),

@@ -2,6 +2,7 @@
 
 mod access;
 mod call;
+mod changes;
 mod explain;
 mod letters;
 mod names;
@@ -15,6 +16,7 @@ pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
+pub use changes::{Change, ChangeKind, Changed, ChangingTask, OwnedTask, TaskAct};
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,

@@ -5,6 +5,7 @@
 //! [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them see the [`Shards`] of the process.
 
 mod calls;
+mod change;
 mod claimed;
 mod combiner;
 mod deliveries;
@@ -27,6 +28,7 @@ use std::ops::Deref;
 use uuid::Uuid;
 
 pub use self::{
+    change::{Arbitrated, ArbitratedTasks, Changer},
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},

@@ -3,6 +3,7 @@
 //! SQL decides what is new: `tasks.key_hash` is unique. Every method is one transaction. After an error or a crash a
 //! caller may repeat it with the same arguments: the second call changes nothing that the first one did.
 
+mod changes;
 mod error;
 pub mod mysql;
 pub mod sql;
@@ -15,6 +16,7 @@ use async_trait::async_trait;
 use uuid::Uuid;
 
 pub use self::{
+    changes::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, Wanted},
     error::{Cause, Error, Result},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
@@ -29,7 +31,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: Send + Sync {
+pub trait Store: Changes + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 
@@ -119,10 +121,10 @@ pub trait Store: Send + Sync {
     /// The letters among `ids`, in any order.
     async fn letter_kinds(&self, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>>;
 
-    /// Sends dead tasks again, and removes their letters. Answers those among `ids` that were dead.
+    /// Sends dead and cancelled tasks again, and removes their letters. Answers those among `ids` that were one.
     ///
     /// The task is unfinished in its next epoch, has no failures, keeps its credits, and is in the outbox as `Missing`.
-    /// Completions that came after its death become credits; with NUM of them it is Completed.
+    /// Completions that came after its end become credits; with NUM of them it is Completed.
     async fn retry(&self, ids: &[TaskId], now_unix_ms: i64) -> Result<Vec<Retried>>;
 
     /// Removes letters, and dead tasks with them: their keys stay. Answers how many letters.

@@ -11,6 +11,7 @@ mod access;
 mod architecture;
 mod bench;
 mod bus_redis_streams;
+mod changes;
 mod coordination;
 mod dead_letters;
 mod discovery_insert;

@@ -2,16 +2,13 @@
 
 mod show;
 
-use std::time::Duration;
-
 use anyhow::bail;
-use backon::BackoffBuilder;
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use serde_json::json;
 use tonic::Status;
 
-use super::client::{self, Server, Taskd, WAITS, is_transient};
+use super::client::{Server, Taskd, patiently};
 use crate::{
     config::Time,
     model::now_unix_ms,
@@ -21,8 +18,6 @@ use crate::{
     },
 };
 
-/// How long to go on while taskd is away or busy.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 /// The letters of one call.
 const AT_ONCE: u32 = 500;
 /// The largest letter that taskd sends: a record or a payload of 8 MiB, and what surrounds it.
@@ -188,20 +183,6 @@ pub async fn run(args: Dead) -> anyhow::Result<bool> {
 
 async fn connect(server: &Server) -> anyhow::Result<Client> {
     Ok(OperatorClient::new(server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES))
-}
-
-/// Calls taskd until it answers, for a while. Each call may be repeated.
-async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> anyhow::Result<T> {
-    let mut waits = WAITS.with_total_delay(Some(GIVE_UP_AFTER)).build();
-    loop {
-        match call().await {
-            Ok(answer) => return Ok(answer),
-            Err(status) => match waits.next().filter(|_| is_transient(&status)) {
-                Some(wait) => tokio::time::sleep(wait).await,
-                None => bail!("{}", client::said(&status)),
-            },
-        }
-    }
 }
 
 async fn list(args: &List) -> anyhow::Result<()> {

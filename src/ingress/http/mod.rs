@@ -2,6 +2,7 @@
 //! JSON.
 
 mod answer;
+mod changes;
 mod guard;
 mod letters;
 mod ndjson;
@@ -83,10 +84,15 @@ fn post<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, Sta
     Route { method: Method::POST, path, role, handler: routing::post(handler) }
 }
 
+fn delete<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
+    Route { method: Method::DELETE, path, role, handler: routing::delete(handler) }
+}
+
 fn table() -> Vec<Route> {
     vec![
         post("/v1/tasks", Role::Insert, insert_tasks),
         get("/v1/tasks/{id}", Role::Read, get_task),
+        delete("/v1/tasks/{id}", Role::Admin, changes::cancel_task),
         get("/v1/tasks/{id}/results", Role::Read, get_results),
         get("/v1/queues", Role::Read, get_queues),
         get("/v1/tasks:explain", Role::Read, explain_task),
@@ -94,6 +100,7 @@ fn table() -> Vec<Route> {
         post("/v1/tasks:complete", Role::Work, complete_tasks),
         post("/v1/tasks:reject", Role::Work, reject_tasks),
         post("/v1/tasks:extend", Role::Work, extend_tasks),
+        post("/v1/tasks:cancel", Role::Admin, changes::cancel_tasks),
         get("/v1/acts", Role::Admin, get_acts),
         get("/v1/dead-letters", Role::Read, letters::get_letters),
         get("/v1/dead-letters/{id}", Role::Read, letters::get_letter),
