@@ -25,6 +25,16 @@ pub struct KeptChange {
     pub at_unix_ms: i64,
 }
 
+/// Which wishes to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptPages {
+    pub kind: ChangeKind,
+    /// Those that were stored until then.
+    pub upto_unix_ms: i64,
+    pub after: Option<(i64, TaskId)>,
+    pub limit: u32,
+}
+
 /// A part of the wishes that SQL keeps, the earliest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeptChanges {
@@ -66,12 +76,12 @@ pub trait Changes: Send + Sync {
     /// The queues of the stored tasks among `ids`, in any order.
     async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>>;
 
-    /// Keeps a wish about each unfinished task, in place of an earlier one, and the acts about these.
+    /// Keeps a wish about each unfinished task, in place of an earlier one of its kind, and the acts about these.
     /// Answers per id, in order.
     async fn want(&self, ids: &[TaskId], change: &Change, at_unix_ms: i64, acts: &[TaskAct]) -> Result<Vec<Wanted>>;
 
-    /// Wishes behind `after`. Removes those about tasks that are final, or that are not there any more.
-    async fn kept_changes(&self, after: Option<(i64, TaskId)>, limit: u32) -> Result<KeptChanges>;
+    /// Wishes of a kind. Removes those about tasks that are final, or that are not there any more.
+    async fn kept_changes(&self, pages: &KeptPages) -> Result<KeptChanges>;
 
     /// Removes wishes in their turns. Answers per change, in order.
     ///

@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use uuid::Uuid;
 
 pub use self::{
-    changes::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, Wanted},
+    changes::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Wanted},
     error::{Cause, Error, Result},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,

@@ -27,7 +27,7 @@ use crate::{
     model::{Change, ChangeKind, Changed, ChangingTask, ShardId, StoredStatus, TaskAct, TaskId},
     queue::{self, Arbitrated, ArbitratedTasks, Changer, RecordStatus},
     runtime::Clock,
-    store::{Decided, EndedChange, KeptChange, KeptChanges, Store, Wanted},
+    store::{Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Store, Wanted},
     telemetry::metrics,
 };
 
@@ -85,8 +85,8 @@ impl Changing {
     }
 
     /// Wishes that stayed, the earliest first.
-    pub async fn kept(&self, after: Option<(i64, TaskId)>, limit: u32) -> Result<KeptChanges, Error> {
-        Ok(self.store.kept_changes(after, limit).await?)
+    pub async fn kept(&self, pages: &KeptPages) -> Result<KeptChanges, Error> {
+        Ok(self.store.kept_changes(pages).await?)
     }
 
     /// Carries out wishes. Those without an outcome stay in SQL.

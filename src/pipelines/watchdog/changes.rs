@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::{context::Context, error::Error, lead::Lead};
 use crate::{
+    model::ChangeKind,
     pipelines::changing::Changing,
     runtime::{Clock, Loop},
+    store::KeptPages,
     telemetry::metrics::{self, Watched},
 };
 
@@ -31,25 +33,8 @@ impl Changes {
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
-            let mut after = None;
-            loop {
-                let page = self.changing.kept(after, PAGE).await?;
-                let now = self.clock.now_unix_ms();
-                // A wish of the future was stored before the clock stepped back.
-                let mut due = page.changes;
-                due.retain(|wish| !(now - STAYED_MS..=now).contains(&wish.at_unix_ms));
-                if !due.is_empty() {
-                    let done = self.changing.carry_out(due).await;
-                    metrics::watchdog_handled(Watched::Changed, done.changed.len());
-                    if let Some(error) = done.error.filter(|error| !error.is_without_generation()) {
-                        return Err(error.into());
-                    }
-                }
-                cx.beat();
-                after = page.next;
-                if after.is_none() {
-                    break;
-                }
+            for kind in ChangeKind::ALL {
+                self.carry_out(kind, &cx).await?;
             }
             metrics::watchdog_step("changes", started.elapsed());
             if !cx.idle(cx.pause(EVERY)).await {
@@ -57,5 +42,28 @@ impl Changes {
             }
         }
         Ok(())
+    }
+
+    async fn carry_out(&self, kind: ChangeKind, cx: &Loop) -> Result<(), Error> {
+        let mut pages = KeptPages { kind, upto_unix_ms: i64::MAX, after: None, limit: PAGE };
+        loop {
+            let page = self.changing.kept(&pages).await?;
+            let now = self.clock.now_unix_ms();
+            // A wish of the future was stored before the clock stepped back.
+            let mut due = page.changes;
+            due.retain(|wish| !(now - STAYED_MS..=now).contains(&wish.at_unix_ms));
+            if !due.is_empty() {
+                let done = self.changing.carry_out(due).await;
+                metrics::watchdog_handled(Watched::Changed, done.changed.len());
+                if let Some(error) = done.error.filter(|error| !error.is_without_generation()) {
+                    return Err(error.into());
+                }
+            }
+            cx.beat();
+            pages.after = page.next;
+            if pages.after.is_none() {
+                return Ok(());
+            }
+        }
     }
 }

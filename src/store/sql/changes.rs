@@ -22,7 +22,9 @@ use crate::model::{
     Act, Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, ShardId, StoredStatus, TaskAct,
     TaskId,
 };
-use crate::store::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, Result, Turn, Wanted};
+use crate::store::{
+    ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Result, Turn, Wanted,
+};
 
 #[async_trait]
 impl<DB: Backend> Changes for SqlStore<DB> {
@@ -142,7 +144,7 @@ async fn want<S: Session>(
         });
         let keep = Statement::new("INSERT INTO changes (task_id, kind, turn, at_ms)")
             .values(rows)
-            .sql(&S::replace("task_id", &["kind", "turn", "at_ms"]));
+            .sql(&S::replace("task_id, kind", &["turn", "at_ms"]));
         session.execute(keep).await?;
     }
     let acts: Vec<Act> = acts.iter().filter(|(id, _)| kept.contains_key(id)).map(|(_, act)| act.clone()).collect();
@@ -157,7 +159,6 @@ async fn want<S: Session>(
 
 struct KeptColumns {
     task_id: Vec<u8>,
-    kind: i64,
     turn: i64,
     at_ms: i64,
     queue: Option<String>,
@@ -167,35 +168,35 @@ struct KeptColumns {
     epoch: Option<i64>,
     status: Option<i64>,
 }
-from_row!(KeptColumns { task_id, kind, turn, at_ms, queue, shard, replicas, priority, epoch, status });
+from_row!(KeptColumns { task_id, turn, at_ms, queue, shard, replicas, priority, epoch, status });
 
-async fn kept<S: Session>(session: &mut S, after: Option<(i64, TaskId)>, limit: u32) -> Result<KeptChanges> {
+async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChanges> {
+    let KeptPages { kind, upto_unix_ms, after, limit } = pages;
     let (at_ms, id) = after.unwrap_or((i64::MIN, TaskId(uuid::Uuid::nil())));
-    let page = Statement::new(
-        "SELECT task_id, kind, turn, at_ms, queue, shard, replicas, priority, epoch, status FROM changes ",
-    )
-    .sql(&S::by_index("changes_at"))
-    .sql(" LEFT JOIN tasks ")
-    .sql(S::BY_PRIMARY_KEY)
-    .sql(" ON id = task_id WHERE at_ms >= ? AND (at_ms > ? OR task_id > ?) ORDER BY at_ms, task_id LIMIT ?")
-    .bind(at_ms)
-    .bind(at_ms)
-    .bind(&id)
-    .bind(limit);
+    let page =
+        Statement::new("SELECT task_id, turn, at_ms, queue, shard, replicas, priority, epoch, status FROM changes ")
+            .sql(&S::by_index("changes_at"))
+            .sql(" LEFT JOIN tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(
+                " ON id = task_id WHERE kind = ? AND at_ms >= ? AND at_ms <= ? AND (at_ms > ? OR task_id > ?) \
+         ORDER BY at_ms, task_id LIMIT ?",
+            )
+            .bind(i64::from(*kind as u8))
+            .bind(at_ms)
+            .bind(*upto_unix_ms)
+            .bind(at_ms)
+            .bind(&id)
+            .bind(*limit);
     let page: Vec<KeptColumns> = session.fetch(page).await?;
     let mut kept = KeptChanges::default();
-    if page.len() == limit as usize {
+    if page.len() == *limit as usize {
         kept.next =
             page.last().map(|last| Ok::<_, crate::store::Error>((last.at_ms, task_id(&last.task_id)?))).transpose()?;
     }
     let mut over = Vec::new();
     for columns in page {
         let (id, turn) = (task_id(&columns.task_id)?, Turn(columns.turn));
-        let kind = ChangeKind::ALL.into_iter().find(|kind| i64::from(*kind as u8) == columns.kind);
-        let Some(kind) = kind else {
-            // A later taskd applies it.
-            continue;
-        };
         let (Some(queue), Some(shard), Some(0)) = (columns.queue, columns.shard, columns.status) else {
             over.push((id, turn));
             continue;
@@ -208,7 +209,7 @@ async fn kept<S: Session>(session: &mut S, after: Option<(i64, TaskId)>, limit: 
             priority: Priority::from_number(number_of(columns.priority)?),
             epoch: number(number_of(columns.epoch)?)?,
         };
-        kept.changes.push(KeptChange { task, kind, turn, at_unix_ms: columns.at_ms });
+        kept.changes.push(KeptChange { task, kind: *kind, turn, at_unix_ms: columns.at_ms });
     }
     remove_turns(session, &over).await?;
     Ok(kept)

@@ -8,8 +8,9 @@ use redis::Value;
 use taskd::{
     model::{ChangingTask, Offset, Priority, QueueName, ShardId, TaskId, WorkerName},
     queue::{
-        Arbitrated, ArbitratedTasks, Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Inspected, OUTBOX_FULL,
-        OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, RejectMode, Rejection, Stats,
+        Arbitrated, ArbitratedTasks, Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired,
+        Extension, Inspected, OUTBOX_FULL, OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, RejectMode, Rejection,
+        Stats,
         keys::{LANES, ShardKeys},
     },
     redis_pool::{Redis, scripts},

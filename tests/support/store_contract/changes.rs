@@ -2,7 +2,7 @@
 
 use taskd::{
     model::{Act, Change, ChangeKind, TaskAct},
-    store::{ChangeEnd, Decided, EndedChange, KeptChange, Retried, Store, Wanted},
+    store::{ChangeEnd, Decided, EndedChange, KeptChange, KeptPages, Retried, Store, Wanted},
 };
 
 use super::*;
@@ -23,8 +23,12 @@ fn kept_of(wanted: &Wanted) -> KeptChange {
     }
 }
 
+fn pages(after: Option<(i64, TaskId)>, limit: u32) -> KeptPages {
+    KeptPages { kind: ChangeKind::Cancel, upto_unix_ms: i64::MAX, after, limit }
+}
+
 async fn kept(store: &dyn Store) -> Vec<TaskId> {
-    store.kept_changes(None, 100).await.unwrap().changes.into_iter().map(|kept| kept.task.id).collect()
+    store.kept_changes(&pages(None, 100)).await.unwrap().changes.into_iter().map(|kept| kept.task.id).collect()
 }
 
 fn cancelled(kept: &KeptChange, generation: u64) -> EndedChange {
@@ -60,7 +64,7 @@ pub(crate) async fn a_wish_is_kept_until_its_task_is_cancelled<D: Database>(db: 
     // Only what may change something is an act.
     let targets: HashSet<String> = store.acts(None, 10).await.unwrap().into_iter().map(|act| act.target).collect();
     assert_eq!(targets, [&fresh, &parked].map(|row| row.task.id.to_string()).into());
-    let page = store.kept_changes(None, 100).await.unwrap();
+    let page = store.kept_changes(&pages(None, 100)).await.unwrap();
     let mut found = page.changes.clone();
     found.sort_by_key(|kept| kept.task.id);
     let mut expected = wishes.to_vec();
@@ -124,7 +128,7 @@ pub(crate) async fn a_later_wish_stays_when_the_earlier_one_ends<D: Database>(db
     want(&*store, &[&tasks[0], &tasks[1], &tasks[2]]).await;
     let (mut after, mut found) = (None, Vec::new());
     loop {
-        let page = store.kept_changes(after, 2).await.unwrap();
+        let page = store.kept_changes(&pages(after, 2)).await.unwrap();
         found.extend(page.changes.into_iter().map(|kept| kept.task.id));
         after = page.next;
         if after.is_none() {
