@@ -14,7 +14,7 @@ use crate::{
     redis_pool::scripts,
 };
 
-/// What the queue says to a change of a task.
+/// The queue's decision about a change of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arbitrated {
     /// Now, or before.

@@ -43,7 +43,7 @@ pub struct KeptChanges {
     pub next: Option<(i64, TaskId)>,
 }
 
-/// What the queue has decided about a wish.
+/// The end of a wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedChange {
     pub id: TaskId,

@@ -141,7 +141,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (vec(new_task(), 1..5), water).prop_map(|(tasks, high_water)| Step::Enqueue { tasks, high_water }),
         1 => any::<(usize, bool)>().prop_map(|(which, same_offset)| Step::EnqueueAgain { which, same_offset }),
         1 => Just(Step::RedisFellBack),
-        2 => (any::<usize>(), prop::option::weighted(0.2, new_task())).prop_map(|(which, new)| Step::Cancel { which, new }),
+        2 => (any::<usize>(), prop::option::weighted(0.2, new_task()))
+            .prop_map(|(which, new)| Step::Cancel { which, new }),
         9 => vec((0..8_usize, 0..4_usize, weight), 1..4).prop_map(Step::Claim),
         3 => (0..6_usize, 0..8_usize, 1..4_usize)
             .prop_map(|(elements, worker, most)| Step::ClaimLookingAt { elements, worker, most }),

@@ -27,8 +27,8 @@ pub(super) type Groups = BTreeMap<ShardId, Group>;
 impl Fanout {
     /// Sorts the batch by shard. Leaves out tasks that SQL shows final, and buries records that nobody can enqueue.
     pub(super) async fn groups(&self, messages: &[Message], done: &mut FanoutBatch) -> Result<Groups, Error> {
-        // A fresh record is published up to `republish_after` behind its insert. A task that was cancelled in between has
-        // a final record only for the grace time.
+        // A fresh record is published up to `republish_after` behind its insert. A task that was cancelled in between
+        // has a final record only for the grace time.
         let kept = &self.0.settings.watchdog;
         let grace = kept.grace.saturating_sub(kept.republish_after);
         let grace_ms = i64::try_from(grace.as_millis()).unwrap_or(i64::MAX);

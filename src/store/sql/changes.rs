@@ -47,11 +47,8 @@ impl<DB: Backend> Changes for SqlStore<DB> {
         want.await
     }
 
-    async fn kept_changes(&self, after: Option<(i64, TaskId)>, limit: u32) -> Result<KeptChanges> {
-        let kept = self
-            .sql
-            .run("kept_changes", (after, limit), |session, (after, limit)| Box::pin(kept(session, *after, *limit)));
-        kept.await
+    async fn kept_changes(&self, pages: &KeptPages) -> Result<KeptChanges> {
+        self.sql.run("kept_changes", *pages, |session, pages| Box::pin(kept(session, pages))).await
     }
 
     async fn end_changes(&self, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>> {
