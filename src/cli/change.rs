@@ -5,7 +5,10 @@ use clap::Args;
 use serde_json::json;
 use tonic::Response;
 
-use super::client::{Server, Taskd, patiently};
+use super::{
+    client::{Server, Taskd},
+    patience::patiently,
+};
 use crate::wire::pb::{
     self, CancelTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus, discovery_client::DiscoveryClient,
 };

@@ -2,8 +2,8 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use anyhow::{Context as _, bail};
-use backon::{BackoffBuilder as _, ExponentialBuilder};
+use anyhow::Context as _;
+use backon::ExponentialBuilder;
 use clap::Args;
 use tonic::{
     Code, Status,
@@ -53,23 +53,6 @@ pub(super) const WAITS: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_millis(50))
     .with_max_delay(Duration::from_secs(2))
     .without_max_times();
-
-/// How long to go on while taskd is away or busy.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
-
-/// Calls taskd until it answers, for a while. Each call may be repeated.
-pub(super) async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> anyhow::Result<T> {
-    let mut waits = WAITS.with_total_delay(Some(GIVE_UP_AFTER)).build();
-    loop {
-        match call().await {
-            Ok(answer) => return Ok(answer),
-            Err(status) => match waits.next().filter(|_| is_transient(&status)) {
-                Some(wait) => tokio::time::sleep(wait).await,
-                None => bail!("{}", said(&status)),
-            },
-        }
-    }
-}
 
 /// A URL of taskd; host:port is enough.
 pub(super) fn with_scheme(text: &str) -> Result<String, Infallible> {

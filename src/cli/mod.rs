@@ -9,8 +9,10 @@ pub mod explain;
 mod http;
 pub mod insert;
 mod manual;
+mod patience;
 mod run;
 mod stats;
+pub mod tasks;
 mod token;
 mod trust;
 
@@ -37,6 +39,7 @@ Examples:
   taskd insert --queue crawl urls.txt         insert one task per line
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
+  taskd tasks --queue crawl --status dead     list tasks, the newest first
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
   taskd bench                                 measure a taskd of its own: tasks a second, latency
@@ -73,6 +76,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Subcommands {
     Insert(insert::Insert),
+    Tasks(tasks::Tasks),
     Dead(dead::Dead),
     Explain(explain::Explain),
     Cancel(change::Cancel),
@@ -120,6 +124,7 @@ pub enum Command {
     Token(token::Command, Settings),
     Acts(token::Acts, Settings),
     Insert(insert::Insert),
+    Tasks(tasks::Tasks),
     Dead(dead::Dead),
     Explain(explain::Explain),
     Cancel(change::Cancel),
@@ -187,6 +192,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
+        Some(Subcommands::Tasks(tasks)) => Command::Tasks(tasks),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),

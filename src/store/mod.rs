@@ -6,6 +6,7 @@
 mod changes;
 mod error;
 pub mod mysql;
+mod search;
 pub mod sql;
 pub mod sqlite;
 mod types;
@@ -18,6 +19,7 @@ use uuid::Uuid;
 pub use self::{
     changes::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Wanted},
     error::{Cause, Error, Result},
+    search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
         PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, ResultRow, Retried,
@@ -31,7 +33,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: Changes + Send + Sync {
+pub trait Store: Changes + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

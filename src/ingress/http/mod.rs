@@ -8,6 +8,7 @@ mod letters;
 mod ndjson;
 mod problem;
 mod request;
+mod search;
 mod waiting;
 
 use axum::{
@@ -91,6 +92,7 @@ fn delete<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, S
 fn table() -> Vec<Route> {
     vec![
         post("/v1/tasks", Role::Insert, insert_tasks),
+        get("/v1/tasks", Role::Read, search::list_tasks),
         get("/v1/tasks/{id}", Role::Read, get_task),
         delete("/v1/tasks/{id}", Role::Admin, changes::cancel_task),
         get("/v1/tasks/{id}/results", Role::Read, get_results),

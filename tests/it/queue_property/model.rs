@@ -221,14 +221,14 @@ impl Model {
 
     /// A task that is live, or one that has not arrived.
     pub(super) fn cancel(&mut self, new: &EnqueueTask) {
-        if !self.tasks.contains_key(&new.id) {
-            let task = Task { status: RecordStatus::Cancelled, ..Task::new(new) };
-            self.tasks.insert(new.id, Task { credited: Vec::new(), waiting: 0, ..task });
-            self.finals.push_back(new.id);
+        let finals = &mut self.finals;
+        let task = self.tasks.entry(new.id).or_insert_with(|| {
+            finals.push_back(new.id);
+            Task { status: RecordStatus::Cancelled, credited: Vec::new(), waiting: 0, ..Task::new(new) }
+        });
+        if task.status != RecordStatus::Live {
             return;
         }
-        let task = self.tasks.get_mut(&new.id).filter(|task| task.status == RecordStatus::Live);
-        let Some(task) = task else { return };
         for (_, grant) in task.held.drain(..) {
             self.leases.remove(&member(new.id, grant));
         }
