@@ -1,6 +1,7 @@
 //! Arguments: the command that the user asks for, or the reason why taskd refuses it.
 
 pub mod bench;
+mod books;
 pub mod change;
 mod client;
 pub mod dead;
@@ -42,6 +43,7 @@ Examples:
   taskd tasks --queue crawl --status dead     list tasks, the newest first
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
+  taskd books                                 count what came in, went out, and is held where
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
 
@@ -86,6 +88,7 @@ enum Subcommands {
     Token(token::Token),
     Acts(token::Acts),
     Stats(stats::Stats),
+    Books(books::Books),
     Completions(manual::Completions),
     Man(manual::Man),
     CheckConfig(CheckConfig),
@@ -129,6 +132,7 @@ pub enum Command {
     Explain(explain::Explain),
     Cancel(change::Cancel),
     Stats(stats::Stats),
+    Books(books::Books),
     Completions(manual::Completions),
     Man(manual::Man),
     Bench(bench::Bench),
@@ -197,6 +201,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
+        Some(Subcommands::Books(books)) => Command::Books(books),
         Some(Subcommands::Completions(completions)) => Command::Completions(completions),
         Some(Subcommands::Man(man)) => Command::Man(man),
         Some(Subcommands::Bench(bench)) => {
