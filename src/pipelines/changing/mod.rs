@@ -16,6 +16,7 @@ mod error;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 use futures::{StreamExt, stream};
@@ -35,6 +36,9 @@ use crate::{
 pub const MOST: usize = 1000;
 /// Shards that are called at a time.
 const AT_ONCE: usize = 64;
+/// How often a call asks a shard that is about to be opened, and the wait before each time.
+const OPENING_LOOKS: u32 = 25;
+const OPENING: Duration = Duration::from_millis(20);
 /// How often a wish is carried out anew, because its shard has another generation since.
 const ROUNDS: usize = 3;
 
@@ -166,12 +170,23 @@ impl Changing {
         }
         let opening = self.store.open_shards(std::slice::from_ref(shard)).await?;
         let Some(opening) = opening.first().filter(|opening| opening.is_new) else {
-            // Redis lost it, or another process is about to open it.
-            return Err(queue::Error::NoGeneration.into());
+            return self.cancel_when_open(shard, &tasks).await;
         };
         self.queue.open_shards(&[(shard.clone(), opening.generation)], self.bus.generation()).await?;
         self.queue.add_shard(shard);
         Ok(self.queue.cancel(shard, &tasks).await?)
+    }
+
+    /// Asks a shard that is open in SQL: the fanout is about to open it in Redis, or Redis lost it.
+    async fn cancel_when_open(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks, Error> {
+        for _ in 0..OPENING_LOOKS {
+            tokio::time::sleep(OPENING).await;
+            match self.queue.cancel(shard, tasks).await {
+                Err(queue::Error::NoGeneration) => {}
+                other => return Ok(other?),
+            }
+        }
+        Err(queue::Error::NoGeneration.into())
     }
 
     /// Takes over decisions into SQL. Answers the status of each task.
