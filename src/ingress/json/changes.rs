@@ -1,6 +1,7 @@
 //! Changes of live work.
 
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{super::tally::Tally, AtMost, Unread, object};
@@ -8,9 +9,9 @@ use super::{super::tally::Tally, AtMost, Unread, object};
 /// The most tasks of a call.
 const MAX_IDS: usize = 1000;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object with ids")]
-struct Ids {
+pub(in crate::ingress) struct Ids {
     ids: AtMost<String, MAX_IDS>,
 }
 
