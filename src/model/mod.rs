@@ -6,6 +6,7 @@ mod explain;
 mod letters;
 mod names;
 mod records;
+mod schema;
 mod status;
 mod token;
 pub mod validate;
@@ -25,6 +26,7 @@ pub use records::{
     Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues, Report,
     UnreadableTask, What,
 };
+pub use schema::{PayloadCheck, PayloadSchema};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use validate::TaskRules;

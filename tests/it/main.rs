@@ -31,6 +31,7 @@ mod lua_bus_state;
 mod lua_state;
 mod moved_time;
 mod partitions;
+mod payload_schema;
 mod queue_property;
 mod rebuild;
 mod redis_scripts;
