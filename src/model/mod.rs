@@ -7,6 +7,7 @@ mod letters;
 mod names;
 mod records;
 mod schema;
+mod search;
 mod status;
 mod token;
 pub mod validate;
@@ -27,6 +28,7 @@ pub use records::{
     UnreadableTask, What,
 };
 pub use schema::{PayloadCheck, PayloadSchema};
+pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use validate::TaskRules;

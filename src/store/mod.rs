@@ -5,6 +5,7 @@
 
 mod error;
 pub mod mysql;
+mod search;
 pub mod sql;
 pub mod sqlite;
 mod types;
@@ -16,6 +17,7 @@ use uuid::Uuid;
 
 pub use self::{
     error::{Cause, Error, Result},
+    search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
         PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, ResultRow, Retried,
@@ -29,7 +31,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: Send + Sync {
+pub trait Store: Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

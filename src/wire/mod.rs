@@ -6,6 +6,7 @@ pub mod grpc_codec;
 mod letters;
 pub mod pb;
 mod records;
+mod search;
 pub mod time;
 
 pub use records::{

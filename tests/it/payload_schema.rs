@@ -67,9 +67,9 @@ async fn a_worker_is_told_of_a_discovery_that_does_not_fit_and_a_late_one_become
     let mut daemon = Daemon::start(CONFIG, &["--pipelines", "discovery,fanout,watchdog,tasks"]).await;
     daemon.insert(&[json!({"queue": "q", "key": "a"}), json!({"queue": "q", "key": "b"})]).await;
     let leased = daemon.lease_all("w", "q", 2).await;
-    let done = |task: &Value, discovered: Value| json!({"id": task["id"], "lease_token": task["lease_token"], "discovered": discovered});
     let discovered = json!([page("1", &json!({"url": "x"})), page("2", &json!({}))]);
-    let completions = json!({"worker": "w", "completions": [done(&leased[0], discovered)]});
+    let done = json!({"id": leased[0]["id"], "lease_token": leased[0]["lease_token"], "discovered": discovered});
+    let completions = json!({"worker": "w", "completions": [done]});
     let (_, answer) = daemon.post("/v1/tasks:complete", &completions).await;
     let error = "discovered[1]: the payload does not fit the queue's payload_schema: \"url\" is a required property";
     assert_eq!((&answer["results"][0]["status"], &answer["results"][0]["error"]), (&json!("INVALID"), &json!(error)));

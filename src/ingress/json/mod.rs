@@ -8,6 +8,7 @@ pub(super) mod explain;
 pub mod insert;
 pub mod letters;
 pub mod read;
+pub mod search;
 mod text;
 mod value;
 pub mod work;
