@@ -19,6 +19,7 @@ mod latency;
 mod mark_published;
 mod results;
 mod room;
+mod schema;
 mod traced;
 mod turned_away;
 

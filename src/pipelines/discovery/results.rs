@@ -12,6 +12,7 @@ use super::{
     latency,
     mark_published::ToMark,
     room::{self, Sent, Unstored, discovered},
+    schema,
     traced::{self, Discoveries},
     turned_away::Tally,
 };
@@ -105,6 +106,7 @@ impl Results {
         }
         self.context.letters.bury(Topic::TaskResults, &poison).await?;
         let Reports { mut settlements, origins, mut unstored, mut discoveries } = reports;
+        unstored.extend(schema::take_misfits(&self.context.settings, &mut settlements).await);
         unstored.extend(room::make_room(&self.context, &mut settlements).await?);
         room::send(&self.context, unstored, &self.sent, &self.tally).await?;
         self.settle(&settlements, &origins, &mut discoveries).await

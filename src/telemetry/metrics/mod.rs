@@ -3,6 +3,7 @@
 //! One function per event records everything that the event means, so that related numbers never differ. Label values
 //! are enums, names of queues, scripts or operations. Ids go into logs, never here.
 
+mod changes;
 mod discovery;
 mod fanout;
 mod label;
@@ -18,7 +19,9 @@ use std::time::Duration;
 use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
-pub use self::{discovery::*, fanout::*, latency::*, process::*, servers::*, traces::*, watchdog::*, workers::*};
+pub use self::{
+    changes::*, discovery::*, fanout::*, latency::*, process::*, servers::*, traces::*, watchdog::*, workers::*,
+};
 pub use super::series::Handle;
 use super::{error::Error, openmetrics, series::Recorders};
 
@@ -74,6 +77,7 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
 }
 
 fn describe() {
+    changes::describe();
     discovery::describe();
     fanout::describe();
     workers::describe();
