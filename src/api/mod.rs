@@ -2,12 +2,14 @@
 
 mod access;
 mod books;
+mod changes;
 mod error;
 mod explain;
 mod facts;
 mod handle;
 mod insert;
 mod items;
+mod jobs;
 mod ledger;
 mod letters;
 mod query;

@@ -3,13 +3,17 @@
 mod access;
 mod books;
 mod call;
+mod changes;
 mod explain;
+mod jobs;
 mod letters;
 mod names;
 mod records;
+mod schema;
 mod search;
 mod status;
 mod token;
+mod trace;
 pub mod validate;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
@@ -18,7 +22,9 @@ pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
+pub use changes::{Change, ChangeKind, Changed, ChangingTask, OwnedTask, TaskAct};
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
+pub use jobs::{ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
     LetterPages, LettersChanged, StoredLetter,
@@ -28,9 +34,11 @@ pub use records::{
     Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues, Report,
     UnreadableTask, What,
 };
+pub use schema::{PayloadCheck, PayloadSchema};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
+pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use validate::TaskRules;
 
 use std::{fmt, str::FromStr};

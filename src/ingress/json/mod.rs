@@ -5,8 +5,10 @@
 //! does not spoil the others.
 
 pub(super) mod books;
+pub(super) mod changes;
 pub(super) mod explain;
 pub mod insert;
+pub mod jobs;
 pub mod letters;
 pub mod read;
 mod schema;
