@@ -5,6 +5,7 @@ mod books;
 mod error;
 mod explain;
 mod facts;
+mod fsck;
 mod handle;
 mod insert;
 mod items;
@@ -12,6 +13,7 @@ mod ledger;
 mod letters;
 mod query;
 mod reader;
+mod search;
 mod tasks;
 mod text;
 

@@ -9,8 +9,10 @@ pub mod explain;
 mod http;
 pub mod insert;
 mod manual;
+mod patience;
 mod run;
 mod stats;
+pub mod tasks;
 mod token;
 mod trust;
 
@@ -37,6 +39,7 @@ Examples:
   taskd insert --queue crawl urls.txt         insert one task per line
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
+  taskd tasks --queue crawl --status dead     list tasks, the newest first
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
   taskd books                                 count what came in, went out, and is held where
@@ -74,6 +77,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Subcommands {
     Insert(insert::Insert),
+    Tasks(tasks::Tasks),
     Dead(dead::Dead),
     Explain(explain::Explain),
     Bench(bench::Bench),
@@ -121,6 +125,7 @@ pub enum Command {
     Token(token::Command, Settings),
     Acts(token::Acts, Settings),
     Insert(insert::Insert),
+    Tasks(tasks::Tasks),
     Dead(dead::Dead),
     Explain(explain::Explain),
     Stats(stats::Stats),
@@ -188,6 +193,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
+        Some(Subcommands::Tasks(tasks)) => Command::Tasks(tasks),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),

@@ -35,7 +35,7 @@ use super::{
 use crate::{
     api::{self, Api, Kind},
     config::Settings,
-    model::{Caller, ChangeLetters, GetTasks, LetterPages, NewTask, Protocol, Role},
+    model::{Caller, ChangeLetters, GetTasks, LetterPages, NewTask, Protocol, Role, TaskPages},
     pipelines::tasks::Leases,
     telemetry::metrics,
     wire::{
@@ -89,15 +89,17 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 12] = [
+pub const METHODS: [(&str, Role); 14] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
+    ("taskd.v1.Discovery/ListTasks", Role::Read),
     ("taskd.v1.Discovery/ExplainTask", Role::Read),
     ("taskd.v1.Tasks/GetTasks", Role::Work),
     ("taskd.v1.Tasks/CompleteTasks", Role::Work),
     ("taskd.v1.Tasks/RejectTasks", Role::Work),
     ("taskd.v1.Tasks/ExtendTasks", Role::Work),
     ("taskd.v1.Operator/GetBooks", Role::Read),
+    ("taskd.v1.Operator/Fsck", Role::Admin),
     ("taskd.v1.Operator/ListDeadLetters", Role::Read),
     ("taskd.v1.Operator/GetDeadLetter", Role::Read),
     ("taskd.v1.Operator/RetryDeadLetters", Role::Admin),
@@ -210,6 +212,14 @@ impl Discovery for Service {
         Ok(Response::new(self.0.api.task(&caller, &request.id).await?.into()))
     }
 
+    async fn list_tasks(
+        &self,
+        request: Request<pb::ListTasksRequest>,
+    ) -> Result<Response<pb::ListTasksResponse>, Status> {
+        let (caller, request) = open(request);
+        self.within(self.0.api.list_tasks(&caller, TaskPages::try_from(request)).await?.into())
+    }
+
     async fn explain_task(
         &self,
         request: Request<pb::ExplainTaskRequest>,
@@ -270,6 +280,11 @@ impl Operator for Service {
     async fn get_books(&self, request: Request<pb::GetBooksRequest>) -> Result<Response<pb::Books>, Status> {
         let (caller, request) = open(request);
         self.within(self.0.api.books(&caller, &request.queue).await?.into())
+    }
+
+    async fn fsck(&self, request: Request<pb::FsckRequest>) -> Result<Response<pb::FsckResponse>, Status> {
+        let (caller, request) = open(request);
+        self.within(self.0.api.fsck(&caller, request.into()).await?.into())
     }
 
     async fn list_dead_letters(

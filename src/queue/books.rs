@@ -1,4 +1,4 @@
-//! What the shards hold, counted for the books (`lua/books.lua`).
+//! Counts of what the shards hold, for the books (`lua/books.lua`).
 
 use futures::StreamExt as _;
 use redis::Value;

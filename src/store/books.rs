@@ -38,7 +38,7 @@ pub trait BookStore: Send + Sync {
     /// Adds to the counts of what was turned away. A repeat adds again.
     async fn add_turned_away(&self, counts: &TurnedAwayCounts) -> Result<()>;
 
-    /// What was turned away of `queues`, and of tasks without a known queue.
+    /// The counts of `queues`, and of tasks without a known queue.
     async fn turned_away(&self, queues: &[QueueName]) -> Result<TurnedAwayCounts>;
 
     /// The unfinished tasks in the outbox and in batches that are not published.

@@ -7,6 +7,7 @@ mod books;
 mod check;
 mod error;
 pub mod mysql;
+mod search;
 pub mod sql;
 pub mod sqlite;
 mod types;
@@ -20,6 +21,7 @@ pub use self::{
     books::{BookStore, OffBusCounts, TurnedAway, TurnedAwayCounts},
     check::{CheckStore, WrongCount},
     error::{Cause, Error, Result},
+    search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
         PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, ResultRow, Retried,
@@ -33,7 +35,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: BookStore + CheckStore {
+pub trait Store: BookStore + CheckStore + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

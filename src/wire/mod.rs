@@ -3,10 +3,12 @@
 mod books;
 mod call;
 mod explain;
+mod fsck;
 pub mod grpc_codec;
 mod letters;
 pub mod pb;
 mod records;
+mod search;
 pub mod time;
 
 pub use records::{

@@ -7,11 +7,14 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod access;
+#[path = "../columns/mod.rs"]
+mod columns;
+
 mod architecture;
 mod bench;
 mod books;
 mod bus_redis_streams;
+mod column;
 mod coordination;
 mod dead_letters;
 mod discovery_insert;
@@ -35,6 +38,7 @@ mod partitions;
 mod queue_property;
 mod rebuild;
 mod redis_scripts;
+mod search;
 mod silent_connections;
 mod store_sqlite;
 mod tasks_service;

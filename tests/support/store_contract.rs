@@ -26,6 +26,7 @@ mod letters;
 mod queues;
 mod rebuild;
 mod retention;
+mod search;
 
 pub(crate) use access::*;
 pub(crate) use batches::*;
@@ -34,6 +35,7 @@ pub(crate) use letters::*;
 pub(crate) use queues::*;
 pub(crate) use rebuild::*;
 pub(crate) use retention::*;
+pub(crate) use search::*;
 
 use Inserted::{Duplicate, New};
 use StoredStatus::{Completed, Dead, Unfinished};
@@ -98,6 +100,8 @@ macro_rules! store_contract {
             letters_are_kept_once_and_listed_by_every_filter,
             letters_are_paged_and_purged_and_removed_by_age,
             dead_tasks_of_an_older_taskd_have_letters,
+            tasks_are_listed_by_every_filter,
+            a_page_ends_when_it_has_looked_at_enough,
             what_finished_long_ago_is_removed_and_stays_a_duplicate,
             the_earliest_finished_are_removed_first,
             a_report_of_a_removed_task_changes_nothing,

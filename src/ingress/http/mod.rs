@@ -3,11 +3,13 @@
 
 mod answer;
 mod books;
+mod fsck;
 mod guard;
 mod letters;
 mod ndjson;
 mod problem;
 mod request;
+mod search;
 mod waiting;
 
 use axum::{
@@ -87,11 +89,14 @@ fn post<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, Sta
 fn table() -> Vec<Route> {
     vec![
         post("/v1/tasks", Role::Insert, insert_tasks),
+        get("/v1/tasks", Role::Read, search::list_tasks),
         get("/v1/tasks/{id}", Role::Read, get_task),
         get("/v1/tasks/{id}/results", Role::Read, get_results),
         get("/v1/queues", Role::Read, get_queues),
         get("/v1/tasks:explain", Role::Read, explain_task),
         get("/v1/books", Role::Read, books::get_books),
+        get("/v1/dump", Role::Read, fsck::get_dump),
+        post("/v1/fsck", Role::Admin, fsck::fsck),
         post("/v1/tasks:get", Role::Work, get_tasks),
         post("/v1/tasks:complete", Role::Work, complete_tasks),
         post("/v1/tasks:reject", Role::Work, reject_tasks),

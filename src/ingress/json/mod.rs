@@ -6,9 +6,11 @@
 
 pub(super) mod books;
 pub(super) mod explain;
+pub(super) mod fsck;
 pub mod insert;
 pub mod letters;
 pub mod read;
+pub mod search;
 mod text;
 mod value;
 pub mod work;

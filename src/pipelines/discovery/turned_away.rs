@@ -1,4 +1,4 @@
-//! What came in and was not stored: counted here, and added to SQL once a second, off the way of inserts.
+//! Counts tasks that came in and were not stored, and adds the counts to SQL once a second, off the way of inserts.
 //!
 //! A process that is killed loses the counts of its last second, and a commit without an answer may count twice. The
 //! balance of stored tasks does not depend on them.
