@@ -134,12 +134,7 @@ impl Api {
     }
 }
 
-async fn check(
-    reader: &Reader,
-    queue: Option<&QueueName>,
-    mut place: Place,
-    mends: bool,
-) -> Result<FsckPage, Error> {
+async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, mends: bool) -> Result<FsckPage, Error> {
     let (store, bus) = (reader.store.clone(), reader.bus.clone());
     let checker = Checker::new(store, reader.queue.clone(), bus, Pace::FAST);
     let (began, mut page) = (Instant::now(), FsckPage::default());

@@ -72,20 +72,14 @@ impl Serialize for FindKind {
 }
 
 /// A difference.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Find {
     pub kind: FindKind,
     pub queue: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub shard: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_text")]
     pub task: Option<TaskId>,
     pub says: String,
     pub mended: bool,
-}
-
-fn as_text<S: Serializer>(id: &Option<TaskId>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&id.unwrap_or_default())
 }
 
 /// A request to check a part of what there is.
@@ -100,13 +94,12 @@ pub struct Fsck {
 }
 
 /// The finds of a part.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct FsckPage {
     pub finds: Vec<Find>,
     /// The shards that this part checked to their end, and the published tasks that it compared with Redis.
     pub shards: u64,
     pub tasks: u64,
     /// Where the next part begins; absent: this was the last one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }

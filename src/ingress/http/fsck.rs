@@ -26,11 +26,7 @@ pub(super) async fn fsck(
     within(&state.budget, Json(json::fsck::Page::from(&page)).into_response())
 }
 
-pub(super) async fn get_dump(
-    Extract(state): Extract<State>,
-    Extension(caller): Extension<Caller>,
-    uri: Uri,
-) -> Answer {
+pub(super) async fn get_dump(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, uri: Uri) -> Answer {
     let (queue, shard, limit) = json::fsck::dump(uri.query().unwrap_or_default())?;
     let dump = state.api.dump(&caller, &queue, shard, limit).await?;
     within(&state.budget, Json(dump).into_response())

@@ -173,8 +173,7 @@ impl<'a> Walk<'a> {
 
     /// Publishes the tasks again that this walk has taken out of Redis, as far as SQL shows them unfinished.
     async fn publish_dropped(&mut self) -> Result<(), Error> {
-        const DROPPED: [FindKind; 3] =
-            [FindKind::LostPayload, FindKind::UnreadableRecord, FindKind::WaitsWithoutDelay];
+        const DROPPED: [FindKind; 3] = [FindKind::LostPayload, FindKind::UnreadableRecord, FindKind::WaitsWithoutDelay];
         let dropped = self.finds.iter().filter(|find| find.mended && DROPPED.contains(&find.kind));
         let ids: Vec<TaskId> = dropped.filter_map(|find| find.task).collect();
         if ids.is_empty() {

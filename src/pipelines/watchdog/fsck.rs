@@ -2,8 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ops::Deref as _,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -35,7 +33,7 @@ pub(super) struct Fsck {
 impl Fsck {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
         let Context { store, bus, queue, settings, .. } = context.clone();
-        let checker = Checker::new(store, queue.deref().clone(), Arc::clone(&bus), Pace::BESIDE);
+        let checker = Checker::new(store, (*queue).clone(), bus, Pace::BESIDE);
         Self { checker, queue, mends: settings.watchdog.repair, lead: lead.clone() }
     }
 

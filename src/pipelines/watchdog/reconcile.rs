@@ -1,7 +1,6 @@
 //! SQL compared with Redis: brings back what Redis lost, whole shards and single tasks.
 
 use std::{
-    ops::Deref as _,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -47,7 +46,7 @@ impl Reconcile {
     pub(super) fn new(context: &Context, lead: &Lead, moves_shards: &MovesShards) -> Self {
         let Context { store, bus, queue, settings, .. } = context.clone();
         let lost_shards = LostShards::new(context, moves_shards);
-        let published = Published::new(Arc::clone(&store), queue.deref().clone(), bus);
+        let published = Published::new(Arc::clone(&store), (*queue).clone(), bus);
         let every = settings.watchdog.reconcile_every;
         Self { store, published, queue, every, lost_shards, lead: lead.clone() }
     }

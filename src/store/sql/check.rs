@@ -14,10 +14,7 @@ use super::{
 };
 use crate::{
     model::{QueueName, TaskId},
-    store::{
-        CheckStore, Result, WrongCount,
-        check::GONE_OVER,
-    },
+    store::{CheckStore, Result, WrongCount, check::GONE_OVER},
 };
 
 #[async_trait]
@@ -26,15 +23,13 @@ impl<DB: Backend> CheckStore for SqlStore<DB> {
         let first = beyond(None);
         let wrong = wrong_counts::<DB::Connection>(&first);
         let wrong: Vec<(String, i64, i64)> = self.sql.read("wrong_counts", wrong).await?;
-        let read = |(queue, kept, counted): (String, i64, i64)| {
-            Ok(WrongCount { queue: queue_name(&queue)?, kept, counted })
-        };
+        let read =
+            |(queue, kept, counted): (String, i64, i64)| Ok(WrongCount { queue: queue_name(&queue)?, kept, counted });
         wrong.into_iter().map(read).collect()
     }
 
     async fn correct_count(&self, queue: &QueueName) -> Result<()> {
-        let correct =
-            self.sql.run("correct_count", queue.clone(), |session, queue| Box::pin(correct(session, queue)));
+        let correct = self.sql.run("correct_count", queue.clone(), |session, queue| Box::pin(correct(session, queue)));
         correct.await
     }
 
