@@ -5,6 +5,7 @@ mod books;
 mod error;
 mod explain;
 mod facts;
+mod fsck;
 mod handle;
 mod insert;
 mod items;

@@ -4,6 +4,7 @@ mod access;
 mod books;
 mod call;
 mod explain;
+mod fsck;
 mod letters;
 mod names;
 mod records;
@@ -19,6 +20,7 @@ pub use call::{
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
+pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
     LetterPages, LettersChanged, StoredLetter,

@@ -6,6 +6,7 @@
 
 mod books;
 mod calls;
+mod check;
 mod claimed;
 mod combiner;
 mod deliveries;
@@ -29,6 +30,7 @@ use uuid::Uuid;
 
 pub use self::{
     books::Holding,
+    check::{Checked, OrderPage, Part, ShardFind, Slice, Suspicion},
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},

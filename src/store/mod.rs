@@ -4,6 +4,7 @@
 //! caller may repeat it with the same arguments: the second call changes nothing that the first one did.
 
 mod books;
+mod check;
 mod error;
 pub mod mysql;
 mod search;
@@ -18,6 +19,7 @@ use uuid::Uuid;
 
 pub use self::{
     books::{BookStore, OffBusCounts, TurnedAway, TurnedAwayCounts},
+    check::{CheckStore, WrongCount},
     error::{Cause, Error, Result},
     search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
@@ -33,7 +35,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: BookStore + Search + Send + Sync {
+pub trait Store: BookStore + CheckStore + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

@@ -6,6 +6,7 @@
 
 pub(super) mod books;
 pub(super) mod explain;
+pub(super) mod fsck;
 pub mod insert;
 pub mod letters;
 pub mod read;

@@ -8,6 +8,7 @@
 //! - `retention`: tasks that finished longer ago than `retention` leave SQL, and letters after `letter_retention`;
 //! - `closing`: shards that had nothing for `forget_queues_after` are closed;
 //! - `trim`: old records that everybody has read leave the bus, once a minute;
+//! - `fsck`: goes over all shards, slice by slice, and reports where SQL and Redis do not agree;
 //! - `depths`: gauges.
 //!
 //! One process at a time does this (`lead`).
@@ -17,6 +18,7 @@ mod context;
 mod depths;
 mod error;
 mod finals;
+mod fsck;
 mod lead;
 mod leases;
 mod lost_reports;
@@ -54,6 +56,7 @@ pub fn start(context: Context, supervisor: &Supervisor) {
         let closing = closing::Closing::new(&context, &lead, &moves_shards);
         loops.start("watchdog/closing", closing, closing::Closing::run);
     }
+    loops.start("watchdog/fsck", fsck::Fsck::new(&context, &lead), fsck::Fsck::run);
     loops.start("watchdog/depths", depths::Depths::new(&context), depths::Depths::run);
     loops.start("watchdog/trim", trim::Trim::new(&context, &lead), trim::Trim::run);
     let names = loops.names;

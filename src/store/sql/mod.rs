@@ -20,6 +20,7 @@ mod access;
 mod backend;
 mod batches;
 mod books;
+mod check;
 mod columns;
 mod counts;
 mod dialect;
