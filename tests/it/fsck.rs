@@ -359,7 +359,10 @@ async fn a_busy_queue_has_no_differences() {
     let daemon = Daemon::start("partitions = 2\ngrace = \"1s\"\n[queues.default]\nbackoff = [\"1ms\"]\n", &[]).await;
     let work = async {
         for round in 0..12 {
-            let task = |n: usize| json!({"queue": "q", "key": format!("{round}/{n}"), "replicas": 1 + n % 3, "max_attempts": 2});
+            let task = |n: usize| {
+                let key = format!("{round}/{n}");
+                json!({"queue": "q", "key": key, "replicas": 1 + n % 3, "max_attempts": 2})
+            };
             daemon.insert(&(0..150).map(task).collect::<Vec<_>>()).await;
             for worker in ["u", "v", "w", "x"] {
                 let tasks = daemon.lease(worker, "q", 100, "0s").await;

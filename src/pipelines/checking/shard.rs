@@ -146,8 +146,8 @@ impl<'a> Walk<'a> {
 
     /// Finds live tasks that SQL shows final. Workers would do them for nothing.
     ///
-    /// A task ends in Redis first. So one that is final in SQL before Redis shows it live will never end here, unless it
-    /// was sent again in between: SQL is asked a second time.
+    /// A task ends in Redis first. So one that is final in SQL before Redis shows it live will never end here, unless
+    /// it was sent again in between: SQL is asked a second time.
     async fn confirm_ended(&mut self) -> Result<(), Error> {
         let live: Vec<TaskId> = std::mem::take(&mut self.live).into_iter().collect();
         for ids in live.chunks(self.checker.pace.entries) {
