@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tracing::Instrument as _;
 
 use super::{
@@ -100,14 +100,14 @@ impl Api {
         check(reader, queue.as_ref(), place, repair).instrument(span("fsck", caller)).await
     }
 
-    /// Everything that the shards of a queue hold in Redis, decoded.
+    /// Everything that the shards of a queue hold in Redis, decoded. `None`: Redis lost the shard, or it is being opened.
     pub async fn dump(
         &self,
         caller: &Caller,
         queue: &str,
         number: Option<u32>,
         limit: Option<usize>,
-    ) -> Result<Value, Error> {
+    ) -> Result<Vec<(u32, Option<Value>)>, Error> {
         let queue = QueueName::new(queue).map_err(|error| Error::Invalid(error.to_string()))?;
         reaches(caller, queue.as_str())?;
         let limit = limit.unwrap_or(DUMPED);
@@ -122,13 +122,12 @@ impl Api {
                     continue;
                 }
                 let holds = match reader.queue.dump(&shard.id, limit).await {
-                    // Redis lost it, or it is being opened.
-                    Err(queue::Error::NoGeneration) => Value::Null,
-                    other => other?,
+                    Err(queue::Error::NoGeneration) => None,
+                    other => Some(other?),
                 };
-                shards.push(json!({"shard": shard.id.number, "holds": holds}));
+                shards.push((shard.id.number, holds));
             }
-            Ok(json!({"queue": queue.as_str(), "shards": shards}))
+            Ok(shards)
         };
         dump.instrument(span("dump", caller)).await
     }

@@ -28,6 +28,6 @@ pub(super) async fn fsck(
 
 pub(super) async fn get_dump(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, uri: Uri) -> Answer {
     let (queue, shard, limit) = json::fsck::dump(uri.query().unwrap_or_default())?;
-    let dump = state.api.dump(&caller, &queue, shard, limit).await?;
-    within(&state.budget, Json(dump).into_response())
+    let shards = state.api.dump(&caller, &queue, shard, limit).await?;
+    within(&state.budget, Json(json::fsck::Dump::new(&queue, shards)).into_response())
 }

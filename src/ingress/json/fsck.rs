@@ -1,17 +1,21 @@
 //! Requests to check and to dump, and the finds.
 
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{Unread, object};
 use crate::{
     api::{ECHO, shorten},
-    model::{self, FindKind},
+    model::{self, FindKind, QueueName, TaskId},
 };
 
-#[derive(Default, Deserialize)]
+/// The part that is to be checked.
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "an object")]
-struct Request {
+#[schemars(rename = "FsckRequest")]
+pub(in crate::ingress) struct Request {
     queue: String,
     repair: bool,
     cursor: String,
@@ -40,7 +44,30 @@ pub(in crate::ingress) fn dump(query: &str) -> Result<(String, Option<u32>, Opti
     Ok((queue, shard, limit))
 }
 
-#[derive(Serialize)]
+/// The state of a queue in Redis.
+#[derive(JsonSchema, Serialize)]
+pub(in crate::ingress) struct Dump<'a> {
+    #[schemars(with = "QueueName")]
+    queue: &'a str,
+    shards: Vec<DumpedShard>,
+}
+
+#[derive(JsonSchema, Serialize)]
+struct DumpedShard {
+    shard: u32,
+    /// null: Redis lost the shard, or it is being opened.
+    holds: Option<Value>,
+}
+
+impl<'a> Dump<'a> {
+    pub(in crate::ingress) fn new(queue: &'a str, shards: Vec<(u32, Option<Value>)>) -> Self {
+        Self { queue, shards: shards.into_iter().map(|(shard, holds)| DumpedShard { shard, holds }).collect() }
+    }
+}
+
+/// The differences that a part of the check found.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "FsckPage")]
 pub(in crate::ingress) struct Page<'a> {
     finds: Vec<Find<'a>>,
     shards: u64,
@@ -49,13 +76,17 @@ pub(in crate::ingress) struct Page<'a> {
     cursor: Option<&'a str>,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "FsckFind")]
 struct Find<'a> {
+    #[schemars(with = "String")]
     kind: FindKind,
+    #[schemars(with = "QueueName")]
     queue: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     shard: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<TaskId>")]
     task: Option<String>,
     says: &'a str,
     repair: &'static str,
