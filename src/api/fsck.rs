@@ -100,7 +100,8 @@ impl Api {
         check(reader, queue.as_ref(), place, repair).instrument(span("fsck", caller)).await
     }
 
-    /// Everything that the shards of a queue hold in Redis, decoded. `None`: Redis lost the shard, or it is being opened.
+    /// Everything that the shards of a queue hold in Redis, decoded. `None`: Redis lost the shard, or it is being
+    /// opened.
     pub async fn dump(
         &self,
         caller: &Caller,
