@@ -9,6 +9,7 @@ mod fsck;
 mod handle;
 mod insert;
 mod items;
+mod jobs;
 mod ledger;
 mod letters;
 mod query;

@@ -1,8 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
 //! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a difference,
-//! `explain` found no such task, `dead` could not change a letter, or `bench` counted a task too few or too many times.
-//! 2: wrong command line or settings, or no server for a command.
+//! `explain` found no such task, `dead` or `tasks` could not change something, or `bench` counted a task too few or too
+//! many times. 2: wrong command line or settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -13,7 +13,7 @@ use nix::{
 };
 
 use super::{
-    Command, USAGE, bench, books, command_line, dead, dump, explain, fsck, insert, parse, stats, tasks, token,
+    Command, USAGE, bench, books, command_line, dead, dump, explain, fsck, insert, jobs, parse, stats, tasks, token,
 };
 use crate::{
     app,
@@ -47,9 +47,9 @@ pub fn run() -> ExitCode {
         Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
         Command::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
-        Command::Fsck(args) => judge(block_on(fsck::run(args))),
+        Command::Fsck(args) => exit_as(block_on(fsck::run(args))),
         Command::Dump(args) => exit(block_on(dump::run(args)).flatten(), USAGE),
-        Command::Books(args) => judge(block_on(books::run(args))),
+        Command::Books(args) => exit_as(block_on(books::run(args))),
         Command::Completions(completions) => {
             completions.print(command_line());
             ExitCode::SUCCESS
@@ -60,10 +60,11 @@ pub fn run() -> ExitCode {
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },
-        Command::Tasks(args) => exit(block_on(tasks::run(args)).flatten(), USAGE),
-        Command::Dead(args) => judge(block_on(dead::run(args))),
-        Command::Explain(args) => judge(block_on(explain::run(args))),
-        Command::Bench(args) => judge(block_on(bench::run(args))),
+        Command::Tasks(args) => exit_as(block_on(tasks::run(args))),
+        Command::Jobs(args) => exit_as(block_on(jobs::run(args))),
+        Command::Dead(args) => exit_as(block_on(dead::run(args))),
+        Command::Explain(args) => exit_as(block_on(explain::run(args))),
+        Command::Bench(args) => exit_as(block_on(bench::run(args))),
         Command::CheckConfig(loaded) => {
             print!("{}", config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret));
             exit(app::check(&loaded.settings), USAGE)
@@ -72,8 +73,8 @@ pub fn run() -> ExitCode {
 }
 
 /// The exit code of a command that answers whether all went well.
-fn judge(done: anyhow::Result<anyhow::Result<bool>>) -> ExitCode {
-    match done {
+fn exit_as(result: anyhow::Result<anyhow::Result<bool>>) -> ExitCode {
+    match result {
         Ok(Ok(false)) => ExitCode::from(1),
         Ok(result) => exit(result.map(drop), USAGE),
         Err(error) => exit(Err(error), 1),

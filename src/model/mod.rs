@@ -5,6 +5,7 @@ mod books;
 mod call;
 mod explain;
 mod fsck;
+mod jobs;
 mod letters;
 mod names;
 mod records;
@@ -21,6 +22,7 @@ pub use call::{
 };
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
+pub use jobs::{ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
     LetterPages, LettersChanged, StoredLetter,

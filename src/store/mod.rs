@@ -6,6 +6,7 @@
 mod books;
 mod check;
 mod error;
+mod jobs;
 pub mod mysql;
 mod search;
 pub mod sql;
@@ -21,6 +22,7 @@ pub use self::{
     books::{BookStore, OffBusCounts, TurnedAway, TurnedAwayCounts},
     check::{CheckStore, WrongCount},
     error::{Cause, Error, Result},
+    jobs::{JOBS_STAY, Jobs, MOST_JOBS},
     search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
@@ -35,7 +37,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: BookStore + CheckStore + Search + Send + Sync {
+pub trait Store: BookStore + CheckStore + Jobs + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

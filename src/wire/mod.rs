@@ -5,6 +5,7 @@ mod call;
 mod explain;
 mod fsck;
 pub mod grpc_codec;
+mod jobs;
 mod letters;
 pub mod pb;
 mod records;

@@ -4,3 +4,5 @@
 mod access;
 pub(crate) mod dead_letters;
 pub(crate) mod explain;
+pub(crate) mod jobs;
+mod search;

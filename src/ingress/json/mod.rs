@@ -8,6 +8,7 @@ pub(super) mod books;
 pub(super) mod explain;
 pub(super) mod fsck;
 pub mod insert;
+pub mod jobs;
 pub mod letters;
 pub mod read;
 mod schema;

@@ -58,6 +58,11 @@ fn read(path: &'static str) -> Option<Operation> {
             .query::<u32>("shard", "Only this shard")
             .query::<u32>("limit", "At most so many entries of each key (100; at most 1,000)")
             .answers::<json::fsck::Dump<'_>>(),
+        "/v1/jobs" => new("operators", "listJobs", "List jobs, the latest first")
+            .query::<uuid::Uuid>("before", "Only jobs before this one")
+            .query::<u32>("limit", "At most this many (100; at most 1,000)")
+            .lists::<json::jobs::Job<'_>>("jobs"),
+        "/v1/jobs/{id}" => new("operators", "getJob", "Get a job with its progress").answers::<json::jobs::Job<'_>>(),
         "/v1/acts" => new("operators", "listActs", "List what operators did, the latest first")
             .query::<uuid::Uuid>("before", "Only acts before this one")
             .query::<u32>("limit", "At most this many (100; at most 1,000)")
@@ -104,6 +109,13 @@ fn change(path: &'static str) -> Option<Operation> {
             .says("While an answer has a `cursor`, send the request again with it.")
             .takes::<json::fsck::Request>()
             .answers::<json::fsck::Page<'_>>(),
+        "/v1/tasks:retry" => new("operators", "retryTasks", "Send dead and cancelled tasks again")
+            .says("Tasks of ids are changed at once, those of a filter by a job.")
+            .takes::<json::jobs::Change>()
+            .answers::<json::jobs::Changed<'_>>(),
+        "/v1/jobs/{id}" => new("operators", "stopJob", "Stop a job: POST `/v1/jobs/{id}:stop`")
+            .says("`id` is the id of the job with `:stop` behind it. A job that has ended stays as it is.")
+            .answers::<json::jobs::Job<'_>>(),
         "/v1/dead-letters:retry" => new("operators", "retryDeadLetters", "Send the tasks of dead letters again")
             .takes::<json::letters::Change>()
             .answers::<json::letters::Changed<'_>>(),
