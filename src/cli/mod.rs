@@ -2,6 +2,7 @@
 
 pub mod bench;
 mod books;
+pub mod change;
 mod client;
 pub mod dead;
 mod dump;
@@ -85,6 +86,7 @@ enum Subcommands {
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Explain(explain::Explain),
+    Cancel(change::Cancel),
     Bench(bench::Bench),
     Migrate(Migrate),
     Partitions(Partitions),
@@ -136,6 +138,7 @@ pub enum Command {
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Explain(explain::Explain),
+    Cancel(change::Cancel),
     Stats(stats::Stats),
     Books(books::Books),
     Fsck(fsck::Fsck),
@@ -207,6 +210,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Jobs(jobs)) => Command::Jobs(jobs),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
+        Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
         Some(Subcommands::Books(books)) => Command::Books(books),
         Some(Subcommands::Fsck(fsck)) => Command::Fsck(fsck),

@@ -8,8 +8,10 @@ mod load;
 mod options;
 mod origins;
 mod properties;
+mod schema;
 mod settings;
 mod show;
+mod traces;
 mod units;
 mod urls;
 mod wording;
@@ -22,11 +24,13 @@ pub use self::{
     options::Options,
     origins::{Origin, Origins},
     properties::{Properties, Rules},
+    schema::NamedSchema,
     settings::{
         Auth, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues, RedisAccess, Settings, TlsFiles,
         Watchdog,
     },
     show::to_toml,
+    traces::{OtlpHeaders, TraceDiscovered, Traces},
     units::{ByteSize, Time},
     urls::{BusUrl, DatabaseUrl, RedisUrl, without_password},
     wording::in_field,

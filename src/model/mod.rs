@@ -3,15 +3,18 @@
 mod access;
 mod books;
 mod call;
+mod changes;
 mod explain;
 mod fsck;
 mod jobs;
 mod letters;
 mod names;
 mod records;
+mod schema;
 mod search;
 mod status;
 mod token;
+mod trace;
 pub mod validate;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
@@ -20,6 +23,7 @@ pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
+pub use changes::{Change, ChangeKind, Changed, ChangingTask, OwnedTask, TaskAct};
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use jobs::{ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged};
@@ -32,9 +36,11 @@ pub use records::{
     Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues, Report,
     UnreadableTask, What,
 };
+pub use schema::{PayloadCheck, PayloadSchema};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
+pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use validate::TaskRules;
 
 use std::{fmt, str::FromStr};

@@ -3,6 +3,7 @@
 
 mod answer;
 mod books;
+mod changes;
 mod fsck;
 mod guard;
 mod jobs;
@@ -47,12 +48,13 @@ use super::{
     listener::{self, Door},
     measure,
     tally::{Excess, Tally},
+    traced,
 };
 use crate::{
     api::{self, Api},
     model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role, WorkerName},
     pipelines::tasks::Leases,
-    telemetry::metrics,
+    telemetry::{OPENMETRICS, metrics},
 };
 
 /// Serves until `state.stop`, then answers the requests in hand.
@@ -89,11 +91,16 @@ fn post<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, Sta
     Route { method: Method::POST, path, role, handler: routing::post(handler) }
 }
 
+fn delete<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, State>) -> Route {
+    Route { method: Method::DELETE, path, role, handler: routing::delete(handler) }
+}
+
 fn table() -> Vec<Route> {
     vec![
         post("/v1/tasks", Role::Insert, insert_tasks),
         get("/v1/tasks", Role::Read, search::list_tasks),
         get("/v1/tasks/{id}", Role::Read, get_task),
+        delete("/v1/tasks/{id}", Role::Admin, changes::cancel_task),
         get("/v1/tasks/{id}/results", Role::Read, get_results),
         get("/v1/queues", Role::Read, get_queues),
         get("/v1/tasks:explain", Role::Read, explain_task),
@@ -109,6 +116,7 @@ fn table() -> Vec<Route> {
         get("/v1/jobs/{id}", Role::Read, jobs::get_job),
         // `/v1/jobs/{id}:stop`: the router knows no suffix of a parameter.
         post("/v1/jobs/{id}", Role::Admin, jobs::stop_job),
+        post("/v1/tasks:cancel", Role::Admin, changes::cancel_tasks),
         get("/v1/acts", Role::Admin, get_acts),
         get("/v1/dead-letters", Role::Read, letters::get_letters),
         get("/v1/dead-letters/{id}", Role::Read, letters::get_letter),
@@ -185,13 +193,14 @@ async fn insert_tasks(
     body: Body,
 ) -> Answer {
     if request::is_ndjson(&headers)? {
-        return ndjson::insert(state, caller, share, body).await;
+        return ndjson::insert(state, caller, share, traced::caller_context(&headers), body).await;
     }
     let expected = "application/json (a task or an array of them) or application/x-ndjson";
     let body = json_body(&state, &headers, body, expected).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
-    let asked = json::insert::new_tasks(&body, &mut tally)?;
+    let mut asked = json::insert::new_tasks(&body, &mut tally)?;
     tally.keep();
+    traced::adopt(&mut asked.tasks, traced::caller_context(&headers).as_deref());
     let answers = state.api.insert(&caller, asked.tasks).await?;
     let is_rejected = asked.is_single && answers.iter().all(|answer| answer.status == InsertStatus::Rejected);
     let answer = list("results", answers)?;
@@ -324,13 +333,21 @@ async fn get_acts(
     within(&state.budget, list("acts", acts.iter().map(json::read::Act::from))?)
 }
 
-async fn render_metrics(Extract(state): Extract<State>, Extension(caller): Extension<Caller>) -> Answer {
+async fn render_metrics(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+) -> Answer {
     state.api.may_read_metrics(&caller)?;
     metrics::requests_held(state.budget.held());
     metrics::process();
-    let text = state.metrics.render();
+    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let (kind, text) = match accepted.contains("application/openmetrics-text") {
+        true => (OPENMETRICS, metrics::openmetrics(&state.metrics)),
+        false => ("text/plain; version=0.0.4; charset=utf-8", state.metrics.render()),
+    };
     let room = state.budget.small_answer(text.len()).map_err(Excess::from)?;
-    let mut answer = ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response();
+    let mut answer = ([(header::CONTENT_TYPE, kind)], text).into_response();
     answer.extensions_mut().insert(room);
     Ok(answer)
 }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{context::Fanout, error::Error};
+use super::{context::Fanout, error::Error, traced::Enqueues};
 use crate::{
     bus::{Message, Topic},
     model::{Offset, PipelineTask, ShardId, TaskId},
@@ -20,6 +20,7 @@ use crate::{
 pub(super) struct Group {
     pub(super) tasks: Vec<EnqueueTask>,
     pub(super) upto: Offset,
+    pub(super) traced: Enqueues,
 }
 
 pub(super) type Groups = BTreeMap<ShardId, Group>;
@@ -27,7 +28,11 @@ pub(super) type Groups = BTreeMap<ShardId, Group>;
 impl Fanout {
     /// Sorts the batch by shard. Leaves out tasks that SQL shows final, and buries records that nobody can enqueue.
     pub(super) async fn groups(&self, messages: &[Message], done: &mut FanoutBatch) -> Result<Groups, Error> {
-        let grace_ms = i64::try_from(self.0.settings.watchdog.grace.as_millis()).unwrap_or(i64::MAX);
+        // A fresh record is published up to `republish_after` behind its insert. A task that was cancelled in between
+        // has a final record only for the grace time.
+        let kept = &self.0.settings.watchdog;
+        let grace = kept.grace.saturating_sub(kept.republish_after);
+        let grace_ms = i64::try_from(grace.as_millis()).unwrap_or(i64::MAX);
         let now = self.0.clock.now_unix_ms();
         // A record from the future was published before the clock stepped back.
         let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);
@@ -55,7 +60,7 @@ impl Fanout {
 
         let mut groups = Groups::new();
         for (message, task) in records {
-            let PipelineTask { id, queue, replicas, not_before_unix_ms, body, .. } = task;
+            let PipelineTask { id, queue, replicas, not_before_unix_ms, body, traceparent, .. } = task;
             let group = groups.entry(ShardId { queue, number: message.partition }).or_default();
             group.upto = message.offset;
             let (mut credited, mut epoch) = (Vec::new(), 0);
@@ -73,6 +78,7 @@ impl Fanout {
                 }
             }
             let offset = message.offset;
+            group.traced.add(group.tasks.len(), &traceparent);
             group.tasks.push(EnqueueTask { offset, id, replicas, not_before_unix_ms, body, credited, epoch });
         }
         Ok(groups)

@@ -6,6 +6,8 @@ mod forward;
 mod get;
 mod handle;
 mod report;
+mod schema;
+mod traced;
 
 use std::{convert::Infallible, sync::Arc};
 

@@ -8,6 +8,8 @@ use super::{
     batch::{Outcomes, Placed, answer, per_shard, shards},
     error::Error,
     handle::{self, Handle},
+    schema,
+    traced::Works,
 };
 use crate::{
     model::{
@@ -29,16 +31,18 @@ const MAX_REJECT_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl Handle {
     /// Reports tasks as finished.
-    pub async fn complete(&self, worker: &str, items: Vec<Item<Completion>>) -> Result<Vec<ItemAnswer>, Error> {
+    pub async fn complete(&self, worker: &str, mut items: Vec<Item<Completion>>) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
+        schema::check(&self.settings, &mut items, MAX_DISCOVERED).await;
         let (answers, items) = self.accept(items, |id, token, report| self.completion(&worker, id, token, report))?;
         let tokens: HashMap<_, _> =
             items.iter().map(|Placed { place, item, .. }| (*place, (item.id, item.token.clone()))).collect();
-        let shards = shards(&items);
+        let (shards, works) = (shards(&items), Works::of(&items, |item| (item.id, &item.token, "")));
         let calls =
             items.into_iter().map(|Placed { place, item, .. }| async move { (place, self.queue.complete(item).await) });
         let mut outcomes = future::join_all(calls).await;
         self.reported.add(shards);
+        works.completed(&worker, &outcomes);
         self.ask_sql(&worker, &tokens, &mut outcomes).await;
         answer(answers, outcomes, |_, code| code)
     }
@@ -102,6 +106,7 @@ impl Handle {
             discovered: report.discovered.into_iter().map(Ok).collect(),
             attempt: token.attempt,
             lease: token.lease(),
+            traceparent: token.trace.as_ref().map(|trace| trace.work.to_string()).unwrap_or_default(),
         };
         let report = wire::completed_report(id, completed, MAX_RECORD_BYTES).map_err(|bytes| {
             format!("result and discovered have {bytes} bytes together; at most {MAX_RECORD_BYTES}")
@@ -113,13 +118,14 @@ impl Handle {
     pub async fn reject(&self, worker: &str, items: Vec<Item<Rejection>>) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
         let (answers, items) = self.accept(items, |id, token, report| rejection(&worker, id, token, report))?;
-        let shards = shards(&items);
+        let (shards, works) = (shards(&items), Works::of(&items, |item| (item.id, &item.token, &item.reason)));
         let outcomes = per_shard(items, |shard, items| async move {
             let backoff = &self.settings.queues.get(&shard.queue).backoff;
             self.queue.reject(&shard, &items, backoff).await
         });
         let outcomes = outcomes.await;
         self.reported.add(shards);
+        works.rejected(&worker, &outcomes);
         let count =
             |dead: bool| outcomes.iter().filter(|(_, one)| matches!(one, Ok((Code::Ok, d)) if *d == dead)).count();
         metrics::tasks_rejected(Rejected::Dead, count(true));
@@ -173,6 +179,10 @@ fn code_in_sql(state: &StateFor, token: &LeaseToken) -> Option<Code> {
             Some(Code::Repeat)
         }
         Some(_) => Some(Code::AlreadyCompleted),
-        None => (state.status == StoredStatus::Completed).then_some(Code::AlreadyCompleted),
+        None => match state.status {
+            StoredStatus::Completed => Some(Code::AlreadyCompleted),
+            StoredStatus::Cancelled => Some(Code::Cancelled),
+            StoredStatus::Unfinished | StoredStatus::Dead => None,
+        },
     }
 }

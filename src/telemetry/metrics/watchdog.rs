@@ -22,6 +22,7 @@ label! {
         Settled = "settled",
         Removed = "removed",
         Undelivered = "undelivered",
+        Changed = "changed",
     }
 }
 
