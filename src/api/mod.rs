@@ -6,6 +6,7 @@ mod changes;
 mod error;
 mod explain;
 mod facts;
+mod fsck;
 mod handle;
 mod insert;
 mod items;

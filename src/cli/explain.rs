@@ -77,7 +77,7 @@ fn path(args: &Explain) -> String {
 }
 
 /// Escapes what a terminal would obey: keys and reasons come from users.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(escape).collect()
 }

@@ -5,8 +5,10 @@ mod books;
 pub mod change;
 mod client;
 pub mod dead;
+mod dump;
 mod environment;
 pub mod explain;
+mod fsck;
 mod http;
 pub mod insert;
 pub mod jobs;
@@ -45,6 +47,7 @@ Examples:
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
   taskd books                                 count what came in, went out, and is held where
+  taskd fsck                                  find where SQL, the bus and Redis do not agree
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
 
@@ -91,6 +94,8 @@ enum Subcommands {
     Acts(token::Acts),
     Stats(stats::Stats),
     Books(books::Books),
+    Fsck(fsck::Fsck),
+    Dump(dump::Dump),
     Completions(manual::Completions),
     Man(manual::Man),
     CheckConfig(CheckConfig),
@@ -136,6 +141,8 @@ pub enum Command {
     Cancel(change::Cancel),
     Stats(stats::Stats),
     Books(books::Books),
+    Fsck(fsck::Fsck),
+    Dump(dump::Dump),
     Completions(manual::Completions),
     Man(manual::Man),
     Bench(bench::Bench),
@@ -206,6 +213,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
         Some(Subcommands::Books(books)) => Command::Books(books),
+        Some(Subcommands::Fsck(fsck)) => Command::Fsck(fsck),
+        Some(Subcommands::Dump(dump)) => Command::Dump(dump),
         Some(Subcommands::Completions(completions)) => Command::Completions(completions),
         Some(Subcommands::Man(man)) => Command::Man(man),
         Some(Subcommands::Bench(bench)) => {

@@ -1,8 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `explain` found no such task,
-//! `dead`, `tasks` or `cancel` could not change something, or `bench` counted a task too few or too many times. 2:
-//! wrong command line or settings, or no server for a command.
+//! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a difference,
+//! `explain` found no such task, `dead`, `tasks` or `cancel` could not change something, or `bench` counted a task too
+//! few or too many times. 2: wrong command line or settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -13,7 +13,8 @@ use nix::{
 };
 
 use super::{
-    Command, USAGE, bench, books, change, command_line, dead, explain, insert, jobs, parse, stats, tasks, token,
+    Command, USAGE, bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, parse, stats, tasks,
+    token,
 };
 use crate::{
     app,
@@ -47,6 +48,8 @@ pub fn run() -> ExitCode {
         Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
         Command::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
+        Command::Fsck(args) => exit_as(block_on(fsck::run(args))),
+        Command::Dump(args) => exit(block_on(dump::run(args)).flatten(), USAGE),
         Command::Books(args) => exit_as(block_on(books::run(args))),
         Command::Completions(completions) => {
             completions.print(command_line());

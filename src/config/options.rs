@@ -223,6 +223,8 @@ options! {
         horizon: Time, "TIME" => watchdog.horizon;
         /// How often the watchdog compares a page of unfinished tasks with Redis [default: 1s]
         reconcile_every: Time, "TIME" => watchdog.reconcile_every;
+        /// Mend what the watchdog's checks find, as taskd fsck --repair does [default: false: only report]
+        repair: bool, "BOOL" => watchdog.repair;
         /// How long a finished task can be looked up; its key stays a duplicate [default: 30days; 0s: for ever]
         retention: Time, "TIME" => watchdog.retention;
         /// How long a dead letter stays that is not about a stored task [default: 30days; 0s: for ever]

@@ -236,6 +236,8 @@ settings! {
         pub horizon: Duration = Duration::from_secs(600),
         /// How often the watchdog compares a page of unfinished tasks with Redis.
         pub reconcile_every: Duration = Duration::from_secs(1),
+        /// Whether the watchdog mends what its checks find.
+        pub repair: bool = false,
         /// How long SQL keeps a finished task; then only its key stays. 0: for ever.
         pub retention: Duration = Duration::from_secs(30 * 24 * 3600),
         /// How long SQL keeps a dead letter that is not about a stored task. 0: for ever.

@@ -92,7 +92,7 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 18] = [
+pub const METHODS: [(&str, Role); 19] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
     ("taskd.v1.Discovery/ListTasks", Role::Read),
@@ -103,6 +103,7 @@ pub const METHODS: [(&str, Role); 18] = [
     ("taskd.v1.Tasks/RejectTasks", Role::Work),
     ("taskd.v1.Tasks/ExtendTasks", Role::Work),
     ("taskd.v1.Operator/GetBooks", Role::Read),
+    ("taskd.v1.Operator/Fsck", Role::Admin),
     ("taskd.v1.Operator/RetryTasks", Role::Admin),
     ("taskd.v1.Operator/ListJobs", Role::Read),
     ("taskd.v1.Operator/GetJob", Role::Read),

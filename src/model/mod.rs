@@ -5,6 +5,7 @@ mod books;
 mod call;
 mod changes;
 mod explain;
+mod fsck;
 mod jobs;
 mod letters;
 mod names;
@@ -24,6 +25,7 @@ pub use call::{
 };
 pub use changes::{Change, ChangeKind, Changed, ChangingTask, OwnedTask, TaskAct};
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
+pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use jobs::{ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,

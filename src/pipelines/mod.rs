@@ -2,6 +2,7 @@
 
 pub mod admission;
 pub mod changing;
+pub mod checking;
 pub mod memory;
 pub mod publishing;
 

@@ -7,6 +7,7 @@
 mod books;
 mod calls;
 mod change;
+mod check;
 mod claimed;
 mod combiner;
 mod deliveries;
@@ -31,6 +32,7 @@ use uuid::Uuid;
 pub use self::{
     books::Holding,
     change::{Arbitrated, ArbitratedTasks, Changer},
+    check::{Checked, OrderPage, Part, ShardFind, Slice, Suspicion},
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},

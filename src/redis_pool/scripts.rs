@@ -113,6 +113,15 @@ table! {
             [RECORDS LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED] lanes;
         STATS = "stats" [shard record lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         BOOKS = "books" [shard lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        CHECK = "check" [clock shard many body record lanes ending drop] with_room
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        CHECK_ORDER = "check_order" [shard lanes] with_room [FINALS] lanes;
+        CHECK_TASK = "check_task" [clock shard many body record lanes ending drop] with_room
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        RECOUNT = "recount" [clock shard many body record lanes ending] with_room
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        DUMP = "dump" [clock shard record lanes] with_room
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
         FINALS = "finals" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
         FORGET = "forget" [shard] at_full_memory [RECORDS FINALS] no_lanes;
         OUTBOX = "outbox" [clock shard] at_full_memory [COUNTERS OUTBOX] no_lanes;

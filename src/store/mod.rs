@@ -5,6 +5,7 @@
 
 mod books;
 mod changes;
+mod check;
 mod error;
 mod jobs;
 pub mod mysql;
@@ -22,6 +23,7 @@ use uuid::Uuid;
 pub use self::{
     books::{BookStore, OffBusCounts, TurnedAway, TurnedAwayCounts},
     changes::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Wanted},
+    check::{CheckStore, WrongCount},
     error::{Cause, Error, Result},
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
     progress::SettledTask,
@@ -39,7 +41,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: BookStore + Changes + Jobs + Search + Send + Sync {
+pub trait Store: BookStore + Changes + CheckStore + Jobs + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

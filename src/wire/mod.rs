@@ -3,6 +3,7 @@
 mod books;
 mod call;
 mod explain;
+mod fsck;
 pub mod grpc_codec;
 mod jobs;
 mod letters;

@@ -102,6 +102,36 @@ fn all_is_committed(brokers: &str, prefix: &str, topic: &str) -> Result<(), Stri
     }
 }
 
+/// The books of all queues balance, and fsck finds nothing, whichever process is asked.
+pub(crate) async fn books_and_fsck(urls: &[String]) -> Result<(), String> {
+    for url in urls {
+        let books = answer(reqwest::get(format!("{url}/v1/books")).await).await?;
+        let queues = books["queues"].as_array().ok_or("no books")?;
+        for of in queues {
+            if of["state"] != "BALANCED" || of["held"]["between"] != 0 {
+                return Err(format!("the books of {url}: {of}"));
+            }
+        }
+    }
+    let mut cursor = String::new();
+    loop {
+        let request = reqwest::Client::new().post(format!("{}/v1/fsck", urls[0]));
+        let page = answer(request.json(&serde_json::json!({"cursor": cursor})).send().await).await?;
+        if page["finds"] != serde_json::json!([]) {
+            return Err(format!("fsck finds {}", page["finds"]));
+        }
+        match page["cursor"].as_str() {
+            Some(next) => cursor = next.to_owned(),
+            None => return Ok(()),
+        }
+    }
+}
+
+async fn answer(answer: reqwest::Result<reqwest::Response>) -> Result<serde_json::Value, String> {
+    let answer = answer.and_then(reqwest::Response::error_for_status).map_err(|error| error.to_string())?;
+    answer.json().await.map_err(|error| error.to_string())
+}
+
 type Node = redis::aio::MultiplexedConnection;
 
 async fn keys(node: &mut Node, prefix: &str) -> Vec<String> {

@@ -316,11 +316,15 @@ impl<'a> World<'a> {
         let database = self.database.clone();
         self.wait("all work is done", async || check::is_done(&database).await).await;
         println!("    {} drained after {:.1} s", clock(), began.elapsed().as_secs_f64());
+        let urls: Vec<String> = self.daemons.iter().map(Daemon::http).collect();
+        self.wait("the books balance and fsck finds nothing", async || check::books_and_fsck(&urls).await).await;
         running.stop().await;
         let mut backlog = check::Leftovers::open(&self).await;
         self.wait("nothing is left over", async || backlog.none().await).await;
         let settled = began.elapsed();
         check::everything(&self).await;
+        let finds = check::books_and_fsck(&urls).await;
+        assert_eq!(finds, Ok(()), "where nothing is left, everything agrees");
         for daemon in &mut self.daemons {
             daemon.ready().await;
             let status = daemon.stop().await;

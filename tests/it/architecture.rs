@@ -18,7 +18,7 @@ use self::{circles::Crate, tokens::tokens};
 const LAYERS: &[&[&str]] = &[
     &["config", "model", "runtime", "telemetry", "wire"],
     &["bus", "coordination", "dedup", "embedded", "queue", "redis_pool", "store"],
-    &["admission"],
+    &["admission", "checking"],
     &["changing", "publishing"],
     &["discovery", "fanout", "memory", "tasks", "watchdog"],
     &["api"],

@@ -7,6 +7,8 @@
 
 #[path = "lua_state/change.rs"]
 mod change;
+#[path = "lua_state/check.rs"]
+mod check;
 #[path = "lua_state/claim.rs"]
 mod claim;
 #[path = "lua_state/commands.rs"]

@@ -24,6 +24,7 @@ mod embedded;
 mod explain;
 mod fanout;
 mod filter;
+mod fsck;
 mod full_memory;
 mod idle;
 mod ingress_cli;

@@ -23,6 +23,7 @@ mod access;
 mod batches;
 mod books;
 mod changes;
+mod check;
 mod jobs;
 mod letters;
 mod queues;
@@ -34,6 +35,7 @@ pub(crate) use access::*;
 pub(crate) use batches::*;
 pub(crate) use books::*;
 pub(crate) use changes::*;
+pub(crate) use check::*;
 pub(crate) use jobs::*;
 pub(crate) use letters::*;
 pub(crate) use queues::*;
@@ -133,6 +135,8 @@ macro_rules! store_contract {
             only_queues_with_unfinished_tasks_are_counted,
             what_waits_off_the_bus_is_counted,
             what_is_turned_away_adds_up,
+            a_wrong_count_is_found_and_corrected,
+            a_stranded_task_is_found,
             tokens_come_and_go_with_their_acts,
             of_concurrent_tokens_one_gets_the_name,
             rows_and_owners_are_found_by_ids_and_keys,

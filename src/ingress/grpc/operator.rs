@@ -40,6 +40,11 @@ impl Operator for Service {
         Ok(Response::new(self.0.api.stop_job(&caller, &request.id).await?.into()))
     }
 
+    async fn fsck(&self, request: Request<pb::FsckRequest>) -> Result<Response<pb::FsckResponse>, Status> {
+        let (caller, request) = open(request);
+        self.within(self.0.api.fsck(&caller, request.into()).await?.into())
+    }
+
     async fn list_dead_letters(
         &self,
         request: Request<pb::ListDeadLettersRequest>,

@@ -4,6 +4,7 @@
 mod answer;
 mod books;
 mod changes;
+mod fsck;
 mod guard;
 mod jobs;
 mod letters;
@@ -104,6 +105,8 @@ fn table() -> Vec<Route> {
         get("/v1/queues", Role::Read, get_queues),
         get("/v1/tasks:explain", Role::Read, explain_task),
         get("/v1/books", Role::Read, books::get_books),
+        get("/v1/dump", Role::Read, fsck::get_dump),
+        post("/v1/fsck", Role::Admin, fsck::fsck),
         post("/v1/tasks:get", Role::Work, get_tasks),
         post("/v1/tasks:complete", Role::Work, complete_tasks),
         post("/v1/tasks:reject", Role::Work, reject_tasks),

@@ -7,6 +7,7 @@
 pub(super) mod books;
 pub(super) mod changes;
 pub(super) mod explain;
+pub(super) mod fsck;
 pub mod insert;
 pub mod jobs;
 pub mod letters;

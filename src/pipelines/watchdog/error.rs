@@ -3,7 +3,7 @@
 use crate::{
     bus, dedup,
     model::{QueueName, ShardId},
-    pipelines::{changing, publishing},
+    pipelines::{changing, checking, publishing},
     queue::{self, FailedRound},
     runtime::LoopError,
     store,
@@ -43,6 +43,16 @@ pub enum Error {
     PipelineMadeAnew,
     #[error("the process is stopping")]
     Stopping,
+}
+
+impl From<checking::Error> for Error {
+    fn from(error: checking::Error) -> Self {
+        match error {
+            checking::Error::Store(error) => error.into(),
+            checking::Error::Queue(error) => error.into(),
+            checking::Error::Bus(error) => error.into(),
+        }
+    }
 }
 
 impl LoopError for Error {

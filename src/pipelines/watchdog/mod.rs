@@ -10,6 +10,7 @@
 //! - `jobs`: changes of all tasks of a filter, page by page;
 //! - `closing`: shards that had nothing for `forget_queues_after` are closed;
 //! - `trim`: old records that everybody has read leave the bus, once a minute;
+//! - `fsck`: goes over all shards, slice by slice, and reports where SQL and Redis do not agree;
 //! - `depths`: gauges.
 //!
 //! One process at a time does this (`lead`).
@@ -20,6 +21,7 @@ mod context;
 mod depths;
 mod error;
 mod finals;
+mod fsck;
 mod jobs;
 mod lead;
 mod leases;
@@ -59,6 +61,7 @@ pub fn start(context: Context, supervisor: &Supervisor) {
         let closing = closing::Closing::new(&context, &lead, &moves_shards);
         loops.start("watchdog/closing", closing, closing::Closing::run);
     }
+    loops.start("watchdog/fsck", fsck::Fsck::new(&context, &lead), fsck::Fsck::run);
     loops.start("watchdog/jobs", jobs::Jobs::new(&context, &lead), jobs::Jobs::run);
     loops.start("watchdog/depths", depths::Depths::new(&context), depths::Depths::run);
     loops.start("watchdog/trim", trim::Trim::new(&context, &lead), trim::Trim::run);

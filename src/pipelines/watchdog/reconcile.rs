@@ -1,7 +1,6 @@
 //! SQL compared with Redis: brings back what Redis lost, whole shards and single tasks.
 
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,11 +12,11 @@ use super::{
     lost_shards::LostShards,
 };
 use crate::{
-    bus::{Bus, Topic},
-    model::{Offset, ShardId, TaskId},
-    queue::{self, Upkeep},
+    model::TaskId,
+    pipelines::checking::Published,
+    queue::Upkeep,
     runtime::Loop,
-    store::{PublishedTask, Store, Unpublished},
+    store::{Store, Unpublished},
     telemetry::metrics::{self, Watched},
 };
 
@@ -30,13 +29,13 @@ const SHARE: u32 = 9;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// How often all shards are asked whether they have a generation. Each round asks those in which something happens.
 const ALL_EVERY: Duration = Duration::from_secs(30);
-/// Tasks of one shard in one call, or in one transaction.
+/// Tasks in one transaction.
 const AT_ONCE: usize = 1000;
 
 #[derive(Clone)]
 pub(super) struct Reconcile {
     store: Arc<dyn Store>,
-    bus: Arc<dyn Bus>,
+    published: Published,
     queue: Upkeep,
     every: Duration,
     lost_shards: LostShards,
@@ -47,7 +46,9 @@ impl Reconcile {
     pub(super) fn new(context: &Context, lead: &Lead, moves_shards: &MovesShards) -> Self {
         let Context { store, bus, queue, settings, .. } = context.clone();
         let lost_shards = LostShards::new(context, moves_shards);
-        Self { store, bus, queue, every: settings.watchdog.reconcile_every, lost_shards, lead: lead.clone() }
+        let published = Published::new(Arc::clone(&store), (*queue).clone(), bus);
+        let every = settings.watchdog.reconcile_every;
+        Self { store, published, queue, every, lost_shards, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -77,27 +78,8 @@ impl Reconcile {
 
     /// Compares a page of SQL with Redis. Answers where the next page begins.
     async fn compare_page(&self, after: Option<TaskId>) -> Result<Option<TaskId>, Error> {
-        let page = self.store.published(self.bus.generation(), after, PAGE).await?;
-        // Read before the records: a task that the fanout had dealt with by then has one, or is in the outbox.
-        let committed = self.bus.committed(Topic::Pipeline).await?;
-        let next = (page.len() == PAGE as usize).then(|| page.last().map(|task| task.id)).flatten();
-        // Read after the page: a published task stands before the end, unless the bus has lost it.
-        let ends = self.bus.ends(Topic::Pipeline).await?;
-        let mut shards: BTreeMap<ShardId, Vec<PublishedTask>> = BTreeMap::new();
-        for task in page {
-            shards.entry(task.shard.clone()).or_default().push(task);
-        }
-        let mut missing = Vec::new();
-        for (shard, tasks) in shards {
-            if shard.number as usize >= ends.len() {
-                // The partition is younger than this opening of the bus. A process that knows it compares the shard.
-                continue;
-            }
-            let at = |offsets: &[Option<Offset>]| offsets.get(shard.number as usize).copied().flatten();
-            for tasks in tasks.chunks(AT_ONCE) {
-                missing.extend(self.missing(&shard, tasks, at(&committed), at(&ends)).await?);
-            }
-        }
+        let page = self.published.page(after, PAGE).await?;
+        let missing: Vec<TaskId> = page.missing.into_iter().map(|(_, id)| id).collect();
         if !missing.is_empty() {
             tracing::warn!("{} tasks are in SQL and not in Redis: they go out again", missing.len());
         }
@@ -105,38 +87,6 @@ impl Reconcile {
             self.store.unpublish(missing, Unpublished::Missing).await?;
             metrics::watchdog_handled(Watched::Republished, missing.len());
         }
-        Ok(next)
-    }
-
-    /// Those of `tasks` that are missing: the queue has no record of them, and none will come.
-    ///
-    /// None comes when the queue or the fanout has read past the task (Redis fell back), or when the task lies behind
-    /// the partition's `end` (the bus fell back). A task that is still on its way is not missing.
-    async fn missing(
-        &self,
-        shard: &ShardId,
-        tasks: &[PublishedTask],
-        committed: Option<Offset>,
-        end: Option<Offset>,
-    ) -> Result<Vec<TaskId>, Error> {
-        let ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
-        let (stored, records) = if self.queue.knows(shard) {
-            match self.queue.inspect(shard, &ids).await {
-                // A lost shard is brought back as a whole.
-                Err(queue::Error::NoGeneration) => return Ok(Vec::new()),
-                other => other?,
-            }
-        } else {
-            (None, vec![None; ids.len()])
-        };
-        let generation = self.bus.generation();
-        let stored = stored.filter(|(topic, _)| topic == generation).map(|(_, offset)| offset);
-        let unknown = tasks.iter().zip(records).filter(|(_, record)| record.is_none()).map(|(task, _)| task);
-        let missing = unknown.filter(|task| match task.offset {
-            Some(published) => stored.max(committed) >= Some(published) || end < Some(published),
-            // Published in another generation of the topic, which nobody reads any more.
-            None => true,
-        });
-        Ok(missing.map(|task| task.id).collect())
+        Ok(page.next)
     }
 }

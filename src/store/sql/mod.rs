@@ -23,6 +23,7 @@ mod backend;
 mod batches;
 mod books;
 mod changes;
+mod check;
 mod columns;
 mod counts;
 mod dialect;

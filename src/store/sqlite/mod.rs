@@ -155,8 +155,8 @@ mod tests {
             QueueName, ShardId, TaskFilter, TaskId, TaskStatus, WorkerName, validate,
         },
         store::{
-            BookStore as _, NewRow, Published, Rebuilt, Search as _, Settlement, Store, TaskSearch, Turn, TurnedAway,
-            Unpublished,
+            BookStore as _, CheckStore as _, NewRow, Published, Rebuilt, Search as _, Settlement, Store, TaskSearch,
+            Turn, TurnedAway, Unpublished,
         },
     };
 
@@ -231,7 +231,10 @@ mod tests {
         assert_eq!(store.off_bus().await.unwrap(), off_bus.into());
         let away = [((Some(queue.clone()), TurnedAway::Duplicate), 2), ((None, TurnedAway::Rejected), 1)].into();
         store.add_turned_away(&away).await.unwrap();
-        assert_eq!(store.turned_away(&[queue]).await.unwrap(), away);
+        assert_eq!(store.turned_away(std::slice::from_ref(&queue)).await.unwrap(), away);
+        assert_eq!(store.wrong_counts().await.unwrap(), []);
+        store.correct_count(&queue).await.unwrap();
+        assert_eq!(store.stranded(None).await.unwrap(), (Vec::new(), None));
     }
 
     /// Transactions that gather behind another one wait for the disk together. One that fails undoes only itself.

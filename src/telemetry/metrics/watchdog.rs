@@ -8,6 +8,7 @@ use super::label::label;
 
 pub const WATCHDOG_HANDLED: &str = "taskd_watchdog_handled_tasks_total";
 pub const WATCHDOG_LEADS: &str = "taskd_watchdog_leading_processes";
+pub const INVARIANT_VIOLATIONS: &str = "taskd_invariant_violations";
 pub const WATCHDOG_STEP_DURATION: &str = "taskd_watchdog_step_duration_seconds";
 
 label! {
@@ -28,6 +29,7 @@ label! {
 pub(super) fn describe() {
     describe_counter!(WATCHDOG_HANDLED, Unit::Count, "Tasks the watchdog dealt with, by what it did");
     describe_gauge!(WATCHDOG_LEADS, "1 in the one process that does the watchdog's work now");
+    describe_gauge!(INVARIANT_VIOLATIONS, "Differences that the watchdog's last round of checks found, by kind");
     describe_histogram!(WATCHDOG_STEP_DURATION, Unit::Seconds, "One step of one of its loops, by loop");
 }
 
@@ -39,6 +41,11 @@ pub fn watchdog_handled(what: Watched, count: usize) {
 /// This process has the leader lease now, or not.
 pub fn watchdog_leads(leads: bool) {
     gauge!(WATCHDOG_LEADS).set(if leads { 1.0 } else { 0.0 });
+}
+
+/// A round of checks found so many differences of a kind.
+pub fn invariant_violations(kind: &'static str, count: u64) {
+    gauge!(INVARIANT_VIOLATIONS, "kind" => kind).set(count as f64);
 }
 
 /// A loop of the watchdog went round once; its waits do not count.

@@ -696,6 +696,51 @@ pub struct QueueBooks {
     #[prost(uint64, tag = "21")]
     pub lost_shards: u64,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FsckRequest {
+    /// Empty: all queues.
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    /// Mend the differences that are found.
+    #[prost(bool, tag = "2")]
+    pub repair: bool,
+    /// That of the answer before; empty: from the beginning.
+    #[prost(string, tag = "3")]
+    pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FsckFind {
+    /// As docs/operations.md lists them.
+    #[prost(string, tag = "1")]
+    pub kind: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(uint32, optional, tag = "3")]
+    pub shard: ::core::option::Option<u32>,
+    /// Empty: the difference belongs to no task.
+    #[prost(string, tag = "4")]
+    pub task_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub says: ::prost::alloc::string::String,
+    /// How a repair mends it.
+    #[prost(string, tag = "6")]
+    pub repair: ::prost::alloc::string::String,
+    #[prost(bool, tag = "7")]
+    pub mended: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FsckResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub finds: ::prost::alloc::vec::Vec<FsckFind>,
+    /// How many shards this part checked, and how many published tasks it compared with Redis.
+    #[prost(uint64, tag = "2")]
+    pub shards: u64,
+    #[prost(uint64, tag = "3")]
+    pub tasks: u64,
+    /// Empty: this was the last part.
+    #[prost(string, tag = "4")]
+    pub cursor: ::prost::alloc::string::String,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Priority {
@@ -2489,6 +2534,25 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "GetBooks"));
             self.inner.unary(req, path, codec).await
         }
+        /// Compares SQL, the bus and Redis, and Redis with itself, part by part, and mends differences if asked.
+        pub async fn fsck(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FsckRequest>,
+        ) -> std::result::Result<tonic::Response<super::FsckResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Operator/Fsck");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Operator", "Fsck"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Lists letters without their payloads, the newest first, page by page.
         pub async fn list_dead_letters(
             &mut self,
@@ -2632,6 +2696,11 @@ pub mod operator_server {
             &self,
             request: tonic::Request<super::GetBooksRequest>,
         ) -> std::result::Result<tonic::Response<super::Books>, tonic::Status>;
+        /// Compares SQL, the bus and Redis, and Redis with itself, part by part, and mends differences if asked.
+        async fn fsck(
+            &self,
+            request: tonic::Request<super::FsckRequest>,
+        ) -> std::result::Result<tonic::Response<super::FsckResponse>, tonic::Status>;
         /// Lists letters without their payloads, the newest first, page by page.
         async fn list_dead_letters(
             &self,
@@ -2941,6 +3010,49 @@ pub mod operator_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetBooksSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/Fsck" => {
+                    #[allow(non_camel_case_types)]
+                    struct FsckSvc<T: Operator>(pub Arc<T>);
+                    impl<T: Operator> tonic::server::UnaryService<super::FsckRequest>
+                    for FsckSvc<T> {
+                        type Response = super::FsckResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FsckRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::fsck(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FsckSvc(inner);
                         let codec = crate::wire::grpc_codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

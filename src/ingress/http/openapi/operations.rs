@@ -54,6 +54,11 @@ fn read(path: &'static str) -> Option<Operation> {
         "/v1/books" => new("operators", "getBooks", "Count what came in, what went out, and where the rest is")
             .query::<String>("queue", "Only this queue")
             .answers::<json::books::Books<'_>>(),
+        "/v1/dump" => new("operators", "dumpQueue", "Show what Redis holds of a queue, decoded")
+            .query::<String>("queue", "The queue")
+            .query::<u32>("shard", "Only this shard")
+            .query::<u32>("limit", "At most so many entries of each key (100; at most 1,000)")
+            .answers::<json::fsck::Dump<'_>>(),
         "/v1/jobs" => new("operators", "listJobs", "List jobs, the latest first")
             .query::<uuid::Uuid>("before", "Only jobs before this one")
             .query::<u32>("limit", "At most this many (100; at most 1,000)")
@@ -101,6 +106,10 @@ fn change(path: &'static str) -> Option<Operation> {
         "/v1/tasks:extend" => new("workers", "extendTasks", "Move the deadlines of leases")
             .takes::<json::work::ExtendTasks<'_>>()
             .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/fsck" => new("operators", "fsck", "Find where SQL, the bus and Redis do not agree, and mend it")
+            .says("While an answer has a `cursor`, send the request again with it.")
+            .takes::<json::fsck::Request>()
+            .answers::<json::fsck::Page<'_>>(),
         "/v1/tasks:retry" => new("operators", "retryTasks", "Send dead and cancelled tasks again")
             .says("Tasks of ids are changed at once, those of a filter by a job.")
             .takes::<json::jobs::Change>()

@@ -1,0 +1,142 @@
+-- Compares a slice of the shard with the rest of it, in one step: whatever it reports was so at that moment. Mends what
+-- it finds in the same step, if asked.
+--
+-- ARGV[2] part: 'records', 'leases', 'delayed', 'bodies', or the number of a lane, for its pointers
+-- ARGV[3] cursor, '0' begins   ARGV[4] entries at most, about   ARGV[5] 1 mends, 0 only reports
+-- Returns {next cursor ('0': the end), finds, tasks}
+--   finds: {kind, id of the task or '', what is wrong, …}
+--   tasks, for 'records': {id, state, newest offer, …}; state: 'o' live with a replica to claim, 'l' other live ones,
+--   'f' final
+-- A task that loses its record here is missing from now on: the caller publishes it again.
+local part, mends = ARGV[2], ARGV[5] == '1'
+local lane = tonumber(part)
+local finds, tasks = {}, {}
+local function find(kind, id, text)
+  local n = #finds
+  finds[n + 1], finds[n + 2], finds[n + 3] = kind, id, text
+end
+
+-- How long the task's leases last (ms).
+local function lease_of(id)
+  local head = redis.call('HGET', BODIES, redis.call('HSTRLEN', BODIES, id) > LARGE and id .. 'h' or id)
+  return head and #head >= HEAD and struct.unpack('>I4', string.sub(head, 6, 9)) or 0
+end
+
+local function check_leases(id, t)
+  for i = 2, #t[HELD], 2 do
+    local grant = t[HELD][i]
+    if not redis.call('ZSCORE', LEASES, id .. grant) then
+      find('held_without_lease', id, t[HELD][i - 1] .. ' holds it by grant ' .. grant)
+      -- The worker may still be at work: the lease begins anew.
+      if mends then redis.call('ZADD', LEASES, now + lease_of(id), id .. grant) end
+    end
+  end
+end
+
+-- Answers whether the task was dropped.
+local function check_delays(id, t)
+  for _, grant in ipairs(t[WAIT]) do
+    -- An earlier version named no grants.
+    if grant ~= '?' and not redis.call('ZSCORE', DELAYED, id .. grant) then
+      if grant == '' then
+        find('waits_without_delay', id, 'it waits for its time, and nothing says when that is')
+        if mends then drop(id, t) end
+        return mends
+      end
+      find('waits_without_delay', id, 'a replica is in backoff since grant ' .. grant .. ', and nothing ends that')
+      if mends then redis.call('ZADD', DELAYED, now, id .. grant) end
+    end
+  end
+  return false
+end
+
+local function check_record(id, record)
+  local t = load(record)
+  if not t then
+    find('unreadable_record', id, #record .. ' bytes that are no record')
+    if mends then drop(id) end
+    return
+  end
+  local size, state = redis.call('HSTRLEN', BODIES, id), 'f'
+  if t[ST] == 'L' then
+    if size < HEAD then
+      find('lost_payload', id, size .. ' bytes where its payload should be')
+      if mends then drop(id, t) end
+      return
+    end
+    check_leases(id, t)
+    if check_delays(id, t) then return end
+    state = left(t) > 0 and 'o' or 'l'
+  elseif size > 0 then
+    find('body_without_task', id, 'its payload is kept, and the task is final')
+    if mends then redis.call('HDEL', BODIES, id, id .. 'h') end
+  end
+  local n = #tasks
+  tasks[n + 1], tasks[n + 2], tasks[n + 3] = id, state, t[OFFER] or 0
+end
+
+-- The live record of a task; nil where it has none that can be read.
+local function live(id)
+  local record = redis.call('HGET', RECORDS, id)
+  local t = record and load(record)
+  return t and t[ST] == 'L' and t
+end
+
+local function check_lease(member)
+  local id, grant = string.sub(member, 1, 16), string.sub(member, 17)
+  local t, holds = live(id), false
+  for i = 2, t and #t[HELD] or 0, 2 do holds = holds or t[HELD][i] == grant end
+  if not holds then
+    find('lease_without_holder', #id == 16 and id or '', 'nobody holds the task by grant ' .. grant)
+    if mends then redis.call('ZREM', LEASES, member) end
+  end
+end
+
+local function check_delay(member)
+  local id, grant = string.sub(member, 1, 16), string.sub(member, 17)
+  local t, waits = live(id), false
+  for _, waiting in ipairs(t and t[WAIT] or {}) do waits = waits or waiting == grant or waiting == '?' end
+  if not waits then
+    find('delay_without_task', #id == 16 and id or '', 'nothing waits for grant ' .. grant)
+    if mends then redis.call('ZREM', DELAYED, member) end
+  end
+end
+
+local function check_body(field)
+  local id = string.sub(field, 1, 16)
+  if redis.call('HEXISTS', RECORDS, id) == 0 then
+    find('body_without_task', #id == 16 and id or '', 'there is no record of the task')
+    if mends then redis.call('HDEL', BODIES, field) end
+  end
+end
+
+local function check_pointer(worker, passed)
+  local gone, length = tonumber(redis.call('GET', C(lane)) or 0), redis.call('LLEN', T(lane))
+  local number = tonumber(passed)
+  if not number or number > gone + length then
+    find('pointer_out_of_range', '', worker .. ' has passed ' .. passed .. ' of ' .. gone + length .. ' elements')
+    if mends then redis.call('HDEL', P(lane), worker) end
+  end
+end
+
+local page
+if part == 'records' then
+  page = redis.call('HSCAN', RECORDS, ARGV[3], 'COUNT', ARGV[4])
+  for i = 1, #page[2], 2 do check_record(page[2][i], page[2][i + 1]) end
+elseif part == 'leases' then
+  page = redis.call('ZSCAN', LEASES, ARGV[3], 'COUNT', ARGV[4])
+  for i = 1, #page[2], 2 do check_lease(page[2][i]) end
+elseif part == 'delayed' then
+  page = redis.call('ZSCAN', DELAYED, ARGV[3], 'COUNT', ARGV[4])
+  for i = 1, #page[2], 2 do check_delay(page[2][i]) end
+elseif part == 'bodies' then
+  -- The scan reads the payloads, too: a few where they may be large.
+  local largest = tonumber(redis.call('HGET', COUNTERS, 'largest_body') or 0)
+  local most = math.max(math.min(tonumber(ARGV[4]), math.floor(2 ^ 21 / (largest + 1))), 1)
+  page = redis.call('HSCAN', BODIES, ARGV[3], 'COUNT', most)
+  for i = 1, #page[2], 2 do check_body(page[2][i]) end
+else
+  page = redis.call('HSCAN', P(lane), ARGV[3], 'COUNT', ARGV[4])
+  for i = 1, #page[2], 2 do check_pointer(page[2][i], page[2][i + 1]) end
+end
+return {page[1], finds, tasks}

@@ -1,0 +1,26 @@
+-- Lists a page of a lane, or of the final records. The caller compares pages with records, and lets check_task confirm
+-- what it suspects. Changes nothing.
+--
+-- ARGV[2] lane (1 to 6), 0: the list of final records
+-- ARGV[3] from where: of a lane, how many elements were there before, since the beginning; of final records, how many
+--         are behind, at the end of the list, which grows there
+-- ARGV[4] entries at most
+-- Returns {where the next page begins or -1, {id, offer, …}}; what is no element is left out
+local lane, from, most = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local listed = {}
+if lane == 0 then
+  local ids = redis.call('LRANGE', FINALS, -from - most, -from - 1)
+  for i = 1, #ids do listed[2 * i - 1], listed[2 * i] = ids[i], 0 end
+  return {#ids == most and from + most or -1, listed}
+end
+local gone = tonumber(redis.call('GET', C(lane)) or 0)
+local first = math.max(from - gone, 0)
+local elements = redis.call('LRANGE', T(lane), -first - most, -first - 1)
+for i = #elements, 1, -1 do
+  local ok, element = pcall(cmsgpack.unpack, elements[i])
+  if ok and type(element) == 'table' and type(element[2]) == 'number' and type(element[3]) == 'string'
+    and #element[3] == 16 then
+    listed[#listed + 1], listed[#listed + 2] = element[3], element[2]
+  end
+end
+return {#elements == most and gone + first + most or -1, listed}

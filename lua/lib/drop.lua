@@ -1,0 +1,23 @@
+
+-- Removes a task from the shard: damage that only a new beginning mends. The caller publishes it again, or SQL shows it
+-- final. Of its elements, the newest gives its place to one that is spent, so that all pointers stay right.
+local SPENT_ID = string.rep('\0', 16)
+local function spend(lane, at) redis.call('LSET', T(lane), at, element(1, 0, SPENT_ID)) end
+local function drop(id, t)
+  local num, offer = t and t[NUM] or 1, t and t[OFFER] or 0
+  for lane = 1, 6 do
+    local at = redis.call('LPOS', T(lane), element(num, offer, id))
+    if at then spend(lane, at) end
+  end
+  if t and t[ST] == 'L' then
+    if left(t) > 0 then
+      count('open', -1)
+      count('open_bytes', -weight_of(id))
+    end
+    for i = 2, #t[HELD], 2 do redis.call('ZREM', LEASES, id .. t[HELD][i]) end
+    for _, grant in ipairs(t[WAIT]) do redis.call('ZREM', DELAYED, id .. grant) end
+    count('live', -1)
+  end
+  redis.call('HDEL', RECORDS, id)
+  redis.call('HDEL', BODIES, id, id .. 'h')
+end

@@ -1,0 +1,54 @@
+-- Counts the shard again, in one step, and compares the result with its counters. Mends those that are wrong, if asked.
+-- A shard with more records than a step may read is not counted.
+--
+-- ARGV[2] 1 mends, 0 only reports   ARGV[3] records and entries of the outbox at most
+-- Returns {1 counted | 0 too large, finds}; finds: {counter, value, value that is right, …}
+local mends, most = ARGV[2] == '1', tonumber(ARGV[3])
+local entries = redis.call('XLEN', OUTBOX)
+if redis.call('HLEN', RECORDS) > most or entries > most then return {0, {}} end
+local live, open, open_bytes = 0, 0, 0
+local records = redis.call('HGETALL', RECORDS)
+for i = 1, #records, 2 do
+  local t = load(records[i + 1])
+  -- Such a record is a find of its own.
+  if not t then return {0, {}} end
+  if t[ST] == 'L' then
+    live = live + 1
+    if left(t) > 0 then
+      open, open_bytes = open + 1, open_bytes + weight_of(records[i])
+    end
+  end
+end
+local right = {'live', live, 'open', open, 'open_bytes', open_bytes}
+
+-- As complete.lua and write_reports() count. The form of earlier versions is not counted again.
+local bytes = 0
+for _, entry in ipairs(redis.call('XRANGE', OUTBOX, '-', '+')) do
+  local fields = entry[2]
+  if fields[1] == 'c' then bytes = nil break end
+  if fields[1] == 'b' then
+    bytes = bytes + #fields[2]
+  else
+    for _, value in ipairs(fields) do bytes = bytes + #value end
+  end
+end
+if bytes then right[#right + 1], right[#right + 2] = 'outbox_bytes', bytes end
+
+local finds = {}
+local function compare(name, number, wanted)
+  if number ~= wanted then
+    local n = #finds
+    finds[n + 1], finds[n + 2], finds[n + 3] = name, string.format('%.0f', number), string.format('%.0f', wanted)
+    if mends then redis.call('HSET', COUNTERS, name, string.format('%.0f', wanted)) end
+  end
+end
+for i = 1, #right, 2 do
+  compare(right[i], tonumber(redis.call('HGET', COUNTERS, right[i]) or 0) or 0, right[i + 1])
+end
+-- The foremost pointer lies at most at the head.
+for lane = 1, 6 do
+  local front = tonumber(redis.call('HGET', COUNTERS, 'front' .. lane) or 0)
+  local head = tonumber(redis.call('GET', C(lane)) or 0) + redis.call('LLEN', T(lane))
+  if front > head then compare('front' .. lane, front, head) end
+end
+return {1, finds}

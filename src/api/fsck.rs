@@ -1,0 +1,206 @@
+//! fsck and dumps: do SQL, the bus and Redis agree, and what does Redis hold.
+
+use std::{
+    fmt,
+    str::FromStr,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tracing::Instrument as _;
+
+use super::{
+    access::{reaches, reaches_everything},
+    error::Error,
+    handle::{Api, span},
+    reader::Reader,
+    text::{ECHO, shorten},
+};
+use crate::{
+    model::{Act, Caller, Fsck, FsckPage, QueueName, ShardId, TaskId},
+    pipelines::checking::{self, Checker, Pace},
+    queue,
+};
+
+/// A part of the work ends when it has taken so long, or has found so much.
+const PART: Duration = Duration::from_secs(2);
+const MOST_FINDS: usize = 1000;
+/// The published tasks that are compared at once.
+const TASKS: u32 = 1000;
+/// The entries of each key in a dump: where the caller does not say, and at most.
+const DUMPED: usize = 100;
+const MOST_DUMPED: usize = 1000;
+
+/// The place where a part of the work begins.
+#[derive(Clone, Debug, PartialEq)]
+enum Place {
+    Counts,
+    /// The shards behind this one.
+    Shards(Option<ShardId>),
+    /// The published tasks behind this one.
+    Tasks(Option<TaskId>),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Counts => Ok(()),
+            Self::Shards(None) => f.write_str("shards"),
+            Self::Shards(Some(shard)) => write!(f, "shards/{shard}"),
+            Self::Tasks(None) => f.write_str("tasks"),
+            Self::Tasks(Some(id)) => write!(f, "tasks/{id}"),
+        }
+    }
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let shard = |text: &str| {
+            let (queue, number) = text.rsplit_once(':')?;
+            Some(ShardId { queue: QueueName::new(queue).ok()?, number: number.parse().ok()? })
+        };
+        let place = match text.split_once('/') {
+            None => match text {
+                "" => Some(Self::Counts),
+                "shards" => Some(Self::Shards(None)),
+                "tasks" => Some(Self::Tasks(None)),
+                _ => None,
+            },
+            Some(("shards", rest)) => shard(rest).map(|shard| Self::Shards(Some(shard))),
+            Some(("tasks", rest)) => rest.parse().ok().map(|id| Self::Tasks(Some(id))),
+            Some(_) => None,
+        };
+        let wrong = || format!("cursor {:?} is none; send the one of the answer before", shorten(text, ECHO));
+        place.ok_or_else(wrong)
+    }
+}
+
+impl Api {
+    /// Checks a part, and mends what it finds if asked. A repeat of a call that broke off finds only the rest.
+    pub async fn fsck(&self, caller: &Caller, request: Fsck) -> Result<FsckPage, Error> {
+        let Fsck { queue, repair, cursor } = request;
+        // The body may have taken long.
+        self.authentication.still_valid(caller)?;
+        let queue = Some(&queue).filter(|queue| !queue.is_empty()).map(|queue| QueueName::new(queue)).transpose();
+        let queue = queue.map_err(|error| Error::Invalid(error.to_string()))?;
+        match &queue {
+            Some(queue) => reaches(caller, queue.as_str())?,
+            None => reaches_everything(caller)?,
+        }
+        let place: Place = cursor.parse().map_err(Error::Invalid)?;
+        let reader = self.query()?;
+        if repair {
+            // Nothing is changed without an act.
+            let who = caller.access.token().map_or("anybody", |token| &token.name);
+            let target = queue.as_ref().map_or("all queues", QueueName::as_str);
+            reader.store.keep_act(&Act::new(who, "fsck --repair", target)).await?;
+        }
+        check(reader, queue.as_ref(), place, repair).instrument(span("fsck", caller)).await
+    }
+
+    /// Everything that the shards of a queue hold in Redis, decoded. `None`: Redis lost the shard, or it is being
+    /// opened.
+    pub async fn dump(
+        &self,
+        caller: &Caller,
+        queue: &str,
+        number: Option<u32>,
+        limit: Option<usize>,
+    ) -> Result<Vec<(u32, Option<Value>)>, Error> {
+        let queue = QueueName::new(queue).map_err(|error| Error::Invalid(error.to_string()))?;
+        reaches(caller, queue.as_str())?;
+        let limit = limit.unwrap_or(DUMPED);
+        if !(1..=MOST_DUMPED).contains(&limit) {
+            return Err(Error::Invalid(format!("limit is {limit}; must be 1 to {MOST_DUMPED}")));
+        }
+        let reader = self.query()?;
+        let dump = async {
+            let mut shards = Vec::new();
+            for shard in reader.queue.shards_of(&queue) {
+                if number.is_some_and(|number| shard.id.number != number) {
+                    continue;
+                }
+                let holds = match reader.queue.dump(&shard.id, limit).await {
+                    Err(queue::Error::NoGeneration) => None,
+                    other => Some(other?),
+                };
+                shards.push((shard.id.number, holds));
+            }
+            Ok(shards)
+        };
+        dump.instrument(span("dump", caller)).await
+    }
+}
+
+async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, mends: bool) -> Result<FsckPage, Error> {
+    let (store, bus) = (reader.store.clone(), reader.bus.clone());
+    let checker = Checker::new(store, reader.queue.clone(), bus, Pace::FAST);
+    let (began, mut page) = (Instant::now(), FsckPage::default());
+    loop {
+        place = match place {
+            Place::Counts => {
+                page.finds.extend(checker.counts(queue, mends).await?);
+                Place::Shards(None)
+            }
+            Place::Shards(after) => {
+                let shards = reader.queue.shards().into_iter();
+                let mut rest = shards.filter(|shard| queue.is_none_or(|queue| shard.queue == *queue));
+                match rest.find(|shard| after.as_ref().is_none_or(|after| shard > after)) {
+                    Some(shard) => {
+                        page.finds.extend(checker.shard(&shard, mends).await?);
+                        page.shards += 1;
+                        Place::Shards(Some(shard))
+                    }
+                    None => Place::Tasks(None),
+                }
+            }
+            Place::Tasks(after) => {
+                let (finds, tasks, next) = checker.published(queue, after, TASKS, mends).await?;
+                page.finds.extend(finds);
+                page.tasks += tasks;
+                match next {
+                    Some(next) => Place::Tasks(Some(next)),
+                    None => return Ok(page),
+                }
+            }
+        };
+        if began.elapsed() >= PART || page.finds.len() >= MOST_FINDS {
+            page.cursor = Some(place.to_string());
+            return Ok(page);
+        }
+    }
+}
+
+impl From<checking::Error> for Error {
+    fn from(error: checking::Error) -> Self {
+        match error {
+            checking::Error::Store(error) => error.into(),
+            checking::Error::Queue(error) => error.into(),
+            checking::Error::Bus(error) => error.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_is_read_as_it_was_written() {
+        let shard = ShardId { queue: QueueName::new("a.b-c").unwrap(), number: 7 };
+        for place in [
+            Place::Counts,
+            Place::Shards(None),
+            Place::Shards(Some(shard)),
+            Place::Tasks(None),
+            Place::Tasks(Some(TaskId::new())),
+        ] {
+            assert_eq!(place.to_string().parse(), Ok(place));
+        }
+        for wrong in ["x", "shards/", "shards/q", "shards/q:x", "tasks/1", "counts/"] {
+            assert!(wrong.parse::<Place>().unwrap_err().starts_with("cursor "), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! `taskd dump`: the state of a queue in Redis, decoded.
+
+use std::io::{self, Write as _};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use hyper::StatusCode;
+use serde::Deserialize;
+use serde_json::Value;
+use url::form_urlencoded;
+
+use super::{explain::printable, http::HttpServer, trust::with_hint};
+use crate::wire::time::to_rfc_3339;
+
+/// Show what Redis holds of a queue: counters, lanes, records, leases
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd dump crawl                       all shards, at most 100 entries of each key
+  taskd dump crawl --shard 3 --limit 10
+  taskd dump crawl --json | jq '.shards[].holds.counters'
+
+Exit code: 0, 2 if the server cannot be reached or the question is wrong.")]
+pub struct Dump {
+    /// Name of the queue
+    queue: String,
+
+    /// Only this shard
+    #[arg(long, value_name = "N")]
+    shard: Option<u32>,
+
+    /// Most entries of each key, 1 to 1000
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: u32,
+
+    /// Print the answer of the API, one JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    server: HttpServer,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    shards: Vec<Shard>,
+}
+
+#[derive(Deserialize)]
+struct Shard {
+    shard: u32,
+    holds: Value,
+}
+
+#[derive(Deserialize)]
+struct Problem {
+    detail: String,
+}
+
+pub(super) async fn run(args: Dump) -> anyhow::Result<()> {
+    let server = args.server.port()?;
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    query.append_pair("queue", &args.queue).append_pair("limit", &args.limit.to_string());
+    if let Some(shard) = args.shard {
+        query.append_pair("shard", &shard.to_string());
+    }
+    let (status, body) = server.get(&format!("/v1/dump?{}", query.finish())).await?;
+    if !status.is_success() {
+        let problem: Problem = serde_json::from_slice(&body).with_context(|| server.is_another())?;
+        bail!("{}", with_hint(&problem.detail, status == StatusCode::UNAUTHORIZED));
+    }
+    let answer: Answer = serde_json::from_slice(&body).with_context(|| server.is_another())?;
+    let text = if args.json { String::from_utf8_lossy(&body).into_owned() } else { text(&args.queue, &answer) };
+    writeln!(io::stdout(), "{text}").context("cannot write")
+}
+
+/// A line for each entry, deeper ones indented.
+fn text(queue: &str, answer: &Answer) -> String {
+    let mut lines = Vec::new();
+    for Shard { shard, holds } in &answer.shards {
+        match holds.as_object() {
+            None => lines.push(format!("shard {queue}:{shard} has no generation in Redis")),
+            Some(fields) => {
+                lines.push(format!("shard {queue}:{shard}"));
+                fields.iter().for_each(|(name, value)| show(name, value, 1, &mut lines));
+            }
+        }
+    }
+    if lines.is_empty() {
+        return format!("queue {} has no open shard", printable(queue));
+    }
+    lines.join("\n")
+}
+
+fn show(name: &str, value: &Value, depth: usize, lines: &mut Vec<String>) {
+    let indent = "  ".repeat(depth);
+    let Value::Array(entries) = value else {
+        lines.push(format!("{indent}{name}: {}", inline(&at(name, value))));
+        return;
+    };
+    lines.push(format!("{indent}{name}"));
+    for entry in entries {
+        lines.push(format!("{indent}  {}", inline(entry)));
+        // A lane has lists of its own.
+        let fields = entry.as_object().into_iter().flatten().filter(|(name, _)| is_of_lane(name));
+        fields.for_each(|(name, list)| show(name, list, depth + 2, lines));
+    }
+}
+
+/// An entry in one line: its fields without lists of objects.
+fn inline(value: &Value) -> String {
+    match value {
+        Value::Object(fields) => {
+            let shown = fields.iter().filter(|(name, value)| !(value.is_array() && is_of_lane(name)));
+            let field = |(name, value): (&String, &Value)| format!("{name}={}", inline(&at(name, value)));
+            shown.map(field).collect::<Vec<_>>().join(" ")
+        }
+        Value::Array(entries) => format!("[{}]", entries.iter().map(inline).collect::<Vec<_>>().join(", ")),
+        Value::String(text) => printable(text),
+        other => other.to_string(),
+    }
+}
+
+fn is_of_lane(name: &str) -> bool {
+    matches!(name, "elements" | "pointers")
+}
+
+/// A time for people.
+fn at(name: &str, value: &Value) -> Value {
+    match value.as_i64().filter(|_| name.ends_with("_ms")) {
+        Some(ms) => to_rfc_3339(ms).into(),
+        None => value.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_is_shown_line_by_line() {
+        let answer = r#"{"shards": [{"shard": 0, "holds": {"counters": {"live": "1"},
+            "lanes": [{"lane": "m", "length": 1, "elements": [{"id": "61", "spent": false}]}],
+            "leases": [{"id": "61", "grant": "7", "at_ms": 0}], "offset": "g/1-0",
+            "records": [{"id": "61", "held": [{"worker": "w", "grant": "7"}]}]}}, {"shard": 1, "holds": null}]}"#;
+        let expected = "shard q:0\n  counters: live=1\n  lanes\n    lane=m length=1\n      elements\n        \
+                        id=61 spent=false\n  leases\n    at_ms=1970-01-01T00:00:00Z grant=7 id=61\n  offset: g/1-0\n  \
+                        records\n    held=[grant=7 worker=w] id=61\nshard q:1 has no generation in Redis";
+        let shown = text("q", &serde_json::from_str(answer).unwrap());
+        assert_eq!(shown.replace(".000Z", "Z").replace("length=1 lane=m", "lane=m length=1"), expected);
+        assert_eq!(text("q", &Answer { shards: Vec::new() }), "queue q has no open shard");
+    }
+}

@@ -1,0 +1,130 @@
+//! `taskd fsck`: finds where SQL, the bus and Redis do not agree, and mends it, over gRPC.
+
+use std::io::{self, Write as _};
+
+use anyhow::{Context as _, bail};
+use backon::BackoffBuilder;
+use clap::Args;
+use serde_json::json;
+use tonic::Status;
+
+use super::{
+    client::{self, Server, Taskd, WAITS, is_transient},
+    explain::printable,
+};
+use crate::wire::pb::{self, operator_client::OperatorClient};
+
+/// How long to go on while taskd is away or busy.
+const GIVE_UP_AFTER: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// Find where SQL, the bus and Redis of a running taskd do not agree, and mend it
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd fsck                      check everything, and change nothing
+  taskd fsck --queue crawl        the shards and tasks of one queue
+  taskd fsck --repair             mend what is found, while taskd runs
+
+A line per difference: its kind, queue and shard, the task, what is wrong, and what a repair does.
+Tasks that move are no difference. If the command breaks off, repeat it: it finds the rest.
+Exit code: 0 if nothing was found or all was mended, 1 if something was found, 2 if the request is
+wrong or the server cannot be reached.")]
+pub struct Fsck {
+    /// Only this queue
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+
+    /// Mend what is found
+    #[arg(long)]
+    repair: bool,
+
+    /// Print a JSON object per difference
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    server: Server,
+}
+
+/// Checks until the last part. True if nothing is left to mend.
+pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
+    let client = OperatorClient::new(args.server.connect().await?).max_decoding_message_size(64 << 20);
+    let mut request =
+        pb::FsckRequest { queue: args.queue.clone().unwrap_or_default(), repair: args.repair, cursor: String::new() };
+    let (mut found, mut mended, mut shards, mut tasks) = (0, 0, 0, 0);
+    loop {
+        let page = ask(&client, &request).await?;
+        for find in &page.finds {
+            let line = if args.json { json_line(find) } else { line(find) };
+            writeln!(io::stdout(), "{line}").context("cannot write")?;
+            found += 1;
+            mended += u64::from(find.mended);
+        }
+        shards += page.shards;
+        tasks += page.tasks;
+        if page.cursor.is_empty() {
+            break;
+        }
+        request.cursor = page.cursor;
+    }
+    eprintln!("{shards} shards and {tasks} published tasks checked: {found} differences, {mended} mended");
+    Ok(found == mended)
+}
+
+/// Asks for a part until taskd answers, for a while. Each part may be repeated.
+async fn ask(client: &OperatorClient<Taskd>, request: &pb::FsckRequest) -> anyhow::Result<pb::FsckResponse> {
+    let mut waits = WAITS.with_total_delay(Some(GIVE_UP_AFTER)).build();
+    loop {
+        let status: Status = match client.clone().fsck(request.clone()).await {
+            Ok(answer) => return Ok(answer.into_inner()),
+            Err(status) => status,
+        };
+        match waits.next().filter(|_| is_transient(&status)) {
+            Some(wait) => tokio::time::sleep(wait).await,
+            None => bail!("{}", client::said(&status)),
+        }
+    }
+}
+
+fn line(find: &pb::FsckFind) -> String {
+    let pb::FsckFind { kind, queue, shard, task_id, says, repair, mended } = find;
+    let shard = shard.map(|shard| format!(":{shard}")).unwrap_or_default();
+    let task = if task_id.is_empty() { String::new() } else { format!(" {task_id}") };
+    let end = if *mended { format!("mended: {repair}") } else { format!("a repair {repair}") };
+    printable(&format!("{kind} {queue}{shard}{task}: {says}; {end}"))
+}
+
+fn json_line(find: &pb::FsckFind) -> String {
+    let pb::FsckFind { kind, queue, shard, task_id, says, repair, mended } = find;
+    let mut object = json!({"kind": kind, "queue": queue, "says": says, "repair": repair, "mended": mended});
+    if let Some(shard) = shard {
+        object["shard"] = json!(shard);
+    }
+    if !task_id.is_empty() {
+        object["task"] = json!(task_id);
+    }
+    object.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_is_a_line() {
+        let mut find = pb::FsckFind {
+            kind: "lost_payload".into(),
+            queue: "q".into(),
+            shard: Some(3),
+            task_id: "t".into(),
+            says: "0 bytes\u{7}".into(),
+            repair: "publishes it again".into(),
+            mended: false,
+        };
+        assert_eq!(line(&find), "lost_payload q:3 t: 0 bytes\\u{7}; a repair publishes it again");
+        (find.mended, find.shard) = (true, None);
+        find.task_id.clear();
+        assert_eq!(line(&find), "lost_payload q: 0 bytes\\u{7}; mended: publishes it again");
+        assert!(!json_line(&find).contains("task"), "{}", json_line(&find));
+    }
+}

@@ -1,0 +1,150 @@
+//! fsck: what SQL, the bus and Redis say of each other, and Redis of itself.
+//!
+//! A check of a slice is one script, so its finds hold at one moment. Pages of different moments only
+//! raise a suspicion, and a script that looks at this one task confirms it. A repair mends in the step that finds.
+
+mod error;
+mod published;
+mod shard;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+pub use self::{error::Error, published::Published};
+use crate::{
+    bus::Bus,
+    model::{Find, FindKind, QueueName, ShardId, TaskId},
+    queue::Shards,
+    store::{Store, Unpublished},
+};
+
+/// How fast a checker goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Entries of a slice.
+    entries: usize,
+    /// Records of a shard that are counted in one step, at most.
+    counted: usize,
+    /// The rest after a slice, in the time that the slice took.
+    rest: u32,
+}
+
+impl Pace {
+    /// For an operator who waits.
+    pub const FAST: Self = Self { entries: 500, counted: 10_000, rest: 0 };
+    /// Beside everything else, for ever: a hundredth of the time.
+    pub const BESIDE: Self = Self { entries: 100, counted: 2_000, rest: 99 };
+}
+
+const LONGEST_REST: Duration = Duration::from_secs(1);
+
+/// The checks. Cheap to clone.
+#[derive(Clone)]
+pub struct Checker {
+    store: Arc<dyn Store>,
+    queue: Shards,
+    published: Published,
+    pace: Pace,
+}
+
+impl Checker {
+    pub fn new(store: Arc<dyn Store>, queue: Shards, bus: Arc<dyn Bus>, pace: Pace) -> Self {
+        let published = Published::new(Arc::clone(&store), queue.clone(), bus);
+        Self { store, queue, published, pace }
+    }
+
+    /// Checks a shard against itself and SQL. A shard without a generation is the watchdog's: nothing is found there.
+    pub async fn shard(&self, shard: &ShardId, mends: bool) -> Result<Vec<Find>, Error> {
+        shard::Walk::new(self, shard, mends).run().await
+    }
+
+    /// Compares a page of the published tasks with Redis. Answers how many there were, and where the next page begins.
+    pub async fn published(
+        &self,
+        queue: Option<&QueueName>,
+        after: Option<TaskId>,
+        limit: u32,
+        mends: bool,
+    ) -> Result<(Vec<Find>, u64, Option<TaskId>), Error> {
+        let page = self.published.page(after, limit).await?;
+        let mut lost = page.missing;
+        lost.retain(|(shard, _)| queue.is_none_or(|queue| shard.queue == *queue));
+        // The fanout, or another watchdog, may have dealt with them since.
+        let lost = self.published.still_missing(lost).await?;
+        let ids: Vec<TaskId> = lost.iter().map(|(_, id)| *id).collect();
+        if mends {
+            self.store.unpublish(&ids, Unpublished::Missing).await?;
+        }
+        let find = |(shard, id): (ShardId, TaskId)| {
+            let says = "SQL shows it published, its offset has passed, and Redis has no record of it".to_owned();
+            find(FindKind::LostTask, &shard, Some(id), says, mends)
+        };
+        Ok((lost.into_iter().map(find).collect(), page.tasks, page.next))
+    }
+
+    /// Counts the unfinished tasks of all queues again, and finds those that nobody would publish where a count is too
+    /// high.
+    pub async fn counts(&self, queue: Option<&QueueName>, mends: bool) -> Result<Vec<Find>, Error> {
+        let mut finds = Vec::new();
+        let mut wrong = self.store.wrong_counts().await?;
+        wrong.retain(|wrong| queue.is_none_or(|queue| wrong.queue == *queue));
+        // One of the two is wrong: the count, or a task that is nowhere.
+        if wrong.iter().any(|wrong| wrong.kept > wrong.counted) {
+            finds.extend(self.stranded(queue, mends).await?);
+        }
+        for wrong in wrong {
+            let stranded = finds.iter().filter(|find: &&Find| find.queue == wrong.queue.as_str()).count();
+            let counted = wrong.counted.saturating_add(i64::try_from(stranded).unwrap_or(i64::MAX));
+            if wrong.kept == counted {
+                continue;
+            }
+            if mends {
+                self.store.correct_count(&wrong.queue).await?;
+            }
+            let says = format!("SQL keeps a count of {} unfinished tasks, and has {counted}", wrong.kept);
+            let (kind, queue) = (FindKind::WrongQueueCount, wrong.queue.as_str().to_owned());
+            finds.push(Find { kind, queue, shard: None, task: None, says, mended: mends });
+        }
+        Ok(finds)
+    }
+
+    async fn stranded(&self, queue: Option<&QueueName>, mends: bool) -> Result<Vec<Find>, Error> {
+        let (mut finds, mut after) = (Vec::new(), None);
+        loop {
+            let (mut page, next) = self.store.stranded(after).await?;
+            page.retain(|(of, _)| queue.is_none_or(|queue| of == queue));
+            let ids: Vec<TaskId> = page.iter().map(|(_, id)| *id).collect();
+            if mends && !ids.is_empty() {
+                self.store.unpublish(&ids, Unpublished::Missing).await?;
+            }
+            finds.extend(page.into_iter().map(|(queue, id)| Find {
+                kind: FindKind::StrandedTask,
+                queue: queue.as_str().to_owned(),
+                shard: None,
+                task: Some(id),
+                says: "it is unfinished, and neither on the bus nor in the outbox".to_owned(),
+                mended: mends,
+            }));
+            let Some(next) = next else { return Ok(finds) };
+            after = Some(next);
+        }
+    }
+
+    /// Makes a step, and rests after it.
+    async fn paced<T, E>(&self, step: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let began = Instant::now();
+        let done = step.await;
+        let rest = (began.elapsed() * self.pace.rest).min(LONGEST_REST);
+        if !rest.is_zero() {
+            tokio::time::sleep(rest).await;
+        }
+        done
+    }
+}
+
+fn find(kind: FindKind, shard: &ShardId, task: Option<TaskId>, says: String, mended: bool) -> Find {
+    let (queue, shard) = (shard.queue.as_str().to_owned(), Some(shard.number));
+    Find { kind, queue, shard, task, says, mended }
+}

@@ -1,0 +1,127 @@
+//! Published tasks of SQL compared with Redis: for fsck, and for the watchdog's reconciler.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
+
+use super::error::Error;
+use crate::{
+    bus::{Bus, Topic},
+    model::{Offset, ShardId, TaskId},
+    queue::{self, Shards},
+    store::{PublishedTask, Store},
+};
+
+/// Tasks of one shard in one call.
+const AT_ONCE: usize = 1000;
+
+/// The servers that are compared. Cheap to clone.
+#[derive(Clone)]
+pub struct Published {
+    store: Arc<dyn Store>,
+    queue: Shards,
+    bus: Arc<dyn Bus>,
+}
+
+/// A page of published tasks.
+#[derive(Debug)]
+pub struct PublishedPage {
+    /// How many there were.
+    pub tasks: u64,
+    /// Those of which Redis has no record, and will get none.
+    pub missing: Vec<(ShardId, TaskId)>,
+    pub next: Option<TaskId>,
+}
+
+impl Published {
+    pub fn new(store: Arc<dyn Store>, queue: Shards, bus: Arc<dyn Bus>) -> Self {
+        Self { store, queue, bus }
+    }
+
+    /// Compares a page behind `after` with Redis.
+    pub async fn page(&self, after: Option<TaskId>, limit: u32) -> Result<PublishedPage, Error> {
+        let page = self.store.published(self.bus.generation(), after, limit).await?;
+        let tasks = page.len() as u64;
+        // Read before the records: a task that the fanout had dealt with by then has one, or is in the outbox.
+        let committed = self.bus.committed(Topic::Pipeline).await?;
+        let next = (page.len() == limit as usize).then(|| page.last().map(|task| task.id)).flatten();
+        // Read after the page: a published task stands before the end, unless the bus has lost it.
+        let ends = self.bus.ends(Topic::Pipeline).await?;
+        let mut shards: BTreeMap<ShardId, Vec<PublishedTask>> = BTreeMap::new();
+        for task in page {
+            shards.entry(task.shard.clone()).or_default().push(task);
+        }
+        let mut missing = Vec::new();
+        for (shard, tasks) in shards {
+            if shard.number as usize >= ends.len() {
+                // The partition is younger than this opening of the bus. A process that knows it compares the shard.
+                continue;
+            }
+            let at = |offsets: &[Option<Offset>]| offsets.get(shard.number as usize).copied().flatten();
+            for tasks in tasks.chunks(AT_ONCE) {
+                let ids = self.missing(&shard, tasks, at(&committed), at(&ends)).await?;
+                missing.extend(ids.into_iter().map(|id| (shard.clone(), id)));
+            }
+        }
+        Ok(PublishedPage { tasks, missing, next })
+    }
+
+    /// Those of `tasks` that are missing: the queue has no record of them, and none will come.
+    ///
+    /// None comes when the queue or the fanout has read past the task (Redis fell back), or when the task lies behind
+    /// the partition's `end` (the bus fell back). A task that is still on its way is not missing.
+    async fn missing(
+        &self,
+        shard: &ShardId,
+        tasks: &[PublishedTask],
+        committed: Option<Offset>,
+        end: Option<Offset>,
+    ) -> Result<Vec<TaskId>, Error> {
+        let ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
+        let (stored, records) = if self.queue.knows(shard) {
+            match self.queue.inspect(shard, &ids).await {
+                // A lost shard is brought back as a whole.
+                Err(queue::Error::NoGeneration) => return Ok(Vec::new()),
+                other => other?,
+            }
+        } else {
+            (None, vec![None; ids.len()])
+        };
+        let generation = self.bus.generation();
+        let stored = stored.filter(|(topic, _)| topic == generation).map(|(_, offset)| offset);
+        let unknown = tasks.iter().zip(records).filter(|(_, record)| record.is_none()).map(|(task, _)| task);
+        let missing = unknown.filter(|task| match task.offset {
+            Some(published) => stored.max(committed) >= Some(published) || end < Some(published),
+            // Published in another generation of the topic, which nobody reads any more.
+            None => true,
+        });
+        Ok(missing.map(|task| task.id).collect())
+    }
+
+    /// Those that are unfinished and published still, in a shard that is not being rebuilt, and have no record.
+    ///
+    /// The tasks of a shard that is being rebuilt are on their way, and SQL does not say where.
+    pub async fn still_missing(&self, missing: Vec<(ShardId, TaskId)>) -> Result<Vec<(ShardId, TaskId)>, Error> {
+        if missing.is_empty() {
+            return Ok(missing);
+        }
+        let rebuilding = self.store.rebuilding().await?;
+        let mut by_shard: BTreeMap<ShardId, Vec<TaskId>> = BTreeMap::new();
+        for (shard, id) in missing.into_iter().filter(|(shard, _)| !rebuilding.shards.contains_key(shard)) {
+            by_shard.entry(shard).or_default().push(id);
+        }
+        let mut still = Vec::new();
+        for (shard, ids) in by_shard {
+            // Again with its place: somebody may have published it anew.
+            let mut missing: HashSet<TaskId> = HashSet::new();
+            for id in &ids {
+                let before = TaskId::from_slice(&(u128::from_be_bytes(*id.as_bytes()).saturating_sub(1)).to_be_bytes());
+                let page = self.page(before, 1).await?;
+                missing.extend(page.missing.into_iter().map(|(_, id)| id));
+            }
+            still.extend(ids.into_iter().filter(|id| missing.contains(id)).map(|id| (shard.clone(), id)));
+        }
+        Ok(still)
+    }
+}

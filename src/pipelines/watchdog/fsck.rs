@@ -1,0 +1,97 @@
+//! fsck beside everything else: all shards in turn, in small slices, a hundredth of the time.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use super::{context::Context, error::Error, lead::Lead};
+use crate::{
+    model::{Find, FindKind, ShardId},
+    pipelines::checking::{Checker, Pace},
+    queue::{Holding, Upkeep},
+    runtime::Loop,
+    telemetry::metrics,
+};
+
+/// The pause between two rounds.
+const EVERY: Duration = Duration::from_secs(10);
+/// How often SQL counts the unfinished tasks again, at most; and the pause behind it, in the time that it took.
+const COUNTS_EVERY: Duration = Duration::from_secs(60);
+const COUNTS_SHARE: u32 = 999;
+/// Finds of a round that are logged one by one.
+const LOGGED: usize = 100;
+
+#[derive(Clone)]
+pub(super) struct Fsck {
+    checker: Checker,
+    queue: Upkeep,
+    mends: bool,
+    lead: Lead,
+}
+
+impl Fsck {
+    pub(super) fn new(context: &Context, lead: &Lead) -> Self {
+        let Context { store, bus, queue, settings, .. } = context.clone();
+        let checker = Checker::new(store, (*queue).clone(), bus, Pace::BESIDE);
+        Self { checker, queue, mends: settings.watchdog.repair, lead: lead.clone() }
+    }
+
+    pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
+        let mut known = BTreeSet::new();
+        let mut counts_at = cx.clock().now();
+        // The loops that serve begin first.
+        while cx.idle(cx.pause(EVERY)).await && self.lead.wait(&cx).await {
+            let mut finds = Vec::new();
+            for shard in self.in_use().await? {
+                if cx.stop.is_cancelled() {
+                    return Ok(());
+                }
+                // It rests most of the time.
+                finds.extend(cx.idle(self.checker.shard(&shard, self.mends)).await?);
+                cx.beat();
+            }
+            if counts_at <= cx.clock().now() {
+                let began = Instant::now();
+                match cx.idle(self.checker.counts(None, self.mends)).await {
+                    Ok(wrong) => finds.extend(wrong),
+                    // One statement goes over all unfinished tasks. A database that cannot do that is no reason to
+                    // leave out the shards.
+                    Err(error) => tracing::warn!("fsck: cannot count the unfinished tasks again: {error}"),
+                }
+                counts_at = cx.clock().now() + COUNTS_EVERY.max(began.elapsed() * COUNTS_SHARE);
+            }
+            known = report(finds, &known);
+            cx.beat();
+        }
+        Ok(())
+    }
+
+    /// The shards that are not empty.
+    async fn in_use(&self) -> Result<Vec<ShardId>, Error> {
+        let shards = self.queue.shards();
+        let holdings = self.queue.holdings(&shards).await?;
+        let is_in_use = |holding: &Option<Holding>| holding.is_some_and(|holding| holding != Holding::default());
+        Ok(shards.into_iter().zip(holdings).filter(|(_, holding)| is_in_use(holding)).map(|(shard, _)| shard).collect())
+    }
+}
+
+/// Shows the finds of a round, and logs those that the round before did not have. Answers them.
+fn report(finds: Vec<Find>, known: &BTreeSet<Find>) -> BTreeSet<Find> {
+    let mut by_kind: BTreeMap<FindKind, u64> = FindKind::ALL.iter().map(|kind| (*kind, 0)).collect();
+    for find in &finds {
+        *by_kind.entry(find.kind).or_default() += 1;
+    }
+    for (kind, count) in by_kind {
+        metrics::invariant_violations(kind.as_str(), count);
+    }
+    let finds: BTreeSet<Find> = finds.into_iter().collect();
+    for find in finds.difference(known).take(LOGGED) {
+        let Find { kind, queue, shard, task, says, mended } = find;
+        let (kind, shard) = (kind.as_str(), shard.map(|shard| format!(":{shard}")).unwrap_or_default());
+        let task = task.map(|task| format!(" {task}")).unwrap_or_default();
+        let end = if *mended { "mended" } else { "taskd fsck --repair mends it" };
+        tracing::warn!(kind, "fsck: {kind} {queue}{shard}{task}: {says}; {end}");
+    }
+    finds
+}

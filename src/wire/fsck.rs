@@ -1,0 +1,34 @@
+//! Checks and their finds: messages to and from `model`.
+
+use super::pb;
+use crate::model::{Find, Fsck, FsckPage};
+
+impl From<pb::FsckRequest> for Fsck {
+    fn from(request: pb::FsckRequest) -> Self {
+        let pb::FsckRequest { queue, repair, cursor } = request;
+        Self { queue, repair, cursor }
+    }
+}
+
+impl From<FsckPage> for pb::FsckResponse {
+    fn from(page: FsckPage) -> Self {
+        let FsckPage { finds, shards, tasks, cursor } = page;
+        let finds = finds.into_iter().map(Into::into).collect();
+        Self { finds, shards, tasks, cursor: cursor.unwrap_or_default() }
+    }
+}
+
+impl From<Find> for pb::FsckFind {
+    fn from(find: Find) -> Self {
+        let Find { kind, queue, shard, task, says, mended } = find;
+        Self {
+            kind: kind.as_str().to_owned(),
+            queue,
+            shard,
+            task_id: task.map(|id| id.to_string()).unwrap_or_default(),
+            says,
+            repair: kind.mend().to_owned(),
+            mended,
+        }
+    }
+}

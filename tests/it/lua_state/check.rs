@@ -1,0 +1,364 @@
+//! `check`, `check_order`, `check_task` and `recount`: a shard is seeded whole, then damaged. Each damage is named and
+//! changes nothing until it is to be mended; then the shard is as its undamaged twin, but for what the test names.
+
+use taskd::redis_pool::{Call, scripts};
+
+use super::{Fixture, NOW, State, WEIGHT, body, changed, element, flat, id, lease};
+
+/// The element of no task.
+const SPENT: &str = "1/0/\0";
+
+/// A shard with a task of each state: 'a' waits, 'b' is held by w, 'c' is in backoff since grant 2, 'd' waits for its
+/// time, 'e' is final, 'f' is for two, of whom v has completed it and u holds it.
+async fn whole() -> Fixture {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    f.held('b', "w", 1).await;
+    // ["L", 1, 1, ["2"], [], [], 0, 0, [], []] and ["L", 1, 0, [""], [], [], 0]
+    f.seed("HSET", "records", &[&id('c'), b"\x9a\xa1L\x01\x01\x91\xa12\x90\x90\x00\x00\x90\x90"]).await;
+    f.seed("ZADD", "delayed", &[b"2000000", &lease('c', 2)]).await;
+    f.seed("HSET", "records", &[&id('d'), b"\x97\xa1L\x01\x00\x91\xa0\x90\x90\x00"]).await;
+    f.seed("ZADD", "delayed", &[b"3000000", &id('d')]).await;
+    f.seed("HSET", "records", &[&id('e'), b"f900000:3:w"]).await;
+    f.seed("RPUSH", "finals", &[&id('e')]).await;
+    f.seed("HSET", "records", &[&id('f'), b"m\x02\x01\x01\nv\tc4\nu\th5\n"]).await;
+    f.seed("ZADD", "leases", &[b"1500000", &lease('f', 5)]).await;
+    for letter in ['c', 'd', 'f'] {
+        f.seed("HSET", "bodies", &[&id(letter), &body(2)]).await;
+    }
+    f.seed("HINCRBY", "counters", &[b"live", b"3"]).await;
+    f.seed("SET", "m:C", &[b"7"]).await;
+    f.seed("HSET", "m:P", &[b"u", b"8"]).await;
+    f
+}
+
+fn check(part: &str, mends: u8) -> impl Fn(&mut Call) {
+    let part = part.to_owned();
+    move |call| {
+        call.arg(&part).arg("0").arg(100).arg(mends);
+    }
+}
+
+/// The finds of all parts: kind and task.
+async fn all(f: &Fixture, mends: u8) -> Vec<String> {
+    let mut found = Vec::new();
+    for part in ["records", "leases", "delayed", "bodies", "1", "2", "3", "4", "5", "6"] {
+        let answer = f.run(&scripts::CHECK, check(part, mends)).await.expect(part);
+        let redis::Value::Array(mut parts) = answer else { panic!("{answer:?}") };
+        found.extend(flat(parts.remove(1)).chunks(3).map(|find| format!("{} {}", find[0], find[1])));
+    }
+    found
+}
+
+/// Damages a shard: this is found and changes nothing, and is mended. The state before the damage, and at the end.
+async fn mended(f: &Fixture, damage: impl AsyncFnOnce(), expected: &[&str]) -> (State, State) {
+    assert_eq!(all(f, 1).await, [""; 0], "nothing is damaged yet");
+    let twin = f.state().await;
+    damage().await;
+    let before = f.state().await;
+    assert_eq!(all(f, 0).await, expected);
+    assert_eq!(f.state().await, before, "it only reports");
+    assert_eq!(all(f, 1).await, expected);
+    assert_eq!(all(f, 1).await, [""; 0], "all is mended");
+    (twin, f.state().await)
+}
+
+#[tokio::test]
+async fn a_whole_shard_has_no_finds_and_tells_its_tasks() {
+    let f = whole().await;
+    let answer = flat(f.run(&scripts::CHECK, check("records", 0)).await.expect("check"));
+    let mut tasks: Vec<_> = answer[1..].chunks(3).map(|task| task.join(" ")).collect();
+    tasks.sort();
+    assert_eq!(tasks, ["a o 0", "b l 0", "c l 0", "d l 0", "e f 0", "f l 0"]);
+    assert_eq!(flat(f.run(&scripts::RECOUNT, |call| recount(call, 0, 100)).await.expect("recount")), ["1"]);
+}
+
+#[tokio::test]
+async fn leases_are_as_records_say() {
+    let f = whole().await;
+    let damage = async || f.seed("ZREM", "leases", &[&lease('b', 1)]).await;
+    let (twin, after) = mended(&f, damage, &["held_without_lease b"]).await;
+    // The lease in the body's head, from now on.
+    changed(&twin, &after, &[("leases", &["b1=1030000", "f5=1500000"])]);
+
+    let f = whole().await;
+    let damage = async || {
+        f.seed("ZADD", "leases", &[b"5000", &lease('a', 9), b"6000", &lease('b', 2), b"7000", &lease('z', 1)]).await;
+    };
+    let (twin, after) =
+        mended(&f, damage, &["lease_without_holder a", "lease_without_holder b", "lease_without_holder z"]).await;
+    changed(&twin, &after, &[]);
+}
+
+#[tokio::test]
+async fn backoffs_end_and_times_come() {
+    let f = whole().await;
+    let damage = async || f.seed("ZREM", "delayed", &[&lease('c', 2)]).await;
+    let (twin, after) = mended(&f, damage, &["waits_without_delay c"]).await;
+    changed(&twin, &after, &[("delayed", &[&format!("c2={NOW}"), "d=3000000"])]);
+
+    // Nothing in Redis says when its time is: it goes, and comes back from SQL.
+    let f = whole().await;
+    let damage = async || f.seed("ZREM", "delayed", &[&id('d')]).await;
+    let (twin, after) = mended(&f, damage, &["waits_without_delay d"]).await;
+    let without = |key: &str| twin[key].iter().filter(|entry| !entry.starts_with("d=")).cloned().collect::<Vec<_>>();
+    assert_eq!((&after["records"], &after["bodies"]), (&without("records"), &without("bodies")));
+    assert_eq!(after["delayed"], without("delayed"));
+
+    let f = whole().await;
+    let damage =
+        async || f.seed("ZADD", "delayed", &[b"1", &lease('c', 1), b"2", &lease('a', 1), b"3", &id('e')]).await;
+    let finds = ["delay_without_task c", "delay_without_task a", "delay_without_task e"];
+    let (twin, after) = mended(&f, damage, &finds).await;
+    changed(&twin, &after, &[]);
+}
+
+#[tokio::test]
+async fn a_live_task_has_its_body_and_no_other_has_one() {
+    for lost in [&b"short"[..], b""] {
+        let f = whole().await;
+        let damage = async || match lost {
+            b"" => f.seed("HDEL", "bodies", &[&id('a')]).await,
+            lost => f.seed("HSET", "bodies", &[&id('a'), lost]).await,
+        };
+        let (twin, after) = mended(&f, damage, &["lost_payload a"]).await;
+        // The recount takes away the rest of its weight.
+        let bytes = (13 - lost.len()).to_string();
+        let expected = format!("open_bytes={bytes}");
+        changed(
+            &twin,
+            &after,
+            &[
+                ("records", &rest(&twin, "records", 'a')),
+                ("bodies", &rest(&twin, "bodies", 'a')),
+                ("m:T", &[SPENT]),
+                ("counters", &["live=4", "open=0", &expected]),
+            ],
+        );
+        let answer = flat(f.run(&scripts::RECOUNT, |call| recount(call, 1, 100)).await.expect("recount"));
+        assert_eq!(answer, ["1", "open_bytes", &bytes, "0"]);
+    }
+
+    let f = whole().await;
+    let damage = async || {
+        f.seed("HSET", "bodies", &[&id('z'), b"left", &[&id('z')[..], b"h"].concat(), b"head", &id('e'), b"left"])
+            .await;
+    };
+    let finds = ["body_without_task e", "body_without_task z", "body_without_task z"];
+    let (twin, after) = mended(&f, damage, &finds).await;
+    changed(&twin, &after, &[]);
+}
+
+/// The entries of a key that do not begin with the letter.
+fn rest<'a>(state: &'a State, key: &str, letter: char) -> Vec<&'a str> {
+    state[key].iter().map(String::as_str).filter(|entry| !entry.starts_with(letter)).collect()
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_goes_with_all_that_belongs_to_it() {
+    for damage in [&b"\x97\xa1L\x01"[..], b"\xc1", b"h5", b"3x", b"m\x02", b""] {
+        let f = whole().await;
+        let plant = async || f.seed("HSET", "records", &[&id('b'), damage]).await;
+        let finds = ["unreadable_record b", "lease_without_holder b"];
+        assert_eq!(all(&f, 1).await, [""; 0]);
+        let twin = f.state().await;
+        plant().await;
+        assert_eq!(flat(f.run(&scripts::RECOUNT, |call| recount(call, 0, 100)).await.expect("recount")), ["0"]);
+        assert_eq!(all(&f, 1).await, finds, "{damage:?}");
+        assert_eq!(all(&f, 1).await, [""; 0]);
+        let after = f.state().await;
+        let (records, bodies) = (rest(&twin, "records", 'b'), rest(&twin, "bodies", 'b'));
+        changed(&twin, &after, &[("records", &records), ("bodies", &bodies), ("leases", &["f5=1500000"])]);
+        // Nobody knows in which state it was: the recount does.
+        let answer = flat(f.run(&scripts::RECOUNT, |call| recount(call, 1, 100)).await.expect("recount"));
+        assert_eq!(answer, ["1", "live", "5", "4"]);
+    }
+}
+
+#[tokio::test]
+async fn a_pointer_lies_in_its_lane() {
+    let f = whole().await;
+    let damage = async || f.seed("HSET", "m:P", &[b"v", b"9", b"x", b"none", b"y", b"3"]).await;
+    let (twin, after) = mended(&f, damage, &["pointer_out_of_range ", "pointer_out_of_range "]).await;
+    changed(&twin, &after, &[("m:P", &["u=8", "y=3"])]);
+}
+
+fn recount(call: &mut Call, mends: u8, most: usize) {
+    call.arg(mends).arg(most);
+}
+
+#[tokio::test]
+async fn counters_are_counted_again() {
+    let f = whole().await;
+    f.seed("XADD", "outbox", &[b"*", b"b", b"reports"]).await;
+    f.seed("XADD", "outbox", &[b"*", b"x", &id('b'), b"w", b"w", b"a", b"1", b"e", b"0"]).await;
+    f.seed("HSET", "counters", &[b"outbox_bytes", b"30", b"grants", b"5"]).await;
+    let twin = f.state().await;
+    let counted =
+        async |mends| flat(f.run(&scripts::RECOUNT, |call| recount(call, mends, 100)).await.expect("recount"));
+    assert_eq!(counted(1).await, ["1"]);
+    let wrong = [&b"live"[..], b"9", b"open", b"0", b"open_bytes", b"-4", b"outbox_bytes", b"1", b"front4", b"99"];
+    f.seed("HSET", "counters", &wrong).await;
+    let before = f.state().await;
+    let weight = WEIGHT.to_string();
+    let finds = [
+        ["live", "9", "5"],
+        ["open", "0", "1"],
+        ["open_bytes", "-4", &weight],
+        ["outbox_bytes", "1", "30"],
+        ["front4", "99", "8"],
+    ];
+    let finds: Vec<&str> = std::iter::once("1").chain(finds.into_iter().flatten()).collect();
+    assert_eq!(counted(0).await, finds);
+    assert_eq!(f.state().await, before);
+    assert_eq!(counted(1).await, finds);
+    let mut counters: Vec<&str> = twin["counters"].iter().map(String::as_str).collect();
+    counters.push("front4=8");
+    changed(&twin, &f.state().await, &[("counters", &counters)]);
+    // More than a step may read.
+    assert_eq!(flat(f.run(&scripts::RECOUNT, |call| recount(call, 1, 5)).await.expect("recount")), ["0"]);
+    // The form of an earlier version has no count to compare with.
+    f.seed("XADD", "outbox", &[b"*", b"c", b"report"]).await;
+    assert_eq!(counted(1).await, ["1"]);
+}
+
+#[tokio::test]
+async fn pages_of_lanes_and_of_the_list_go_on_where_they_ended() {
+    let f = Fixture::new().await;
+    for letter in ['a', 'b', 'c', 'd'] {
+        f.seed("LPUSH", "m:T", &[&element(1, 2, letter)]).await;
+        f.seed("RPUSH", "finals", &[&id(letter)]).await;
+    }
+    f.seed("LPUSH", "m:T", &[b"no element"]).await;
+    f.seed("SET", "m:C", &[b"10"]).await;
+    let page = async |lane: usize, from: u64| {
+        let page = |call: &mut Call| {
+            call.arg(lane).arg(from).arg(2);
+        };
+        flat(f.run(&scripts::CHECK_ORDER, page).await.expect("check_order"))
+    };
+    // From the tail on; places that have gone are behind.
+    assert_eq!(page(4, 0).await, ["12", "a", "2", "b", "2"]);
+    assert_eq!(page(4, 12).await, ["14", "c", "2", "d", "2"]);
+    assert_eq!(page(4, 14).await, ["-1"]);
+    f.seed("RPOP", "m:T", &[]).await;
+    f.seed("SET", "m:C", &[b"11"]).await;
+    assert_eq!(page(4, 12).await, ["14", "c", "2", "d", "2"], "a place does not move");
+    assert_eq!(page(3, 0).await, ["-1"]);
+    // From the end on.
+    assert_eq!(page(0, 0).await, ["2", "c", "0", "d", "0"]);
+    assert_eq!(page(0, 2).await, ["4", "a", "0", "b", "0"]);
+    assert_eq!(page(0, 4).await, ["-1"]);
+}
+
+fn suspects(mends: u8, why: &str, letters: &str) -> impl Fn(&mut Call) {
+    let (why, letters) = (why.to_owned(), letters.to_owned());
+    move |call| {
+        call.arg(mends).arg(1000).arg(&why);
+        for letter in letters.chars() {
+            call.arg(id(letter));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_suspicion_that_is_wrong_changes_nothing() {
+    let f = whole().await;
+    let before = f.state().await;
+    for (why, letters) in
+        [("mmmmmm", "abcdef"), ("tttttt", "abcdef"), ("llllll", "abcdef"), ("uuuuuu", "abcdef"), ("ee", "ez")]
+    {
+        let answer = f.run(&scripts::CHECK_TASK, suspects(1, why, letters)).await.expect("check_task");
+        assert_eq!(flat(answer), [""; 0], "{why}");
+    }
+    assert_eq!(f.state().await, before);
+}
+
+#[tokio::test]
+async fn an_open_task_is_in_a_lane_once() {
+    let f = whole().await;
+    let twin = f.state().await;
+    f.seed("DEL", "m:T", &[]).await;
+    let before = f.state().await;
+    let kind = |answer| flat(answer)[..2].join(" ");
+    let missing = |mends| suspects(mends, "m", "a");
+    assert_eq!(kind(f.run(&scripts::CHECK_TASK, missing(0)).await.expect("look")), "open_without_element a");
+    assert_eq!(f.state().await, before);
+    assert_eq!(kind(f.run(&scripts::CHECK_TASK, missing(1)).await.expect("mend")), "open_without_element a");
+    assert_eq!(f.state().await, twin);
+
+    // Also when the lane is that of retries, and the priority that of the body.
+    let f = whole().await;
+    f.seed("HSET", "records", &[&id('a'), b"\x9a\xa1L\x01\x01\x90\x90\x90\x00\x03\x90\x90"]).await;
+    f.seed("HSET", "bodies", &[&id('a'), &body(3)]).await;
+    let before = f.state().await;
+    assert_eq!(kind(f.run(&scripts::CHECK_TASK, missing(1)).await.expect("mend")), "open_without_element a");
+    changed(&before, &f.state().await, &[("lr:T", &["1/3/a"])]);
+
+    // The earlier of two is spent.
+    let f = whole().await;
+    f.seed("LPUSH", "m:T", &[&element(1, 0, 'x'), &element(1, 0, 'a')]).await;
+    let before = f.state().await;
+    let twice = |mends| suspects(mends, "t", "a");
+    assert_eq!(kind(f.run(&scripts::CHECK_TASK, twice(0)).await.expect("look")), "element_twice a");
+    assert_eq!(f.state().await, before);
+    assert_eq!(kind(f.run(&scripts::CHECK_TASK, twice(1)).await.expect("mend")), "element_twice a");
+    changed(&before, &f.state().await, &[("m:T", &["1/0/a", "1/0/x", SPENT])]);
+    assert_eq!(flat(f.run(&scripts::CHECK_TASK, twice(1)).await.expect("again")), [""; 0]);
+}
+
+#[tokio::test]
+async fn the_list_of_final_records_has_all_of_them_and_no_other() {
+    let f = whole().await;
+    let twin = f.state().await;
+    f.seed("DEL", "finals", &[]).await;
+    let answer = f.run(&scripts::CHECK_TASK, suspects(1, "u", "e")).await.expect("mend");
+    assert_eq!(flat(answer)[..2], ["final_not_listed", "e"]);
+    assert_eq!(f.state().await, twin);
+    f.seed("RPUSH", "finals", &[&id('a'), &id('a')]).await;
+    let answer = f.run(&scripts::CHECK_TASK, suspects(1, "l", "a")).await.expect("mend");
+    assert_eq!(flat(answer)[..2], ["live_among_finals", "a"]);
+    assert_eq!(f.state().await, twin);
+}
+
+#[tokio::test]
+async fn a_task_that_ended_in_sql_leaves_with_all_that_it_has() {
+    let f = whole().await;
+    let twin = f.state().await;
+    let answer = f.run(&scripts::CHECK_TASK, suspects(1, "eee", "afc")).await.expect("mend");
+    let kinds: Vec<String> = flat(answer).chunks(3).map(|find| format!("{} {}", find[0], find[1])).collect();
+    assert_eq!(kinds, ["ended_and_live a", "ended_and_live f", "ended_and_live c"]);
+    let left = |key: &str| -> Vec<&str> {
+        twin[key].iter().map(String::as_str).filter(|entry| !entry.starts_with(['a', 'c', 'f'])).collect()
+    };
+    let (records, bodies) = (left("records"), left("bodies"));
+    changed(
+        &twin,
+        &f.state().await,
+        &[
+            ("records", &records),
+            ("bodies", &bodies),
+            ("leases", &[&format!("b1={NOW}")]),
+            ("delayed", &["d=3000000"]),
+            ("m:T", &[SPENT]),
+            ("counters", &["live=2", "open=0", "open_bytes=0"]),
+        ],
+    );
+    assert_eq!(flat(f.run(&scripts::RECOUNT, |call| recount(call, 1, 100)).await.expect("recount")), ["1"]);
+}
+
+#[tokio::test]
+async fn a_dump_changes_nothing() {
+    let f = whole().await;
+    let before = f.state().await;
+    let dump = |call: &mut Call| {
+        call.arg(100);
+    };
+    let dump = f.run(&scripts::DUMP, dump).await.expect("dump");
+    let redis::Value::BulkString(packed) = dump else { panic!("{dump:?}") };
+    let shown: serde_json::Value = rmp_serde::from_slice(&packed).expect("msgpack");
+    assert_eq!((&shown["generation"], &shown["records_count"]), (&"7".into(), &6.into()));
+    assert_eq!((&shown["counters"]["live"], &shown["now_ms"]), (&"5".into(), &NOW.into()));
+    assert_eq!(shown["lanes"][0]["pointers"][0], serde_json::json!({"worker": "u", "passed": "8"}));
+    assert_eq!(f.state().await, before);
+}

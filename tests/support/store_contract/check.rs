@@ -1,0 +1,60 @@
+//! Counts that are made again, and tasks that nobody would publish.
+
+use taskd::{
+    model::Offset,
+    store::{Published, Store, Unpublished, WrongCount},
+};
+
+use super::{Database, completed, ids, insert_new, queue, rows};
+
+async fn wrong(store: &dyn Store) -> Vec<(String, i64, i64)> {
+    let wrong = store.wrong_counts().await.unwrap().into_iter();
+    wrong.map(|WrongCount { queue, kept, counted }| (queue.as_str().to_owned(), kept, counted)).collect()
+}
+
+pub(crate) async fn a_wrong_count_is_found_and_corrected(db: &impl Database) {
+    let store = db.open().await;
+    assert_eq!(wrong(&*store).await, []);
+    // On the bus, in a batch, parked, missing, final.
+    let (q, r) = (rows("q", 20), rows("r", 5));
+    let stored = store.insert(&q).await.unwrap();
+    insert_new(&*store, &r).await;
+    let tasks = ids(&q[..10]).into_iter().map(|id| (id, stored.batch)).collect();
+    let offset = Offset { major: 1, minor: 0 };
+    store.mark_published("g", &[Published { partition: 0, offset, tasks }]).await.unwrap();
+    store.unpublish(&ids(&q[..3]), Unpublished::Parked).await.unwrap();
+    store.unpublish(&ids(&q[12..14]), Unpublished::Missing).await.unwrap();
+    store.settle(&[completed(&q[0], "w"), completed(&q[5], "w"), completed(&r[0], "w")]).await.unwrap();
+    assert_eq!(wrong(&*store).await, []);
+
+    for (by, kept) in [(7, 25), (-18, 0)] {
+        db.execute(&format!("UPDATE queue_counts SET count = count + {by} WHERE queue = 'q' AND status = 0")).await;
+        assert_eq!(wrong(&*store).await, [("q".to_owned(), kept, 18)]);
+        store.correct_count(&queue("r")).await.unwrap();
+        assert_eq!(wrong(&*store).await, [("q".to_owned(), kept, 18)]);
+        store.correct_count(&queue("q")).await.unwrap();
+        assert_eq!(wrong(&*store).await, []);
+    }
+    let unfinished = store.unfinished().await.unwrap();
+    assert_eq!(unfinished.into_iter().map(|(_, count)| count).collect::<Vec<_>>(), [18, 4]);
+}
+
+pub(crate) async fn a_stranded_task_is_found(db: &impl Database) {
+    let store = db.open().await;
+    let some = rows("q", 10);
+    insert_new(&*store, &some).await;
+    store.unpublish(&ids(&some[..2]), Unpublished::Parked).await.unwrap();
+    store.settle(&[completed(&some[9], "w")]).await.unwrap();
+    assert_eq!(store.stranded(None).await.unwrap(), (Vec::new(), None));
+    // Every unfinished task is taken off the bus, and the parked ones are in the outbox.
+    db.execute("UPDATE tasks SET on_bus = 0").await;
+    let mut found = store.stranded(None).await.unwrap().0;
+    found.sort_unstable();
+    let mut want: Vec<_> = ids(&some[2..9]).into_iter().map(|id| (queue("q"), id)).collect();
+    want.sort_unstable();
+    assert_eq!(found, want);
+    assert_eq!(wrong(&*store).await, [("q".to_owned(), 9, 2)]);
+    let stranded: Vec<_> = found.into_iter().map(|(_, id)| id).collect();
+    store.unpublish(&stranded, Unpublished::Missing).await.unwrap();
+    assert_eq!((store.stranded(None).await.unwrap(), wrong(&*store).await), ((Vec::new(), None), Vec::new()));
+}
