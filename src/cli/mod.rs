@@ -10,10 +10,12 @@ mod http;
 pub mod insert;
 mod manual;
 mod patience;
+mod queues;
 mod run;
 mod stats;
 pub mod tasks;
 mod token;
+mod top;
 mod trust;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -42,6 +44,7 @@ Examples:
   taskd tasks --queue crawl --status dead     list tasks, the newest first
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
+  taskd top                                   the same on a whole screen
   taskd books                                 count what came in, went out, and is held where
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
@@ -86,6 +89,7 @@ enum Subcommands {
     Token(token::Token),
     Acts(token::Acts),
     Stats(stats::Stats),
+    Top(top::Top),
     Books(books::Books),
     Completions(manual::Completions),
     Man(manual::Man),
@@ -129,6 +133,7 @@ pub enum Command {
     Dead(dead::Dead),
     Explain(explain::Explain),
     Stats(stats::Stats),
+    Top(top::Top),
     Books(books::Books),
     Completions(manual::Completions),
     Man(manual::Man),
@@ -197,6 +202,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
+        Some(Subcommands::Top(top)) => Command::Top(top),
         Some(Subcommands::Books(books)) => Command::Books(books),
         Some(Subcommands::Completions(completions)) => Command::Completions(completions),
         Some(Subcommands::Man(man)) => Command::Man(man),

@@ -12,7 +12,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, books, command_line, dead, explain, insert, parse, stats, tasks, token};
+use super::{Command, USAGE, bench, books, command_line, dead, explain, insert, parse, stats, tasks, token, top};
 use crate::{
     app,
     config::{self, Settings},
@@ -45,6 +45,7 @@ pub fn run() -> ExitCode {
         Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
         Command::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
+        Command::Top(args) => exit(block_on(top::run(args)).flatten(), USAGE),
         Command::Books(args) => match block_on(books::run(args)) {
             Ok(Ok(false)) => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),

@@ -52,6 +52,12 @@ use crate::{
 /// The pace of a call's message.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
 
+/// The acts of an answer where the caller names no limit.
+const USUAL_ACTS: u32 = 100;
+
+/// The largest message to reflection or health, which take no token: a name, or a few.
+const MAX_BYTES_WITHOUT_TOKEN: usize = 4 << 10;
+
 /// The largest answer that clients take by default.
 const TAKEN_BY_DEFAULT: usize = 4 << 20;
 
@@ -89,7 +95,7 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 13] = [
+pub const METHODS: [(&str, Role); 14] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
     ("taskd.v1.Discovery/ListTasks", Role::Read),
@@ -103,6 +109,7 @@ pub const METHODS: [(&str, Role); 13] = [
     ("taskd.v1.Operator/GetDeadLetter", Role::Read),
     ("taskd.v1.Operator/RetryDeadLetters", Role::Admin),
     ("taskd.v1.Operator/PurgeDeadLetters", Role::Admin),
+    ("taskd.v1.Operator/ListActs", Role::Admin),
 ];
 
 /// Authenticates a call, counts the parts of its message before it is decoded, and measures it.
@@ -170,8 +177,8 @@ async fn router(state: &State) -> Result<(Router, HealthReporter), ReflectionErr
     let routes = Routes::new(DiscoveryServer::new(Service(state.clone())).max_decoding_message_size(max))
         .add_service(TasksServer::new(Service(state.clone())).max_decoding_message_size(max))
         .add_service(OperatorServer::new(Service(state.clone())).max_decoding_message_size(max))
-        .add_service(health)
-        .add_service(reflection);
+        .add_service(health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN))
+        .add_service(reflection.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN));
     let counted = middleware::from_fn_with_state((Arc::clone(&state.settings), state.api.clone()), call);
     Ok((routes.into_axum_router().layer(counted), reporter))
 }
@@ -313,6 +320,13 @@ impl Operator for Service {
         let (caller, request) = open(request);
         let changed = self.0.api.purge_letters(&caller, ChangeLetters::try_from(request)).await?;
         Ok(Response::new(changed.into()))
+    }
+
+    async fn list_acts(&self, request: Request<pb::ListActsRequest>) -> Result<Response<pb::ListActsResponse>, Status> {
+        let (caller, request) = open(request);
+        let before = Some(&request.before[..]).filter(|id| !id.is_empty());
+        let limit = if request.limit == 0 { USUAL_ACTS } else { request.limit };
+        self.within(pb::ListActsResponse { acts: results(self.0.api.acts(&caller, before, limit).await?) })
     }
 }
 

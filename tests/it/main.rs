@@ -17,6 +17,7 @@ mod bus_redis_streams;
 mod column;
 mod coordination;
 mod dead_letters;
+mod decoders;
 mod discovery_insert;
 mod discovery_results;
 mod embedded;
