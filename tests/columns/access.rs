@@ -31,7 +31,7 @@ fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
 }
 
 /// A new token that the daemon knows.
-async fn token(daemon: &Daemon, name: &str, args: &[&str]) -> String {
+pub(crate) async fn token(daemon: &Daemon, name: &str, args: &[&str]) -> String {
     let (code, stdout, stderr) = taskd(daemon, &[&["token", "create", name], args].concat());
     assert_eq!(code, 0, "{stderr}");
     let token = stdout.trim_end().to_owned();
