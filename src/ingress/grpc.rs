@@ -1,6 +1,8 @@
 //! The gRPC API: the proto's services, with reflection and health. A handler converts messages and calls an operation
 //! of `api`.
 
+mod operator;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -35,7 +37,7 @@ use super::{
 use crate::{
     api::{self, Api, Kind},
     config::Settings,
-    model::{Caller, ChangeLetters, GetTasks, LetterPages, NewTask, Protocol, Role, TaskPages},
+    model::{Caller, GetTasks, NewTask, Protocol, Role, TaskPages},
     pipelines::tasks::Leases,
     telemetry::metrics,
     wire::{
@@ -43,7 +45,7 @@ use crate::{
         pb::{
             self,
             discovery_server::{Discovery, DiscoveryServer},
-            operator_server::{Operator, OperatorServer},
+            operator_server::OperatorServer,
             tasks_server::{Tasks, TasksServer},
         },
     },
@@ -51,9 +53,6 @@ use crate::{
 
 /// The pace of a call's message.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
-
-/// The acts of an answer where the caller names no limit.
-const USUAL_ACTS: u32 = 100;
 
 /// The largest message to reflection or health, which take no token: a name, or a few.
 const MAX_BYTES_WITHOUT_TOKEN: usize = 4 << 10;
@@ -95,7 +94,7 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 14] = [
+pub const METHODS: [(&str, Role); 18] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
     ("taskd.v1.Discovery/ListTasks", Role::Read),
@@ -105,6 +104,10 @@ pub const METHODS: [(&str, Role); 14] = [
     ("taskd.v1.Tasks/RejectTasks", Role::Work),
     ("taskd.v1.Tasks/ExtendTasks", Role::Work),
     ("taskd.v1.Operator/GetBooks", Role::Read),
+    ("taskd.v1.Operator/RetryTasks", Role::Admin),
+    ("taskd.v1.Operator/ListJobs", Role::Read),
+    ("taskd.v1.Operator/GetJob", Role::Read),
+    ("taskd.v1.Operator/StopJob", Role::Admin),
     ("taskd.v1.Operator/ListDeadLetters", Role::Read),
     ("taskd.v1.Operator/GetDeadLetter", Role::Read),
     ("taskd.v1.Operator/RetryDeadLetters", Role::Admin),
@@ -278,55 +281,6 @@ impl Tasks for Service {
         let (caller, request) = open(request);
         let answers = self.0.api.extend(&caller, request.into()).await?;
         Ok(Response::new(pb::ExtendTasksResponse { results: results(answers) }))
-    }
-}
-
-#[tonic::async_trait]
-impl Operator for Service {
-    async fn get_books(&self, request: Request<pb::GetBooksRequest>) -> Result<Response<pb::Books>, Status> {
-        let (caller, request) = open(request);
-        self.within(self.0.api.books(&caller, &request.queue).await?.into())
-    }
-
-    async fn list_dead_letters(
-        &self,
-        request: Request<pb::ListDeadLettersRequest>,
-    ) -> Result<Response<pb::ListDeadLettersResponse>, Status> {
-        let (caller, request) = open(request);
-        self.within(self.0.api.letters(&caller, LetterPages::try_from(request)).await?.into())
-    }
-
-    async fn get_dead_letter(
-        &self,
-        request: Request<pb::GetDeadLetterRequest>,
-    ) -> Result<Response<pb::Letter>, Status> {
-        let (caller, request) = open(request);
-        self.within(self.0.api.letter(&caller, &request.id).await?.into())
-    }
-
-    async fn retry_dead_letters(
-        &self,
-        request: Request<pb::ChangeDeadLettersRequest>,
-    ) -> Result<Response<pb::ChangeDeadLettersResponse>, Status> {
-        let (caller, request) = open(request);
-        let changed = self.0.api.retry_letters(&caller, ChangeLetters::try_from(request)).await?;
-        Ok(Response::new(changed.into()))
-    }
-
-    async fn purge_dead_letters(
-        &self,
-        request: Request<pb::ChangeDeadLettersRequest>,
-    ) -> Result<Response<pb::ChangeDeadLettersResponse>, Status> {
-        let (caller, request) = open(request);
-        let changed = self.0.api.purge_letters(&caller, ChangeLetters::try_from(request)).await?;
-        Ok(Response::new(changed.into()))
-    }
-
-    async fn list_acts(&self, request: Request<pb::ListActsRequest>) -> Result<Response<pb::ListActsResponse>, Status> {
-        let (caller, request) = open(request);
-        let before = Some(&request.before[..]).filter(|id| !id.is_empty());
-        let limit = if request.limit == 0 { USUAL_ACTS } else { request.limit };
-        self.within(pb::ListActsResponse { acts: results(self.0.api.acts(&caller, before, limit).await?) })
     }
 }
 

@@ -5,3 +5,5 @@ pub(crate) mod access;
 mod acts;
 pub(crate) mod dead_letters;
 pub(crate) mod explain;
+pub(crate) mod jobs;
+mod search;

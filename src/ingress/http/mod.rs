@@ -4,6 +4,7 @@
 mod answer;
 mod books;
 mod guard;
+mod jobs;
 mod letters;
 mod ndjson;
 mod openapi;
@@ -100,6 +101,11 @@ fn table() -> Vec<Route> {
         post("/v1/tasks:complete", Role::Work, complete_tasks),
         post("/v1/tasks:reject", Role::Work, reject_tasks),
         post("/v1/tasks:extend", Role::Work, extend_tasks),
+        post("/v1/tasks:retry", Role::Admin, jobs::retry_tasks),
+        get("/v1/jobs", Role::Read, jobs::get_jobs),
+        get("/v1/jobs/{id}", Role::Read, jobs::get_job),
+        // `/v1/jobs/{id}:stop`: the router knows no suffix of a parameter.
+        post("/v1/jobs/{id}", Role::Admin, jobs::stop_job),
         get("/v1/acts", Role::Admin, get_acts),
         get("/v1/dead-letters", Role::Read, letters::get_letters),
         get("/v1/dead-letters/{id}", Role::Read, letters::get_letter),

@@ -7,6 +7,7 @@
 pub(super) mod books;
 pub(super) mod explain;
 pub mod insert;
+pub mod jobs;
 pub mod letters;
 pub mod read;
 mod schema;
