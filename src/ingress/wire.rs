@@ -183,7 +183,7 @@ mod tests {
     }
 
     /// True if the bytes are a message. Encoded and decoded again it is the same.
-    fn same<T: prost::Message + Default + PartialEq>(bytes: &Bytes) -> bool {
+    fn same<T: prost::Message + Default + PartialEq + std::fmt::Debug>(bytes: &Bytes) -> bool {
         T::decode(bytes.clone()).is_ok_and(|message| {
             assert_eq!(T::decode(&message.encode_to_vec()[..]), Ok(message));
             true

@@ -62,8 +62,8 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         // A terminal that is gone needs neither.
-        drop(write(LEAVE));
-        drop(tcsetattr(io::stdin().as_fd(), SetArg::TCSADRAIN, &self.saved));
+        write(LEAVE).ok();
+        tcsetattr(io::stdin().as_fd(), SetArg::TCSADRAIN, &self.saved).ok();
     }
 }
 
