@@ -48,3 +48,4 @@ mod store_sqlite;
 mod tasks_service;
 mod tls;
 mod top;
+mod traces;
