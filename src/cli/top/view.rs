@@ -215,7 +215,7 @@ mod tests {
 
     fn queue(name: &str, queued: u64, dead: u64) -> Queue {
         let (queue, oldest_waiting_ms) = (name.to_owned(), Some(61_000));
-        let none = Queue {
+        Queue {
             queue,
             pending: 0,
             queued,
@@ -226,8 +226,7 @@ mod tests {
             dead,
             cancelled: 0,
             oldest_waiting_ms,
-        };
-        none
+        }
     }
 
     fn seen(at: Instant, queues: Vec<Queue>) -> Seen {
