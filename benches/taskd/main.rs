@@ -26,6 +26,7 @@ mod report;
 mod scale;
 mod search;
 mod servers;
+mod token;
 mod work;
 
 use anyhow::Context;
@@ -41,8 +42,8 @@ use scale::Scale;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: command, delay, claim, queues, production; search runs only when
-    /// it is named
+    /// Only the benchmarks whose name contains this: command, token, delay, claim, queues, production; search runs only
+    /// when it is named
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
     #[arg(long)]
@@ -87,6 +88,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let wanted = |name: &str| args.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()));
     if wanted("command") {
         show(form, &command::run(&scale, &Progress::new()).await?);
+    }
+    if wanted("token") {
+        show(form, &token::run(&scale, &Progress::new()).await?);
     }
     if wanted("delay") {
         show(form, &delay::run(&scale, &Progress::new()).await?);

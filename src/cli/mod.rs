@@ -14,10 +14,12 @@ pub mod insert;
 pub mod jobs;
 mod manual;
 mod patience;
+mod queues;
 mod run;
 mod stats;
 pub mod tasks;
 mod token;
+mod top;
 mod trust;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -46,6 +48,7 @@ Examples:
   taskd tasks --queue crawl --status dead     list tasks, the newest first
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
+  taskd top                                   the same on a whole screen
   taskd books                                 count what came in, went out, and is held where
   taskd fsck                                  find where SQL, the bus and Redis do not agree
   taskd bench                                 measure a taskd of its own: tasks a second, latency
@@ -93,6 +96,7 @@ enum Subcommands {
     Token(token::Token),
     Acts(token::Acts),
     Stats(stats::Stats),
+    Top(top::Top),
     Books(books::Books),
     Fsck(fsck::Fsck),
     Dump(dump::Dump),
@@ -140,6 +144,7 @@ pub enum Command {
     Explain(explain::Explain),
     Cancel(change::Cancel),
     Stats(stats::Stats),
+    Top(top::Top),
     Books(books::Books),
     Fsck(fsck::Fsck),
     Dump(dump::Dump),
@@ -212,6 +217,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
+        Some(Subcommands::Top(top)) => Command::Top(top),
         Some(Subcommands::Books(books)) => Command::Books(books),
         Some(Subcommands::Fsck(fsck)) => Command::Fsck(fsck),
         Some(Subcommands::Dump(dump)) => Command::Dump(dump),

@@ -14,7 +14,7 @@ use nix::{
 
 use super::{
     Command, USAGE, bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, parse, stats, tasks,
-    token,
+    token, top,
 };
 use crate::{
     app,
@@ -50,6 +50,7 @@ pub fn run() -> ExitCode {
         Command::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
         Command::Fsck(args) => exit_as(block_on(fsck::run(args))),
         Command::Dump(args) => exit(block_on(dump::run(args)).flatten(), USAGE),
+        Command::Top(args) => exit(block_on(top::run(args)).flatten(), USAGE),
         Command::Books(args) => exit_as(block_on(books::run(args))),
         Command::Completions(completions) => {
             completions.print(command_line());

@@ -72,6 +72,8 @@ pub(super) struct Counted {
     inner: Option<Incoming>,
     unread: Unread,
     share: Share,
+    /// Of a call that may stay open: room for the part that came last, until the call wants the next one.
+    passing: Option<(Share, usize)>,
     stop: CancellationToken,
     /// `None`: the body may take any time.
     pace: Option<Pace>,
@@ -94,13 +96,14 @@ impl Counted {
         inner: Incoming,
         unread: Unread,
         share: Share,
+        passing: Option<Share>,
         stop: CancellationToken,
         pace: Option<Pace>,
         wrap: fn(Cut) -> BoxError,
     ) -> Self {
         let end = Instant::now() + pace.map_or(Duration::ZERO, |pace| pace.whole);
-        let inner = Some(inner);
-        Self { inner, unread, share, stop, pace, end, waiting: None, wrap, is_cut: false }
+        let (inner, passing) = (Some(inner), passing.map(|share| (share, 0)));
+        Self { inner, unread, share, passing, stop, pace, end, waiting: None, wrap, is_cut: false }
     }
 
     fn cut(&mut self, why: Cut) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
@@ -136,10 +139,18 @@ impl Body for Counted {
         if self.is_cut {
             return Poll::Ready(None);
         }
+        if let Some((share, held)) = &mut self.passing {
+            share.shrink(std::mem::take(held));
+        }
         let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
         match Pin::new(inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
-                if let Err(no_room) = self.share.grow(frame.data_ref().map_or(0, Bytes::len)) {
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                let passes = self.passing.as_mut().map_or(Ok(()), |(share, held)| {
+                    *held = bytes;
+                    share.grow(bytes)
+                });
+                if let Err(no_room) = passes.and_then(|()| self.share.grow(bytes)) {
                     return self.cut(no_room.into());
                 }
                 let deadline = self.deadline();

@@ -66,8 +66,8 @@ pub(super) struct Answering {
     pub(super) budget: Budget,
     /// The pace of a request's body; `None`: any.
     pub(super) pace: fn(&request::Parts) -> Option<Pace>,
-    /// True for a call that may stay open for as long as its client likes. It has a budget of its own, and a stop does
-    /// not wait for it.
+    /// True for a call that may stay open for as long as its client likes. It may send little in all, and holds room of
+    /// the budget only while a part of a message passes. A stop does not wait for it.
     pub(super) may_stay: fn(&request::Parts) -> bool,
     /// Makes the error that a handler finds in a cut body.
     pub(super) wrap: fn(Cut) -> Box<dyn std::error::Error + Send + Sync>,
@@ -181,8 +181,9 @@ impl Service<Request<Incoming>> for Requests {
         let (mut parts, body) = request.into_parts();
         let may_stay = may_stay(&parts);
         let share = if may_stay { Budget::new(MAX_BYTES_OF_STAYING).share() } else { budget.share() };
+        let passing = may_stay.then(|| budget.share());
         let (in_hand, unread) = (self.record.begin(!may_stay), Unread::default());
-        let body = Counted::new(body, unread.clone(), share.clone(), stop.clone(), pace(&parts), *wrap);
+        let body = Counted::new(body, unread.clone(), share.clone(), passing, stop.clone(), pace(&parts), *wrap);
         parts.extensions.insert(share.clone());
         parts.extensions.insert(self.client);
         let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));

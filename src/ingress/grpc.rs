@@ -55,6 +55,9 @@ use crate::{
 /// The pace of a call's message.
 const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::from_secs(120) };
 
+/// The largest message to reflection or health, which take no token: a name, or a few.
+const MAX_BYTES_WITHOUT_TOKEN: usize = 4 << 10;
+
 /// The largest answer that clients take by default.
 const TAKEN_BY_DEFAULT: usize = 4 << 20;
 
@@ -112,6 +115,7 @@ pub const METHODS: [(&str, Role); 19] = [
     ("taskd.v1.Operator/GetDeadLetter", Role::Read),
     ("taskd.v1.Operator/RetryDeadLetters", Role::Admin),
     ("taskd.v1.Operator/PurgeDeadLetters", Role::Admin),
+    ("taskd.v1.Operator/ListActs", Role::Admin),
 ];
 
 /// Authenticates a call, counts the parts of its message before it is decoded, and measures it.
@@ -179,8 +183,8 @@ async fn router(state: &State) -> Result<(Router, HealthReporter), ReflectionErr
     let routes = Routes::new(DiscoveryServer::new(Service(state.clone())).max_decoding_message_size(max))
         .add_service(TasksServer::new(Service(state.clone())).max_decoding_message_size(max))
         .add_service(OperatorServer::new(Service(state.clone())).max_decoding_message_size(max))
-        .add_service(health)
-        .add_service(reflection);
+        .add_service(health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN))
+        .add_service(reflection.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN));
     let counted = middleware::from_fn_with_state((Arc::clone(&state.settings), state.api.clone()), call);
     Ok((routes.into_axum_router().layer(counted), reporter))
 }

@@ -9,6 +9,8 @@ mod budget;
 mod connection;
 mod delivery;
 mod descriptors;
+#[cfg(test)]
+mod fuzz;
 pub mod grpc;
 pub mod http;
 pub mod json;

@@ -92,9 +92,17 @@ fn varint(message: &mut &[u8]) -> Result<u64, Refused> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use proptest::prelude::*;
     use prost::Message as _;
 
-    use super::*;
+    use super::{
+        super::{
+            fuzz::{hostile, within},
+            grpc::METHODS,
+        },
+        *,
+    };
     use crate::{config::Settings, ingress::budget::Budget, wire::pb};
 
     fn counted(path: &str, message: &[u8]) -> Result<(), String> {
@@ -151,5 +159,52 @@ mod tests {
         for message in [&[0x0a, 5, 1][..], &[0x0a], &[0xff; 11], &[0x09, 1], &[0x0d], &[0xfb, 1, 0xfc, 1]] {
             assert!(refused("/taskd.v1.Discovery/InsertTasks", message).starts_with("the message cannot be read"));
         }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn messages_of_any_kind_are_counted_before_they_are_decoded(message in hostile(messages())) {
+            for (method, _) in METHODS {
+                let shape = shape(&format!("/{method}"));
+                let counted = within(message.len(), |tally| count(&message, shape, tally));
+                // A message that is decoded without having been counted could be of any size.
+                let is_read = match method {
+                    "taskd.v1.Discovery/InsertTasks" => same::<pb::InsertTasksRequest>(&message),
+                    "taskd.v1.Tasks/GetTasks" => same::<pb::GetTasksRequest>(&message),
+                    "taskd.v1.Tasks/CompleteTasks" => same::<pb::CompleteTasksRequest>(&message),
+                    _ => continue,
+                };
+                let is_group = counted.as_ref().is_err_and(|error| error.to_string().contains("group"));
+                prop_assert!(counted.is_ok() || !is_read || is_group, "{method} {message:?}: {counted:?}");
+            }
+        }
+    }
+
+    /// True if the bytes are a message. Encoded and decoded again it is the same.
+    fn same<T: prost::Message + Default + PartialEq + std::fmt::Debug>(bytes: &Bytes) -> bool {
+        T::decode(bytes.clone()).is_ok_and(|message| {
+            assert_eq!(T::decode(&message.encode_to_vec()[..]), Ok(message));
+            true
+        })
+    }
+
+    fn messages() -> Vec<Vec<u8>> {
+        let task = pb::NewTask {
+            queue: "q".into(),
+            key: "k".into(),
+            payload: "p".into(),
+            headers: [("a".into(), "b".into())].into(),
+            max_attempts: Some(3),
+            ..Default::default()
+        };
+        let completion = pb::Completion { id: "i".into(), discovered: vec![task.clone(); 2], ..Default::default() };
+        vec![
+            pb::InsertTasksRequest { tasks: vec![task; 2] }.encode_to_vec(),
+            pb::CompleteTasksRequest { worker: "w".into(), completions: vec![completion] }.encode_to_vec(),
+            pb::GetTasksRequest { worker: "w".into(), queues: vec!["q".into(); 2], ..Default::default() }
+                .encode_to_vec(),
+        ]
     }
 }

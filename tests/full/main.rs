@@ -23,6 +23,7 @@ mod kafka_topics;
 mod lifecycle;
 mod migrations;
 mod old_database;
+mod openapi;
 mod partitions;
 mod pressure;
 mod processes;

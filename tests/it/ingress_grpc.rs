@@ -12,6 +12,10 @@ use taskd::{
 use tokio::{net::TcpStream, task::JoinHandle};
 use tonic::{Code, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest,
+};
 
 use crate::{ingress_http::idle_state, support::daemon::Daemon};
 
@@ -61,6 +65,22 @@ async fn wrong_requests_are_invalid_arguments() {
     let tasks = vec![pb::NewTask::default(); 2];
     let status = client.insert_tasks(pb::InsertTasksRequest { tasks }).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn reflection_is_within_the_budget_of_all_requests() {
+    for (budget, want) in [(0, Err(Code::ResourceExhausted)), (64 << 10, Ok(true))] {
+        let (channel, _server) = start(idle_state(|settings| settings.limits.request_budget = budget)).await;
+        let question = MessageRequest::ListServices(String::new());
+        let question = ServerReflectionRequest { host: String::new(), message_request: Some(question) };
+        let questions = futures::stream::iter([question]);
+        let answer = ServerReflectionClient::new(channel).server_reflection_info(questions).await;
+        let first = match answer {
+            Ok(mut answers) => answers.get_mut().message().await,
+            Err(status) => Err(status),
+        };
+        assert_eq!(first.map(|answer| answer.is_some()).map_err(|status| status.code()), want, "{budget}");
+    }
 }
 
 #[tokio::test]

@@ -19,6 +19,8 @@ mod damage;
 mod enqueue;
 #[path = "lua_state/explain.rs"]
 mod explain;
+#[path = "lua_state/random.rs"]
+mod random;
 #[path = "lua_state/report.rs"]
 mod report;
 #[path = "lua_state/upkeep.rs"]

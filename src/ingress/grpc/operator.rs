@@ -8,6 +8,9 @@ use crate::{
     wire::pb::{self, operator_server::Operator},
 };
 
+/// The acts of an answer where the caller names no limit.
+const USUAL_ACTS: u32 = 100;
+
 #[tonic::async_trait]
 impl Operator for Service {
     async fn get_books(&self, request: Request<pb::GetBooksRequest>) -> Result<Response<pb::Books>, Status> {
@@ -77,5 +80,12 @@ impl Operator for Service {
         let (caller, request) = open(request);
         let changed = self.0.api.purge_letters(&caller, ChangeLetters::try_from(request)).await?;
         Ok(Response::new(changed.into()))
+    }
+
+    async fn list_acts(&self, request: Request<pb::ListActsRequest>) -> Result<Response<pb::ListActsResponse>, Status> {
+        let (caller, request) = open(request);
+        let before = Some(&request.before[..]).filter(|id| !id.is_empty());
+        let limit = if request.limit == 0 { USUAL_ACTS } else { request.limit };
+        self.within(pb::ListActsResponse { acts: results(self.0.api.acts(&caller, before, limit).await?) })
     }
 }

@@ -98,7 +98,7 @@ fn document(routes: &[RouteOfRole], auth: Auth) -> Bytes {
     };
     for (method, path, role) in routes {
         let operation = operations::of(method, path);
-        insert(path, method, operation.written(path, Needs(*role, auth), &mut schemas));
+        insert(operation.path, method, operation.written(operation.path, Needs(*role, auth), &mut schemas));
     }
     for operation in operations::open() {
         insert(operation.path, &Method::GET, operation.written(operation.path, Nothing, &mut schemas));

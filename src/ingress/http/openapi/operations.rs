@@ -10,7 +10,8 @@ use super::{
 };
 use crate::model::{InsertAnswer, LetterKind, QueueView, TaskId};
 
-/// The description of a route. One that has none is in the document by its method and its path.
+/// The description of a route. One that has none is in the document by its method and its path. A route whose handler
+/// reads a verb behind the last part of the path is described with that verb.
 pub(super) fn of(method: &Method, path: &'static str) -> Operation {
     let known = match *method {
         Method::GET => read(path),
@@ -117,8 +118,8 @@ fn change(path: &'static str) -> Option<Operation> {
         "/v1/tasks:cancel" => new("operators", "cancelTasks", "Cancel unfinished tasks")
             .takes::<json::changes::Ids>()
             .lists::<json::work::ItemAnswer<'_>>("results"),
-        "/v1/jobs/{id}" => new("operators", "stopJob", "Stop a job: POST `/v1/jobs/{id}:stop`")
-            .says("`id` is the id of the job with `:stop` behind it. A job that has ended stays as it is.")
+        "/v1/jobs/{id}" => Operation::new("/v1/jobs/{id}:stop", "operators", "stopJob", "Stop a job")
+            .says("A job that has ended stays as it is.")
             .answers::<json::jobs::Job<'_>>(),
         "/v1/dead-letters:retry" => new("operators", "retryDeadLetters", "Send the tasks of dead letters again")
             .takes::<json::letters::Change>()

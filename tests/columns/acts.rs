@@ -1,0 +1,31 @@
+//! The acts of operators over gRPC, page by page. `access.rs` asks for them over HTTP.
+
+use taskd::wire::pb::{ListActsRequest, operator_client::OperatorClient};
+use tonic::{Code, Request};
+
+use super::access::token;
+use crate::column;
+
+#[tokio::test]
+async fn acts_are_listed_over_grpc_page_by_page() {
+    let daemon = column::start("auth = \"tokens\"\n", &[]).await;
+    let admin = token(&daemon, "admin", &["--roles", "admin"]).await;
+    let scoped = token(&daemon, "scoped", &["--roles", "admin", "--queues", "q"]).await;
+    let client = OperatorClient::connect(daemon.grpc()).await.unwrap();
+    let list = async |token: &str, before: &str, limit: u32| {
+        let mut request = Request::new(ListActsRequest { before: before.into(), limit });
+        request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        client.clone().list_acts(request).await.map(|answer| answer.into_inner().acts)
+    };
+    let all = list(&admin, "", 0).await.unwrap();
+    let on: Vec<_> = all.iter().map(|act| act.on.as_str()).collect();
+    assert_eq!(on.len(), 2, "{all:?}");
+    assert!(on[0].contains("scoped") && on[1].contains("admin"), "the latest is the first: {all:?}");
+    assert!(all.iter().all(|act| !act.who.is_empty() && !act.what.is_empty() && act.at.is_some()), "{all:?}");
+    let latest = list(&admin, "", 1).await.unwrap();
+    assert_eq!(latest, all[..1]);
+    assert_eq!(list(&admin, &latest[0].id, 1).await.unwrap(), all[1..]);
+    assert_eq!(list(&admin, "x", 1).await.unwrap_err().code(), Code::InvalidArgument);
+    // They name queues and tokens of others.
+    assert_eq!(list(&scoped, "", 1).await.unwrap_err().code(), Code::PermissionDenied);
+}
