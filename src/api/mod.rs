@@ -12,6 +12,7 @@ mod items;
 mod jobs;
 mod ledger;
 mod letters;
+mod pauses;
 mod query;
 mod reader;
 mod search;

@@ -30,7 +30,7 @@ Examples:
   taskd stats | jq '.queues[] | {queue, dead}'
 
 pending: in SQL only; queued: can be claimed; assigned: workers hold all that is left;
-delayed: nothing is due yet; done/s: tasks completed a second since the look before.")]
+delayed: nothing is due yet; (paused): no worker gets anything; done/s: tasks completed a second since the look before.")]
 pub struct Stats {
     /// The time between two looks
     #[arg(long, value_name = "TIME", default_value = "1s")]
@@ -64,6 +64,8 @@ struct Queue {
     completed: u64,
     dead: u64,
     oldest_waiting_ms: Option<u64>,
+    #[serde(default)]
+    paused: bool,
 }
 
 /// The completed tasks of each queue at the look before.
@@ -122,7 +124,8 @@ fn table(queues: &[Queue], before: Option<&Before>) -> Table {
         });
         let oldest = queue.oldest_waiting_ms.map(|ms| Time(Duration::from_secs(ms / 1000)).to_string());
         let counts = [queue.pending, queue.queued, queue.assigned, queue.delayed, queue.leases, queue.completed];
-        let mut row = vec![queue.queue.clone()];
+        let mark = if queue.paused { " (paused)" } else { "" };
+        let mut row = vec![format!("{}{mark}", queue.queue)];
         row.extend(counts.map(|count| HumanCount(count).to_string()));
         row.extend([rate.unwrap_or_default(), HumanCount(queue.dead).to_string(), oldest.unwrap_or_default()]);
         table.add_row(row);

@@ -16,6 +16,7 @@ mod error;
 mod explain;
 pub mod keys;
 mod notes;
+mod pauses;
 mod shard;
 mod shards;
 mod types;
@@ -30,7 +31,7 @@ use uuid::Uuid;
 
 pub use self::{
     books::Holding,
-    change::{Arbitrated, ArbitratedTasks, Changer},
+    change::{Arbitrated, ArbitratedTasks, Changer, NEVER},
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},

@@ -8,6 +8,7 @@ mod changes;
 mod error;
 mod jobs;
 pub mod mysql;
+mod pauses;
 mod search;
 pub mod sql;
 pub mod sqlite;
@@ -23,6 +24,7 @@ pub use self::{
     changes::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Wanted},
     error::{Cause, Error, Result},
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
+    pauses::{MOST_PAUSED, Pauses, Pausing},
     search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
@@ -37,7 +39,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: BookStore + Changes + Jobs + Search + Send + Sync {
+pub trait Store: BookStore + Changes + Jobs + Pauses + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

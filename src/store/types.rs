@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use bytes::Bytes;
 
 use crate::model::{
-    Encoding, Failure, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow,
+    Encoding, Failure, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow,
 };
 
 /// The answer to one row of an insert.
@@ -149,6 +149,9 @@ pub struct TaskState {
     pub workers: Vec<String>,
     /// How often the task was sent again.
     pub epoch: u32,
+    /// An operator may have changed these since the task was published.
+    pub replicas: u32,
+    pub priority: Priority,
 }
 
 /// A dead or cancelled task that was sent again.

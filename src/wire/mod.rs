@@ -2,6 +2,7 @@
 
 mod books;
 mod call;
+mod changes;
 mod explain;
 pub mod grpc_codec;
 mod jobs;

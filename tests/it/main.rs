@@ -38,6 +38,7 @@ mod lua_state;
 mod moved_time;
 mod openapi;
 mod partitions;
+mod pauses;
 mod queue_property;
 mod rebuild;
 mod redis_scripts;

@@ -25,6 +25,7 @@ mod books;
 mod changes;
 mod jobs;
 mod letters;
+mod pauses;
 mod queues;
 mod rebuild;
 mod retention;
@@ -36,6 +37,7 @@ pub(crate) use books::*;
 pub(crate) use changes::*;
 pub(crate) use jobs::*;
 pub(crate) use letters::*;
+pub(crate) use pauses::*;
 pub(crate) use queues::*;
 pub(crate) use rebuild::*;
 pub(crate) use retention::*;
@@ -133,6 +135,7 @@ macro_rules! store_contract {
             only_queues_with_unfinished_tasks_are_counted,
             what_waits_off_the_bus_is_counted,
             what_is_turned_away_adds_up,
+            queues_are_paused_and_resumed_with_their_acts,
             tokens_come_and_go_with_their_acts,
             of_concurrent_tokens_one_gets_the_name,
             rows_and_owners_are_found_by_ids_and_keys,
@@ -648,9 +651,13 @@ pub(crate) async fn many_reports_are_settled_at_once(db: &impl Database) {
     let store = db.open().await;
     let batch = rows("q", 700);
     insert_new(&*store, &batch).await;
-    let report = |(i, row): (usize, &NewRow)| if i % 7 == 0 { died(row) } else { completed(row, &format!("w{i}")) };
+    let report = |(i, row): (usize, &NewRow)| {
+        if i % 7 == 0 { died(row) } else { completed(row, &format!("w{i}")) }
+    };
     let answers = store.settle(&batch.iter().enumerate().map(report).collect::<Vec<_>>()).await.unwrap().answers;
-    let expected = |(i, row): (usize, &NewRow)| if i % 7 == 0 { settled_dead(row) } else { settled(Completed) };
+    let expected = |(i, row): (usize, &NewRow)| {
+        if i % 7 == 0 { settled_dead(row) } else { settled(Completed) }
+    };
     assert_eq!(answers, batch.iter().enumerate().map(expected).collect::<Vec<_>>());
     for (i, row) in batch.iter().enumerate().step_by(10) {
         let expected = if i % 7 == 0 { detail_dead(row) } else { detail_completed(row) };
@@ -943,6 +950,8 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
         status,
         workers: workers.iter().map(ToString::to_string).collect(),
         epoch: 0,
+        replicas: row.task.replicas,
+        priority: row.task.priority,
     };
     let expected =
         [state(&twice, Completed, &["a", "b"]), state(&once, Completed, &["a"]), state(&never, Unfinished, &[])];

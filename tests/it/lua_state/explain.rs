@@ -137,7 +137,9 @@ async fn claim_gives_a_task_exactly_where_explain_knows_no_reason_against_it() {
         let [a, b, c] = [of_three / 25, of_three / 5 % 5, of_three % 5].map(|state| states[state]);
         for waits in [&[][..], &["9"], &[""]] {
             let parts = [("a", a), ("b", b), ("c", c)];
-            let Some((forms, offer)) = forms(num, parts, waits) else { continue };
+            let Some((forms, offer)) = forms(num, parts, waits) else {
+                continue;
+            };
             let mut of_forms = Vec::new();
             for record in forms {
                 records += 1;

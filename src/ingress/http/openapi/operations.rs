@@ -108,6 +108,18 @@ fn change(path: &'static str) -> Option<Operation> {
         "/v1/tasks:cancel" => new("operators", "cancelTasks", "Cancel unfinished tasks")
             .takes::<json::changes::Ids>()
             .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/tasks:change" => new("operators", "changeTasks", "Give unfinished tasks another priority or NUM")
+            .takes::<json::changes::UpdateTasks>()
+            .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/tasks:requeue" => new("operators", "requeueTasks", "Offer tasks anew: leases and backoffs end")
+            .says("At most one of `to` and `away_from`; `reserved_for` needs `to`.")
+            .takes::<json::changes::Requeue>()
+            .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/queues/{queue}" => {
+            new("operators", "pauseQueue", "Pause or resume a queue: POST `/v1/queues/{queue}:pause`")
+                .says("`queue` is the name of the queue with `:pause` or `:resume` behind it.")
+                .answers::<json::changes::Pausing<'_>>()
+        }
         "/v1/jobs/{id}" => new("operators", "stopJob", "Stop a job: POST `/v1/jobs/{id}:stop`")
             .says("`id` is the id of the job with `:stop` behind it. A job that has ended stays as it is.")
             .answers::<json::jobs::Job<'_>>(),
