@@ -80,7 +80,9 @@ local function save(t)
   end
   -- A lower NUM may have completed the task with more credits than NUM.
   local fits = #t[CREDITED] == 2 * t[NUM]
-  if t[ST] == 'F' and t[NUM] == 1 and fits then return 'f' .. t[AT] .. ':' .. t[CREDITED][2] .. ':' .. t[CREDITED][1] end
+  if t[ST] == 'F' and t[NUM] == 1 and fits then
+    return 'f' .. t[AT] .. ':' .. t[CREDITED][2] .. ':' .. t[CREDITED][1]
+  end
   local bars = t[FAILED] and #t[FAILED] > 0
   if t[ST] == 'L' and t[FAILS] == 0 and #t[WAIT] == 0 and (t[OFFER] or 0) == 0 and not bars then
     if #t[HELD] + #t[CREDITED] == 0 then return tostring(t[NUM]) end

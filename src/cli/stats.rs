@@ -30,7 +30,8 @@ Examples:
   taskd stats | jq '.queues[] | {queue, dead}'
 
 pending: in SQL only; queued: can be claimed; assigned: workers hold all that is left;
-delayed: nothing is due yet; (paused): no worker gets anything; done/s: tasks completed a second since the look before.")]
+delayed: nothing is due yet; (paused): no worker gets anything;
+done/s: tasks completed a second since the look before.")]
 pub struct Stats {
     /// The time between two looks
     #[arg(long, value_name = "TIME", default_value = "1s")]

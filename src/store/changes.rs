@@ -83,8 +83,8 @@ pub trait Changes: Send + Sync {
     /// The queues of the stored tasks among `ids`, in any order.
     async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>>;
 
-    /// Stores new values of tasks. Keeps a wish about each unfinished task, in place of an earlier one of its kind, and the acts about these.
-    /// Answers per id, in order.
+    /// Stores new values of tasks. Keeps a wish about each unfinished task, in place of an earlier one of its kind, and
+    /// the acts about these. Answers per id, in order.
     async fn want(&self, ids: &[TaskId], change: &Change, at_unix_ms: i64, acts: &[TaskAct]) -> Result<Vec<Wanted>>;
 
     /// Wishes of a kind. Removes those about tasks that are final, or that are not there any more.

@@ -23,8 +23,8 @@ const EVERY: Duration = Duration::from_millis(500);
 const PARKED_EVERY: Duration = Duration::from_secs(1);
 /// The same for the age of the oldest task.
 const OLDEST_EVERY: Duration = Duration::from_secs(2);
-/// How often all open shards and all pauses are read. Changes may be missed: of a database that was set back, or by a taskd that does
-/// not number them.
+/// How often all open shards and all pauses are read. Changes may be missed: of a database that was set back, or by a
+/// taskd that does not number them.
 const WHOLE_EVERY: Duration = Duration::from_secs(60);
 
 /// The reader of one process, and how far it has read.
