@@ -253,18 +253,6 @@ impl Changing {
         Err(queue::Error::NoGeneration.into())
     }
 
-    /// Asks a shard that is open in SQL: the fanout is about to open it in Redis, or Redis lost it.
-    async fn cancel_when_open(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks, Error> {
-        for _ in 0..OPENING_LOOKS {
-            tokio::time::sleep(OPENING).await;
-            match self.queue.cancel(shard, tasks).await {
-                Err(queue::Error::NoGeneration) => {}
-                other => return Ok(other?),
-            }
-        }
-        Err(queue::Error::NoGeneration.into())
-    }
-
     /// Takes over decisions into SQL. Answers the status of each task.
     async fn end(&self, ends: &[EndedChange]) -> Result<Vec<Option<StoredStatus>>, Error> {
         if ends.is_empty() {

@@ -247,7 +247,10 @@ async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChan
     let mut over = Vec::new();
     for columns in page {
         let (id, turn) = (task_id(&columns.task_id)?, Turn(columns.turn));
-        let (Some(queue), Some(shard), Some(0)) = (columns.queue, columns.shard, columns.status) else {
+        // A task may be completed by a lower NUM, of which the queue has not heard.
+        let is_wanted = |stored: i64| stored == 0 || stored == 1 && *kind == ChangeKind::Update;
+        let status = columns.status.filter(|stored| is_wanted(*stored));
+        let (Some(queue), Some(shard), Some(_)) = (columns.queue, columns.shard, status) else {
             over.push((id, turn));
             continue;
         };
