@@ -9,6 +9,7 @@ mod jobs;
 mod letters;
 mod names;
 mod records;
+mod schema;
 mod search;
 mod status;
 mod token;
@@ -34,6 +35,7 @@ pub use records::{
     Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues, Report,
     UnreadableTask, What,
 };
+pub use schema::{PayloadCheck, PayloadSchema};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};

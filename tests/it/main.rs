@@ -39,6 +39,7 @@ mod moved_time;
 mod openapi;
 mod partitions;
 mod pauses;
+mod payload_schema;
 mod queue_property;
 mod rebuild;
 mod redis_scripts;

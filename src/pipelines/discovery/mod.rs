@@ -18,6 +18,7 @@ mod insert;
 mod mark_published;
 mod results;
 mod room;
+mod schema;
 mod turned_away;
 
 use std::sync::Arc;
