@@ -142,7 +142,7 @@ pub async fn change(args: Change) -> anyhow::Result<bool> {
 /// Requeues, and answers whether every task is requeued.
 pub async fn requeue(args: Requeue) -> anyhow::Result<bool> {
     let (to, away_from) = (args.to.unwrap_or_default(), args.away_from.unwrap_or_default());
-    let reserved_for = args.reserved_for.map(|time| time.0.try_into()).transpose();
+    let reserved_for = args.reserved_for.map(|time| prost_types::Duration::try_from(time.0)).transpose();
     let reserved_for = reserved_for.context("--for is too long")?;
     let call = async |taskd, ids| {
         let request = RequeueTasksRequest { ids, to: to.clone(), away_from: away_from.clone(), reserved_for };
