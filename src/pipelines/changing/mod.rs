@@ -95,7 +95,7 @@ impl Changing {
         }
         let answer = |(id, wanted): (&TaskId, Wanted)| match wanted {
             Wanted::Unknown => Changed::Unknown,
-            Wanted::Final(status) => ended(status, change),
+            Wanted::Final(status) => final_before(status, change),
             Wanted::Reopened => Changed::Done,
             Wanted::Kept(_) => changed.get(id).copied().unwrap_or(Changed::Later),
         };
@@ -162,7 +162,7 @@ impl Changing {
                     again.push(wish);
                     continue;
                 }
-                (ChangeKind::Cancel, Arbitrated::Done, Some(status)) => ended(status, change),
+                (ChangeKind::Cancel, Arbitrated::Done, Some(status)) => final_before(status, change),
                 // The queue completed it before it had the new NUM.
                 (ChangeKind::Update, Arbitrated::Completed { credited }, Some(status))
                     if credited < wish.task.replicas && !status.is_final() =>
@@ -294,7 +294,7 @@ impl CarriedOut {
 }
 
 /// The answer to a change of a task that is final in SQL.
-fn ended(status: StoredStatus, change: &Change) -> Changed {
+fn final_before(status: StoredStatus, change: &Change) -> Changed {
     match (status, change) {
         (StoredStatus::Cancelled, Change::Cancel) => Changed::Done,
         (other, _) => ended_otherwise(other),
