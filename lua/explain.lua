@@ -5,7 +5,9 @@
 -- Returns {now (ms), stored offset with its topic generation or '', outbox entries, outbox bytes, leases, record}
 --   record: 0 no record, or a damaged one
 --     | {status L|F|D|X, NUM, failures, waiting, final at (ms), epoch of the task, credited workers, leases, due times
---        (ms), last failures, bar, elements before it, elements before it for the worker}
+--        (ms), last failures, bar, elements before it, elements before it for the worker,
+--        reservation}
+--   reservation: {worker, until (ms)}, {} none
 --   leases: {worker, deadline (ms) or -1, undelivered 0|1, …}   last failures: {ms, worker, reason, …}
 --   bar: as bar() of lib/record.lua, '' the worker may get the task
 --   elements before it: those of its priority that a claim meets first, of a new worker or of this one; -1 its element
@@ -54,5 +56,5 @@ if left(t) > 0 then
   end
 end
 answer[6] = {t[ST], t[NUM], t[FAILS], waiting(t), t[AT], t[EPOCH] or 0, credited, leases, due, t[LOG] or {},
-  bar(t, worker) or '', before, before_worker}
+  bar(t, worker) or '', before, before_worker, t[RESERVED] or {}}
 return answer

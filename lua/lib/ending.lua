@@ -45,7 +45,7 @@ local function finish(id, t, status)
   end
   for i = 2, #t[HELD], 2 do redis.call('ZREM', LEASES, id .. t[HELD][i]) end
   for _, grant in ipairs(t[WAIT]) do redis.call('ZREM', DELAYED, id .. grant) end
-  t[ST], t[WAIT], t[HELD], t[AT], t[FAILED], t[LOG] = status, {}, {}, now, nil, nil
+  t[ST], t[WAIT], t[HELD], t[AT], t[FAILED], t[LOG], t[RESERVED] = status, {}, {}, now, nil, nil, nil
   redis.call('HDEL', BODIES, id, id .. 'h')
   redis.call('RPUSH', FINALS, id)
   count('live', -1)

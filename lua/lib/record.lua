@@ -12,12 +12,15 @@
 --     entries: '\n', then per worker '<worker>\t<h held | c credited><grant>\n'; names have no control characters
 --   msgpack                   [status, NUM, failures, {grant, …} in backoff or {''} before its time,
 --                              {worker, grant, …} credited, {worker, grant, …} held, final at ms, newest offer,
---                              {worker, failures, …}, {ms, worker, reason, …}, epoch of the task]
--- status: L live, F completed, D dead, X cancelled. save() leaves out the last four when they are nil. A record with an
--- epoch, of a task that was sent again, is always msgpack and has all of them.
+--                              {worker, failures, …}, {ms, worker, reason, …}, epoch of the task,
+--                              {worker, ms}]
+-- status: L live, F completed, D dead, X cancelled. save() leaves out the last five when they are nil. A record with an
+-- epoch, of a task that was sent again or reserved, is always msgpack and has all of them but the last.
 -- FAILED is kept where NUM > 1: a worker with max_attempts failures (then REFUSED) is not offered the task again, so
--- that one worker alone cannot kill it. LOG holds the last failures.
-local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG, EPOCH = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+-- that one worker alone cannot kill it, and where a task was requeued away from a worker. LOG holds the last failures.
+-- RESERVED names the only worker that may get the task, and until when (ms).
+local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG, EPOCH, RESERVED =
+  1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
 local REFUSED = -1
 
 local function is_record(t)
@@ -75,13 +78,18 @@ local function save(t)
     t[OFFER], t[FAILED], t[LOG] = t[OFFER] or 0, t[FAILED] or {}, t[LOG] or {}
     return cmsgpack.pack(t)
   end
-  if t[ST] == 'F' and t[NUM] == 1 then return 'f' .. t[AT] .. ':' .. t[CREDITED][2] .. ':' .. t[CREDITED][1] end
-  if t[ST] == 'L' and t[FAILS] == 0 and #t[WAIT] == 0 and (t[OFFER] or 0) == 0 then
+  -- A lower NUM may have completed the task with more credits than NUM.
+  local fits = #t[CREDITED] == 2 * t[NUM]
+  if t[ST] == 'F' and t[NUM] == 1 and fits then
+    return 'f' .. t[AT] .. ':' .. t[CREDITED][2] .. ':' .. t[CREDITED][1]
+  end
+  local bars = t[FAILED] and #t[FAILED] > 0
+  if t[ST] == 'L' and t[FAILS] == 0 and #t[WAIT] == 0 and (t[OFFER] or 0) == 0 and not bars then
     if #t[HELD] + #t[CREDITED] == 0 then return tostring(t[NUM]) end
     if t[NUM] == 1 then return 'h' .. t[HELD][2] .. ':' .. t[HELD][1] end
     if t[NUM] <= 255 then return string.char(109, t[NUM], #t[HELD] / 2, #t[CREDITED] / 2) .. entries_of(t) end
   end
-  if t[ST] == 'F' and t[FAILS] == 0 and t[NUM] <= 255 then
+  if t[ST] == 'F' and t[FAILS] == 0 and t[NUM] <= 255 and fits then
     return string.char(101, t[NUM]) .. t[AT] .. entries_of(t)
   end
   return cmsgpack.pack(t)
@@ -108,6 +116,7 @@ end
 --   'completed'  the worker has completed it
 --   'final'      the task is over   'holds' the worker holds a replica
 --   'refused'    the worker has failed it as often as it may
+--   'reserved'   it is reserved for another worker
 --   'scheduled'  its time has not come
 --   'backoff'    all replicas that are left wait for their backoff   'leased' other workers hold all that are left
 local function bar(t, worker)
@@ -116,6 +125,7 @@ local function bar(t, worker)
   if find_worker(t[HELD], worker) then return 'holds' end
   local failed = t[FAILED] and find_worker(t[FAILED], worker)
   if failed and t[FAILED][failed + 1] == REFUSED then return 'refused' end
+  if t[RESERVED] and t[RESERVED][1] ~= worker then return 'reserved' end
   if t[WAIT][1] == '' then return 'scheduled' end
   if left(t) <= 0 then return #t[HELD] == 0 and 'backoff' or 'leased' end
 end

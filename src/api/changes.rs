@@ -1,4 +1,4 @@
-//! Changes of live work: operators cancel tasks.
+//! Changes of live work: operators cancel tasks, give them other values, offer them anew.
 
 use std::collections::HashMap;
 
@@ -10,14 +10,50 @@ use super::{
     text::{ECHO, shorten},
 };
 use crate::{
-    model::{Act, Caller, Change, Changed, ItemAnswer, ItemStatus, TaskAct, TaskId},
+    model::{
+        Act, Caller, Change, Changed, ItemAnswer, ItemStatus, QueueName, Requeue, RequeueTasks, TaskAct, TaskId, Update,
+    },
     pipelines::changing::{Changing, MOST},
+    queue::NEVER,
 };
 
 impl Api {
     /// Cancels tasks: no worker does them any more. Answers each, in order.
     pub async fn cancel_tasks(&self, caller: &Caller, ids: Vec<String>) -> Result<Vec<ItemAnswer>, Error> {
         self.change_tasks(caller, ids, &Change::Cancel).instrument(span("cancel_tasks", caller)).await
+    }
+
+    /// Gives tasks another priority or NUM. Answers each, in order.
+    pub async fn update_tasks(
+        &self,
+        caller: &Caller,
+        ids: Vec<String>,
+        update: Result<Update, String>,
+    ) -> Result<Vec<ItemAnswer>, Error> {
+        let update = update.map_err(Error::Invalid)?;
+        update.check().map_err(Error::Invalid)?;
+        let change = Change::Update(update);
+        self.change_tasks(caller, ids, &change).instrument(span("update_tasks", caller)).await
+    }
+
+    /// Offers tasks anew: their leases and backoffs end. Answers each, in order.
+    pub async fn requeue_tasks(
+        &self,
+        caller: &Caller,
+        ids: Vec<String>,
+        requeue: Result<RequeueTasks, String>,
+    ) -> Result<Vec<ItemAnswer>, Error> {
+        let requeue = match requeue.map_err(Error::Invalid)? {
+            RequeueTasks::All => Requeue::All,
+            RequeueTasks::AwayFrom(worker) => Requeue::AwayFrom(worker),
+            RequeueTasks::To { worker, reserved_for } => {
+                let now = self.query()?.now_unix_ms();
+                let until = reserved_for.map(|time| i64::try_from(time.as_millis()).unwrap_or(i64::MAX));
+                Requeue::To { worker, until_unix_ms: until.map(|time| now.saturating_add(time).min(NEVER - 1)) }
+            }
+        };
+        let change = Change::Requeue(requeue);
+        self.change_tasks(caller, ids, &change).instrument(span("requeue_tasks", caller)).await
     }
 
     /// Cancels one task. An error says why it cannot be cancelled.
@@ -64,17 +100,32 @@ impl Api {
     ) -> Result<HashMap<TaskId, Changed>, Error> {
         let owned = self.query()?.store().queues_of(ids).await?;
         let reached = owned.into_iter().filter(|(_, queue)| caller.access.reaches(queue.as_str()));
-        let ids: Vec<TaskId> = reached.map(|(id, _)| id).collect();
+        let (mut ids, mut changed) = (Vec::new(), HashMap::new());
+        for (id, queue) in reached {
+            match self.exceeds(change, &queue)? {
+                true => drop(changed.insert(id, Changed::TooManyReplicas)),
+                false => ids.push(id),
+            }
+        }
         if ids.is_empty() {
-            return Ok(HashMap::new());
+            return Ok(changed);
         }
         let who = caller.access.token().map_or("anybody", |token| &token.name);
         let act = |id: &TaskId| (*id, Act::new(who, &change.act(), &id.to_string()));
         let acts: Vec<TaskAct> = ids.iter().map(act).collect();
-        let changed = self.changing()?.change(&ids, change, &acts).await?;
-        let count = changed.iter().filter(|changed| **changed == Changed::Done).count();
+        let answers = self.changing()?.change(&ids, change, &acts).await?;
+        let count = answers.iter().filter(|changed| **changed == Changed::Done).count();
         tracing::info!(%who, count, asked = ids.len(), "{who}: {}, {count} of {}", change.act(), ids.len());
-        Ok(ids.into_iter().zip(changed).collect())
+        changed.extend(ids.into_iter().zip(answers));
+        Ok(changed)
+    }
+
+    /// Whether no task of the queue may have so many replicas.
+    fn exceeds(&self, change: &Change, queue: &QueueName) -> Result<bool, Error> {
+        let Change::Update(Update { replicas: Some(replicas), .. }) = change else {
+            return Ok(false);
+        };
+        Ok(*replicas > self.query()?.settings.task_rules(queue.as_str()).max_replicas)
     }
 
     fn changing(&self) -> Result<&Changing, Error> {
@@ -88,6 +139,14 @@ fn answer(id: String, changed: Changed) -> ItemAnswer {
         Changed::AlreadyCompleted => (ItemStatus::AlreadyCompleted, "its workers have completed it"),
         Changed::Dead => (ItemStatus::Invalid, "the task is dead: it failed for good before"),
         Changed::Cancelled => (ItemStatus::Cancelled, "the task was cancelled before"),
+        Changed::NotQueued => (ItemStatus::Invalid, "the task is not in its queue now, and no worker holds it"),
+        Changed::NotDue => (ItemStatus::Invalid, "its time has not come, and no worker holds it"),
+        Changed::CompletedByWorker => {
+            (ItemStatus::Invalid, "this worker has completed it, and no worker does a task twice")
+        }
+        Changed::TooManyReplicas => {
+            (ItemStatus::Invalid, "a task of its queue may not have as many replicas (max_replicas)")
+        }
         Changed::Unknown => (ItemStatus::UnknownTask, ""),
         Changed::Later => (
             ItemStatus::TryLater,

@@ -171,6 +171,12 @@ impl Facts {
                 settings.live_tasks_max(),
             ));
         }
+        if let Some((worker, _)) = self.record().and_then(|record| record.reserved.as_ref()) {
+            notes.push(format!("an operator has reserved it for worker {worker}"));
+        }
+        if self.is_paused && place != TaskPlace::Finished {
+            notes.push(format!("queue {} is paused: no worker gets anything of it until it is resumed", task.queue));
+        }
         let in_sql = place != TaskPlace::Finished && self.record().is_none();
         if let Some(shortage) = self.shortage.as_ref().filter(|_| in_sql) {
             notes.push(shortage.why.clone());
@@ -210,6 +216,10 @@ impl Facts {
         let own_lease = record.held.iter().find(|held| held.worker == worker.as_str());
         let first_due = record.due_unix_ms.iter().min().copied();
         let Some(bar) = record.bar else {
+            if self.is_paused {
+                let says = format!("nobody gets it now: queue {} is paused", self.detail.task.queue);
+                return view(WorkerReason::QueuePaused, says, None);
+            }
             if let Some(pause) = self.pause() {
                 return view(WorkerReason::ClaimsPaused, format!("nobody gets it now: {}", says_pause(pause)), None);
             }
@@ -230,6 +240,11 @@ impl Facts {
             Bar::Refused => {
                 let says = format!("{worker} has failed it as often as one worker may");
                 (WorkerReason::RefusedIt, says, None)
+            }
+            Bar::Reserved => {
+                let (other, until) = record.reserved.clone().unwrap_or_default();
+                let says = format!("an operator has reserved it for worker {other}");
+                (WorkerReason::ReservedForAnother, says, Some(until).filter(|until| (1..queue::NEVER).contains(until)))
             }
             Bar::Scheduled => (WorkerReason::NotDue, "its time has not come".to_owned(), first_due),
             Bar::Backoff => (WorkerReason::InBackoff, "it waits for its next attempt".to_owned(), first_due),

@@ -25,6 +25,8 @@ pub(super) struct Facts {
     /// A shard without room, of the queue of a parked task.
     pub(super) full: Option<(ShardId, Stats)>,
     pub(super) shortage: Option<Shortage>,
+    /// An operator has paused the queue.
+    pub(super) is_paused: bool,
     pub(super) now_unix_ms: i64,
 }
 
@@ -47,13 +49,17 @@ impl Reader {
     /// Asks in the order of a task's way, so that a task that moves on meanwhile is met at its next place.
     pub(super) async fn facts(&self, id: TaskId, worker: Option<&WorkerName>) -> Result<Option<Facts>, Error> {
         let place_in_sql = self.store.place(self.bus.generation(), id).await?;
-        let Some(detail) = self.store.task(id).await? else { return Ok(None) };
+        let Some(detail) = self.store.task(id).await? else {
+            return Ok(None);
+        };
         let credited = self.store.states(&[id]).await?.into_iter().flat_map(|state| state.workers).collect();
         let completions = match worker {
             Some(worker) => self.store.states_for(worker, &[id]).await?,
             None => Vec::new(),
         };
+        let is_paused = self.queue.is_paused(&detail.task.queue);
         let mut facts = Facts {
+            is_paused,
             detail,
             place_in_sql,
             credited,
@@ -110,7 +116,9 @@ impl Reader {
         let settings = self.settings.queues.get(queue);
         for shard in self.queue.shards_of(queue) {
             match self.queue.stats(&shard.id).await {
-                Ok(stats) if !stats.has_room(settings) => return Ok(Some((shard.id.clone(), stats))),
+                Ok(stats) if !stats.has_room(settings) => {
+                    return Ok(Some((shard.id.clone(), stats)));
+                }
                 Ok(_) | Err(queue::Error::NoGeneration) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -13,6 +13,7 @@ mod items;
 mod jobs;
 mod ledger;
 mod letters;
+mod pauses;
 mod query;
 mod reader;
 mod search;

@@ -41,7 +41,9 @@ impl Reader {
     }
 
     pub(super) async fn task(&self, id: TaskId) -> Result<Option<TaskView>, Error> {
-        let Some(detail) = self.store.task(id).await? else { return Ok(None) };
+        let Some(detail) = self.store.task(id).await? else {
+            return Ok(None);
+        };
         let record = if detail.status.is_final() { None } else { self.record(&detail).await? };
         Ok(Some(view(detail, record, self.clock.now_unix_ms())))
     }
@@ -117,6 +119,9 @@ impl Reader {
             let entry = entry_of(&mut queues, &queue);
             entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(Some(age_ms(created_unix_ms)));
         }
+        for queue in self.queue.paused() {
+            entry_of(&mut queues, &queue).paused = true;
+        }
         Ok(queues.into_values().collect())
     }
 }
@@ -133,6 +138,7 @@ fn entry_of<'a>(queues: &'a mut BTreeMap<QueueName, QueueView>, queue: &QueueNam
         dead: 0,
         cancelled: 0,
         oldest_waiting_ms: None,
+        paused: false,
     })
 }
 

@@ -87,7 +87,9 @@ pub(super) async fn run(
     wait: Wait<'_>,
     is_first: bool,
 ) -> anyhow::Result<RoundEnd> {
-    let Some(opened) = open(backends, &wait).await? else { return Ok(RoundEnd::Stopped) };
+    let Some(opened) = open(backends, &wait).await? else {
+        return Ok(RoundEnd::Stopped);
+    };
     let (http, grpc) = (listeners.http()?, listeners.grpc()?);
     let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
 
@@ -134,16 +136,22 @@ struct Opened {
 async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Opened>> {
     let Backends { settings, redis, store, process, clock, .. } = backends;
     let bus = || connect::bus(settings, Some(redis), process);
-    let Some(bus) = wait.until("the bus", bus).await? else { return Ok(None) };
+    let Some(bus) = wait.until("the bus", bus).await? else {
+        return Ok(None);
+    };
     let store_id = || async { store.store_id().await.map_err(unreadable) };
-    let Some(store_id) = wait.until("the database", store_id).await? else { return Ok(None) };
+    let Some(store_id) = wait.until("the database", store_id).await? else {
+        return Ok(None);
+    };
 
     let coordination = Coordination::new(redis.clone(), process, clock.clone());
     let own = || async {
         coordination.follow_clock().await?;
         Ok(coordination.own(&store_id).await?)
     };
-    let Some(()) = wait.until("Redis", own).await? else { return Ok(None) };
+    let Some(()) = wait.until("Redis", own).await? else {
+        return Ok(None);
+    };
 
     let queue = Queue::with_clock(redis.clone(), process.clone(), clock.clone());
     let (gates, occupancy) = (Gates::default(), Occupancy::default());
@@ -151,12 +159,16 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
         QueueSync::start(store, queue.shards.clone(), gates, occupancy, clock.clone()).await.map_err(unreadable)
     };
-    let Some(queues) = wait.until("the database", queues).await? else { return Ok(None) };
+    let Some(queues) = wait.until("the database", queues).await? else {
+        return Ok(None);
+    };
     let tokens = match settings.auth {
         Auth::None => None,
         Auth::Tokens => {
             let tokens = || async { TokenSync::start(Arc::clone(store), clock.clone()).await.map_err(unreadable) };
-            let Some(tokens) = wait.until("the database", tokens).await? else { return Ok(None) };
+            let Some(tokens) = wait.until("the database", tokens).await? else {
+                return Ok(None);
+            };
             Some(tokens)
         }
     };
@@ -218,7 +230,8 @@ fn state(
     let (store, bus) = (Arc::clone(&cx.store), Arc::clone(&cx.bus));
     let ledger = Ledger::new(store, cx.queue.shards.clone(), bus, cx.clock.clone());
     let (store, filter, bus) = (Arc::clone(&cx.store), cx.filter.clone(), Arc::clone(&cx.bus));
-    let changing = Changing::new(store, cx.queue.upkeep.changer(), filter, bus, cx.clock.clone());
+    let kept = &cx.settings.watchdog;
+    let changing = Changing::new(store, cx.queue.upkeep.changer(), filter, bus, cx.clock.clone(), kept);
     ingress::State {
         api: Api {
             discovery: handles.discovery,
@@ -269,7 +282,9 @@ async fn drain(
     match (served, end) {
         (Ok(served), _) => served.context("a listener panicked")??,
         // These callers do not read their answers, which promise them nothing: the stop went well.
-        (Err(_), RoundEnd::Stopped) => tracing::warn!("some callers did not end within the grace period ({grace})"),
+        (Err(_), RoundEnd::Stopped) => {
+            tracing::warn!("some callers did not end within the grace period ({grace})")
+        }
         // These callers are told to try again, whenever they end.
         (Err(_), RoundEnd::Lost(_)) => tracing::warn!("some callers of before are still there"),
     }

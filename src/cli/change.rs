@@ -1,7 +1,7 @@
-//! `taskd cancel`: changes live work of a running taskd, over gRPC.
+//! `taskd cancel`, `change`, `requeue`, `pause` and `resume`: change live work of a running taskd, over gRPC.
 
-use anyhow::bail;
-use clap::Args;
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
 use serde_json::json;
 use tonic::Response;
 
@@ -9,8 +9,10 @@ use super::{
     client::{Server, Taskd},
     patience::patiently,
 };
+use crate::config::Time;
 use crate::wire::pb::{
-    self, CancelTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus, discovery_client::DiscoveryClient,
+    self, CancelTasksRequest, ChangeTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus, PauseQueueRequest,
+    RequeueTasksRequest, ResumeQueueRequest, discovery_client::DiscoveryClient, operator_client::OperatorClient,
 };
 
 /// The tasks of one call.
@@ -63,6 +65,130 @@ pub async fn cancel(args: Cancel) -> anyhow::Result<bool> {
             Ok(answer.map(|answer| answer.results))
         })
         .await
+}
+
+/// Give unfinished tasks another priority, or another number of workers
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd change --priority high 0199…                 workers get it before others
+  taskd change --replicas 3 0199…                    three distinct workers do it; reopens a completed task
+  taskd change --replicas 1 --queue crawl --key https://e.org/
+
+A lower number ends the latest leases at no cost; if as many workers have completed the task, it is completed.
+Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be reached.")]
+pub struct Change {
+    #[command(flatten)]
+    targets: Targets,
+
+    /// high, medium or low
+    #[arg(long, value_enum, required_unless_present = "replicas")]
+    priority: Option<Level>,
+
+    /// How many distinct workers do it
+    #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u32).range(1..))]
+    replicas: Option<u32>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Level {
+    High,
+    Medium,
+    Low,
+}
+
+/// Offer tasks anew: leases and backoffs end, at no cost
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd requeue 0199…                                every worker may get it now
+  taskd requeue --away-from w7 0199…                 w7 loses it, and does not get it again
+  taskd requeue --to w7 --for 10m 0199…              only w7 gets it, for ten minutes
+
+Exit code: 0, or 1 if some tasks could not be requeued, 2 if the request is wrong or the server cannot be reached.")]
+pub struct Requeue {
+    #[command(flatten)]
+    targets: Targets,
+
+    /// Only this worker gets the tasks
+    #[arg(long, value_name = "WORKER")]
+    to: Option<String>,
+
+    /// How long they are reserved; without it until they are requeued again
+    #[arg(long = "for", value_name = "TIME", requires = "to")]
+    reserved_for: Option<Time>,
+
+    /// Only the lease of this worker ends, and it does not get the tasks again
+    #[arg(long, value_name = "WORKER", conflicts_with = "to")]
+    away_from: Option<String>,
+}
+
+/// Changes, and answers whether every task is changed.
+pub async fn change(args: Change) -> anyhow::Result<bool> {
+    let priority = args.priority.map_or(pb::Priority::Unspecified, |level| match level {
+        Level::High => pb::Priority::High,
+        Level::Medium => pb::Priority::Medium,
+        Level::Low => pb::Priority::Low,
+    });
+    let replicas = args.replicas.unwrap_or_default();
+    let call = async |taskd, ids| {
+        let request = ChangeTasksRequest { ids, priority: priority.into(), replicas };
+        let answer = OperatorClient::new(taskd).change_tasks(request).await?;
+        Ok(answer.map(|answer| answer.results))
+    };
+    args.targets.change("changed", call).await
+}
+
+/// Requeues, and answers whether every task is requeued.
+pub async fn requeue(args: Requeue) -> anyhow::Result<bool> {
+    let (to, away_from) = (args.to.unwrap_or_default(), args.away_from.unwrap_or_default());
+    let reserved_for = args.reserved_for.map(|time| prost_types::Duration::try_from(time.0)).transpose();
+    let reserved_for = reserved_for.context("--for is too long")?;
+    let call = async |taskd, ids| {
+        let request = RequeueTasksRequest { ids, to: to.clone(), away_from: away_from.clone(), reserved_for };
+        let answer = OperatorClient::new(taskd).requeue_tasks(request).await?;
+        Ok(answer.map(|answer| answer.results))
+    };
+    args.targets.change("requeued", call).await
+}
+
+/// Pause a queue: no worker gets anything of it until `taskd resume`
+#[derive(Args)]
+#[command(after_help = "\
+Leases go on, and so do inserts; workers wait as for an empty queue. Each process knows it within a second.
+Exit code: 0, also if the queue was paused before; 2 if the request is wrong or the server cannot be reached.")]
+pub struct Pause {
+    /// Name of the queue
+    queue: String,
+
+    #[command(flatten)]
+    server: Server,
+}
+
+/// Resume a paused queue
+#[derive(Args)]
+pub struct Resume {
+    /// Name of the queue
+    queue: String,
+
+    #[command(flatten)]
+    server: Server,
+}
+
+pub async fn pause(args: Pause) -> anyhow::Result<()> {
+    let (taskd, queue) = (args.server.connect().await?, args.queue);
+    let request = PauseQueueRequest { queue: queue.clone() };
+    let answer = patiently(async || OperatorClient::new(taskd.clone()).pause_queue(request.clone()).await).await?;
+    println!("queue {queue} {}", if answer.into_inner().changed { "is paused" } else { "was paused before" });
+    Ok(())
+}
+
+pub async fn resume(args: Resume) -> anyhow::Result<()> {
+    let (taskd, queue) = (args.server.connect().await?, args.queue);
+    let request = ResumeQueueRequest { queue: queue.clone() };
+    let answer = patiently(async || OperatorClient::new(taskd.clone()).resume_queue(request.clone()).await).await?;
+    println!("queue {queue} {}", if answer.into_inner().changed { "is resumed" } else { "was not paused" });
+    Ok(())
 }
 
 impl Targets {

@@ -21,6 +21,8 @@ pub(super) struct Queue {
     pub(super) dead: u64,
     pub(super) cancelled: u64,
     pub(super) oldest_waiting_ms: Option<u64>,
+    #[serde(default)]
+    pub(super) paused: bool,
 }
 
 impl Queue {
@@ -95,6 +97,7 @@ mod tests {
             dead: 0,
             cancelled: 0,
             oldest_waiting_ms: None,
+            paused: false,
         };
         let at = Instant::now();
         let before = Look { at, queues: vec![queue("q", 10, 100)] };

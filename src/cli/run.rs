@@ -1,8 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
 //! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a difference,
-//! `explain` found no such task, `dead`, `tasks` or `cancel` could not change something, or `bench` counted a task too
-//! few or too many times. 2: wrong command line or settings, or no server for a command.
+//! `explain` found no such task, `dead`, `tasks`, `cancel`, `change` or `requeue` could not change something, or `bench`
+//! counted a task too few or too many times. 2: wrong command line or settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -47,6 +47,8 @@ pub fn run() -> ExitCode {
         }
         Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
+        Command::Pause(args) => exit(block_on(change::pause(args)).flatten(), USAGE),
+        Command::Resume(args) => exit(block_on(change::resume(args)).flatten(), USAGE),
         Command::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
         Command::Fsck(args) => exit_as(block_on(fsck::run(args))),
         Command::Dump(args) => exit(block_on(dump::run(args)).flatten(), USAGE),
@@ -67,6 +69,8 @@ pub fn run() -> ExitCode {
         Command::Dead(args) => exit_as(block_on(dead::run(args))),
         Command::Explain(args) => exit_as(block_on(explain::run(args))),
         Command::Cancel(args) => exit_as(block_on(change::cancel(args))),
+        Command::Change(args) => exit_as(block_on(change::change(args))),
+        Command::Requeue(args) => exit_as(block_on(change::requeue(args))),
         Command::Bench(args) => exit_as(block_on(bench::run(args))),
         Command::CheckConfig(loaded) => {
             print!("{}", config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret));

@@ -27,7 +27,8 @@ Examples:
   taskd top                       the same on a whole screen, sorted, with the latencies of calls
 
 pending: in SQL only; queued: can be claimed; assigned: workers hold all that is left;
-delayed: nothing is due yet; in/s, done/s: tasks inserted and completed a second since the look before.")]
+delayed: nothing is due yet; (paused): no worker gets anything; in/s, done/s: tasks inserted and completed a second
+since the look before.")]
 pub struct Stats {
     /// The time between two looks
     #[arg(long, value_name = "TIME", default_value = "1s")]
@@ -84,7 +85,8 @@ fn table(look: &Look, before: Option<&Look>) -> Table {
         let rates = rates.map_or_else(Default::default, |rates| rates.map(|rate| format!("{rate:.0}")));
         let oldest = queue.oldest_waiting_ms.map(|ms| Time(Duration::from_secs(ms / 1000)).to_string());
         let counts = [queue.pending, queue.queued, queue.assigned, queue.delayed, queue.leases, queue.completed];
-        let mut row = vec![queue.queue.clone()];
+        let mark = if queue.paused { " (paused)" } else { "" };
+        let mut row = vec![format!("{}{mark}", queue.queue)];
         row.extend(counts.map(|count| HumanCount(count).to_string()));
         row.extend(rates);
         row.extend([HumanCount(queue.dead).to_string(), oldest.unwrap_or_default()]);

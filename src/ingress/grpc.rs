@@ -95,7 +95,7 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 19] = [
+pub const METHODS: [(&str, Role); 23] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
     ("taskd.v1.Discovery/ListTasks", Role::Read),
@@ -116,6 +116,10 @@ pub const METHODS: [(&str, Role); 19] = [
     ("taskd.v1.Operator/RetryDeadLetters", Role::Admin),
     ("taskd.v1.Operator/PurgeDeadLetters", Role::Admin),
     ("taskd.v1.Operator/ListActs", Role::Admin),
+    ("taskd.v1.Operator/ChangeTasks", Role::Admin),
+    ("taskd.v1.Operator/RequeueTasks", Role::Admin),
+    ("taskd.v1.Operator/PauseQueue", Role::Admin),
+    ("taskd.v1.Operator/ResumeQueue", Role::Admin),
 ];
 
 /// Authenticates a call, counts the parts of its message before it is decoded, and measures it.

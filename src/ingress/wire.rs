@@ -38,7 +38,9 @@ pub(super) fn shape(path: &str) -> &'static Shape {
         "/taskd.v1.Tasks/RejectTasks" | "/taskd.v1.Tasks/ExtendTasks" => &ITEMS,
         "/taskd.v1.Operator/RetryTasks" => &RETRY_TASKS,
         "/taskd.v1.Operator/RetryDeadLetters" | "/taskd.v1.Operator/PurgeDeadLetters" => &IDS,
-        "/taskd.v1.Discovery/CancelTasks" => &IDS,
+        "/taskd.v1.Discovery/CancelTasks" | "/taskd.v1.Operator/ChangeTasks" | "/taskd.v1.Operator/RequeueTasks" => {
+            &IDS
+        }
         _ => &NOTHING,
     }
 }
@@ -59,7 +61,9 @@ pub(super) fn count(mut message: &[u8], shape: &Shape, tally: &mut Tally<'_>) ->
             }
             5 => bytes(&mut message, 4)?,
             // The decoder would skip a group, and go on behind it.
-            _ => return Err(Refused::Malformed("it has a group or an unknown type of field")),
+            _ => {
+                return Err(Refused::Malformed("it has a group or an unknown type of field"));
+            }
         };
         if let Some((_, one, inner)) = shape.0.iter().find(|(number, ..)| *number == key >> 3) {
             one(tally)?;

@@ -335,6 +335,8 @@ pub struct QueueView {
     /// The age of the oldest waiting task, in Redis or in SQL; `None` when none waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_waiting_ms: Option<u64>,
+    /// No worker gets anything of it.
+    pub paused: bool,
 }
 
 /// As the APIs write it.

@@ -98,6 +98,8 @@ pub enum WorkerReason {
     HoldsIt,
     /// The worker has failed it as often as it may.
     RefusedIt,
+    /// It is reserved for another worker.
+    ReservedForAnother,
     /// The time of the task has not come.
     NotDue,
     /// All replicas that are left wait for their backoff.
@@ -110,4 +112,6 @@ pub enum WorkerReason {
     NotInQueue,
     /// Its shard gives no worker anything now.
     ClaimsPaused,
+    /// An operator has paused its queue.
+    QueuePaused,
 }

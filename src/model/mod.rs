@@ -23,7 +23,9 @@ pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
-pub use changes::{Change, ChangeKind, Changed, ChangingTask, OwnedTask, TaskAct};
+pub use changes::{
+    Change, ChangeKind, Changed, ChangingTask, OwnedTask, PausedQueue, Requeue, RequeueTasks, TaskAct, Update,
+};
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use jobs::{ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged};

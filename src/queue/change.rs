@@ -10,9 +10,13 @@ use super::{
     wire::{numbers, unsigned},
 };
 use crate::{
-    model::{ChangingTask, ShardId},
+    model::{ChangingTask, Requeue, ShardId},
     redis_pool::scripts,
+    wire,
 };
+
+/// The end of a reservation that has none: the last time that RFC 3339 can write.
+pub const NEVER: i64 = 253_402_300_799_999;
 
 /// The queue's decision about a change of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +24,19 @@ pub enum Arbitrated {
     /// Now, or before.
     Done,
     /// Its workers have completed it.
-    Completed,
+    Completed {
+        /// How many of them there are, as far as the script says so.
+        credited: u32,
+    },
     Dead,
+    Cancelled,
     /// It was sent again since. Nothing was changed.
     SentAgain,
+    /// It has not arrived.
+    Absent,
+    NotDue,
+    /// The worker for whom it should be reserved has completed it.
+    CompletedByWorker,
 }
 
 /// The answers of one shard, and the generation that it has.
@@ -70,17 +83,66 @@ impl Changer {
             .await?;
         self.touch(shard);
         let numbers = numbers(value, tasks.len() + 1)?;
-        let answers = numbers[1..].iter().map(|number| arbitrated(*number)).collect::<Result<_>>()?;
+        let answers = numbers[1..].iter().map(|number| arbitrated(*number, 0)).collect::<Result<_>>()?;
+        Ok(ArbitratedTasks { generation: unsigned(numbers[0]), answers })
+    }
+
+    /// Gives tasks of one shard the NUM and the priority that SQL has. At most 1,000.
+    pub async fn update(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks> {
+        let value = self
+            .call(&scripts::CHANGE, shard, tasks.len(), |call| {
+                call.arg(self.wake_channel()).arg(shard.queue.as_str());
+                for task in tasks {
+                    call.arg(task.id.as_bytes()).arg(task.replicas).arg(task.priority as u8).arg(task.epoch);
+                    call.arg(&wire::body_values(task.replicas, task.priority)[..]);
+                }
+            })
+            .await?;
+        self.offered(shard);
+        let numbers = numbers(value, 2 * tasks.len() + 1)?;
+        let answer = |pair: &[i64]| arbitrated(pair[0], u32::try_from(pair[1]).unwrap_or(u32::MAX));
+        let answers = numbers[1..].chunks_exact(2).map(answer).collect::<Result<_>>()?;
+        Ok(ArbitratedTasks { generation: unsigned(numbers[0]), answers })
+    }
+
+    /// Offers tasks of one shard anew. At most 1,000.
+    pub async fn requeue(
+        &self,
+        shard: &ShardId,
+        tasks: &[&ChangingTask],
+        requeue: &Requeue,
+    ) -> Result<ArbitratedTasks> {
+        let (mode, worker, until_unix_ms) = match requeue {
+            Requeue::All => ("all", "", 0),
+            Requeue::AwayFrom(worker) => ("away", worker.as_str(), 0),
+            Requeue::To { worker, until_unix_ms } => ("to", worker.as_str(), until_unix_ms.unwrap_or(NEVER)),
+            Requeue::Free => ("free", "", 0),
+        };
+        let value = self
+            .call(&scripts::REQUEUE, shard, tasks.len(), |call| {
+                call.arg(self.wake_channel()).arg(shard.queue.as_str());
+                for task in tasks {
+                    call.arg(task.id.as_bytes()).arg(task.epoch).arg(mode).arg(worker).arg(until_unix_ms);
+                }
+            })
+            .await?;
+        self.offered(shard);
+        let numbers = numbers(value, tasks.len() + 1)?;
+        let answers = numbers[1..].iter().map(|number| arbitrated(*number, 0)).collect::<Result<_>>()?;
         Ok(ArbitratedTasks { generation: unsigned(numbers[0]), answers })
     }
 }
 
-fn arbitrated(number: i64) -> Result<Arbitrated> {
+fn arbitrated(number: i64, credited: u32) -> Result<Arbitrated> {
     Ok(match number {
         1 => Arbitrated::Done,
-        2 => Arbitrated::Completed,
+        2 => Arbitrated::Completed { credited },
         3 => Arbitrated::Dead,
         4 => Arbitrated::SentAgain,
+        5 => Arbitrated::Absent,
+        6 => Arbitrated::Cancelled,
+        7 => Arbitrated::NotDue,
+        8 => Arbitrated::CompletedByWorker,
         other => return Err(Error::Answer(format!("an answer {other} to a change"))),
     })
 }

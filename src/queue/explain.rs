@@ -53,6 +53,8 @@ pub struct ExplainedRecord {
     pub log: Vec<Failure>,
     /// Why the worker may not get the task.
     pub bar: Option<Bar>,
+    /// The only worker that may get it, and until when.
+    pub reserved: Option<(String, i64)>,
     /// Elements of its priority that a claim meets before the task's. `None`: it has none, or it is farther away than
     /// [`LOOKED_AT`].
     pub before: Option<u64>,
@@ -80,6 +82,8 @@ pub enum Bar {
     Holds,
     /// The worker has failed it as often as it may.
     Refused,
+    /// It is reserved for another worker.
+    Reserved,
     /// Its time has not come.
     Scheduled,
     /// All replicas that are left wait for their backoff.
@@ -172,6 +176,10 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
         bar: bar(&text(fields.next())?)?,
         before: number::<i64>(fields.next())?.try_into().ok(),
         before_worker: number::<i64>(fields.next())?.try_into().ok(),
+        reserved: match &list(fields.next())?[..] {
+            [worker, until] => Some((text(Some(worker.clone()))?, number(Some(until.clone()))?)),
+            _ => None,
+        },
     })
 }
 
@@ -199,6 +207,7 @@ fn bar(text: &str) -> Result<Option<Bar>> {
         "completed" => Bar::Completed,
         "holds" => Bar::Holds,
         "refused" => Bar::Refused,
+        "reserved" => Bar::Reserved,
         "scheduled" => Bar::Scheduled,
         "backoff" => Bar::Backoff,
         "leased" => Bar::Leased,

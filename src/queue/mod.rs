@@ -17,6 +17,7 @@ mod error;
 mod explain;
 pub mod keys;
 mod notes;
+mod pauses;
 mod shard;
 mod shards;
 mod types;
@@ -31,7 +32,7 @@ use uuid::Uuid;
 
 pub use self::{
     books::Holding,
-    change::{Arbitrated, ArbitratedTasks, Changer},
+    change::{Arbitrated, ArbitratedTasks, Changer, NEVER},
     check::{Checked, OrderPage, Part, ShardFind, Slice, Suspicion},
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,

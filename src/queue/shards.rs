@@ -13,6 +13,7 @@ use super::{
     error::{Error, Result},
     keys,
     notes::Notes,
+    pauses::Pauses,
     shard::{Process, Shard},
     types::{Inspected, Stats},
     wakes::Wakes,
@@ -44,6 +45,7 @@ pub(super) struct Inner {
     /// Names this process to the others.
     name: String,
     wakes: Arc<Wakes>,
+    pauses: Pauses,
     shards: RwLock<BTreeMap<QueueName, Vec<Arc<Shard>>>>,
     released: Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
 }
@@ -53,8 +55,8 @@ impl Shards {
         let (release, released) = mpsc::unbounded_channel();
         let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
         let process = Process { redis, clock, release, delivered, awake, calls };
-        let (wakes, shards) = (Arc::default(), RwLock::default());
-        Self(Arc::new(Inner { process, name, wakes, shards, released: Mutex::new(Some(released)) }))
+        let (wakes, pauses, shards) = Default::default();
+        Self(Arc::new(Inner { process, name, wakes, pauses, shards, released: Mutex::new(Some(released)) }))
     }
 
     /// Waits for the calls under way.
@@ -74,6 +76,10 @@ impl Shards {
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(self.wake_channel()).arg(queue.as_str());
         Ok(publish.exec_async(&mut self.conn()).await?)
+    }
+
+    pub(super) fn pauses(&self) -> &Pauses {
+        &self.0.pauses
     }
 
     pub(super) async fn listen(&self, cx: &Loop) -> Result<()> {

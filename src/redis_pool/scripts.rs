@@ -99,6 +99,10 @@ table! {
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         CANCEL = "cancel" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        CHANGE = "change" [clock shard many body record lanes held ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        REQUEUE = "requeue" [clock shard many body record lanes held ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX] lanes;
         EXTEND = "extend" [clock shard record held] at_full_memory [RECORDS LEASES COUNTERS UNDELIVERED] no_lanes;
         EXPIRE = "expire" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
@@ -161,7 +165,9 @@ mod tests {
     fn a_script_gets_the_keys_that_it_names() {
         let all = OPEN.of_shard().expect("of a shard").keys;
         for script in ALL {
-            let Some(OfShard { keys, lanes }) = script.of_shard() else { continue };
+            let Some(OfShard { keys, lanes }) = script.of_shard() else {
+                continue;
+            };
             let text = lua(&format!("{}.lua", script.name));
             let words: BTreeSet<_> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
             for key in all {

@@ -11,6 +11,8 @@ pub enum Wanted {
     Unknown,
     /// The task is final: nothing was stored.
     Final(StoredStatus),
+    /// The task was completed, and has more replicas now.
+    Reopened,
     /// SQL keeps the wish until [`Changes::end_changes`].
     Kept(KeptChange),
 }
@@ -57,6 +59,11 @@ pub struct EndedChange {
 pub enum Decided {
     /// The task is cancelled in this epoch of it, by a record of this generation of its shard.
     Cancelled { epoch: u32, generation: u64 },
+    /// The queue has the new values. A task whose credits reach NUM becomes Completed.
+    Updated,
+    /// The queue had completed the task in this epoch of it, with so many credits, before it had a higher NUM. The task
+    /// is reopened, if SQL has as many credits; otherwise the wish stays.
+    CompletedBefore { epoch: u32, credited: u32 },
     /// Nothing is left to do.
     Over,
 }
@@ -76,8 +83,8 @@ pub trait Changes: Send + Sync {
     /// The queues of the stored tasks among `ids`, in any order.
     async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>>;
 
-    /// Keeps a wish about each unfinished task, in place of an earlier one of its kind, and the acts about these.
-    /// Answers per id, in order.
+    /// Stores new values of tasks. Keeps a wish about each unfinished task, in place of an earlier one of its kind, and
+    /// the acts about these. Answers per id, in order.
     async fn want(&self, ids: &[TaskId], change: &Change, at_unix_ms: i64, acts: &[TaskAct]) -> Result<Vec<Wanted>>;
 
     /// Wishes of a kind. Removes those about tasks that are final, or that are not there any more.

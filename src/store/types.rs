@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::progress::SettledTask;
 use crate::model::{
-    Encoding, Failure, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow,
+    Encoding, Failure, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId, TaskRow,
 };
 
 /// The answer to one row of an insert.
@@ -152,6 +152,9 @@ pub struct TaskState {
     pub workers: Vec<String>,
     /// How often the task was sent again.
     pub epoch: u32,
+    /// An operator may have changed these since the task was published.
+    pub replicas: u32,
+    pub priority: Priority,
 }
 
 /// A dead or cancelled task that was sent again.

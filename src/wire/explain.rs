@@ -79,12 +79,14 @@ impl From<WorkerReason> for pb::WorkerReason {
             WorkerReason::CompletedIt => Self::CompletedIt,
             WorkerReason::HoldsIt => Self::HoldsIt,
             WorkerReason::RefusedIt => Self::RefusedIt,
+            WorkerReason::ReservedForAnother => Self::ReservedForAnother,
             WorkerReason::NotDue => Self::NotDue,
             WorkerReason::InBackoff => Self::InBackoff,
             WorkerReason::LeasedByOthers => Self::LeasedByOthers,
             WorkerReason::Finished => Self::Finished,
             WorkerReason::NotInQueue => Self::NotInQueue,
             WorkerReason::ClaimsPaused => Self::ClaimsPaused,
+            WorkerReason::QueuePaused => Self::QueuePaused,
         }
     }
 }

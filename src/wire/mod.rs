@@ -3,6 +3,7 @@
 mod acts;
 mod books;
 mod call;
+mod changes;
 mod explain;
 mod fsck;
 pub mod grpc_codec;
@@ -14,6 +15,7 @@ mod search;
 pub mod time;
 
 pub use records::{
-    body_blob, completed_report, dead_letter, died_report, expiration, frame_report, framed_reports, one_report,
-    pipeline_record, read_body, read_dead_letter, read_pipeline_record, read_reports, report_batch, with_time,
+    body_blob, body_values, completed_report, dead_letter, died_report, expiration, frame_report, framed_reports,
+    one_report, pipeline_record, read_body, read_dead_letter, read_pipeline_record, read_reports, report_batch,
+    with_body_values, with_time,
 };

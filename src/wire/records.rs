@@ -94,6 +94,21 @@ pub fn body_blob(record: &pb::PipelineRecord) -> Bytes {
     blob.freeze()
 }
 
+/// Bytes that give the bytes of [`body_blob`] other values for the worker: of a field that comes twice the last counts.
+pub fn body_values(replicas: u32, priority: Priority) -> Bytes {
+    let priority = pb::Priority::from(priority).into();
+    pb::TaskBody { replicas, priority, ..Default::default() }.encode_to_vec().into()
+}
+
+/// The bytes of [`body_blob`] with another priority and NUM.
+pub fn with_body_values(blob: &Bytes, replicas: u32, priority: Priority) -> Bytes {
+    let mut changed = BytesMut::with_capacity(blob.len() + 8);
+    changed.put_u8(priority as u8);
+    changed.put_slice(&blob[1.min(blob.len())..]);
+    changed.put_slice(&body_values(replicas, priority));
+    changed.freeze()
+}
+
 /// Reads the bytes of [`body_blob`], for the answer to a claim.
 pub fn read_body(blob: &Bytes) -> Result<TaskBody, prost::DecodeError> {
     let body = pb::TaskBody::decode(blob.slice(HEAD.min(blob.len())..))?;
@@ -209,7 +224,9 @@ impl From<pb::Failure> for Failure {
 
 /// A record with only one of its reports; the record as it is where it cannot be read.
 pub fn one_report(value: &Bytes, index: usize) -> Bytes {
-    let Ok(mut batch) = pb::EncodedReportBatch::decode(value.clone()) else { return value.clone() };
+    let Ok(mut batch) = pb::EncodedReportBatch::decode(value.clone()) else {
+        return value.clone();
+    };
     batch.reports = batch.reports.get(index).cloned().into_iter().collect();
     batch.encode_to_vec().into()
 }
@@ -298,6 +315,20 @@ mod tests {
         assert_eq!(framed_reports(frames.clone().into()).unwrap(), reports);
         assert_eq!(framed_reports(frames.split_off(2).into()).unwrap(), reports[1..]);
         assert!(framed_reports(Bytes::from_static(b"\x1a\x05one")).is_err());
+    }
+
+    #[test]
+    fn a_body_gets_other_values() {
+        let record = pb::PipelineRecord {
+            priority: 3,
+            body: pb::TaskBody { key: "k".into(), replicas: 1, priority: 3, ..Default::default() }
+                .encode_to_vec()
+                .into(),
+            ..Default::default()
+        };
+        let changed = with_body_values(&body_blob(&record), 7, Priority::High);
+        let body = read_body(&changed).unwrap();
+        assert_eq!((changed[0], body.replicas, body.priority, &body.key[..]), (1, 7, Priority::High, &b"k"[..]));
     }
 
     #[test]

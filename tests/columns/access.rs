@@ -91,7 +91,7 @@ fn methods() -> Vec<String> {
 
 /// A path that fits a route.
 fn example(route: &str) -> String {
-    route.replace("{id}", "0190a5c2-0000-7000-8000-000000000000")
+    route.replace("{id}", "0190a5c2-0000-7000-8000-000000000000").replace("{queue}", "q:pause")
 }
 
 #[tokio::test]

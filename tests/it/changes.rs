@@ -246,3 +246,143 @@ async fn cancels_and_completions_race_and_each_task_has_one_end() {
     let queue = daemon.queue("q").await;
     assert_eq!((queue["completed"].as_u64(), queue["cancelled"].as_u64()), (Some(done), Some(200 - done)));
 }
+
+async fn task(daemon: &Daemon, id: &str) -> Value {
+    daemon.get(&format!("/v1/tasks/{id}")).await.1
+}
+
+#[tokio::test]
+async fn a_waiting_task_gets_another_priority() {
+    let daemon = Daemon::start("", &[]).await;
+    let first = insert_one(&daemon, json!({"queue": "q", "key": "first", "priority": "high"})).await;
+    let second = insert_one(&daemon, json!({"queue": "q", "key": "second", "priority": "low"})).await;
+    let later = insert_one(&daemon, json!({"queue": "q", "key": "later", "delay": "30days"})).await;
+    becomes(&daemon, &second, "QUEUED").await;
+    assert_eq!(change(&daemon, "change", json!({"ids": [second, later], "priority": "high"})).await, ["OK", "OK"]);
+    assert_eq!(change(&daemon, "change", json!({"ids": [first], "priority": "low"})).await, ["OK"]);
+    for (id, priority) in [(&first, "low"), (&second, "high"), (&later, "high")] {
+        assert_eq!(task(&daemon, id).await["priority"], priority);
+    }
+    let leased = daemon.lease_all("w", "q", 2).await;
+    let got: Vec<_> = leased.iter().map(|task| (&task["key"], &task["priority"])).collect();
+    assert_eq!(got, [(&json!("second"), &json!("high")), (&json!("first"), &json!("low"))]);
+    assert_eq!(daemon.complete("w", &leased).await, ["OK", "OK"]);
+}
+
+#[tokio::test]
+async fn a_higher_num_reopens_a_completed_task_and_a_lower_one_completes() {
+    let daemon = Daemon::start("", &[]).await;
+    let id = insert_one(&daemon, json!({"queue": "q", "key": "k"})).await;
+    let leased = daemon.lease_all("a", "q", 1).await;
+    assert_eq!(daemon.complete("a", &leased).await, ["OK"]);
+    becomes(&daemon, &id, "COMPLETED").await;
+    assert_eq!(change(&daemon, "change", json!({"ids": [id], "replicas": 2})).await, ["OK"]);
+    // Its worker keeps the credit and does not get it again.
+    let leased = daemon.lease_all("b", "q", 1).await;
+    assert_eq!(leased[0]["replicas"], 2);
+    assert!(daemon.lease("a", "q", 1, "0s").await.is_empty());
+    assert_eq!(daemon.complete("b", &leased).await, ["OK"]);
+    until("it is completed by both", async || task(&daemon, &id).await["completed"] == 2).await;
+    becomes(&daemon, &id, "COMPLETED").await;
+
+    let id = insert_one(&daemon, json!({"queue": "low", "key": "k", "replicas": 3})).await;
+    let [a, b] = [daemon.lease_all("a", "low", 1).await, daemon.lease_all("b", "low", 1).await];
+    assert_eq!(daemon.complete("a", &a).await, ["OK"]);
+    assert_eq!(change(&daemon, "change", json!({"ids": [id], "replicas": 1})).await, ["OK"]);
+    becomes(&daemon, &id, "COMPLETED").await;
+    assert_eq!(daemon.complete("b", &b).await, ["ALREADY_COMPLETED"]);
+    until("SQL shows its end", async || daemon.unfinished("low").await == 0).await;
+    assert_eq!(change(&daemon, "change", json!({"ids": [id], "priority": "low"})).await, ["ALREADY_COMPLETED"]);
+
+    // Raised while a worker holds it.
+    let id = insert_one(&daemon, json!({"queue": "raised", "key": "k"})).await;
+    let a = daemon.lease_all("a", "raised", 1).await;
+    assert_eq!(change(&daemon, "change", json!({"ids": [id], "replicas": 2})).await, ["OK"]);
+    let b = daemon.lease_all("b", "raised", 1).await;
+    assert_eq!(
+        (daemon.complete("a", &a).await, daemon.complete("b", &b).await),
+        (vec!["OK".into()], vec!["OK".into()])
+    );
+    becomes(&daemon, &id, "COMPLETED").await;
+}
+
+#[tokio::test]
+async fn a_completion_on_its_way_and_a_higher_num_agree() {
+    let daemon = Daemon::start("", &[]).await;
+    let tasks: Vec<Value> = (0..100).map(|n| json!({"queue": "q", "key": format!("{n}")})).collect();
+    let ids = daemon.insert(&tasks).await;
+    let leased = daemon.lease_all("a", "q", 100).await;
+    // SQL has not heard of most completions yet.
+    let completed = daemon.complete("a", &leased).await;
+    assert!(completed.iter().all(|status| status == "OK"));
+    let answers = change(&daemon, "change", json!({"ids": ids, "replicas": 2})).await;
+    assert!(answers.iter().all(|status| status == "OK"), "{answers:?}");
+    let leased = daemon.lease_all("b", "q", 100).await;
+    assert!(daemon.complete("b", &leased).await.iter().all(|status| status == "OK"));
+    until("all are completed", async || daemon.unfinished("q").await == 0).await;
+    for id in &ids {
+        assert_eq!(task(&daemon, id).await["completed"], 2);
+    }
+}
+
+#[tokio::test]
+async fn a_task_is_requeued_for_all_away_from_a_worker_and_to_one() {
+    let daemon = Daemon::start("", &[]).await;
+    let id = insert_one(&daemon, json!({"queue": "q", "key": "k"})).await;
+    let held = daemon.lease_all("hangs", "q", 1).await;
+    assert_eq!(change(&daemon, "requeue", json!({"ids": [id], "away_from": "hangs"})).await, ["OK"]);
+    assert_eq!(daemon.complete("hangs", &held).await, ["LEASE_LOST"]);
+    assert!(daemon.lease("hangs", "q", 1, "0s").await.is_empty());
+    let (_, said) = daemon.get(&format!("/v1/tasks:explain?id={id}&worker=hangs")).await;
+    assert_eq!(said["worker"]["reason"], "REFUSED_IT", "{said}");
+    assert_eq!(daemon.lease_all("other", "q", 1).await[0]["attempt"], 1);
+
+    assert_eq!(change(&daemon, "requeue", json!({"ids": [id], "to": "one", "reserved_for": "1h"})).await, ["OK"]);
+    assert!(daemon.lease("other", "q", 1, "0s").await.is_empty());
+    let (_, said) = daemon.get(&format!("/v1/tasks:explain?id={id}&worker=other")).await;
+    assert_eq!(said["worker"]["reason"], "RESERVED_FOR_ANOTHER", "{said}");
+    assert!(said["worker"]["until"].is_string(), "{said}");
+    // A short reservation ends by itself, and wakes who waits.
+    assert_eq!(change(&daemon, "requeue", json!({"ids": [id], "to": "one", "reserved_for": "10ms"})).await, ["OK"]);
+    let leased = daemon.lease_all("other", "q", 1).await;
+    assert_eq!(change(&daemon, "requeue", json!({"ids": [id]})).await, ["OK"]);
+    assert_eq!(daemon.complete("other", &leased).await, ["LEASE_LOST"]);
+    let leased = daemon.lease_all("other", "q", 1).await;
+    assert_eq!(daemon.complete("other", &leased).await, ["OK"]);
+    becomes(&daemon, &id, "COMPLETED").await;
+
+    let later = insert_one(&daemon, json!({"queue": "q", "key": "later", "delay": "30days"})).await;
+    let soon = insert_one(&daemon, json!({"queue": "q", "key": "soon", "delay": "1h"})).await;
+    becomes(&daemon, &soon, "DELAYED").await;
+    let (_, answer) = daemon.post("/v1/tasks:requeue", &json!({"ids": [later, soon, id]})).await;
+    assert_eq!(statuses(&answer), ["INVALID", "INVALID", "ALREADY_COMPLETED"], "{answer}");
+}
+
+#[tokio::test]
+async fn a_wrong_change_is_named_and_changes_nothing() {
+    let daemon = Daemon::start("", &[]).await;
+    let id = insert_one(&daemon, json!({"queue": "q", "key": "k"})).await;
+    for (what, body, why) in [
+        ("change", json!({"ids": [id]}), "name a priority or replicas"),
+        ("change", json!({"ids": [id], "priority": "urgent"}), "unknown priority"),
+        ("change", json!({"ids": [id], "replicas": 0}), "replicas is 0; must be 1 to"),
+        ("requeue", json!({"ids": [id], "to": "a", "away_from": "b"}), "to and away_from are both given"),
+        ("requeue", json!({"ids": [id], "reserved_for": "1m"}), "a reservation needs the name of its worker"),
+        ("requeue", json!({"ids": [id], "to": "a\n"}), "control character"),
+    ] {
+        let (status, problem) = daemon.post(&format!("/v1/tasks:{what}"), &body).await;
+        let said = problem["detail"].as_str().unwrap_or_default();
+        assert!(status == 400 && said.contains(why), "{status}: {said:?} should say {why:?}");
+    }
+    let (_, answer) = daemon.post("/v1/tasks:change", &json!({"ids": [id], "replicas": 5000})).await;
+    assert_eq!(answer["results"][0]["status"], "INVALID", "{answer}");
+    assert!(answer["results"][0]["error"].as_str().unwrap().contains("max_replicas"), "{answer}");
+    let (code, stdout, stderr) = taskd(&daemon, &["change", "--priority", "high", "--replicas", "2", &id]);
+    assert_eq!((code, &stdout[..]), (0, "1 of 1 tasks changed\n"), "{stderr}");
+    let shown = task(&daemon, &id).await;
+    assert_eq!((&shown["priority"], &shown["replicas"]), (&json!("high"), &json!(2)));
+    let (code, _, stderr) = taskd(&daemon, &["change", &id]);
+    assert!(code == 2 && stderr.lines().count() == 1, "{code}: {stderr}");
+    let (code, _, stderr) = taskd(&daemon, &["requeue", "--for", "1m", &id]);
+    assert!(code == 2 && stderr.contains("--to"), "{code}: {stderr}");
+}

@@ -188,8 +188,8 @@ fn shown(bytes: &[u8]) -> String {
         let numbers: Vec<_> = numbers.iter().map(u8::to_string).collect();
         return format!("{}{}{}{entries}", bytes[0] as char, numbers.join("/"), if is_live { "" } else { " at " });
     }
-    // Records are arrays of seven, eight, ten or eleven values, histories of three a failure.
-    if matches!(bytes.first(), Some(0x93..=0x9b | 0xdc))
+    // Records are arrays of seven to twelve values, histories of three a failure.
+    if matches!(bytes.first(), Some(0x93..=0x9c | 0xdc))
         && let Ok(value) = rmp_serde::from_slice::<serde_json::Value>(bytes)
     {
         return value.to_string();

@@ -26,6 +26,7 @@ mod changes;
 mod check;
 mod jobs;
 mod letters;
+mod pauses;
 mod queues;
 mod rebuild;
 mod retention;
@@ -38,6 +39,7 @@ pub(crate) use changes::*;
 pub(crate) use check::*;
 pub(crate) use jobs::*;
 pub(crate) use letters::*;
+pub(crate) use pauses::*;
 pub(crate) use queues::*;
 pub(crate) use rebuild::*;
 pub(crate) use retention::*;
@@ -106,6 +108,9 @@ macro_rules! store_contract {
             a_wish_is_kept_until_its_task_is_cancelled,
             a_decision_counts_in_its_epoch_and_generation_only,
             a_later_wish_stays_when_the_earlier_one_ends,
+            new_values_are_stored_with_their_wish,
+            a_higher_num_reopens_a_completed_task,
+            a_completion_before_a_higher_num_reopens_once_sql_has_it,
             letters_are_kept_once_and_listed_by_every_filter,
             letters_are_paged_and_purged_and_removed_by_age,
             dead_tasks_of_an_older_taskd_have_letters,
@@ -137,6 +142,7 @@ macro_rules! store_contract {
             what_is_turned_away_adds_up,
             a_wrong_count_is_found_and_corrected,
             a_stranded_task_is_found,
+            queues_are_paused_and_resumed_with_their_acts,
             tokens_come_and_go_with_their_acts,
             of_concurrent_tokens_one_gets_the_name,
             rows_and_owners_are_found_by_ids_and_keys,
@@ -653,9 +659,13 @@ pub(crate) async fn many_reports_are_settled_at_once(db: &impl Database) {
     let store = db.open().await;
     let batch = rows("q", 700);
     insert_new(&*store, &batch).await;
-    let report = |(i, row): (usize, &NewRow)| if i % 7 == 0 { died(row) } else { completed(row, &format!("w{i}")) };
+    let report = |(i, row): (usize, &NewRow)| {
+        if i % 7 == 0 { died(row) } else { completed(row, &format!("w{i}")) }
+    };
     let answers = store.settle(&batch.iter().enumerate().map(report).collect::<Vec<_>>()).await.unwrap().answers;
-    let expected = |(i, row): (usize, &NewRow)| if i % 7 == 0 { settled_dead(row) } else { settled(Completed) };
+    let expected = |(i, row): (usize, &NewRow)| {
+        if i % 7 == 0 { settled_dead(row) } else { settled(Completed) }
+    };
     assert_eq!(answers, batch.iter().enumerate().map(expected).collect::<Vec<_>>());
     for (i, row) in batch.iter().enumerate().step_by(10) {
         let expected = if i % 7 == 0 { detail_dead(row) } else { detail_completed(row) };
@@ -948,6 +958,8 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
         status,
         workers: workers.iter().map(ToString::to_string).collect(),
         epoch: 0,
+        replicas: row.task.replicas,
+        priority: row.task.priority,
     };
     let expected =
         [state(&twice, Completed, &["a", "b"]), state(&once, Completed, &["a"]), state(&never, Unfinished, &[])];

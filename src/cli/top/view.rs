@@ -226,6 +226,7 @@ mod tests {
             dead,
             cancelled: 0,
             oldest_waiting_ms,
+            paused: false,
         }
     }
 

@@ -1,10 +1,10 @@
-//! The service `Operator`: dead letters, changes of many tasks, and jobs.
+//! The service `Operator`: dead letters, changes of live work and of many tasks, and jobs.
 
 use tonic::{Request, Response, Status};
 
 use super::{Service, open, results};
 use crate::{
-    model::{ChangeLetters, ChangeTasks, LetterPages},
+    model::{ChangeLetters, ChangeTasks, LetterPages, RequeueTasks, Update},
     wire::pb::{self, operator_server::Operator},
 };
 
@@ -87,5 +87,43 @@ impl Operator for Service {
         let before = Some(&request.before[..]).filter(|id| !id.is_empty());
         let limit = if request.limit == 0 { USUAL_ACTS } else { request.limit };
         self.within(pb::ListActsResponse { acts: results(self.0.api.acts(&caller, before, limit).await?) })
+    }
+
+    async fn change_tasks(
+        &self,
+        request: Request<pb::ChangeTasksRequest>,
+    ) -> Result<Response<pb::ChangeTasksResponse>, Status> {
+        let (caller, mut request) = open(request);
+        let ids = std::mem::take(&mut request.ids);
+        let answers = self.0.api.update_tasks(&caller, ids, Update::try_from(request)).await?;
+        Ok(Response::new(pb::ChangeTasksResponse { results: results(answers) }))
+    }
+
+    async fn requeue_tasks(
+        &self,
+        request: Request<pb::RequeueTasksRequest>,
+    ) -> Result<Response<pb::RequeueTasksResponse>, Status> {
+        let (caller, mut request) = open(request);
+        let ids = std::mem::take(&mut request.ids);
+        let answers = self.0.api.requeue_tasks(&caller, ids, RequeueTasks::try_from(request)).await?;
+        Ok(Response::new(pb::RequeueTasksResponse { results: results(answers) }))
+    }
+
+    async fn pause_queue(
+        &self,
+        request: Request<pb::PauseQueueRequest>,
+    ) -> Result<Response<pb::PauseQueueResponse>, Status> {
+        let (caller, request) = open(request);
+        let changed = self.0.api.pause_queue(&caller, &request.queue).await?;
+        Ok(Response::new(pb::PauseQueueResponse { changed }))
+    }
+
+    async fn resume_queue(
+        &self,
+        request: Request<pb::ResumeQueueRequest>,
+    ) -> Result<Response<pb::ResumeQueueResponse>, Status> {
+        let (caller, request) = open(request);
+        let changed = self.0.api.resume_queue(&caller, &request.queue).await?;
+        Ok(Response::new(pb::ResumeQueueResponse { changed }))
     }
 }

@@ -117,6 +117,9 @@ fn table() -> Vec<Route> {
         // `/v1/jobs/{id}:stop`: the router knows no suffix of a parameter.
         post("/v1/jobs/{id}", Role::Admin, jobs::stop_job),
         post("/v1/tasks:cancel", Role::Admin, changes::cancel_tasks),
+        post("/v1/tasks:change", Role::Admin, changes::update_tasks),
+        post("/v1/tasks:requeue", Role::Admin, changes::requeue_tasks),
+        post("/v1/queues/{queue}", Role::Admin, changes::pause_or_resume),
         get("/v1/acts", Role::Admin, get_acts),
         get("/v1/dead-letters", Role::Read, letters::get_letters),
         get("/v1/dead-letters/{id}", Role::Read, letters::get_letter),

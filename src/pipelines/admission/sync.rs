@@ -1,4 +1,4 @@
-//! The one reader of what all processes know about queues: open shards, unfinished tasks, full queues.
+//! The one reader of what all processes know about queues: open shards, pauses, unfinished tasks, full queues.
 //!
 //! Its cost grows with the queues that have something, not with the names that ever were.
 
@@ -23,8 +23,8 @@ const EVERY: Duration = Duration::from_millis(500);
 const PARKED_EVERY: Duration = Duration::from_secs(1);
 /// The same for the age of the oldest task.
 const OLDEST_EVERY: Duration = Duration::from_secs(2);
-/// How often all open shards are read. Changes may be missed: of a database that was set back, or by a taskd that does
-/// not number them.
+/// How often all open shards and all pauses are read. Changes may be missed: of a database that was set back, or by a
+/// taskd that does not number them.
 const WHOLE_EVERY: Duration = Duration::from_secs(60);
 
 /// The reader of one process, and how far it has read.
@@ -35,6 +35,8 @@ pub struct QueueSync {
     occupancy: Occupancy,
     clock: Clock,
     shards: Option<ShardsRead>,
+    /// The version that was read, and when.
+    pauses: Option<(u64, Instant)>,
     parked: Option<Instant>,
     oldest: Option<Instant>,
 }
@@ -56,7 +58,8 @@ impl QueueSync {
         occupancy: Occupancy,
         clock: Clock,
     ) -> store::Result<Self> {
-        let mut sync = Self { store, queue, gates, occupancy, clock, shards: None, parked: None, oldest: None };
+        let (shards, pauses, parked, oldest) = Default::default();
+        let mut sync = Self { store, queue, gates, occupancy, clock, shards, pauses, parked, oldest };
         sync.read().await?;
         Ok(sync)
     }
@@ -79,6 +82,7 @@ impl QueueSync {
 
     async fn read(&mut self) -> store::Result<()> {
         self.read_shards().await?;
+        self.read_pauses().await?;
         let unfinished = self.store.unfinished().await?.into_iter().collect();
         self.occupancy.set_names(unfinished, self.queue.shards().into_iter().map(|shard| shard.queue));
         if self.is_due(self.parked, PARKED_EVERY) {
@@ -90,6 +94,18 @@ impl QueueSync {
             self.occupancy.set_oldest(oldest.into_iter().collect());
             self.oldest = Some(self.clock.now());
         }
+        Ok(())
+    }
+
+    async fn read_pauses(&mut self) -> store::Result<()> {
+        // The version first: a change after it is read again.
+        let (now, version) = (self.clock.now(), self.store.pauses_version().await?);
+        if self.pauses.is_some_and(|(read, at)| read == version && now - at < WHOLE_EVERY) {
+            return Ok(());
+        }
+        let paused = self.store.paused_queues().await?;
+        self.queue.pause_only(paused.into_iter().map(|paused| paused.queue).collect());
+        self.pauses = Some((version, now));
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Changes of live work: an operator cancels tasks.
+//! Changes of live work: an operator cancels tasks, gives them another priority or NUM, offers them anew.
 //!
 //! SQL keeps the wish first, then the queue decides in one script against whatever happens there, then SQL takes over
 //! the decision and forgets the wish. So a lost shard and its rebuild, which read SQL, know the wish.
@@ -9,6 +9,7 @@
 //! - killed behind the script: the same. The script answers once more what it has decided.
 //! - the queue has decided, and the wish is gone (a database that was set back): the final record says so, and the
 //!   watchdog tells SQL ([`Changing::adopt`]).
+//! - a requeue has no wish: a rebuilt shard knows no leases. Only the end of a reservation is kept, before the script.
 //! - Redis loses the shard between script and SQL: SQL refuses a decision of the generation before, and the wish stays.
 
 mod error;
@@ -24,6 +25,7 @@ use futures::{StreamExt, stream};
 pub use self::error::Error;
 use crate::{
     bus::Bus,
+    config,
     dedup::Filter,
     model::{Change, ChangeKind, Changed, ChangingTask, ShardId, StoredStatus, TaskAct, TaskId},
     queue::{self, Arbitrated, ArbitratedTasks, Changer, RecordStatus},
@@ -50,6 +52,8 @@ pub struct Changing {
     filter: Filter,
     bus: Arc<dyn Bus>,
     clock: Clock,
+    /// The longest time between a change and the arrival of a record of before.
+    arrives_within_ms: i64,
 }
 
 /// The outcomes of wishes, and the first error of those that wait.
@@ -60,8 +64,17 @@ pub struct CarriedOut {
 }
 
 impl Changing {
-    pub fn new(store: Arc<dyn Store>, queue: Changer, filter: Filter, bus: Arc<dyn Bus>, clock: Clock) -> Self {
-        Self { store, queue, filter, bus, clock }
+    pub fn new(
+        store: Arc<dyn Store>,
+        queue: Changer,
+        filter: Filter,
+        bus: Arc<dyn Bus>,
+        clock: Clock,
+        settings: &config::Watchdog,
+    ) -> Self {
+        let arrives_within = settings.grace + settings.republish_after;
+        let arrives_within_ms = i64::try_from(arrives_within.as_millis()).unwrap_or(i64::MAX);
+        Self { store, queue, filter, bus, clock, arrives_within_ms }
     }
 
     /// Changes at most [`MOST`] tasks, and records the acts. Answers per id, in order.
@@ -72,17 +85,18 @@ impl Changing {
         let wanted = self.store.want(ids, change, self.clock.now_unix_ms(), acts).await?;
         let kept = wanted.iter().filter_map(|wanted| match wanted {
             Wanted::Kept(kept) => Some((kept.task.id, kept.clone())),
-            Wanted::Final(_) | Wanted::Unknown => None,
+            Wanted::Final(_) | Wanted::Reopened | Wanted::Unknown => None,
         });
         // An id may be named twice.
         let kept: HashMap<TaskId, KeptChange> = kept.collect();
-        let CarriedOut { changed, error } = self.carry_out(kept.into_values().collect()).await;
+        let CarriedOut { changed, error } = self.carry_out(kept.into_values().collect(), change).await;
         if let Some(error) = error {
             tracing::warn!("the watchdog carries out changes of tasks later: {error}");
         }
         let answer = |(id, wanted): (&TaskId, Wanted)| match wanted {
             Wanted::Unknown => Changed::Unknown,
-            Wanted::Final(status) => ended(status),
+            Wanted::Final(status) => final_before(status, change),
+            Wanted::Reopened => Changed::Done,
             Wanted::Kept(_) => changed.get(id).copied().unwrap_or(Changed::Later),
         };
         Ok(ids.iter().zip(wanted).map(answer).collect())
@@ -93,20 +107,20 @@ impl Changing {
         Ok(self.store.kept_changes(pages).await?)
     }
 
-    /// Carries out wishes. Those without an outcome stay in SQL.
-    pub async fn carry_out(&self, wishes: Vec<KeptChange>) -> CarriedOut {
+    /// Carries out wishes of one kind. Those without an outcome stay in SQL.
+    pub async fn carry_out(&self, wishes: Vec<KeptChange>, change: &Change) -> CarriedOut {
         let (mut out, mut rest) = (CarriedOut::default(), wishes);
         for _ in 0..ROUNDS {
             if rest.is_empty() {
                 break;
             }
-            rest = self.round(rest, &mut out).await;
+            rest = self.round(rest, change, &mut out).await;
         }
         out
     }
 
     /// Asks each shard once. Answers the wishes whose shard has another generation since.
-    async fn round(&self, wishes: Vec<KeptChange>, out: &mut CarriedOut) -> Vec<KeptChange> {
+    async fn round(&self, wishes: Vec<KeptChange>, change: &Change, out: &mut CarriedOut) -> Vec<KeptChange> {
         let mut by_shard: BTreeMap<ShardId, Vec<KeptChange>> = BTreeMap::new();
         for wish in wishes {
             by_shard.entry(wish.task.shard.clone()).or_default().push(wish);
@@ -116,7 +130,7 @@ impl Changing {
             parts.into_iter().map(move |wishes| (shard.clone(), wishes))
         });
         let calls = calls.map(|(shard, wishes)| async move {
-            let decided = self.decide(&shard, &wishes).await;
+            let decided = self.decide(&shard, &wishes, change).await;
             (wishes, decided)
         });
         let decided: Vec<_> = stream::iter(calls).buffer_unordered(AT_ONCE).collect().await;
@@ -125,7 +139,7 @@ impl Changing {
             match decided {
                 Ok(ArbitratedTasks { generation, answers }) => {
                     for (wish, answer) in wishes.into_iter().zip(answers) {
-                        ends.push(end_of(&wish, answer, generation));
+                        ends.push(self.end_of(&wish, answer, generation));
                         asked.push((wish, answer));
                     }
                 }
@@ -141,19 +155,31 @@ impl Changing {
         };
         let mut again = Vec::new();
         for ((wish, answer), status) in asked.into_iter().zip(ended) {
-            let changed = match (answer, status) {
-                (_, None) => Changed::Unknown,
+            let changed = match (wish.kind, answer, status) {
+                (_, _, None) => Changed::Unknown,
                 // The decision was void.
-                (Arbitrated::Done, Some(StoredStatus::Unfinished)) => {
+                (ChangeKind::Cancel, Arbitrated::Done, Some(StoredStatus::Unfinished)) => {
                     again.push(wish);
                     continue;
                 }
-                (Arbitrated::Done, Some(StoredStatus::Cancelled)) => Changed::Done,
-                (Arbitrated::Completed, Some(_)) => Changed::AlreadyCompleted,
-                (Arbitrated::Dead, Some(_)) => Changed::Dead,
+                (ChangeKind::Cancel, Arbitrated::Done, Some(status)) => final_before(status, change),
+                // The queue completed it before it had the new NUM.
+                (ChangeKind::Update, Arbitrated::Completed { credited }, Some(status))
+                    if credited < wish.task.replicas && !status.is_final() =>
+                {
+                    Changed::Done
+                }
+                (_, Arbitrated::Done, Some(_)) => Changed::Done,
+                (_, Arbitrated::Completed { .. }, Some(_)) => completed(change),
+                (_, Arbitrated::Dead, Some(_)) => Changed::Dead,
+                (_, Arbitrated::Cancelled, Some(_)) => Changed::Cancelled,
                 // The wish came before.
-                (Arbitrated::SentAgain, Some(_)) => Changed::Later,
-                (Arbitrated::Done, Some(status)) => ended_otherwise(status),
+                (_, Arbitrated::SentAgain, Some(_)) => Changed::Later,
+                // SQL has the new values, and it arrives with them.
+                (ChangeKind::Update, Arbitrated::Absent, Some(_)) => Changed::Done,
+                (_, Arbitrated::Absent, Some(_)) => Changed::NotQueued,
+                (_, Arbitrated::NotDue, Some(_)) => Changed::NotDue,
+                (_, Arbitrated::CompletedByWorker, Some(_)) => Changed::CompletedByWorker,
             };
             metrics::task_changed(wish.kind.as_str(), changed.as_str());
             out.changed.insert(wish.task.id, changed);
@@ -161,20 +187,58 @@ impl Changing {
         again
     }
 
-    /// Asks a shard. Opens one that is new or closed: the task's record on the bus may come later.
-    async fn decide(&self, shard: &ShardId, wishes: &[KeptChange]) -> Result<ArbitratedTasks, Error> {
+    async fn decide(&self, shard: &ShardId, wishes: &[KeptChange], change: &Change) -> Result<ArbitratedTasks, Error> {
         let tasks: Vec<&ChangingTask> = wishes.iter().map(|wish| &wish.task).collect();
-        match self.queue.cancel(shard, &tasks).await {
+        let answer = match change {
+            Change::Cancel => return self.cancel(shard, &tasks).await,
+            Change::Update(_) => self.queue.update(shard, &tasks).await,
+            Change::Requeue(requeue) => self.queue.requeue(shard, &tasks, requeue).await,
+        };
+        match answer {
+            // The tasks come from SQL, and have no leases.
+            Err(queue::Error::NoGeneration) => {
+                Ok(ArbitratedTasks { generation: 0, answers: vec![Arbitrated::Absent; tasks.len()] })
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Cancels tasks of a shard. Opens one that is new or closed: a task's record on the bus may come later.
+    async fn cancel(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks, Error> {
+        match self.queue.cancel(shard, tasks).await {
             Err(queue::Error::NoGeneration) => {}
             other => return Ok(other?),
         }
         let opening = self.store.open_shards(std::slice::from_ref(shard)).await?;
         let Some(opening) = opening.first().filter(|opening| opening.is_new) else {
-            return self.cancel_when_open(shard, &tasks).await;
+            return self.cancel_when_open(shard, tasks).await;
         };
         self.queue.open_shards(&[(shard.clone(), opening.generation)], self.bus.generation()).await?;
         self.queue.add_shard(shard);
-        Ok(self.queue.cancel(shard, &tasks).await?)
+        Ok(self.queue.cancel(shard, tasks).await?)
+    }
+
+    /// The end of a wish by the queue's answer. Without a turn the wish stays.
+    fn end_of(&self, wish: &KeptChange, answer: Arbitrated, generation: u64) -> EndedChange {
+        let (task, now) = (&wish.task, self.clock.now_unix_ms());
+        let (mut turn, mut end) = (Some(wish.turn), Decided::Over);
+        match (wish.kind, answer) {
+            (ChangeKind::Cancel, Arbitrated::Done) => end = Decided::Cancelled { epoch: task.epoch, generation },
+            (ChangeKind::Update, Arbitrated::Completed { credited }) if credited < task.replicas => {
+                end = Decided::CompletedBefore { epoch: task.epoch, credited };
+            }
+            (ChangeKind::Update, Arbitrated::Done | Arbitrated::Completed { .. }) => end = Decided::Updated,
+            // A record of before may be on its way. The fanout asks SQL about those that are older.
+            (ChangeKind::Update, Arbitrated::Absent)
+                if (0..self.arrives_within_ms).contains(&(now - wish.at_unix_ms)) =>
+            {
+                turn = None;
+            }
+            // SQL keeps the end of a reservation until its time.
+            (ChangeKind::Reservation, _) if now < wish.at_unix_ms => turn = None,
+            _ => {}
+        }
+        EndedChange { id: task.id, turn, end }
     }
 
     /// Asks a shard that is open in SQL: the fanout is about to open it in Redis, or Redis lost it.
@@ -229,19 +293,19 @@ impl CarriedOut {
     }
 }
 
-fn end_of(wish: &KeptChange, answer: Arbitrated, generation: u64) -> EndedChange {
-    let end = match (wish.kind, answer) {
-        (ChangeKind::Cancel, Arbitrated::Done) => Decided::Cancelled { epoch: wish.task.epoch, generation },
-        (_, Arbitrated::Completed | Arbitrated::Dead | Arbitrated::SentAgain) => Decided::Over,
-    };
-    EndedChange { id: wish.task.id, turn: Some(wish.turn), end }
+/// The answer to a change of a task that is final in SQL.
+fn final_before(status: StoredStatus, change: &Change) -> Changed {
+    match (status, change) {
+        (StoredStatus::Cancelled, Change::Cancel) => Changed::Done,
+        (other, _) => ended_otherwise(other),
+    }
 }
 
-/// The answer to a cancel of a task that is final in SQL.
-fn ended(status: StoredStatus) -> Changed {
-    match status {
-        StoredStatus::Cancelled => Changed::Done,
-        other => ended_otherwise(other),
+/// The answer to a change of a task that its workers have completed: a lower NUM was reached.
+fn completed(change: &Change) -> Changed {
+    match change {
+        Change::Update(_) => Changed::Done,
+        _ => Changed::AlreadyCompleted,
     }
 }
 

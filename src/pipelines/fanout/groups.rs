@@ -60,7 +60,7 @@ impl Fanout {
 
         let mut groups = Groups::new();
         for (message, task) in records {
-            let PipelineTask { id, queue, replicas, not_before_unix_ms, body, traceparent, .. } = task;
+            let PipelineTask { id, queue, mut replicas, not_before_unix_ms, mut body, traceparent, .. } = task;
             let group = groups.entry(ShardId { queue, number: message.partition }).or_default();
             group.upto = message.offset;
             let (mut credited, mut epoch) = (Vec::new(), 0);
@@ -69,6 +69,11 @@ impl Fanout {
                     Some(state) if !state.status.is_final() => {
                         // A task that was sent again comes from the outbox, so SQL is asked about it.
                         (credited, epoch) = (state.workers, state.epoch);
+                        if replicas != state.replicas || body.first() != Some(&(state.priority as u8)) {
+                            // An operator has changed it since it was published.
+                            replicas = state.replicas;
+                            body = wire::with_body_values(&body, replicas, state.priority);
+                        }
                     }
                     // The task is final or removed, stands twice in this batch, or belongs to a replaced store.
                     _ => {

@@ -151,7 +151,9 @@ impl Handle {
     /// A call that can wait leaves out the shards that are known to be empty, and trusts the last peeks: it waits for
     /// a wake of what has come since.
     async fn look(&self, queues: &[QueueName], claim: &Claim, is_last: bool) -> Found {
-        let mut shards: Vec<_> = queues.iter().flat_map(|queue| self.queue.shards_of(queue)).collect();
+        // A paused queue counts as empty. Its resumption is a wake.
+        let queues = queues.iter().filter(|queue| !self.queue.is_paused(queue));
+        let mut shards: Vec<_> = queues.flat_map(|queue| self.queue.shards_of(queue)).collect();
         let mut found = Found::new(claim.clone());
         if !is_last {
             let all = shards.len();

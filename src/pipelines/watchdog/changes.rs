@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{context::Context, error::Error, lead::Lead};
 use crate::{
-    model::ChangeKind,
+    model::{Change, ChangeKind, Requeue, Update},
     pipelines::changing::Changing,
     runtime::{Clock, Loop},
     store::KeptPages,
@@ -33,7 +33,7 @@ impl Changes {
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
-            for kind in ChangeKind::ALL {
+            for kind in ChangeKind::KEPT {
                 self.carry_out(kind, &cx).await?;
             }
             metrics::watchdog_step("changes", started.elapsed());
@@ -45,15 +45,23 @@ impl Changes {
     }
 
     async fn carry_out(&self, kind: ChangeKind, cx: &Loop) -> Result<(), Error> {
-        let mut pages = KeptPages { kind, upto_unix_ms: i64::MAX, after: None, limit: PAGE };
+        let change = match kind {
+            ChangeKind::Cancel => Change::Cancel,
+            // SQL has the new values.
+            ChangeKind::Update => Change::Update(Update::default()),
+            ChangeKind::Reservation | ChangeKind::Requeue => Change::Requeue(Requeue::Free),
+        };
+        let is_timed = kind == ChangeKind::Reservation;
+        let upto_unix_ms = if is_timed { self.clock.now_unix_ms() } else { i64::MAX };
+        let mut pages = KeptPages { kind, upto_unix_ms, after: None, limit: PAGE };
         loop {
             let page = self.changing.kept(&pages).await?;
             let now = self.clock.now_unix_ms();
             // A wish of the future was stored before the clock stepped back.
             let mut due = page.changes;
-            due.retain(|wish| !(now - STAYED_MS..=now).contains(&wish.at_unix_ms));
+            due.retain(|wish| is_timed || !(now - STAYED_MS..=now).contains(&wish.at_unix_ms));
             if !due.is_empty() {
-                let done = self.changing.carry_out(due).await;
+                let done = self.changing.carry_out(due, &change).await;
                 metrics::watchdog_handled(Watched::Changed, done.changed.len());
                 if let Some(error) = done.error.filter(|error| !error.is_without_generation()) {
                     return Err(error.into());

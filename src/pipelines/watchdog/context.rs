@@ -37,8 +37,8 @@ pub struct Context {
 
 impl Context {
     pub(super) fn changing(&self) -> Changing {
-        let Self { store, queue, filter, bus, clock, .. } = self.clone();
-        Changing::new(store, queue.changer(), filter, bus, clock)
+        let Self { store, queue, filter, bus, clock, settings, .. } = self.clone();
+        Changing::new(store, queue.changer(), filter, bus, clock, &settings.watchdog)
     }
 }
 

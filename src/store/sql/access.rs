@@ -124,7 +124,7 @@ async fn raise_version<S: Session>(session: &mut S) -> Result<()> {
     session.execute(Statement::new(raise)).await.map(drop)
 }
 
-async fn is_recorded<S: Session>(session: &mut S, act: &Act) -> Result<bool> {
+pub(super) async fn is_recorded<S: Session>(session: &mut S, act: &Act) -> Result<bool> {
     Ok(count(session, Statement::new("SELECT COUNT(*) FROM acts WHERE id = ?").bind(&act.id)).await? > 0)
 }
 
@@ -163,7 +163,7 @@ async fn remove_old<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     session.execute(Statement::new("DELETE FROM acts WHERE id < ?").bind(&old)).await.map(drop)
 }
 
-async fn count<S: Session>(session: &mut S, statement: Statement<'_>) -> Result<i64> {
+pub(super) async fn count<S: Session>(session: &mut S, statement: Statement<'_>) -> Result<i64> {
     let rows: Vec<(i64,)> = session.fetch(statement).await?;
     rows.first().map(|(count,)| *count).ok_or_else(|| corrupt("a count has a row"))
 }

@@ -12,15 +12,15 @@ use super::{
     SqlStore, access,
     backend::Backend,
     counts::Counts,
-    outbox,
+    letters, outbox,
     rows::{corrupt, from_row, key_hash, number, queue_name, status, task_id},
     session::Session,
     shards,
     statement::{Statement, lists, pieces},
 };
 use crate::model::{
-    Act, Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, ShardId, StoredStatus, TaskAct,
-    TaskId,
+    Act, Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, Requeue, ShardId, StoredStatus,
+    TaskAct, TaskId, Update,
 };
 use crate::store::{
     ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Result, Turn, Wanted,
@@ -68,15 +68,17 @@ struct TargetColumns {
     priority: i64,
     epoch: i64,
     status: i64,
+    completed: i64,
     on_bus: i64,
 }
-from_row!(TargetColumns { id, key_hash, queue, shard, replicas, priority, epoch, status, on_bus });
+from_row!(TargetColumns { id, key_hash, queue, shard, replicas, priority, epoch, status, completed, on_bus });
 
 /// A task that a change is about.
 struct Target {
     task: ChangingTask,
     key_hash: KeyHash,
     status: StoredStatus,
+    completed: u32,
     /// It may have a row in the outbox.
     off_bus: bool,
 }
@@ -91,7 +93,7 @@ impl TargetColumns {
             epoch: number(self.epoch)?,
         };
         let (key_hash, status) = (key_hash(&self.key_hash)?, status(self.status)?);
-        Ok(Target { task, key_hash, status, off_bus: self.on_bus == 0 })
+        Ok(Target { task, key_hash, status, completed: number(self.completed)?, off_bus: self.on_bus == 0 })
     }
 }
 
@@ -99,25 +101,20 @@ impl TargetColumns {
 async fn targets<S: Session>(session: &mut S, ids: &BTreeSet<TaskId>) -> Result<HashMap<TaskId, Target>> {
     let (ids, mut targets) = (Vec::from_iter(ids.iter().copied()), HashMap::new());
     for ids in lists(&ids) {
-        let found =
-            Statement::new("SELECT id, key_hash, queue, shard, replicas, priority, epoch, status, on_bus FROM tasks ")
-                .sql(S::BY_PRIMARY_KEY)
-                .sql(" WHERE id IN ")
-                .list(ids)
-                .sql(" ORDER BY id")
-                .sql(S::FOR_UPDATE);
+        let found = Statement::new(
+            "SELECT id, key_hash, queue, shard, replicas, priority, epoch, status, completed, on_bus FROM tasks ",
+        )
+        .sql(S::BY_PRIMARY_KEY)
+        .sql(" WHERE id IN ")
+        .list(ids)
+        .sql(" ORDER BY id")
+        .sql(S::FOR_UPDATE);
         for columns in session.fetch::<TargetColumns>(found).await? {
             let target = columns.into_target()?;
             targets.insert(target.task.id, target);
         }
     }
     Ok(targets)
-}
-
-fn kind_of(change: &Change) -> ChangeKind {
-    match change {
-        Change::Cancel => ChangeKind::Cancel,
-    }
 }
 
 async fn want<S: Session>(
@@ -127,14 +124,23 @@ async fn want<S: Session>(
     at_unix_ms: i64,
     acts: &[TaskAct],
 ) -> Result<Vec<Wanted>> {
-    let targets = targets(session, &ids.iter().copied().collect()).await?;
-    let kind = kind_of(change);
+    let mut targets = targets(session, &ids.iter().copied().collect()).await?;
+    let (mut reopened, mut counts) = (BTreeSet::new(), Counts::default());
+    if let Change::Update(update) = change {
+        reopened = store_update(session, &mut targets, update, at_unix_ms, &mut counts).await?;
+    }
+    // Of a requeue SQL keeps the end of the reservation.
+    let (kind, at_unix_ms) = match change {
+        Change::Requeue(Requeue::To { until_unix_ms: Some(until), .. }) => (ChangeKind::Reservation, *until),
+        other => (other.kind(), at_unix_ms),
+    };
     let mut kept: BTreeMap<TaskId, KeptChange> = BTreeMap::new();
     for target in targets.values().filter(|target| !target.status.is_final()) {
         let task = target.task.clone();
         kept.insert(task.id, KeptChange { task, kind, turn: outbox::new_turn(), at_unix_ms });
     }
-    let rows: Vec<&KeptChange> = kept.values().collect();
+    let is_kept = |kept: &&KeptChange| kind != ChangeKind::Requeue && !reopened.contains(&kept.task.id);
+    let rows: Vec<&KeptChange> = kept.values().filter(is_kept).collect();
     for piece in pieces(&rows, |_| 0) {
         let rows = piece.iter().map(|kept| {
             [(&kept.task.id).into(), i64::from(kept.kind as u8).into(), kept.turn.into(), kept.at_unix_ms.into()]
@@ -144,14 +150,61 @@ async fn want<S: Session>(
             .sql(&S::replace("task_id, kind", &["turn", "at_ms"]));
         session.execute(keep).await?;
     }
-    let acts: Vec<Act> = acts.iter().filter(|(id, _)| kept.contains_key(id)).map(|(_, act)| act.clone()).collect();
+    let acts: Vec<Act> = acts
+        .iter()
+        .filter(|(id, _)| kept.contains_key(id) || reopened.contains(id))
+        .map(|(_, act)| act.clone())
+        .collect();
     access::keep_all(session, &acts).await?;
+    counts.store(session).await?;
     let wanted = |id: &TaskId| match (targets.get(id), kept.get(id)) {
         (None, _) => Wanted::Unknown,
+        _ if reopened.contains(id) => Wanted::Reopened,
         (_, Some(kept)) => Wanted::Kept(kept.clone()),
         (Some(target), None) => Wanted::Final(target.status),
     };
     Ok(ids.iter().map(wanted).collect())
+}
+
+/// Stores new values, and reopens the completed tasks that have more replicas now. Answers the latter.
+async fn store_update<S: Session>(
+    session: &mut S,
+    targets: &mut HashMap<TaskId, Target>,
+    update: &Update,
+    now_ms: i64,
+    counts: &mut Counts,
+) -> Result<BTreeSet<TaskId>> {
+    let may_reopen = |target: &Target| {
+        target.status == StoredStatus::Completed && update.replicas.is_some_and(|new| new > target.task.replicas)
+    };
+    let mut changed: Vec<TaskId> = Vec::new();
+    let mut reopened = BTreeSet::new();
+    for (id, target) in targets.iter_mut() {
+        if may_reopen(target) {
+            reopened.insert(*id);
+        } else if target.status.is_final() {
+            continue;
+        }
+        changed.push(*id);
+        target.task.replicas = update.replicas.unwrap_or(target.task.replicas);
+        target.task.priority = update.priority.unwrap_or(target.task.priority);
+    }
+    changed.sort_unstable();
+    for ids in lists(&changed) {
+        if let Some(replicas) = update.replicas {
+            let set = Statement::new("UPDATE tasks SET replicas = ? WHERE id IN ").bind(replicas);
+            session.execute(set.list(ids)).await?;
+        }
+        if let Some(priority) = update.priority {
+            let set = Statement::new("UPDATE tasks SET priority = ? WHERE id IN ").bind(priority);
+            session.execute(set.list(ids)).await?;
+            let set = Statement::new("UPDATE outbox SET priority = ? WHERE task_id IN ").bind(priority);
+            session.execute(set.list(ids)).await?;
+        }
+    }
+    let ids = Vec::from_iter(reopened.iter().copied());
+    letters::reopen(session, &ids, now_ms, counts).await?;
+    Ok(reopened)
 }
 
 struct KeptColumns {
@@ -194,7 +247,10 @@ async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChan
     let mut over = Vec::new();
     for columns in page {
         let (id, turn) = (task_id(&columns.task_id)?, Turn(columns.turn));
-        let (Some(queue), Some(shard), Some(0)) = (columns.queue, columns.shard, columns.status) else {
+        // A task may be completed by a lower NUM, of which the queue has not heard.
+        let is_wanted = |stored: i64| stored == 0 || stored == 1 && *kind == ChangeKind::Update;
+        let status = columns.status.filter(|stored| is_wanted(*stored));
+        let (Some(queue), Some(shard), Some(_)) = (columns.queue, columns.shard, status) else {
             over.push((id, turn));
             continue;
         };
@@ -236,7 +292,8 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Resul
 async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>> {
     let mut targets = targets(session, &ended.iter().map(|ended| ended.id).collect()).await?;
     let generations = generations(session, targets.values().map(|target| target.task.shard.clone()).collect()).await?;
-    let (mut cancelled, mut over, mut counts) = (BTreeSet::new(), Vec::new(), Counts::default());
+    let (mut cancelled, mut completed, mut reopened) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut over, mut counts) = (Vec::new(), Counts::default());
     for EndedChange { id, turn, end } in ended {
         let target = targets.get_mut(id);
         let unfinished = target.filter(|target| !target.status.is_final());
@@ -249,18 +306,38 @@ async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64
                     cancelled.insert(*id);
                 }
             }
-            (Decided::Cancelled { .. }, None) | (Decided::Over, _) => over.extend(turn.map(|turn| (*id, turn))),
+            (Decided::Updated, Some(target)) => {
+                over.extend(turn.map(|turn| (*id, turn)));
+                if target.completed >= target.task.replicas {
+                    counts.moved(&target.task.shard.queue, target.status, StoredStatus::Completed);
+                    target.status = StoredStatus::Completed;
+                    completed.insert(*id);
+                }
+            }
+            (Decided::CompletedBefore { epoch, credited }, Some(target)) => {
+                // The last reports are on their way still, and the wish stays.
+                if target.task.epoch == *epoch && target.completed >= *credited {
+                    reopened.insert(*id);
+                    over.extend(turn.map(|turn| (*id, turn)));
+                }
+            }
+            (Decided::Cancelled { .. } | Decided::Updated | Decided::CompletedBefore { .. }, None)
+            | (Decided::Over, _) => over.extend(turn.map(|turn| (*id, turn))),
         }
     }
-    let off_bus: Vec<TaskId> = cancelled.iter().filter(|id| targets[id].off_bus).copied().collect();
-    let cancelled = Vec::from_iter(cancelled);
-    for ids in lists(&cancelled) {
-        let cancel = Statement::new(
-            "UPDATE tasks SET status = 3, on_bus = 0, \
-             updated_ms = CASE WHEN updated_ms > ? THEN updated_ms ELSE ? END WHERE id IN ",
-        );
-        session.execute(cancel.bind(at_unix_ms).bind(at_unix_ms).list(ids)).await?;
+    let ended_now = cancelled.iter().chain(&completed);
+    let off_bus: Vec<TaskId> = ended_now.filter(|id| targets[id].off_bus).copied().collect();
+    let [cancelled, completed, reopened] = [cancelled, completed, reopened].map(Vec::from_iter);
+    for (status, ids) in [(StoredStatus::Completed, &completed), (StoredStatus::Cancelled, &cancelled)] {
+        for ids in lists(ids) {
+            let end = Statement::new(
+                "UPDATE tasks SET status = ?, on_bus = 0, \
+                 updated_ms = CASE WHEN updated_ms > ? THEN updated_ms ELSE ? END WHERE id IN ",
+            );
+            session.execute(end.bind(status).bind(at_unix_ms).bind(at_unix_ms).list(ids)).await?;
+        }
     }
+    letters::reopen(session, &reopened, at_unix_ms, &mut counts).await?;
     outbox::remove(session, &off_bus).await?;
     remove(session, &cancelled).await?;
     remove_turns(session, &over).await?;

@@ -160,14 +160,18 @@ pub(super) async fn one<DB: Backend>(sql: &Runner<DB>, id: LetterId) -> Result<O
     const NAME: &str = "letter";
     let found = Statement::new("SELECT kind, at_ms, summary, content FROM letters WHERE id = ?").bind(&id);
     let found: Vec<(i64, i64, Vec<u8>, Vec<u8>)> = sql.read(NAME, found).await?;
-    let Some((stored, at_unix_ms, summary, content)) = found.into_iter().next() else { return Ok(None) };
+    let Some((stored, at_unix_ms, summary, content)) = found.into_iter().next() else {
+        return Ok(None);
+    };
     let kind = kind(stored)?;
     if kind != LetterKind::Task {
         return Ok(Some(StoredLetter { id, kind, letter: read(content)? }));
     }
     let task = Statement::new(format!("SELECT {TASK_COLUMNS}, attempts, reason FROM tasks WHERE id = ?")).bind(&id);
     let task: Vec<DeadTaskColumns> = sql.read(NAME, task).await?;
-    let Some(DeadTaskColumns { task, attempts, reason }) = task.into_iter().next() else { return Ok(None) };
+    let Some(DeadTaskColumns { task, attempts, reason }) = task.into_iter().next() else {
+        return Ok(None);
+    };
     let (row, attempts) = (TaskRow::try_from(task)?, number(attempts)?);
     let queue = row.queue.as_str().to_owned();
     let task = Some(NewTask::from(&row));
@@ -208,32 +212,9 @@ pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i
     ids.sort_unstable();
     ids.dedup();
     for ids in lists(&ids) {
-        let ended = ended_tasks(session, ids).await?;
+        let ended = ended_tasks(session, ids, "(2, 3)").await?;
         let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
-        let (mut late, mut again) = (late_workers(session, &ids).await?, Vec::new());
-        for EndedTask { id, queue, missing, status: before } in ended {
-            let mut workers = late.remove(&id).unwrap_or_default();
-            workers.truncate(missing);
-            credit(session, &id, &workers).await?;
-            let status = match workers.len() == missing {
-                true => StoredStatus::Completed,
-                false => StoredStatus::Unfinished,
-            };
-            if status == StoredStatus::Completed {
-                let done = Statement::new("UPDATE tasks SET status = 1, updated_ms = ? WHERE id = ?").bind(now_ms);
-                session.execute(done.bind(&id)).await?;
-            } else {
-                again.push(id);
-            }
-            counts.moved(&queue, before, status);
-            retried.push(Retried { id, status });
-        }
-        if !again.is_empty() {
-            const AGAIN: &str = "UPDATE tasks SET status = 0, epoch = epoch + 1, attempts = 0, reason = '', \
-                 on_bus = 0, updated_ms = ? WHERE id IN ";
-            session.execute(Statement::new(AGAIN).bind(now_ms).list(&again)).await?;
-            outbox::unpublish(session, &again, Unpublished::Missing).await?;
-        }
+        retried.extend(begin_again(session, ended, now_ms, &mut counts).await?);
         if !ids.is_empty() {
             session.execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&ids)).await?;
             changes::remove(session, &ids).await?;
@@ -241,6 +222,55 @@ pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i
     }
     counts.store(session).await?;
     Ok(retried)
+}
+
+/// Makes these tasks unfinished in their next epoch, except those that late completions complete.
+async fn begin_again<S: Session>(
+    session: &mut S,
+    ended: Vec<EndedTask>,
+    now_ms: i64,
+    counts: &mut Counts,
+) -> Result<Vec<Retried>> {
+    let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
+    let (mut late, mut again, mut retried) = (late_workers(session, &ids).await?, Vec::new(), Vec::new());
+    for EndedTask { id, queue, missing, status: before } in ended {
+        let mut workers = late.remove(&id).unwrap_or_default();
+        workers.truncate(missing);
+        credit(session, &id, &workers).await?;
+        let status = match workers.len() == missing {
+            true => StoredStatus::Completed,
+            false => StoredStatus::Unfinished,
+        };
+        if status == StoredStatus::Completed {
+            let done = Statement::new("UPDATE tasks SET status = 1, updated_ms = ? WHERE id = ?").bind(now_ms);
+            session.execute(done.bind(&id)).await?;
+        } else {
+            again.push(id);
+        }
+        counts.moved(&queue, before, status);
+        retried.push(Retried { id, status });
+    }
+    if !again.is_empty() {
+        const AGAIN: &str = "UPDATE tasks SET status = 0, epoch = epoch + 1, attempts = 0, reason = '', \
+             on_bus = 0, updated_ms = ? WHERE id IN ";
+        session.execute(Statement::new(AGAIN).bind(now_ms).list(&again)).await?;
+        outbox::unpublish(session, &again, Unpublished::Missing).await?;
+    }
+    Ok(retried)
+}
+
+/// Reopens tasks that have more replicas than credits now, whether SQL has their completion or only the queue.
+pub(super) async fn reopen<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+    now_ms: i64,
+    counts: &mut Counts,
+) -> Result<()> {
+    for ids in lists(ids) {
+        let ended = ended_tasks(session, ids, "(0, 1)").await?;
+        begin_again(session, ended, now_ms, counts).await?;
+    }
+    Ok(())
 }
 
 struct EndedTask {
@@ -251,16 +281,16 @@ struct EndedTask {
     status: StoredStatus,
 }
 
-/// The dead and cancelled tasks among `ids`, locked.
-async fn ended_tasks<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<Vec<EndedTask>> {
+/// The tasks among `ids` in one of these statuses, locked.
+async fn ended_tasks<S: Session>(session: &mut S, ids: &[TaskId], statuses: &str) -> Result<Vec<EndedTask>> {
     let ended = Statement::new("SELECT id, queue, replicas - completed, status FROM tasks ")
         .sql(S::BY_PRIMARY_KEY)
-        .sql(" WHERE status IN (2, 3) AND id IN ")
+        .sql(&format!(" WHERE status IN {statuses} AND id IN "))
         .list(ids)
         .sql(" ORDER BY id")
         .sql(S::FOR_UPDATE);
     let read = |(id, queue, missing, stored): (Vec<u8>, String, i64, i64)| {
-        let (queue, missing) = (queue_name(&queue)?, number(missing)?);
+        let (queue, missing) = (queue_name(&queue)?, number(missing.max(0))?);
         Ok(EndedTask { id: task_id(&id)?, queue, missing, status: status(stored)? })
     };
     session.fetch(ended).await?.into_iter().map(read).collect()

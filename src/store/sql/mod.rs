@@ -12,6 +12,7 @@
 //! - `jobs`: changes of all tasks of a filter, and how far they have come.
 //! - `turned_away`: how many tasks came in and were not stored.
 //! - `changes`: what somebody wants of unfinished tasks, until the queue has it.
+//! - `paused_queues`: the queues of which no worker gets anything.
 //! - `tokens`, `acts`: who may do what, and what operators did.
 //! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the few rows briefly.
 //!
@@ -33,6 +34,7 @@ mod letters;
 mod migrate;
 mod outbox;
 mod pages;
+mod pauses;
 mod place;
 #[cfg(test)]
 pub(super) mod plans;

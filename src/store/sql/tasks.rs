@@ -11,7 +11,7 @@ use super::{
     shards,
     statement::{Statement, lists},
 };
-use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, ShardId, TaskId, TaskRow, WorkerName};
+use crate::model::{Encoding, KeyHash, LeaseNumber, Offset, Priority, ShardId, TaskId, TaskRow, WorkerName};
 use crate::store::{PublishedTask, Result, ResultRow, StateFor, TaskDetail, TaskState, Turn};
 
 /// Where a page starts: no task has the id of zeros.
@@ -28,17 +28,19 @@ fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
 }
 
 pub(super) async fn states<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Result<Vec<TaskState>> {
-    type Columns = (Vec<u8>, i64, i64, Option<Vec<u8>>);
+    type Columns = (Vec<u8>, i64, i64, i64, i64, Option<Vec<u8>>);
     let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
     for ids in lists(&distinct(ids)) {
         let credited = Statement::new(
-            "SELECT id, status, epoch, worker FROM tasks \
+            "SELECT id, status, epoch, replicas, priority, worker FROM tasks \
              LEFT JOIN results ON task_id = id AND surplus = 0 WHERE id IN ",
         )
         .list(ids);
-        for (id, stored, epoch, worker) in sql.read::<Columns>("states", credited).await? {
+        for (id, stored, epoch, replicas, priority, worker) in sql.read::<Columns>("states", credited).await? {
             let (id, status, epoch) = (task_id(&id)?, status(stored)?, number(epoch)?);
-            let state = states.entry(id).or_insert(TaskState { id, status, workers: Vec::new(), epoch });
+            let (replicas, priority) = (number(replicas)?, Priority::from_number(priority));
+            let new = TaskState { id, status, workers: Vec::new(), epoch, replicas, priority };
+            let state = states.entry(id).or_insert(new);
             state.workers.extend(worker.map(worker_name).transpose()?);
         }
     }

@@ -236,6 +236,68 @@ pub struct TaskExplanation {
     pub now: ::core::option::Option<::prost_types::Timestamp>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PauseQueueRequest {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PauseQueueResponse {
+    /// False: it was paused before.
+    #[prost(bool, tag = "1")]
+    pub changed: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResumeQueueRequest {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResumeQueueResponse {
+    /// False: it was not paused.
+    #[prost(bool, tag = "1")]
+    pub changed: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChangeTasksRequest {
+    /// At most 1,000.
+    #[prost(string, repeated, tag = "1")]
+    pub ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Unspecified: as it is.
+    #[prost(enumeration = "Priority", tag = "2")]
+    pub priority: i32,
+    /// 0: as it is.
+    #[prost(uint32, tag = "3")]
+    pub replicas: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ChangeTasksResponse {
+    /// In the order of the ids.
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<ItemResult>,
+}
+/// At most one of `to` and `away_from`.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RequeueTasksRequest {
+    /// At most 1,000.
+    #[prost(string, repeated, tag = "1")]
+    pub ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Only this worker gets the tasks, …
+    #[prost(string, tag = "2")]
+    pub to: ::prost::alloc::string::String,
+    /// Only the lease of this worker ends, and it does not get the tasks again.
+    #[prost(string, tag = "3")]
+    pub away_from: ::prost::alloc::string::String,
+    /// … for so long. Absent: until somebody requeues them again.
+    #[prost(message, optional, tag = "4")]
+    pub reserved_for: ::core::option::Option<::prost_types::Duration>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RequeueTasksResponse {
+    /// In the order of the ids.
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<ItemResult>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CancelTasksRequest {
     /// At most 1,000.
     #[prost(string, repeated, tag = "1")]
@@ -984,6 +1046,10 @@ pub enum WorkerReason {
     NotInQueue = 9,
     /// Its shard gives no worker anything now.
     ClaimsPaused = 10,
+    /// An operator has paused its queue.
+    QueuePaused = 11,
+    /// An operator has reserved it for another worker.
+    ReservedForAnother = 12,
 }
 impl WorkerReason {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1003,6 +1069,8 @@ impl WorkerReason {
             Self::Finished => "WORKER_REASON_FINISHED",
             Self::NotInQueue => "WORKER_REASON_NOT_IN_QUEUE",
             Self::ClaimsPaused => "WORKER_REASON_CLAIMS_PAUSED",
+            Self::QueuePaused => "WORKER_REASON_QUEUE_PAUSED",
+            Self::ReservedForAnother => "WORKER_REASON_RESERVED_FOR_ANOTHER",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1019,6 +1087,8 @@ impl WorkerReason {
             "WORKER_REASON_FINISHED" => Some(Self::Finished),
             "WORKER_REASON_NOT_IN_QUEUE" => Some(Self::NotInQueue),
             "WORKER_REASON_CLAIMS_PAUSED" => Some(Self::ClaimsPaused),
+            "WORKER_REASON_QUEUE_PAUSED" => Some(Self::QueuePaused),
+            "WORKER_REASON_RESERVED_FOR_ANOTHER" => Some(Self::ReservedForAnother),
             _ => None,
         }
     }
@@ -2650,6 +2720,107 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "PurgeDeadLetters"));
             self.inner.unary(req, path, codec).await
         }
+        /// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a completed task.
+        pub async fn change_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChangeTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ChangeTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/ChangeTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "ChangeTasks"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Offers tasks anew, and answers per id: leases and backoffs end, at no cost.
+        pub async fn requeue_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RequeueTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RequeueTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/RequeueTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "RequeueTasks"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Pauses a queue: no worker gets anything of it. Leases go on, and so do inserts. Each process knows it within a
+        /// second.
+        pub async fn pause_queue(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PauseQueueRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PauseQueueResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/PauseQueue",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "PauseQueue"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Resumes a paused queue.
+        pub async fn resume_queue(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResumeQueueRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResumeQueueResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/ResumeQueue",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "ResumeQueue"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2728,6 +2899,39 @@ pub mod operator_server {
             request: tonic::Request<super::ChangeDeadLettersRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ChangeDeadLettersResponse>,
+            tonic::Status,
+        >;
+        /// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a completed task.
+        async fn change_tasks(
+            &self,
+            request: tonic::Request<super::ChangeTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ChangeTasksResponse>,
+            tonic::Status,
+        >;
+        /// Offers tasks anew, and answers per id: leases and backoffs end, at no cost.
+        async fn requeue_tasks(
+            &self,
+            request: tonic::Request<super::RequeueTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RequeueTasksResponse>,
+            tonic::Status,
+        >;
+        /// Pauses a queue: no worker gets anything of it. Leases go on, and so do inserts. Each process knows it within a
+        /// second.
+        async fn pause_queue(
+            &self,
+            request: tonic::Request<super::PauseQueueRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PauseQueueResponse>,
+            tonic::Status,
+        >;
+        /// Resumes a paused queue.
+        async fn resume_queue(
+            &self,
+            request: tonic::Request<super::ResumeQueueRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ResumeQueueResponse>,
             tonic::Status,
         >;
     }
@@ -3233,6 +3437,186 @@ pub mod operator_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PurgeDeadLettersSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/ChangeTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct ChangeTasksSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::ChangeTasksRequest>
+                    for ChangeTasksSvc<T> {
+                        type Response = super::ChangeTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ChangeTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::change_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ChangeTasksSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/RequeueTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct RequeueTasksSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::RequeueTasksRequest>
+                    for RequeueTasksSvc<T> {
+                        type Response = super::RequeueTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RequeueTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::requeue_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RequeueTasksSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/PauseQueue" => {
+                    #[allow(non_camel_case_types)]
+                    struct PauseQueueSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::PauseQueueRequest>
+                    for PauseQueueSvc<T> {
+                        type Response = super::PauseQueueResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PauseQueueRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::pause_queue(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PauseQueueSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/ResumeQueue" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResumeQueueSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::ResumeQueueRequest>
+                    for ResumeQueueSvc<T> {
+                        type Response = super::ResumeQueueResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResumeQueueRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::resume_queue(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResumeQueueSvc(inner);
                         let codec = crate::wire::grpc_codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -1,4 +1,4 @@
-//! The script that cancels tasks, over every form of a record.
+//! The scripts that cancel, change and requeue tasks, over every form of a record.
 
 use taskd::redis_pool::{Call, scripts};
 
@@ -185,4 +185,176 @@ async fn the_holder_of_a_cancelled_task_is_told_so() {
     };
     assert_eq!(flat(f.run(&scripts::REJECT, reject).await.expect("reject")), ["6", "0"]);
     assert_eq!(f.state().await, before);
+}
+
+/// Each item: id, NUM, priority, epoch.
+fn update(call: &mut Call, items: &[(char, u32, u8, u32)]) {
+    call.arg("wake").arg("q");
+    for (letter, num, priority, epoch) in items {
+        call.arg(id(*letter)).arg(num).arg(priority).arg(epoch).arg("+tail");
+    }
+}
+
+impl Fixture {
+    async fn updated(&self, items: &[(char, u32, u8, u32)]) -> Vec<String> {
+        flat(self.run(&scripts::CHANGE, |call| update(call, items)).await.expect("change"))
+    }
+
+    async fn requeued(&self, letter: char, mode: &str, worker: &str, until: i64) -> Vec<String> {
+        let requeue = |call: &mut Call| {
+            call.arg("wake").arg("q").arg(id(letter)).arg(0).arg(mode).arg(worker).arg(until);
+        };
+        flat(self.run(&scripts::REQUEUE, requeue).await.expect("requeue"))
+    }
+}
+
+/// The bytes of a body that was changed.
+const TAIL: u64 = 5;
+
+#[tokio::test]
+async fn change_moves_a_waiting_task_to_another_lane_once() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    f.waiting('b', 1, b"1").await;
+    let before = f.state().await;
+    for _ in 0..2 {
+        assert_eq!(f.updated(&[('a', 1, 1, 0), ('b', 1, 2, 0)]).await, ["7", "1", "0", "1", "0"]);
+    }
+    let after = f.state().await;
+    assert_eq!(after["hr:T"], ["1/1/a"]);
+    let mut expected = before.clone();
+    expected.insert("hr:T".into(), vec!["1/1/a".into()]);
+    changed(
+        &expected,
+        &after,
+        &[
+            ("records", &[r#"a=["L",1,0,[],[],[],0,1]"#, "b=1"]),
+            ("bodies", &[&after["bodies"][0], "b=body2"]),
+            ("counters", &["largest_body=18", "live=2", "open=2", &format!("open_bytes={}", 2 * WEIGHT + TAIL)]),
+        ],
+    );
+    assert!(after["bodies"][0].starts_with("a=\u{1}") && after["bodies"][0].ends_with("text+tail"), "{after:?}");
+}
+
+#[tokio::test]
+async fn a_higher_num_is_offered_and_a_lower_one_ends_what_is_out() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 4).await;
+    assert_eq!(f.updated(&[('a', 3, 2, 0)]).await, ["7", "1", "0"]);
+    let state = f.state().await;
+    assert_eq!(state["records"], [r#"a=["L",3,0,[],[],["w","4"],0,1]"#]);
+    assert_eq!(
+        (&state["mr:T"][..], state["counters"].contains(&"open=1".to_owned())),
+        (&["3/1/a".to_owned()][..], true)
+    );
+
+    // u and v have completed it, w holds it and one replica waits: with NUM 2 it is completed.
+    f.seed("DEL", "mr:T", &[]).await;
+    f.seed("HSET", "counters", &[b"open", b"0", b"open_bytes", b"0", b"live", b"1"]).await;
+    let record = br#"["L",4,1,["9"],["u","1","v","2"],["w","4"],0,1]"#;
+    let record: serde_json::Value = serde_json::from_slice(record).expect("JSON");
+    f.seed("HSET", "records", &[&id('a'), &rmp_serde::to_vec(&record).expect("packed")]).await;
+    f.seed("ZADD", "delayed", &[NOW.to_string().as_bytes(), &lease('a', 9)]).await;
+    assert_eq!(f.updated(&[('a', 3, 2, 0)]).await, ["7", "1", "2"]);
+    let state = f.state().await;
+    assert_eq!(state["records"], [r#"a=["L",3,1,[],["u","1","v","2"],["w","4"],0,1]"#], "what waits comes back first");
+    assert!(!state.contains_key("delayed") && state["leases"].len() == 1);
+    assert_eq!(f.updated(&[('a', 2, 2, 0)]).await, ["7", "2", "2"]);
+    let state = f.state().await;
+    assert_eq!(state["records"], [format!(r#"a=["F",2,1,[],["u","1","v","2"],[],{NOW},1]"#)]);
+    assert_eq!((&state["finals"][..], state.contains_key("leases")), (&["a".to_owned()][..], false));
+    assert!(state["counters"].contains(&"live=0".to_owned()));
+    // The same again, and a NUM that the completed task does not reach.
+    assert_eq!(f.updated(&[('a', 2, 2, 0)]).await, ["7", "2", "2"]);
+    assert_eq!(f.updated(&[('a', 9, 2, 0)]).await, ["7", "2", "2"]);
+    assert_eq!(f.state().await, state);
+}
+
+#[tokio::test]
+async fn a_num_below_the_credits_leaves_a_record_that_can_be_read() {
+    let f = Fixture::new().await;
+    f.seed("HSET", "records", &[&id('a'), b"m\x04\x01\x02\nu\tc1\nv\tc2\nw\th3\n"]).await;
+    f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
+    f.seed("HSET", "counters", &[b"open", b"1", b"open_bytes", b"413", b"live", b"1"]).await;
+    assert_eq!(f.updated(&[('a', 1, 2, 0)]).await, ["7", "2", "2"]);
+    assert_eq!(f.state().await["records"], [format!(r#"a=["F",1,0,[],["u","1","v","2"],[],{NOW}]"#)]);
+    let answer = f.run(&scripts::COMPLETE, |call| complete(call, &[('a', "7", 2, "v"), ('a', "7", 3, "w")])).await;
+    assert_eq!(flat(answer.expect("complete")), ["2", "4"]);
+}
+
+#[tokio::test]
+async fn change_of_a_task_that_is_not_there_changes_nothing() {
+    let f = Fixture::new().await;
+    f.seed("HSET", "records", &[&id('b'), b"\x97\xa1D\x01\x02\x90\x90\x90\x05"]).await;
+    f.seed("HSET", "records", &[&id('c'), b"\x97\xa1X\x01\x02\x90\x90\x90\x05"]).await;
+    f.seed("HSET", "records", &[&id('d'), b"\x9b\xa1L\x01\x00\x90\x90\x90\x00\x00\x90\x90\x01"]).await;
+    let before = f.state().await;
+    let items = [('a', 2, 1, 0), ('b', 2, 1, 0), ('b', 2, 1, 1), ('c', 2, 1, 0), ('d', 2, 1, 0)];
+    let expected = ["7", "5", "0", "3", "0", "5", "0", "6", "0", "4", "0"];
+    assert_eq!(f.updated(&items).await, expected);
+    assert_eq!(f.state().await, before);
+}
+
+#[tokio::test]
+async fn requeue_ends_leases_and_backoffs_and_offers_the_task_anew() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 4).await;
+    let before = f.state().await;
+    assert_eq!(f.requeued('a', "all", "", 0).await, ["7", "1"]);
+    let mut expected = before.clone();
+    expected.insert("mr:T".into(), vec!["1/1/a".into()]);
+    let bytes = format!("open_bytes={WEIGHT}");
+    changed(
+        &expected,
+        &f.state().await,
+        &[("records", &[r#"a=["L",1,0,[],[],[],0,1]"#]), ("leases", &[]), ("counters", &["live=1", "open=1", &bytes])],
+    );
+    // Its time has not come: it stays as it is.
+    f.seed("HSET", "records", &[&id('b'), b"\x97\xa1L\x01\x00\x91\xa0\x90\x90\x00"]).await;
+    let before = f.state().await;
+    assert_eq!(f.requeued('b', "all", "", 0).await, ["7", "7"]);
+    assert_eq!(f.requeued('c', "all", "", 0).await, ["7", "5"]);
+    assert_eq!(f.state().await, before);
+}
+
+#[tokio::test]
+async fn a_worker_from_whom_a_task_was_taken_does_not_get_it_again() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 4).await;
+    assert_eq!(f.requeued('a', "away", "w", 0).await, ["7", "1"]);
+    let state = f.state().await;
+    assert_eq!(state["records"], [r#"a=["L",1,0,[],[],[],0,1,["w",-1]]"#]);
+    assert!(!state.contains_key("leases"));
+    let got = async |worker| {
+        let answer = f.run(&scripts::CLAIM, |call| super::claim::claim(call, &[(worker, 1)])).await.expect("claim");
+        flat(answer).len() > 2
+    };
+    assert_eq!((got("w").await, got("v").await), (false, true));
+    // Not even when v gives it back, and when w is not its holder.
+    assert_eq!(f.requeued('a', "away", "x", 0).await, ["7", "1"]);
+    assert_eq!(f.state().await["records"], [r#"a=["L",1,0,[],[],["v","1"],0,1,["w",-1,"x",-1]]"#]);
+}
+
+#[tokio::test]
+async fn a_reserved_task_goes_to_its_worker_until_the_end() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    assert_eq!(f.requeued('a', "to", "w", NOW + 9).await, ["7", "1"]);
+    let reserved = format!(r#"a=["L",1,0,[],[],[],0,1,[],[],0,["w",{}]]"#, NOW + 9);
+    assert_eq!(f.state().await["records"], [reserved.clone()]);
+    let got = async |worker| {
+        let answer = f.run(&scripts::CLAIM, |call| super::claim::claim(call, &[(worker, 1)])).await.expect("claim");
+        flat(answer).len() > 2
+    };
+    assert!(!got("v").await);
+    // Its time is not over.
+    assert_eq!(f.requeued('a', "free", "", 0).await, ["7", "1"]);
+    assert_eq!(f.state().await["records"], [reserved]);
+    assert_eq!(f.requeued('a', "to", "w", NOW).await, ["7", "1"]);
+    assert_eq!(f.requeued('a', "free", "", 0).await, ["7", "1"]);
+    assert_eq!(f.state().await["records"], [r#"a=["L",1,0,[],[],[],0,3,[],[],0]"#]);
+    assert!(got("v").await);
+    // A worker that has completed it cannot do it twice.
+    f.seed("HSET", "records", &[&id('b'), b"m\x02\x00\x01\nw\tc1\n"]).await;
+    assert_eq!(f.requeued('b', "to", "w", NOW + 9).await, ["7", "8"]);
 }

@@ -137,7 +137,9 @@ async fn claim_gives_a_task_exactly_where_explain_knows_no_reason_against_it() {
         let [a, b, c] = [of_three / 25, of_three / 5 % 5, of_three % 5].map(|state| states[state]);
         for waits in [&[][..], &["9"], &[""]] {
             let parts = [("a", a), ("b", b), ("c", c)];
-            let Some((forms, offer)) = forms(num, parts, waits) else { continue };
+            let Some((forms, offer)) = forms(num, parts, waits) else {
+                continue;
+            };
             let mut of_forms = Vec::new();
             for record in forms {
                 records += 1;
@@ -157,6 +159,27 @@ async fn claim_gives_a_task_exactly_where_explain_knows_no_reason_against_it() {
     assert_eq!(reasons.keys().collect::<Vec<_>>(), all, "every reason was met");
 }
 
+#[tokio::test]
+async fn claim_and_explain_agree_about_reservations() {
+    let f = Fixture::new().await;
+    let mut reasons = BTreeMap::<String, usize>::new();
+    for (num, reserved) in [(1, "a"), (1, "n"), (2, "a"), (2, "n")] {
+        for (credited, held) in [("", ""), ("a", ""), ("b", ""), ("", "a"), ("", "b")] {
+            let pair = |name: &str| if name.is_empty() { json!([]) } else { json!([name, "1"]) };
+            if num == 1 && !credited.is_empty() {
+                continue;
+            }
+            let record = json!(["L", num, 0, [], pair(credited), pair(held), 0, 1, [], [], 0, [reserved, NOW + 9]]);
+            for worker in ["a", "n"] {
+                let reason = f.agree(num, &packed(&record), 1, worker).await;
+                assert!(worker == reserved || !reason.is_empty(), "{record} for {worker}: {reason:?}");
+                *reasons.entry(reason).or_default() += 1;
+            }
+        }
+    }
+    assert_eq!(reasons.keys().collect::<Vec<_>>(), ["", "completed", "holds", "leased", "reserved"]);
+}
+
 impl Fixture {
     /// Explains the task with this record, then lets the worker claim it. Answers the reason against it.
     async fn agree(&self, num: usize, record: &[u8], offer: u8, worker: &'static str) -> String {
@@ -168,7 +191,9 @@ impl Fixture {
         let lane = if offer > 0 { "mr:T" } else { "m:T" };
         self.seed("LPUSH", lane, &[&element(u8::try_from(num).expect("few"), offer, 't')]).await;
         let explained = self.explained('t', worker).await;
-        let bar = explained[explained.len() - 3].clone();
+        // An array of twelve ends with a reservation: its worker and its end.
+        let reservation = if record.first() == Some(&0x9c) { 2 } else { 0 };
+        let bar = explained[explained.len() - 3 - reservation].clone();
         let claimed = flat(self.run(&scripts::CLAIM, |call| claim(call, &[(worker, 1)])).await.expect("claim"));
         let is_given = claimed.len() > 2;
         assert_eq!(is_given, bar.is_empty(), "{} for {worker}: {bar:?}, {claimed:?}", String::from_utf8_lossy(record));

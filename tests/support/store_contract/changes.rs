@@ -1,7 +1,7 @@
 //! Changes of live work: the wishes that SQL keeps, and their ends.
 
 use taskd::{
-    model::{Act, Change, ChangeKind, TaskAct},
+    model::{Act, Change, ChangeKind, TaskAct, Update},
     store::{ChangeEnd, Decided, EndedChange, KeptChange, KeptPages, Retried, Store, Wanted},
 };
 
@@ -142,4 +142,76 @@ pub(crate) async fn a_later_wish_stays_when_the_earlier_one_ends<D: Database>(db
     store.settle(&[died(&tasks[1])]).await.unwrap();
     assert_eq!(kept(&*store).await, [tasks[2].task.id]);
     assert_eq!(db.number("SELECT COUNT(*) FROM changes").await, 1);
+}
+
+async fn update(store: &dyn Store, row: &NewRow, update: Update) -> Wanted {
+    store.want(&[row.task.id], &Change::Update(update), NOW, &[]).await.unwrap().remove(0)
+}
+
+fn replicas(replicas: u32) -> Update {
+    Update { replicas: Some(replicas), ..Update::default() }
+}
+
+pub(crate) async fn new_values_are_stored_with_their_wish<D: Database>(db: &D) {
+    let store = db.open().await;
+    let parked = NewRow { unpublished: Parked, ..replicated("parked", 3) };
+    insert_new(&*store, std::slice::from_ref(&parked)).await;
+    let new = Update { priority: Some(Priority::High), replicas: Some(2) };
+    let wish = kept_of(&update(&*store, &parked, new).await);
+    assert_eq!((wish.kind, wish.task.replicas, wish.task.priority), (ChangeKind::Update, 2, Priority::High));
+    let stored = detail_of(&*store, &parked).await.task;
+    assert_eq!((stored.replicas, stored.priority), (2, Priority::High));
+    assert_eq!(db.number("SELECT priority FROM outbox").await, Priority::High as i64);
+    let state = store.states(&[parked.task.id]).await.unwrap().remove(0);
+    assert_eq!((state.replicas, state.priority), (2, Priority::High));
+
+    // A NUM that the credits reach completes it.
+    store.settle(&[completed(&parked, "a")]).await.unwrap();
+    let wish = kept_of(&update(&*store, &parked, replicas(1)).await);
+    let updated = EndedChange { id: parked.task.id, turn: Some(wish.turn), end: Decided::Updated };
+    assert_eq!(store.end_changes(&[updated], NOW).await.unwrap(), [ended(&parked, Completed)]);
+    assert_eq!(counts(&*store).await, [count("q", Completed, 1)]);
+    assert_eq!(store.parked_queues().await.unwrap(), []);
+    assert_eq!(db.number("SELECT COUNT(*) FROM changes").await, 0);
+}
+
+pub(crate) async fn a_higher_num_reopens_a_completed_task<D: Database>(db: &D) {
+    let store = db.open().await;
+    let (one, late) = (replicated("one", 1), replicated("late", 1));
+    insert_new(&*store, &[one.clone(), late.clone()]).await;
+    store.settle(&[completed(&one, "a"), completed(&late, "a"), completed(&late, "b")]).await.unwrap();
+    assert_eq!(update(&*store, &one, replicas(1)).await, Wanted::Final(Completed));
+    assert_eq!(update(&*store, &one, replicas(2)).await, Wanted::Reopened);
+    // A surplus result becomes the credit that is missing.
+    assert_eq!(update(&*store, &late, replicas(2)).await, Wanted::Reopened);
+    assert_eq!(counts(&*store).await, [count("q", Unfinished, 1), count("q", Completed, 1)]);
+    let state = store.states(&[one.task.id]).await.unwrap().remove(0);
+    assert_eq!(
+        (state.status, state.epoch, state.replicas, &state.workers[..]),
+        (Unfinished, 1, 2, &["a".to_owned()][..])
+    );
+    assert_eq!(outbox(&*store).await.iter().map(|row| row.task.id).collect::<Vec<_>>(), [one.task.id]);
+    store.settle(&[completed(&one, "b")]).await.unwrap();
+    assert_eq!(detail_of(&*store, &one).await.status, Completed);
+}
+
+pub(crate) async fn a_completion_before_a_higher_num_reopens_once_sql_has_it<D: Database>(db: &D) {
+    let store = db.open().await;
+    let task = replicated("k", 1);
+    insert_new(&*store, std::slice::from_ref(&task)).await;
+    let wish = kept_of(&update(&*store, &task, replicas(2)).await);
+    let before = EndedChange {
+        id: task.task.id,
+        turn: Some(wish.turn),
+        end: Decided::CompletedBefore { epoch: 0, credited: 1 },
+    };
+    // The report of the queue's completion has not come.
+    store.end_changes(&[before], NOW).await.unwrap();
+    assert_eq!(db.number("SELECT COUNT(*) FROM changes").await, 1);
+    store.settle(&[completed(&task, "a")]).await.unwrap();
+    store.end_changes(&[before], NOW).await.unwrap();
+    assert_eq!(db.number("SELECT COUNT(*) FROM changes").await, 0);
+    let state = store.states(&[task.task.id]).await.unwrap().remove(0);
+    assert_eq!((state.status, state.epoch), (Unfinished, 1));
+    assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)]);
 }

@@ -72,7 +72,10 @@ pub(crate) async fn a_dead_task_has_its_letter_until_it_is_sent_again<D: Databas
     assert_eq!(retried, [Retried { id: dead.task.id, status: Unfinished }]);
     assert_eq!((listed(&*store).await, store.letter(dead.task.id).await.unwrap()), (vec![], None));
     let workers = vec!["a".to_owned()];
-    assert_eq!(state(&*store, &dead).await, TaskState { id: dead.task.id, status: Unfinished, workers, epoch: 1 });
+    assert_eq!(
+        state(&*store, &dead).await,
+        TaskState { id: dead.task.id, status: Unfinished, workers, epoch: 1, replicas: 2, priority: Priority::Medium }
+    );
     let detail = detail_of(&*store, &dead).await;
     assert_eq!((detail.attempts, detail.completed, &detail.reason[..], detail.unpublished), (0, 1, "", true));
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 2)]);

@@ -3,6 +3,7 @@
 
 mod operation;
 mod operations;
+mod schemas;
 mod ui;
 
 use axum::{
@@ -11,75 +12,17 @@ use axum::{
     routing::get,
 };
 use bytes::Bytes;
-use schemars::{Schema, SchemaGenerator, generate::SchemaSettings, transform::RecursiveTransform};
 use serde_json::{Map, Value, json};
 
-use self::operation::Role::{Needs, Nothing};
+use self::{
+    operation::Role::{Needs, Nothing},
+    schemas::Schemas,
+};
 use super::problem::Details;
 use crate::{config::Auth, model};
 
-/// The places of named schemas.
-const SCHEMAS: &str = "#/components/schemas/";
-
 /// A route of the table: method, path, and the role that its callers need.
 pub(super) type RouteOfRole = (Method, &'static str, model::Role);
-
-/// The generators of schemas: a request and an answer of one type differ in the fields that must be there.
-struct Schemas {
-    requests: SchemaGenerator,
-    answers: SchemaGenerator,
-}
-
-impl Schemas {
-    fn new() -> Self {
-        let settings = || {
-            SchemaSettings::draft2020_12().with(|settings| {
-                settings.definitions_path = "/components/schemas".into();
-                settings.meta_schema = None;
-                settings.transforms.push(Box::new(RecursiveTransform(as_object)));
-            })
-        };
-        let answers = settings().for_serialize().with_transform(RecursiveTransform(without_null));
-        Self { requests: settings().for_deserialize().into_generator(), answers: answers.into_generator() }
-    }
-
-    /// The named schemas.
-    fn into_components(mut self) -> Map<String, Value> {
-        let mut schemas = self.requests.take_definitions(true);
-        schemas.extend(self.answers.take_definitions(true));
-        schemas
-    }
-}
-
-/// Writes `{}` for any value: not every program knows the schema `true`.
-fn as_object(schema: &mut Schema) {
-    if schema.as_bool() == Some(true) {
-        schema.ensure_object();
-    }
-}
-
-/// An answer leaves out what is not there.
-fn without_null(schema: &mut Schema) {
-    let Some(object) = schema.as_object_mut() else { return };
-    if let Some(Value::Array(types)) = object.get_mut("type") {
-        types.retain(|name| name != "null");
-        if let [only] = &types[..] {
-            let only = only.clone();
-            object.insert("type".into(), only);
-        }
-    }
-    if let Some(Value::Array(values)) = object.get_mut("enum") {
-        values.retain(|value| !value.is_null());
-    }
-    if let Some(Value::Array(choices)) = object.get_mut("anyOf") {
-        choices.retain(|choice| choice.get("type").is_none_or(|name| name != "null"));
-        if let [Value::Object(only)] = &choices[..] {
-            let only = only.clone();
-            object.remove("anyOf");
-            object.extend(only);
-        }
-    }
-}
 
 /// The routes of the document and of its page. They take no token: what they show is the same for everybody.
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(table: &[RouteOfRole], auth: Auth) -> Router<S> {
@@ -97,8 +40,9 @@ fn document(routes: &[RouteOfRole], auth: Auth) -> Bytes {
         path[method.as_str().to_ascii_lowercase()] = operation;
     };
     for (method, path, role) in routes {
-        let operation = operations::of(method, path);
-        insert(operation.path, method, operation.written(operation.path, Needs(*role, auth), &mut schemas));
+        for operation in [Some(operations::of(method, path)), operations::second(method, path)].into_iter().flatten() {
+            insert(operation.path, method, operation.written(operation.path, Needs(*role, auth), &mut schemas));
+        }
     }
     for operation in operations::open() {
         insert(operation.path, &Method::GET, operation.written(operation.path, Nothing, &mut schemas));

@@ -3,7 +3,7 @@
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::{SCHEMAS, Schemas};
+use super::schemas::{SCHEMAS, Schemas};
 use crate::{config::Auth, model};
 
 /// The groups of operations, and what they are for.

@@ -118,6 +118,16 @@ fn change(path: &'static str) -> Option<Operation> {
         "/v1/tasks:cancel" => new("operators", "cancelTasks", "Cancel unfinished tasks")
             .takes::<json::changes::Ids>()
             .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/tasks:change" => new("operators", "changeTasks", "Give unfinished tasks another priority or NUM")
+            .takes::<json::changes::UpdateTasks>()
+            .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/tasks:requeue" => new("operators", "requeueTasks", "Offer tasks anew: leases and backoffs end")
+            .says("At most one of `to` and `away_from`; `reserved_for` needs `to`.")
+            .takes::<json::changes::Requeue>()
+            .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/queues/{queue}" => Operation::new("/v1/queues/{queue}:pause", "operators", "pauseQueue", "Pause a queue")
+            .says("No worker gets anything of it. Leases and inserts go on.")
+            .answers::<json::changes::Pausing<'_>>(),
         "/v1/jobs/{id}" => Operation::new("/v1/jobs/{id}:stop", "operators", "stopJob", "Stop a job")
             .says("A job that has ended stays as it is.")
             .answers::<json::jobs::Job<'_>>(),
@@ -128,6 +138,14 @@ fn change(path: &'static str) -> Option<Operation> {
             .takes::<json::letters::Change>()
             .answers::<json::letters::Changed<'_>>(),
         _ => return None,
+    })
+}
+
+/// The second operation of a route whose last part names the operation.
+pub(super) fn second(method: &Method, path: &str) -> Option<Operation> {
+    (method == Method::POST && path == "/v1/queues/{queue}").then(|| {
+        Operation::new("/v1/queues/{queue}:resume", "operators", "resumeQueue", "Resume a paused queue")
+            .answers::<json::changes::Pausing<'_>>()
     })
 }
 

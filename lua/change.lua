@@ -1,0 +1,76 @@
+-- Gives tasks another NUM or priority. A live task with a replica left is offered in a new element, and its older ones
+-- count no more. Where NUM falls below the replicas that are out, the latest backoffs and leases end, at no cost. Where
+-- it falls to the credits, the task is completed.
+--
+-- ARGV[2] wake channel   ARGV[3] queue
+-- then per item 5 values: id, NUM, priority (1 to 3), epoch of the task, what to append to the body if it changes
+-- Returns the generation, then per item a code and the number of credited workers:
+--   1 changed, now or before | 2 completed | 3 dead | 4 the record is of a later epoch | 5 the task has not arrived
+--   6 cancelled
+local answers, offered = {tonumber(generation)}, false
+local ENDS = {F = 2, D = 3, X = 6}
+
+-- Replicas beyond NUM come back: first those that wait, then those that were claimed last.
+local function close_excess(id, t)
+  if t[WAIT][1] == '' then return end
+  local excess = #t[CREDITED] / 2 + #t[HELD] / 2 + #t[WAIT] - t[NUM]
+  while excess > 0 and #t[WAIT] > 0 do
+    redis.call('ZREM', DELAYED, id .. table.remove(t[WAIT]))
+    excess = excess - 1
+  end
+  while excess > 0 and #t[HELD] > 0 do
+    redis.call('ZREM', LEASES, id .. table.remove(t[HELD]))
+    table.remove(t[HELD])
+    excess = excess - 1
+  end
+end
+
+-- The body with another priority in its head, and what workers see of it behind the rest: of a field that comes twice
+-- the last counts.
+local function rewrite_body(id, priority, tail)
+  local body = redis.call('HGET', BODIES, id)
+  if not body or #body < HEAD then return end
+  body = string.char(priority) .. string.sub(body, 2) .. tail
+  redis.call('HSET', BODIES, id, body)
+  if #body > LARGE then redis.call('HSET', BODIES, id .. 'h', string.sub(body, 1, HEAD)) end
+  if #body > tonumber(redis.call('HGET', COUNTERS, 'largest_body') or 0) then
+    redis.call('HSET', COUNTERS, 'largest_body', #body)
+  end
+end
+
+for a = 4, #ARGV, 5 do
+  local id, num, priority, epoch = ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
+  local record = redis.call('HGET', RECORDS, id)
+  local t = record and load(record)
+  local own, code = t and (t[EPOCH] or 0), 5
+  if t and own > epoch then
+    code = 4
+  elseif t and t[ST] == 'L' then
+    code = 1
+    if t[NUM] ~= num or head_of(id) ~= priority then
+      if left(t) > 0 then
+        count('open', -1)
+        count('open_bytes', -weight_of(id))
+      end
+      t[NUM] = num
+      close_excess(id, t)
+      rewrite_body(id, priority, ARGV[a + 4])
+      if #t[CREDITED] / 2 >= num then
+        finish(id, t, 'F')
+        code = 2
+      elseif left(t) > 0 then
+        count('open', 1)
+        count('open_bytes', weight_of(id))
+        t[OFFER] = (t[OFFER] or 0) + 1
+        redis.call('LPUSH', T(lane_of(priority, true)), element(num, t[OFFER], id))
+        offered = true
+      end
+      redis.call('HSET', RECORDS, id, save(t))
+    end
+  elseif t and own == epoch then
+    code = ENDS[t[ST]]
+  end
+  answers[#answers + 1], answers[#answers + 2] = code, t and #t[CREDITED] / 2 or 0
+end
+if offered then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
+return answers

@@ -1,0 +1,91 @@
+-- Offers tasks anew: leases and backoffs end, at no cost.
+--
+-- ARGV[2] wake channel   ARGV[3] queue
+-- then per item 5 values: id, epoch of the task, mode, worker, until (ms)
+--   mode: 'all' every worker may get it | 'away' only the lease of this worker ends, and it does not get the task again
+--   | 'to' only this worker gets it, until somebody requeues it again; taskd does so at `until`
+--   | 'free' the end of a reservation whose time is over: leases go on
+-- Returns the generation, then a code per item:
+--   1 done | 2 completed | 3 dead | 4 the record is of a later epoch | 5 the task is not in the queue | 6 cancelled
+--   7 its time has not come | 8 the worker has completed it
+local answers, offered = {tonumber(generation)}, false
+local ENDS = {F = 2, D = 3, X = 6}
+
+local function end_leases(id, t)
+  for i = 2, #t[HELD], 2 do redis.call('ZREM', LEASES, id .. t[HELD][i]) end
+  for _, grant in ipairs(t[WAIT]) do redis.call('ZREM', DELAYED, id .. grant) end
+  t[HELD], t[WAIT] = {}, {}
+end
+
+local function end_lease_of(id, t, worker)
+  local at = find_worker(t[HELD], worker)
+  if not at then return end
+  redis.call('ZREM', LEASES, id .. t[HELD][at + 1])
+  remove_pair(t[HELD], at)
+end
+
+-- Notes that the worker is not offered the task, or that it is.
+local function refuse(t, worker, is_refused)
+  t[OFFER], t[FAILED] = t[OFFER] or 0, t[FAILED] or {}
+  local at = find_worker(t[FAILED], worker)
+  if at then remove_pair(t[FAILED], at) end
+  if is_refused then
+    table.insert(t[FAILED], worker)
+    table.insert(t[FAILED], REFUSED)
+  end
+end
+
+-- Changes a live task. Returns its code.
+local function change(id, t, mode, worker, until_ms)
+  if mode == 'free' then
+    if not t[RESERVED] or t[RESERVED][2] > now then return 1 end
+    t[RESERVED] = nil
+  elseif t[WAIT][1] == '' then
+    return 7
+  elseif mode == 'away' then
+    end_lease_of(id, t, worker)
+    refuse(t, worker, true)
+    if t[RESERVED] and t[RESERVED][1] == worker then t[RESERVED] = nil end
+  else
+    end_leases(id, t)
+    t[RESERVED] = nil
+    if mode == 'to' then
+      refuse(t, worker, false)
+      t[EPOCH], t[RESERVED] = t[EPOCH] or 0, {worker, until_ms}
+    end
+  end
+  if left(t) > 0 then
+    t[OFFER] = (t[OFFER] or 0) + 1
+    redis.call('LPUSH', T(lane_of(head_of(id), true)), element(t[NUM], t[OFFER], id))
+    offered = true
+  end
+  return 1
+end
+
+for a = 4, #ARGV, 5 do
+  local id, epoch, mode = ARGV[a], tonumber(ARGV[a + 1]), ARGV[a + 2]
+  local worker, until_ms = ARGV[a + 3], tonumber(ARGV[a + 4])
+  local record = redis.call('HGET', RECORDS, id)
+  local t = record and load(record)
+  local own, code = t and (t[EPOCH] or 0), 5
+  if t and own > epoch then
+    code = 4
+  elseif t and t[ST] == 'L' then
+    local was_open = left(t) > 0
+    if mode == 'to' and find_worker(t[CREDITED], worker) then
+      code = 8
+    else
+      code = change(id, t, mode, worker, until_ms)
+      if not was_open and left(t) > 0 then
+        count('open', 1)
+        count('open_bytes', weight_of(id))
+      end
+      redis.call('HSET', RECORDS, id, save(t))
+    end
+  elseif t and own == epoch then
+    code = ENDS[t[ST]]
+  end
+  answers[#answers + 1] = code
+end
+if offered then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
+return answers
