@@ -4,7 +4,7 @@ use axum::{Extension, Json, body::Body, extract::State as Extract, http::HeaderM
 
 use super::{
     super::{State, budget::Share, json, tally::Tally},
-    answer::{Answer, item_answers},
+    answer::Answer,
     request::{Id, JSON, json_body, task_id},
 };
 use crate::model::Caller;
@@ -18,9 +18,10 @@ pub(super) async fn cancel_tasks(
 ) -> Answer {
     let body = json_body(&state, &headers, body, JSON).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
-    let ids = json::changes::ids(&body, &mut tally)?;
+    let change = json::jobs::change(&body, &mut tally)?;
     tally.keep();
-    item_answers(state.api.cancel_tasks(&caller, ids).await?)
+    let changed = state.api.cancel_chosen(&caller, change).await?;
+    Ok(Json(json::jobs::Changed::from(&changed)).into_response())
 }
 
 pub(super) async fn cancel_task(

@@ -235,17 +235,33 @@ pub struct TaskExplanation {
     #[prost(message, optional, tag = "12")]
     pub now: ::core::option::Option<::prost_types::Timestamp>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+/// Names tasks by `ids` or by `filter`.
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CancelTasksRequest {
     /// At most 1,000.
     #[prost(string, repeated, tag = "1")]
     pub ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// With a queue. Empty statuses mean all unfinished ones.
+    #[prost(message, optional, tag = "2")]
+    pub filter: ::core::option::Option<TaskFilter>,
+    /// Only count.
+    #[prost(bool, tag = "3")]
+    pub dry_run: bool,
+    /// With a filter: this, or dry_run. Otherwise taskd answers INVALID_ARGUMENT and changes nothing.
+    #[prost(bool, tag = "4")]
+    pub yes: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CancelTasksResponse {
-    /// In the order of the ids.
+    /// For ids, in their order.
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
+    /// For dry_run.
+    #[prost(message, optional, tag = "2")]
+    pub count: ::core::option::Option<TaskCount>,
+    /// For a filter: the watchdog changes its tasks.
+    #[prost(message, optional, tag = "3")]
+    pub job: ::core::option::Option<Job>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetTasksRequest {

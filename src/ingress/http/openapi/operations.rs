@@ -106,8 +106,9 @@ fn change(path: &'static str) -> Option<Operation> {
             .takes::<json::jobs::Change>()
             .answers::<json::jobs::Changed<'_>>(),
         "/v1/tasks:cancel" => new("operators", "cancelTasks", "Cancel unfinished tasks")
-            .takes::<json::changes::Ids>()
-            .lists::<json::work::ItemAnswer<'_>>("results"),
+            .says("Tasks of ids are changed at once, those of a filter by a job.")
+            .takes::<json::jobs::Change>()
+            .answers::<json::jobs::Changed<'_>>(),
         "/v1/jobs/{id}" => new("operators", "stopJob", "Stop a job: POST `/v1/jobs/{id}:stop`")
             .says("`id` is the id of the job with `:stop` behind it. A job that has ended stays as it is.")
             .answers::<json::jobs::Job<'_>>(),
