@@ -1,4 +1,4 @@
-//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time, sends them again and cancels them, over gRPC.
+//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time; sends them again and cancels them. Over gRPC.
 
 mod change;
 mod filter;
