@@ -1,4 +1,5 @@
-//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time; sends them again and cancels them. Over gRPC.
+//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time, over gRPC. Sends them again, and cancels
+//! them.
 
 mod change;
 mod filter;
