@@ -11,6 +11,7 @@ mod properties;
 mod schema;
 mod settings;
 mod show;
+mod traces;
 mod units;
 mod urls;
 mod wording;
@@ -29,6 +30,7 @@ pub use self::{
         Watchdog,
     },
     show::to_toml,
+    traces::{OtlpHeaders, TraceDiscovered, Traces},
     units::{ByteSize, Time},
     urls::{BusUrl, DatabaseUrl, RedisUrl, without_password},
     wording::in_field,

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromS
 use super::{
     properties::Properties,
     schema::NamedSchema,
+    traces::Traces,
     urls::{BusUrl, DatabaseUrl, RedisUrl},
 };
 use crate::model::{PayloadSchema, Priority, QueueName, TaskRules};
@@ -139,6 +140,7 @@ settings! {
         pub log_format: LogFormat = LogFormat::Auto,
         /// A filter as tracing's `EnvFilter` reads it: `info`, `warn,taskd=debug`.
         pub log: String = "info".into(),
+        pub traces: Traces = Traces::default(),
         pub limits: Limits = Limits::default(),
         pub discovery: Discovery = Discovery::default(),
         pub fanout: Fanout = Fanout::default(),

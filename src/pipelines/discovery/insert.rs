@@ -10,6 +10,7 @@ use super::{
     error::{Error, Unavailable},
     mark_published::ToMark,
     schema,
+    traced::Inserts,
     turned_away::Tally,
 };
 use crate::{
@@ -98,13 +99,16 @@ impl Handle {
         let mut answers = vec![InsertAnswer::rejected(String::new()); tasks.len()];
         let (mut rows, mut places) = (Vec::with_capacity(tasks.len()), Vec::with_capacity(tasks.len()));
         let (mut refused, mut misfits) = (Vec::new(), schema::misfits(settings, &tasks).await);
-        for (place, task) in tasks.into_iter().enumerate() {
+        let mut traced = Inserts::default();
+        for (place, mut task) in tasks.into_iter().enumerate() {
             let rules = settings.task_rules(&task.queue);
             let checked = validate::check(&task, &rules, now);
             match checked.and_then(|checked| misfits.remove(&place).map_or(Ok(checked), Err)) {
                 Ok(checked) => match self.context.let_in(checked.queue()) {
                     Ok(()) => {
-                        rows.push(checked.row(task, TaskId::at(now, place), partitions));
+                        let id = TaskId::at(now, place);
+                        traced.begin(place, id, checked.queue(), &mut task);
+                        rows.push(checked.row(task, id, partitions));
                         places.push(place);
                     }
                     Err(error) => {
@@ -127,10 +131,17 @@ impl Handle {
         if rows.is_empty() {
             return Ok(answers);
         }
-        for (place, inserted) in places.into_iter().zip(self.store(rows).await?) {
-            let (id, inserted) = inserted;
+        let stored = match self.store(rows).await {
+            Ok(stored) => stored,
+            Err(error) => {
+                traced.fail(&error);
+                return Err(error);
+            }
+        };
+        for (place, (id, inserted)) in places.into_iter().zip(stored) {
             answers[place] = answer(id, inserted);
         }
+        traced.end(&answers);
         Ok(answers)
     }
 

@@ -15,10 +15,12 @@ mod context;
 mod error;
 mod fallback;
 mod insert;
+mod latency;
 mod mark_published;
 mod results;
 mod room;
 mod schema;
+mod traced;
 mod turned_away;
 
 use std::sync::Arc;
