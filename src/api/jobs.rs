@@ -40,6 +40,15 @@ impl Api {
         self.change_chosen(caller, JobChange::Retry, request).instrument(span("retry_tasks", caller)).await
     }
 
+    /// Cancels unfinished tasks: no worker does them any more.
+    pub async fn cancel_chosen(
+        &self,
+        caller: &Caller,
+        request: Result<ChangeTasks, String>,
+    ) -> Result<TasksChanged, Error> {
+        self.change_chosen(caller, JobChange::Cancel, request).instrument(span("cancel_chosen", caller)).await
+    }
+
     async fn change_chosen(
         &self,
         caller: &Caller,
@@ -72,6 +81,9 @@ impl Api {
         ids: Vec<String>,
         dry_run: bool,
     ) -> Result<TasksChanged, Error> {
+        if change == JobChange::Cancel && !dry_run {
+            return Ok(TasksChanged::Items(self.cancel_tasks(caller, ids).await?));
+        }
         if ids.len() > MOST_IDS {
             return Err(Error::Invalid(format!("{} ids in one call; at most {MOST_IDS}", ids.len())));
         }

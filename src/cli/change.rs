@@ -61,7 +61,8 @@ pub struct Cancel {
 pub async fn cancel(args: Cancel) -> anyhow::Result<bool> {
     args.targets
         .change("cancelled", async |taskd, ids| {
-            let answer = DiscoveryClient::new(taskd).cancel_tasks(CancelTasksRequest { ids }).await?;
+            let answer =
+                DiscoveryClient::new(taskd).cancel_tasks(CancelTasksRequest { ids, ..Default::default() }).await?;
             Ok(answer.map(|answer| answer.results))
         })
         .await

@@ -38,7 +38,7 @@ use super::{
 use crate::{
     api::{self, Api, Kind},
     config::Settings,
-    model::{Caller, GetTasks, NewTask, Protocol, Role, TaskPages},
+    model::{Caller, ChangeTasks, GetTasks, NewTask, Protocol, Role, TaskPages},
     pipelines::tasks::Leases,
     telemetry::metrics,
     wire::{
@@ -251,8 +251,8 @@ impl Discovery for Service {
         request: Request<pb::CancelTasksRequest>,
     ) -> Result<Response<pb::CancelTasksResponse>, Status> {
         let (caller, request) = open(request);
-        let answers = self.0.api.cancel_tasks(&caller, request.ids).await?;
-        Ok(Response::new(pb::CancelTasksResponse { results: results(answers) }))
+        let changed = self.0.api.cancel_chosen(&caller, ChangeTasks::try_from(request)).await?;
+        Ok(Response::new(changed.into()))
     }
 }
 

@@ -11,6 +11,8 @@ use super::{ItemAnswer, Scope, TaskCursor, TaskFilter, TaskStatus};
 pub enum JobChange {
     /// Send dead and cancelled tasks again.
     Retry,
+    /// No worker does unfinished tasks any more.
+    Cancel,
 }
 
 impl JobChange {
@@ -18,6 +20,7 @@ impl JobChange {
     pub fn statuses(self) -> &'static [TaskStatus] {
         match self {
             Self::Retry => &[TaskStatus::Dead, TaskStatus::Cancelled],
+            Self::Cancel => &TaskStatus::UNFINISHED,
         }
     }
 
@@ -25,6 +28,7 @@ impl JobChange {
     pub fn act(self) -> &'static str {
         match self {
             Self::Retry => "retry task",
+            Self::Cancel => "cancel task",
         }
     }
 
@@ -53,6 +57,7 @@ impl fmt::Display for JobChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Retry => "retry",
+            Self::Cancel => "cancel",
         })
     }
 }
@@ -63,6 +68,7 @@ impl FromStr for JobChange {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "retry" => Ok(Self::Retry),
+            "cancel" => Ok(Self::Cancel),
             other => Err(format!("the change {other:?} is unknown")),
         }
     }
@@ -204,12 +210,20 @@ mod tests {
         assert_eq!(of("cancelled"), Ok(vec![TaskStatus::Cancelled]));
         let said = of("dead,completed").unwrap_err();
         assert_eq!(said, "retry is for tasks that are DEAD, CANCELLED, and the filter asks for COMPLETED");
+        let cancel = |statuses: &str| {
+            let statuses = TaskStatus::list(statuses).unwrap();
+            JobChange::Cancel.filter(TaskFilter { queue: QueueName::new("q").ok(), statuses, ..Default::default() })
+        };
+        assert_eq!(cancel("").unwrap().statuses, TaskStatus::UNFINISHED);
+        assert!(cancel("queued").unwrap_err().contains("write UNFINISHED"));
         assert_eq!(JobChange::Retry.filter(TaskFilter::default()).unwrap_err(), "the filter of retry needs a queue");
     }
 
     #[test]
     fn a_change_is_read_as_it_was_written() {
-        assert_eq!(JobChange::Retry.to_string().parse(), Ok(JobChange::Retry));
+        for change in [JobChange::Retry, JobChange::Cancel] {
+            assert_eq!(change.to_string().parse(), Ok(change));
+        }
         assert!("paint".parse::<JobChange>().is_err());
     }
 }

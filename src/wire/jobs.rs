@@ -26,6 +26,22 @@ impl From<TasksChanged> for pb::RetryTasksResponse {
     }
 }
 
+impl TryFrom<pb::CancelTasksRequest> for ChangeTasks {
+    type Error = String;
+
+    fn try_from(request: pb::CancelTasksRequest) -> Result<Self, String> {
+        let pb::CancelTasksRequest { ids, filter, dry_run, yes } = request;
+        pb::RetryTasksRequest { ids, filter, dry_run, yes }.try_into()
+    }
+}
+
+impl From<TasksChanged> for pb::CancelTasksResponse {
+    fn from(changed: TasksChanged) -> Self {
+        let pb::RetryTasksResponse { results, count, job } = changed.into();
+        Self { results, count, job }
+    }
+}
+
 impl From<TaskFilter> for pb::TaskFilter {
     fn from(filter: TaskFilter) -> Self {
         Self {

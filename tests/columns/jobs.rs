@@ -161,6 +161,48 @@ async fn a_job_sends_all_tasks_of_a_filter_again() {
     assert!(daemon.stop().await.success());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_cancels_all_unfinished_tasks_of_a_filter() {
+    let mut daemon = column::start(ONE_ATTEMPT, &[]).await;
+    let insert = async |keys: std::ops::Range<usize>| {
+        let tasks: Vec<_> = keys.map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect();
+        daemon.insert(&tasks).await
+    };
+    let done = insert(0..1).await.remove(0);
+    assert_eq!(daemon.work("w", "q", 1).await, ["key-0"]);
+    let ids = insert(1..301).await;
+    let leased = daemon.lease_all("w", "q", 1).await;
+    let cancel = async |body: Value| daemon.post("/v1/tasks:cancel", &body).await;
+    let (_, counted) = cancel(json!({"filter": {"queue": "q"}, "dry_run": true})).await;
+    assert_eq!(counted, json!({"matched": 300, "looked_at": 300, "at_least": false}));
+    let (status, problem) = cancel(json!({"filter": {"queue": "q", "status": "queued"}, "yes": true})).await;
+    assert_eq!(status, 400, "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("write UNFINISHED"), "{problem}");
+
+    let (_, started) = cancel(json!({"filter": {"queue": "q"}, "yes": true})).await;
+    let job = ended(&daemon, started["job"]["id"].as_str().unwrap()).await;
+    assert_eq!((&job["what"], &job["changed"], &job["failed"]), (&json!("cancel"), &json!(300), &json!(0)), "{job}");
+    assert_eq!(daemon.complete("w", &leased).await, ["CANCELLED"]);
+    assert!(daemon.lease("w2", "q", 1, "100ms").await.is_empty());
+    assert_eq!(
+        (&daemon.queue("q").await["cancelled"], status_of(&daemon, &done).await),
+        (&json!(300), "COMPLETED".into())
+    );
+    assert_eq!(once(targets(&daemon, "cancel task").await), ids.iter().cloned().collect());
+
+    // They are sent again by their ids, and by a filter with the command.
+    let answer = retry(&daemon, json!({"ids": [ids[0]]})).await;
+    assert_eq!(crate::support::daemon::statuses(&answer), ["OK"]);
+    let (code, said, why) = taskd(&daemon, &["tasks", "retry", "--queue", "q", "--status", "cancelled", "--yes"]);
+    assert!(code == 0 && said.contains("299 of 299 tasks changed"), "{said} {why}");
+    let (code, said, _) = taskd(&daemon, &["tasks", "cancel", "--queue", "q", "--key-prefix", "key-2", "--dry-run"]);
+    assert_eq!((code, said.trim()), (0, "111 tasks would be cancelled"));
+    let (code, said, why) = taskd(&daemon, &["tasks", "cancel", "--queue", "q", "--key-prefix", "key-2", "--yes"]);
+    assert!(code == 0 && said.contains("111 of 111 tasks changed"), "{said} {why}");
+    assert_eq!(once(daemon.drain("w3", "q").await).len(), 189);
+    assert!(daemon.stop().await.success());
+}
+
 #[tokio::test]
 async fn a_job_without_a_watchdog_waits_and_can_be_stopped() {
     let mut daemon = column::start(ONE_ATTEMPT, &["--pipelines", "discovery,fanout,tasks"]).await;

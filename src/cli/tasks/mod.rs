@@ -1,7 +1,8 @@
-//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time, and sends them again, over gRPC.
+//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time, over gRPC. Sends them again, and cancels
+//! them.
 
+mod change;
 mod filter;
-mod retry;
 mod show;
 
 use clap::{Args, Subcommand};
@@ -20,7 +21,7 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 type Client = DiscoveryClient<Taskd>;
 
-/// List tasks of a running taskd, the newest first, or send them again
+/// List tasks of a running taskd, the newest first; send them again, or cancel them
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
@@ -48,7 +49,9 @@ pub struct Tasks {
 #[derive(Subcommand)]
 enum What {
     /// Send dead and cancelled tasks again: those of the ids, or all of the filter
-    Retry(retry::Retry),
+    Retry(change::Retry),
+    /// Cancel unfinished tasks: those of the ids, or all of the filter
+    Cancel(change::Cancel),
 }
 
 #[derive(Args)]
@@ -72,7 +75,8 @@ struct List {
 pub async fn run(args: Tasks) -> anyhow::Result<bool> {
     match args.what {
         None => list(&args.list).await.map(|()| true),
-        Some(What::Retry(args)) => retry::run(&args).await,
+        Some(What::Retry(args)) => change::retry(&args).await,
+        Some(What::Cancel(args)) => change::cancel(&args).await,
     }
 }
 

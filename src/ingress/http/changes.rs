@@ -25,9 +25,10 @@ pub(super) async fn cancel_tasks(
 ) -> Answer {
     let body = json_body(&state, &headers, body, JSON).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
-    let ids = json::changes::ids(&body, &mut tally)?;
+    let change = json::jobs::change(&body, &mut tally)?;
     tally.keep();
-    item_answers(state.api.cancel_tasks(&caller, ids).await?)
+    let changed = state.api.cancel_chosen(&caller, change).await?;
+    Ok(Json(json::jobs::Changed::from(&changed)).into_response())
 }
 
 pub(super) async fn update_tasks(

@@ -5,7 +5,6 @@
 //! does not spoil the others.
 
 pub(super) mod books;
-pub(super) mod changes;
 pub(super) mod explain;
 pub(super) mod fsck;
 pub mod insert;

@@ -12,9 +12,10 @@ use std::{
 
 use super::{context::Context, error::Error, lead::Lead};
 use crate::{
-    model::{Job, JobChange, JobState, TaskId},
+    model::{Act, Change, Changed, Job, JobChange, JobState, TaskAct, TaskId},
+    pipelines::changing::{self, Changing},
     runtime::{Clock, Loop},
-    store::{self, ListedTask, Store, TaskSearch},
+    store::{ListedTask, Store, TaskSearch},
     telemetry::metrics,
 };
 
@@ -30,13 +31,15 @@ const LONGEST: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub(super) struct Jobs {
     store: Arc<dyn Store>,
+    changing: Changing,
     clock: Clock,
     lead: Lead,
 }
 
 impl Jobs {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
-        Self { store: Arc::clone(&context.store), clock: context.clock.clone(), lead: lead.clone() }
+        let (store, changing, clock) = (Arc::clone(&context.store), context.changing(), context.clock.clone());
+        Self { store, changing, clock, lead: lead.clone() }
     }
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
@@ -69,12 +72,12 @@ impl Jobs {
         let from = job.progress.cursor;
         match self.page(&mut job).await {
             Ok(()) => {}
-            Err(error) if error.is_refusal() => {
+            Err(error) if is_refusal(&error) => {
                 tracing::warn!(job = %job.id, "the job {} ({} tasks) failed: {error}", job.id, job.change);
                 job.set_error(&error.to_string());
                 job.state = JobState::Failed;
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         }
         job.updated_unix_ms = self.clock.now_unix_ms();
         // Another leader has done the same page, or somebody has stopped the job: their row stays.
@@ -85,7 +88,7 @@ impl Jobs {
         Ok(())
     }
 
-    async fn page(&self, job: &mut Job) -> store::Result<()> {
+    async fn page(&self, job: &mut Job) -> Result<(), Error> {
         let (filter, after) = (job.filter.clone(), job.progress.cursor);
         let search = TaskSearch { filter, limit: CHANGED_AT_ONCE, look_at: LOOKED_AT_ONCE, after };
         let page = self.store.search(&search).await?;
@@ -108,7 +111,7 @@ impl Jobs {
     }
 
     /// Changes tasks, and records an act for each. Answers those that stay as they are, with the reason.
-    async fn change(&self, job: &Job, ids: &[TaskId]) -> store::Result<Vec<(TaskId, &'static str)>> {
+    async fn change(&self, job: &Job, ids: &[TaskId]) -> Result<Vec<(TaskId, &'static str)>, Error> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -120,6 +123,31 @@ impl Jobs {
                 let stayed = ids.iter().filter(|id| !retried.contains(id));
                 Ok(stayed.map(|id| (*id, "the task is neither dead nor cancelled any more")).collect())
             }
+            JobChange::Cancel => {
+                let act = |id: &TaskId| (*id, Act::new(&job.who, &act, &id.to_string()));
+                let acts: Vec<TaskAct> = ids.iter().map(act).collect();
+                let changed = self.changing.change(ids, &Change::Cancel, &acts).await?;
+                Ok(ids.iter().zip(changed).filter_map(|(id, changed)| Some((*id, reason(changed)?))).collect())
+            }
         }
+    }
+}
+
+/// Why a task was not changed; `None`: it is, or SQL keeps the wish until its shard answers.
+fn reason(changed: Changed) -> Option<&'static str> {
+    match changed {
+        Changed::Done | Changed::Later => None,
+        Changed::AlreadyCompleted => Some("its workers have completed it"),
+        Changed::Dead => Some("the task had failed for good before"),
+        Changed::Cancelled => Some("the task was cancelled before"),
+        Changed::Unknown => Some("there is no such task any more"),
+    }
+}
+
+/// True if the same page fails again.
+fn is_refusal(error: &Error) -> bool {
+    match error {
+        Error::Store(error) | Error::Change(changing::Error::Store(error)) => error.is_refusal(),
+        _ => false,
     }
 }

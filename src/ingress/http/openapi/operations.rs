@@ -116,8 +116,9 @@ fn change(path: &'static str) -> Option<Operation> {
             .takes::<json::jobs::Change>()
             .answers::<json::jobs::Changed<'_>>(),
         "/v1/tasks:cancel" => new("operators", "cancelTasks", "Cancel unfinished tasks")
-            .takes::<json::changes::Ids>()
-            .lists::<json::work::ItemAnswer<'_>>("results"),
+            .says("Tasks of ids are changed at once, those of a filter by a job.")
+            .takes::<json::jobs::Change>()
+            .answers::<json::jobs::Changed<'_>>(),
         "/v1/tasks:change" => new("operators", "changeTasks", "Give unfinished tasks another priority or NUM")
             .takes::<json::changes::UpdateTasks>()
             .lists::<json::work::ItemAnswer<'_>>("results"),

@@ -1,0 +1,199 @@
+//! `taskd tasks retry` and `taskd tasks cancel`: change the tasks of ids, or of a filter by a job.
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use indicatif::HumanCount;
+use serde_json::json;
+use tonic::Status;
+
+use super::{
+    super::{
+        client::{Server, Taskd, said},
+        jobs::{self, Operator},
+        patience::patiently,
+    },
+    filter::Filter,
+};
+use crate::wire::pb::{self, discovery_client::DiscoveryClient};
+
+/// The ids of one call.
+const AT_ONCE: usize = 500;
+
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd tasks retry 0199… 0199…                        send these tasks again
+  taskd tasks retry --queue crawl --since 2h --dry-run count those of the filter
+  taskd tasks retry --queue crawl --since 2h --yes     start a job, and watch it
+  taskd tasks retry --queue crawl --status cancelled --yes --detach
+
+With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs.
+Exit code: 0, or 1 if some tasks could not be sent again, 2 if the request is wrong or the server cannot be
+reached.")]
+pub(super) struct Retry {
+    #[command(flatten)]
+    change: Change,
+}
+
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd tasks cancel --queue crawl --key-prefix https://example.org/ --dry-run
+                                                       count those of the filter
+  taskd tasks cancel --queue crawl --until 2days --yes start a job, and watch it
+  taskd tasks cancel --queue crawl --yes --detach      all unfinished tasks of a queue
+
+With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs.
+`taskd cancel` names single tasks by their keys.
+Exit code: 0, or 1 if some tasks could not be cancelled, 2 if the request is wrong or the server cannot be
+reached.")]
+pub(super) struct Cancel {
+    #[command(flatten)]
+    change: Change,
+}
+
+#[derive(Args)]
+struct Change {
+    /// Ids of tasks, instead of a filter
+    #[arg(value_name = "ID", conflicts_with_all = ["queue", "worker", "since", "until"])]
+    ids: Vec<String>,
+
+    #[command(flatten)]
+    filter: Filter,
+
+    /// Only count
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Change all tasks of the filter
+    #[arg(long)]
+    yes: bool,
+
+    /// Print the id of the job, and leave it alone
+    #[arg(long)]
+    detach: bool,
+
+    /// Print the outcome as one JSON object
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    server: Server,
+}
+
+/// The change and its words.
+#[derive(Clone, Copy)]
+enum Verb {
+    Retry,
+    Cancel,
+}
+
+impl Verb {
+    fn done(self) -> &'static str {
+        match self {
+            Self::Retry => "sent again",
+            Self::Cancel => "cancelled",
+        }
+    }
+}
+
+/// A connection to both services.
+struct Client {
+    operator: Operator,
+    discovery: DiscoveryClient<Taskd>,
+}
+
+impl Client {
+    async fn call(
+        &self,
+        verb: Verb,
+        request: pb::RetryTasksRequest,
+    ) -> Result<tonic::Response<pb::RetryTasksResponse>, Status> {
+        match verb {
+            Verb::Retry => self.operator.clone().retry_tasks(request).await,
+            Verb::Cancel => {
+                let pb::RetryTasksRequest { ids, filter, dry_run, yes } = request;
+                let request = pb::CancelTasksRequest { ids, filter, dry_run, yes };
+                let answer = self.discovery.clone().cancel_tasks(request).await?;
+                let changed = |answer: pb::CancelTasksResponse| {
+                    let pb::CancelTasksResponse { results, count, job } = answer;
+                    pb::RetryTasksResponse { results, count, job }
+                };
+                Ok(answer.map(changed))
+            }
+        }
+    }
+}
+
+pub(super) async fn retry(args: &Retry) -> anyhow::Result<bool> {
+    run(&args.change, Verb::Retry).await
+}
+
+pub(super) async fn cancel(args: &Cancel) -> anyhow::Result<bool> {
+    run(&args.change, Verb::Cancel).await
+}
+
+async fn run(args: &Change, verb: Verb) -> anyhow::Result<bool> {
+    if args.ids.is_empty() && !args.dry_run && !args.yes {
+        bail!("this may change many tasks: say --dry-run to count them, or --yes to go on");
+    }
+    let connection = args.server.connect().await?;
+    let (operator, discovery) = (Operator::new(connection.clone()), DiscoveryClient::new(connection));
+    let client = Client { operator, discovery };
+    if !args.ids.is_empty() {
+        return by_ids(args, verb, &client).await;
+    }
+    let filter = Some(args.filter.message());
+    let (dry_run, yes) = (args.dry_run, args.yes);
+    let request = pb::RetryTasksRequest { filter, dry_run, yes, ..Default::default() };
+    if args.dry_run {
+        let answer = patiently(async || client.call(verb, request.clone()).await).await?.into_inner();
+        count(args, verb, &answer.count.unwrap_or_default());
+        return Ok(true);
+    }
+    // Once: a call that broke off may have started its job.
+    let answer = client.call(verb, request).await.map_err(|status| anyhow::anyhow!("{}", said(&status)))?;
+    let job = answer.into_inner().job.context("taskd has started no job")?;
+    if args.detach {
+        println!("{}", if args.json { jobs::json(&job).to_string() } else { job.id });
+        return Ok(true);
+    }
+    jobs::watch(&client.operator, job, args.json).await
+}
+
+fn count(args: &Change, verb: Verb, count: &pb::TaskCount) {
+    let pb::TaskCount { matched, looked_at, at_least } = count;
+    if args.json {
+        println!("{}", json!({ "matched": matched, "looked_at": looked_at, "at_least": at_least }));
+    } else {
+        let more = if *at_least { "at least " } else { "" };
+        println!("{more}{} tasks would be {}", HumanCount(*matched), verb.done());
+    }
+}
+
+async fn by_ids(args: &Change, verb: Verb, client: &Client) -> anyhow::Result<bool> {
+    let (mut matched, mut changed, mut failed) = (0, 0_u64, 0_u64);
+    for ids in args.ids.chunks(AT_ONCE) {
+        let request = pb::RetryTasksRequest { ids: ids.to_vec(), dry_run: args.dry_run, ..Default::default() };
+        let answer = patiently(async || client.call(verb, request.clone()).await).await?.into_inner();
+        matched += answer.count.map_or(0, |count| count.matched);
+        for result in answer.results {
+            if result.status == i32::from(pb::ItemStatus::Ok) {
+                changed += 1;
+                continue;
+            }
+            failed += 1;
+            let unknown = "there is no such task, or it finished so long ago that it was removed";
+            let why = if result.error.is_empty() { unknown } else { &result.error };
+            eprintln!("{}: {why}", result.id);
+        }
+    }
+    if args.dry_run {
+        count(args, verb, &pb::TaskCount { matched, looked_at: args.ids.len() as u64, at_least: false });
+    } else if args.json {
+        println!("{}", json!({ "changed": changed, "failed": failed }));
+    } else {
+        println!("{} of {} tasks {}", HumanCount(changed), HumanCount(changed + failed), verb.done());
+    }
+    Ok(failed == 0)
+}
