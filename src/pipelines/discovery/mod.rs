@@ -12,6 +12,7 @@
 
 mod batch;
 mod context;
+mod enrich;
 mod error;
 mod fallback;
 mod insert;
@@ -28,13 +29,14 @@ pub use self::{
     fallback::check as check_filter,
     insert::Handle,
 };
-use crate::runtime::Supervisor;
+use crate::{enrichment::Enrichment, runtime::Supervisor};
 
 /// Starts the pipeline. The handle is its insert side.
 pub fn start(context: Context, supervisor: &Supervisor) -> Handle {
     fallback::start(&context, supervisor);
     context.start_marking(supervisor);
     let to_mark = mark_published::start(Arc::clone(&context.store), Arc::clone(&context.bus), supervisor);
-    results::start(&context, to_mark.clone(), supervisor);
-    insert::start(context, to_mark, supervisor)
+    let enrichment = Enrichment::new(&context.settings);
+    results::start(&context, &enrichment, to_mark.clone(), supervisor);
+    insert::start(context, enrichment, to_mark, supervisor)
 }

@@ -4,6 +4,7 @@
 //! are enums, names of queues, scripts or operations. Ids go into logs, never here.
 
 mod discovery;
+mod enrichment;
 mod fanout;
 mod label;
 mod process;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
-pub use self::{discovery::*, fanout::*, process::*, servers::*, watchdog::*, workers::*};
+pub use self::{discovery::*, enrichment::*, fanout::*, process::*, servers::*, watchdog::*, workers::*};
 pub use super::series::Handle;
 use super::{error::Error, series::Recorders};
 
@@ -66,6 +67,7 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
 
 fn describe() {
     discovery::describe();
+    enrichment::describe();
     fanout::describe();
     workers::describe();
     watchdog::describe();
