@@ -22,7 +22,7 @@ pub(super) async fn check(settings: &Settings, items: &mut [Item<Completion>], m
     }
     let mut misfits: Vec<_> = compute(check.is_large(), || check.misfits()).await.into_iter().collect();
     // Backwards, so that the first mistake of an item stays.
-    misfits.sort_unstable_by(|one, other| other.0.cmp(&one.0));
+    misfits.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(*number));
     for (number, reason) in misfits {
         let (place, index) = discovered[number];
         items[place].report = Err(format!("discovered[{index}]: {reason}"));
