@@ -211,7 +211,12 @@ impl Checker<'_> {
         }
     }
 
-    pub(super) fn range<T: PartialOrd + Display>(&self, key: &str, value: T, range: RangeInclusive<T>) -> Result<(), Error> {
+    pub(super) fn range<T: PartialOrd + Display>(
+        &self,
+        key: &str,
+        value: T,
+        range: RangeInclusive<T>,
+    ) -> Result<(), Error> {
         if range.contains(&value) {
             return Ok(());
         }

@@ -50,10 +50,8 @@ impl Checker<'_> {
         self.range(&key("enrich_batch_tasks"), queue.enrich_batch_tasks, 1..=1000)?;
         self.range(&key("enrich_concurrency"), queue.enrich_concurrency, 1..=64)?;
         self.range(&key("enrich_failures"), queue.enrich_failures, 1..=1000)?;
-        let sizes = [
-            ("enrich_batch_bytes", queue.enrich_batch_bytes),
-            ("enrich_answer_bytes", queue.enrich_answer_bytes),
-        ];
+        let sizes =
+            [("enrich_batch_bytes", queue.enrich_batch_bytes), ("enrich_answer_bytes", queue.enrich_answer_bytes)];
         for (name, bytes) in sizes {
             if !(1 << 10..=64 << 20).contains(&bytes) {
                 return self.fail(&key(name), ByteSize(bytes as u64), "must be 1KiB to 64MiB");

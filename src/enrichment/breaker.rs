@@ -14,8 +14,12 @@ pub(super) struct Breaker {
 
 #[derive(Clone, Copy)]
 enum State {
-    Closed { failures: u32 },
-    Open { until: Instant },
+    Closed {
+        failures: u32,
+    },
+    Open {
+        until: Instant,
+    },
     /// One call tries the endpoint.
     Probing,
 }

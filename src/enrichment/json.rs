@@ -179,7 +179,10 @@ mod tests {
             "traceparent": rows[0].traceparent,
         });
         assert_eq!((&request["queue"], &request["tasks"][0]), (&json!("q"), &first));
-        assert_eq!((&request["tasks"][1]["key_base64"], &request["tasks"][1]["payload"]), (&json!("/w=="), &json!("text")));
+        assert_eq!(
+            (&request["tasks"][1]["key_base64"], &request["tasks"][1]["payload"]),
+            (&json!("/w=="), &json!("text"))
+        );
         assert_eq!(request["tasks"][2]["payload_base64"], "/w==");
         assert_eq!(request["tasks"][3].as_object().unwrap().keys().filter(|key| key.starts_with("payload")).count(), 0);
     }

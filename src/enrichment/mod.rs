@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt as _, stream};
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use parking_lot::Mutex;
 use tokio::{
     sync::Semaphore,
@@ -92,24 +92,16 @@ impl Enrichment {
     pub async fn verdicts(&self, queue: &QueueName, rows: &[&TaskRow], check: Check<'_>) -> Vec<Option<Verdict>> {
         let Some(endpoint) = self.endpoint(queue) else { return vec![None; rows.len()] };
         let deadline = Instant::now() + self.0.longest;
-        let pieces = pieces(rows, &endpoint.settings);
-        let calls = stream::iter(pieces.into_iter().map(async |piece| {
-            let verdicts = match endpoint.ask(queue, piece, check, deadline).await {
-                Ok(verdicts) => verdicts.into_iter().map(Some).collect(),
-                Err(why) => {
-                    metrics::enrichment_skipped(queue.as_str(), why, piece.len());
-                    return vec![None; piece.len()];
-                }
-            };
-            count(queue, &verdicts);
-            verdicts
-        }));
-        calls.buffered(endpoint.settings.concurrency).concat().await
+        let calls: Vec<BoxFuture<'_, _>> = pieces(rows, &endpoint.settings)
+            .into_iter()
+            .map(|piece| endpoint.verdicts(queue, piece, check, deadline).boxed())
+            .collect();
+        stream::iter(calls).buffered(endpoint.settings.concurrency).concat().await
     }
 }
 
-fn count(queue: &QueueName, verdicts: &[Option<Verdict>]) {
-    let rejected = verdicts.iter().filter(|one| matches!(one, Some(Verdict::Reject(_)))).count();
+fn count(queue: &QueueName, verdicts: &[Verdict]) {
+    let rejected = verdicts.iter().filter(|one| matches!(one, Verdict::Reject(_))).count();
     metrics::enrichment_done(queue.as_str(), verdicts.len() - rejected, rejected);
 }
 
@@ -154,6 +146,25 @@ impl Endpoint {
             breaker: Breaker::new(settings.failures, settings.pause),
             logged: Mutex::default(),
             settings,
+        }
+    }
+
+    async fn verdicts(
+        &self,
+        queue: &QueueName,
+        rows: &[&TaskRow],
+        check: Check<'_>,
+        deadline: Instant,
+    ) -> Vec<Option<Verdict>> {
+        match self.ask(queue, rows, check, deadline).await {
+            Ok(verdicts) => {
+                count(queue, &verdicts);
+                verdicts.into_iter().map(Some).collect()
+            }
+            Err(why) => {
+                metrics::enrichment_skipped(queue.as_str(), why, rows.len());
+                vec![None; rows.len()]
+            }
         }
     }
 
