@@ -1,12 +1,14 @@
 //! The operations, one function each. Every protocol calls them; spans and metrics are applied here, once.
 
 mod access;
+mod books;
 mod error;
 mod explain;
 mod facts;
 mod handle;
 mod insert;
 mod items;
+mod ledger;
 mod letters;
 mod query;
 mod reader;
@@ -19,5 +21,6 @@ pub use self::{
     access::{Authentication, Denied, TokenSync},
     error::{Error, Kind},
     handle::Api,
+    ledger::Ledger,
     reader::Reader,
 };

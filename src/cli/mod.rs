@@ -1,6 +1,7 @@
 //! Arguments: the command that the user asks for, or the reason why taskd refuses it.
 
 pub mod bench;
+mod books;
 mod client;
 pub mod dead;
 mod environment;
@@ -41,6 +42,7 @@ Examples:
   taskd tasks --queue crawl --status dead     list tasks, the newest first
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
+  taskd books                                 count what came in, went out, and is held where
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
 
@@ -84,6 +86,7 @@ enum Subcommands {
     Token(token::Token),
     Acts(token::Acts),
     Stats(stats::Stats),
+    Books(books::Books),
     Completions(manual::Completions),
     Man(manual::Man),
     CheckConfig(CheckConfig),
@@ -126,6 +129,7 @@ pub enum Command {
     Dead(dead::Dead),
     Explain(explain::Explain),
     Stats(stats::Stats),
+    Books(books::Books),
     Completions(manual::Completions),
     Man(manual::Man),
     Bench(bench::Bench),
@@ -193,6 +197,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
+        Some(Subcommands::Books(books)) => Command::Books(books),
         Some(Subcommands::Completions(completions)) => Command::Completions(completions),
         Some(Subcommands::Man(man)) => Command::Man(man),
         Some(Subcommands::Bench(bench)) => {

@@ -161,7 +161,8 @@ async fn an_endpoint_changes_and_rejects_new_tasks_and_duplicates_cost_no_call()
     std::fs::write(secret.path(), "Authorization: Bearer open-sesame\n").unwrap();
     let header = format!("keep_refused = true\nenrich_header = \"file:{}\"", secret.path().display());
     let mut daemon = column::start(&endpoint.config(&header), &[]).await;
-    let tasks = json!([task("plain"), task("urgent"), task("reshape"), task("bad"), task("plain"), {"queue": "o", "key": "x"}]);
+    let tasks =
+        json!([task("plain"), task("urgent"), task("reshape"), task("bad"), task("plain"), {"queue": "o", "key": "x"}]);
     let (_, answer) = daemon.post("/v1/tasks", &tasks).await;
     let results = answer["results"].as_array().unwrap();
     let statuses: Vec<_> = results.iter().map(|one| one["status"].as_str().unwrap()).collect();
@@ -174,7 +175,10 @@ async fn an_endpoint_changes_and_rejects_new_tasks_and_duplicates_cost_no_call()
     assert_eq!(headers["authorization"], "Bearer open-sesame");
     let first = &body["tasks"][0];
     assert_eq!(headers["traceparent"], first["traceparent"].as_str().unwrap());
-    assert_eq!((&first["id"], &first["payload"], &first["headers"]), (&results[0]["id"], &json!({"n": 1}), &json!({"h": "v"})));
+    assert_eq!(
+        (&first["id"], &first["payload"], &first["headers"]),
+        (&results[0]["id"], &json!({"n": 1}), &json!({"h": "v"}))
+    );
 
     // Neither the first tasks nor their repeats are asked about again.
     let (_, again) = daemon.post("/v1/tasks", &json!([task("plain"), task("urgent")])).await;
@@ -182,7 +186,10 @@ async fn an_endpoint_changes_and_rejects_new_tasks_and_duplicates_cost_no_call()
     assert_eq!(endpoint.keys(), ["plain", "urgent", "reshape", "bad"]);
 
     let leased = leased(&daemon, 3).await;
-    assert_eq!((&leased["urgent"]["priority"], &leased["urgent"]["headers"]["category"]), (&json!("high"), &json!("news")));
+    assert_eq!(
+        (&leased["urgent"]["priority"], &leased["urgent"]["headers"]["category"]),
+        (&json!("high"), &json!("news"))
+    );
     assert_eq!(leased["plain"]["headers"], json!({"h": "v", "category": "other"}));
     assert_eq!(leased["reshape"]["payload"], json!({"n": 2}));
 

@@ -3,4 +3,5 @@
 
 mod access;
 pub(crate) mod dead_letters;
+mod enrichment;
 pub(crate) mod explain;

@@ -20,9 +20,11 @@ mod mark_published;
 mod results;
 mod room;
 mod schema;
+mod turned_away;
 
 use std::sync::Arc;
 
+use self::turned_away::Tally;
 pub use self::{
     context::Context,
     error::{Error, Failure, Unavailable},
@@ -35,8 +37,10 @@ use crate::{enrichment::Enrichment, runtime::Supervisor};
 pub fn start(context: Context, supervisor: &Supervisor) -> Handle {
     fallback::start(&context, supervisor);
     context.start_marking(supervisor);
+    let tally = Tally::new(context.occupancy.clone());
+    tally.keep(&context.store, supervisor);
     let to_mark = mark_published::start(Arc::clone(&context.store), Arc::clone(&context.bus), supervisor);
     let enrichment = Enrichment::new(&context.settings);
-    results::start(&context, &enrichment, to_mark.clone(), supervisor);
-    insert::start(context, enrichment, to_mark, supervisor)
+    results::start(&context, &enrichment, to_mark.clone(), tally.clone(), supervisor);
+    insert::start(context, enrichment, to_mark, tally, supervisor)
 }

@@ -36,6 +36,7 @@ macro_rules! migration_files {
             "0008_rebuild_shards",
             "0009_keep_letters",
             "0011_index_tasks",
+            "0014_count_what_is_turned_away",
         )
     };
     ($backend:literal: $($name:literal,)+) => {
