@@ -1,9 +1,8 @@
 //! The circuit breaker: while an endpoint fails, nobody waits for it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
 /// Counts failures in a row. Callers share it.
 pub(super) struct Breaker {
@@ -44,11 +43,11 @@ impl Breaker {
     }
 
     /// `None` while the breaker is open. After the pause, one call at a time may probe.
-    pub(super) fn permit(&self) -> Option<Permit<'_>> {
+    pub(super) fn permit(&self, now: Instant) -> Option<Permit<'_>> {
         let mut state = self.state.lock();
         let is_probe = match *state {
             State::Closed { .. } => false,
-            State::Open { until } if Instant::now() >= until => {
+            State::Open { until } if now >= until => {
                 *state = State::Probing;
                 true
             }
@@ -57,8 +56,8 @@ impl Breaker {
         Some(Permit { breaker: self, is_probe })
     }
 
-    fn open(&self) -> State {
-        State::Open { until: Instant::now() + self.pause }
+    fn open(&self, now: Instant) -> State {
+        State::Open { until: now + self.pause }
     }
 }
 
@@ -80,16 +79,16 @@ impl Permit<'_> {
         }
     }
 
-    pub(super) fn failed(mut self) -> Option<Turned> {
+    pub(super) fn failed(mut self, now: Instant) -> Option<Turned> {
         let mut state = self.breaker.state.lock();
         match *state {
             State::Probing if self.is_probe => {
                 self.is_probe = false;
-                *state = self.breaker.open();
+                *state = self.breaker.open(now);
                 None
             }
             State::Closed { failures } if failures + 1 >= self.breaker.most => {
-                *state = self.breaker.open();
+                *state = self.breaker.open(now);
                 Some(Turned::Opened)
             }
             State::Closed { failures } => {
@@ -104,7 +103,7 @@ impl Permit<'_> {
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         if self.is_probe {
-            *self.breaker.state.lock() = self.breaker.open();
+            *self.breaker.state.lock() = self.breaker.open(Instant::now());
         }
     }
 }
@@ -115,39 +114,38 @@ mod tests {
 
     const PAUSE: Duration = Duration::from_secs(10);
 
-    fn fail(breaker: &Breaker) -> Option<Turned> {
-        breaker.permit().unwrap().failed()
+    fn fail(breaker: &Breaker, now: Instant) -> Option<Turned> {
+        breaker.permit(now).unwrap().failed(now)
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn failures_in_a_row_open_it_and_a_probe_closes_it() {
-        let breaker = Breaker::new(3, PAUSE);
-        assert_eq!([fail(&breaker), fail(&breaker)], [None; 2]);
-        assert_eq!(breaker.permit().unwrap().succeeded(), None);
-        assert_eq!([fail(&breaker), fail(&breaker), fail(&breaker)], [None, None, Some(Turned::Opened)]);
-        assert!(breaker.permit().is_none());
+    #[test]
+    fn failures_in_a_row_open_it_and_a_probe_closes_it() {
+        let (breaker, mut now) = (Breaker::new(3, PAUSE), Instant::now());
+        assert_eq!([fail(&breaker, now), fail(&breaker, now)], [None; 2]);
+        assert_eq!(breaker.permit(now).unwrap().succeeded(), None);
+        let three = [fail(&breaker, now), fail(&breaker, now), fail(&breaker, now)];
+        assert_eq!(three, [None, None, Some(Turned::Opened)]);
+        assert!(breaker.permit(now).is_none());
 
-        tokio::time::advance(PAUSE).await;
-        let probe = breaker.permit().unwrap();
-        assert!(breaker.permit().is_none(), "one probe at a time");
-        assert_eq!(probe.failed(), None);
-        assert!(breaker.permit().is_none(), "the pause begins anew");
-        tokio::time::advance(PAUSE).await;
-        assert_eq!(breaker.permit().unwrap().succeeded(), Some(Turned::Closed));
-        assert_eq!(fail(&breaker), None);
+        now += PAUSE;
+        let probe = breaker.permit(now).unwrap();
+        assert!(breaker.permit(now).is_none(), "one probe at a time");
+        assert_eq!(probe.failed(now), None);
+        assert!(breaker.permit(now).is_none(), "the pause begins anew");
+        now += PAUSE;
+        assert_eq!(breaker.permit(now).unwrap().succeeded(), Some(Turned::Closed));
+        assert_eq!(fail(&breaker, now), None);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn outcomes_of_before_do_not_move_an_open_one_and_a_lost_probe_blocks_nobody() {
-        let breaker = Breaker::new(1, PAUSE);
-        let (good, bad) = (breaker.permit().unwrap(), breaker.permit().unwrap());
-        assert_eq!(fail(&breaker), Some(Turned::Opened));
-        assert_eq!((good.succeeded(), bad.failed()), (None, None));
-        assert!(breaker.permit().is_none());
-        tokio::time::advance(PAUSE).await;
-        drop(breaker.permit().unwrap());
-        assert!(breaker.permit().is_none());
-        tokio::time::advance(PAUSE).await;
-        assert!(breaker.permit().is_some());
+    #[test]
+    fn outcomes_of_before_do_not_move_an_open_one_and_a_lost_probe_blocks_nobody() {
+        let (breaker, start) = (Breaker::new(1, PAUSE), Instant::now());
+        let (good, bad) = (breaker.permit(start).unwrap(), breaker.permit(start).unwrap());
+        assert_eq!(fail(&breaker, start), Some(Turned::Opened));
+        assert_eq!((good.succeeded(), bad.failed(start)), (None, None));
+        assert!(breaker.permit(start).is_none());
+        drop(breaker.permit(start + PAUSE).unwrap());
+        assert!(breaker.permit(start).is_none());
+        assert!(breaker.permit(Instant::now() + PAUSE).is_some());
     }
 }

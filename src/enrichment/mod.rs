@@ -177,7 +177,7 @@ impl Endpoint {
     ) -> Result<Vec<Verdict>, Skipped> {
         let waits_until = deadline.min(Instant::now() + self.settings.timeout);
         let Ok(Ok(_slot)) = timeout_at(waits_until, self.slots.acquire()).await else { return Err(Skipped::Busy) };
-        let permit = self.breaker.permit().ok_or(Skipped::Open)?;
+        let permit = self.breaker.permit(Instant::now().into_std()).ok_or(Skipped::Open)?;
         let started = Instant::now();
         let outcome = timeout(self.settings.timeout, self.call(queue, rows)).await;
         metrics::enrichment_call(&self.name, started.elapsed());
@@ -195,7 +195,7 @@ impl Endpoint {
                 Ok(verdicts)
             }
             Err((skipped, why)) => {
-                self.turned(permit.failed(), &why);
+                self.turned(permit.failed(Instant::now().into_std()), &why);
                 self.log(queue, skipped, why);
                 Err(skipped)
             }
