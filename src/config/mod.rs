@@ -28,8 +28,8 @@ pub use self::{
     properties::{Properties, Rules},
     schema::NamedSchema,
     settings::{
-        Auth, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues, RedisAccess, Settings, TlsFiles,
-        Watchdog,
+        Auth, Dedup, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues, RedisAccess, Settings,
+        TlsFiles, Watchdog,
     },
     show::to_toml,
     units::{ByteSize, Time},

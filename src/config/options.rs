@@ -11,7 +11,7 @@ use super::{
     enrich::{EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
-    settings::{Auth, LogFormat, QueueSettings, Settings},
+    settings::{Auth, Dedup, LogFormat, QueueSettings, Settings},
     units::{Address, ByteSize, Hosts, Pipelines, PriorityName, Time},
     written::{env_name, heading, set, text},
 };
@@ -251,6 +251,7 @@ queue_options! {
     high_water_bytes: ByteSize,
     max_unfinished: u64,
     filter_keys: u64,
+    dedup: Dedup,
     keep_refused: bool,
     payload_schema: NamedSchema,
     enrich_url: EnrichUrl,

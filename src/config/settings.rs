@@ -74,6 +74,17 @@ pub enum LogFormat {
     Json,
 }
 
+/// The form of a queue's filter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dedup {
+    /// About 100 bytes for a key of any kind.
+    #[default]
+    Hash,
+    /// A bit for a key that is a number.
+    Bitmap,
+}
+
 /// The rule for callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -264,6 +275,8 @@ settings! {
         pub max_unfinished: u64 = 10_000_000,
         /// The keys in the filter. The oldest go first, and SQL decides then.
         pub filter_keys: u64 = 1_000_000,
+        /// The form of the filter.
+        pub dedup: Dedup = Dedup::Hash,
         /// True: a task that an insert does not accept becomes a dead letter.
         pub keep_refused: bool = false,
         /// The schema that every payload must fit.

@@ -6,6 +6,7 @@
 mod books;
 mod error;
 pub mod mysql;
+mod owned;
 mod search;
 pub mod sql;
 pub mod sqlite;
@@ -19,6 +20,7 @@ use uuid::Uuid;
 pub use self::{
     books::{BookStore, OffBusCounts, TurnedAway, TurnedAwayCounts},
     error::{Cause, Error, Result},
+    owned::KeyOwners,
     search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
@@ -33,7 +35,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: BookStore + Search + Send + Sync {
+pub trait Store: BookStore + KeyOwners + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

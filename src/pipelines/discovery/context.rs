@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::mark_published::ToMark;
+use super::{mark_published::ToMark, seen};
 use crate::{
     bus::Bus,
-    config::Settings,
+    config::{Dedup, Settings},
     dedup::Filter,
     model::{QueueName, TaskRow},
     pipelines::{
@@ -77,6 +77,11 @@ impl Context {
         // The filter only saves SQL queries, so it must not take Redis's last memory.
         if self.gates.is_short() {
             return;
+        }
+        let is_number = |row: &&TaskRow| self.settings.queues.get(&row.queue).dedup == Dedup::Bitmap;
+        let (numbers, rows): (Vec<&TaskRow>, Vec<&TaskRow>) = rows.iter().copied().partition(is_number);
+        if let Err(error) = seen::mark_numbers(self, &numbers).await {
+            tracing::debug!("could not mark {} numbers, SQL knows them: {error}", numbers.len());
         }
         let keys: Vec<_> = rows.iter().map(|row| (row.queue.clone(), row.key_hash, row.id)).collect();
         if let Err(error) = self.filter.mark(&keys, |queue| self.settings.queues.get(queue).filter_keys).await {

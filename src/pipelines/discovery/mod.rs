@@ -20,6 +20,7 @@ mod mark_published;
 mod results;
 mod room;
 mod schema;
+mod seen;
 mod turned_away;
 
 use std::sync::Arc;

@@ -27,6 +27,7 @@ mod insert;
 mod letters;
 mod migrate;
 mod outbox;
+mod owned;
 mod pages;
 mod place;
 #[cfg(test)]
