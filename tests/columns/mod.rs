@@ -2,6 +2,7 @@
 //! on MariaDB, Kafka and a Redis Cluster. `crate::column` starts taskd.
 
 mod access;
+mod bitmap;
 pub(crate) mod dead_letters;
 mod enrichment;
 pub(crate) mod explain;

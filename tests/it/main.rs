@@ -23,6 +23,7 @@ mod embedded;
 mod explain;
 mod fanout;
 mod filter;
+mod filter_bits;
 mod full_memory;
 mod idle;
 mod ingress_cli;

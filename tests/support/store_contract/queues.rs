@@ -167,4 +167,8 @@ pub(crate) async fn rows_and_owners_are_found_by_ids_and_keys(db: &impl Database
     keys.push(row("q", "nobody's").task.key_hash);
     let owners: HashSet<_> = store.owners(&keys).await.unwrap().into_iter().collect();
     assert_eq!(owners, stored.iter().map(|row| (row.task.key_hash, row.task.id)).collect());
+    let with_status: HashSet<_> = store.key_owners(&keys).await.unwrap().into_iter().collect();
+    let status = |place: usize| if place == 0 { StoredStatus::Completed } else { StoredStatus::Unfinished };
+    let expected = stored.iter().enumerate().map(|(place, row)| (row.task.key_hash, row.task.id, status(place)));
+    assert_eq!(with_status, expected.collect());
 }
