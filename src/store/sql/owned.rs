@@ -1,10 +1,13 @@
-//! The owners of keys: tasks, or what is left of removed ones.
+//! The owners of keys: tasks, or what is left of removed ones. Tasks that are final since lately.
+
+use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::{
     SqlStore,
     backend::Backend,
+    retention::before,
     rows::{key_hash, status, task_id},
     statement::{Statement, lists},
 };
@@ -28,5 +31,18 @@ impl<DB: Backend> KeyOwners for SqlStore<DB> {
             }
         }
         Ok(owners)
+    }
+    async fn lately_final(&self, ids: &[TaskId], age: Duration) -> Result<Vec<TaskId>> {
+        let mut lately = Vec::new();
+        for ids in lists(ids) {
+            let statement = Statement::new("SELECT id FROM tasks WHERE status <> 0 AND updated_ms > ")
+                .append(before::<DB::Connection>(age))
+                .sql(" AND id IN ")
+                .list(ids);
+            for (id,) in self.sql.read::<(Vec<u8>,)>("lately_final", statement).await? {
+                lately.push(task_id(&id)?);
+            }
+        }
+        Ok(lately)
     }
 }
