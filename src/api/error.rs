@@ -1,11 +1,14 @@
 //! The error of an operation.
 
+use uuid::Uuid;
+
 use super::access::Denied;
 use crate::{
     bus,
     model::{LetterId, QueueName, TaskId},
     pipelines::{discovery, tasks},
-    queue, store,
+    queue,
+    store::{self, MOST_JOBS},
 };
 
 /// The reason why an operation has no answer.
@@ -25,6 +28,10 @@ pub enum Error {
     NoSuchKey { queue: QueueName, key: String },
     #[error("there is no task {0}, or it finished so long ago that it was removed")]
     NoSuchTask(TaskId),
+    #[error("there is no job {0}, or it ended so long ago that it was removed")]
+    NoSuchJob(Uuid),
+    #[error("{MOST_JOBS} jobs run, and there may be no more; wait for one, or stop one")]
+    ManyJobs,
     #[error(transparent)]
     Denied(#[from] Denied),
     #[error(transparent)]
@@ -64,12 +71,14 @@ impl Error {
             Self::NotATaskId(_) | Self::NotALetterId(_) | Self::Invalid(_) | Self::Tasks(tasks::Error::Invalid(_)) => {
                 Kind::Invalid
             }
-            Self::NoSuchTask(_) | Self::NoSuchLetter(_) | Self::NoSuchKey { .. } => Kind::NotFound,
+            Self::NoSuchTask(_) | Self::NoSuchLetter(_) | Self::NoSuchJob(_) | Self::NoSuchKey { .. } => Kind::NotFound,
             Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => Kind::Unauthenticated,
             Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {
                 Kind::Forbidden
             }
-            Self::Insert(discovery::Error::Busy(_)) | Self::Denied(Denied::TooFast { .. }) => Kind::Busy,
+            Self::Insert(discovery::Error::Busy(_)) | Self::Denied(Denied::TooFast { .. }) | Self::ManyJobs => {
+                Kind::Busy
+            }
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))
             | Self::Store(_)

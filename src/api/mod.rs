@@ -8,6 +8,7 @@ mod facts;
 mod handle;
 mod insert;
 mod items;
+mod jobs;
 mod ledger;
 mod letters;
 mod query;

@@ -8,6 +8,7 @@ mod environment;
 pub mod explain;
 mod http;
 pub mod insert;
+pub mod jobs;
 mod manual;
 mod patience;
 mod run;
@@ -78,6 +79,7 @@ struct Cli {
 enum Subcommands {
     Insert(insert::Insert),
     Tasks(tasks::Tasks),
+    Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Explain(explain::Explain),
     Bench(bench::Bench),
@@ -126,6 +128,7 @@ pub enum Command {
     Acts(token::Acts, Settings),
     Insert(insert::Insert),
     Tasks(tasks::Tasks),
+    Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Explain(explain::Explain),
     Stats(stats::Stats),
@@ -194,6 +197,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
         Some(Subcommands::Tasks(tasks)) => Command::Tasks(tasks),
+        Some(Subcommands::Jobs(jobs)) => Command::Jobs(jobs),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),

@@ -1,8 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
 //! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `explain` found no such task,
-//! `dead` could not change a letter, or `bench` counted a task too few or too many times. 2: wrong command line or
-//! settings, or no server for a command.
+//! `dead` or `tasks` could not change something, or `bench` counted a task too few or too many times. 2: wrong command
+//! line or settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -12,7 +12,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, books, command_line, dead, explain, insert, parse, stats, tasks, token};
+use super::{Command, USAGE, bench, books, command_line, dead, explain, insert, jobs, parse, stats, tasks, token};
 use crate::{
     app,
     config::{self, Settings},
@@ -45,11 +45,7 @@ pub fn run() -> ExitCode {
         Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
         Command::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
-        Command::Books(args) => match block_on(books::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
+        Command::Books(args) => exit_as(block_on(books::run(args))),
         Command::Completions(completions) => {
             completions.print(command_line());
             ExitCode::SUCCESS
@@ -60,26 +56,24 @@ pub fn run() -> ExitCode {
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },
-        Command::Tasks(args) => exit(block_on(tasks::run(args)).flatten(), USAGE),
-        Command::Dead(args) => match block_on(dead::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
-        Command::Explain(args) => match block_on(explain::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
-        Command::Bench(args) => match block_on(bench::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
+        Command::Tasks(args) => exit_as(block_on(tasks::run(args))),
+        Command::Jobs(args) => exit_as(block_on(jobs::run(args))),
+        Command::Dead(args) => exit_as(block_on(dead::run(args))),
+        Command::Explain(args) => exit_as(block_on(explain::run(args))),
+        Command::Bench(args) => exit_as(block_on(bench::run(args))),
         Command::CheckConfig(loaded) => {
             print!("{}", config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret));
             exit(app::check(&loaded.settings), USAGE)
         }
+    }
+}
+
+/// The exit code of a command that answers whether all went well.
+fn exit_as(result: anyhow::Result<anyhow::Result<bool>>) -> ExitCode {
+    match result {
+        Ok(Ok(false)) => ExitCode::from(1),
+        Ok(result) => exit(result.map(drop), USAGE),
+        Err(error) => exit(Err(error), 1),
     }
 }
 

@@ -4,6 +4,7 @@ mod access;
 mod books;
 mod call;
 mod explain;
+mod jobs;
 mod letters;
 mod names;
 mod records;
@@ -20,6 +21,7 @@ pub use call::{
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
+pub use jobs::{ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
     LetterPages, LettersChanged, StoredLetter,

@@ -5,6 +5,7 @@
 
 mod books;
 mod error;
+mod jobs;
 pub mod mysql;
 mod owned;
 mod search;
@@ -20,6 +21,7 @@ use uuid::Uuid;
 pub use self::{
     books::{BookStore, OffBusCounts, TurnedAway, TurnedAwayCounts},
     error::{Cause, Error, Result},
+    jobs::{JOBS_STAY, Jobs, MOST_JOBS},
     owned::KeyOwners,
     search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
@@ -35,7 +37,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: BookStore + KeyOwners + Search + Send + Sync {
+pub trait Store: BookStore + Jobs + KeyOwners + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

@@ -4,6 +4,7 @@ mod books;
 mod call;
 mod explain;
 pub mod grpc_codec;
+mod jobs;
 mod letters;
 pub mod pb;
 mod records;

@@ -6,3 +6,5 @@ mod bitmap;
 pub(crate) mod dead_letters;
 mod enrichment;
 pub(crate) mod explain;
+pub(crate) mod jobs;
+mod search;

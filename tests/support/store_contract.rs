@@ -22,6 +22,7 @@ use taskd::{
 mod access;
 mod batches;
 mod books;
+mod jobs;
 mod letters;
 mod queues;
 mod rebuild;
@@ -31,6 +32,7 @@ mod search;
 pub(crate) use access::*;
 pub(crate) use batches::*;
 pub(crate) use books::*;
+pub(crate) use jobs::*;
 pub(crate) use letters::*;
 pub(crate) use queues::*;
 pub(crate) use rebuild::*;
@@ -100,6 +102,9 @@ macro_rules! store_contract {
             letters_are_kept_once_and_listed_by_every_filter,
             letters_are_paged_and_purged_and_removed_by_age,
             dead_tasks_of_an_older_taskd_have_letters,
+            a_job_goes_on_where_it_stands,
+            jobs_are_bounded_and_those_of_a_later_taskd_are_left_to_it,
+            each_task_that_is_sent_again_has_its_act,
             tasks_are_listed_by_every_filter,
             a_page_ends_when_it_has_looked_at_enough,
             what_finished_long_ago_is_removed_and_stays_a_duplicate,

@@ -6,6 +6,7 @@
 //! - `reconcile`: shards that Redis lost (`lost_shards`, `rebuild`); every `reconcile_every` a page of SQL compared
 //!   with Redis;
 //! - `retention`: tasks that finished longer ago than `retention` leave SQL, and letters after `letter_retention`;
+//! - `jobs`: changes of all tasks of a filter, page by page;
 //! - `closing`: shards that had nothing for `forget_queues_after` are closed;
 //! - `trim`: old records that everybody has read leave the bus, once a minute;
 //! - `depths`: gauges.
@@ -17,6 +18,7 @@ mod context;
 mod depths;
 mod error;
 mod finals;
+mod jobs;
 mod lead;
 mod leases;
 mod lost_reports;
@@ -54,6 +56,7 @@ pub fn start(context: Context, supervisor: &Supervisor) {
         let closing = closing::Closing::new(&context, &lead, &moves_shards);
         loops.start("watchdog/closing", closing, closing::Closing::run);
     }
+    loops.start("watchdog/jobs", jobs::Jobs::new(&context, &lead), jobs::Jobs::run);
     loops.start("watchdog/depths", depths::Depths::new(&context), depths::Depths::run);
     loops.start("watchdog/trim", trim::Trim::new(&context, &lead), trim::Trim::run);
     let names = loops.names;
