@@ -3,6 +3,8 @@
 //! [`load`] collects them from flags, environment and file, `check` checks them, [`to_toml`] prints them.
 
 mod check;
+mod check_queue;
+mod enrich;
 mod error;
 mod load;
 mod options;
@@ -18,6 +20,7 @@ mod written;
 
 pub use self::{
     check::MOST_PARTITIONS,
+    enrich::{Enrich, EnrichUrl, SecretHeader},
     error::Error,
     load::{Loaded, load},
     options::Options,

@@ -5,6 +5,7 @@
 
 mod changes;
 mod discovery;
+mod enrichment;
 mod fanout;
 mod label;
 mod process;
@@ -17,7 +18,7 @@ use std::time::Duration;
 use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
-pub use self::{changes::*, discovery::*, fanout::*, process::*, servers::*, watchdog::*, workers::*};
+pub use self::{changes::*, discovery::*, enrichment::*, fanout::*, process::*, servers::*, watchdog::*, workers::*};
 pub use super::series::Handle;
 use super::{error::Error, series::Recorders};
 
@@ -68,6 +69,7 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
 fn describe() {
     changes::describe();
     discovery::describe();
+    enrichment::describe();
     fanout::describe();
     workers::describe();
     watchdog::describe();
