@@ -6,7 +6,7 @@ use super::access::Denied;
 use crate::{
     bus,
     model::{LetterId, QueueName, TaskId},
-    pipelines::{discovery, tasks},
+    pipelines::{changing, discovery, tasks},
     queue,
     store::{self, MOST_JOBS},
 };
@@ -32,12 +32,16 @@ pub enum Error {
     NoSuchJob(Uuid),
     #[error("{MOST_JOBS} jobs run, and there may be no more; wait for one, or stop one")]
     ManyJobs,
+    #[error("task {id} cannot be changed any more: {why}")]
+    Final { id: TaskId, why: String },
     #[error(transparent)]
     Denied(#[from] Denied),
     #[error(transparent)]
     Insert(#[from] discovery::Error),
     #[error(transparent)]
     Tasks(#[from] tasks::Error),
+    #[error("cannot change anything now: {0}")]
+    Change(#[from] changing::Error),
     #[error("cannot read now: {0}")]
     Store(#[from] store::Error),
     #[error("cannot read now: {0}")]
@@ -52,6 +56,8 @@ pub enum Kind {
     /// The request is wrong.
     Invalid,
     NotFound,
+    /// The task has come to an end.
+    Final,
     /// The call has no token, or one that is not valid.
     Unauthenticated,
     /// The token does not allow it.
@@ -72,6 +78,7 @@ impl Error {
                 Kind::Invalid
             }
             Self::NoSuchTask(_) | Self::NoSuchLetter(_) | Self::NoSuchJob(_) | Self::NoSuchKey { .. } => Kind::NotFound,
+            Self::Final { .. } => Kind::Final,
             Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => Kind::Unauthenticated,
             Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {
                 Kind::Forbidden
@@ -81,6 +88,7 @@ impl Error {
             }
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))
+            | Self::Change(_)
             | Self::Store(_)
             | Self::Queue(_)
             | Self::Bus(_) => Kind::Unavailable,

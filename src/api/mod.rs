@@ -2,6 +2,7 @@
 
 mod access;
 mod books;
+mod changes;
 mod error;
 mod explain;
 mod facts;

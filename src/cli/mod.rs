@@ -2,6 +2,7 @@
 
 pub mod bench;
 mod books;
+pub mod change;
 mod client;
 pub mod dead;
 mod environment;
@@ -82,6 +83,7 @@ enum Subcommands {
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Explain(explain::Explain),
+    Cancel(change::Cancel),
     Bench(bench::Bench),
     Migrate(Migrate),
     Partitions(Partitions),
@@ -131,6 +133,7 @@ pub enum Command {
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Explain(explain::Explain),
+    Cancel(change::Cancel),
     Stats(stats::Stats),
     Books(books::Books),
     Completions(manual::Completions),
@@ -200,6 +203,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Jobs(jobs)) => Command::Jobs(jobs),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
+        Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
         Some(Subcommands::Books(books)) => Command::Books(books),
         Some(Subcommands::Completions(completions)) => Command::Completions(completions),

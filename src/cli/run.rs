@@ -1,8 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
 //! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `explain` found no such task,
-//! `dead` or `tasks` could not change something, or `bench` counted a task too few or too many times. 2: wrong command
-//! line or settings, or no server for a command.
+//! `dead`, `tasks` or `cancel` could not change something, or `bench` counted a task too few or too many times. 2:
+//! wrong command line or settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -12,7 +12,9 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, books, command_line, dead, explain, insert, jobs, parse, stats, tasks, token};
+use super::{
+    Command, USAGE, bench, books, change, command_line, dead, explain, insert, jobs, parse, stats, tasks, token,
+};
 use crate::{
     app,
     config::{self, Settings},
@@ -60,6 +62,7 @@ pub fn run() -> ExitCode {
         Command::Jobs(args) => exit_as(block_on(jobs::run(args))),
         Command::Dead(args) => exit_as(block_on(dead::run(args))),
         Command::Explain(args) => exit_as(block_on(explain::run(args))),
+        Command::Cancel(args) => exit_as(block_on(change::cancel(args))),
         Command::Bench(args) => exit_as(block_on(bench::run(args))),
         Command::CheckConfig(loaded) => {
             print!("{}", config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret));

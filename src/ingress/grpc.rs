@@ -91,11 +91,12 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 17] = [
+pub const METHODS: [(&str, Role); 18] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
     ("taskd.v1.Discovery/ListTasks", Role::Read),
     ("taskd.v1.Discovery/ExplainTask", Role::Read),
+    ("taskd.v1.Discovery/CancelTasks", Role::Admin),
     ("taskd.v1.Tasks/GetTasks", Role::Work),
     ("taskd.v1.Tasks/CompleteTasks", Role::Work),
     ("taskd.v1.Tasks/RejectTasks", Role::Work),
@@ -232,6 +233,15 @@ impl Discovery for Service {
         let (caller, request) = open(request);
         Ok(Response::new(self.0.api.explain(&caller, &request.into()).await?.into()))
     }
+
+    async fn cancel_tasks(
+        &self,
+        request: Request<pb::CancelTasksRequest>,
+    ) -> Result<Response<pb::CancelTasksResponse>, Status> {
+        let (caller, request) = open(request);
+        let answers = self.0.api.cancel_tasks(&caller, request.ids).await?;
+        Ok(Response::new(pb::CancelTasksResponse { results: results(answers) }))
+    }
 }
 
 #[tonic::async_trait]
@@ -316,6 +326,7 @@ impl From<api::Error> for Status {
         let why = error.to_string();
         match error.kind() {
             Kind::Invalid => Self::invalid_argument(why),
+            Kind::Final => Self::failed_precondition(why),
             Kind::NotFound => Self::not_found(why),
             Kind::Unauthenticated => Self::unauthenticated(why),
             Kind::Forbidden => Self::permission_denied(why),

@@ -3,6 +3,7 @@
 mod access;
 mod books;
 mod call;
+mod changes;
 mod explain;
 mod jobs;
 mod letters;
@@ -20,6 +21,7 @@ pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
+pub use changes::{Change, ChangeKind, Changed, ChangingTask, OwnedTask, TaskAct};
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use jobs::{ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged};
 pub use letters::{

@@ -14,6 +14,7 @@ mod architecture;
 mod bench;
 mod books;
 mod bus_redis_streams;
+mod changes;
 mod column;
 mod coordination;
 mod dead_letters;

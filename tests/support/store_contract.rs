@@ -22,6 +22,7 @@ use taskd::{
 mod access;
 mod batches;
 mod books;
+mod changes;
 mod jobs;
 mod letters;
 mod queues;
@@ -32,6 +33,7 @@ mod search;
 pub(crate) use access::*;
 pub(crate) use batches::*;
 pub(crate) use books::*;
+pub(crate) use changes::*;
 pub(crate) use jobs::*;
 pub(crate) use letters::*;
 pub(crate) use queues::*;
@@ -99,6 +101,9 @@ macro_rules! store_contract {
             a_dead_task_has_its_letter_until_it_is_sent_again,
             a_death_of_an_earlier_epoch_ends_nothing,
             completions_behind_the_death_count_when_a_task_is_sent_again,
+            a_wish_is_kept_until_its_task_is_cancelled,
+            a_decision_counts_in_its_epoch_and_generation_only,
+            a_later_wish_stays_when_the_earlier_one_ends,
             letters_are_kept_once_and_listed_by_every_filter,
             letters_are_paged_and_purged_and_removed_by_age,
             dead_tasks_of_an_older_taskd_have_letters,

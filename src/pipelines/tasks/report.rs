@@ -175,6 +175,10 @@ fn code_in_sql(state: &StateFor, token: &LeaseToken) -> Option<Code> {
             Some(Code::Repeat)
         }
         Some(_) => Some(Code::AlreadyCompleted),
-        None => (state.status == StoredStatus::Completed).then_some(Code::AlreadyCompleted),
+        None => match state.status {
+            StoredStatus::Completed => Some(Code::AlreadyCompleted),
+            StoredStatus::Cancelled => Some(Code::Cancelled),
+            StoredStatus::Unfinished | StoredStatus::Dead => None,
+        },
     }
 }

@@ -3,6 +3,7 @@
 //! - `leases`: expired leases and due delays, when the next one is due, at the latest every `interval`;
 //! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, `parked` rows whose queue has room;
 //! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost (`lost_reports`);
+//! - `changes`: changes of live work that nobody carried out;
 //! - `reconcile`: shards that Redis lost (`lost_shards`, `rebuild`); every `reconcile_every` a page of SQL compared
 //!   with Redis;
 //! - `retention`: tasks that finished longer ago than `retention` leave SQL, and letters after `letter_retention`;
@@ -13,6 +14,7 @@
 //!
 //! One process at a time does this (`lead`).
 
+mod changes;
 mod closing;
 mod context;
 mod depths;
@@ -46,6 +48,7 @@ pub fn start(context: Context, supervisor: &Supervisor) {
     loops.start("watchdog/leases", leases::Leases::new(&context, &lead), leases::Leases::run);
     loops.start("watchdog/outbox", outbox::Outbox::new(&context, &lead), outbox::Outbox::run);
     loops.start("watchdog/finals", finals::Finals::new(&context, &lead), finals::Finals::run);
+    loops.start("watchdog/changes", changes::Changes::new(&context, &lead), changes::Changes::run);
     let reconcile = reconcile::Reconcile::new(&context, &lead, &moves_shards);
     loops.start("watchdog/reconcile", reconcile, reconcile::Reconcile::run);
     let kept = &context.settings.watchdog;

@@ -236,6 +236,18 @@ pub struct TaskExplanation {
     pub now: ::core::option::Option<::prost_types::Timestamp>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelTasksRequest {
+    /// At most 1,000.
+    #[prost(string, repeated, tag = "1")]
+    pub ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CancelTasksResponse {
+    /// In the order of the ids.
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<ItemResult>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetTasksRequest {
     /// The name of the worker: 1 to 128 bytes, no control characters. taskd never credits a name twice for a task.
     #[prost(string, tag = "1")]
@@ -1320,6 +1332,33 @@ pub mod discovery_client {
                 .insert(GrpcMethod::new("taskd.v1.Discovery", "ExplainTask"));
             self.inner.unary(req, path, codec).await
         }
+        /// Cancels tasks, and answers per id. OK is a promise: no worker is credited for the task any more, and whoever holds
+        /// it is answered CANCELLED. ALREADY_COMPLETED: the workers were faster. INVALID: the task is dead, or the id is none.
+        /// TRY_LATER: taskd has stored the wish, and carries it out as soon as the task's shard answers.
+        pub async fn cancel_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CancelTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Discovery/CancelTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Discovery", "CancelTasks"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1365,6 +1404,16 @@ pub mod discovery_server {
             &self,
             request: tonic::Request<super::ExplainTaskRequest>,
         ) -> std::result::Result<tonic::Response<super::TaskExplanation>, tonic::Status>;
+        /// Cancels tasks, and answers per id. OK is a promise: no worker is credited for the task any more, and whoever holds
+        /// it is answered CANCELLED. ALREADY_COMPLETED: the workers were faster. INVALID: the task is dead, or the id is none.
+        /// TRY_LATER: taskd has stored the wish, and carries it out as soon as the task's shard answers.
+        async fn cancel_tasks(
+            &self,
+            request: tonic::Request<super::CancelTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelTasksResponse>,
+            tonic::Status,
+        >;
     }
     /// Inserts tasks and reads them back.
     #[derive(Debug)]
@@ -1606,6 +1655,51 @@ pub mod discovery_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ExplainTaskSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Discovery/CancelTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct CancelTasksSvc<T: Discovery>(pub Arc<T>);
+                    impl<
+                        T: Discovery,
+                    > tonic::server::UnaryService<super::CancelTasksRequest>
+                    for CancelTasksSvc<T> {
+                        type Response = super::CancelTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CancelTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Discovery>::cancel_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CancelTasksSvc(inner);
                         let codec = crate::wire::grpc_codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

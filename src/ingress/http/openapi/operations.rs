@@ -15,6 +15,7 @@ pub(super) fn of(method: &Method, path: &'static str) -> Operation {
     let known = match *method {
         Method::GET => read(path),
         Method::POST => change(path),
+        Method::DELETE => remove(path),
         _ => None,
     };
     known.unwrap_or_else(|| {
@@ -104,6 +105,9 @@ fn change(path: &'static str) -> Option<Operation> {
             .says("Tasks of ids are changed at once, those of a filter by a job.")
             .takes::<json::jobs::Change>()
             .answers::<json::jobs::Changed<'_>>(),
+        "/v1/tasks:cancel" => new("operators", "cancelTasks", "Cancel unfinished tasks")
+            .takes::<json::changes::Ids>()
+            .lists::<json::work::ItemAnswer<'_>>("results"),
         "/v1/jobs/{id}" => new("operators", "stopJob", "Stop a job: POST `/v1/jobs/{id}:stop`")
             .says("`id` is the id of the job with `:stop` behind it. A job that has ended stays as it is.")
             .answers::<json::jobs::Job<'_>>(),
@@ -114,6 +118,14 @@ fn change(path: &'static str) -> Option<Operation> {
             .takes::<json::letters::Change>()
             .answers::<json::letters::Changed<'_>>(),
         _ => return None,
+    })
+}
+
+fn remove(path: &'static str) -> Option<Operation> {
+    (path == "/v1/tasks/{id}").then(|| {
+        Operation::new(path, "operators", "cancelTask", "Cancel one task")
+            .answers::<json::work::ItemAnswer<'_>>()
+            .or_problem(409, "The task was over before")
     })
 }
 
