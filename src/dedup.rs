@@ -9,7 +9,7 @@
 //! Marks lag: one loop writes those that gathered, at the next [tick](crate::runtime::tick). A process that dies before
 //! loses them, and SQL answers for those keys.
 
-mod bits;
+pub mod bits;
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -24,7 +24,6 @@ use parking_lot::Mutex;
 use redis::{RedisError, RedisResult};
 use tokio::sync::Notify;
 
-pub use self::bits::number;
 use crate::{
     model::{KeyHash, QueueName, TaskId},
     redis_pool::{Batch, Call, Redis, scripts},

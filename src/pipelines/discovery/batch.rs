@@ -195,7 +195,7 @@ fn turns_of_new(stored: &Stored<Inserted>, rows: &[NewRow]) -> Vec<Option<Turn>>
 async fn unseen(context: &Context, batch: Vec<Pending>, asking: &Asking) -> (Vec<Caller>, Vec<NewRow>) {
     let tasks: Vec<&TaskRow> = batch.iter().flat_map(|pending| &pending.rows).collect();
     let seen = match asking.about(tasks.len()) {
-        true => seen::owners(context, &tasks).await,
+        true => seen::owners(&context.filter, &*context.store, &context.settings.queues, &tasks).await,
         false => vec![None; tasks.len()],
     };
     let (mut callers, mut rows, mut seen) = (Vec::with_capacity(batch.len()), Vec::new(), seen.into_iter());

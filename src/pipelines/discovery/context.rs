@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{mark_published::ToMark, seen};
 use crate::{
     bus::Bus,
-    config::{Dedup, Settings},
+    config::Settings,
     dedup::Filter,
     model::{QueueName, TaskRow},
     pipelines::{
@@ -78,9 +78,9 @@ impl Context {
         if self.gates.is_short() {
             return;
         }
-        let is_number = |row: &&TaskRow| self.settings.queues.get(&row.queue).dedup == Dedup::Bitmap;
+        let is_number = |row: &&TaskRow| seen::has_bitmap(&self.settings.queues, &row.queue);
         let (numbers, rows): (Vec<&TaskRow>, Vec<&TaskRow>) = rows.iter().copied().partition(is_number);
-        if let Err(error) = seen::mark_numbers(self, &numbers).await {
+        if let Err(error) = seen::mark_numbers(&self.filter, &self.settings.queues, &numbers).await {
             tracing::debug!("could not mark {} numbers, SQL knows them: {error}", numbers.len());
         }
         let keys: Vec<_> = rows.iter().map(|row| (row.queue.clone(), row.key_hash, row.id)).collect();
