@@ -8,6 +8,7 @@ mod changes;
 mod error;
 mod jobs;
 pub mod mysql;
+mod progress;
 mod search;
 pub mod sql;
 pub mod sqlite;
@@ -23,6 +24,7 @@ pub use self::{
     changes::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Wanted},
     error::{Cause, Error, Result},
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
+    progress::SettledTask,
     search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
