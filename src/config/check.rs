@@ -1,5 +1,7 @@
 //! Checks of settings, alone and against each other. If two disagree, the message shows both values.
 
+mod traces;
+
 use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use tracing_subscriber::EnvFilter;
@@ -31,6 +33,7 @@ pub(super) fn check(settings: &Settings, origins: &Origins, rules: Rules) -> Res
     checker.backends(settings)?;
     checker.kafka(settings, rules)?;
     checker.limits(settings)?;
+    checker.traces(&settings.traces)?;
     checker.pipelines(settings)?;
     checker.queue("default", &settings.queues.default, settings)?;
     settings.queues.named.iter().try_for_each(|(name, queue)| checker.queue(name.as_str(), queue, settings))
@@ -262,13 +265,9 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_right() {
-        check(&Settings::default(), &Origins::default(), RULES).unwrap();
-    }
-
-    #[test]
-    fn retention_may_be_for_ever() {
+    fn the_defaults_are_right_and_retention_may_be_for_ever() {
         let mut settings = Settings::default();
+        check(&settings, &Origins::default(), RULES).unwrap();
         settings.watchdog.retention = Duration::ZERO;
         check(&settings, &Origins::default(), RULES).unwrap();
     }

@@ -13,6 +13,7 @@ mod properties;
 mod schema;
 mod settings;
 mod show;
+mod traces;
 mod units;
 mod urls;
 mod wording;
@@ -32,6 +33,7 @@ pub use self::{
         TlsFiles, Watchdog,
     },
     show::to_toml,
+    traces::{OtlpHeaders, TraceDiscovered, Traces},
     units::{ByteSize, Time},
     urls::{BusUrl, DatabaseUrl, RedisUrl, without_password},
     wording::in_field,

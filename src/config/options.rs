@@ -12,6 +12,7 @@ use super::{
     properties::Properties,
     schema::NamedSchema,
     settings::{Auth, Dedup, LogFormat, QueueSettings, Settings},
+    traces::{OtlpHeaders, TraceDiscovered},
     units::{Address, ByteSize, Hosts, Pipelines, PriorityName, Time},
     written::{env_name, heading, set, text},
 };
@@ -161,6 +162,20 @@ options! {
         log_format: LogFormat, "FORMAT" => log_format;
         /// Log level, or a filter such as warn,taskd=debug [default: info]
         log: String, "FILTER" => log;
+    }
+    "Traces" {
+        /// OTLP endpoint (gRPC) of a collector of spans, http://HOST:4317 or https:// [default: empty, no spans]
+        otlp_endpoint: String, "URL" => traces.endpoint;
+        /// Headers of each call of the collector: name=value,… [default: empty]
+        otlp_headers: OtlpHeaders, "LIST" => traces.headers;
+        /// The longest call of the collector [default: 10s]
+        otlp_timeout: Time, "TIME" => traces.timeout;
+        /// Part of the tasks without a caller's context that is traced, 0 to 1 [default: 0.0]
+        trace_sample: f64, "PART" => traces.sample;
+        /// Trace of tasks that a traced task discovered: child, its own; link, a new one with a link to it, if
+        /// trace_sample picks it [default: child]
+        #[arg(value_enum, hide_possible_values = true)]
+        trace_discovered: TraceDiscovered, "HOW" => traces.discovered;
     }
     "Limits" {
         /// Largest payload of one task [default: 1MiB]

@@ -6,6 +6,7 @@ use super::{
     enrich::{EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
+    traces::Traces,
     urls::{BusUrl, DatabaseUrl, RedisUrl},
 };
 use crate::model::{PayloadSchema, Priority, QueueName, TaskRules};
@@ -151,6 +152,7 @@ settings! {
         pub log_format: LogFormat = LogFormat::Auto,
         /// A filter as tracing's `EnvFilter` reads it: `info`, `warn,taskd=debug`.
         pub log: String = "info".into(),
+        pub traces: Traces = Traces::default(),
         pub limits: Limits = Limits::default(),
         pub discovery: Discovery = Discovery::default(),
         pub fanout: Fanout = Fanout::default(),

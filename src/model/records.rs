@@ -17,6 +17,8 @@ pub struct PipelineTask {
     pub not_before_unix_ms: i64,
     /// The bytes that the queue keeps.
     pub body: Bytes,
+    /// Empty, unless the task is sampled.
+    pub traceparent: String,
 }
 
 /// The end of an attempt, or of a task, on its way to SQL.
@@ -43,6 +45,8 @@ pub struct Completed {
     pub discovered: Vec<DiscoveredTask>,
     pub attempt: u32,
     pub lease: LeaseNumber,
+    /// The span of the work; empty, unless the task is sampled.
+    pub traceparent: String,
 }
 
 /// A discovered task in a report. `Err`: this version cannot read all of it.

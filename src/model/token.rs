@@ -2,9 +2,9 @@
 
 use std::{fmt, str::FromStr};
 
-use super::{QueueName, ShardId};
+use super::{LeaseTrace, QueueName, ShardId};
 
-/// `<queue>:<shard>:<generation>:<grant>:<attempt>`; opaque to workers.
+/// `<queue>:<shard>:<generation>:<grant>:<attempt>`, and `:<trace>` of a sampled task; opaque to workers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseToken {
     pub shard: ShardId,
@@ -14,6 +14,8 @@ pub struct LeaseToken {
     pub grant: u64,
     /// 1 for the first try. The queue refuses an attempt that the task has not had.
     pub attempt: u32,
+    /// Of a sampled task. It decides nothing.
+    pub trace: Option<Box<LeaseTrace>>,
 }
 
 /// Tells the leases of a task apart.
@@ -41,7 +43,8 @@ pub struct InvalidToken;
 
 impl fmt::Display for LeaseToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}:{}", self.shard, self.generation, self.grant, self.attempt)
+        write!(f, "{}:{}:{}:{}", self.shard, self.generation, self.grant, self.attempt)?;
+        self.trace.as_ref().map_or(Ok(()), |trace| write!(f, ":{trace}"))
     }
 }
 
@@ -56,10 +59,11 @@ impl FromStr for LeaseToken {
         let generation = next()?.parse().map_err(|_| InvalidToken)?;
         let grant = next()?.parse().map_err(|_| InvalidToken)?;
         let attempt = next()?.parse().map_err(|_| InvalidToken)?;
+        let trace = next().ok().map(|trace| trace.parse().map(Box::new).map_err(|_| InvalidToken)).transpose()?;
         if next().is_ok() {
             return Err(InvalidToken);
         }
-        Ok(Self { shard: ShardId { queue, number }, generation, grant, attempt })
+        Ok(Self { shard: ShardId { queue, number }, generation, grant, attempt, trace })
     }
 }
 
@@ -71,8 +75,11 @@ mod tests {
     fn a_token_survives_its_text_and_anything_else_is_refused() {
         let token: LeaseToken = "crawl.x:3:1:99:2".parse().unwrap();
         assert_eq!(token.to_string(), "crawl.x:3:1:99:2");
+        let traced = "crawl.x:3:1:99:2:0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a24181e4240";
+        assert_eq!(traced.parse::<LeaseToken>().unwrap().to_string(), traced);
         for bad in [
             "",
+            &format!("{traced}:1"),
             "crawl",
             "crawl:3:1:9",
             "crawl:3:1:9:9:9",

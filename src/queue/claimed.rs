@@ -81,7 +81,13 @@ impl Claimed {
             let lease_ms = lease.map(ms).filter(|ms| *ms > 0).unwrap_or(own_ms);
             let expires_unix_ms = self.now_unix_ms.saturating_add_unsigned(lease_ms);
             let attempt = self.attempts.get(&self.place).copied().unwrap_or(1);
-            let token = LeaseToken { shard: shard.clone(), generation: self.generation, grant: self.grant, attempt };
+            let token = LeaseToken {
+                shard: shard.clone(),
+                generation: self.generation,
+                grant: self.grant,
+                attempt,
+                trace: None,
+            };
             leased.push(Leased { id, token, body, expires_unix_ms });
         }
         self.grant += u64::from(count > 0);

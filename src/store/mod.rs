@@ -9,6 +9,7 @@ mod error;
 mod jobs;
 pub mod mysql;
 mod owned;
+mod progress;
 mod search;
 pub mod sql;
 pub mod sqlite;
@@ -25,6 +26,7 @@ pub use self::{
     error::{Cause, Error, Result},
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
     owned::KeyOwners,
+    progress::SettledTask,
     search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,

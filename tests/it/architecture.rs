@@ -33,6 +33,7 @@ const BESIDE: &[(&str, &str)] = &[
     ("runtime", "model"),
     ("runtime", "telemetry"),
     ("telemetry", "config"),
+    ("telemetry", "model"),
     ("wire", "model"),
     ("bus", "redis_pool"),
     ("coordination", "redis_pool"),

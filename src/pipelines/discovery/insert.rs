@@ -15,6 +15,7 @@ use super::{
     error::{Error, Failure, Unavailable},
     mark_published::ToMark,
     schema,
+    traced::Inserts,
     turned_away::Tally,
 };
 use crate::{
@@ -106,12 +107,28 @@ impl Handle {
 
     async fn insert_batch(&self, tasks: Vec<NewTask>, keeps_refused: bool) -> Result<Vec<InsertAnswer>, Error> {
         let now = self.context.clock.now_unix_ms();
-        let Sorted { mut answers, mut rows, mut places, refused } = self.sort(tasks, keeps_refused, now).await;
-        self.keep(refused, &mut answers).await;
-        if !rows.is_empty() {
-            self.admit(&rows)?;
+        let (sorted, traced) = self.sort(tasks, keeps_refused, now).await;
+        match self.store_sorted(sorted, keeps_refused, now).await {
+            Ok(answers) => {
+                traced.end(&answers);
+                Ok(answers)
+            }
+            Err(error) => {
+                traced.fail(&error);
+                Err(error)
+            }
         }
-        if !rows.is_empty() && !self.enrichment.is_off() {
+    }
+
+    /// Keeps the refused tasks, and stores the others, unless their endpoints reject them. Answers all.
+    async fn store_sorted(&self, sorted: Sorted, keeps_refused: bool, now: i64) -> Result<Vec<InsertAnswer>, Error> {
+        let Sorted { mut answers, mut rows, mut places, refused } = sorted;
+        self.keep(refused, &mut answers).await;
+        if rows.is_empty() {
+            return Ok(answers);
+        }
+        self.admit(&rows)?;
+        if !self.enrichment.is_off() {
             let rejected = Box::pin(self.enrich(&mut rows)).await?;
             let refused = rejected.iter().map(|(at, error)| {
                 answers[places[*at]] = InsertAnswer::rejected(error.clone());
@@ -127,8 +144,7 @@ impl Handle {
         if rows.is_empty() {
             return Ok(answers);
         }
-        for (place, inserted) in places.into_iter().zip(self.store(rows).await?) {
-            let (id, inserted) = inserted;
+        for (place, (id, inserted)) in places.into_iter().zip(self.store(rows).await?) {
             answers[place] = answer(id, inserted);
         }
         Ok(answers)
@@ -143,19 +159,22 @@ impl Handle {
     }
 
     /// Makes rows of the tasks that are valid, and answers the others.
-    async fn sort(&self, tasks: Vec<NewTask>, keeps_refused: bool, now: i64) -> Sorted {
+    async fn sort(&self, tasks: Vec<NewTask>, keeps_refused: bool, now: i64) -> (Sorted, Inserts) {
         let settings = &self.context.settings;
         let partitions = self.context.bus.partitions(Topic::Pipeline);
         let mut answers = vec![InsertAnswer::rejected(String::new()); tasks.len()];
         let (mut rows, mut places) = (Vec::with_capacity(tasks.len()), Vec::with_capacity(tasks.len()));
         let (mut refused, mut misfits) = (Vec::new(), schema::misfits(settings, &tasks).await);
-        for (place, task) in tasks.into_iter().enumerate() {
+        let mut traced = Inserts::default();
+        for (place, mut task) in tasks.into_iter().enumerate() {
             let rules = settings.task_rules(&task.queue);
             let checked = validate::check(&task, &rules, now);
             match checked.and_then(|checked| misfits.remove(&place).map_or(Ok(checked), Err)) {
                 Ok(checked) => match self.context.let_in(checked.queue()) {
                     Ok(()) => {
-                        rows.push(checked.row(task, TaskId::at(now, place), partitions));
+                        let id = TaskId::at(now, place);
+                        traced.begin(place, id, checked.queue(), &mut task);
+                        rows.push(checked.row(task, id, partitions));
                         places.push(place);
                     }
                     Err(error) => {
@@ -174,7 +193,7 @@ impl Handle {
                 }
             }
         }
-        Sorted { answers, rows, places, refused }
+        (Sorted { answers, rows, places, refused }, traced)
     }
 
     /// Keeps refused tasks as dead letters. Where that fails, their callers are told to send them again.

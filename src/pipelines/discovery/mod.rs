@@ -16,11 +16,13 @@ mod enrich;
 mod error;
 mod fallback;
 mod insert;
+mod latency;
 mod mark_published;
 mod results;
 mod room;
 mod schema;
 mod seen;
+mod traced;
 mod turned_away;
 
 use std::sync::Arc;
