@@ -9,6 +9,8 @@
 //! Marks lag: one loop writes those that gathered, at the next [tick](crate::runtime::tick). A process that dies before
 //! loses them, and SQL answers for those keys.
 
+pub mod bits;
+
 use std::{
     collections::{BTreeMap, HashSet},
     convert::Infallible,
@@ -294,7 +296,7 @@ impl Filter {
     pub async fn forget_queue(&self, queue: &QueueName) -> Result<()> {
         self.shared.waiting.lock().marks.tasks.retain(|(of, ..)| of != queue);
         let () = redis::cmd("UNLINK").arg(self.key(queue)).query_async(&mut self.redis.conn()).await?;
-        Ok(())
+        self.forget_numbers(queue).await
     }
 
     /// Forgets keys of tasks that are dead or cancelled, so that SQL answers when they are sent again.

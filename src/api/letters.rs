@@ -71,13 +71,34 @@ impl Api {
         let purge = async {
             let (mut changed, letters) = self.choose(caller, "purge", change).await?;
             if let Some(letters) = letters {
-                let ids: Vec<LetterId> = letters.into_iter().map(|(id, _)| id).collect();
+                let ids = self.old_enough(letters, &mut changed).await?;
                 changed.changed = self.query()?.store().purge(&ids).await?;
                 note("purged", &changed);
             }
             Ok(changed)
         };
         purge.instrument(span("purge_letters", caller)).await
+    }
+
+    /// Leaves out tasks that died lately. A completion of such a task may still be on its way, and the tasks that its
+    /// worker discovered would be lost: SQL settles nothing for a task that it does not have.
+    async fn old_enough(
+        &self,
+        letters: Vec<(LetterId, LetterKind)>,
+        changed: &mut LettersChanged,
+    ) -> Result<Vec<LetterId>, Error> {
+        let query = self.query()?;
+        let watchdog = &query.settings.watchdog;
+        let age = 2 * (watchdog.grace + watchdog.republish_after);
+        let dead = letters.iter().filter(|(_, kind)| *kind == LetterKind::Task);
+        let dead: Vec<LetterId> = dead.map(|(id, _)| *id).collect();
+        let lately: HashSet<LetterId> = query.store().lately_final(&dead, age).await?.into_iter().collect();
+        let why = format!(
+            "the task died less than {} ago, and reports about it may be on their way: purge it later",
+            humantime::format_duration(age)
+        );
+        changed.failed.extend(lately.iter().map(|id| (*id, why.clone())));
+        Ok(letters.into_iter().map(|(id, _)| id).filter(|id| !lately.contains(id)).collect())
     }
 
     /// The letters that a request names, and what is known of them. `None`: the caller only counts.

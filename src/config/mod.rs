@@ -3,6 +3,8 @@
 //! [`load`] collects them from flags, environment and file, `check` checks them, [`to_toml`] prints them.
 
 mod check;
+mod check_queue;
+mod enrich;
 mod error;
 mod load;
 mod options;
@@ -19,6 +21,7 @@ mod written;
 
 pub use self::{
     check::MOST_PARTITIONS,
+    enrich::{Enrich, EnrichUrl, SecretHeader},
     error::Error,
     load::{Loaded, load},
     options::Options,
@@ -26,8 +29,8 @@ pub use self::{
     properties::{Properties, Rules},
     schema::NamedSchema,
     settings::{
-        Auth, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues, RedisAccess, Settings, TlsFiles,
-        Watchdog,
+        Auth, Dedup, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues, RedisAccess, Settings,
+        TlsFiles, Watchdog,
     },
     show::to_toml,
     traces::{OtlpHeaders, TraceDiscovered, Traces},

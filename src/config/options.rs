@@ -8,9 +8,10 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    enrich::{EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
-    settings::{Auth, LogFormat, QueueSettings, Settings},
+    settings::{Auth, Dedup, LogFormat, QueueSettings, Settings},
     traces::{OtlpHeaders, TraceDiscovered},
     units::{Address, ByteSize, Hosts, Pipelines, PriorityName, Time},
     written::{env_name, heading, set, text},
@@ -267,8 +268,18 @@ queue_options! {
     high_water_bytes: ByteSize,
     max_unfinished: u64,
     filter_keys: u64,
+    dedup: Dedup,
     keep_refused: bool,
     payload_schema: NamedSchema,
+    enrich_url: EnrichUrl,
+    enrich_header: SecretHeader,
+    enrich_timeout: Time,
+    enrich_batch_tasks: usize,
+    enrich_batch_bytes: ByteSize,
+    enrich_answer_bytes: ByteSize,
+    enrich_concurrency: usize,
+    enrich_failures: u32,
+    enrich_pause: Time,
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use super::{
+    enrich::{EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
     traces::Traces,
@@ -72,6 +73,17 @@ pub enum LogFormat {
     Auto,
     Pretty,
     Json,
+}
+
+/// The form of a queue's filter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dedup {
+    /// About 100 bytes for a key of any kind.
+    #[default]
+    Hash,
+    /// A bit for a key that is a number.
+    Bitmap,
 }
 
 /// The rule for callers.
@@ -267,10 +279,29 @@ settings! {
         pub max_unfinished: u64 = 10_000_000,
         /// The keys in the filter. The oldest go first, and SQL decides then.
         pub filter_keys: u64 = 1_000_000,
+        /// The form of the filter.
+        pub dedup: Dedup = Dedup::Hash,
         /// True: a task that an insert does not accept becomes a dead letter.
         pub keep_refused: bool = false,
         /// The schema that every payload must fit.
         pub payload_schema: NamedSchema = NamedSchema::default(),
+        /// The endpoint that sees new tasks before they are stored, …
+        pub enrich_url: EnrichUrl = EnrichUrl::default(),
+        /// … a header with a secret for it, …
+        pub enrich_header: SecretHeader = SecretHeader::default(),
+        /// … the time for a call, …
+        pub enrich_timeout: Duration = Duration::from_secs(1),
+        /// … the tasks of a call and their bytes, …
+        pub enrich_batch_tasks: usize = 100,
+        pub enrich_batch_bytes: usize = 1 << 20,
+        /// … the bytes of an answer, …
+        pub enrich_answer_bytes: usize = 4 << 20,
+        /// … the calls at a time, …
+        pub enrich_concurrency: usize = 4,
+        /// … the failures in a row after which taskd asks no more, …
+        pub enrich_failures: u32 = 5,
+        /// … and for how long.
+        pub enrich_pause: Duration = Duration::from_secs(10),
     }
 }
 

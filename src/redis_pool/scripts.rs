@@ -135,6 +135,7 @@ table! {
         LEASE = "lease" [clock] at_full_memory;
         EPOCH = "epoch" [] at_full_memory;
         TIME = "time" [clock] with_room;
+        FILTER_BITS = "filter_bits" [] with_room;
         FILTER_MARK = "filter_mark" [] with_room;
         FILTER_DROP = "filter_drop" [] with_room;
         // A call that waits for replicas may be one that frees memory.

@@ -9,6 +9,7 @@ mod check;
 mod error;
 mod jobs;
 pub mod mysql;
+mod owned;
 mod pauses;
 mod progress;
 mod search;
@@ -27,6 +28,7 @@ pub use self::{
     check::{CheckStore, WrongCount},
     error::{Cause, Error, Result},
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
+    owned::KeyOwners,
     pauses::{MOST_PAUSED, Pauses, Pausing},
     progress::SettledTask,
     search::{ListedTask, Search, TaskPage, TaskSearch},
@@ -43,7 +45,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: BookStore + Changes + CheckStore + Jobs + Pauses + Search + Send + Sync {
+pub trait Store: BookStore + Changes + CheckStore + Jobs + KeyOwners + Pauses + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

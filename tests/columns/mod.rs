@@ -3,7 +3,9 @@
 
 pub(crate) mod access;
 mod acts;
+mod bitmap;
 pub(crate) mod dead_letters;
+mod enrichment;
 pub(crate) mod explain;
 pub(crate) mod jobs;
 mod search;

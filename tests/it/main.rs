@@ -25,6 +25,7 @@ mod embedded;
 mod explain;
 mod fanout;
 mod filter;
+mod filter_bits;
 mod fsck;
 mod full_memory;
 mod idle;

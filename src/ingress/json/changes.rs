@@ -15,12 +15,6 @@ use crate::model::{RequeueTasks, Update};
 const MAX_IDS: usize = 1000;
 
 #[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "an object with ids")]
-pub(in crate::ingress) struct Ids {
-    ids: AtMost<String, MAX_IDS>,
-}
-
-#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object with ids, and priority or replicas")]
 pub(in crate::ingress) struct UpdateTasks {
     ids: AtMost<String, MAX_IDS>,
@@ -54,12 +48,6 @@ fn counted(ids: AtMost<String, MAX_IDS>, tally: &mut Tally<'_>) -> Result<Vec<St
         tally.item()?;
     }
     Ok(ids.0)
-}
-
-/// Reads the ids of tasks.
-pub(in crate::ingress) fn ids(body: &Bytes, tally: &mut Tally<'_>) -> Result<Vec<String>, Unread> {
-    let Ids { ids } = object(body)?;
-    counted(ids, tally)
 }
 
 /// Reads the ids of tasks, and their new values.

@@ -5,6 +5,7 @@
 //! does not spoil the others.
 
 pub(super) mod books;
+pub(super) mod changes;
 pub(super) mod explain;
 pub(super) mod fsck;
 pub mod insert;

@@ -8,9 +8,10 @@ use super::{
     context::Context,
     error::{Error, Failure, Unavailable},
     mark_published::ToMark,
+    seen::{self, Owner},
 };
 use crate::{
-    model::{StoredStatus, TaskId, TaskRow},
+    model::TaskRow,
     pipelines::publishing,
     runtime::Loop,
     store::{self, Inserted, NewRow, Stored, Turn},
@@ -134,7 +135,7 @@ async fn gather(context: &Context, first: Pending, receiver: &mut mpsc::Unbounde
 struct Caller {
     answer: oneshot::Sender<Result<Vec<Inserted>, Error>>,
     /// Per task, its owner if the filter knows its key.
-    seen: Vec<Option<TaskId>>,
+    seen: Vec<Option<Owner>>,
     /// Its other tasks, among the rows of the batch.
     rows: Range<usize>,
     _room: Room,
@@ -145,7 +146,7 @@ impl Caller {
     fn tell(self, inserted: &[Inserted]) {
         let mut inserted = inserted.iter().copied();
         let answers = self.seen.into_iter().filter_map(|seen| match seen {
-            Some(id) => Some(Inserted::Duplicate { id, status: StoredStatus::Unfinished }),
+            Some((id, status)) => Some(Inserted::Duplicate { id, status }),
             None => inserted.next(),
         });
         // A caller that went away was promised nothing. Its tasks are kept all the same.
@@ -192,14 +193,10 @@ fn turns_of_new(stored: &Stored<Inserted>, rows: &[NewRow]) -> Vec<Option<Turn>>
 
 /// Drops the tasks whose keys the filter knows; makes rows of the others.
 async fn unseen(context: &Context, batch: Vec<Pending>, asking: &Asking) -> (Vec<Caller>, Vec<NewRow>) {
-    let rows = batch.iter().flat_map(|pending| &pending.rows);
-    let keys: Vec<_> = rows.map(|row| (row.queue.clone(), row.key_hash)).collect();
-    let seen = match asking.about(keys.len()) {
-        true => context.filter.seen(&keys).await.unwrap_or_else(|error| {
-            tracing::debug!("the filter does not answer, SQL decides: {error}");
-            vec![None; keys.len()]
-        }),
-        false => vec![None; keys.len()],
+    let tasks: Vec<&TaskRow> = batch.iter().flat_map(|pending| &pending.rows).collect();
+    let seen = match asking.about(tasks.len()) {
+        true => seen::owners(&context.filter, &*context.store, &context.settings.queues, &tasks).await,
+        false => vec![None; tasks.len()],
     };
     let (mut callers, mut rows, mut seen) = (Vec::with_capacity(batch.len()), Vec::new(), seen.into_iter());
     for Pending { rows: tasks, answer, room } in batch {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::mark_published::ToMark;
+use super::{mark_published::ToMark, seen};
 use crate::{
     bus::Bus,
     config::Settings,
@@ -77,6 +77,11 @@ impl Context {
         // The filter only saves SQL queries, so it must not take Redis's last memory.
         if self.gates.is_short() {
             return;
+        }
+        let is_number = |row: &&TaskRow| seen::has_bitmap(&self.settings.queues, &row.queue);
+        let (numbers, rows): (Vec<&TaskRow>, Vec<&TaskRow>) = rows.iter().copied().partition(is_number);
+        if let Err(error) = seen::mark_numbers(&self.filter, &self.settings.queues, &numbers).await {
+            tracing::debug!("could not mark {} numbers, SQL knows them: {error}", numbers.len());
         }
         let keys: Vec<_> = rows.iter().map(|row| (row.queue.clone(), row.key_hash, row.id)).collect();
         if let Err(error) = self.filter.mark(&keys, |queue| self.settings.queues.get(queue).filter_keys).await {

@@ -33,6 +33,7 @@ mod jobs;
 mod letters;
 mod migrate;
 mod outbox;
+mod owned;
 mod pages;
 mod pauses;
 mod place;
