@@ -140,6 +140,10 @@ fn reason(changed: Changed) -> Option<&'static str> {
         Changed::AlreadyCompleted => Some("its workers have completed it"),
         Changed::Dead => Some("the task had failed for good before"),
         Changed::Cancelled => Some("the task was cancelled before"),
+        Changed::NotQueued => Some("the task is not in its queue, and no worker holds it"),
+        Changed::NotDue => Some("its time has not come, and no worker holds it"),
+        Changed::CompletedByWorker => Some("the worker that it should wait for has completed it"),
+        Changed::TooManyReplicas => Some("its queue takes no task with so many replicas"),
         Changed::Unknown => Some("there is no such task any more"),
     }
 }

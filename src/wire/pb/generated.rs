@@ -297,17 +297,33 @@ pub struct RequeueTasksResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+/// Names tasks by `ids` or by `filter`.
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CancelTasksRequest {
     /// At most 1,000.
     #[prost(string, repeated, tag = "1")]
     pub ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// With a queue. Empty statuses mean all unfinished ones.
+    #[prost(message, optional, tag = "2")]
+    pub filter: ::core::option::Option<TaskFilter>,
+    /// Only count.
+    #[prost(bool, tag = "3")]
+    pub dry_run: bool,
+    /// With a filter: this, or dry_run. Otherwise taskd answers INVALID_ARGUMENT and changes nothing.
+    #[prost(bool, tag = "4")]
+    pub yes: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CancelTasksResponse {
-    /// In the order of the ids.
+    /// For ids, in their order.
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
+    /// For dry_run.
+    #[prost(message, optional, tag = "2")]
+    pub count: ::core::option::Option<TaskCount>,
+    /// For a filter: the watchdog changes its tasks.
+    #[prost(message, optional, tag = "3")]
+    pub job: ::core::option::Option<Job>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetTasksRequest {
@@ -802,6 +818,37 @@ pub struct FsckResponse {
     /// Empty: this was the last part.
     #[prost(string, tag = "4")]
     pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListActsRequest {
+    /// The id of an act: only acts before this one. Empty for the latest ones.
+    #[prost(string, tag = "1")]
+    pub before: ::prost::alloc::string::String,
+    /// At most 1,000; 0 means 100.
+    #[prost(uint32, tag = "2")]
+    pub limit: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListActsResponse {
+    /// The latest first.
+    #[prost(message, repeated, tag = "1")]
+    pub acts: ::prost::alloc::vec::Vec<Act>,
+}
+/// An operator's act.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Act {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    /// The name of the operator's token, or how the operator came.
+    #[prost(string, tag = "3")]
+    pub who: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub what: ::prost::alloc::string::String,
+    /// The subject: a token, a letter, a task.
+    #[prost(string, tag = "5")]
+    pub on: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -2720,6 +2767,31 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "PurgeDeadLetters"));
             self.inner.unary(req, path, codec).await
         }
+        /// Lists what operators did, the latest first.
+        pub async fn list_acts(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListActsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListActsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/ListActs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "ListActs"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a completed task.
         pub async fn change_tasks(
             &mut self,
@@ -2899,6 +2971,14 @@ pub mod operator_server {
             request: tonic::Request<super::ChangeDeadLettersRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ChangeDeadLettersResponse>,
+            tonic::Status,
+        >;
+        /// Lists what operators did, the latest first.
+        async fn list_acts(
+            &self,
+            request: tonic::Request<super::ListActsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListActsResponse>,
             tonic::Status,
         >;
         /// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a completed task.
@@ -3437,6 +3517,49 @@ pub mod operator_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PurgeDeadLettersSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/ListActs" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListActsSvc<T: Operator>(pub Arc<T>);
+                    impl<T: Operator> tonic::server::UnaryService<super::ListActsRequest>
+                    for ListActsSvc<T> {
+                        type Response = super::ListActsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListActsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::list_acts(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListActsSvc(inner);
                         let codec = crate::wire::grpc_codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
