@@ -367,7 +367,7 @@ impl Checked {
         let answer = self.queue.upkeep.changer().cancel(&self.shard, &[&task]).await.expect("cancel");
         let expected = match before {
             None | Some(RecordStatus::Live | RecordStatus::Cancelled) => Arbitrated::Done,
-            Some(RecordStatus::Completed) => Arbitrated::Completed,
+            Some(RecordStatus::Completed) => Arbitrated::Completed { credited: 0 },
             Some(RecordStatus::Dead) => Arbitrated::Dead,
         };
         assert_eq!(answer, ArbitratedTasks { generation: GENERATION, answers: vec![expected] });
