@@ -4,6 +4,7 @@
 pub(crate) mod access;
 mod acts;
 pub(crate) mod dead_letters;
+mod enrichment;
 pub(crate) mod explain;
 pub(crate) mod jobs;
 mod search;
