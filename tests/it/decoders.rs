@@ -60,6 +60,7 @@ fn records() -> Vec<Bytes> {
         discovered: vec![Ok(task())],
         attempt: 1,
         lease: LeaseNumber { generation: 1, grant: 2 },
+        traceparent: String::new(),
     };
     let reports = vec![
         wire::with_time(&wire::completed_report(id, completed, 1 << 20).unwrap(), 5),

@@ -36,6 +36,9 @@ fn records() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![vec(any::<u8>(), 0..40), damaged]
 }
 
+/// A script, and what writes its arguments.
+type Step = (&'static Script, fn(&mut Call));
+
 #[tokio::test]
 async fn no_record_of_any_bytes_raises_an_error() {
     let f = Fixture::new().await;
@@ -52,7 +55,7 @@ async fn no_record_of_any_bytes_raises_an_error() {
     };
     let claim: fn(&mut Call) = |call| claim(call, &[("w", 9), ("v", 9)]);
     let complete: fn(&mut Call) = |call| complete(call, &[('a', "7", 5, "w"), ('a', "7", 2, "v")]);
-    let steps: [(&Script, fn(&mut Call)); 5] = [
+    let steps: [Step; 5] = [
         (&scripts::EXPLAIN, explain),
         (&scripts::CLAIM, claim),
         (&scripts::COMPLETE, complete),
