@@ -1,6 +1,6 @@
 //! Checks of settings, alone and against each other. If two disagree, the message shows both values.
 
-mod traces;
+mod spans;
 
 use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, time::Duration};
 

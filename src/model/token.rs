@@ -75,7 +75,7 @@ mod tests {
     fn a_token_survives_its_text_and_anything_else_is_refused() {
         let token: LeaseToken = "crawl.x:3:1:99:2".parse().unwrap();
         assert_eq!(token.to_string(), "crawl.x:3:1:99:2");
-        let traced = "crawl.x:3:1:99:2:0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a24181e4240";
+        let traced = "crawl.x:3:1:99:2:0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a2418202240";
         assert_eq!(traced.parse::<LeaseToken>().unwrap().to_string(), traced);
         for bad in [
             "",

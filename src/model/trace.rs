@@ -218,7 +218,7 @@ mod tests {
         let work = SAMPLED.parse().unwrap();
         let trace = LeaseTrace { work, first: None, leased_unix_us: 1_700_000_000_123_456 };
         let text = trace.to_string();
-        assert_eq!(text, "0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a24181e4240");
+        assert_eq!(text, "0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a2418202240");
         assert_eq!(text.parse(), Ok(trace.clone()));
         let retry = LeaseTrace { first: Some(SpanId([7; 8])), ..trace };
         assert_eq!(retry.to_string().parse(), Ok(retry));

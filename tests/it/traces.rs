@@ -107,6 +107,9 @@ async fn a_bucket_of_the_latency_leads_to_a_trace() {
     insert(&daemon, &json!({"queue": "q", "key": "another"})).await;
     work(&daemon, "q").await;
     until("their reports are settled", async || daemon.unfinished("q").await == 0).await;
+    receiver.wait_for(&id, "settle", 1).await;
+    let exported = "taskd_traces_spans_total{outcome=\"exported\"}";
+    until("its spans are counted", async || metric(&daemon, exported).await >= 6.0).await;
     for (priority, is_sampled) in [("high", true), ("medium", false)] {
         let count = format!("taskd_tasks_latency_seconds_count{{queue=\"q\",priority=\"{priority}\"}}");
         until("it is measured", async || metric(&daemon, &count).await == 1.0).await;
@@ -123,7 +126,6 @@ async fn a_bucket_of_the_latency_leads_to_a_trace() {
         assert!(text.contains("# TYPE taskd_traces_spans counter\n") && text.ends_with("\n# EOF\n"), "{text}");
         assert!(!text.contains("\n\n"), "OpenMetrics has no empty lines");
     }
-    receiver.wait_for(&id, "settle", 1).await;
     assert!(daemon.stop().await.success());
 }
 
