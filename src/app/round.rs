@@ -173,17 +173,8 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         }
     };
     let filter = Filter::new(redis.clone());
-    for need in components::needs(settings) {
-        let met = match need {
-            Need::CheckedFilter => {
-                let check = || async {
-                    let checked = discovery::check_filter(&**store, &filter).await;
-                    checked.map_err(|error| Unreachable::Yet(error.into()))
-                };
-                wait.until("the database", check).await?
-            }
-        };
-        let Some(()) = met else { return Ok(None) };
+    if meet_needs(backends, wait, &filter).await?.is_none() {
+        return Ok(None);
     }
     let cx = Context {
         publisher: Publisher::new(Arc::clone(store), Arc::clone(&bus), clock.clone()),
@@ -199,6 +190,23 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         occupancy,
     };
     Ok(Some(Opened { cx, store_id, queues, tokens }))
+}
+
+/// Checks what the pipelines need before they start. `None` at the stop.
+async fn meet_needs(backends: &Backends, wait: &Wait<'_>, filter: &Filter) -> anyhow::Result<Option<()>> {
+    for need in components::needs(&backends.settings) {
+        let met = match need {
+            Need::CheckedFilter => {
+                let check = || async {
+                    let checked = discovery::check_filter(&*backends.store, filter).await;
+                    checked.map_err(|error| Unreachable::Yet(error.into()))
+                };
+                wait.until("the database", check).await?
+            }
+        };
+        let Some(()) = met else { return Ok(None) };
+    }
+    Ok(Some(()))
 }
 
 impl Opened {

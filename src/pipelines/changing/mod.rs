@@ -155,34 +155,13 @@ impl Changing {
         };
         let mut again = Vec::new();
         for ((wish, answer), status) in asked.into_iter().zip(ended) {
-            let changed = match (wish.kind, answer, status) {
-                (_, _, None) => Changed::Unknown,
-                // The decision was void.
-                (ChangeKind::Cancel, Arbitrated::Done, Some(StoredStatus::Unfinished)) => {
-                    again.push(wish);
-                    continue;
+            match outcome(&wish, answer, status, change) {
+                Some(changed) => {
+                    metrics::task_changed(wish.kind.as_str(), changed.as_str());
+                    out.changed.insert(wish.task.id, changed);
                 }
-                (ChangeKind::Cancel, Arbitrated::Done, Some(status)) => final_before(status, change),
-                // The queue completed it before it had the new NUM.
-                (ChangeKind::Update, Arbitrated::Completed { credited }, Some(status))
-                    if credited < wish.task.replicas && !status.is_final() =>
-                {
-                    Changed::Done
-                }
-                (_, Arbitrated::Done, Some(_)) => Changed::Done,
-                (_, Arbitrated::Completed { .. }, Some(_)) => completed(change),
-                (_, Arbitrated::Dead, Some(_)) => Changed::Dead,
-                (_, Arbitrated::Cancelled, Some(_)) => Changed::Cancelled,
-                // The wish came before.
-                (_, Arbitrated::SentAgain, Some(_)) => Changed::Later,
-                // SQL has the new values, and it arrives with them.
-                (ChangeKind::Update, Arbitrated::Absent, Some(_)) => Changed::Done,
-                (_, Arbitrated::Absent, Some(_)) => Changed::NotQueued,
-                (_, Arbitrated::NotDue, Some(_)) => Changed::NotDue,
-                (_, Arbitrated::CompletedByWorker, Some(_)) => Changed::CompletedByWorker,
-            };
-            metrics::task_changed(wish.kind.as_str(), changed.as_str());
-            out.changed.insert(wish.task.id, changed);
+                None => again.push(wish),
+            }
         }
         again
     }
@@ -316,4 +295,30 @@ fn ended_otherwise(status: StoredStatus) -> Changed {
         StoredStatus::Dead => Changed::Dead,
         StoredStatus::Cancelled => Changed::Cancelled,
     }
+}
+
+/// The outcome of a wish, by the answer of the queue and the status in SQL behind it. `None`: the decision was void.
+fn outcome(wish: &KeptChange, answer: Arbitrated, status: Option<StoredStatus>, change: &Change) -> Option<Changed> {
+    Some(match (wish.kind, answer, status) {
+        (_, _, None) => Changed::Unknown,
+        (ChangeKind::Cancel, Arbitrated::Done, Some(StoredStatus::Unfinished)) => return None,
+        (ChangeKind::Cancel, Arbitrated::Done, Some(status)) => final_before(status, change),
+        // The queue completed it before it had the new NUM.
+        (ChangeKind::Update, Arbitrated::Completed { credited }, Some(status))
+            if credited < wish.task.replicas && !status.is_final() =>
+        {
+            Changed::Done
+        }
+        (_, Arbitrated::Done, Some(_)) => Changed::Done,
+        (_, Arbitrated::Completed { .. }, Some(_)) => completed(change),
+        (_, Arbitrated::Dead, Some(_)) => Changed::Dead,
+        (_, Arbitrated::Cancelled, Some(_)) => Changed::Cancelled,
+        // The wish came before.
+        (_, Arbitrated::SentAgain, Some(_)) => Changed::Later,
+        // SQL has the new values, and it arrives with them.
+        (ChangeKind::Update, Arbitrated::Absent, Some(_)) => Changed::Done,
+        (_, Arbitrated::Absent, Some(_)) => Changed::NotQueued,
+        (_, Arbitrated::NotDue, Some(_)) => Changed::NotDue,
+        (_, Arbitrated::CompletedByWorker, Some(_)) => Changed::CompletedByWorker,
+    })
 }

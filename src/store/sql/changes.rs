@@ -329,13 +329,7 @@ async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64
     let off_bus: Vec<TaskId> = ended_now.filter(|id| targets[id].off_bus).copied().collect();
     let [cancelled, completed, reopened] = [cancelled, completed, reopened].map(Vec::from_iter);
     for (status, ids) in [(StoredStatus::Completed, &completed), (StoredStatus::Cancelled, &cancelled)] {
-        for ids in lists(ids) {
-            let end = Statement::new(
-                "UPDATE tasks SET status = ?, on_bus = 0, \
-                 updated_ms = CASE WHEN updated_ms > ? THEN updated_ms ELSE ? END WHERE id IN ",
-            );
-            session.execute(end.bind(status).bind(at_unix_ms).bind(at_unix_ms).list(ids)).await?;
-        }
+        finish(session, ids, status, at_unix_ms).await?;
     }
     letters::reopen(session, &reopened, at_unix_ms, &mut counts).await?;
     outbox::remove(session, &off_bus).await?;
@@ -350,6 +344,18 @@ async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64
         ChangeEnd { status: target.map(|target| target.status), key }
     };
     Ok(ended.iter().map(end).collect())
+}
+
+/// Gives tasks their final status.
+async fn finish<S: Session>(session: &mut S, ids: &[TaskId], status: StoredStatus, at_unix_ms: i64) -> Result<()> {
+    for ids in lists(ids) {
+        let end = Statement::new(
+            "UPDATE tasks SET status = ?, on_bus = 0, \
+             updated_ms = CASE WHEN updated_ms > ? THEN updated_ms ELSE ? END WHERE id IN ",
+        );
+        session.execute(end.bind(status).bind(at_unix_ms).bind(at_unix_ms).list(ids)).await?;
+    }
+    Ok(())
 }
 
 /// The generations of these shards. No rebuild raises them before the transaction ends.

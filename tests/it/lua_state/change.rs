@@ -341,7 +341,7 @@ async fn a_reserved_task_goes_to_its_worker_until_the_end() {
     f.waiting('a', 1, b"1").await;
     assert_eq!(f.requeued('a', "to", "w", NOW + 9).await, ["7", "1"]);
     let reserved = format!(r#"a=["L",1,0,[],[],[],0,1,[],[],0,["w",{}]]"#, NOW + 9);
-    assert_eq!(f.state().await["records"], [reserved.clone()]);
+    assert_eq!(f.state().await["records"], std::slice::from_ref(&reserved));
     let got = async |worker| {
         let answer = f.run(&scripts::CLAIM, |call| super::claim::claim(call, &[(worker, 1)])).await.expect("claim");
         flat(answer).len() > 2
