@@ -5,6 +5,7 @@ mod error;
 mod explain;
 mod facts;
 mod handle;
+mod history;
 mod insert;
 mod items;
 mod letters;

@@ -150,6 +150,13 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
         QueueSync::start(store, queue.shards.clone(), gates, occupancy, clock.clone()).await.map_err(unreadable)
     };
+    if settings.history {
+        let times_from = || async { store.lease_times_from().await.map_err(unreadable) };
+        let Some(times_from) = wait.until("the database", times_from).await? else { return Ok(None) };
+        queue.history().tell_times_from(times_from);
+    } else {
+        queue.history().turn_off();
+    }
     let Some(queues) = wait.until("the database", queues).await? else { return Ok(None) };
     let tokens = match settings.auth {
         Auth::None => None,

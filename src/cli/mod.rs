@@ -1,5 +1,6 @@
 //! Arguments: the command that the user asks for, or the reason why taskd refuses it.
 
+mod ask;
 pub mod bench;
 mod client;
 pub mod dead;
@@ -10,6 +11,7 @@ pub mod insert;
 mod manual;
 mod run;
 mod stats;
+pub mod task;
 mod token;
 mod trust;
 
@@ -34,6 +36,7 @@ Examples:
   taskd --pipelines all                       run everything in one process; needs nothing else
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
   taskd insert --queue crawl urls.txt         insert one task per line
+  taskd task crawl https://example.org/       show a task, its payload and its attempts
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
   taskd dead list                             list what failed for good
@@ -73,6 +76,7 @@ struct Cli {
 enum Subcommands {
     Insert(insert::Insert),
     Dead(dead::Dead),
+    Task(task::Task),
     Explain(explain::Explain),
     Bench(bench::Bench),
     Migrate(Migrate),
@@ -119,6 +123,7 @@ pub enum Command {
     Acts(token::Acts, Settings),
     Insert(insert::Insert),
     Dead(dead::Dead),
+    Task(task::Task),
     Explain(explain::Explain),
     Stats(stats::Stats),
     Completions(manual::Completions),
@@ -185,6 +190,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
+        Some(Subcommands::Task(task)) => Command::Task(task),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
         Some(Subcommands::Completions(completions)) => Command::Completions(completions),

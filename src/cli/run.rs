@@ -1,6 +1,6 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, `insert` had lines rejected, `explain` found no such task, `dead` could not change a letter, or
+//! 0: done. 1: failed, `insert` had lines rejected, `explain` or `task` found no such task, `dead` could not change a letter, or
 //! `bench` counted a task too few or too many times. 2: wrong command line or settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
@@ -11,7 +11,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, command_line, dead, explain, insert, parse, stats, token};
+use super::{Command, USAGE, bench, command_line, dead, explain, insert, parse, stats, task, token};
 use crate::{
     app,
     config::{self, Settings},
@@ -55,6 +55,11 @@ pub fn run() -> ExitCode {
             Err(error) => exit(Err(error), 1),
         },
         Command::Dead(args) => match block_on(dead::run(args)) {
+            Ok(Ok(false)) => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
+        Command::Task(args) => match block_on(task::run(args)) {
             Ok(Ok(false)) => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),

@@ -3,6 +3,7 @@
 mod access;
 mod call;
 mod explain;
+mod history;
 mod letters;
 mod names;
 mod records;
@@ -16,6 +17,7 @@ pub use call::{
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
 };
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
+pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
     LetterPages, LettersChanged, StoredLetter,

@@ -43,6 +43,8 @@ pub struct Completed {
     pub discovered: Vec<DiscoveredTask>,
     pub attempt: u32,
     pub lease: LeaseNumber,
+    /// When the lease was given. 0: unknown.
+    pub leased_unix_ms: i64,
 }
 
 /// A discovered task in a report. `Err`: this version cannot read all of it.

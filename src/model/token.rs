@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use super::{QueueName, ShardId};
 
-/// `<queue>:<shard>:<generation>:<grant>:<attempt>`; opaque to workers.
+/// `<queue>:<shard>:<generation>:<grant>:<attempt>`, and perhaps `:<leased_unix_ms>`; opaque to workers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseToken {
     pub shard: ShardId,
@@ -14,6 +14,8 @@ pub struct LeaseToken {
     pub grant: u64,
     /// 1 for the first try. The queue refuses an attempt that the task has not had.
     pub attempt: u32,
+    /// When the lease was given, by Redis's clock. It is for the history of the task, and decides nothing. 0: unknown.
+    pub leased_unix_ms: i64,
 }
 
 /// Tells the leases of a task apart.
@@ -41,7 +43,9 @@ pub struct InvalidToken;
 
 impl fmt::Display for LeaseToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}:{}", self.shard, self.generation, self.grant, self.attempt)
+        write!(f, "{}:{}:{}:{}", self.shard, self.generation, self.grant, self.attempt)?;
+        // An older taskd knows tokens without it.
+        if self.leased_unix_ms > 0 { write!(f, ":{}", self.leased_unix_ms) } else { Ok(()) }
     }
 }
 
@@ -56,10 +60,11 @@ impl FromStr for LeaseToken {
         let generation = next()?.parse().map_err(|_| InvalidToken)?;
         let grant = next()?.parse().map_err(|_| InvalidToken)?;
         let attempt = next()?.parse().map_err(|_| InvalidToken)?;
-        if next().is_ok() {
+        let leased_unix_ms = parts.next().map_or(Ok(0), str::parse).map_err(|_| InvalidToken)?;
+        if parts.next().is_some() {
             return Err(InvalidToken);
         }
-        Ok(Self { shard: ShardId { queue, number }, generation, grant, attempt })
+        Ok(Self { shard: ShardId { queue, number }, generation, grant, attempt, leased_unix_ms })
     }
 }
 
@@ -69,13 +74,16 @@ mod tests {
 
     #[test]
     fn a_token_survives_its_text_and_anything_else_is_refused() {
-        let token: LeaseToken = "crawl.x:3:1:99:2".parse().unwrap();
-        assert_eq!(token.to_string(), "crawl.x:3:1:99:2");
+        for good in ["crawl.x:3:1:99:2", "crawl.x:3:1:99:2:1764000000000"] {
+            let token: LeaseToken = good.parse().unwrap();
+            assert_eq!(token.to_string(), good);
+        }
         for bad in [
             "",
             "crawl",
             "crawl:3:1:9",
-            "crawl:3:1:9:9:9",
+            "crawl:3:1:9:9:x",
+            "crawl:3:1:9:9:9:9",
             "cra wl:3:1:9:1",
             "crawl:-3:1:9:1",
             "crawl:3:1:x:1",

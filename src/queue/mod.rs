@@ -12,6 +12,7 @@ mod delivery;
 mod enqueue;
 mod error;
 mod explain;
+mod history;
 pub mod keys;
 mod notes;
 mod shard;
@@ -31,6 +32,7 @@ pub use self::{
     enqueue::Enqueuer,
     error::{Error, Result},
     explain::{Bar, Explained, ExplainedRecord, Held, Pause},
+    history::History,
     shard::Shard,
     shards::{Offers, Shards},
     types::{

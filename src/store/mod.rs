@@ -4,6 +4,7 @@
 //! caller may repeat it with the same arguments: the second call changes nothing that the first one did.
 
 mod error;
+mod history;
 pub mod mysql;
 pub mod sql;
 pub mod sqlite;
@@ -16,6 +17,7 @@ use uuid::Uuid;
 
 pub use self::{
     error::{Cause, Error, Result},
+    history::{Attempts, FAILURES_STAY, History},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
         PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, ResultRow, Retried,
@@ -29,7 +31,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: Send + Sync {
+pub trait Store: History + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 
@@ -100,7 +102,7 @@ pub trait Store: Send + Sync {
     /// A task needs its batch until it is final or in the outbox.
     async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>>;
 
-    /// Removes at most `limit` tasks that finished `age` or longer ago, with results and letters. Answers how many.
+    /// Removes at most `limit` tasks that finished `age` or longer ago, with results, history and letters. Answers how many.
     ///
     /// The database's clock decides, and the first to finish goes first. The keys stay duplicates with the tasks' last
     /// status; `counts` stays.

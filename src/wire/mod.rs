@@ -3,12 +3,15 @@
 mod call;
 mod explain;
 pub mod grpc_codec;
+mod history;
 mod letters;
 pub mod pb;
 mod records;
 pub mod time;
 
+pub use history::{failed_attempt, failure_with_time, frame_failure};
 pub use records::{
-    body_blob, completed_report, dead_letter, died_report, expiration, frame_report, framed_reports, one_report,
-    pipeline_record, read_body, read_dead_letter, read_pipeline_record, read_reports, report_batch, with_time,
+    Reports, body_blob, completed_report, dead_letter, died_report, expiration, frame_report, framed_reports,
+    one_report, pipeline_record, read_body, read_dead_letter, read_pipeline_record, read_reports, report_batch,
+    with_time,
 };

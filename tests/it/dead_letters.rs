@@ -93,7 +93,8 @@ async fn a_dead_task_is_shown_and_sent_again_and_done_by_the_worker_that_failed(
         what: Some(pb::report::What::Died(death)),
         at_unix_ms: 1,
     };
-    let late = pb::ReportBatch { queue: "q".into(), shard: 0, reports: vec![report] }.encode_to_vec();
+    let late =
+        pb::ReportBatch { queue: "q".into(), shard: 0, reports: vec![report], ..Default::default() }.encode_to_vec();
     let mut redis = daemon.redis().await;
     for value in [late, b"\xffno record".to_vec()] {
         let _: String = redis.xadd("taskd:{bus}:task-results:0", "*", &[("v", value)]).await.unwrap();

@@ -20,6 +20,7 @@ mod explain;
 mod fanout;
 mod filter;
 mod full_memory;
+mod history;
 mod idle;
 mod ingress_cli;
 mod ingress_delivery;

@@ -473,6 +473,7 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
         result: "".into(),
         encoding: Encoding::Text,
         attempt: 1,
+        leased_unix_ms: 0,
         at_unix_ms: 1,
         discovered: vec![],
     };

@@ -21,6 +21,7 @@ use taskd::{
 
 mod access;
 mod batches;
+mod history;
 mod letters;
 mod queues;
 mod rebuild;
@@ -28,6 +29,7 @@ mod retention;
 
 pub(crate) use access::*;
 pub(crate) use batches::*;
+pub(crate) use history::*;
 pub(crate) use letters::*;
 pub(crate) use queues::*;
 pub(crate) use rebuild::*;
@@ -96,6 +98,11 @@ macro_rules! store_contract {
             letters_are_kept_once_and_listed_by_every_filter,
             letters_are_paged_and_purged_and_removed_by_age,
             dead_tasks_of_an_older_taskd_have_letters,
+            an_attempt_is_kept_once_and_told_in_its_order,
+            a_task_keeps_its_last_failures_and_takes_them_with_it,
+            old_failures_are_removed_in_slices,
+            acts_are_found_by_their_target,
+            tokens_tell_times_at_once_in_a_new_database,
             what_finished_long_ago_is_removed_and_stays_a_duplicate,
             the_earliest_finished_are_removed_first,
             a_report_of_a_removed_task_changes_nothing,
@@ -200,6 +207,7 @@ pub(crate) fn discovering(row: &NewRow, worker: &str, discovered: Vec<NewRow>) -
         result: format!("of {worker}").into(),
         encoding: row.task.payload_encoding,
         attempt: 2,
+        leased_unix_ms: 0,
         at_unix_ms: NOW + 10,
         discovered,
     }
@@ -461,6 +469,7 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
         result: payload.clone(),
         encoding: Encoding::Bytes,
         attempt: 1,
+        leased_unix_ms: 0,
         at_unix_ms: NOW,
         discovered: vec![],
     };

@@ -5,6 +5,7 @@
 //! does not spoil the others.
 
 pub(super) mod explain;
+pub(super) mod history;
 pub mod insert;
 pub mod letters;
 pub mod read;

@@ -102,6 +102,7 @@ impl Handle {
             discovered: report.discovered.into_iter().map(Ok).collect(),
             attempt: token.attempt,
             lease: token.lease(),
+            leased_unix_ms: token.leased_unix_ms,
         };
         let report = wire::completed_report(id, completed, MAX_RECORD_BYTES).map_err(|bytes| {
             format!("result and discovered have {bytes} bytes together; at most {MAX_RECORD_BYTES}")

@@ -10,7 +10,7 @@ use uuid::{Timestamp, Uuid};
 use super::{
     rows::{corrupt, number},
     session::Session,
-    statement::Statement,
+    statement::{Statement, pieces},
 };
 use crate::model::{AccessToken, Act, Roles, SecretHash, WorkerName};
 use crate::store::{ACTS_STAY, AddedToken, MOST_TOKENS, Result};
@@ -133,11 +133,31 @@ pub(super) async fn keep<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     if is_recorded(session, act).await? { Ok(()) } else { record(session, act).await }
 }
 
+/// Records acts that are not some of tokens, each once.
+pub(super) async fn keep_all<S: Session>(session: &mut S, acts: &[Act]) -> Result<()> {
+    for piece in pieces(acts, |act| act.who.len() + act.what.len() + act.target.len()) {
+        let rows = piece.iter().map(|Act { id, who, what, target }| {
+            [id.into(), who.as_str().into(), what.as_str().into(), target.as_str().into()]
+        });
+        let insert = Statement::new("INSERT INTO acts (id, who, what, target)").values(rows);
+        session.execute(insert.sql(&S::keep_first("who"))).await?;
+    }
+    match acts.last() {
+        Some(last) => remove_old(session, last).await,
+        None => Ok(()),
+    }
+}
+
 /// Records an act, and removes those that have been there for long.
 async fn record<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     let row = [(&act.id).into(), act.who.as_str().into(), act.what.as_str().into(), act.target.as_str().into()];
     let insert = Statement::new("INSERT INTO acts (id, who, what, target)").values([row].into_iter());
     session.execute(insert).await?;
+    remove_old(session, act).await
+}
+
+/// Removes the acts that have been there for long at the time of this one.
+async fn remove_old<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     let old_ms = act.at_unix_ms().unsigned_abs().saturating_sub(ACTS_STAY.as_millis() as u64);
     let old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0));
     session.execute(Statement::new("DELETE FROM acts WHERE id < ?").bind(&old)).await.map(drop)

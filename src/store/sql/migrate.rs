@@ -35,6 +35,7 @@ macro_rules! migration_files {
             "0007_keep_tokens",
             "0008_rebuild_shards",
             "0009_keep_letters",
+            "0010_keep_history",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

@@ -5,6 +5,7 @@
 
 mod discovery;
 mod fanout;
+mod history;
 mod label;
 mod process;
 mod servers;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
-pub use self::{discovery::*, fanout::*, process::*, servers::*, watchdog::*, workers::*};
+pub use self::{discovery::*, fanout::*, history::*, process::*, servers::*, watchdog::*, workers::*};
 pub use super::series::Handle;
 use super::{error::Error, series::Recorders};
 
@@ -69,6 +70,7 @@ fn describe() {
     fanout::describe();
     workers::describe();
     watchdog::describe();
+    history::describe();
     servers::describe();
     process::describe();
 }
