@@ -11,7 +11,7 @@ use super::{
 use crate::{
     model::{Attempt, AttemptState, Caller, DeadLetter, Failure, TaskFile, TaskId},
     queue::Explained,
-    store::{Attempts, History as _, TaskDetail},
+    store::{Attempts, TaskDetail},
 };
 
 /// The most completed attempts, and the most acts, that a reader gets: the last ones.

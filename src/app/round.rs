@@ -144,19 +144,12 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     };
     let Some(()) = wait.until("Redis", own).await? else { return Ok(None) };
 
-    let queue = Queue::with_clock(redis.clone(), process.clone(), clock.clone());
+    let Some(queue) = queue(backends, wait).await? else { return Ok(None) };
     let (gates, occupancy) = (Gates::default(), Occupancy::default());
     let queues = || async {
         let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
         QueueSync::start(store, queue.shards.clone(), gates, occupancy, clock.clone()).await.map_err(unreadable)
     };
-    if settings.history {
-        let times_from = || async { store.lease_times_from().await.map_err(unreadable) };
-        let Some(times_from) = wait.until("the database", times_from).await? else { return Ok(None) };
-        queue.history().tell_times_from(times_from);
-    } else {
-        queue.history().turn_off();
-    }
     let Some(queues) = wait.until("the database", queues).await? else { return Ok(None) };
     let tokens = match settings.auth {
         Auth::None => None,
@@ -193,6 +186,20 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         occupancy,
     };
     Ok(Some(Opened { cx, store_id, queues, tokens }))
+}
+
+/// The queue, told what to report for histories of tasks. `None` at the stop.
+async fn queue(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Queue>> {
+    let Backends { settings, redis, store, process, clock, .. } = backends;
+    let queue = Queue::with_clock(redis.clone(), process.clone(), clock.clone());
+    if settings.history {
+        let times_from = || async { store.lease_times_from().await.map_err(unreadable) };
+        let Some(times_from) = wait.until("the database", times_from).await? else { return Ok(None) };
+        queue.history().tell_times_from(times_from);
+    } else {
+        queue.history().turn_off();
+    }
+    Ok(Some(queue))
 }
 
 impl Opened {

@@ -203,7 +203,9 @@ fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(head);
-    rows.for_each(|row| drop(table.add_row(row.map(|cell| shortened(&cell)))));
+    for row in rows {
+        table.add_row(row.map(|cell| shortened(&cell)));
+    }
     table.to_string()
 }
 

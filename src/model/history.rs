@@ -1,4 +1,4 @@
-//! What happened to a task: its attempts, and what operators did to it.
+//! The history of a task: its attempts, and the acts of operators on it.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub enum AttemptState {
     Completed = 2,
     /// The worker gave the task back.
     Rejected = 3,
-    /// The worker's lease ran out.
+    /// The worker's lease expired.
     Expired = 4,
 }
 

@@ -73,7 +73,10 @@ pub(super) async fn claim(
         answer = trickle.run(&mut conn).await.map_err(Error::from);
     }
     let claimed = match answer.and_then(Claimed::read) {
-        Ok(claimed) => Claimed { tells_time: reach.history.tells_time_at(claimed.now_unix_ms), ..claimed },
+        Ok(mut claimed) => {
+            claimed.tells_time = reach.history.tells_time_at(claimed.now_unix_ms);
+            claimed
+        }
         Err(error) => {
             notes.put_back_delivered(delivered);
             notes.offer();

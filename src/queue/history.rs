@@ -1,4 +1,4 @@
-//! What the queue reports for the histories of tasks: rejected attempts, and when leases were given.
+//! The queue reports for the histories of tasks: rejected attempts, and the times at which leases were given.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
@@ -8,7 +8,7 @@ use crate::{
     wire,
 };
 
-/// What this process reports. It reports all, unless it is told otherwise.
+/// The reports of this process for histories. It reports all, unless it is told otherwise.
 #[derive(Default)]
 pub struct History {
     is_off: AtomicBool,

@@ -229,7 +229,7 @@ impl Shards {
 
     // --- for histories of tasks
 
-    /// What this process reports for histories of tasks.
+    /// The reports of this process for histories of tasks.
     pub fn history(&self) -> &History {
         &self.0.process.history
     }

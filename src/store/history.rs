@@ -21,7 +21,7 @@ pub struct Attempts {
     pub results: u32,
 }
 
-/// What happened to tasks: failed attempts, and the acts of operators.
+/// Histories of tasks: failed attempts, and the acts of operators.
 #[async_trait]
 pub trait History: Send + Sync {
     /// Keeps failed attempts of stored tasks. One that is kept already stays as it is.

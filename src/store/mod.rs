@@ -102,10 +102,10 @@ pub trait Store: History + Send + Sync {
     /// A task needs its batch until it is final or in the outbox.
     async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>>;
 
-    /// Removes at most `limit` tasks that finished `age` or longer ago, with results, history and letters. Answers how many.
+    /// Removes at most `limit` tasks that finished `age` or longer ago. Answers how many.
     ///
-    /// The database's clock decides, and the first to finish goes first. The keys stay duplicates with the tasks' last
-    /// status; `counts` stays.
+    /// Results, letters and histories go with them. The database's clock decides, and the first to finish goes first.
+    /// The keys stay duplicates with the tasks' last status; `counts` stays.
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64>;
 
     /// Keeps letters about records, and about tasks that are not stored. One that is kept already stays as it is.

@@ -206,7 +206,7 @@ async fn reject_reports_each_failed_attempt_in_one_entry() {
         ],
     );
 
-    // A death stands in the same entry, before it. What was released is no attempt.
+    // A death stands in the same entry, before it.
     f.held('d', "w", 1).await;
     f.run(&scripts::REJECT, |call| reject_each(call, 11, "never", &[('d', "of d;")])).await.expect("reject");
     let state = f.state().await;

@@ -1,4 +1,4 @@
-//! What happened to tasks: their attempts, and what operators did to them.
+//! Histories of tasks: their attempts, and what operators did to them.
 
 use std::time::Duration;
 
@@ -35,6 +35,14 @@ fn shown(failure: &FailedAttempt) -> Attempt {
     }
 }
 
+/// The completion under a lease that was given then.
+fn lease_given(mut report: Settlement, unix_ms: i64) -> Settlement {
+    if let Settlement::Completed { leased_unix_ms, .. } = &mut report {
+        *leased_unix_ms = unix_ms;
+    }
+    report
+}
+
 async fn attempts(store: &dyn Store, row: &NewRow) -> Attempts {
     store.attempts(row.task.id, 10).await.unwrap()
 }
@@ -48,34 +56,17 @@ pub(crate) async fn an_attempt_is_kept_once_and_told_in_its_order(db: &impl Data
     // One comes twice in a call, and all of them come again.
     store.keep_failures(&[third.clone(), first.clone(), first.clone(), unknown.clone()]).await.unwrap();
     store.keep_failures(&[first.clone(), second.clone(), third.clone()]).await.unwrap();
-    let Attempts { failed, completed, results } = attempts(&*store, &one).await;
-    assert_eq!((completed, results), (vec![], 0));
+    let Attempts { failed, completed: none, results } = attempts(&*store, &one).await;
+    assert_eq!((none, results), (vec![], 0));
     assert_eq!(failed.last(), Some(&shown(&third)));
     let both = |one: &Attempt| *one == shown(&first) || *one == shown(&second);
     assert!(failed.len() == 3 && failed[..2].iter().all(both) && failed[0] != failed[1], "{failed:?}");
     assert_eq!(attempts(&*store, &other).await.failed, [Attempt { from_unix_ms: None, ..shown(&unknown) }]);
 
-    let lease_given = |settlement, unix_ms| match settlement {
-        Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, discovered, .. } => {
-            let leased_unix_ms = unix_ms;
-            Settlement::Completed {
-                id,
-                worker,
-                lease,
-                result,
-                encoding,
-                attempt,
-                leased_unix_ms,
-                at_unix_ms,
-                discovered,
-            }
-        }
-        died => died,
-    };
     // The second worker made its token up.
     let reports = [(completed(&one, "w"), NOW + 4), (completed(&one, "v"), NOW + 11)];
     store.settle(&reports.map(|(report, leased)| lease_given(report, leased))).await.unwrap();
-    let Attempts { completed, results, .. } = attempts(&*store, &one).await;
+    let over = attempts(&*store, &one).await;
     let done = |worker: &str, from_unix_ms, surplus| Attempt {
         worker: worker.into(),
         state: AttemptState::Completed,
@@ -86,7 +77,8 @@ pub(crate) async fn an_attempt_is_kept_once_and_told_in_its_order(db: &impl Data
         reason: String::new(),
         surplus,
     };
-    assert_eq!((completed, results), (vec![done("v", None, true), done("w", Some(NOW + 4), false)], 2));
+    assert_eq!(over.completed, [done("v", None, true), done("w", Some(NOW + 4), false)]);
+    assert_eq!((over.failed.len(), over.results), (3, 2));
     assert_eq!(store.attempts(one.task.id, 1).await.unwrap().completed, [done("w", Some(NOW + 4), false)]);
 }
 
