@@ -12,6 +12,7 @@ mod bus_kafka;
 mod crawl;
 mod dead_letters;
 mod flushall;
+mod history;
 mod kafka_daemon;
 mod kafka_groups;
 mod kafka_secured;
