@@ -122,7 +122,8 @@ async fn a_task_that_was_sent_again_has_the_act_and_the_failures_of_both_lives()
     let mut daemon = Daemon::start("partitions = 1\n[queues.default]\nmax_attempts = 1", &[]).await;
     let ids = daemon.insert(&[json!({"queue": "q", "key": "k"}), json!({"queue": "q", "key": "l"})]).await;
     let dead = async |id: &str| {
-        until("it is dead", async || task(&daemon, id).await["status"] == "DEAD").await;
+        let letter = format!("/v1/dead-letters/{id}");
+        until("it has its letter", async || daemon.get(&letter).await.0 == 200).await;
     };
     let tasks = daemon.lease_all("w", "q", 2).await;
     reject(&daemon, "w", &tasks, "first", true).await;

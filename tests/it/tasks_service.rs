@@ -429,7 +429,7 @@ async fn reports_that_come_one_by_one_are_on_the_bus_once_and_leave_the_outbox()
     let mut reported = Vec::new();
     while reported.len() < ids.len() {
         for message in subscription.next(100).await.unwrap() {
-            let reports = wire::read_reports(&message.value).unwrap();
+            let reports = wire::read_reports(&message.value).unwrap().reports;
             reported.extend(reports.into_iter().map(|report| report.unwrap().id));
         }
     }
