@@ -11,6 +11,7 @@ mod items;
 mod letters;
 mod query;
 mod reader;
+mod search;
 mod tasks;
 mod text;
 

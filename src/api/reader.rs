@@ -141,7 +141,7 @@ fn result(row: ResultRow) -> TaskResult {
 }
 
 pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
-    let status = status(&detail, record, now_unix_ms);
+    let status = status(detail.status, detail.task.not_before_unix_ms, record, now_unix_ms);
     let row = detail.task;
     TaskView {
         id: row.id,
@@ -160,12 +160,18 @@ pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i
     }
 }
 
-fn status(detail: &TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskStatus {
-    match (detail.status, record) {
+/// The status of a task from that of SQL and its record in Redis.
+pub(super) fn status(
+    stored: StoredStatus,
+    not_before_unix_ms: i64,
+    record: Option<Inspected>,
+    now_unix_ms: i64,
+) -> TaskStatus {
+    match (stored, record) {
         (StoredStatus::Completed, _) => TaskStatus::Completed,
         (StoredStatus::Dead, _) => TaskStatus::Dead,
         (StoredStatus::Cancelled, _) => TaskStatus::Cancelled,
-        (StoredStatus::Unfinished, None) if detail.task.not_before_unix_ms > now_unix_ms => TaskStatus::Delayed,
+        (StoredStatus::Unfinished, None) if not_before_unix_ms > now_unix_ms => TaskStatus::Delayed,
         (StoredStatus::Unfinished, None) => TaskStatus::Pending,
         (StoredStatus::Unfinished, Some(record)) => match record.status {
             // On its way to SQL.

@@ -9,9 +9,11 @@ pub mod explain;
 mod http;
 pub mod insert;
 mod manual;
+mod patience;
 mod run;
 mod stats;
 pub mod task;
+pub mod tasks;
 mod token;
 mod trust;
 
@@ -39,6 +41,7 @@ Examples:
   taskd task crawl https://example.org/       show a task, its payload and its attempts
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
+  taskd tasks --queue crawl --status dead     list tasks, the newest first
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
   taskd bench                                 measure a taskd of its own: tasks a second, latency
@@ -75,6 +78,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Subcommands {
     Insert(insert::Insert),
+    Tasks(tasks::Tasks),
     Dead(dead::Dead),
     Task(task::Task),
     Explain(explain::Explain),
@@ -122,6 +126,7 @@ pub enum Command {
     Token(token::Command, Settings),
     Acts(token::Acts, Settings),
     Insert(insert::Insert),
+    Tasks(tasks::Tasks),
     Dead(dead::Dead),
     Task(task::Task),
     Explain(explain::Explain),
@@ -189,6 +194,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     };
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
+        Some(Subcommands::Tasks(tasks)) => Command::Tasks(tasks),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Task(task)) => Command::Task(task),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),

@@ -12,7 +12,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, command_line, dead, explain, insert, parse, stats, task, token};
+use super::{Command, USAGE, bench, command_line, dead, explain, insert, parse, stats, task, tasks, token};
 use crate::{
     app,
     config::{self, Settings},
@@ -55,6 +55,7 @@ pub fn run() -> ExitCode {
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },
+        Command::Tasks(args) => exit(block_on(tasks::run(args)).flatten(), USAGE),
         Command::Dead(args) => match block_on(dead::run(args)) {
             Ok(Ok(false)) => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),

@@ -35,7 +35,7 @@ use super::{
 use crate::{
     api::{self, Api, Kind},
     config::Settings,
-    model::{Caller, ChangeLetters, GetTasks, LetterPages, NewTask, Protocol, Role},
+    model::{Caller, ChangeLetters, GetTasks, LetterPages, NewTask, Protocol, Role, TaskPages},
     pipelines::tasks::Leases,
     telemetry::metrics,
     wire::{
@@ -89,9 +89,10 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 11] = [
+pub const METHODS: [(&str, Role); 12] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
+    ("taskd.v1.Discovery/ListTasks", Role::Read),
     ("taskd.v1.Discovery/ExplainTask", Role::Read),
     ("taskd.v1.Tasks/GetTasks", Role::Work),
     ("taskd.v1.Tasks/CompleteTasks", Role::Work),
@@ -212,6 +213,14 @@ impl Discovery for Service {
         };
         let (file, _room) = self.0.api.task_file(&caller, &request.id, room).await?;
         self.within(file.into())
+    }
+
+    async fn list_tasks(
+        &self,
+        request: Request<pb::ListTasksRequest>,
+    ) -> Result<Response<pb::ListTasksResponse>, Status> {
+        let (caller, request) = open(request);
+        self.within(self.0.api.list_tasks(&caller, TaskPages::try_from(request)).await?.into())
     }
 
     async fn explain_task(

@@ -23,12 +23,15 @@ const INSERT: Shape = Shape(&[(1, |tally| tally.task(), Some(&TASK))]);
 const GET: Shape = Shape(&[(2, |tally| tally.queue(), None)]);
 const COMPLETE: Shape = Shape(&[(2, |tally| tally.item(), Some(&COMPLETION))]);
 const LETTERS: Shape = Shape(&[(1, |tally| tally.item(), None)]);
+const TASK_FILTER: Shape = Shape(&[(5, |tally| tally.header(), None)]);
+const LIST_TASKS: Shape = Shape(&[(1, |_| Ok(()), Some(&TASK_FILTER))]);
 const ITEMS: Shape = Shape(&[(2, |tally| tally.item(), None)]);
 
 /// The shape of a method's request.
 pub(super) fn shape(path: &str) -> &'static Shape {
     match path {
         "/taskd.v1.Discovery/InsertTasks" => &INSERT,
+        "/taskd.v1.Discovery/ListTasks" => &LIST_TASKS,
         "/taskd.v1.Tasks/GetTasks" => &GET,
         "/taskd.v1.Tasks/CompleteTasks" => &COMPLETE,
         "/taskd.v1.Tasks/RejectTasks" | "/taskd.v1.Tasks/ExtendTasks" => &ITEMS,

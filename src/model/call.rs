@@ -255,7 +255,7 @@ impl ItemAnswer {
 }
 
 /// The place of a task in its life, as far as SQL and Redis know it together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum TaskStatus {
     /// In SQL alone.

@@ -7,6 +7,7 @@ mod history;
 mod letters;
 mod names;
 mod records;
+mod search;
 mod status;
 mod token;
 pub mod validate;
@@ -27,6 +28,7 @@ pub use records::{
     Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, RecordedDuration, RecordedValues, Report,
     UnreadableTask, What,
 };
+pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use validate::TaskRules;

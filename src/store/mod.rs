@@ -6,6 +6,7 @@
 mod error;
 mod history;
 pub mod mysql;
+mod search;
 pub mod sql;
 pub mod sqlite;
 mod types;
@@ -18,6 +19,7 @@ use uuid::Uuid;
 pub use self::{
     error::{Cause, Error, Result},
     history::{Attempts, FAILURES_STAY, History},
+    search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
         PAGE_BYTES, Place, Published, PublishedTask, QueueCount, RebuildPage, Rebuilding, Rebuilt, ResultRow, Retried,
@@ -31,7 +33,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: History + Send + Sync {
+pub trait Store: History + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

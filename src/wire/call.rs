@@ -259,17 +259,23 @@ impl From<ItemAnswer> for pb::ItemResult {
     }
 }
 
+impl From<TaskStatus> for pb::TaskStatus {
+    fn from(status: TaskStatus) -> Self {
+        match status {
+            TaskStatus::Pending => Self::Pending,
+            TaskStatus::Queued => Self::Queued,
+            TaskStatus::Assigned => Self::Assigned,
+            TaskStatus::Delayed => Self::Delayed,
+            TaskStatus::Completed => Self::Completed,
+            TaskStatus::Dead => Self::Dead,
+            TaskStatus::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
 impl From<TaskView> for pb::Task {
     fn from(task: TaskView) -> Self {
-        let status = match task.status {
-            TaskStatus::Pending => pb::TaskStatus::Pending,
-            TaskStatus::Queued => pb::TaskStatus::Queued,
-            TaskStatus::Assigned => pb::TaskStatus::Assigned,
-            TaskStatus::Delayed => pb::TaskStatus::Delayed,
-            TaskStatus::Completed => pb::TaskStatus::Completed,
-            TaskStatus::Dead => pb::TaskStatus::Dead,
-            TaskStatus::Cancelled => pb::TaskStatus::Cancelled,
-        };
+        let status = pb::TaskStatus::from(task.status);
         Self {
             id: task.id.to_string(),
             queue: task.queue.as_str().to_owned(),

@@ -7,6 +7,7 @@ mod history;
 mod letters;
 pub mod pb;
 mod records;
+mod search;
 pub mod time;
 
 pub use history::{failed_attempt, failure_with_time, frame_failure};

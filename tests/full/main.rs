@@ -7,8 +7,12 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../columns/mod.rs"]
+mod columns;
+
 mod api;
 mod bus_kafka;
+mod column;
 mod crawl;
 mod dead_letters;
 mod flushall;
@@ -29,6 +33,7 @@ mod redis_access;
 mod redis_cluster;
 mod redis_wait;
 mod retention;
+mod search;
 mod silent_servers;
 mod store_mysql;
 mod store_server;

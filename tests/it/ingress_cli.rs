@@ -298,6 +298,13 @@ impl<F: Fn(usize, usize) -> Answer + Send + Sync + 'static> Discovery for Script
         Err(Status::unimplemented(""))
     }
 
+    async fn list_tasks(
+        &self,
+        _request: Request<pb::ListTasksRequest>,
+    ) -> Result<Response<pb::ListTasksResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn explain_task(
         &self,
         _request: Request<pb::ExplainTaskRequest>,

@@ -7,10 +7,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod access;
+#[path = "../columns/mod.rs"]
+mod columns;
+
 mod architecture;
 mod bench;
 mod bus_redis_streams;
+mod column;
 mod coordination;
 mod dead_letters;
 mod discovery_insert;
@@ -20,7 +23,6 @@ mod explain;
 mod fanout;
 mod filter;
 mod full_memory;
-mod history;
 mod idle;
 mod ingress_cli;
 mod ingress_delivery;
@@ -35,6 +37,7 @@ mod partitions;
 mod queue_property;
 mod rebuild;
 mod redis_scripts;
+mod search;
 mod silent_connections;
 mod store_sqlite;
 mod tasks_service;

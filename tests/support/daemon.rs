@@ -130,6 +130,13 @@ impl Daemon {
         name.trim() == "redis-server" && kill(Pid::from_raw(pid), signal).is_ok()
     }
 
+    /// The arguments by which a command finds its database.
+    pub(crate) fn database(&self) -> Vec<String> {
+        let url = self.args.iter().position(|arg| arg == "--database-url").map(|at| self.args[at..at + 2].to_vec());
+        let data = ["--data-dir", self.data().to_str().unwrap()].map(ToOwned::to_owned);
+        url.into_iter().flatten().chain(data).collect()
+    }
+
     /// Its redis-server.
     pub(crate) async fn redis(&self) -> redis::aio::MultiplexedConnection {
         let url = format!("unix://{}", self.data().join("redis.sock").display());

@@ -26,6 +26,7 @@ mod letters;
 mod queues;
 mod rebuild;
 mod retention;
+mod search;
 
 pub(crate) use access::*;
 pub(crate) use batches::*;
@@ -34,6 +35,7 @@ pub(crate) use letters::*;
 pub(crate) use queues::*;
 pub(crate) use rebuild::*;
 pub(crate) use retention::*;
+pub(crate) use search::*;
 
 use Inserted::{Duplicate, New};
 use StoredStatus::{Completed, Dead, Unfinished};
@@ -103,6 +105,8 @@ macro_rules! store_contract {
             old_failures_are_removed_in_slices,
             acts_are_found_by_their_target,
             tokens_tell_times_at_once_in_a_new_database,
+            tasks_are_listed_by_every_filter,
+            a_page_ends_when_it_has_looked_at_enough,
             what_finished_long_ago_is_removed_and_stays_a_duplicate,
             the_earliest_finished_are_removed_first,
             a_report_of_a_removed_task_changes_nothing,

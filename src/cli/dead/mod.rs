@@ -2,27 +2,21 @@
 
 mod show;
 
-use std::time::Duration;
-
 use anyhow::bail;
-use backon::BackoffBuilder;
 use clap::{Args, Subcommand, ValueEnum};
-use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use indicatif::HumanCount;
 use serde_json::json;
 use tonic::Status;
 
-use super::client::{self, Server, Taskd, WAITS, is_transient};
-use crate::{
-    config::Time,
-    model::now_unix_ms,
-    wire::{
-        pb::{self, operator_client::OperatorClient},
-        time::{from_rfc_3339, timestamp},
-    },
+use super::{
+    client::{Server, Taskd},
+    patience::{patiently, progress_bar, time},
+};
+use crate::wire::{
+    pb::{self, operator_client::OperatorClient},
+    time::timestamp,
 };
 
-/// How long to go on while taskd is away or busy.
-const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 /// The letters of one call.
 const AT_ONCE: u32 = 500;
 /// The largest letter that taskd sends: a record or a payload of 8 MiB, and what surrounds it.
@@ -144,16 +138,6 @@ struct Change {
     server: Server,
 }
 
-/// A time, or a duration before now.
-fn time(text: &str) -> Result<i64, String> {
-    if let Some(at) = from_rfc_3339(text) {
-        return Ok(at);
-    }
-    let wrong = || format!("{text:?} is neither a time (2030-01-31T12:00:00Z) nor a duration (2h)");
-    let Time(ago) = text.parse().map_err(|_| wrong())?;
-    i64::try_from(ago.as_millis()).map(|ago| now_unix_ms().saturating_sub(ago)).map_err(|_| wrong())
-}
-
 impl Filter {
     fn message(&self) -> pb::LetterFilter {
         let kind = self.kind.map(|kind| match kind {
@@ -188,20 +172,6 @@ pub async fn run(args: Dead) -> anyhow::Result<bool> {
 
 async fn connect(server: &Server) -> anyhow::Result<Client> {
     Ok(OperatorClient::new(server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES))
-}
-
-/// Calls taskd until it answers, for a while. Each call may be repeated.
-async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> anyhow::Result<T> {
-    let mut waits = WAITS.with_total_delay(Some(GIVE_UP_AFTER)).build();
-    loop {
-        match call().await {
-            Ok(answer) => return Ok(answer),
-            Err(status) => match waits.next().filter(|_| is_transient(&status)) {
-                Some(wait) => tokio::time::sleep(wait).await,
-                None => bail!("{}", client::said(&status)),
-            },
-        }
-    }
 }
 
 async fn list(args: &List) -> anyhow::Result<()> {
@@ -292,23 +262,4 @@ async fn change(
         println!("{} of {} letters {done}", HumanCount(changed), HumanCount(matched));
     }
     Ok(failed == 0)
-}
-
-/// A line of progress; it draws nothing if stderr is not a terminal.
-fn progress_bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{spinner} {msg}  {elapsed}");
-    ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_time_is_a_date_or_so_long_ago() {
-        assert_eq!(time("1970-01-01T00:00:01Z"), Ok(1_000));
-        let ago = now_unix_ms() - time("2h").unwrap();
-        assert!((7_200_000..7_260_000).contains(&ago), "{ago}");
-        assert!(time("monday").unwrap_err().contains("neither a time"));
-    }
 }

@@ -7,6 +7,7 @@ mod letters;
 mod ndjson;
 mod problem;
 mod request;
+mod search;
 mod task;
 mod waiting;
 
@@ -87,6 +88,7 @@ fn post<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, Sta
 fn table() -> Vec<Route> {
     vec![
         post("/v1/tasks", Role::Insert, insert_tasks),
+        get("/v1/tasks", Role::Read, search::list_tasks),
         get("/v1/tasks/{id}", Role::Read, task::get_task),
         get("/v1/tasks/{id}/results", Role::Read, get_results),
         get("/v1/queues", Role::Read, get_queues),

@@ -9,6 +9,7 @@ pub(super) mod history;
 pub mod insert;
 pub mod letters;
 pub mod read;
+pub mod search;
 mod text;
 mod value;
 pub mod work;

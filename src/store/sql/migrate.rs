@@ -36,6 +36,7 @@ macro_rules! migration_files {
             "0008_rebuild_shards",
             "0009_keep_letters",
             "0010_keep_history",
+            "0011_index_tasks",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

@@ -36,6 +36,7 @@ mod retention;
 mod retry;
 mod rows;
 mod runner;
+mod search;
 mod session;
 mod settle;
 mod shards;

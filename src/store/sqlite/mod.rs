@@ -152,9 +152,9 @@ mod tests {
         config::Settings,
         model::{
             DeadLetter, Encoding, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages, NewTask, Offset,
-            QueueName, ShardId, TaskId, WorkerName, validate,
+            QueueName, ShardId, TaskFilter, TaskId, TaskStatus, WorkerName, validate,
         },
-        store::{NewRow, Published, Rebuilt, Settlement, Store, Turn, Unpublished},
+        store::{NewRow, Published, Rebuilt, Search as _, Settlement, Store, TaskSearch, Turn, Unpublished},
     };
 
     fn row(key: &str) -> NewRow {
@@ -298,11 +298,27 @@ mod tests {
         store.close_shard(&shard, 2).await.unwrap();
         store.open_shards(std::slice::from_ref(&shard)).await.unwrap();
         assert_eq!(store.shards(Some(1)).await.unwrap().len(), 1);
+        searches(&store, queue, &rows[0].task.key).await;
         assert!(store.task(ids[3]).await.unwrap().is_some());
         assert_eq!(store.results(ids[3]).await.unwrap().len(), 1);
         assert_eq!(store.remove_finished(Duration::from_secs(1), 10).await.unwrap(), 2);
         store.insert(&[row("3"), row("4")]).await.unwrap();
         store.insert(&[row("3"), row("4")]).await.unwrap();
+    }
+
+    /// A list of tasks by each index.
+    async fn searches(store: &SqliteStore, queue: &QueueName, key: &bytes::Bytes) {
+        let q = TaskFilter { queue: Some(queue.clone()), ..Default::default() };
+        let filters = [
+            TaskFilter::default(),
+            q.clone(),
+            TaskFilter { statuses: vec![TaskStatus::Queued, TaskStatus::Dead], ..q.clone() },
+            TaskFilter { key: Some(key.clone()), ..q.clone() },
+            TaskFilter { worker: WorkerName::new("w").ok(), headers: vec![("h".into(), "v".into())], ..q },
+        ];
+        for filter in filters {
+            store.search(&TaskSearch { filter, limit: 2, look_at: 10, after: None }).await.unwrap();
+        }
     }
 
     /// Every statement about letters, where `dead` is a dead task. It is dead again in the end.

@@ -158,6 +158,60 @@ pub struct TaskAct {
     #[prost(string, tag = "4")]
     pub what: ::prost::alloc::string::String,
 }
+/// Which tasks. Empty fields choose all. `statuses`, `key`, `key_prefix` and `headers` need a queue: nothing else has an
+/// index for them.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TaskFilter {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    /// Any of these. The four unfinished ones together are cheaper than some of them.
+    #[prost(enumeration = "TaskStatus", repeated, tag = "2")]
+    pub statuses: ::prost::alloc::vec::Vec<i32>,
+    /// The whole key.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub key: ::prost::bytes::Bytes,
+    /// The beginning of the key.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub key_prefix: ::prost::bytes::Bytes,
+    /// Headers that the task has, all of them. At most 16.
+    #[prost(map = "string, string", tag = "5")]
+    pub headers: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    /// A worker with a result of the task.
+    #[prost(string, tag = "6")]
+    pub worker: ::prost::alloc::string::String,
+    /// Inserted at this time or later, …
+    #[prost(message, optional, tag = "7")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    /// … and before this one.
+    #[prost(message, optional, tag = "8")]
+    pub until: ::core::option::Option<::prost_types::Timestamp>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListTasksRequest {
+    #[prost(message, optional, tag = "1")]
+    pub filter: ::core::option::Option<TaskFilter>,
+    /// The most tasks, 1 to 1,000; 0 means 100.
+    #[prost(uint32, tag = "2")]
+    pub limit: u32,
+    /// Of the page before; empty for the first one.
+    #[prost(string, tag = "3")]
+    pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListTasksResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub tasks: ::prost::alloc::vec::Vec<Task>,
+    /// For the next page; empty after the last one.
+    #[prost(string, tag = "2")]
+    pub cursor: ::prost::alloc::string::String,
+    /// The tasks that taskd looked at, also those that the filter leaves out. A page ends at 10,000 of them: it may have
+    /// few tasks, or none, and a cursor.
+    #[prost(uint64, tag = "3")]
+    pub looked_at: u64,
+}
 /// Names a task by its id, or by its queue and its key.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExplainTaskRequest {
@@ -1063,6 +1117,32 @@ pub mod discovery_client {
                 .insert(GrpcMethod::new("taskd.v1.Discovery", "GetTask"));
             self.inner.unary(req, path, codec).await
         }
+        /// Lists tasks without their payloads, the newest first, page by page. Redis says which unfinished tasks are queued,
+        /// assigned or delayed, so these may be a moment old.
+        pub async fn list_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Discovery/ListTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Discovery", "ListTasks"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Explains where a task is, what happens to it next, and why a worker does not get it. NOT_FOUND if there is no such
         /// task.
         pub async fn explain_task(
@@ -1119,6 +1199,15 @@ pub mod discovery_server {
             &self,
             request: tonic::Request<super::GetTaskRequest>,
         ) -> std::result::Result<tonic::Response<super::Task>, tonic::Status>;
+        /// Lists tasks without their payloads, the newest first, page by page. Redis says which unfinished tasks are queued,
+        /// assigned or delayed, so these may be a moment old.
+        async fn list_tasks(
+            &self,
+            request: tonic::Request<super::ListTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTasksResponse>,
+            tonic::Status,
+        >;
         /// Explains where a task is, what happens to it next, and why a worker does not get it. NOT_FOUND if there is no such
         /// task.
         async fn explain_task(
@@ -1276,6 +1365,51 @@ pub mod discovery_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetTaskSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Discovery/ListTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListTasksSvc<T: Discovery>(pub Arc<T>);
+                    impl<
+                        T: Discovery,
+                    > tonic::server::UnaryService<super::ListTasksRequest>
+                    for ListTasksSvc<T> {
+                        type Response = super::ListTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Discovery>::list_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListTasksSvc(inner);
                         let codec = crate::wire::grpc_codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -6,7 +6,10 @@ use std::process::Command;
 use serde_json::{Value, json};
 use taskd::wire::pb::{self, discovery_client::DiscoveryClient};
 
-use crate::support::{daemon::Daemon, until};
+use crate::{
+    column,
+    support::{daemon::Daemon, until},
+};
 
 const AT_ONCE: &str = "partitions = 1\n[queues.default]\nbackoff = [\"0s\"]\nmax_attempts = 5\n";
 
@@ -60,7 +63,7 @@ fn shown(daemon: &Daemon, args: &[&str]) -> (i32, String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_shows_what_went_in_and_how_each_attempt_ended() {
-    let mut daemon = Daemon::start(AT_ONCE, &[]).await;
+    let mut daemon = column::start(AT_ONCE, &[]).await;
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let new = json!({"queue": "q", "key": "k", "payload": {"url": "x"}, "headers": {"h": "v"}, "traceparent": trace,
         "replicas": 2});
@@ -119,7 +122,7 @@ async fn a_task_shows_what_went_in_and_how_each_attempt_ended() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_was_sent_again_has_the_act_and_the_failures_of_both_lives() {
-    let mut daemon = Daemon::start("partitions = 1\n[queues.default]\nmax_attempts = 1", &[]).await;
+    let mut daemon = column::start("partitions = 1\n[queues.default]\nmax_attempts = 1", &[]).await;
     let ids = daemon.insert(&[json!({"queue": "q", "key": "k"}), json!({"queue": "q", "key": "l"})]).await;
     let dead = async |id: &str| {
         let letter = format!("/v1/dead-letters/{id}");
@@ -151,7 +154,7 @@ async fn a_task_that_was_sent_again_has_the_act_and_the_failures_of_both_lives()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_attempt_is_lost_when_taskd_is_killed() {
-    let mut daemon = Daemon::start(AT_ONCE, &[]).await;
+    let mut daemon = column::start(AT_ONCE, &[]).await;
     let new: Vec<_> = (0..60).map(|n| json!({"queue": "q", "key": format!("{n}")})).collect();
     let ids = daemon.insert(&new).await;
     let tasks = daemon.lease_all("w", "q", 60).await;
@@ -169,7 +172,7 @@ async fn no_attempt_is_lost_when_taskd_is_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_history_can_be_switched_off_and_ends_by_itself() {
-    let mut daemon = Daemon::start(&format!("history = false\n{AT_ONCE}"), &[]).await;
+    let mut daemon = column::start(&format!("history = false\n{AT_ONCE}"), &[]).await;
     let id = daemon.insert(&[json!({"queue": "q", "key": "k"})]).await.remove(0);
     let leased = lease_for(&daemon, "w", "q", "1m").await;
     reject(&daemon, "w", &[leased], "no luck", true).await;
@@ -182,7 +185,7 @@ async fn a_history_can_be_switched_off_and_ends_by_itself() {
     assert_eq!((states(&done), done["history"][0].get("from")), (vec![("COMPLETED", "w")], None));
     assert!(daemon.stop().await.success());
 
-    let mut daemon = Daemon::start(&format!("history_retention = \"1s\"\n{AT_ONCE}"), &[]).await;
+    let mut daemon = column::start(&format!("history_retention = \"1s\"\n{AT_ONCE}"), &[]).await;
     let id = daemon.insert(&[json!({"queue": "q", "key": "k"})]).await.remove(0);
     let leased = lease_for(&daemon, "w", "q", "1m").await;
     reject(&daemon, "w", &[leased], "no luck", true).await;

@@ -14,7 +14,10 @@ use tokio::io::AsyncWriteExt as _;
 use tonic::{Code, Request, client::Grpc, transport::Channel};
 use tonic_prost::ProstCodec;
 
-use crate::support::{daemon::Daemon, until};
+use crate::{
+    column,
+    support::{daemon::Daemon, until},
+};
 
 const TOKENS: &str = "auth = \"tokens\"\n";
 
@@ -22,7 +25,7 @@ const TOKENS: &str = "auth = \"tokens\"\n";
 fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-    let output = command.env_clear().envs(own).args(args).arg("--data-dir").arg(daemon.data()).output().unwrap();
+    let output = command.env_clear().envs(own).args(args).args(daemon.database()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
@@ -87,7 +90,7 @@ fn example(route: &str) -> String {
 
 #[tokio::test]
 async fn every_route_and_method_asks_for_a_token_with_its_role() {
-    let daemon = Daemon::start(TOKENS, &[]).await;
+    let daemon = column::start(TOKENS, &[]).await;
     let all: Vec<&str> = Role::ALL.map(Role::as_str).to_vec();
     let mut with = Vec::new();
     for role in Role::ALL {
@@ -150,7 +153,7 @@ async fn every_route_and_method_asks_for_a_token_with_its_role() {
 
 #[tokio::test]
 async fn a_token_reaches_its_queues_only() {
-    let daemon = Daemon::start(TOKENS, &[]).await;
+    let daemon = column::start(TOKENS, &[]).await;
     let all = token(&daemon, "all", &["--roles", "admin"]).await;
     let acme = token(&daemon, "acme", &["--roles", "insert,work,read", "--queues", "acme,acme.*"]).await;
     let tasks = json!([{"queue": "acme.a", "key": "1"}, {"queue": "other", "key": "1"}]);
@@ -228,7 +231,7 @@ async fn a_token_reaches_its_queues_only() {
 
 #[tokio::test]
 async fn a_workers_token_is_that_worker() {
-    let daemon = Daemon::start(TOKENS, &[]).await;
+    let daemon = column::start(TOKENS, &[]).await;
     let own = token(&daemon, "w1", &["--roles", "insert,work,read", "--worker", "w1"]).await;
     let twice = json!([{"queue": "q", "key": "1", "replicas": 2}]);
     assert_eq!(post(&daemon, "/v1/tasks", &own, twice).await.0, 200);
@@ -252,7 +255,7 @@ async fn a_workers_token_is_that_worker() {
 
 #[tokio::test]
 async fn a_token_that_is_revoked_gets_nothing_more_in_a_call_that_waits() {
-    let daemon = Daemon::start(TOKENS, &[]).await;
+    let daemon = column::start(TOKENS, &[]).await;
     let all = token(&daemon, "all", &["--roles", "admin"]).await;
     let own = token(&daemon, "own", &["--roles", "work,insert"]).await;
     let waiting = post(&daemon, "/v1/tasks:get", &own, json!({"worker": "w", "queues": ["q"], "wait": "60s"}));
@@ -288,7 +291,7 @@ async fn daemon_has(daemon: &Daemon, token: &str, queue: &str) -> bool {
 
 #[tokio::test]
 async fn a_token_may_have_a_limit_of_calls() {
-    let daemon = Daemon::start(TOKENS, &[]).await;
+    let daemon = column::start(TOKENS, &[]).await;
     let slow = token(&daemon, "slow", &["--roles", "read", "--calls-per-second", "1"]).await;
     let calls = (0..100).map(|_| call(&daemon, Method::GET, "/v1/queues", Some(&slow), Value::Null));
     let refused = futures::future::join_all(calls).await.into_iter().find(|(status, _)| *status == 429);
@@ -298,7 +301,7 @@ async fn a_token_may_have_a_limit_of_calls() {
 
 #[tokio::test]
 async fn tokens_are_made_listed_and_revoked_by_command() {
-    let daemon = Daemon::start(TOKENS, &[]).await;
+    let daemon = column::start(TOKENS, &[]).await;
     let secret = token(&daemon, "ci", &["--roles", "insert", "--queues", "a,b*", "--expires", "90days"]).await;
     let one_line = |args: &[&str], code: i32, want: &str| {
         let (got, stdout, stderr) = taskd(&daemon, args);
@@ -320,10 +323,11 @@ async fn tokens_are_made_listed_and_revoked_by_command() {
     assert_eq!((code, fields), (0, [&json!("ci"), &json!("insert"), &json!("a,b*"), &json!(false)]));
     let (_, stdout, _) = taskd(&daemon, &["token", "list"]);
     assert!(stdout.contains("ci") && stdout.contains("a,b*"), "{stdout}");
-    for file in ["taskd.db", "taskd.db-wal"] {
-        let bytes = std::fs::read(daemon.data().join(file)).unwrap();
+    for file in std::fs::read_dir(daemon.data()).into_iter().flatten().map(|file| file.unwrap().path()) {
+        // Not folders and sockets.
+        let Ok(bytes) = std::fs::read(&file) else { continue };
         let is_there = bytes.windows(secret.len()).any(|window| window == secret.as_bytes());
-        assert!(!is_there, "{file} has the token itself");
+        assert!(!is_there, "{} has the token itself", file.display());
     }
 
     // The command that inserts takes the token from the environment, and says what is missing.
@@ -376,7 +380,7 @@ fn ports_open_to_the_network_need_tokens_or_a_word() {
 
 #[tokio::test]
 async fn a_token_lists_and_changes_letters_of_its_queues_only() {
-    let daemon = Daemon::start(TOKENS, &[]).await;
+    let daemon = column::start(TOKENS, &[]).await;
     let all = token(&daemon, "all", &["--roles", "admin"]).await;
     let acme = token(&daemon, "acme", &["--roles", "admin", "--queues", "acme"]).await;
     let mut ids = Vec::new();

@@ -1,0 +1,137 @@
+//! Lists of tasks.
+//!
+//! SQL gives the tasks, and Redis the exact status of unfinished ones: one question per shard of a page.
+
+use std::collections::{BTreeMap, HashMap};
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use tracing::Instrument as _;
+
+use super::{
+    access::{Denied, reaches, reaches_everything},
+    error::Error,
+    handle::{Api, span},
+    reader::{Reader, status},
+};
+use crate::{
+    model::{Caller, ShardId, StoredStatus, TaskCursor, TaskFilter, TaskId, TaskList, TaskPages, TaskView},
+    queue::{self, Inspected},
+    store::{ListedTask, TaskSearch},
+};
+
+/// The tasks of a page, where the caller does not say, and at most.
+const LISTED: u32 = 100;
+const MOST: u32 = 1000;
+/// The tasks that a page looks at, at most. Then it ends, however few it has found.
+const LOOK_AT: u32 = 10_000;
+/// The tasks that are read at once when only Redis knows which of them are meant.
+const ASKED_AT_ONCE: u32 = 500;
+/// The shards that are asked at a time.
+const SHARDS_AT_ONCE: usize = 64;
+
+impl Api {
+    /// A page of tasks without payloads, the newest first.
+    pub async fn list_tasks(&self, caller: &Caller, pages: Result<TaskPages, String>) -> Result<TaskList, Error> {
+        let pages = pages.and_then(bounded).map_err(Error::Invalid)?;
+        reaches_all_of(caller, &pages.filter)?;
+        self.query()?.list(pages).instrument(span("list_tasks", caller)).await
+    }
+}
+
+/// Refuses a caller that does not reach the queues of a filter.
+pub(super) fn reaches_all_of(caller: &Caller, filter: &TaskFilter) -> Result<(), Denied> {
+    filter.queue.as_ref().map_or_else(|| reaches_everything(caller), |queue| reaches(caller, queue.as_str()))
+}
+
+fn bounded(pages: TaskPages) -> Result<TaskPages, String> {
+    pages.filter.check()?;
+    match pages.limit {
+        0 => Ok(TaskPages { limit: LISTED, ..pages }),
+        1..=MOST => Ok(pages),
+        limit => Err(format!("limit is {limit}; must be 1 to {MOST}")),
+    }
+}
+
+impl Reader {
+    async fn list(&self, pages: TaskPages) -> Result<TaskList, Error> {
+        let TaskPages { filter, limit, after } = pages;
+        let (asks_redis, limit) = (filter.asks_redis(), limit as usize);
+        let (mut list, mut search) = (TaskList::default(), TaskSearch { filter, limit: 0, look_at: 0, after });
+        loop {
+            let missing = u32::try_from(limit - list.tasks.len()).unwrap_or(MOST);
+            let left = LOOK_AT.saturating_sub(u32::try_from(list.looked_at).unwrap_or(LOOK_AT));
+            search.limit = if asks_redis { ASKED_AT_ONCE.min(left) } else { missing };
+            search.look_at = left;
+            let page = self.store().search(&search).await?;
+            let records = self.records(&page.tasks).await?;
+            list.looked_at += u64::from(page.looked_at);
+            list.next = page.next;
+            let now = self.now_unix_ms();
+            let last = page.tasks.last().map(|task| task.id);
+            for task in page.tasks {
+                let id = task.id;
+                let view = view(task, records.get(&id).copied(), now);
+                // A task whose end is on its way to SQL has its last status already.
+                if asks_redis && !search.filter.statuses.contains(&view.status) {
+                    continue;
+                }
+                list.tasks.push(view);
+                if list.tasks.len() == limit {
+                    // Those behind it are for the next page.
+                    if last != Some(id) {
+                        list.next = Some(TaskCursor(id));
+                    }
+                    return Ok(list);
+                }
+            }
+            if list.next.is_none() || list.looked_at >= u64::from(LOOK_AT) {
+                return Ok(list);
+            }
+            search.after = list.next;
+        }
+    }
+
+    /// The records of the unfinished tasks, as far as Redis has them.
+    async fn records(&self, tasks: &[ListedTask]) -> Result<HashMap<TaskId, Inspected>, Error> {
+        let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, u32)>> = BTreeMap::new();
+        for task in tasks.iter().filter(|task| task.status == StoredStatus::Unfinished) {
+            by_shard.entry(task.shard.clone()).or_default().push((task.id, task.epoch));
+        }
+        let asked = by_shard.into_iter().map(|(shard, tasks)| self.records_of(shard, tasks));
+        let asked: Vec<Vec<_>> = futures::stream::iter(asked).buffer_unordered(SHARDS_AT_ONCE).try_collect().await?;
+        Ok(asked.into_iter().flatten().collect())
+    }
+
+    /// The records of tasks of one shard, each with its epoch in SQL.
+    async fn records_of(&self, shard: ShardId, tasks: Vec<(TaskId, u32)>) -> Result<Vec<(TaskId, Inspected)>, Error> {
+        let ids: Vec<TaskId> = tasks.iter().map(|(id, _)| *id).collect();
+        let records = match self.queue.inspect(&shard, &ids).await {
+            Ok((_, records)) => records,
+            // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
+            Err(queue::Error::NoGeneration) => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
+        let of_task = |((id, epoch), record): ((TaskId, u32), Option<Inspected>)| {
+            record.filter(|record| !record.is_past(epoch)).map(|record| (id, record))
+        };
+        Ok(tasks.into_iter().zip(records).filter_map(of_task).collect())
+    }
+}
+
+fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
+    TaskView {
+        status: status(task.status, task.not_before_unix_ms, record, now_unix_ms),
+        id: task.id,
+        queue: task.shard.queue,
+        key: task.key,
+        replicas: task.replicas,
+        completed: record.map_or(task.completed, |record| record.credited.max(task.completed)),
+        leased: record.map_or(0, |record| record.held),
+        attempts: record.map_or(task.attempts, |record| record.failures.max(task.attempts)),
+        priority: task.priority,
+        created_unix_ms: task.created_unix_ms,
+        updated_unix_ms: task.updated_unix_ms,
+        not_before_unix_ms: (task.not_before_unix_ms > 0).then_some(task.not_before_unix_ms),
+        reason: task.reason,
+    }
+}

@@ -1,0 +1,79 @@
+//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time, over gRPC.
+
+mod filter;
+mod show;
+
+use clap::Args;
+
+use self::filter::Filter;
+use super::{
+    client::{Server, Taskd},
+    patience::patiently,
+};
+use crate::wire::pb::{self, discovery_client::DiscoveryClient};
+
+/// The tasks of one call.
+const AT_ONCE: u32 = 500;
+/// The largest answer: keys have at most 4 KiB each.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+
+type Client = DiscoveryClient<Taskd>;
+
+/// List tasks of a running taskd, the newest first
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd tasks --queue crawl                            the newest hundred
+  taskd tasks --queue crawl --status dead --since 2h
+  taskd tasks --queue crawl --status unfinished --until 1day
+  taskd tasks --queue crawl --key-prefix https://example.org/ --limit 1000
+  taskd tasks --queue crawl --header site=example --json | jq .id
+  taskd tasks --worker w7                              what this worker has completed
+
+A status is PENDING, QUEUED, ASSIGNED, DELAYED, COMPLETED, DEAD, CANCELLED, or UNFINISHED for the first
+four. --status, --key, --key-prefix and --header need --queue.
+Exit code: 0, or 2 if the request is wrong or the server cannot be reached.")]
+pub struct Tasks {
+    #[command(flatten)]
+    filter: Filter,
+
+    /// Most tasks to list
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: usize,
+
+    /// Print a JSON object per line
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    server: Server,
+}
+
+/// Runs the command.
+pub async fn run(args: Tasks) -> anyhow::Result<()> {
+    list(&args).await
+}
+
+async fn list(args: &Tasks) -> anyhow::Result<()> {
+    let client = Client::new(args.server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES);
+    let (mut cursor, mut left, mut tasks) = (String::new(), args.limit, Vec::new());
+    while left > 0 {
+        let limit = u32::try_from(left).unwrap_or(AT_ONCE).min(AT_ONCE);
+        let request = pb::ListTasksRequest { filter: Some(args.filter.message()), limit, cursor };
+        let page = patiently(async || client.clone().list_tasks(request.clone()).await).await?.into_inner();
+        left -= page.tasks.len().min(left);
+        if args.json {
+            page.tasks.iter().for_each(|task| println!("{}", show::json(task)));
+        } else {
+            tasks.extend(page.tasks);
+        }
+        cursor = page.cursor;
+        if cursor.is_empty() {
+            break;
+        }
+    }
+    if !args.json {
+        println!("{}", show::table(&tasks));
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! Lists of tasks: the question in a query or a filter, and the answer.
+
+use serde::Serialize;
+use url::form_urlencoded;
+
+use super::{read::Task, text::Instant};
+use crate::{
+    api::{ECHO, shorten},
+    model::{self, QueueName, TaskFilter, TaskPages, TaskStatus, WorkerName},
+};
+
+/// Reads the query of a list.
+pub(in crate::ingress) fn query(text: &str) -> Result<TaskPages, String> {
+    let mut pages = TaskPages::default();
+    let (filter, mut seen) = (&mut pages.filter, Vec::new());
+    for (name, value) in form_urlencoded::parse(text.as_bytes()) {
+        if seen.contains(&name) {
+            return Err(format!("{} is given twice", shorten(&name, ECHO)));
+        }
+        seen.push(name.clone());
+        // As in JSON, an empty value is none.
+        if value.is_empty() && !name.starts_with("header.") {
+            continue;
+        }
+        match &*name {
+            "limit" => pages.limit = value.parse().map_err(|_| format!("limit {value:?} is not a whole number"))?,
+            "cursor" => pages.after = Some(value.parse()?),
+            _ => set(filter, &name, &value)?,
+        }
+    }
+    Ok(pages)
+}
+
+/// Sets a part of a filter.
+fn set(filter: &mut TaskFilter, name: &str, value: &str) -> Result<(), String> {
+    match name {
+        "queue" => filter.queue = Some(QueueName::new(value).map_err(|error| error.to_string())?),
+        "status" => filter.statuses = TaskStatus::list(value)?,
+        "key" => filter.key = Some(value.to_owned().into()),
+        "key_prefix" => filter.key_prefix = value.to_owned().into(),
+        "worker" => filter.worker = Some(WorkerName::new(value).map_err(|error| error.to_string())?),
+        "since" => filter.since_unix_ms = Some(value.parse::<Instant>()?.0),
+        "until" => filter.until_unix_ms = Some(value.parse::<Instant>()?.0),
+        other => match other.strip_prefix("header.") {
+            Some(header) if !header.is_empty() => filter.headers.push((header.to_owned(), value.to_owned())),
+            _ => {
+                let known = "queue, status, key, key_prefix, header.NAME, worker, since, until, limit, cursor";
+                return Err(format!("unknown parameter {:?}; expected one of {known}", shorten(other, ECHO)));
+            }
+        },
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+pub(in crate::ingress) struct List<'a> {
+    tasks: Vec<Task<'a>>,
+    looked_at: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
+}
+
+impl<'a> From<&'a model::TaskList> for List<'a> {
+    fn from(list: &'a model::TaskList) -> Self {
+        Self {
+            tasks: list.tasks.iter().map(Task::from).collect(),
+            looked_at: list.looked_at,
+            cursor: list.next.map(|next| next.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{TaskCursor, TaskId};
+
+    #[test]
+    fn a_query_is_read_part_by_part() {
+        let id = TaskId::new();
+        let text = format!(
+            "queue=q&status=dead,CANCELLED&key_prefix=https%3A%2F%2Fa&header.site=a+b&header.x=&worker=&\
+             since=1970-01-01T00:00:01Z&until=1970-01-01T00:00:02Z&limit=7&cursor={id}"
+        );
+        let filter = TaskFilter {
+            queue: QueueName::new("q").ok(),
+            statuses: vec![TaskStatus::Dead, TaskStatus::Cancelled],
+            key: None,
+            key_prefix: "https://a".into(),
+            headers: vec![("site".into(), "a b".into()), ("x".into(), String::new())],
+            worker: None,
+            since_unix_ms: Some(1_000),
+            until_unix_ms: Some(2_000),
+        };
+        assert_eq!(query(&text), Ok(TaskPages { filter, limit: 7, after: Some(TaskCursor(id)) }));
+        assert_eq!(query(""), Ok(TaskPages::default()));
+    }
+
+    #[test]
+    fn a_wrong_query_is_named() {
+        for (text, why) in [
+            ("queu=q", "unknown parameter \"queu\"; expected one of queue, status"),
+            ("header.=x", "unknown parameter \"header.\""),
+            ("queue=q&queue=r", "queue is given twice"),
+            ("status=gone", "unknown status \"gone\""),
+            ("since=monday", "\"monday\" is not a time"),
+            ("limit=x", "limit \"x\" is not a whole number"),
+            ("cursor=x", "the cursor is not one of an earlier answer"),
+            ("queue=a%20b", "contains ' '"),
+        ] {
+            let said = query(text).unwrap_err();
+            assert!(said.contains(why), "{said:?} should say {why:?}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A search for tasks: the filter, the page that a caller asks for, and the page that it gets.
+
+use std::{fmt, str::FromStr};
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::{QueueName, StoredStatus, TaskId, TaskStatus, TaskView, WorkerName};
+
+/// Which tasks. Empty parts choose all.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TaskFilter {
+    pub queue: Option<QueueName>,
+    /// Any of these.
+    pub statuses: Vec<TaskStatus>,
+    /// The whole key.
+    pub key: Option<Bytes>,
+    /// The beginning of the key.
+    pub key_prefix: Bytes,
+    /// Headers that the task has, all of them.
+    pub headers: Vec<(String, String)>,
+    /// A worker with a result of the task.
+    pub worker: Option<WorkerName>,
+    /// Inserted at this time or later, …
+    pub since_unix_ms: Option<i64>,
+    /// … and before this one.
+    pub until_unix_ms: Option<i64>,
+}
+
+/// The most headers of a filter.
+const MOST_HEADERS: usize = 16;
+/// The longest key of a task.
+const LONGEST_KEY: usize = 4096;
+
+impl TaskFilter {
+    /// The reason why no index can serve the filter, or why it can choose nothing.
+    pub fn check(&self) -> Result<(), String> {
+        let of_queue = [
+            (!self.statuses.is_empty(), "status"),
+            (self.key.is_some(), "key"),
+            (!self.key_prefix.is_empty(), "key_prefix"),
+            (!self.headers.is_empty(), "header"),
+        ];
+        if self.queue.is_none()
+            && let Some((_, name)) = of_queue.into_iter().find(|(is_given, _)| *is_given)
+        {
+            return Err(format!("a filter by {name} needs a queue: nothing else has an index for it"));
+        }
+        if self.key.is_some() && !self.key_prefix.is_empty() {
+            return Err("key and key_prefix are both given; use one".into());
+        }
+        if self.key.is_some() && self.worker.is_some() {
+            return Err("key and worker are both given; use one".into());
+        }
+        if self.headers.len() > MOST_HEADERS {
+            return Err(format!("{} headers are given; at most {MOST_HEADERS}", self.headers.len()));
+        }
+        match self.key.as_ref().unwrap_or(&self.key_prefix).len() {
+            ..=LONGEST_KEY => Ok(()),
+            length => Err(format!("the key has {length} bytes; at most {LONGEST_KEY}")),
+        }
+    }
+
+    /// The statuses that SQL keeps, each once; empty: all.
+    pub fn stored_statuses(&self) -> Vec<StoredStatus> {
+        let of = |stored: &StoredStatus| self.statuses.iter().any(|status| status.stored() == *stored);
+        StoredStatus::ALL.into_iter().filter(of).collect()
+    }
+
+    /// True if only Redis knows which unfinished tasks are meant.
+    pub fn asks_redis(&self) -> bool {
+        let unfinished = self.statuses.iter().filter(|status| status.stored() == StoredStatus::Unfinished);
+        let mut distinct: Vec<_> = unfinished.collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        !distinct.is_empty() && distinct.len() < TaskStatus::UNFINISHED.len()
+    }
+
+    /// True if no index serves the whole filter, so that a page may look at many tasks and find few.
+    pub fn is_residual(&self) -> bool {
+        let by_worker = self.worker.is_some() && self.queue.is_some();
+        self.asks_redis() || !self.key_prefix.is_empty() || !self.headers.is_empty() || by_worker
+    }
+
+    /// The ids of the times: from the first one on, and below the second.
+    pub fn ids(&self) -> (TaskId, TaskId) {
+        let last = TaskId(Uuid::max());
+        (self.since_unix_ms.map_or(TaskId(Uuid::nil()), first_id), self.until_unix_ms.map_or(last, first_id))
+    }
+}
+
+/// The least id of that millisecond.
+fn first_id(unix_ms: i64) -> TaskId {
+    TaskId(uuid::Builder::from_unix_timestamp_millis(unix_ms.max(0).unsigned_abs(), &[0; 10]).into_uuid())
+}
+
+impl TaskStatus {
+    pub const ALL: [Self; 7] =
+        [Self::Pending, Self::Queued, Self::Assigned, Self::Delayed, Self::Completed, Self::Dead, Self::Cancelled];
+
+    /// Those that are one status in SQL.
+    pub const UNFINISHED: [Self; 4] = [Self::Pending, Self::Queued, Self::Assigned, Self::Delayed];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "PENDING",
+            Self::Queued => "QUEUED",
+            Self::Assigned => "ASSIGNED",
+            Self::Delayed => "DELAYED",
+            Self::Completed => "COMPLETED",
+            Self::Dead => "DEAD",
+            Self::Cancelled => "CANCELLED",
+        }
+    }
+
+    /// The status that SQL keeps of such a task.
+    pub fn stored(self) -> StoredStatus {
+        match self {
+            Self::Pending | Self::Queued | Self::Assigned | Self::Delayed => StoredStatus::Unfinished,
+            Self::Completed => StoredStatus::Completed,
+            Self::Dead => StoredStatus::Dead,
+            Self::Cancelled => StoredStatus::Cancelled,
+        }
+    }
+
+    /// Reads a comma list. UNFINISHED means the first four.
+    pub fn list(text: &str) -> Result<Vec<Self>, String> {
+        let mut list = Vec::new();
+        for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            let known = Self::ALL.into_iter().find(|status| status.as_str().eq_ignore_ascii_case(name));
+            match known {
+                Some(status) => list.push(status),
+                None if name.eq_ignore_ascii_case("UNFINISHED") => list.extend(Self::UNFINISHED),
+                None => {
+                    let name: String = name.chars().take(100).collect();
+                    let known = Self::ALL.map(Self::as_str).join(", ");
+                    return Err(format!("unknown status {name:?}; expected {known} or UNFINISHED"));
+                }
+            }
+        }
+        Ok(list)
+    }
+}
+
+/// A place in the order of tasks, the newest first: the last task that a page has looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskCursor(pub TaskId);
+
+impl fmt::Display for TaskCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for TaskCursor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| "the cursor is not one of an earlier answer".into())
+    }
+}
+
+/// A part of the tasks of a filter.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TaskPages {
+    pub filter: TaskFilter,
+    /// The most tasks; 0: the operation's default.
+    pub limit: u32,
+    /// Where the page begins; `None`: at the newest task.
+    pub after: Option<TaskCursor>,
+}
+
+/// Tasks, and where the next page begins.
+#[derive(Clone, Debug, Default)]
+pub struct TaskList {
+    pub tasks: Vec<TaskView>,
+    /// The tasks that the call looked at, also those that the filter leaves out.
+    pub looked_at: u64,
+    pub next: Option<TaskCursor>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_statuses_is_read_in_any_case() {
+        assert_eq!(TaskStatus::list("dead, COMPLETED,"), Ok(vec![TaskStatus::Dead, TaskStatus::Completed]));
+        assert_eq!(TaskStatus::list("unfinished"), Ok(TaskStatus::UNFINISHED.to_vec()));
+        assert!(TaskStatus::list("gone").unwrap_err().contains("unknown status \"gone\"; expected PENDING, QUEUED"));
+    }
+
+    #[test]
+    fn redis_is_asked_only_for_some_of_the_unfinished_statuses() {
+        let of = |statuses: &str| {
+            let statuses = TaskStatus::list(statuses).unwrap();
+            let filter = TaskFilter { queue: QueueName::new("q").ok(), statuses, ..Default::default() };
+            (filter.stored_statuses(), filter.asks_redis())
+        };
+        use StoredStatus::{Completed, Dead, Unfinished};
+        assert_eq!(of(""), (vec![], false));
+        assert_eq!(of("unfinished"), (vec![Unfinished], false));
+        assert_eq!(of("queued,queued,dead"), (vec![Unfinished, Dead], true));
+        assert_eq!(of("dead,completed"), (vec![Completed, Dead], false));
+    }
+
+    #[test]
+    fn times_are_ranges_of_ids() {
+        let filter = TaskFilter { since_unix_ms: Some(5_000), until_unix_ms: Some(6_000), ..Default::default() };
+        let (from, below) = filter.ids();
+        for (at, is_in) in [(4_999, false), (5_000, true), (5_999, true), (6_000, false)] {
+            let id = TaskId::at(at, 0);
+            assert_eq!(from <= id && id < below, is_in, "{at}");
+        }
+        let (from, below) = TaskFilter::default().ids();
+        assert!(from < TaskId::new() && TaskId::new() < below);
+    }
+
+    #[test]
+    fn a_filter_without_an_index_is_refused() {
+        let queue = QueueName::new("q").ok();
+        let header = ("h".to_owned(), "v".to_owned());
+        for (filter, name) in [
+            (TaskFilter { statuses: vec![TaskStatus::Dead], ..Default::default() }, "status"),
+            (TaskFilter { key: Some("k".into()), ..Default::default() }, "key"),
+            (TaskFilter { key_prefix: "k".into(), ..Default::default() }, "key_prefix"),
+            (TaskFilter { headers: vec![header.clone()], ..Default::default() }, "header"),
+        ] {
+            let why = filter.check().unwrap_err();
+            assert!(why.starts_with(&format!("a filter by {name} needs a queue")), "{why}");
+            assert_eq!(TaskFilter { queue: queue.clone(), ..filter }.check(), Ok(()));
+        }
+        let both = TaskFilter { queue, key: Some("k".into()), key_prefix: "k".into(), ..Default::default() };
+        assert_eq!(both.check().unwrap_err(), "key and key_prefix are both given; use one");
+        let many = TaskFilter { headers: vec![header; 17], queue: both.queue.clone(), ..Default::default() };
+        assert!(many.check().unwrap_err().contains("at most 16"));
+        let long = TaskFilter { queue: both.queue, key: Some(vec![b'k'; 4097].into()), ..Default::default() };
+        assert!(long.check().unwrap_err().contains("at most 4096"));
+    }
+}

@@ -1,0 +1,244 @@
+//! Searches for tasks: an index gives the ids of candidates, and the rows decide about the rest of the filter.
+//!
+//! The rows are read behind the ids, so a task that changes its status in between is left out, or shown with the new
+//! one. No payload is read.
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+
+use super::{
+    SqlStore,
+    backend::Backend,
+    dialect::Dialect,
+    rows::{corrupt, from_row, number, queue_name, status, task_id},
+    runner::Runner,
+    statement::{Statement, lists},
+};
+use crate::{
+    model::{KeyHash, Priority, QueueName, ShardId, StoredStatus, TaskCursor, TaskFilter, TaskId, WorkerName},
+    store::{ListedTask, Result, Search, TaskPage, TaskSearch},
+};
+
+const NAME: &str = "search";
+
+/// The candidates that are read at once, where the rows decide. A key has at most 4 KiB, headers 16 KiB by default.
+const AT_ONCE: usize = 512;
+
+#[async_trait]
+impl<DB: Backend> Search for SqlStore<DB> {
+    async fn search(&self, search: &TaskSearch) -> Result<TaskPage> {
+        page(&self.sql, search).await
+    }
+}
+
+async fn page<DB: Backend>(sql: &Runner<DB>, search: &TaskSearch) -> Result<TaskPage> {
+    let TaskSearch { filter, limit, look_at, after } = search;
+    let (from, mut below) = filter.ids();
+    if let Some(TaskCursor(after)) = after {
+        below = below.min(*after);
+    }
+    let index = Index::of(filter);
+    let (limit, look_at) = (*limit as usize, *look_at as usize);
+    let mut page = TaskPage::default();
+    let mut looked_at = 0;
+    while page.tasks.len() < limit && looked_at < look_at {
+        let missing = limit - page.tasks.len();
+        let wanted = if filter.is_residual() { AT_ONCE.max(missing.min(2 * AT_ONCE)) } else { missing };
+        let wanted = wanted.min(look_at - looked_at);
+        let ids = index.candidates(sql, from, below, wanted).await?;
+        let are_last = ids.len() < wanted;
+        let mut rows = rows(sql, &ids, filter).await?;
+        let count = ids.len();
+        for (at, id) in ids.into_iter().enumerate() {
+            looked_at += 1;
+            below = id;
+            page.tasks.extend(rows.remove(&id));
+            let is_end = are_last && at + 1 == count;
+            page.next = (!is_end).then_some(TaskCursor(id));
+            if page.tasks.len() == limit {
+                break;
+            }
+        }
+        if count == 0 || (are_last && page.next.is_none()) {
+            page.next = None;
+            break;
+        }
+    }
+    page.looked_at = u32::try_from(looked_at).unwrap_or(u32::MAX);
+    Ok(page)
+}
+
+/// The index that gives the candidates, the newest first.
+enum Index<'a> {
+    /// The one task of the key.
+    Key(KeyHash),
+    Worker(&'a WorkerName),
+    /// A range for each status.
+    Queue(&'a QueueName, Vec<StoredStatus>),
+    /// All tasks.
+    Ids,
+}
+
+impl<'a> Index<'a> {
+    fn of(filter: &'a TaskFilter) -> Self {
+        match (&filter.queue, &filter.key, &filter.worker) {
+            (Some(queue), Some(key), _) => Self::Key(KeyHash::new(queue, key)),
+            (_, _, Some(worker)) => Self::Worker(worker),
+            (Some(queue), None, None) => {
+                let mut statuses = filter.stored_statuses();
+                if statuses.is_empty() {
+                    statuses.extend(StoredStatus::ALL);
+                }
+                Self::Queue(queue, statuses)
+            }
+            (None, _, None) => Self::Ids,
+        }
+    }
+
+    /// At most `limit` ids from `from` on and below `below`, in descending order.
+    async fn candidates<DB: Backend>(
+        &self,
+        sql: &Runner<DB>,
+        from: TaskId,
+        below: TaskId,
+        limit: usize,
+    ) -> Result<Vec<TaskId>> {
+        let statement = match self {
+            Self::Key(hash) => {
+                Statement::new("SELECT id FROM tasks WHERE key_hash = ? AND id >= ? AND id < ?").bind(hash)
+            }
+            Self::Worker(worker) => Statement::new("SELECT task_id FROM results ")
+                .sql(&DB::Connection::by_index("results_worker"))
+                .sql(" WHERE worker = ? AND task_id >= ? AND task_id < ?")
+                .bind(worker.as_str()),
+            Self::Queue(queue, statuses) => {
+                let of_status = |status: &StoredStatus| {
+                    let range = Statement::new("SELECT * FROM (SELECT id FROM tasks ")
+                        .sql(&DB::Connection::by_index("tasks_queue"))
+                        .sql(" WHERE queue = ? AND status = ? AND id >= ? AND id < ?")
+                        .bind(*queue)
+                        .bind(*status);
+                    newest(range, "id", &from, &below, limit).sql(") AS page")
+                };
+                let ranges = statuses.iter().map(of_status);
+                let all = ranges.reduce(|all, range| all.sql(" UNION ALL ").append(range));
+                return merged(sql, all.expect("a filter has a status"), limit).await;
+            }
+            Self::Ids => Statement::new("SELECT id FROM tasks ")
+                .sql(DB::Connection::BY_PRIMARY_KEY)
+                .sql(" WHERE id >= ? AND id < ?"),
+        };
+        let column = if matches!(self, Self::Worker(_)) { "task_id" } else { "id" };
+        merged(sql, newest(statement, column, &from, &below, limit), limit).await
+    }
+}
+
+fn newest<'a>(range: Statement<'a>, column: &str, from: &'a TaskId, below: &'a TaskId, limit: usize) -> Statement<'a> {
+    range.bind(from).bind(below).sql(&format!(" ORDER BY {column} DESC LIMIT ?")).bind(limit as u64)
+}
+
+/// The newest of some ranges, each in order.
+async fn merged<DB: Backend>(sql: &Runner<DB>, ranges: Statement<'_>, limit: usize) -> Result<Vec<TaskId>> {
+    let found: Vec<(Vec<u8>,)> = sql.read(NAME, ranges).await?;
+    let mut ids = found.into_iter().map(|(id,)| task_id(&id)).collect::<Result<Vec<_>>>()?;
+    ids.sort_unstable_by(|a, b| b.cmp(a));
+    // A task that moves between two ranges may be in both.
+    ids.dedup();
+    ids.truncate(limit);
+    Ok(ids)
+}
+
+struct Columns {
+    id: Vec<u8>,
+    queue: String,
+    shard: i64,
+    task_key: Vec<u8>,
+    status: i64,
+    replicas: i64,
+    completed: i64,
+    attempts: i64,
+    priority: i64,
+    created_ms: i64,
+    updated_ms: i64,
+    not_before_ms: i64,
+    shown_reason: String,
+    shown_headers: String,
+    epoch: i64,
+}
+from_row!(Columns {
+    id,
+    queue,
+    shard,
+    task_key,
+    status,
+    replicas,
+    completed,
+    attempts,
+    priority,
+    created_ms,
+    updated_ms,
+    not_before_ms,
+    shown_reason,
+    shown_headers,
+    epoch
+});
+
+/// The tasks among `ids` that fit the filter.
+async fn rows<DB: Backend>(
+    sql: &Runner<DB>,
+    ids: &[TaskId],
+    filter: &TaskFilter,
+) -> Result<HashMap<TaskId, ListedTask>> {
+    let headers = if filter.headers.is_empty() { "'[]'" } else { "headers" };
+    let (statuses, mut rows) = (filter.stored_statuses(), HashMap::with_capacity(ids.len()));
+    for ids in lists(ids) {
+        let found = Statement::new(format!(
+            "SELECT id, queue, shard, task_key, status, replicas, completed, attempts, priority, created_ms, \
+             updated_ms, not_before_ms, SUBSTR(reason, 1, 4096) AS shown_reason, {headers} AS shown_headers, epoch \
+             FROM tasks "
+        ))
+        .sql(DB::Connection::BY_PRIMARY_KEY)
+        .sql(" WHERE id IN ")
+        .list(ids);
+        for columns in sql.read::<Columns>(NAME, found).await? {
+            let status = status(columns.status)?;
+            let has_status = statuses.is_empty() || statuses.contains(&status);
+            let is_of_queue = filter.queue.as_ref().is_none_or(|queue| queue.as_str() == columns.queue);
+            let has_key = columns.task_key.starts_with(&filter.key_prefix);
+            if has_status && is_of_queue && has_key && has_headers(filter, &columns.shown_headers)? {
+                let task = columns.into_task(status)?;
+                rows.insert(task.id, task);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn has_headers(filter: &TaskFilter, text: &str) -> Result<bool> {
+    if filter.headers.is_empty() {
+        return Ok(true);
+    }
+    let headers: Vec<(String, String)> = serde_json::from_str(text).map_err(|e| corrupt(format!("headers: {e}")))?;
+    Ok(filter.headers.iter().all(|header| headers.contains(header)))
+}
+
+impl Columns {
+    fn into_task(self, status: StoredStatus) -> Result<ListedTask> {
+        Ok(ListedTask {
+            id: task_id(&self.id)?,
+            shard: ShardId { queue: queue_name(&self.queue)?, number: number(self.shard)? },
+            key: self.task_key.into(),
+            status,
+            replicas: number(self.replicas)?,
+            completed: number(self.completed)?,
+            attempts: number(self.attempts)?,
+            priority: Priority::from_number(self.priority),
+            created_unix_ms: self.created_ms,
+            updated_unix_ms: self.updated_ms,
+            not_before_unix_ms: self.not_before_ms,
+            reason: self.shown_reason,
+            epoch: number(self.epoch)?,
+        })
+    }
+}
