@@ -1,6 +1,7 @@
 //! The operations, one function each. Every protocol calls them; spans and metrics are applied here, once.
 
 mod access;
+mod books;
 mod error;
 mod explain;
 mod facts;
@@ -8,6 +9,7 @@ mod handle;
 mod history;
 mod insert;
 mod items;
+mod ledger;
 mod letters;
 mod query;
 mod reader;
@@ -20,5 +22,6 @@ pub use self::{
     access::{Authentication, Denied, TokenSync},
     error::{Error, Kind},
     handle::Api,
+    ledger::Ledger,
     reader::Reader,
 };

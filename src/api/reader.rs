@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use futures::StreamExt as _;
 use uuid::Uuid;
 
-use super::error::Error;
+use super::{error::Error, ledger::Ledger};
 use crate::{
     bus::Bus,
     config::Settings,
@@ -28,6 +28,7 @@ pub struct Reader {
     pub gates: Gates,
     pub settings: Arc<Settings>,
     pub clock: Clock,
+    pub ledger: Arc<Ledger>,
 }
 
 impl Reader {

@@ -19,7 +19,7 @@ use super::{
     greeting::greet,
 };
 use crate::{
-    api::{Api, Authentication, Reader, TokenSync},
+    api::{Api, Authentication, Ledger, Reader, TokenSync},
     bus,
     config::{Auth, Settings},
     coordination::Coordination,
@@ -228,6 +228,8 @@ fn state(
     doors: &Supervisor,
 ) -> ingress::State {
     let handles = components::start(cx, supervisor);
+    let (store, bus) = (Arc::clone(&cx.store), Arc::clone(&cx.bus));
+    let ledger = Ledger::new(store, cx.queue.shards.clone(), bus, cx.clock.clone());
     ingress::State {
         api: Api {
             discovery: handles.discovery,
@@ -239,6 +241,7 @@ fn state(
                 gates: cx.gates.clone(),
                 settings: Arc::clone(&cx.settings),
                 clock: cx.clock.clone(),
+                ledger: Arc::new(ledger),
             }),
             authentication,
             stop: doors.stop_token(),

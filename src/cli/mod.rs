@@ -2,6 +2,7 @@
 
 mod ask;
 pub mod bench;
+mod books;
 mod client;
 pub mod dead;
 mod environment;
@@ -44,6 +45,7 @@ Examples:
   taskd tasks --queue crawl --status dead     list tasks, the newest first
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
+  taskd books                                 count what came in, went out, and is held where
   taskd bench                                 measure a taskd of its own: tasks a second, latency
   taskd check-config --config prod.toml       print the effective settings and their origins
 
@@ -88,6 +90,7 @@ enum Subcommands {
     Token(token::Token),
     Acts(token::Acts),
     Stats(stats::Stats),
+    Books(books::Books),
     Completions(manual::Completions),
     Man(manual::Man),
     CheckConfig(CheckConfig),
@@ -131,6 +134,7 @@ pub enum Command {
     Task(task::Task),
     Explain(explain::Explain),
     Stats(stats::Stats),
+    Books(books::Books),
     Completions(manual::Completions),
     Man(manual::Man),
     Bench(bench::Bench),
@@ -199,6 +203,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Task(task)) => Command::Task(task),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
+        Some(Subcommands::Books(books)) => Command::Books(books),
         Some(Subcommands::Completions(completions)) => Command::Completions(completions),
         Some(Subcommands::Man(man)) => Command::Man(man),
         Some(Subcommands::Bench(bench)) => {

@@ -1,8 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, `insert` had lines rejected, `explain` or `task` found no such task, `dead` could not change a
-//! letter, or `bench` counted a task too few or too many times. 2: wrong command line or settings, or no server for a
-//! command.
+//! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `explain` or `task` found no such
+//! task, `dead` could not change a letter, or `bench` counted a task too few or too many times. 2: wrong command line or
+//! settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -12,7 +12,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, command_line, dead, explain, insert, parse, stats, task, tasks, token};
+use super::{Command, USAGE, bench, books, command_line, dead, explain, insert, parse, stats, task, tasks, token};
 use crate::{
     app,
     config::{self, Settings},
@@ -45,6 +45,11 @@ pub fn run() -> ExitCode {
         Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
         Command::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
+        Command::Books(args) => match block_on(books::run(args)) {
+            Ok(Ok(false)) => ExitCode::from(1),
+            Ok(result) => exit(result.map(drop), USAGE),
+            Err(error) => exit(Err(error), 1),
+        },
         Command::Completions(completions) => {
             completions.print(command_line());
             ExitCode::SUCCESS

@@ -89,7 +89,7 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 12] = [
+pub const METHODS: [(&str, Role); 13] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
     ("taskd.v1.Discovery/ListTasks", Role::Read),
@@ -98,6 +98,7 @@ pub const METHODS: [(&str, Role); 12] = [
     ("taskd.v1.Tasks/CompleteTasks", Role::Work),
     ("taskd.v1.Tasks/RejectTasks", Role::Work),
     ("taskd.v1.Tasks/ExtendTasks", Role::Work),
+    ("taskd.v1.Operator/GetBooks", Role::Read),
     ("taskd.v1.Operator/ListDeadLetters", Role::Read),
     ("taskd.v1.Operator/GetDeadLetter", Role::Read),
     ("taskd.v1.Operator/RetryDeadLetters", Role::Admin),
@@ -280,6 +281,11 @@ impl Tasks for Service {
 
 #[tonic::async_trait]
 impl Operator for Service {
+    async fn get_books(&self, request: Request<pb::GetBooksRequest>) -> Result<Response<pb::Books>, Status> {
+        let (caller, request) = open(request);
+        self.within(self.0.api.books(&caller, &request.queue).await?.into())
+    }
+
     async fn list_dead_letters(
         &self,
         request: Request<pb::ListDeadLettersRequest>,

@@ -1,6 +1,7 @@
 //! Tasks, calls and reports, in the words of no protocol. No I/O.
 
 mod access;
+mod books;
 mod call;
 mod explain;
 mod history;
@@ -13,6 +14,7 @@ mod token;
 pub mod validate;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
+pub use books::{Books, BooksState, Held, QueueBooks};
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
     LeasedTask, NewTask, Protocol, QueueView, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,

@@ -4,6 +4,7 @@
 //! Each user has a type of its own, with what it may do: the fanout an [`Enqueuer`], the tasks service a
 //! [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them see the [`Shards`] of the process.
 
+mod books;
 mod calls;
 mod claimed;
 mod combiner;
@@ -28,6 +29,7 @@ use std::ops::Deref;
 use uuid::Uuid;
 
 pub use self::{
+    books::Holding,
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},

@@ -255,6 +255,10 @@ impl Shards {
         self.0.process.redis.conn()
     }
 
+    pub(super) fn is_cluster(&self) -> bool {
+        self.0.process.redis.is_cluster()
+    }
+
     pub(super) fn prefix(&self) -> &str {
         self.0.process.redis.prefix()
     }

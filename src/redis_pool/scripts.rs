@@ -110,6 +110,7 @@ table! {
         EXPLAIN = "explain" [clock shard record lanes] with_room
             [RECORDS LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED] lanes;
         STATS = "stats" [shard record lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        BOOKS = "books" [shard lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         FINALS = "finals" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
         FORGET = "forget" [shard] at_full_memory [RECORDS FINALS] no_lanes;
         OUTBOX = "outbox" [clock shard] at_full_memory [COUNTERS OUTBOX] no_lanes;

@@ -3,6 +3,7 @@
 //! SQL decides what is new: `tasks.key_hash` is unique. Every method is one transaction. After an error or a crash a
 //! caller may repeat it with the same arguments: the second call changes nothing that the first one did.
 
+mod books;
 mod error;
 mod history;
 pub mod mysql;
@@ -17,6 +18,7 @@ use async_trait::async_trait;
 use uuid::Uuid;
 
 pub use self::{
+    books::{BookStore, OffBusCounts, TurnedAway, TurnedAwayCounts},
     error::{Cause, Error, Result},
     history::{Attempts, FAILURES_STAY, History},
     search::{ListedTask, Search, TaskPage, TaskSearch},
@@ -33,7 +35,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: History + Search + Send + Sync {
+pub trait Store: BookStore + History + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

@@ -1,5 +1,6 @@
 //! Protobuf: the generated messages, every conversion between them and `model`, and gRPC's codec.
 
+mod books;
 mod call;
 mod explain;
 pub mod grpc_codec;

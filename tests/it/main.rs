@@ -12,6 +12,7 @@ mod columns;
 
 mod architecture;
 mod bench;
+mod books;
 mod bus_redis_streams;
 mod column;
 mod coordination;

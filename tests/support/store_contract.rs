@@ -21,6 +21,7 @@ use taskd::{
 
 mod access;
 mod batches;
+mod books;
 mod history;
 mod letters;
 mod queues;
@@ -30,6 +31,7 @@ mod search;
 
 pub(crate) use access::*;
 pub(crate) use batches::*;
+pub(crate) use books::*;
 pub(crate) use history::*;
 pub(crate) use letters::*;
 pub(crate) use queues::*;
@@ -126,6 +128,8 @@ macro_rules! store_contract {
             shards_open_all_at_once_and_close_one_by_one,
             changes_of_shards_are_read_once_and_none_is_missed,
             only_queues_with_unfinished_tasks_are_counted,
+            what_waits_off_the_bus_is_counted,
+            what_is_turned_away_adds_up,
             tokens_come_and_go_with_their_acts,
             of_concurrent_tokens_one_gets_the_name,
             rows_and_owners_are_found_by_ids_and_keys,

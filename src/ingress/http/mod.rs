@@ -2,6 +2,7 @@
 //! JSON.
 
 mod answer;
+mod books;
 mod guard;
 mod letters;
 mod ndjson;
@@ -93,6 +94,7 @@ fn table() -> Vec<Route> {
         get("/v1/tasks/{id}/results", Role::Read, get_results),
         get("/v1/queues", Role::Read, get_queues),
         get("/v1/tasks:explain", Role::Read, explain_task),
+        get("/v1/books", Role::Read, books::get_books),
         post("/v1/tasks:get", Role::Work, get_tasks),
         post("/v1/tasks:complete", Role::Work, complete_tasks),
         post("/v1/tasks:reject", Role::Work, reject_tasks),

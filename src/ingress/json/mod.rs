@@ -4,6 +4,7 @@
 //! not a copy. The reader counts a list before it reads the entries, and reads each entry on its own: a wrong entry
 //! does not spoil the others.
 
+pub(super) mod books;
 pub(super) mod explain;
 pub(super) mod history;
 pub mod insert;

@@ -51,6 +51,11 @@ impl Occupancy {
         self.0.read().oldest.clone()
     }
 
+    /// Whether the queue has unfinished tasks or an open shard, or was let in a moment ago.
+    pub fn knows(&self, queue: &QueueName) -> bool {
+        self.0.read().names.contains(queue)
+    }
+
     /// Whether tasks may go to a queue of this name. A known name always passes, and so does one with settings of its
     /// own; a new name passes while there are fewer than `max`.
     pub fn lets_in(&self, queue: &QueueName, max: usize, queues: &Queues) -> bool {

@@ -9,6 +9,7 @@ use super::{
     context::Context,
     error::{Error, Unavailable},
     mark_published::ToMark,
+    turned_away::Tally,
 };
 use crate::{
     bus::Topic,
@@ -32,9 +33,10 @@ pub struct Handle {
     sender: mpsc::UnboundedSender<Pending>,
     room: Arc<Semaphore>,
     room_kib: Arc<Semaphore>,
+    tally: Tally,
 }
 
-pub(super) fn start(context: Context, to_mark: ToMark, supervisor: &Supervisor) -> Handle {
+pub(super) fn start(context: Context, to_mark: ToMark, tally: Tally, supervisor: &Supervisor) -> Handle {
     // The semaphores bound the channel.
     let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(context.settings.discovery.buffer));
@@ -53,7 +55,7 @@ pub(super) fn start(context: Context, to_mark: ToMark, supervisor: &Supervisor) 
         let (context, to_publish, to_mark) = (publishing.clone(), Arc::clone(&to_publish), to_mark.clone());
         async move { batch::publish(context, &mut *to_publish.lock().await, to_mark, cx).await }
     });
-    Handle { context, sender, room, room_kib: Arc::new(Semaphore::new(BUFFER_KIB as usize)) }
+    Handle { context, sender, room, room_kib: Arc::new(Semaphore::new(BUFFER_KIB as usize)), tally }
 }
 
 impl Handle {
@@ -105,11 +107,13 @@ impl Handle {
                     }
                     Err(error) => {
                         metrics::discovery_dropped(Source::Api, Dropped::MaxQueues, 1);
+                        self.tally.rejected(&task.queue);
                         answers[place] = InsertAnswer::rejected(error);
                     }
                 },
                 Err(error) => {
                     metrics::discovery_dropped(Source::Api, Dropped::Rejected, 1);
+                    self.tally.rejected(&task.queue);
                     if keeps_refused && settings.keeps_refused(&task.queue) {
                         refused.push((place, refusal(task, &error, now)));
                     }
@@ -153,12 +157,15 @@ impl Handle {
         };
         self.show_depth();
         let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
+        let queues: Vec<_> = rows.iter().map(|row| row.queue.clone()).collect();
         let (answer, answered) = oneshot::channel();
         let stopping = Error::Unavailable(Unavailable::Stopping);
         self.sender.send(Pending { rows, answer, room: [room, room_kib] }).map_err(|_| stopping.clone())?;
         let inserted = answered.await.unwrap_or(Err(stopping));
         self.show_depth();
         let inserted = inserted?;
+        let is_known = |(_, inserted): &(_, &Inserted)| matches!(inserted, Inserted::Duplicate { .. });
+        queues.iter().zip(&inserted).filter(is_known).for_each(|(queue, _)| self.tally.duplicate(queue));
         Ok(ids.into_iter().zip(inserted).collect())
     }
 

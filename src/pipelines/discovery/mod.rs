@@ -19,9 +19,11 @@ mod insert;
 mod mark_published;
 mod results;
 mod room;
+mod turned_away;
 
 use std::sync::Arc;
 
+use self::turned_away::Tally;
 pub use self::{
     context::Context,
     error::{Error, Failure, Unavailable},
@@ -34,7 +36,9 @@ use crate::runtime::Supervisor;
 pub fn start(context: Context, supervisor: &Supervisor) -> Handle {
     fallback::start(&context, supervisor);
     context.start_marking(supervisor);
+    let tally = Tally::new(context.occupancy.clone());
+    tally.keep(&context.store, supervisor);
     let to_mark = mark_published::start(Arc::clone(&context.store), Arc::clone(&context.bus), supervisor);
-    results::start(&context, to_mark.clone(), supervisor);
-    insert::start(context, to_mark, supervisor)
+    results::start(&context, to_mark.clone(), tally.clone(), supervisor);
+    insert::start(context, to_mark, tally, supervisor)
 }

@@ -8,6 +8,7 @@ use super::{
     history,
     mark_published::ToMark,
     room::{self, Sent, Unstored, discovered},
+    turned_away::Tally,
 };
 use crate::{
     bus::{Message, Reading, Subscription, Topic, Uncommitted},
@@ -32,10 +33,11 @@ const LETTERS_AT_ONCE: usize = 8;
 /// Discovered tasks in one transaction, unless a single report has more.
 const DISCOVERED_AT_ONCE: usize = 5000;
 
-pub(super) fn start(context: &Context, to_mark: ToMark, supervisor: &Supervisor) {
+pub(super) fn start(context: &Context, to_mark: ToMark, tally: Tally, supervisor: &Supervisor) {
     let (context, sent) = (context.clone(), Sent::default());
     supervisor.spawn_loop("discovery/results", Policy::Restart, move |cx| {
-        let results = Results { context: context.clone(), sent: sent.clone(), to_mark: to_mark.clone() };
+        let (sent, to_mark, tally) = (sent.clone(), to_mark.clone(), tally.clone());
+        let results = Results { context: context.clone(), sent, to_mark, tally };
         async move { results.consume(cx).await }
     });
 }
@@ -44,6 +46,7 @@ struct Results {
     context: Context,
     sent: Sent,
     to_mark: ToMark,
+    tally: Tally,
 }
 
 impl Results {
@@ -100,7 +103,7 @@ impl Results {
         history::keep(&self.context, &failures).await?;
         let Reports { mut settlements, origins, mut unstored } = reports;
         unstored.extend(room::make_room(&self.context, &mut settlements).await?);
-        room::send(&self.context, unstored, &self.sent).await?;
+        room::send(&self.context, unstored, &self.sent, &self.tally).await?;
         self.settle(&settlements, &origins).await
     }
 
@@ -134,6 +137,8 @@ impl Results {
     async fn follow(&self, reports: &[Settlement], stored: Stored<Settled>, started: Instant) -> Result<(), Failure> {
         let Context { gates, settings, .. } = &self.context;
         let (new, duplicates) = new_tasks(reports, &stored);
+        duplicates.iter().for_each(|task| self.tally.duplicate(&task.queue));
+        let duplicates = duplicates.len();
         metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());
         let goes_out = |(row, _): &(&TaskRow, Turn)| publishing::goes_out_now(row, gates, settings);
         let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
@@ -285,14 +290,14 @@ fn alone(message: &Message, index: usize) -> Message {
     Message { value: wire::one_report(&message.value, index), ..message.clone() }
 }
 
-/// The discovered tasks that were new, each with its turn, and the number of the others.
-fn new_tasks<'a>(reports: &'a [Settlement], stored: &Stored<Settled>) -> (Vec<(&'a TaskRow, Turn)>, usize) {
-    let (mut new, mut duplicates) = (Vec::new(), 0);
+/// The discovered tasks that were new, each with its turn, and the others.
+fn new_tasks<'a>(reports: &'a [Settlement], stored: &Stored<Settled>) -> (Vec<(&'a TaskRow, Turn)>, Vec<&'a TaskRow>) {
+    let (mut new, mut duplicates) = (Vec::new(), Vec::new());
     for (report, settled) in reports.iter().zip(&stored.answers) {
         for (row, inserted) in discovered(report).iter().zip(&settled.discovered) {
             match inserted {
                 Inserted::New => new.push((&row.task, stored.turn_of(row))),
-                Inserted::Duplicate { .. } => duplicates += 1,
+                Inserted::Duplicate { .. } => duplicates.push(&row.task),
             }
         }
     }

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::{context::Context, error::Failure};
+use super::{context::Context, error::Failure, turned_away::Tally};
 use crate::{
     model::{DeadLetter, KeyHash, NewTask, QueueName, RecordedValues, TaskId, TaskRow},
     store::{NewRow, Settlement},
@@ -135,7 +135,12 @@ impl Sent {
 }
 
 /// Sends letters for the tasks that are new.
-pub(super) async fn send(context: &Context, unstored: Vec<Unstored>, sent: &Sent) -> Result<(), Failure> {
+pub(super) async fn send(
+    context: &Context,
+    unstored: Vec<Unstored>,
+    sent: &Sent,
+    tally: &Tally,
+) -> Result<(), Failure> {
     if unstored.is_empty() {
         return Ok(());
     }
@@ -162,6 +167,7 @@ pub(super) async fn send(context: &Context, unstored: Vec<Unstored>, sent: &Sent
         });
     }
     context.letters.send(letters).await?;
+    names.iter().for_each(|(_, queue, _)| tally.rejected(queue));
     sent.add(names);
     Ok(())
 }

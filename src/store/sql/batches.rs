@@ -176,6 +176,17 @@ pub(super) async fn waiting_in<DB: Backend, T: Columns>(
     look_into(sql, operation, &format!("{} AND pub_generation = ''", of_batch::<DB>(columns)), batches).await
 }
 
+/// How many tasks wait in these batches, by queue. A queue may come several times.
+pub(super) async fn waiting_by_queue<DB: Backend>(
+    sql: &Runner<DB>,
+    operation: &'static str,
+    batches: &[Batch],
+) -> Result<Vec<(String, i64)>> {
+    let waiting = of_batch::<DB>("queue, COUNT(*) AS waiting");
+    let select = format!("SELECT * FROM ({waiting} AND pub_generation = '' GROUP BY queue) AS of_batch");
+    look_into(sql, operation, &select, batches).await
+}
+
 /// Which of these batches has a task that is on the bus.
 ///
 /// Also one with an offset of its own: that may be the earlier one, and a place does not move backwards.

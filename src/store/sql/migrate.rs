@@ -37,6 +37,7 @@ macro_rules! migration_files {
             "0009_keep_letters",
             "0010_keep_history",
             "0011_index_tasks",
+            "0014_count_what_is_turned_away",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

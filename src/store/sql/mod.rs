@@ -10,6 +10,7 @@
 //! - `letters`: dead letters; that of a dead task has its id.
 //! - `shards`: the shards that ever were, each with its generation, whether it is closed, whether it is being rebuilt,
 //!   and the offset at which the last rebuild published its tasks.
+//! - `turned_away`: how many tasks came in and were not stored.
 //! - `tokens`, `acts`: who may do what, and what operators did.
 //! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the few rows briefly.
 //!
@@ -19,6 +20,7 @@
 mod access;
 mod backend;
 mod batches;
+mod books;
 mod columns;
 mod counts;
 mod dialect;

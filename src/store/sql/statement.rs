@@ -50,6 +50,7 @@ value! {
     &'a str => |v| Value::Text(v.into());
     &'a QueueName => |v| Value::Text(v.as_str().into());
     &'a &'a QueueName => |v| Value::Text(v.as_str().into());
+    &'a &'a str => |v| Value::Text((*v).into());
     &'a [u8] => |v| Value::Bytes(v.into());
     &'a TaskId => |v| Value::Bytes(v.as_bytes().as_slice().into());
     &'a &'a TaskId => |v| Value::Bytes(v.as_bytes().as_slice().into());

@@ -154,7 +154,10 @@ mod tests {
             DeadLetter, Encoding, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages, NewTask, Offset,
             QueueName, ShardId, TaskFilter, TaskId, TaskStatus, WorkerName, validate,
         },
-        store::{NewRow, Published, Rebuilt, Search as _, Settlement, Store, TaskSearch, Turn, Unpublished},
+        store::{
+            BookStore as _, NewRow, Published, Rebuilt, Search as _, Settlement, Store, TaskSearch, Turn, TurnedAway,
+            Unpublished,
+        },
     };
 
     fn row(key: &str) -> NewRow {
@@ -215,6 +218,21 @@ mod tests {
         let row = row("k");
         store.insert(std::slice::from_ref(&row)).await.unwrap();
         assert!(store.place("g", row.task.id).await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn the_books_are_counted_without_a_scan() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+        let rows = [row("a"), row("b")];
+        store.insert(&rows).await.unwrap();
+        let queue = rows[0].task.queue.clone();
+        store.unpublish(&[rows[0].task.id], Unpublished::Parked).await.unwrap();
+        let off_bus = [((queue.clone(), Unpublished::Fresh), 1), ((queue.clone(), Unpublished::Parked), 1)];
+        assert_eq!(store.off_bus().await.unwrap(), off_bus.into());
+        let away = [((Some(queue.clone()), TurnedAway::Duplicate), 2), ((None, TurnedAway::Rejected), 1)].into();
+        store.add_turned_away(&away).await.unwrap();
+        assert_eq!(store.turned_away(&[queue]).await.unwrap(), away);
     }
 
     /// Transactions that gather behind another one wait for the disk together. One that fails undoes only itself.

@@ -569,6 +569,84 @@ pub struct ChangeDeadLettersResponse {
     #[prost(string, tag = "4")]
     pub cursor: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetBooksRequest {
+    /// Empty: all queues that have unfinished tasks or an open shard.
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Books {
+    #[prost(message, optional, tag = "1")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    /// Records of the topics that are not dealt with, of all queues.
+    #[prost(uint64, tag = "2")]
+    pub pipeline: u64,
+    #[prost(uint64, tag = "3")]
+    pub task_results: u64,
+    /// Rejected tasks whose queue is not known.
+    #[prost(uint64, tag = "4")]
+    pub rejected_elsewhere: u64,
+    #[prost(message, repeated, tag = "5")]
+    pub queues: ::prost::alloc::vec::Vec<QueueBooks>,
+}
+/// stored = completed + dead + cancelled + held; held = fresh + parked + scheduled + missing + queued + assigned +
+/// delayed + between.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct QueueBooks {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(enumeration = "BooksState", tag = "2")]
+    pub state: i32,
+    /// All tasks that were ever stored; what was turned away.
+    #[prost(uint64, tag = "3")]
+    pub stored: u64,
+    #[prost(uint64, tag = "4")]
+    pub duplicates: u64,
+    #[prost(uint64, tag = "5")]
+    pub rejected: u64,
+    /// Tasks that ended, also those that were removed since.
+    #[prost(uint64, tag = "6")]
+    pub completed: u64,
+    #[prost(uint64, tag = "7")]
+    pub dead: u64,
+    #[prost(uint64, tag = "8")]
+    pub cancelled: u64,
+    /// Unfinished tasks.
+    #[prost(uint64, tag = "9")]
+    pub held: u64,
+    /// Those that wait in SQL: about to be published, without room in Redis, before their time, lost by Redis.
+    #[prost(uint64, tag = "10")]
+    pub fresh: u64,
+    #[prost(uint64, tag = "11")]
+    pub parked: u64,
+    #[prost(uint64, tag = "12")]
+    pub scheduled: u64,
+    #[prost(uint64, tag = "13")]
+    pub missing: u64,
+    /// On the bus, or the report of their end is on its way. Below zero: some are in two places.
+    #[prost(sint64, tag = "14")]
+    pub between: i64,
+    /// Those that are live in Redis: a replica can be claimed, all are leased, none is due.
+    #[prost(uint64, tag = "15")]
+    pub queued: u64,
+    #[prost(uint64, tag = "16")]
+    pub assigned: u64,
+    #[prost(uint64, tag = "17")]
+    pub delayed: u64,
+    /// All leases.
+    #[prost(uint64, tag = "18")]
+    pub leases: u64,
+    /// Entries of reports that are not on the bus yet.
+    #[prost(uint64, tag = "19")]
+    pub reports: u64,
+    /// Elements by lane (hr, h, mr, m, lr, l). A task that was offered again may have several.
+    #[prost(map = "string, uint64", tag = "20")]
+    pub lanes: ::std::collections::HashMap<::prost::alloc::string::String, u64>,
+    /// Shards that Redis has lost.
+    #[prost(uint64, tag = "21")]
+    pub lost_shards: u64,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Priority {
@@ -972,6 +1050,41 @@ impl LetterKind {
             "LETTER_KIND_DISCOVERED" => Some(Self::Discovered),
             "LETTER_KIND_RECORD" => Some(Self::Record),
             "LETTER_KIND_REFUSED" => Some(Self::Refused),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum BooksState {
+    Unspecified = 0,
+    /// The places of the unfinished tasks add up.
+    Balanced = 1,
+    /// Tasks or reports are on their way, so the places do not add up at this moment.
+    Moving = 2,
+    /// The places do not add up, and nothing moves.
+    Unbalanced = 3,
+}
+impl BooksState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "BOOKS_STATE_UNSPECIFIED",
+            Self::Balanced => "BOOKS_STATE_BALANCED",
+            Self::Moving => "BOOKS_STATE_MOVING",
+            Self::Unbalanced => "BOOKS_STATE_UNBALANCED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "BOOKS_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "BOOKS_STATE_BALANCED" => Some(Self::Balanced),
+            "BOOKS_STATE_MOVING" => Some(Self::Moving),
+            "BOOKS_STATE_UNBALANCED" => Some(Self::Unbalanced),
             _ => None,
         }
     }
@@ -2051,7 +2164,7 @@ pub mod operator_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Shows and changes what taskd gave up: dead letters.
+    /// For operators: the books, and what taskd gave up: dead letters.
     #[derive(Debug, Clone)]
     pub struct OperatorClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -2131,6 +2244,28 @@ pub mod operator_client {
         pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
+        }
+        /// Counts what came in, what went out, and where the rest is, by queue. An answer may be shared for a second.
+        pub async fn get_books(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetBooksRequest>,
+        ) -> std::result::Result<tonic::Response<super::Books>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/GetBooks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "GetBooks"));
+            self.inner.unary(req, path, codec).await
         }
         /// Lists letters without their payloads, the newest first, page by page.
         pub async fn list_dead_letters(
@@ -2244,6 +2379,11 @@ pub mod operator_server {
     /// Generated trait containing gRPC methods that should be implemented for use with OperatorServer.
     #[async_trait]
     pub trait Operator: std::marker::Send + std::marker::Sync + 'static {
+        /// Counts what came in, what went out, and where the rest is, by queue. An answer may be shared for a second.
+        async fn get_books(
+            &self,
+            request: tonic::Request<super::GetBooksRequest>,
+        ) -> std::result::Result<tonic::Response<super::Books>, tonic::Status>;
         /// Lists letters without their payloads, the newest first, page by page.
         async fn list_dead_letters(
             &self,
@@ -2274,7 +2414,7 @@ pub mod operator_server {
             tonic::Status,
         >;
     }
-    /// Shows and changes what taskd gave up: dead letters.
+    /// For operators: the books, and what taskd gave up: dead letters.
     #[derive(Debug)]
     pub struct OperatorServer<T> {
         inner: Arc<T>,
@@ -2351,6 +2491,49 @@ pub mod operator_server {
         }
         fn call(&mut self, req: http::Request<B>) -> Self::Future {
             match req.uri().path() {
+                "/taskd.v1.Operator/GetBooks" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetBooksSvc<T: Operator>(pub Arc<T>);
+                    impl<T: Operator> tonic::server::UnaryService<super::GetBooksRequest>
+                    for GetBooksSvc<T> {
+                        type Response = super::Books;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetBooksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::get_books(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetBooksSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/taskd.v1.Operator/ListDeadLetters" => {
                     #[allow(non_camel_case_types)]
                     struct ListDeadLettersSvc<T: Operator>(pub Arc<T>);

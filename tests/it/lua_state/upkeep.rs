@@ -394,6 +394,23 @@ async fn stats_count_and_change_nothing() {
 }
 
 #[tokio::test]
+async fn books_count_and_change_nothing() {
+    let f = Fixture::new().await;
+    f.seed("HSET", "counters", &[b"grants", b"3"]).await;
+    assert_eq!(flat(f.run(&scripts::BOOKS, |_| {}).await.expect("books")), ["0"], "an empty shard");
+    f.waiting('a', 1, b"1").await;
+    f.held('c', "w", 1).await;
+    f.seed("ZADD", "delayed", &[b"5", &id('d')]).await;
+    f.seed("XADD", "outbox", &[b"*", b"c", b"report"]).await;
+    f.seed("RPUSH", "finals", &[&id('e'), &id('f')]).await;
+    f.seed("LPUSH", "lr:T", &[&element(1, 0, 'g')]).await;
+    let before = f.state().await;
+    let expected = ["2", "1", "1", "1", "1", "2", "0", "0", "0", "1", "1", "0"];
+    assert_eq!(flat(f.run(&scripts::BOOKS, |_| {}).await.expect("books")), expected);
+    assert_eq!(f.state().await, before);
+}
+
+#[tokio::test]
 async fn inspect_shows_each_record_and_changes_nothing() {
     let f = Fixture::new().await;
     f.seed("SET", "offset", &[b"topic/4-0"]).await;

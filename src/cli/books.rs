@@ -1,0 +1,192 @@
+//! `taskd books`: what came in, what went out, and where the rest is, of each queue of a running taskd.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use hyper::StatusCode;
+use indicatif::HumanCount;
+use serde::Deserialize;
+use url::form_urlencoded;
+
+use super::{
+    http::{HttpPort, HttpServer},
+    trust::with_hint,
+};
+
+/// Clears the terminal, and begins at its top left (ECMA-48: ED, CUP).
+const CLEAR: &str = "\x1b[2J\x1b[H";
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Show what came in, what went out, and where the rest is, by queue
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd books                     all queues with unfinished tasks
+  taskd books crawl --watch       one queue, each second until Ctrl-C
+  taskd books --json | jq '.queues[] | {queue, state, in, out}'
+
+stored = done + dead + cancelled + in SQL + between + in Redis. `between` is on the bus, or finished
+with its report on the way to SQL; at rest it is 0.
+Exit code: 0, 1 if the books of a queue are UNBALANCED, 2 if the server cannot be reached or the
+question is wrong.")]
+pub struct Books {
+    /// Only this queue
+    #[arg(value_name = "QUEUE")]
+    queue: Option<String>,
+
+    /// Look again each second, until Ctrl-C
+    #[arg(long)]
+    watch: bool,
+
+    /// Print the answer of the API, one JSON object a look
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    server: HttpServer,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    bus: Bus,
+    queues: Vec<Queue>,
+}
+
+#[derive(Deserialize)]
+struct Bus {
+    pipeline: u64,
+    task_results: u64,
+}
+
+#[derive(Deserialize)]
+struct Queue {
+    queue: String,
+    state: String,
+    #[serde(rename = "in")]
+    came_in: In,
+    out: Out,
+    held: Held,
+}
+
+#[derive(Deserialize)]
+struct In {
+    stored: u64,
+    duplicates: u64,
+    rejected: u64,
+}
+
+#[derive(Deserialize)]
+struct Out {
+    completed: u64,
+    dead: u64,
+    cancelled: u64,
+}
+
+#[derive(Deserialize)]
+struct Held {
+    sql: Sql,
+    between: i64,
+    redis: Redis,
+}
+
+#[derive(Deserialize)]
+struct Sql {
+    fresh: u64,
+    parked: u64,
+    scheduled: u64,
+    missing: u64,
+}
+
+#[derive(Deserialize)]
+struct Redis {
+    queued: u64,
+    assigned: u64,
+    delayed: u64,
+    reports: u64,
+}
+
+#[derive(Deserialize)]
+struct Problem {
+    detail: String,
+}
+
+/// Prints the books. False if those of a queue are unbalanced.
+pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
+    let server = args.server.port()?;
+    let is_terminal = io::stdout().is_terminal();
+    loop {
+        let body = look(&server, args.queue.as_deref()).await?;
+        let answer: Answer = serde_json::from_slice(&body).with_context(|| server.is_another())?;
+        let text = match args.json {
+            true => String::from_utf8_lossy(&body).into_owned(),
+            false => table(&answer),
+        };
+        let clear = if args.watch && is_terminal && !args.json { CLEAR } else { "" };
+        // A reader that went away is no failure.
+        let is_read = writeln!(io::stdout(), "{clear}{text}").is_ok();
+        if !args.watch || !is_read {
+            return Ok(answer.queues.iter().all(|queue| queue.state != "UNBALANCED"));
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<hyper::body::Bytes> {
+    let mut path = "/v1/books".to_owned();
+    if let Some(queue) = queue {
+        path.push('?');
+        path.push_str(&form_urlencoded::Serializer::new(String::new()).append_pair("queue", queue).finish());
+    }
+    let (status, body) = server.get(&path).await?;
+    if !status.is_success() {
+        let problem: Problem = serde_json::from_slice(&body).with_context(|| server.is_another())?;
+        bail!("{}", with_hint(&problem.detail, status == StatusCode::UNAUTHORIZED));
+    }
+    Ok(body)
+}
+
+fn table(answer: &Answer) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header([
+        "queue", "stored", "dupl.", "reject.", "done", "dead", "cancel.", "fresh", "parked", "sched.", "missing",
+        "between", "queued", "assigned", "delayed", "reports", "state",
+    ]);
+    for Queue { queue, state, came_in, out, held } in &answer.queues {
+        let Held { sql, between, redis } = held;
+        let count = |count: u64| HumanCount(count).to_string();
+        let mut row = vec![queue.clone()];
+        row.extend([came_in.stored, came_in.duplicates, came_in.rejected].map(count));
+        row.extend([out.completed, out.dead, out.cancelled].map(count));
+        row.extend([sql.fresh, sql.parked, sql.scheduled, sql.missing].map(count));
+        row.push(format!("{}{}", if *between < 0 { "-" } else { "" }, count(between.unsigned_abs())));
+        row.extend([redis.queued, redis.assigned, redis.delayed, redis.reports].map(count));
+        row.push(state.clone());
+        table.add_row(row);
+    }
+    table.column_iter_mut().skip(1).take(15).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    let Bus { pipeline, task_results } = answer.bus;
+    format!("{table}\non the bus: {pipeline} records of pipeline, {task_results} of task-results")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_a_row() {
+        let answer = br#"{"bus": {"pipeline": 1, "task_results": 2}, "queues": [{"queue": "q", "state": "MOVING",
+            "in": {"stored": 1234, "duplicates": 1, "rejected": 2}, "out": {"completed": 3, "dead": 4, "cancelled": 5},
+            "held": {"total": 100, "sql": {"fresh": 6, "parked": 7, "scheduled": 8, "missing": 9}, "between": -1500,
+            "redis": {"live": 33, "queued": 10, "assigned": 11, "delayed": 12, "leases": 13, "reports": 14}}}]}"#;
+        let text = table(&serde_json::from_slice(answer).unwrap());
+        let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        let expected = "q 1,234 1 2 3 4 5 6 7 8 9 -1,500 10 11 12 14 MOVING";
+        assert_eq!(cells, expected.split(' ').collect::<Vec<_>>());
+        assert!(text.ends_with("1 records of pipeline, 2 of task-results"), "{text}");
+    }
+}

@@ -1,0 +1,150 @@
+//! The books of the queues.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::Unread;
+use crate::{
+    api::{ECHO, shorten},
+    model::{self, BooksState},
+    wire::time::to_rfc_3339,
+};
+
+/// Reads the query: `queue=…`, or nothing.
+pub(in crate::ingress) fn query(text: &str) -> Result<String, Unread> {
+    let mut queue = None;
+    for (name, value) in url::form_urlencoded::parse(text.as_bytes()) {
+        if name != "queue" {
+            let name = shorten(&name, ECHO);
+            return Err(Unread::Invalid(format!("unknown parameter {name:?}; expected queue")));
+        }
+        if queue.replace(value.into_owned()).is_some() {
+            return Err(Unread::Invalid("queue is given twice".into()));
+        }
+    }
+    Ok(queue.unwrap_or_default())
+}
+
+#[derive(Serialize)]
+pub(in crate::ingress) struct Books<'a> {
+    at: String,
+    bus: Bus,
+    rejected_elsewhere: u64,
+    queues: Vec<QueueBooks<'a>>,
+}
+
+#[derive(Serialize)]
+struct Bus {
+    pipeline: u64,
+    task_results: u64,
+}
+
+#[derive(Serialize)]
+struct QueueBooks<'a> {
+    queue: &'a str,
+    state: BooksState,
+    #[serde(rename = "in")]
+    came_in: In,
+    out: Out,
+    held: Held<'a>,
+}
+
+#[derive(Serialize)]
+struct In {
+    stored: u64,
+    duplicates: u64,
+    rejected: u64,
+}
+
+#[derive(Serialize)]
+struct Out {
+    completed: u64,
+    dead: u64,
+    cancelled: u64,
+}
+
+#[derive(Serialize)]
+struct Held<'a> {
+    total: u64,
+    sql: Sql,
+    between: i64,
+    redis: Redis<'a>,
+}
+
+#[derive(Serialize)]
+struct Sql {
+    fresh: u64,
+    parked: u64,
+    scheduled: u64,
+    missing: u64,
+}
+
+#[derive(Serialize)]
+struct Redis<'a> {
+    live: u64,
+    queued: u64,
+    assigned: u64,
+    delayed: u64,
+    leases: u64,
+    lanes: &'a BTreeMap<&'static str, u64>,
+    reports: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    lost_shards: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl<'a> From<&'a model::Books> for Books<'a> {
+    fn from(books: &'a model::Books) -> Self {
+        Self {
+            at: to_rfc_3339(books.at_unix_ms),
+            bus: Bus { pipeline: books.pipeline, task_results: books.task_results },
+            rejected_elsewhere: books.rejected_elsewhere,
+            queues: books.queues.iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl<'a> From<&'a model::QueueBooks> for QueueBooks<'a> {
+    fn from(of: &'a model::QueueBooks) -> Self {
+        let held = &of.held;
+        Self {
+            queue: of.queue.as_str(),
+            state: of.state,
+            came_in: In { stored: of.stored(), duplicates: of.duplicates, rejected: of.rejected },
+            out: Out { completed: of.completed, dead: of.dead, cancelled: of.cancelled },
+            held: Held {
+                total: held.total,
+                sql: Sql { fresh: held.fresh, parked: held.parked, scheduled: held.scheduled, missing: held.missing },
+                between: held.between,
+                redis: Redis {
+                    live: held.live(),
+                    queued: held.queued,
+                    assigned: held.assigned,
+                    delayed: held.delayed,
+                    leases: held.leases,
+                    lanes: &held.lanes,
+                    reports: held.reports,
+                    lost_shards: held.lost_shards,
+                },
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_queue_is_asked_for_or_all() {
+        assert_eq!((query("").unwrap(), query("queue=q").unwrap()), (String::new(), "q".to_owned()));
+        let refused = |text| query(text).unwrap_err().to_string();
+        assert_eq!(refused("que=q"), "unknown parameter \"que\"; expected queue");
+        assert_eq!(refused("queue=q&queue=r"), "queue is given twice");
+    }
+}

@@ -1,0 +1,76 @@
+//! Counts tasks that came in and were not stored, and adds the counts to SQL once a second, off the way of inserts.
+//!
+//! A process that is killed loses the counts of its last second, and a commit without an answer may count twice. The
+//! balance of stored tasks does not depend on them.
+
+use std::{mem, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+
+use crate::{
+    model::QueueName,
+    pipelines::admission::Occupancy,
+    runtime::{Policy, Supervisor},
+    store::{self, Store, TurnedAway, TurnedAwayCounts},
+};
+
+/// How often the counts go to SQL.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// The counts of this process that SQL does not have. Clones share them.
+#[derive(Clone)]
+pub(super) struct Tally {
+    counts: Arc<Mutex<TurnedAwayCounts>>,
+    occupancy: Occupancy,
+}
+
+impl Tally {
+    pub(super) fn new(occupancy: Occupancy) -> Self {
+        Self { counts: Arc::default(), occupancy }
+    }
+
+    /// A queue that nobody knows has no count of its own: senders could make up any number of names.
+    pub(super) fn rejected(&self, queue: &str) {
+        let known = QueueName::new(queue).ok().filter(|queue| self.occupancy.knows(queue));
+        self.add(known, TurnedAway::Rejected);
+    }
+
+    pub(super) fn duplicate(&self, queue: &QueueName) {
+        self.add(Some(queue.clone()), TurnedAway::Duplicate);
+    }
+
+    fn add(&self, queue: Option<QueueName>, why: TurnedAway) {
+        *self.counts.lock().entry((queue, why)).or_default() += 1;
+    }
+
+    /// Starts the loop that adds the counts to SQL.
+    pub(super) fn keep(&self, store: &Arc<dyn Store>, supervisor: &Supervisor) {
+        let (tally, store) = (self.clone(), Arc::clone(store));
+        supervisor.spawn_loop("discovery/turned-away", Policy::Restart, move |cx| {
+            let (tally, store) = (tally.clone(), Arc::clone(&store));
+            async move {
+                loop {
+                    let goes_on = cx.pause(EVERY).await;
+                    tally.store(&*store).await?;
+                    cx.beat();
+                    if !goes_on {
+                        return Ok::<(), store::Error>(());
+                    }
+                }
+            }
+        });
+    }
+
+    async fn store(&self, store: &dyn Store) -> store::Result<()> {
+        let counts = mem::take(&mut *self.counts.lock());
+        if counts.is_empty() {
+            return Ok(());
+        }
+        let added = store.add_turned_away(&counts).await;
+        if added.is_err() {
+            let mut rest = self.counts.lock();
+            counts.into_iter().for_each(|(of, count)| *rest.entry(of).or_default() += count);
+        }
+        added
+    }
+}

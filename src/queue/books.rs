@@ -1,0 +1,77 @@
+//! Counts of what the shards hold, for the books (`lua/books.lua`).
+
+use futures::StreamExt as _;
+use redis::Value;
+
+use super::{
+    enqueue::AT_ONCE,
+    error::{Error, Result},
+    keys::LANES,
+    shards::Shards,
+    wire::{numbers, unsigned},
+};
+use crate::{
+    model::ShardId,
+    redis_pool::{Batch, Call, Connection, scripts},
+};
+
+/// Shards of a cluster that are asked at once.
+const OF_A_CLUSTER: usize = 64;
+
+/// The counts of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// Tasks that are not final.
+    pub live: u64,
+    /// Those with a replica to claim.
+    pub open: u64,
+    pub leases: u64,
+    /// Replicas in backoff, and tasks before their time.
+    pub delayed: u64,
+    /// Entries of the outbox.
+    pub outbox: u64,
+    /// Final records.
+    pub finals: u64,
+    /// Elements by lane, in the order of [`LANES`].
+    pub lanes: [u64; LANES.len()],
+}
+
+impl Shards {
+    /// The counts of these shards, in order; `None`: Redis has no generation for it. One exchange where that is
+    /// possible.
+    pub async fn holdings(&self, shards: &[ShardId]) -> Result<Vec<Option<Holding>>> {
+        let call = |shard: &ShardId| self.reach(shard).call(&scripts::BOOKS);
+        let answers: Vec<Result<Value>> = if self.is_cluster() {
+            let asked: Vec<_> = shards.iter().map(|shard| ask(self.conn(), call(shard))).collect();
+            futures::stream::iter(asked).buffered(OF_A_CLUSTER).collect().await
+        } else {
+            let mut answers = Vec::with_capacity(shards.len());
+            for shards in shards.chunks(AT_ONCE) {
+                let mut batch = Batch::default();
+                shards.iter().for_each(|shard| batch.repeatable(call(shard)));
+                let some = batch.run(&mut self.conn()).await?;
+                answers.extend(some.into_iter().map(|answer| answer.map_err(Error::from)));
+            }
+            answers
+        };
+        answers.into_iter().map(read).collect()
+    }
+}
+
+async fn ask(mut conn: Connection, call: Call) -> Result<Value> {
+    Ok(call.run(&mut conn).await?)
+}
+
+fn read(answer: Result<Value>) -> Result<Option<Holding>> {
+    let value = match answer {
+        Err(Error::NoGeneration) => return Ok(None),
+        other => other?,
+    };
+    if matches!(value, Value::Int(0)) {
+        return Ok(Some(Holding::default()));
+    }
+    let n: Vec<u64> = numbers(value, 6 + LANES.len())?.into_iter().map(unsigned).collect();
+    let mut lanes = [0; LANES.len()];
+    lanes.copy_from_slice(&n[6..]);
+    Ok(Some(Holding { live: n[0], open: n[1], leases: n[2], delayed: n[3], outbox: n[4], finals: n[5], lanes }))
+}
