@@ -377,8 +377,8 @@ async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
 #[tokio::test]
 async fn every_loop_is_watched() {
     let fixture = Fixture::start().await;
-    let expected =
-        ["filter", "insert", "mark-published", "marks", "publish", "results"].map(|name| format!("discovery/{name}"));
+    let expected = ["filter", "insert", "mark-published", "marks", "publish", "results", "turned-away"];
+    let expected = expected.map(|name| format!("discovery/{name}"));
     let expected: Vec<String> = expected.into_iter().chain(["queues".to_owned()]).collect();
     assert_eq!(watched(&fixture.supervisor), expected);
     fixture.stop().await;
