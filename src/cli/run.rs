@@ -1,8 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
 //! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `explain` or `task` found no such
-//! task, `dead` could not change a letter, or `bench` counted a task too few or too many times. 2: wrong command line or
-//! settings, or no server for a command.
+//! task, `dead` could not change a letter, or `bench` counted a task too few or too many times. 2: wrong command line
+//! or settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
