@@ -3,6 +3,7 @@
 use std::{collections::HashMap, fmt, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use super::{Access, Encoding, LeaseToken, Priority, QueueName, TaskId, TaskRow};
@@ -82,7 +83,7 @@ impl From<&TaskRow> for NewTask {
 }
 
 /// The fate of an inserted task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum InsertStatus {
     Created,
@@ -94,7 +95,7 @@ pub enum InsertStatus {
 }
 
 /// The answer to one inserted task.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, JsonSchema, PartialEq, Serialize)]
 pub struct InsertAnswer {
     pub status: InsertStatus,
     /// The id of the new task, or of the task that has the key.
@@ -219,6 +220,16 @@ pub enum ItemStatus {
 }
 
 impl ItemStatus {
+    pub const ALL: [Self; 7] = [
+        Self::Ok,
+        Self::LeaseLost,
+        Self::AlreadyCompleted,
+        Self::UnknownTask,
+        Self::Cancelled,
+        Self::Invalid,
+        Self::TryLater,
+    ];
+
     /// The name in JSON and in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -255,7 +266,7 @@ impl ItemAnswer {
 }
 
 /// The place of a task in its life, as far as SQL and Redis know it together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, JsonSchema, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum TaskStatus {
     /// In SQL alone.
@@ -305,7 +316,7 @@ pub struct TaskResult {
 }
 
 /// A queue in tasks. Each unfinished task is in one of the first four counts.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct QueueView {
     pub queue: QueueName,
     /// In SQL alone: just stored, parked, or not due for long.

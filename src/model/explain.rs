@@ -1,6 +1,7 @@
 //! Where a task is, and why a worker does not get it.
 
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{Failure, TaskView};
@@ -16,7 +17,7 @@ pub struct ExplainTask {
 }
 
 /// The place of a task on its way from the insert to its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum TaskPlace {
     /// Completed, dead or cancelled.
@@ -87,7 +88,7 @@ pub struct WorkerView {
 }
 
 /// Why a worker may get a task, or not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum WorkerReason {
     MayGet,

@@ -34,6 +34,7 @@ mod ingress_limits;
 mod lua_bus_state;
 mod lua_state;
 mod moved_time;
+mod openapi;
 mod partitions;
 mod queue_property;
 mod rebuild;

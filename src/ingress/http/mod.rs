@@ -6,6 +6,8 @@ mod books;
 mod guard;
 mod letters;
 mod ndjson;
+mod openapi;
+mod probes;
 mod problem;
 mod request;
 mod search;
@@ -23,7 +25,7 @@ use axum::{
     routing::{self, MethodRouter},
 };
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tokio::net::TcpListener;
 use tower_http::trace::TraceLayer;
 pub use waiting::Waiting;
@@ -108,13 +110,13 @@ fn table() -> Vec<Route> {
     ]
 }
 
-/// All routes but `/` and those of probes: method, path, and the role that a caller needs.
+/// The routes that ask for a role: method, path, and the role that a caller needs.
 pub fn routes() -> Vec<(Method, &'static str, Role)> {
     table().into_iter().map(|route| (route.method, route.path, route.role)).collect()
 }
 
 fn router(state: State) -> Router {
-    let guard = guard::Guard::new(&state.settings);
+    let (guard, auth) = (guard::Guard::new(&state.settings), state.settings.auth);
     let route = |router: Router<State>, Route { path, role, handler, .. }: Route| {
         let authenticate = middleware::from_fn_with_state((state.api.clone(), role), authenticate_caller);
         router.route(path, handler.route_layer(authenticate))
@@ -123,13 +125,14 @@ fn router(state: State) -> Router {
         .into_iter()
         .fold(Router::new(), route)
         .route("/", routing::get(index))
+        .merge(openapi::routes(&routes(), auth))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         // The code that meets a failure logs it.
         .layer(TraceLayer::new_for_http().on_failure(()))
         .layer(middleware::from_fn_with_state(guard, guard::check))
         .layer(middleware::from_fn(measure::http))
-        .merge(probes())
+        .merge(probes::routes())
         .with_state(state)
 }
 
@@ -150,16 +153,11 @@ async fn index() -> String {
     format!(
         "taskd: a task queue for work that grows while it is being done.\n\n{routes}  \
          GET   /healthz, /readyz          for probes\n\n\
+         /docs/ shows these routes in a browser; /openapi.json is the same for programs.\n\
          gRPC has the same on a port of its own, with reflection: grpcurl HOST:7601 list\n\
          A taskd with auth = tokens takes calls with the header Authorization: Bearer TOKEN.\n\
          taskd --help lists the commands; docs/api.md in the source describes the calls.\n"
     )
-}
-
-/// The routes of probes. They are outside the guard and the trace: a probe may use any name, and repeated 503s are no
-/// news.
-fn probes() -> Router<State> {
-    Router::new().route("/healthz", routing::get(|| async { "ok\n" })).route("/readyz", routing::get(readyz))
 }
 
 /// The routes of connections beyond the limit. They answer probes and refuse all others.
@@ -168,7 +166,7 @@ fn full(state: State, max_connections: usize) -> Router {
         let why = format!("{max_connections} connections are open, and there may be no more; try again later");
         Problem::later(StatusCode::SERVICE_UNAVAILABLE, why).and_close()
     };
-    probes().with_state(state).fallback(refuse)
+    probes::routes().with_state(state).fallback(refuse)
 }
 
 async fn insert_tasks(
@@ -322,41 +320,6 @@ async fn render_metrics(Extract(state): Extract<State>, Extension(caller): Exten
     let mut answer = ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response();
     answer.extensions_mut().insert(room);
     Ok(answer)
-}
-
-#[derive(Serialize)]
-struct Readiness {
-    status: &'static str,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    stalled: Vec<StalledLoop>,
-    /// The reason why inserts are refused, if Redis has little memory left.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memory: Option<String>,
-}
-
-#[derive(Serialize)]
-struct StalledLoop {
-    name: String,
-    age: String,
-}
-
-async fn readyz(Extract(state): Extract<State>) -> Response {
-    let stalled: Vec<_> = state
-        .progress
-        .stalled(state.settings.stall_after)
-        .into_iter()
-        .map(|(name, age)| StalledLoop { name, age: format!("{}s", age.as_secs()) })
-        .collect();
-    let shortage = state.gates.shortage();
-    let is_full = shortage.as_ref().is_some_and(|shortage| shortage.is_full);
-    let (code, status) = match (state.stop.is_cancelled(), stalled.is_empty(), is_full) {
-        (true, _, _) => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
-        (false, false, _) => (StatusCode::SERVICE_UNAVAILABLE, "stalled"),
-        (false, true, true) => (StatusCode::SERVICE_UNAVAILABLE, "out of memory"),
-        (false, true, false) => (StatusCode::OK, "ready"),
-    };
-    let memory = shortage.map(|shortage| shortage.why);
-    (code, Json(Readiness { status, stalled, memory })).into_response()
 }
 
 async fn no_such_route(method: Method, uri: Uri) -> Problem {

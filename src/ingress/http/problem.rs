@@ -5,6 +5,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::{MESSAGE, json::Unread, tally::Excess};
@@ -21,13 +22,16 @@ pub(super) struct Problem {
     close: bool,
 }
 
-#[derive(Serialize)]
-struct Body<'a> {
+/// RFC 9457 problem details.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "Problem")]
+pub(super) struct Details<'a> {
     r#type: &'static str,
     title: &'static str,
     status: u16,
     detail: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// The place of the mistake in the body.
     line: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     column: Option<usize>,
@@ -95,7 +99,7 @@ impl From<Excess> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let body = Body {
+        let body = Details {
             r#type: "about:blank",
             title: self.status.canonical_reason().unwrap_or("Error"),
             status: self.status.as_u16(),

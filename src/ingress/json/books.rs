@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::Unread;
+use super::{Unread, text::Instant};
 use crate::{
     api::{ECHO, shorten},
-    model::{self, BooksState},
+    model::{self, BooksState, QueueName},
     wire::time::to_rfc_3339,
 };
 
@@ -26,22 +27,26 @@ pub(in crate::ingress) fn query(text: &str) -> Result<String, Unread> {
     Ok(queue.unwrap_or_default())
 }
 
-#[derive(Serialize)]
+/// The tasks that came in and went out, and the place of the rest, by queue.
+#[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct Books<'a> {
+    #[schemars(with = "Instant")]
     at: String,
     bus: Bus,
     rejected_elsewhere: u64,
     queues: Vec<QueueBooks<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "BooksBus")]
 struct Bus {
     pipeline: u64,
     task_results: u64,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 struct QueueBooks<'a> {
+    #[schemars(with = "QueueName")]
     queue: &'a str,
     state: BooksState,
     #[serde(rename = "in")]
@@ -50,21 +55,24 @@ struct QueueBooks<'a> {
     held: Held<'a>,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "BooksIn")]
 struct In {
     stored: u64,
     duplicates: u64,
     rejected: u64,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "BooksOut")]
 struct Out {
     completed: u64,
     dead: u64,
     cancelled: u64,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "BooksHeld")]
 struct Held<'a> {
     total: u64,
     sql: Sql,
@@ -72,7 +80,8 @@ struct Held<'a> {
     redis: Redis<'a>,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "BooksSql")]
 struct Sql {
     fresh: u64,
     parked: u64,
@@ -80,7 +89,8 @@ struct Sql {
     missing: u64,
 }
 
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "BooksRedis")]
 struct Redis<'a> {
     live: u64,
     queued: u64,

@@ -1,9 +1,10 @@
 //! The question where a task is, and the answer.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use url::form_urlencoded;
 
-use super::{Unread, read::Task};
+use super::{Unread, read::Task, text::Instant};
 use crate::{
     api::{ECHO, shorten},
     model::{self, ExplainTask, TaskPlace, WorkerReason},
@@ -33,15 +34,18 @@ pub(in crate::ingress) fn question(query: &str) -> Result<ExplainTask, Unread> {
     Ok(question)
 }
 
-#[derive(Serialize)]
+/// Where a task is, what happens to it next, and what keeps it from a worker.
+#[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct Explanation<'a> {
     task: Task<'a>,
     place: TaskPlace,
     says: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
     since: Option<String>,
     next: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
     next_at: Option<String>,
     leases: Vec<Lease<'a>>,
     completed_by: &'a [String],
@@ -49,31 +53,39 @@ pub(in crate::ingress) struct Explanation<'a> {
     notes: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
     worker: Option<Worker<'a>>,
+    #[schemars(with = "Instant")]
     now: String,
 }
 
-#[derive(Serialize)]
+/// A worker that holds the task.
+#[derive(JsonSchema, Serialize)]
 struct Lease<'a> {
     worker: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
     lease_expires_at: Option<String>,
     delivered: bool,
 }
 
-#[derive(Serialize)]
+/// A rejection, or an expired lease.
+#[derive(JsonSchema, Serialize)]
 struct Failure<'a> {
+    #[schemars(with = "Instant")]
     at: String,
     worker: &'a str,
     reason: &'a str,
 }
 
-#[derive(Serialize)]
+/// A worker's chance of the task.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "WorkerChance")]
 struct Worker<'a> {
     worker: &'a str,
     may_get: bool,
     reason: WorkerReason,
     says: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
     until: Option<String>,
 }
 

@@ -3,6 +3,7 @@
 use std::{borrow::Cow, collections::HashMap, fmt};
 
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::value::RawValue;
 
@@ -12,28 +13,53 @@ use super::{
     text::{Instant, Priority, Time},
     utf8, value,
 };
-use crate::model::{self, validate::MAX_HEADERS};
+use crate::model::{self, QueueName, validate::MAX_HEADERS};
 
-#[derive(Deserialize)]
+/// A task to insert.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a task")]
-struct NewTask<'a> {
+#[schemars(extend("required" = ["queue"]))]
+pub(in crate::ingress) struct NewTask<'a> {
     #[serde(default)]
+    #[schemars(with = "QueueName")]
     queue: String,
     #[serde(borrow, default)]
+    /// The task's name in its queue, for ever: at most 4,096 bytes. Empty: the hash of the payload.
+    #[schemars(length(max = 4096))]
     key: Cow<'a, str>,
     #[serde(borrow)]
+    /// Any JSON value. A worker gets it byte for byte; a string is its text.
     payload: Option<&'a RawValue>,
+    /// Bytes, in place of `payload`.
+    #[schemars(extend("contentEncoding" = "base64"))]
     payload_base64: Option<String>,
+    /// How many distinct workers must complete the task.
+    #[schemars(range(min = 1))]
     replicas: Option<u32>,
     priority: Option<Priority>,
+    /// The wait before the first attempt.
     delay: Option<Time>,
+    /// The time of the first attempt, in place of `delay`.
     not_before: Option<Instant>,
     lease_duration: Option<Time>,
+    /// Failures until the task is dead.
     max_attempts: Option<u32>,
     #[serde(default, deserialize_with = "headers")]
+    #[schemars(with = "HashMap<String, String>", extend("maxProperties" = MAX_HEADERS))]
     headers: HashMap<String, String>,
     #[serde(default)]
+    /// The caller's trace, as W3C writes it. Empty: taskd makes one.
+    #[schemars(length(max = 256))]
     traceparent: String,
+}
+
+/// One task or an array of them, as [`new_tasks`] reads them.
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[allow(dead_code, reason = "only the document of the API has this type")]
+pub(in crate::ingress) enum OneOrMore<'a> {
+    One(Box<NewTask<'a>>),
+    More(Vec<NewTask<'a>>),
 }
 
 /// Reads a task from a line.

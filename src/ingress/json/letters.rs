@@ -1,21 +1,22 @@
 //! Dead letters, and what an operator asks for.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, iter};
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
     super::tally::Tally,
     AtMost, Key, Unread, object,
     text::Instant,
-    value::{Shown, Value},
+    value::{EncodingName, Shown, Value},
 };
 use crate::{
     model::{
-        self, ChangeLetters, ChosenLetters, LetterFilter, LetterPages, LettersChanged, Priority, QueueName,
-        StoredLetter,
+        self, ChangeLetters, ChosenLetters, LetterFilter, LetterKind, LetterPages, LettersChanged, Priority, QueueName,
+        StoredLetter, TaskId,
     },
     wire::time::to_rfc_3339,
 };
@@ -23,24 +24,39 @@ use crate::{
 /// The most letters that a call names by id.
 const MAX_IDS: usize = 1000;
 
-#[derive(Default, Deserialize)]
+/// The kinds that a filter takes.
+fn kinds() -> Vec<&'static str> {
+    iter::once("").chain(LetterKind::ALL.map(LetterKind::as_str)).collect()
+}
+
+/// Which letters; `{}` chooses all.
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "a filter")]
+#[schemars(rename = "LetterFilter")]
 struct Filter {
     queue: String,
+    /// Empty: all kinds.
+    #[schemars(extend("enum" = kinds()))]
     kind: String,
     since: Option<Instant>,
     until: Option<Instant>,
+    /// The beginning of the reason. It needs a queue.
     reason: String,
 }
 
-#[derive(Default, Deserialize)]
+/// Letters by id, or by filter with `dry_run` or `yes`.
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "an object with ids or a filter")]
-struct Change {
+#[schemars(rename = "ChangeLetters")]
+pub(in crate::ingress) struct Change {
     ids: AtMost<String, MAX_IDS>,
     filter: Option<Filter>,
+    /// Only count.
     dry_run: bool,
     yes: bool,
+    /// With a filter: how many letters this call looks at; 0: 500; at most 1,000.
     limit: u32,
+    /// The cursor of the answer before.
     cursor: String,
 }
 
@@ -95,10 +111,13 @@ pub(in crate::ingress) fn change(body: &Bytes, tally: &mut Tally<'_>) -> Result<
     Ok(chosen.map(|chosen| ChangeLetters { chosen, dry_run, yes }))
 }
 
-#[derive(Serialize)]
+/// Letters without payloads.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "LetterPage")]
 pub(in crate::ingress) struct Page<'a> {
     letters: Vec<Letter<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// Asks for the next page; absent on the last.
     cursor: Option<String>,
 }
 
@@ -108,28 +127,35 @@ impl<'a> From<&'a model::LetterPage> for Page<'a> {
     }
 }
 
-#[derive(Serialize)]
+/// A failed attempt.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "FailedAttempt")]
 struct Attempt<'a> {
+    #[schemars(with = "Instant")]
     at: String,
     worker: &'a str,
     error: &'a str,
 }
 
-#[derive(Serialize)]
+/// A dead letter.
+#[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct Letter<'a> {
     id: String,
+    #[schemars(with = "LetterKind")]
     kind: &'static str,
     #[serde(skip_serializing_if = "str::is_empty")]
     queue: &'a str,
     #[serde(flatten)]
     key: Option<Key<'a>>,
     reason: &'a str,
+    #[schemars(with = "Instant")]
     at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     attempts: Option<u32>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     history: Vec<Attempt<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<TaskId>")]
     parent_id: Option<String>,
     #[serde(flatten)]
     record: Option<Record<'a>>,
@@ -138,23 +164,28 @@ pub(in crate::ingress) struct Letter<'a> {
 }
 
 /// The place of a record, and its value.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "LetterRecord")]
 struct Record<'a> {
     topic: &'a str,
     partition: u32,
     offset: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("contentEncoding" = "base64"))]
     value_base64: Option<String>,
 }
 
 /// The parts of a task that a list leaves out.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "LetterTask")]
 struct Task<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<Value<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("contentEncoding" = "base64"))]
     payload_base64: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<EncodingName>")]
     payload_encoding: Option<&'static str>,
     headers: &'a HashMap<String, String>,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -217,13 +248,17 @@ impl<'a> From<&'a StoredLetter> for Letter<'a> {
     }
 }
 
-#[derive(Serialize)]
+/// A letter that was not changed.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "LetterNotChanged")]
 struct Failure<'a> {
     id: String,
     error: &'a str,
 }
 
-#[derive(Serialize)]
+/// The counts of a change of letters.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "LettersChanged")]
 pub(in crate::ingress) struct Changed<'a> {
     matched: u64,
     changed: u64,
@@ -248,7 +283,7 @@ mod tests {
         super::testing::{share, shown, tally},
         *,
     };
-    use crate::model::{DeadLetter, LetterKind, NewTask, TaskId};
+    use crate::model::{DeadLetter, NewTask};
 
     #[test]
     fn a_query_and_a_filter_say_the_same() {

@@ -10,6 +10,7 @@ pub(super) mod history;
 pub mod insert;
 pub mod letters;
 pub mod read;
+mod schema;
 pub mod search;
 mod text;
 mod value;
@@ -19,9 +20,11 @@ use std::{borrow::Cow, collections::HashMap, fmt, marker::PhantomData};
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::value::RawValue;
 
+pub(super) use self::text::Instant;
 use super::{MESSAGE, tally::Excess};
 use crate::{api::shorten, config::in_field};
 
@@ -142,10 +145,12 @@ pub fn list<T: Serialize>(name: &'static str, entries: impl IntoIterator<Item = 
 }
 
 /// A key as text, and also as bytes where it is not UTF-8.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 struct Key<'a> {
     key: Cow<'a, str>,
+    /// Only of a key that is not UTF-8: `key` has marks in place of its other bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("contentEncoding" = "base64"))]
     key_base64: Option<String>,
 }
 

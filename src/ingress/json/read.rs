@@ -1,20 +1,24 @@
 //! Tasks and results as their readers see them.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
 
 use super::{
     Key,
-    value::{Shown, Value},
+    text::Instant,
+    value::{EncodingName, Shown, Value},
 };
 use crate::{
-    model::{self, Priority, TaskId, TaskStatus, TaskView},
+    model::{self, Priority, QueueName, TaskId, TaskStatus, TaskView},
     wire::time::to_rfc_3339,
 };
 
-#[derive(Serialize)]
+/// A task with its status.
+#[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct Task<'a> {
     id: TaskId,
+    #[schemars(with = "QueueName")]
     queue: &'a str,
     #[serde(flatten)]
     key: Key<'a>,
@@ -24,9 +28,12 @@ pub(in crate::ingress) struct Task<'a> {
     leased: u32,
     attempts: u32,
     priority: Priority,
+    #[schemars(with = "Instant")]
     created_at: String,
+    #[schemars(with = "Instant")]
     updated_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
     not_before: Option<String>,
     #[serde(skip_serializing_if = "str::is_empty")]
     reason: &'a str,
@@ -53,9 +60,10 @@ impl<'a> From<&'a TaskView> for Task<'a> {
 }
 
 /// An operator's act.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub struct Act<'a> {
     id: Uuid,
+    #[schemars(with = "Instant")]
     at: String,
     who: &'a str,
     what: &'a str,
@@ -68,17 +76,22 @@ impl<'a> From<&'a model::Act> for Act<'a> {
     }
 }
 
-#[derive(Serialize)]
+/// A worker's result.
+#[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct TaskResult<'a> {
     worker: &'a str,
     attempt: u32,
+    #[schemars(with = "Instant")]
     completed_at: String,
+    /// The task had all its replicas before.
     surplus: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<Value<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("contentEncoding" = "base64"))]
     result_base64: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<EncodingName>")]
     result_encoding: Option<&'static str>,
 }
 

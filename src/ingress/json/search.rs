@@ -1,5 +1,6 @@
 //! Lists of tasks: the question in a query or a filter, and the answer.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use url::form_urlencoded;
 
@@ -52,11 +53,15 @@ fn set(filter: &mut TaskFilter, name: &str, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-#[derive(Serialize)]
+/// Tasks, the newest first.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "TaskList")]
 pub(in crate::ingress) struct List<'a> {
     tasks: Vec<Task<'a>>,
+    /// How many tasks taskd looked at; a filter may choose few of them.
     looked_at: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// Asks for the next page; absent on the last.
     cursor: Option<String>,
 }
 

@@ -10,7 +10,7 @@ use crate::{model, wire::time::from_rfc_3339};
 pub(super) struct Time(pub(super) Duration);
 
 /// `"2030-01-02T03:04:05Z"`, as milliseconds since 1970.
-pub(super) struct Instant(pub(super) i64);
+pub(in crate::ingress) struct Instant(pub(super) i64);
 
 /// `"high"`, in any case.
 pub(super) struct Priority(pub(super) model::Priority);

@@ -2,6 +2,7 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -34,6 +35,16 @@ fn string_within(body: &Bytes, json: &str) -> Result<Bytes, String> {
         return Ok(body.slice_ref(inner.as_bytes()));
     }
     serde_json::from_str(json).map(|text: String| Bytes::from(text)).map_err(|error| without_place(&error))
+}
+
+/// The kind of a payload or a result: what its sender sent.
+#[derive(JsonSchema, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(dead_code, reason = "only the document of the API has this type")]
+pub(super) enum EncodingName {
+    Json,
+    Text,
+    Bytes,
 }
 
 /// The value of `payload` or `result`.

@@ -3,18 +3,19 @@
 use std::{collections::HashMap, time::Duration};
 
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{
     super::tally::{Excess, MAX_QUEUES, Tally},
     AtMost, Key, Unread, insert, item, object,
-    text::Time,
-    value::{self, Shown, Value},
+    text::{Instant, Time},
+    value::{self, EncodingName, Shown, Value},
 };
 use crate::{
     api::{ECHO, shorten},
-    model::{self, Batch, Item, LeaseToken, Priority, TaskId, WorkerName},
+    model::{self, Batch, Item, ItemStatus, LeaseToken, Priority, QueueName, TaskId, WorkerName},
     wire::time::to_rfc_3339,
 };
 
@@ -23,75 +24,103 @@ const MAX_ITEMS: usize = 1000;
 /// The most tasks that one completion may discover.
 const MAX_DISCOVERED: usize = 10_000;
 
-#[derive(Deserialize)]
+/// A task that a worker has done.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a completion")]
 struct Completion<'a> {
     id: String,
     lease_token: String,
     #[serde(borrow)]
     result: Option<&'a RawValue>,
+    #[schemars(extend("contentEncoding" = "base64"))]
     result_base64: Option<String>,
+    /// The tasks that the worker found on the way.
     #[serde(borrow, default)]
+    #[schemars(with = "AtMost<insert::NewTask<'a>, MAX_DISCOVERED>")]
     discovered: AtMost<&'a RawValue, MAX_DISCOVERED>,
 }
 
-#[derive(Deserialize)]
+/// A task that a worker gives back.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a rejection")]
 struct Rejection {
     id: String,
     lease_token: String,
     #[serde(default)]
     reason: String,
+    /// `false`: the task is dead. Otherwise it is tried again, as often as `max_attempts` allows.
     retry: Option<bool>,
+    /// The wait before the next attempt, in place of the backoff.
     delay: Option<Time>,
 }
 
-#[derive(Deserialize)]
+/// A lease that a worker needs for longer.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an extension")]
 struct Extension {
     id: String,
     lease_token: String,
+    /// From now on; absent: as long as the task's lease.
     by: Option<Time>,
 }
 
-#[derive(Deserialize)]
+/// A worker's request for tasks.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and queues")]
-struct GetTasks {
+pub(in crate::ingress) struct GetTasks {
+    /// The worker's name. Only a token that names the worker makes it dispensable.
     #[serde(default)]
+    #[schemars(length(max = 128))]
     worker: String,
+    #[schemars(with = "AtMost<QueueName, MAX_QUEUES>", extend("minItems" = 1))]
     queues: AtMost<String, MAX_QUEUES>,
+    /// 0: one.
     #[serde(default)]
     max_tasks: u32,
+    /// How long to wait for the first task.
     wait: Option<Time>,
     lease_duration: Option<Time>,
     #[serde(default)]
+    /// The size of the answer, about; 0: 3.5 MiB.
     max_bytes: u64,
 }
 
-#[derive(Deserialize)]
+/// A worker's report of tasks that it has done.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and completions")]
-struct CompleteTasks<'a> {
+pub(in crate::ingress) struct CompleteTasks<'a> {
+    /// The worker's name. Only a token that names the worker makes it dispensable.
     #[serde(default)]
+    #[schemars(length(max = 128))]
     worker: String,
     #[serde(borrow)]
+    #[schemars(with = "AtMost<Completion<'a>, MAX_ITEMS>")]
     completions: AtMost<&'a RawValue, MAX_ITEMS>,
 }
 
-#[derive(Deserialize)]
+/// A worker's report of tasks that it gives back.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and rejections")]
-struct RejectTasks<'a> {
+pub(in crate::ingress) struct RejectTasks<'a> {
+    /// The worker's name. Only a token that names the worker makes it dispensable.
     #[serde(default)]
+    #[schemars(length(max = 128))]
     worker: String,
     #[serde(borrow)]
+    #[schemars(with = "AtMost<Rejection, MAX_ITEMS>")]
     rejections: AtMost<&'a RawValue, MAX_ITEMS>,
 }
 
-#[derive(Deserialize)]
+/// A worker's request for longer leases.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and extensions")]
-struct ExtendTasks<'a> {
+pub(in crate::ingress) struct ExtendTasks<'a> {
+    /// The worker's name. Only a token that names the worker makes it dispensable.
     #[serde(default)]
+    #[schemars(length(max = 128))]
     worker: String,
     #[serde(borrow)]
+    #[schemars(with = "AtMost<Extension, MAX_ITEMS>")]
     extensions: AtMost<&'a RawValue, MAX_ITEMS>,
 }
 
@@ -191,13 +220,17 @@ fn extension(text: &str) -> Result<Item<model::Extension>, String> {
     Ok(Item { id, lease_token, report: Ok(model::Extension { by: by.map(|time| time.0) }) })
 }
 
-#[derive(Serialize)]
+/// The answer to an item, in the order of the request.
+#[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct ItemAnswer<'a> {
     id: &'a str,
+    #[schemars(with = "ItemStatus")]
     status: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
     error: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// After an extension.
+    #[schemars(with = "Option<Instant>")]
     lease_expires_at: Option<String>,
 }
 
@@ -212,21 +245,27 @@ impl<'a> From<&'a model::ItemAnswer> for ItemAnswer<'a> {
     }
 }
 
-#[derive(Serialize)]
+/// A task with a lease for the worker.
+#[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct LeasedTask<'a> {
     id: TaskId,
+    #[schemars(with = "QueueName")]
     queue: &'a str,
     #[serde(flatten)]
     key: Key<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<Value<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("contentEncoding" = "base64"))]
     payload_base64: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<EncodingName>")]
     payload_encoding: Option<&'static str>,
     headers: &'a HashMap<String, String>,
     traceparent: &'a str,
+    #[schemars(with = "String")]
     lease_token: &'a LeaseToken,
+    #[schemars(with = "Instant")]
     lease_expires_at: String,
     attempt: u32,
     replicas: u32,
@@ -263,7 +302,7 @@ mod tests {
         super::testing::{share, shown, tally},
         *,
     };
-    use crate::model::{Encoding, ItemStatus, TaskBody};
+    use crate::model::{Encoding, TaskBody};
 
     #[test]
     fn a_wrong_completion_is_answered_under_its_id() {
@@ -332,8 +371,8 @@ mod tests {
 
     #[test]
     fn answers_leave_out_what_is_empty() {
-        let lost = model::ItemAnswer::new("1".into(), ItemStatus::LeaseLost);
-        assert_eq!(shown(ItemAnswer::from(&lost)), json!({"id": "1", "status": "LEASE_LOST"}));
+        let lost = shown(ItemAnswer::from(&model::ItemAnswer::new("1".into(), ItemStatus::LeaseLost)));
+        assert_eq!(lost, json!({"id": "1", "status": "LEASE_LOST"}));
     }
 
     #[test]

@@ -1,0 +1,118 @@
+//! The words and types of each route in the document.
+//!
+//! A test fails for a route that has no description here.
+
+use axum::http::Method;
+
+use super::{
+    super::{super::json, probes::Readiness},
+    operation::Operation,
+};
+use crate::model::{InsertAnswer, LetterKind, QueueView, TaskId};
+
+/// The description of a route. One that has none is in the document by its method and its path.
+pub(super) fn of(method: &Method, path: &'static str) -> Operation {
+    let known = match *method {
+        Method::GET => read(path),
+        Method::POST => change(path),
+        _ => None,
+    };
+    known.unwrap_or_else(|| {
+        let id: String = path.chars().filter(char::is_ascii_alphanumeric).collect();
+        let id = format!("{}{id}", method.as_str().to_ascii_lowercase());
+        Operation::new(path, "operators", &id, "")
+    })
+}
+
+fn read(path: &'static str) -> Option<Operation> {
+    let new = |tag, id, summary| Operation::new(path, tag, id, summary);
+    Some(match path {
+        "/v1/tasks" => new("tasks", "listTasks", "List tasks, the newest first")
+            .says("`header.NAME=VALUE` chooses tasks with this header. Status, key and header need a queue.")
+            .query::<String>("queue", "Only of this queue")
+            .query::<String>("status", "Only with one of these statuses, separated by commas")
+            .query::<String>("key", "Only with this key")
+            .query::<String>("key_prefix", "Only with a key that begins so")
+            .query::<String>("worker", "Only with a result of this worker")
+            .query::<json::Instant>("since", "Only inserted from this time on")
+            .query::<json::Instant>("until", "Only inserted before this time")
+            .query::<u32>("limit", "At most this many")
+            .query::<String>("cursor", "The cursor of the answer before")
+            .answers::<json::search::List<'_>>(),
+        "/v1/tasks/{id}" => new("tasks", "getTask", "Get a task with its status").answers::<json::read::Task<'_>>(),
+        "/v1/tasks/{id}/results" => new("tasks", "getResults", "Get the results that workers reported")
+            .lists::<json::read::TaskResult<'_>>("results"),
+        "/v1/tasks:explain" => new("tasks", "explainTask", "Say where a task is, and why a worker does not get it")
+            .query::<TaskId>("id", "The task, by its id …")
+            .query::<String>("queue", "… or by its queue and its key")
+            .query::<String>("key", "The key; it needs `queue`")
+            .query::<String>("worker", "Say also whether this worker may get it")
+            .answers::<json::explain::Explanation<'_>>()
+            .or_problem(404, "There is no such task, or not any more"),
+        "/v1/queues" => new("operators", "listQueues", "List the open queues").lists::<QueueView>("queues"),
+        "/v1/books" => new("operators", "getBooks", "Count what came in, what went out, and where the rest is")
+            .query::<String>("queue", "Only this queue")
+            .answers::<json::books::Books<'_>>(),
+        "/v1/acts" => new("operators", "listActs", "List what operators did, the latest first")
+            .query::<uuid::Uuid>("before", "Only acts before this one")
+            .query::<u32>("limit", "At most this many (100; at most 1,000)")
+            .lists::<json::read::Act<'_>>("acts"),
+        "/v1/dead-letters" => new("operators", "listDeadLetters", "List dead letters, the newest first")
+            .query::<String>("queue", "Only of this queue")
+            .query::<LetterKind>("kind", "Only of this kind")
+            .query::<json::Instant>("since", "Only from this time on")
+            .query::<json::Instant>("until", "Only before this time")
+            .query::<String>("reason", "Only with a reason that begins so; it needs `queue`")
+            .query::<u32>("limit", "At most this many (100; at most 1,000)")
+            .query::<String>("cursor", "The cursor of the answer before")
+            .answers::<json::letters::Page<'_>>(),
+        "/v1/dead-letters/{id}" => new("operators", "getDeadLetter", "Get a dead letter with all that it has")
+            .answers::<json::letters::Letter<'_>>(),
+        "/metrics" => new("process", "getMetrics", "Get the metrics of this process, as Prometheus reads them")
+            .answers_text("text/plain"),
+        _ => return None,
+    })
+}
+
+fn change(path: &'static str) -> Option<Operation> {
+    let new = |tag, id, summary| Operation::new(path, tag, id, summary);
+    let rejected = "The only task of the request is rejected";
+    Some(match path {
+        "/v1/tasks" => new("tasks", "insertTasks", "Insert one task, an array of tasks, or lines of any number")
+            .takes::<json::insert::OneOrMore<'_>>()
+            .or_lines()
+            .lists::<InsertAnswer>("results")
+            .or_list::<InsertAnswer>(422, rejected, "results"),
+        "/v1/tasks:get" => new("workers", "getTasks", "Lease tasks to a worker")
+            .takes::<json::work::GetTasks>()
+            .lists::<json::work::LeasedTask<'_>>("tasks"),
+        "/v1/tasks:complete" => new("workers", "completeTasks", "Report tasks as done, with what they discovered")
+            .takes::<json::work::CompleteTasks<'_>>()
+            .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/tasks:reject" => new("workers", "rejectTasks", "Give tasks back")
+            .takes::<json::work::RejectTasks<'_>>()
+            .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/tasks:extend" => new("workers", "extendTasks", "Move the deadlines of leases")
+            .takes::<json::work::ExtendTasks<'_>>()
+            .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/dead-letters:retry" => new("operators", "retryDeadLetters", "Send the tasks of dead letters again")
+            .takes::<json::letters::Change>()
+            .answers::<json::letters::Changed<'_>>(),
+        "/v1/dead-letters:purge" => new("operators", "purgeDeadLetters", "Remove dead letters")
+            .takes::<json::letters::Change>()
+            .answers::<json::letters::Changed<'_>>(),
+        _ => return None,
+    })
+}
+
+/// The routes that take no token.
+pub(super) fn open() -> [Operation; 4] {
+    [
+        Operation::new("/", "process", "getIndex", "Say what this is, and where to go").answers_text("text/plain"),
+        Operation::new("/openapi.json", "process", "getOpenApi", "Get this document"),
+        Operation::new("/healthz", "process", "getHealth", "Say that the process lives").answers_text("text/plain"),
+        Operation::new("/readyz", "process", "getReadiness", "Say whether the process does its work")
+            .answers::<Readiness>()
+            .or::<Readiness>(503, "It does not; `status` says why"),
+    ]
+}

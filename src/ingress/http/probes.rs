@@ -1,0 +1,58 @@
+//! The probes: whether the process lives, and whether it does its work.
+
+use axum::{
+    Json, Router,
+    extract::State as Extract,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::super::State;
+
+/// The routes of probes. They are outside the guard and the trace: a probe may use any name, and repeated 503s are no
+/// news.
+pub(super) fn routes() -> Router<State> {
+    Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz))
+}
+
+/// How the process does.
+#[derive(JsonSchema, Serialize)]
+pub(super) struct Readiness {
+    /// `ready`, or the reason why it is not.
+    status: &'static str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    stalled: Vec<StalledLoop>,
+    /// The reason why inserts are refused, if Redis has little memory left.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<String>,
+}
+
+/// A loop that makes no progress.
+#[derive(JsonSchema, Serialize)]
+struct StalledLoop {
+    name: String,
+    /// How long ago it did.
+    age: String,
+}
+
+async fn readyz(Extract(state): Extract<State>) -> Response {
+    let stalled: Vec<_> = state
+        .progress
+        .stalled(state.settings.stall_after)
+        .into_iter()
+        .map(|(name, age)| StalledLoop { name, age: format!("{}s", age.as_secs()) })
+        .collect();
+    let shortage = state.gates.shortage();
+    let is_full = shortage.as_ref().is_some_and(|shortage| shortage.is_full);
+    let (code, status) = match (state.stop.is_cancelled(), stalled.is_empty(), is_full) {
+        (true, _, _) => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+        (false, false, _) => (StatusCode::SERVICE_UNAVAILABLE, "stalled"),
+        (false, true, true) => (StatusCode::SERVICE_UNAVAILABLE, "out of memory"),
+        (false, true, false) => (StatusCode::OK, "ready"),
+    };
+    let memory = shortage.map(|shortage| shortage.why);
+    (code, Json(Readiness { status, stalled, memory })).into_response()
+}

@@ -1,0 +1,176 @@
+//! `/openapi.json` and the page that shows it. tests/full/openapi.rs calls every operation by the document.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use reqwest::{Client, Response, header};
+use serde_json::Value;
+use taskd::{
+    config::Auth,
+    ingress::{self, http},
+};
+
+use crate::ingress_http::idle_state;
+
+/// A process that runs no pipeline: its URL.
+async fn start(auth: Auth) -> String {
+    let state = idle_state(|settings| settings.auth = auth);
+    let listener = ingress::bind(([127, 0, 0, 1], 0).into(), "http").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(http::serve(listener, state));
+    url
+}
+
+async fn get(url: &str, path: &str) -> Response {
+    let answer = Client::new().get(format!("{url}{path}")).send().await.unwrap();
+    assert_eq!(answer.status(), 200, "{path}");
+    answer
+}
+
+async fn document(auth: Auth) -> Value {
+    let answer = get(&start(auth).await, "/openapi.json").await;
+    assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/json");
+    answer.json().await.unwrap()
+}
+
+/// The operations of a document, by method and path.
+fn operations(document: &Value) -> BTreeMap<(String, String), Value> {
+    let mut operations = BTreeMap::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            operations.insert((method.to_uppercase(), path.clone()), operation.clone());
+        }
+    }
+    operations
+}
+
+#[tokio::test]
+async fn every_route_is_described_and_nothing_else() {
+    let document = document(Auth::Tokens).await;
+    let described = operations(&document);
+    let mut routes = BTreeSet::new();
+    for (method, path, role) in http::routes() {
+        let route = (method.to_string(), path.to_owned());
+        let operation = &described[&route];
+        let said = operation["description"].as_str().unwrap();
+        assert!(said.contains(&format!("`{role}`")), "{method} {path}: {said}");
+        assert_eq!(operation["security"][0]["token"], serde_json::json!([]), "{method} {path}");
+        let takes_body = !operation["requestBody"].is_null();
+        assert_eq!(takes_body && method == "POST", takes_body, "{method} {path}");
+        for status in ["200", "400", "401", "403", "421", "429", "503"] {
+            assert!(operation["responses"].get(status).is_some(), "{method} {path} {status}");
+        }
+        routes.insert(route);
+    }
+    for open in ["/", "/openapi.json", "/healthz", "/readyz"] {
+        assert_eq!(described[&("GET".into(), open.into())]["security"], serde_json::json!([]), "{open}");
+        routes.insert(("GET".into(), open.into()));
+    }
+    assert_eq!(described.into_keys().collect::<BTreeSet<_>>(), routes);
+    let ids: Vec<_> = operations(&document).into_values().map(|operation| operation["operationId"].clone()).collect();
+    let distinct: BTreeSet<_> = ids.iter().map(|id| id.as_str().unwrap()).collect();
+    assert_eq!(distinct.len(), ids.len(), "{ids:?}");
+}
+
+/// All places of a document that name another place in it.
+fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
+    match value {
+        Value::Object(object) => {
+            found.extend(object.get("$ref").and_then(Value::as_str));
+            object.values().for_each(|value| references(value, found));
+        }
+        Value::Array(values) => values.iter().for_each(|value| references(value, found)),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn every_named_schema_is_there_and_used() {
+    let document = document(Auth::None).await;
+    let mut used = BTreeSet::new();
+    references(&document, &mut used);
+    for place in &used {
+        assert!(document.pointer(place.trim_start_matches('#')).is_some(), "{place}");
+    }
+    for name in document["components"]["schemas"].as_object().unwrap().keys() {
+        assert!(used.contains(format!("#/components/schemas/{name}").as_str()), "{name} is used nowhere");
+        assert!(!name.ends_with(|end: char| end.is_ascii_digit()), "two types have the name of {name}");
+    }
+}
+
+#[tokio::test]
+async fn the_schemas_say_what_the_readers_take() {
+    let document = document(Auth::None).await;
+    let schema = |name: &str| document["components"]["schemas"][name].clone();
+    let task = schema("NewTask");
+    assert_eq!((&task["additionalProperties"], &task["required"]), (&false.into(), &serde_json::json!(["queue"])));
+    assert_eq!(task["properties"]["headers"]["maxProperties"], 1000);
+    assert_eq!(task["properties"]["not_before"]["format"], "date-time");
+    let get = schema("GetTasks");
+    assert_eq!(
+        (&get["required"], &get["properties"]["queues"]["maxItems"]),
+        (&serde_json::json!(["queues"]), &100.into())
+    );
+    let complete = schema("CompleteTasks");
+    assert_eq!(complete["properties"]["completions"]["items"]["$ref"], "#/components/schemas/Completion");
+    assert_eq!(schema("Completion")["required"], serde_json::json!(["id", "lease_token"]));
+    let leased = schema("LeasedTask");
+    assert!(leased["required"].as_array().unwrap().contains(&"lease_token".into()), "{leased}");
+    assert_eq!(leased["properties"]["payload_encoding"]["$ref"], "#/components/schemas/EncodingName");
+    // Answers leave out what is not there, so nothing in them is null.
+    assert_eq!(schema("Task")["properties"]["not_before"]["type"], "string");
+    let security = &document["paths"]["/v1/tasks"]["post"]["security"];
+    assert_eq!(security, &serde_json::json!([{}, {"token": []}]), "without tokens none is needed");
+}
+
+#[tokio::test]
+async fn the_page_loads_nothing_from_elsewhere() {
+    let url = start(Auth::Tokens).await;
+    let index = get(&url, "/").await.text().await.unwrap();
+    assert!(index.contains("/openapi.json") && index.contains("/docs/"), "{index}");
+    // The redirect leads to the page.
+    let page = get(&url, "/docs").await;
+    assert!(page.url().path() == "/docs/", "{}", page.url());
+    let policy = page.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap().to_owned();
+    assert!(policy.contains("default-src 'none'") && policy.contains("script-src 'self';"), "{policy}");
+    assert!(policy.contains("connect-src 'self'") && policy.contains("frame-ancestors 'none'"), "{policy}");
+    let page = page.text().await.unwrap();
+    let files = scraper::Html::parse_document(&page);
+    for (tag, attribute) in [("script", "src"), ("link", "href")] {
+        for element in files.select(&scraper::Selector::parse(tag).unwrap()) {
+            let file = element.attr(attribute).expect("no script is within the page");
+            if file != "data:," {
+                assert!(!file.contains('/'), "{file}");
+                get(&url, &format!("/docs/{file}")).await;
+            }
+        }
+    }
+    let script = get(&url, "/docs/swagger-ui.js").await;
+    assert_eq!(script.headers()[header::CONTENT_ENCODING], "gzip");
+    let gzip = script.bytes().await.unwrap();
+    assert!(gzip.starts_with(&[0x1f, 0x8b, 8]) && gzip.len() > 300_000, "{}", gzip.len());
+    let script = gunzip(&gzip);
+    assert!(script.windows(15).any(|text| text == b"SwaggerUIBundle"));
+}
+
+/// Unpacks it with the gzip of this machine, which checks the checksum and the size.
+fn gunzip(gzip: &[u8]) -> Vec<u8> {
+    use std::io::Write as _;
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(gzip).unwrap();
+    let input = std::fs::File::open(file.path()).unwrap();
+    let output = std::process::Command::new("gzip").args(["-d", "-c"]).stdin(input).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+#[tokio::test]
+async fn pages_of_other_sites_reach_neither() {
+    let url = start(Auth::None).await;
+    for path in ["/openapi.json", "/docs/", "/docs/swagger-ui.js"] {
+        let request = Client::new().get(format!("{url}{path}"));
+        let foreign = request.header("sec-fetch-site", "cross-site").header("sec-fetch-mode", "no-cors");
+        assert_eq!(foreign.send().await.unwrap().status(), 403, "{path}");
+        let rebound = Client::new().get(format!("{url}{path}")).header(header::HOST, "evil.example");
+        assert_eq!(rebound.send().await.unwrap().status(), 421, "{path}");
+    }
+}
