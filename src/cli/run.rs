@@ -45,11 +45,7 @@ pub fn run() -> ExitCode {
         Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
         Command::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
-        Command::Books(args) => match block_on(books::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
+        Command::Books(args) => answered(block_on(books::run(args))),
         Command::Completions(completions) => {
             completions.print(command_line());
             ExitCode::SUCCESS
@@ -61,30 +57,23 @@ pub fn run() -> ExitCode {
             Err(error) => exit(Err(error), 1),
         },
         Command::Tasks(args) => exit(block_on(tasks::run(args)).flatten(), USAGE),
-        Command::Dead(args) => match block_on(dead::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
-        Command::Task(args) => match block_on(task::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
-        Command::Explain(args) => match block_on(explain::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
-        Command::Bench(args) => match block_on(bench::run(args)) {
-            Ok(Ok(false)) => ExitCode::from(1),
-            Ok(result) => exit(result.map(drop), USAGE),
-            Err(error) => exit(Err(error), 1),
-        },
+        Command::Dead(args) => answered(block_on(dead::run(args))),
+        Command::Task(args) => answered(block_on(task::run(args))),
+        Command::Explain(args) => answered(block_on(explain::run(args))),
+        Command::Bench(args) => answered(block_on(bench::run(args))),
         Command::CheckConfig(loaded) => {
             print!("{}", config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret));
             exit(app::check(&loaded.settings), USAGE)
         }
+    }
+}
+
+/// Ends a command that answers whether all went well.
+fn answered(result: anyhow::Result<anyhow::Result<bool>>) -> ExitCode {
+    match result {
+        Ok(Ok(false)) => ExitCode::from(1),
+        Ok(result) => exit(result.map(drop), USAGE),
+        Err(error) => exit(Err(error), 1),
     }
 }
 
