@@ -24,6 +24,7 @@ mod rebuild;
 mod redis_server;
 mod report;
 mod scale;
+mod search;
 mod servers;
 mod work;
 
@@ -40,7 +41,8 @@ use scale::Scale;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: command, delay, claim, queues, production
+    /// Only the benchmarks whose name contains this: command, delay, claim, queues, production; search runs only when
+    /// it is named
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
     #[arg(long)]
@@ -97,6 +99,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     if wanted("production") {
         show(form, &production::run(&scale, &Progress::new()).await?);
+    }
+    // It makes a database of gigabytes.
+    if args.filter.as_deref() == Some("search") {
+        show(form, &search::run(&scale, &Progress::new()).await?);
     }
     let busy = machine::busy_cores().await?;
     if busy.max(machine.busy_cores) > 0.2 {

@@ -25,6 +25,8 @@ pub(crate) struct Scale {
     /// NUM of tasks.
     pub(crate) replicas: Vec<u32>,
     pub(crate) tasks_of_replicas: usize,
+    /// Tasks of a database that is searched.
+    pub(crate) searched: Vec<usize>,
 }
 
 impl Scale {
@@ -45,6 +47,7 @@ impl Scale {
             new_names: 1000,
             replicas: vec![1, 10, 100, 1000],
             tasks_of_replicas: 100,
+            searched: vec![10_000, 10_000_000],
         }
     }
 
@@ -64,6 +67,7 @@ impl Scale {
             new_names: 50,
             replicas: vec![1, 5],
             tasks_of_replicas: 10,
+            searched: vec![2_000, 20_000],
         }
     }
 }

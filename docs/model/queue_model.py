@@ -478,6 +478,101 @@ def again(lives=2, repeats=1, fails=2, settle_asks=True, enqueue_replaces=True):
     return init, actions, invariant, lambda s: s[0] != "U", [0]
 
 
+# ------------------------------------------------------------------ model 5: a task is cancelled
+# One task of one worker. An operator's process cancels it; the watchdog takes over what a killed process left.
+# state: (sql, wish, caller, dog, out, log, read, record, done, ok, told, faults)
+#  sql     U unfinished, F completed, X cancelled      wish    the row of `changes`
+#  caller  0 not yet, 1 the wish is stored, X or F: the script has answered so, 9 over; dog: the same of the watchdog
+#  log     pipeline: per record, 1 where the fanout asks SQL; read of them   record  None, L live, F completed, X cancelled
+#  done    a report of a completion is on the bus      ok      a worker was answered OK   told    the answer to the operator
+def cancel(kills=1, repeats=1, flush=1, maxlog=3, script_decides=True, final_for_absent=True, wish_until_sql=True, old_are_asked=True,
+           generation_asked=True, never_lost=True):
+    init = ("U", 0, 0, 0, 1, (), 0, None, 0, 0, "", (kills, repeats, flush))
+
+    def actions(s):
+        sql, wish, caller, dog, out, log, read, rec, done, ok, told, (kills, repeats, flush) = s
+        S = lambda **k: tuple(k.get(n, v) for n, v in zip(
+            ("sql", "wish", "caller", "dog", "out", "log", "read", "rec", "done", "ok", "told", "f"), s))
+        if out and len(log) < maxlog:
+            yield "publisher publishes and marks", S(out=0, log=log + (out - 1,)), 0
+            if repeats:
+                yield "publisher publishes, is killed before the mark", S(out=2, log=log + (out - 1,), f=(kills, repeats - 1, flush)), None
+        if read < len(log):
+            if log[read] and sql != "U":
+                yield "fanout drops a record of a final task", S(read=read + 1), 0
+            elif rec is None:
+                yield "fanout enqueues", S(read=read + 1, rec="L"), 0
+            else:
+                yield "fanout ignores a task that has a record", S(read=read + 1), 0
+        if rec == "L":
+            yield "a worker completes", S(rec="F", done=1, ok=1), 0
+        if done:
+            yield "the completion is settled", S(sql="F" if sql == "U" else sql, out=0 if sql == "U" else out, done=0), 0
+
+        def script():
+            if rec == "F":
+                return "F", rec
+            return "X", rec if rec is None and not final_for_absent else "X"
+
+        def settle(answer):
+            if answer == "X" and sql == "U":
+                return dict(sql="X", out=0, wish=0)
+            return dict(wish=0)
+
+        if caller == 0:
+            if sql != "U":
+                yield "an operator cancels a final task", S(caller=9), 0
+            elif script_decides:
+                yield "an operator cancels: the wish is in SQL", S(wish=1, caller=1), 0
+            else:
+                yield "an operator cancels: SQL says cancelled", S(wish=1, caller=1, sql="X", out=0), 0
+        if caller == 1:
+            answer, after = script()
+            if wish_until_sql:
+                yield "the script answers %s" % answer, S(caller=answer, rec=after), 0
+            else:
+                yield "the script answers %s, and so is the operator" % answer, S(caller=answer, rec=after, wish=0, told=answer), 0
+        if caller in ("X", "F"):
+            now = settle(caller)
+            yield "SQL has the end, and the operator the answer", S(caller=9, told="X" if now.get("sql", sql) == "X" else "F", **now), 0
+        if kills and caller in (1, "X", "F"):
+            yield "the operator's process is killed", S(caller=9, f=(kills - 1, repeats, flush)), None
+        if wish and not dog and caller == 9:
+            answer, after = script()
+            yield "watchdog: the script answers %s" % answer, S(dog=answer, rec=after), 0
+        if dog:
+            yield "watchdog: SQL has the end", S(dog=0, **settle(dog)), 0
+            if kills:
+                yield "the watchdog is killed", S(dog=0, f=(kills - 1, repeats, flush)), None
+        if rec in ("F", "X") and sql != "U":
+            # A grace time later. Until then a record of the bus that is not asked about was enqueued, or is old by now.
+            asked = lambda flag: 1 if old_are_asked else flag
+            yield "the final record is forgotten", S(rec=None, log=tuple(asked(x) for x in log), out=out and asked(out - 1) + 1), None
+        if rec == "X" and sql == "U" and never_lost:
+            yield "watchdog: the record says cancelled, and so does SQL", S(sql="X", out=0), None
+        if rec == "X" and sql == "U" and not never_lost and not done and len(log) < maxlog:
+            yield "the report counts as lost: the task is published again", S(rec=None, log=log + (1,)), None
+        if flush and not done and rec is not None:
+            more = (1,) if sql == "U" and len(log) < maxlog else ()
+            if sql != "U" or more:
+                # What a script answered in the generation before does not reach SQL. The shard counts what was on the bus
+                # as read. The processes start over, and the watchdog publishes what they had not.
+                again = lambda at, first: first if at == "X" and generation_asked else at
+                yield "FLUSHALL, rebuilt from SQL", S(rec=None, log=log + more, read=len(log), out=out and 2,
+                                                      caller=again(caller, 1), dog=again(dog, 0),
+                                                      f=(kills, repeats, flush - 1)), None
+
+    def invariant(s):
+        sql, rec, ok, told = s[0], s[7], s[9], s[10]
+        if told == "X" and (sql != "X" or rec in ("L", "F")):
+            return "the operator was told that the task is cancelled, and it lives"
+        if ok and sql == "X":
+            return "a worker was answered OK, and SQL says cancelled"
+        return None
+
+    return init, actions, invariant, lambda s: s[0] != "U" and not s[1], [0]
+
+
 # ------------------------------------------------------------------ scenarios
 HOLDS, BREAKS = "holds", "breaks"
 SCENARIOS = [
@@ -529,6 +624,15 @@ SCENARIOS = [
     ("again: a late death, a repeated record, a final record that is still there", HOLDS, lambda: again()),
     ("again ablation: settling does not ask for the epoch", BREAKS, lambda: again(settle_asks=False)),
     ("again ablation: enqueue ignores every task that has a record", BREAKS, lambda: again(enqueue_replaces=False)),
+    # a task is cancelled
+    ("cancel: against completion, publish in flight, kills, a lost Redis", HOLDS, lambda: cancel()),
+    ("cancel: two kills, no lost Redis", HOLDS, lambda: cancel(kills=2, flush=0)),
+    ("cancel ablation: SQL decides before the script", BREAKS, lambda: cancel(script_decides=False)),
+    ("cancel ablation: no final record for a task that has not arrived", BREAKS, lambda: cancel(final_for_absent=False)),
+    ("cancel ablation: the wish goes before SQL has the end", BREAKS, lambda: cancel(wish_until_sql=False)),
+    ("cancel ablation: the script's answer counts after a rebuild", BREAKS, lambda: cancel(generation_asked=False)),
+    ("cancel ablation: the record counts as one whose report is lost", BREAKS, lambda: cancel(flush=0, never_lost=False)),
+    ("cancel ablation: an old record of the bus is not asked about", BREAKS, lambda: cancel(old_are_asked=False)),
     # the bus on Redis Streams
     ("letter streams: consumer group + stored offset", BREAKS, lambda: streams()),
     ("streams: one owner reads in order after the stored offset", HOLDS, lambda: streams(owner=True)),

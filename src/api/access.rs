@@ -18,6 +18,7 @@ use super::text::{ECHO, shorten};
 use crate::{
     model::{
         Access, AccessToken, Batch, Caller, Completion, GetTasks, ItemAnswer, LeaseToken, Role, Roles, SecretHash,
+        TaskFilter,
     },
     runtime::{Clock, Policy, Supervisor},
     store::{self, Store},
@@ -206,6 +207,16 @@ pub(super) fn reaches_everything(caller: &Caller) -> Result<(), Denied> {
 pub(super) fn reaches(caller: &Caller, queue: &str) -> Result<(), Denied> {
     let out_of_reach = caller.access.token().filter(|token| !token.scope.includes(queue));
     out_of_reach.map_or(Ok(()), |token| Err(Denied::queue(token, queue)))
+}
+
+/// Refuses a caller that does not reach the queues of a filter.
+pub(super) fn reaches_all_of(caller: &Caller, filter: &TaskFilter) -> Result<(), Denied> {
+    filter.queue.as_ref().map_or_else(|| reaches_everything(caller), |queue| reaches(caller, queue.as_str()))
+}
+
+/// The name of a caller in acts.
+pub(super) fn who(caller: &Caller) -> &str {
+    caller.access.token().map_or("anybody", |token| &token.name)
 }
 
 /// Checks the worker that a call names. A call with a worker's own token may leave the name out.

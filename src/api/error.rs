@@ -1,11 +1,14 @@
 //! The error of an operation.
 
+use uuid::Uuid;
+
 use super::access::Denied;
 use crate::{
     bus,
     model::{LetterId, QueueName, TaskId},
-    pipelines::{discovery, tasks},
-    queue, store,
+    pipelines::{changing, discovery, tasks},
+    queue,
+    store::{self, MOST_JOBS},
 };
 
 /// The reason why an operation has no answer.
@@ -25,12 +28,20 @@ pub enum Error {
     NoSuchKey { queue: QueueName, key: String },
     #[error("there is no task {0}, or it finished so long ago that it was removed")]
     NoSuchTask(TaskId),
+    #[error("there is no job {0}, or it ended so long ago that it was removed")]
+    NoSuchJob(Uuid),
+    #[error("{MOST_JOBS} jobs run, and there may be no more; wait for one, or stop one")]
+    ManyJobs,
+    #[error("task {id} cannot be changed any more: {why}")]
+    Final { id: TaskId, why: String },
     #[error(transparent)]
     Denied(#[from] Denied),
     #[error(transparent)]
     Insert(#[from] discovery::Error),
     #[error(transparent)]
     Tasks(#[from] tasks::Error),
+    #[error("cannot change anything now: {0}")]
+    Change(#[from] changing::Error),
     #[error("cannot read now: {0}")]
     Store(#[from] store::Error),
     #[error("cannot read now: {0}")]
@@ -45,6 +56,8 @@ pub enum Kind {
     /// The request is wrong.
     Invalid,
     NotFound,
+    /// The task has come to an end.
+    Final,
     /// The call has no token, or one that is not valid.
     Unauthenticated,
     /// The token does not allow it.
@@ -64,14 +77,18 @@ impl Error {
             Self::NotATaskId(_) | Self::NotALetterId(_) | Self::Invalid(_) | Self::Tasks(tasks::Error::Invalid(_)) => {
                 Kind::Invalid
             }
-            Self::NoSuchTask(_) | Self::NoSuchLetter(_) | Self::NoSuchKey { .. } => Kind::NotFound,
+            Self::NoSuchTask(_) | Self::NoSuchLetter(_) | Self::NoSuchJob(_) | Self::NoSuchKey { .. } => Kind::NotFound,
+            Self::Final { .. } => Kind::Final,
             Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => Kind::Unauthenticated,
             Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {
                 Kind::Forbidden
             }
-            Self::Insert(discovery::Error::Busy(_)) | Self::Denied(Denied::TooFast { .. }) => Kind::Busy,
+            Self::Insert(discovery::Error::Busy(_)) | Self::Denied(Denied::TooFast { .. }) | Self::ManyJobs => {
+                Kind::Busy
+            }
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))
+            | Self::Change(_)
             | Self::Store(_)
             | Self::Queue(_)
             | Self::Bus(_) => Kind::Unavailable,

@@ -6,7 +6,7 @@ use tracing::Span;
 use super::{access::Authentication, error::Error, reader::Reader};
 use crate::{
     model::{Access, Caller, Role},
-    pipelines::{discovery, tasks},
+    pipelines::{changing::Changing, discovery, tasks},
     telemetry::metrics,
 };
 
@@ -16,6 +16,7 @@ pub struct Api {
     pub discovery: Option<discovery::Handle>,
     pub tasks: Option<tasks::Handle>,
     pub query: Option<Reader>,
+    pub changing: Option<Changing>,
     pub authentication: Authentication,
     /// Ends calls that wait for tasks.
     pub stop: CancellationToken,

@@ -2,6 +2,7 @@
 
 mod access;
 mod books;
+mod changes;
 mod error;
 mod explain;
 mod facts;
@@ -9,6 +10,7 @@ mod handle;
 mod history;
 mod insert;
 mod items;
+mod jobs;
 mod ledger;
 mod letters;
 mod query;

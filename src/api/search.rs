@@ -8,13 +8,13 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use tracing::Instrument as _;
 
 use super::{
-    access::{Denied, reaches, reaches_everything},
+    access::reaches_all_of,
     error::Error,
     handle::{Api, span},
     reader::{Reader, status},
 };
 use crate::{
-    model::{Caller, ShardId, StoredStatus, TaskCursor, TaskFilter, TaskId, TaskList, TaskPages, TaskView},
+    model::{Caller, ShardId, StoredStatus, TaskCursor, TaskId, TaskList, TaskPages, TaskView},
     queue::{self, Inspected},
     store::{ListedTask, TaskSearch},
 };
@@ -36,11 +36,6 @@ impl Api {
         reaches_all_of(caller, &pages.filter)?;
         self.query()?.list(pages).instrument(span("list_tasks", caller)).await
     }
-}
-
-/// Refuses a caller that does not reach the queues of a filter.
-pub(super) fn reaches_all_of(caller: &Caller, filter: &TaskFilter) -> Result<(), Denied> {
-    filter.queue.as_ref().map_or_else(|| reaches_everything(caller), |queue| reaches(caller, queue.as_str()))
 }
 
 fn bounded(pages: TaskPages) -> Result<TaskPages, String> {

@@ -27,6 +27,7 @@ use crate::{
     ingress::{self, Budget, Tls},
     pipelines::{
         admission::{Gates, Occupancy, QueueSync},
+        changing::Changing,
         discovery, memory,
         publishing::{DeadLetters, Publisher},
     },
@@ -230,6 +231,8 @@ fn state(
     let handles = components::start(cx, supervisor);
     let (store, bus) = (Arc::clone(&cx.store), Arc::clone(&cx.bus));
     let ledger = Ledger::new(store, cx.queue.shards.clone(), bus, cx.clock.clone());
+    let (store, filter, bus) = (Arc::clone(&cx.store), cx.filter.clone(), Arc::clone(&cx.bus));
+    let changing = Changing::new(store, cx.queue.upkeep.changer(), filter, bus, cx.clock.clone());
     ingress::State {
         api: Api {
             discovery: handles.discovery,
@@ -243,6 +246,7 @@ fn state(
                 clock: cx.clock.clone(),
                 ledger: Arc::new(ledger),
             }),
+            changing: Some(changing),
             authentication,
             stop: doors.stop_token(),
         },

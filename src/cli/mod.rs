@@ -3,12 +3,14 @@
 mod ask;
 pub mod bench;
 mod books;
+pub mod change;
 mod client;
 pub mod dead;
 mod environment;
 pub mod explain;
 mod http;
 pub mod insert;
+pub mod jobs;
 mod manual;
 mod patience;
 mod run;
@@ -81,9 +83,11 @@ struct Cli {
 enum Subcommands {
     Insert(insert::Insert),
     Tasks(tasks::Tasks),
+    Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Task(task::Task),
     Explain(explain::Explain),
+    Cancel(change::Cancel),
     Bench(bench::Bench),
     Migrate(Migrate),
     Partitions(Partitions),
@@ -130,9 +134,11 @@ pub enum Command {
     Acts(token::Acts, Settings),
     Insert(insert::Insert),
     Tasks(tasks::Tasks),
+    Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Task(task::Task),
     Explain(explain::Explain),
+    Cancel(change::Cancel),
     Stats(stats::Stats),
     Books(books::Books),
     Completions(manual::Completions),
@@ -199,9 +205,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
         Some(Subcommands::Tasks(tasks)) => Command::Tasks(tasks),
+        Some(Subcommands::Jobs(jobs)) => Command::Jobs(jobs),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Task(task)) => Command::Task(task),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
+        Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),
         Some(Subcommands::Stats(stats)) => Command::Stats(stats),
         Some(Subcommands::Books(books)) => Command::Books(books),
         Some(Subcommands::Completions(completions)) => Command::Completions(completions),

@@ -1,8 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
 //! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `explain` or `task` found no such
-//! task, `dead` could not change a letter, or `bench` counted a task too few or too many times. 2: wrong command line
-//! or settings, or no server for a command.
+//! task, `dead`, `tasks` or `cancel` could not change something, or `bench` counted a task too few or too many times.
+//! 2: wrong command line or settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -12,7 +12,9 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Command, USAGE, bench, books, command_line, dead, explain, insert, parse, stats, task, tasks, token};
+use super::{
+    Command, USAGE, bench, books, change, command_line, dead, explain, insert, jobs, parse, stats, task, tasks, token,
+};
 use crate::{
     app,
     config::{self, Settings},
@@ -45,7 +47,7 @@ pub fn run() -> ExitCode {
         Command::Token(command, settings) => exit(block_on(token::run(command, settings)).flatten(), USAGE),
         Command::Acts(list, settings) => exit(block_on(token::list_acts(list, settings)).flatten(), USAGE),
         Command::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
-        Command::Books(args) => answered(block_on(books::run(args))),
+        Command::Books(args) => exit_as(block_on(books::run(args))),
         Command::Completions(completions) => {
             completions.print(command_line());
             ExitCode::SUCCESS
@@ -56,11 +58,13 @@ pub fn run() -> ExitCode {
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },
-        Command::Tasks(args) => exit(block_on(tasks::run(args)).flatten(), USAGE),
-        Command::Dead(args) => answered(block_on(dead::run(args))),
-        Command::Task(args) => answered(block_on(task::run(args))),
-        Command::Explain(args) => answered(block_on(explain::run(args))),
-        Command::Bench(args) => answered(block_on(bench::run(args))),
+        Command::Tasks(args) => exit_as(block_on(tasks::run(args))),
+        Command::Jobs(args) => exit_as(block_on(jobs::run(args))),
+        Command::Dead(args) => exit_as(block_on(dead::run(args))),
+        Command::Task(args) => exit_as(block_on(task::run(args))),
+        Command::Explain(args) => exit_as(block_on(explain::run(args))),
+        Command::Cancel(args) => exit_as(block_on(change::cancel(args))),
+        Command::Bench(args) => exit_as(block_on(bench::run(args))),
         Command::CheckConfig(loaded) => {
             print!("{}", config::to_toml(&loaded.settings, &loaded.origins, app::PROPERTY_RULES.is_secret));
             exit(app::check(&loaded.settings), USAGE)
@@ -68,8 +72,8 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Ends a command that answers whether all went well.
-fn answered(result: anyhow::Result<anyhow::Result<bool>>) -> ExitCode {
+/// The exit code of a command that answers whether all went well.
+fn exit_as(result: anyhow::Result<anyhow::Result<bool>>) -> ExitCode {
     match result {
         Ok(Ok(false)) => ExitCode::from(1),
         Ok(result) => exit(result.map(drop), USAGE),

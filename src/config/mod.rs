@@ -8,6 +8,7 @@ mod load;
 mod options;
 mod origins;
 mod properties;
+mod schema;
 mod settings;
 mod show;
 mod units;
@@ -22,6 +23,7 @@ pub use self::{
     options::Options,
     origins::{Origin, Origins},
     properties::{Properties, Rules},
+    schema::NamedSchema,
     settings::{
         Auth, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues, RedisAccess, Settings, TlsFiles,
         Watchdog,

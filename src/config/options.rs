@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     properties::Properties,
+    schema::NamedSchema,
     settings::{Auth, LogFormat, QueueSettings, Settings},
     units::{Address, ByteSize, Hosts, Pipelines, PriorityName, Time},
     written::{env_name, heading, set, text},
@@ -254,6 +255,7 @@ queue_options! {
     max_unfinished: u64,
     filter_keys: u64,
     keep_refused: bool,
+    payload_schema: NamedSchema,
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromS
 
 use super::{
     properties::Properties,
+    schema::NamedSchema,
     urls::{BusUrl, DatabaseUrl, RedisUrl},
 };
-use crate::model::{Priority, QueueName, TaskRules};
+use crate::model::{PayloadSchema, Priority, QueueName, TaskRules};
 
 /// A struct whose fields have defaults.
 macro_rules! settings {
@@ -268,6 +269,8 @@ settings! {
         pub filter_keys: u64 = 1_000_000,
         /// True: a task that an insert does not accept becomes a dead letter.
         pub keep_refused: bool = false,
+        /// The schema that every payload must fit.
+        pub payload_schema: NamedSchema = NamedSchema::default(),
     }
 }
 
@@ -300,6 +303,11 @@ impl Settings {
     /// True if taskd keeps tasks of `queue` that an insert does not accept as dead letters.
     pub fn keeps_refused(&self, queue: &str) -> bool {
         self.queues.of_name(queue).keep_refused
+    }
+
+    /// The schema that payloads of `queue` must fit.
+    pub fn payload_schema(&self, queue: &str) -> Option<&PayloadSchema> {
+        self.queues.of_name(queue).payload_schema.schema.as_ref()
     }
 
     /// The limits of a task of `queue`, and the queue's defaults.

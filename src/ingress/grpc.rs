@@ -1,6 +1,8 @@
 //! The gRPC API: the proto's services, with reflection and health. A handler converts messages and calls an operation
 //! of `api`.
 
+mod operator;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -35,7 +37,7 @@ use super::{
 use crate::{
     api::{self, Api, Kind},
     config::Settings,
-    model::{Caller, ChangeLetters, GetTasks, LetterPages, NewTask, Protocol, Role, TaskPages},
+    model::{Caller, GetTasks, NewTask, Protocol, Role, TaskPages},
     pipelines::tasks::Leases,
     telemetry::metrics,
     wire::{
@@ -43,7 +45,7 @@ use crate::{
         pb::{
             self,
             discovery_server::{Discovery, DiscoveryServer},
-            operator_server::{Operator, OperatorServer},
+            operator_server::OperatorServer,
             tasks_server::{Tasks, TasksServer},
         },
     },
@@ -89,16 +91,21 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 13] = [
+pub const METHODS: [(&str, Role); 18] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
     ("taskd.v1.Discovery/ListTasks", Role::Read),
     ("taskd.v1.Discovery/ExplainTask", Role::Read),
+    ("taskd.v1.Discovery/CancelTasks", Role::Admin),
     ("taskd.v1.Tasks/GetTasks", Role::Work),
     ("taskd.v1.Tasks/CompleteTasks", Role::Work),
     ("taskd.v1.Tasks/RejectTasks", Role::Work),
     ("taskd.v1.Tasks/ExtendTasks", Role::Work),
     ("taskd.v1.Operator/GetBooks", Role::Read),
+    ("taskd.v1.Operator/RetryTasks", Role::Admin),
+    ("taskd.v1.Operator/ListJobs", Role::Read),
+    ("taskd.v1.Operator/GetJob", Role::Read),
+    ("taskd.v1.Operator/StopJob", Role::Admin),
     ("taskd.v1.Operator/ListDeadLetters", Role::Read),
     ("taskd.v1.Operator/GetDeadLetter", Role::Read),
     ("taskd.v1.Operator/RetryDeadLetters", Role::Admin),
@@ -231,6 +238,15 @@ impl Discovery for Service {
         let (caller, request) = open(request);
         Ok(Response::new(self.0.api.explain(&caller, &request.into()).await?.into()))
     }
+
+    async fn cancel_tasks(
+        &self,
+        request: Request<pb::CancelTasksRequest>,
+    ) -> Result<Response<pb::CancelTasksResponse>, Status> {
+        let (caller, request) = open(request);
+        let answers = self.0.api.cancel_tasks(&caller, request.ids).await?;
+        Ok(Response::new(pb::CancelTasksResponse { results: results(answers) }))
+    }
 }
 
 #[tonic::async_trait]
@@ -279,48 +295,6 @@ impl Tasks for Service {
     }
 }
 
-#[tonic::async_trait]
-impl Operator for Service {
-    async fn get_books(&self, request: Request<pb::GetBooksRequest>) -> Result<Response<pb::Books>, Status> {
-        let (caller, request) = open(request);
-        self.within(self.0.api.books(&caller, &request.queue).await?.into())
-    }
-
-    async fn list_dead_letters(
-        &self,
-        request: Request<pb::ListDeadLettersRequest>,
-    ) -> Result<Response<pb::ListDeadLettersResponse>, Status> {
-        let (caller, request) = open(request);
-        self.within(self.0.api.letters(&caller, LetterPages::try_from(request)).await?.into())
-    }
-
-    async fn get_dead_letter(
-        &self,
-        request: Request<pb::GetDeadLetterRequest>,
-    ) -> Result<Response<pb::Letter>, Status> {
-        let (caller, request) = open(request);
-        self.within(self.0.api.letter(&caller, &request.id).await?.into())
-    }
-
-    async fn retry_dead_letters(
-        &self,
-        request: Request<pb::ChangeDeadLettersRequest>,
-    ) -> Result<Response<pb::ChangeDeadLettersResponse>, Status> {
-        let (caller, request) = open(request);
-        let changed = self.0.api.retry_letters(&caller, ChangeLetters::try_from(request)).await?;
-        Ok(Response::new(changed.into()))
-    }
-
-    async fn purge_dead_letters(
-        &self,
-        request: Request<pb::ChangeDeadLettersRequest>,
-    ) -> Result<Response<pb::ChangeDeadLettersResponse>, Status> {
-        let (caller, request) = open(request);
-        let changed = self.0.api.purge_letters(&caller, ChangeLetters::try_from(request)).await?;
-        Ok(Response::new(changed.into()))
-    }
-}
-
 impl Service {
     /// Counts an answer, which may have megabytes, until it is written.
     fn within<T: prost::Message>(&self, answer: T) -> Result<Response<T>, Status> {
@@ -357,6 +331,7 @@ impl From<api::Error> for Status {
         let why = error.to_string();
         match error.kind() {
             Kind::Invalid => Self::invalid_argument(why),
+            Kind::Final => Self::failed_precondition(why),
             Kind::NotFound => Self::not_found(why),
             Kind::Unauthenticated => Self::unauthenticated(why),
             Kind::Forbidden => Self::permission_denied(why),

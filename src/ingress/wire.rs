@@ -22,9 +22,10 @@ const COMPLETION: Shape = Shape(&[(4, |tally| tally.discovered(), Some(&TASK))])
 const INSERT: Shape = Shape(&[(1, |tally| tally.task(), Some(&TASK))]);
 const GET: Shape = Shape(&[(2, |tally| tally.queue(), None)]);
 const COMPLETE: Shape = Shape(&[(2, |tally| tally.item(), Some(&COMPLETION))]);
-const LETTERS: Shape = Shape(&[(1, |tally| tally.item(), None)]);
+const IDS: Shape = Shape(&[(1, |tally| tally.item(), None)]);
 const TASK_FILTER: Shape = Shape(&[(5, |tally| tally.header(), None)]);
 const LIST_TASKS: Shape = Shape(&[(1, |_| Ok(()), Some(&TASK_FILTER))]);
+const RETRY_TASKS: Shape = Shape(&[(1, |tally| tally.item(), None), (2, |_| Ok(()), Some(&TASK_FILTER))]);
 const ITEMS: Shape = Shape(&[(2, |tally| tally.item(), None)]);
 
 /// The shape of a method's request.
@@ -35,7 +36,9 @@ pub(super) fn shape(path: &str) -> &'static Shape {
         "/taskd.v1.Tasks/GetTasks" => &GET,
         "/taskd.v1.Tasks/CompleteTasks" => &COMPLETE,
         "/taskd.v1.Tasks/RejectTasks" | "/taskd.v1.Tasks/ExtendTasks" => &ITEMS,
-        "/taskd.v1.Operator/RetryDeadLetters" | "/taskd.v1.Operator/PurgeDeadLetters" => &LETTERS,
+        "/taskd.v1.Operator/RetryTasks" => &RETRY_TASKS,
+        "/taskd.v1.Operator/RetryDeadLetters" | "/taskd.v1.Operator/PurgeDeadLetters" => &IDS,
+        "/taskd.v1.Discovery/CancelTasks" => &IDS,
         _ => &NOTHING,
     }
 }

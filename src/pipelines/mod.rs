@@ -1,6 +1,7 @@
 //! Pipelines that move tasks, the service that workers call, and what they share.
 
 pub mod admission;
+pub mod changing;
 pub mod memory;
 pub mod publishing;
 

@@ -6,6 +6,7 @@
 
 mod books;
 mod calls;
+mod change;
 mod claimed;
 mod combiner;
 mod deliveries;
@@ -30,6 +31,7 @@ use uuid::Uuid;
 
 pub use self::{
     books::Holding,
+    change::{Arbitrated, ArbitratedTasks, Changer},
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},

@@ -97,6 +97,8 @@ table! {
             [RECORDS BODIES LEASES COUNTERS OUTBOX FINALS] no_lanes;
         REJECT = "reject" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
+        CANCEL = "cancel" [clock shard many body record lanes held ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         EXTEND = "extend" [clock shard record held] at_full_memory [RECORDS LEASES COUNTERS UNDELIVERED] no_lanes;
         EXPIRE = "expire" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;

@@ -1,12 +1,14 @@
 //! The ground of every process: supervised tasks, signs of life, and time.
 
 mod clock;
+mod compute;
 mod progress;
 mod supervise;
 mod tick;
 
 pub use self::{
     clock::Clock,
+    compute::compute,
     progress::{Beat, Progress},
     supervise::{Loop, LoopError, Policy, Supervisor, in_short, pauses},
     tick::{tick, tick_after},

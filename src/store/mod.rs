@@ -4,8 +4,10 @@
 //! caller may repeat it with the same arguments: the second call changes nothing that the first one did.
 
 mod books;
+mod changes;
 mod error;
 mod history;
+mod jobs;
 pub mod mysql;
 mod search;
 pub mod sql;
@@ -19,8 +21,10 @@ use uuid::Uuid;
 
 pub use self::{
     books::{BookStore, OffBusCounts, TurnedAway, TurnedAwayCounts},
+    changes::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Wanted},
     error::{Cause, Error, Result},
     history::{Attempts, FAILURES_STAY, History},
+    jobs::{JOBS_STAY, Jobs, MOST_JOBS},
     search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,
@@ -35,7 +39,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: BookStore + History + Search + Send + Sync {
+pub trait Store: BookStore + Changes + History + Jobs + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 
@@ -125,10 +129,10 @@ pub trait Store: BookStore + History + Search + Send + Sync {
     /// The letters among `ids`, in any order.
     async fn letter_kinds(&self, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>>;
 
-    /// Sends dead tasks again, and removes their letters. Answers those among `ids` that were dead.
+    /// Sends dead and cancelled tasks again, and removes their letters. Answers those among `ids` that were one.
     ///
     /// The task is unfinished in its next epoch, has no failures, keeps its credits, and is in the outbox as `Missing`.
-    /// Completions that came after its death become credits; with NUM of them it is Completed.
+    /// Completions that came after its end become credits; with NUM of them it is Completed.
     async fn retry(&self, ids: &[TaskId], now_unix_ms: i64) -> Result<Vec<Retried>>;
 
     /// Removes letters, and dead tasks with them: their keys stay. Answers how many letters.

@@ -13,6 +13,9 @@ pub trait Search: Send + Sync {
     /// The filter's unfinished statuses are one here. The page ends at `limit` tasks, or when `look_at` tasks were
     /// looked at: a filter that no index serves may leave most of them out.
     async fn search(&self, search: &TaskSearch) -> Result<TaskPage>;
+
+    /// The stored tasks among `ids`, without payloads, in any order.
+    async fn listed(&self, ids: &[TaskId]) -> Result<Vec<ListedTask>>;
 }
 
 /// A page to read.

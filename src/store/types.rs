@@ -153,7 +153,7 @@ pub struct TaskState {
     pub epoch: u32,
 }
 
-/// A dead task that was sent again.
+/// A dead or cancelled task that was sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retried {
     pub id: TaskId,

@@ -5,6 +5,7 @@ mod call;
 mod explain;
 pub mod grpc_codec;
 mod history;
+mod jobs;
 mod letters;
 pub mod pb;
 mod records;

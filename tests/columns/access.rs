@@ -19,7 +19,7 @@ use crate::{
     support::{daemon::Daemon, until},
 };
 
-const TOKENS: &str = "auth = \"tokens\"\n";
+pub(crate) const TOKENS: &str = "auth = \"tokens\"\n";
 
 /// Exit code, stdout and stderr of a command on the daemon's database.
 fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
@@ -31,7 +31,7 @@ fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
 }
 
 /// A new token that the daemon knows.
-async fn token(daemon: &Daemon, name: &str, args: &[&str]) -> String {
+pub(crate) async fn token(daemon: &Daemon, name: &str, args: &[&str]) -> String {
     let (code, stdout, stderr) = taskd(daemon, &[&["token", "create", name], args].concat());
     assert_eq!(code, 0, "{stderr}");
     let token = stdout.trim_end().to_owned();
@@ -43,7 +43,13 @@ async fn token(daemon: &Daemon, name: &str, args: &[&str]) -> String {
     token
 }
 
-async fn call(daemon: &Daemon, method: Method, path: &str, token: Option<&str>, body: Value) -> (u16, Value) {
+pub(crate) async fn call(
+    daemon: &Daemon,
+    method: Method,
+    path: &str,
+    token: Option<&str>,
+    body: Value,
+) -> (u16, Value) {
     let mut request = reqwest::Client::new().request(method, format!("{}{path}", daemon.http()));
     if let Some(token) = token {
         request = request.bearer_auth(token);
@@ -55,7 +61,7 @@ async fn call(daemon: &Daemon, method: Method, path: &str, token: Option<&str>, 
     (answer.status().as_u16(), serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap_or_default())
 }
 
-async fn post(daemon: &Daemon, path: &str, token: &str, body: Value) -> (u16, Value) {
+pub(crate) async fn post(daemon: &Daemon, path: &str, token: &str, body: Value) -> (u16, Value) {
     call(daemon, Method::POST, path, Some(token), body).await
 }
 

@@ -5,3 +5,5 @@ mod access;
 pub(crate) mod dead_letters;
 pub(crate) mod explain;
 mod history;
+pub(crate) mod jobs;
+mod search;

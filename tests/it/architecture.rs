@@ -19,7 +19,7 @@ const LAYERS: &[&[&str]] = &[
     &["config", "model", "runtime", "telemetry", "wire"],
     &["bus", "coordination", "dedup", "embedded", "queue", "redis_pool", "store"],
     &["admission"],
-    &["publishing"],
+    &["changing", "publishing"],
     &["discovery", "fanout", "memory", "tasks", "watchdog"],
     &["api"],
     &["ingress"],

@@ -311,6 +311,13 @@ impl<F: Fn(usize, usize) -> Answer + Send + Sync + 'static> Discovery for Script
     ) -> Result<Response<pb::TaskExplanation>, Status> {
         Err(Status::unimplemented(""))
     }
+
+    async fn cancel_tasks(
+        &self,
+        _: Request<pb::CancelTasksRequest>,
+    ) -> Result<Response<pb::CancelTasksResponse>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
 }
 
 /// Serves `answer` and inserts the keys a, b and c: where, what came of it, and the keys of each call.

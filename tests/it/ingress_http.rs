@@ -30,6 +30,7 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
             discovery: None,
             tasks: None,
             query: None,
+            changing: None,
             authentication: Authentication::Open,
             stop: stop.clone(),
         },

@@ -47,6 +47,10 @@ enum Step {
         same_offset: bool,
     },
     RedisFellBack,
+    Cancel {
+        which: usize,
+        new: Option<NewTask>,
+    },
     Claim(Vec<(usize, usize, usize)>),
     ClaimLookingAt {
         elements: usize,
@@ -137,6 +141,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (vec(new_task(), 1..5), water).prop_map(|(tasks, high_water)| Step::Enqueue { tasks, high_water }),
         1 => any::<(usize, bool)>().prop_map(|(which, same_offset)| Step::EnqueueAgain { which, same_offset }),
         1 => Just(Step::RedisFellBack),
+        2 => (any::<usize>(), prop::option::weighted(0.2, new_task()))
+            .prop_map(|(which, new)| Step::Cancel { which, new }),
         9 => vec((0..8_usize, 0..4_usize, weight), 1..4).prop_map(Step::Claim),
         3 => (0..6_usize, 0..8_usize, 1..4_usize)
             .prop_map(|(elements, worker, most)| Step::ClaimLookingAt { elements, worker, most }),
@@ -183,6 +189,9 @@ async fn take(c: &mut Checked, step: &Step) {
             }
             c.enqueue(&[record], u64::MAX).await;
         }
+        Step::Cancel { which, new } if new.is_some() || !c.records.is_empty() => {
+            c.cancel(*which, new.as_ref()).await;
+        }
         Step::RedisFellBack => c.read_on_after_redis_fell_back().await,
         Step::Claim(asks) => {
             let asks: Vec<_> = asks.iter().map(|(worker, most, weight)| ask(c, *worker, *most, *weight)).collect();
@@ -219,7 +228,7 @@ async fn take(c: &mut Checked, step: &Step) {
         Step::Sweep { most } => drop(c.sweep(*most).await),
         Step::Forward { most } => c.forward(*most).await,
         Step::Forget { most, settled } => c.forget(*most, *settled).await,
-        Step::EnqueueAgain { .. } | Step::Complete(_) | Step::Reject(_) | Step::Extend(_) => {}
+        Step::Cancel { .. } | Step::EnqueueAgain { .. } | Step::Complete(_) | Step::Reject(_) | Step::Extend(_) => {}
     }
 }
 

@@ -44,6 +44,7 @@ fn api_of(tasks: tasks::Handle) -> Api {
         discovery: None,
         tasks: Some(tasks),
         query: None,
+        changing: None,
         authentication: Authentication::Open,
         stop: CancellationToken::new(),
     }

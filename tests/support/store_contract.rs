@@ -22,7 +22,9 @@ use taskd::{
 mod access;
 mod batches;
 mod books;
+mod changes;
 mod history;
+mod jobs;
 mod letters;
 mod queues;
 mod rebuild;
@@ -32,7 +34,9 @@ mod search;
 pub(crate) use access::*;
 pub(crate) use batches::*;
 pub(crate) use books::*;
+pub(crate) use changes::*;
 pub(crate) use history::*;
+pub(crate) use jobs::*;
 pub(crate) use letters::*;
 pub(crate) use queues::*;
 pub(crate) use rebuild::*;
@@ -99,6 +103,9 @@ macro_rules! store_contract {
             a_dead_task_has_its_letter_until_it_is_sent_again,
             a_death_of_an_earlier_epoch_ends_nothing,
             completions_behind_the_death_count_when_a_task_is_sent_again,
+            a_wish_is_kept_until_its_task_is_cancelled,
+            a_decision_counts_in_its_epoch_and_generation_only,
+            a_later_wish_stays_when_the_earlier_one_ends,
             letters_are_kept_once_and_listed_by_every_filter,
             letters_are_paged_and_purged_and_removed_by_age,
             dead_tasks_of_an_older_taskd_have_letters,
@@ -107,6 +114,9 @@ macro_rules! store_contract {
             old_failures_are_removed_in_slices,
             acts_are_found_by_their_target,
             tokens_tell_times_at_once_in_a_new_database,
+            a_job_goes_on_where_it_stands,
+            jobs_are_bounded_and_those_of_a_later_taskd_are_left_to_it,
+            each_task_that_is_sent_again_has_its_act,
             tasks_are_listed_by_every_filter,
             a_page_ends_when_it_has_looked_at_enough,
             what_finished_long_ago_is_removed_and_stays_a_duplicate,

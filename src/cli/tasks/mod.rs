@@ -1,9 +1,10 @@
-//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time, over gRPC.
+//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time, and sends them again, over gRPC.
 
 mod filter;
+mod retry;
 mod show;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use self::filter::Filter;
 use super::{
@@ -19,8 +20,9 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 type Client = DiscoveryClient<Taskd>;
 
-/// List tasks of a running taskd, the newest first
+/// List tasks of a running taskd, the newest first, or send them again
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
 Examples:
   taskd tasks --queue crawl                            the newest hundred
@@ -29,11 +31,28 @@ Examples:
   taskd tasks --queue crawl --key-prefix https://example.org/ --limit 1000
   taskd tasks --queue crawl --header site=example --json | jq .id
   taskd tasks --worker w7                              what this worker has completed
+  taskd tasks retry --queue crawl --since 2h --dry-run count what would be sent again
 
 A status is PENDING, QUEUED, ASSIGNED, DELAYED, COMPLETED, DEAD, CANCELLED, or UNFINISHED for the first
 four. --status, --key, --key-prefix and --header need --queue.
-Exit code: 0, or 2 if the request is wrong or the server cannot be reached.")]
+Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be
+reached.")]
 pub struct Tasks {
+    #[command(subcommand)]
+    what: Option<What>,
+
+    #[command(flatten)]
+    list: List,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Send dead and cancelled tasks again: those of the ids, or all of the filter
+    Retry(retry::Retry),
+}
+
+#[derive(Args)]
+struct List {
     #[command(flatten)]
     filter: Filter,
 
@@ -49,12 +68,15 @@ pub struct Tasks {
     server: Server,
 }
 
-/// Runs the command.
-pub async fn run(args: Tasks) -> anyhow::Result<()> {
-    list(&args).await
+/// Runs the command. Answers whether every task that it was to change was changed.
+pub async fn run(args: Tasks) -> anyhow::Result<bool> {
+    match args.what {
+        None => list(&args.list).await.map(|()| true),
+        Some(What::Retry(args)) => retry::run(&args).await,
+    }
 }
 
-async fn list(args: &Tasks) -> anyhow::Result<()> {
+async fn list(args: &List) -> anyhow::Result<()> {
     let client = Client::new(args.server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES);
     let (mut cursor, mut left, mut tasks) = (String::new(), args.limit, Vec::new());
     while left > 0 {

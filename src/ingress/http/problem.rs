@@ -65,6 +65,7 @@ impl From<api::Error> for Problem {
     fn from(error: api::Error) -> Self {
         match error.kind() {
             Kind::Invalid => Self::bad_request(error.to_string()),
+            Kind::Final => Self::new(StatusCode::CONFLICT, error.to_string()),
             Kind::NotFound => Self::new(StatusCode::NOT_FOUND, error.to_string()),
             Kind::Unauthenticated => Self::new(StatusCode::UNAUTHORIZED, error.to_string()),
             Kind::Forbidden => Self::new(StatusCode::FORBIDDEN, error.to_string()),

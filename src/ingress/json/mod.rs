@@ -5,9 +5,11 @@
 //! does not spoil the others.
 
 pub(super) mod books;
+pub(super) mod changes;
 pub(super) mod explain;
 pub(super) mod history;
 pub mod insert;
+pub mod jobs;
 pub mod letters;
 pub mod read;
 mod schema;

@@ -1,13 +1,16 @@
 //! Lists of tasks: the question in a query or a filter, and the answer.
 
+use std::{borrow::Cow, collections::BTreeMap};
+
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use url::form_urlencoded;
 
 use super::{read::Task, text::Instant};
 use crate::{
     api::{ECHO, shorten},
     model::{self, QueueName, TaskFilter, TaskPages, TaskStatus, WorkerName},
+    wire::time::to_rfc_3339,
 };
 
 /// Reads the query of a list.
@@ -30,6 +33,88 @@ pub(in crate::ingress) fn query(text: &str) -> Result<TaskPages, String> {
         }
     }
     Ok(pages)
+}
+
+/// Which tasks; all parts must fit.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields, expecting = "a filter")]
+#[schemars(rename = "TaskFilter")]
+pub(super) struct Filter {
+    queue: String,
+    /// Statuses, separated by commas; `UNFINISHED` means the first four.
+    status: String,
+    /// The whole key.
+    key: String,
+    /// The beginning of the key.
+    key_prefix: String,
+    headers: BTreeMap<String, String>,
+    /// A worker with a result of the task.
+    worker: String,
+    /// Inserted at this time or later; empty: any.
+    since: String,
+    /// Inserted before this time; empty: any.
+    until: String,
+}
+
+impl Filter {
+    pub(super) fn read(&self) -> Result<TaskFilter, String> {
+        let Self { queue, status, key, key_prefix, headers, worker, since, until } = self;
+        let mut filter = TaskFilter::default();
+        for (name, value) in [
+            ("queue", queue),
+            ("status", status),
+            ("key", key),
+            ("key_prefix", key_prefix),
+            ("worker", worker),
+            ("since", since),
+            ("until", until),
+        ] {
+            if !value.is_empty() {
+                set(&mut filter, name, value)?;
+            }
+        }
+        filter.headers = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        Ok(filter)
+    }
+}
+
+/// The tasks of a job.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "JobFilter")]
+pub(super) struct ShownFilter<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<&'a str>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    status: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    key_prefix: Cow<'a, str>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    headers: BTreeMap<&'a str, &'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
+    since: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
+    until: Option<String>,
+}
+
+impl<'a> From<&'a TaskFilter> for ShownFilter<'a> {
+    fn from(filter: &'a TaskFilter) -> Self {
+        Self {
+            queue: filter.queue.as_ref().map(QueueName::as_str),
+            status: filter.statuses.iter().map(|status| status.as_str()).collect::<Vec<_>>().join(","),
+            key: filter.key.as_ref().map(|key| String::from_utf8_lossy(key)),
+            key_prefix: String::from_utf8_lossy(&filter.key_prefix),
+            headers: filter.headers.iter().map(|(name, value)| (&name[..], &value[..])).collect(),
+            worker: filter.worker.as_ref().map(WorkerName::as_str),
+            since: filter.since_unix_ms.map(to_rfc_3339),
+            until: filter.until_unix_ms.map(to_rfc_3339),
+        }
+    }
 }
 
 /// Sets a part of a filter.

@@ -9,6 +9,7 @@ use super::{
     context::Context,
     error::{Error, Unavailable},
     mark_published::ToMark,
+    schema,
     turned_away::Tally,
 };
 use crate::{
@@ -96,10 +97,11 @@ impl Handle {
         let now = self.context.clock.now_unix_ms();
         let mut answers = vec![InsertAnswer::rejected(String::new()); tasks.len()];
         let (mut rows, mut places) = (Vec::with_capacity(tasks.len()), Vec::with_capacity(tasks.len()));
-        let mut refused = Vec::new();
+        let (mut refused, mut misfits) = (Vec::new(), schema::misfits(settings, &tasks).await);
         for (place, task) in tasks.into_iter().enumerate() {
             let rules = settings.task_rules(&task.queue);
-            match validate::check(&task, &rules, now) {
+            let checked = validate::check(&task, &rules, now);
+            match checked.and_then(|checked| misfits.remove(&place).map_or(Ok(checked), Err)) {
                 Ok(checked) => match self.context.let_in(checked.queue()) {
                     Ok(()) => {
                         rows.push(checked.row(task, TaskId::at(now, place), partitions));

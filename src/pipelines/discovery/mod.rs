@@ -19,6 +19,7 @@ mod insert;
 mod mark_published;
 mod results;
 mod room;
+mod schema;
 mod turned_away;
 
 use std::sync::Arc;

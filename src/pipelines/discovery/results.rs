@@ -8,6 +8,7 @@ use super::{
     history,
     mark_published::ToMark,
     room::{self, Sent, Unstored, discovered},
+    schema,
     turned_away::Tally,
 };
 use crate::{
@@ -102,6 +103,7 @@ impl Results {
         self.context.letters.bury(Topic::TaskResults, &poison).await?;
         history::keep(&self.context, &failures).await?;
         let Reports { mut settlements, origins, mut unstored } = reports;
+        unstored.extend(schema::take_misfits(&self.context.settings, &mut settlements).await);
         unstored.extend(room::make_room(&self.context, &mut settlements).await?);
         room::send(&self.context, unstored, &self.sent, &self.tally).await?;
         self.settle(&settlements, &origins).await

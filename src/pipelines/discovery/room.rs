@@ -31,6 +31,14 @@ pub(super) struct Unstored {
     pub(super) reason: String,
 }
 
+impl Unstored {
+    /// A task that was valid.
+    pub(super) fn of_row(parent: TaskId, row: &TaskRow, why: Lettered, reason: String) -> Self {
+        let key = Some((row.queue.clone(), row.key_hash));
+        Self { parent, task: NewTask::from(row), values: None, key, why, reason }
+    }
+}
+
 /// Takes the new tasks that have no room out of the reports. Their queues have `max_unfinished` tasks, or are beyond
 /// `max_queues`.
 pub(super) async fn make_room(context: &Context, reports: &mut [Settlement]) -> Result<Vec<Unstored>, Failure> {
@@ -58,9 +66,7 @@ pub(super) async fn make_room(context: &Context, reports: &mut [Settlement]) -> 
             None => {
                 // Several reports may have discovered the task. One letter is enough.
                 if gone.insert(task.key_hash) {
-                    let key = Some((task.queue.clone(), task.key_hash));
-                    let task = NewTask::from(task);
-                    unstored.push(Unstored { parent, task, values: None, key, why: *why, reason: reason.clone() });
+                    unstored.push(Unstored::of_row(parent, task, *why, reason.clone()));
                 }
                 false
             }

@@ -27,7 +27,11 @@ pub(super) type Groups = BTreeMap<ShardId, Group>;
 impl Fanout {
     /// Sorts the batch by shard. Leaves out tasks that SQL shows final, and buries records that nobody can enqueue.
     pub(super) async fn groups(&self, messages: &[Message], done: &mut FanoutBatch) -> Result<Groups, Error> {
-        let grace_ms = i64::try_from(self.0.settings.watchdog.grace.as_millis()).unwrap_or(i64::MAX);
+        // A fresh record is published up to `republish_after` behind its insert. A task that was cancelled in between
+        // has a final record only for the grace time.
+        let kept = &self.0.settings.watchdog;
+        let grace = kept.grace.saturating_sub(kept.republish_after);
+        let grace_ms = i64::try_from(grace.as_millis()).unwrap_or(i64::MAX);
         let now = self.0.clock.now_unix_ms();
         // A record from the future was published before the clock stepped back.
         let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);

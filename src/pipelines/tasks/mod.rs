@@ -6,6 +6,7 @@ mod forward;
 mod get;
 mod handle;
 mod report;
+mod schema;
 
 use std::{convert::Infallible, sync::Arc};
 

@@ -8,6 +8,7 @@ use super::{
     batch::{Outcomes, Placed, answer, per_shard, shards},
     error::Error,
     handle::{self, Handle},
+    schema,
 };
 use crate::{
     model::{
@@ -29,8 +30,9 @@ const MAX_REJECT_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl Handle {
     /// Reports tasks as finished.
-    pub async fn complete(&self, worker: &str, items: Vec<Item<Completion>>) -> Result<Vec<ItemAnswer>, Error> {
+    pub async fn complete(&self, worker: &str, mut items: Vec<Item<Completion>>) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
+        schema::check(&self.settings, &mut items, MAX_DISCOVERED).await;
         let (answers, items) = self.accept(items, |id, token, report| self.completion(&worker, id, token, report))?;
         let tokens: HashMap<_, _> =
             items.iter().map(|Placed { place, item, .. }| (*place, (item.id, item.token.clone()))).collect();
@@ -174,6 +176,10 @@ fn code_in_sql(state: &StateFor, token: &LeaseToken) -> Option<Code> {
             Some(Code::Repeat)
         }
         Some(_) => Some(Code::AlreadyCompleted),
-        None => (state.status == StoredStatus::Completed).then_some(Code::AlreadyCompleted),
+        None => match state.status {
+            StoredStatus::Completed => Some(Code::AlreadyCompleted),
+            StoredStatus::Cancelled => Some(Code::Cancelled),
+            StoredStatus::Unfinished | StoredStatus::Dead => None,
+        },
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     model::ShardId,
     pipelines::{
         admission::{Gates, Occupancy},
+        changing::Changing,
         publishing::{DeadLetters, Publisher},
     },
     queue::{LookFor, Upkeep},
@@ -32,6 +33,13 @@ pub struct Context {
     pub occupancy: Occupancy,
     pub clock: Clock,
     pub settings: Arc<Settings>,
+}
+
+impl Context {
+    pub(super) fn changing(&self) -> Changing {
+        let Self { store, queue, filter, bus, clock, .. } = self.clone();
+        Changing::new(store, queue.changer(), filter, bus, clock)
+    }
 }
 
 /// Held while a shard is closed or brought back.

@@ -3,7 +3,7 @@
 use crate::{
     bus, dedup,
     model::{QueueName, ShardId},
-    pipelines::publishing,
+    pipelines::{changing, publishing},
     queue::{self, FailedRound},
     runtime::LoopError,
     store,
@@ -18,6 +18,8 @@ pub enum Error {
     Bus(#[from] bus::Error),
     #[error(transparent)]
     Queue(#[from] queue::Error),
+    #[error(transparent)]
+    Change(#[from] changing::Error),
     #[error(transparent)]
     Publish(#[from] publishing::Error),
     #[error("cannot {step} {shard}")]
@@ -57,7 +59,10 @@ impl LoopError for Error {
 impl Error {
     /// Whether Redis lost the shard, or it is closed.
     pub(super) fn is_without_generation(&self) -> bool {
-        matches!(self, Self::Queue(queue::Error::NoGeneration))
+        match self {
+            Self::Change(error) => error.is_without_generation(),
+            other => matches!(other, Self::Queue(queue::Error::NoGeneration)),
+        }
     }
 
     pub(super) fn of_shard(self, step: &'static str, shard: &ShardId) -> Self {

@@ -1,4 +1,5 @@
-//! Final records that are older than the grace time and that SQL shows final, or whose report is lost.
+//! Final records that are older than the grace time and that SQL shows final, or whose report is lost. SQL takes over
+//! from a record that its task is cancelled: no report says so.
 
 use std::{
     collections::HashSet,
@@ -15,6 +16,7 @@ use super::{
 use crate::{
     config::Settings,
     model::{ShardId, TaskId},
+    pipelines::changing::Changing,
     queue::{Failing, Upkeep},
     runtime::Loop,
     store::Store,
@@ -30,13 +32,15 @@ pub(super) struct Finals {
     queue: Upkeep,
     settings: Arc<Settings>,
     lost_reports: LostReports,
+    changing: Changing,
     lead: Lead,
 }
 
 impl Finals {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
         let Context { store, queue, settings, .. } = context.clone();
-        Self { store, queue, settings, lost_reports: LostReports::new(context), lead: lead.clone() }
+        let (lost_reports, changing) = (LostReports::new(context), context.changing());
+        Self { store, queue, settings, lost_reports, changing, lead: lead.clone() }
     }
 
     pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
@@ -76,7 +80,11 @@ impl Finals {
         }
         let states = self.store.states(&ids).await?;
         // A task that SQL does not have was final for so long that it was removed.
-        let open: HashSet<TaskId> = states.into_iter().filter(|s| !s.status.is_final()).map(|s| s.id).collect();
+        let mut open: HashSet<TaskId> = states.into_iter().filter(|s| !s.status.is_final()).map(|s| s.id).collect();
+        if !open.is_empty() {
+            let cancelled = self.changing.adopt(shard, &open).await?;
+            open.retain(|id| !cancelled.contains(id));
+        }
         let lost = self.lost_reports.among(shard, &open).await?;
         if !lost.is_empty() {
             // Without a record these tasks are missing, and go out again.

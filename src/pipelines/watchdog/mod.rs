@@ -3,21 +3,25 @@
 //! - `leases`: expired leases and due delays, when the next one is due, at the latest every `interval`;
 //! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, `parked` rows whose queue has room;
 //! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost (`lost_reports`);
+//! - `changes`: changes of live work that nobody carried out;
 //! - `reconcile`: shards that Redis lost (`lost_shards`, `rebuild`); every `reconcile_every` a page of SQL compared
 //!   with Redis;
 //! - `retention`: tasks that finished longer ago than `retention` leave SQL, letters after `letter_retention`,
 //!   and failed attempts after `history_retention`;
+//! - `jobs`: changes of all tasks of a filter, page by page;
 //! - `closing`: shards that had nothing for `forget_queues_after` are closed;
 //! - `trim`: old records that everybody has read leave the bus, once a minute;
 //! - `depths`: gauges.
 //!
 //! One process at a time does this (`lead`).
 
+mod changes;
 mod closing;
 mod context;
 mod depths;
 mod error;
 mod finals;
+mod jobs;
 mod lead;
 mod leases;
 mod lost_reports;
@@ -45,6 +49,7 @@ pub fn start(context: Context, supervisor: &Supervisor) {
     loops.start("watchdog/leases", leases::Leases::new(&context, &lead), leases::Leases::run);
     loops.start("watchdog/outbox", outbox::Outbox::new(&context, &lead), outbox::Outbox::run);
     loops.start("watchdog/finals", finals::Finals::new(&context, &lead), finals::Finals::run);
+    loops.start("watchdog/changes", changes::Changes::new(&context, &lead), changes::Changes::run);
     let reconcile = reconcile::Reconcile::new(&context, &lead, &moves_shards);
     loops.start("watchdog/reconcile", reconcile, reconcile::Reconcile::run);
     let kept = &context.settings.watchdog;
@@ -55,6 +60,7 @@ pub fn start(context: Context, supervisor: &Supervisor) {
         let closing = closing::Closing::new(&context, &lead, &moves_shards);
         loops.start("watchdog/closing", closing, closing::Closing::run);
     }
+    loops.start("watchdog/jobs", jobs::Jobs::new(&context, &lead), jobs::Jobs::run);
     loops.start("watchdog/depths", depths::Depths::new(&context), depths::Depths::run);
     loops.start("watchdog/trim", trim::Trim::new(&context, &lead), trim::Trim::run);
     let names = loops.names;

@@ -8,6 +8,7 @@ use futures::StreamExt;
 
 pub use self::failing::{FailedRound, Failing};
 use super::{
+    change::Changer,
     enqueue::AT_ONCE as KEYS_AT_ONCE,
     error::{Error, Result},
     keys,
@@ -52,6 +53,11 @@ impl Deref for Upkeep {
 }
 
 impl Upkeep {
+    /// The side of the queue that changes live work.
+    pub fn changer(&self) -> Changer {
+        Changer(self.0.clone())
+    }
+
     /// Shards that are not empty, in which something has happened, or at which no loop has looked for long.
     pub fn awake_shards(&self) -> Vec<ShardId> {
         self.awake().iter().map(|notes| notes.id.clone()).collect()

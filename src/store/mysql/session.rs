@@ -1,4 +1,4 @@
-//! A connection that runs statements. Each call has a time limit.
+//! A connection that runs statements. Each call has a time limit, except those of migrations.
 
 use std::{borrow::Cow, future::Future, io, time::Duration};
 
@@ -49,6 +49,12 @@ impl Session for MySqlConnection {
         let arguments = arguments(statement.values)?;
         let done = sqlx::query_with::<MySql, _>(AssertSqlSafe(statement.text), arguments).execute(self);
         Ok(answered(done).await?.rows_affected())
+    }
+
+    async fn execute_for_long(&mut self, statement: Statement<'_>) -> Result<u64> {
+        let arguments = arguments(statement.values)?;
+        let done = sqlx::query_with::<MySql, _>(AssertSqlSafe(statement.text), arguments).execute(self);
+        Ok(done.await.map_err(error)?.rows_affected())
     }
 
     async fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> Result<Vec<T>> {

@@ -133,17 +133,17 @@ pub(super) async fn keep<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     if is_recorded(session, act).await? { Ok(()) } else { record(session, act).await }
 }
 
-/// Records acts that are not some of tokens, each once.
+/// Records acts, each once.
 pub(super) async fn keep_all<S: Session>(session: &mut S, acts: &[Act]) -> Result<()> {
-    for piece in pieces(acts, |act| act.who.len() + act.what.len() + act.target.len()) {
-        let rows = piece.iter().map(|Act { id, who, what, target }| {
-            [id.into(), who.as_str().into(), what.as_str().into(), target.as_str().into()]
+    for piece in pieces(acts, |_| 0) {
+        let rows = piece.iter().map(|act| {
+            [(&act.id).into(), act.who.as_str().into(), act.what.as_str().into(), act.target.as_str().into()]
         });
         let insert = Statement::new("INSERT INTO acts (id, who, what, target)").values(rows);
-        session.execute(insert.sql(&S::keep_first("who"))).await?;
+        session.execute(insert.sql(&S::keep_first("id"))).await?;
     }
-    match acts.last() {
-        Some(last) => remove_old(session, last).await,
+    match acts.first() {
+        Some(act) => remove_old(session, act).await,
         None => Ok(()),
     }
 }
@@ -156,7 +156,7 @@ async fn record<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     remove_old(session, act).await
 }
 
-/// Removes the acts that have been there for long at the time of this one.
+/// Removes the acts that have been there for long before this one.
 async fn remove_old<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     let old_ms = act.at_unix_ms().unsigned_abs().saturating_sub(ACTS_STAY.as_millis() as u64);
     let old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0));

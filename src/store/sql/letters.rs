@@ -9,10 +9,11 @@ use bytes::Bytes;
 
 use super::{
     backend::Backend,
+    changes,
     counts::Counts,
     outbox,
     retention::{self, Which},
-    rows::{TASK_COLUMNS, TaskColumns, corrupt, from_row, number, queue_name, task_id, worker_name},
+    rows::{TASK_COLUMNS, TaskColumns, corrupt, from_row, number, queue_name, status, task_id, worker_name},
     runner::Runner,
     session::Session,
     statement::{Statement, lists, pieces},
@@ -198,19 +199,19 @@ pub(super) async fn kinds<DB: Backend>(sql: &Runner<DB>, ids: &[LetterId]) -> Re
     Ok(kinds)
 }
 
-/// Makes dead tasks unfinished again, in their next epoch, and puts them into the outbox.
+/// Makes dead and cancelled tasks unfinished again, in their next epoch, and puts them into the outbox.
 ///
-/// A completion that came late, behind the death, counts now: its worker has done its replica, and no worker gets a
+/// A completion that came late, behind the end, counts now: its worker has done its replica, and no worker gets a
 /// second one. With NUM of them the task is completed.
 pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i64) -> Result<Vec<Retried>> {
     let (mut ids, mut counts, mut retried) = (ids.to_vec(), Counts::default(), Vec::new());
     ids.sort_unstable();
     ids.dedup();
     for ids in lists(&ids) {
-        let dead = dead_tasks(session, ids).await?;
-        let ids: Vec<TaskId> = dead.iter().map(|task| task.id).collect();
+        let ended = ended_tasks(session, ids).await?;
+        let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
         let (mut late, mut again) = (late_workers(session, &ids).await?, Vec::new());
-        for DeadTask { id, queue, missing } in dead {
+        for EndedTask { id, queue, missing, status: before } in ended {
             let mut workers = late.remove(&id).unwrap_or_default();
             workers.truncate(missing);
             credit(session, &id, &workers).await?;
@@ -224,7 +225,7 @@ pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i
             } else {
                 again.push(id);
             }
-            counts.moved(&queue, StoredStatus::Dead, status);
+            counts.moved(&queue, before, status);
             retried.push(Retried { id, status });
         }
         if !again.is_empty() {
@@ -235,31 +236,34 @@ pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i
         }
         if !ids.is_empty() {
             session.execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&ids)).await?;
+            changes::remove(session, &ids).await?;
         }
     }
     counts.store(session).await?;
     Ok(retried)
 }
 
-struct DeadTask {
+struct EndedTask {
     id: TaskId,
     queue: QueueName,
     /// Replicas without credit.
     missing: usize,
+    status: StoredStatus,
 }
 
-/// The dead tasks among `ids`, locked.
-async fn dead_tasks<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<Vec<DeadTask>> {
-    let dead = Statement::new("SELECT id, queue, replicas - completed FROM tasks ")
+/// The dead and cancelled tasks among `ids`, locked.
+async fn ended_tasks<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<Vec<EndedTask>> {
+    let ended = Statement::new("SELECT id, queue, replicas - completed, status FROM tasks ")
         .sql(S::BY_PRIMARY_KEY)
-        .sql(" WHERE status = 2 AND id IN ")
+        .sql(" WHERE status IN (2, 3) AND id IN ")
         .list(ids)
         .sql(" ORDER BY id")
         .sql(S::FOR_UPDATE);
-    let read = |(id, queue, missing): (Vec<u8>, String, i64)| {
-        Ok(DeadTask { id: task_id(&id)?, queue: queue_name(&queue)?, missing: number(missing)? })
+    let read = |(id, queue, missing, stored): (Vec<u8>, String, i64, i64)| {
+        let (queue, missing) = (queue_name(&queue)?, number(missing)?);
+        Ok(EndedTask { id: task_id(&id)?, queue, missing, status: status(stored)? })
     };
-    session.fetch(dead).await?.into_iter().map(read).collect()
+    session.fetch(ended).await?.into_iter().map(read).collect()
 }
 
 /// The workers with a surplus result, by task.

@@ -37,6 +37,8 @@ macro_rules! migration_files {
             "0009_keep_letters",
             "0010_keep_history",
             "0011_index_tasks",
+            "0012_keep_jobs",
+            "0013_change_live_tasks",
             "0014_count_what_is_turned_away",
         )
     };
@@ -107,7 +109,7 @@ async fn finish_interrupted<C: Session + Migrate>(migrator: &Migrator, connectio
         let Some(migration) = migrator.iter().find(same) else { continue };
         tracing::warn!(version, "migration {version} was interrupted: finishing it");
         for statement in statements(migration.sql.as_str()) {
-            match connection.execute(Statement::new(statement)).await {
+            match connection.execute_for_long(Statement::new(statement)).await {
                 Err(error) if C::is_there_already(&error) => {}
                 other => drop(other?),
             }

@@ -10,7 +10,9 @@
 //! - `letters`: dead letters; that of a dead task has its id.
 //! - `shards`: the shards that ever were, each with its generation, whether it is closed, whether it is being rebuilt,
 //!   and the offset at which the last rebuild published its tasks.
+//! - `jobs`: changes of all tasks of a filter, and how far they have come.
 //! - `turned_away`: how many tasks came in and were not stored.
+//! - `changes`: what somebody wants of unfinished tasks, until the queue has it.
 //! - `tokens`, `acts`: who may do what, and what operators did.
 //! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the few rows briefly.
 //!
@@ -21,11 +23,13 @@ mod access;
 mod backend;
 mod batches;
 mod books;
+mod changes;
 mod columns;
 mod counts;
 mod dialect;
 mod history;
 mod insert;
+mod jobs;
 mod letters;
 mod migrate;
 mod outbox;

@@ -200,7 +200,7 @@ pub(super) async fn unpublish<S: Session>(session: &mut S, ids: &[TaskId], why: 
 }
 
 /// A turn of 62 random bits, which no other row and no other stay has.
-fn new_turn() -> Turn {
+pub(super) fn new_turn() -> Turn {
     let (_, random) = Uuid::new_v4().as_u64_pair();
     Turn((random & (u64::MAX >> 2)).cast_signed())
 }

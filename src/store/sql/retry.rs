@@ -16,6 +16,8 @@
 //! - `open_shards`: the shard is open already, so that nobody opens it in Redis. The watchdog finds it lost and opens
 //!   it.
 //! - `remove_batches`: they are gone.
+//! - `add_job`, `advance_job`, `stop_job`: the job is there, has advanced or has ended already. The answer to
+//!   `advance_job` is then no, and the caller reads the job again.
 //! - `bring_forward`: the rows are due already.
 
 use std::{future::Future, time::Duration};

@@ -30,6 +30,10 @@ impl<DB: Backend> Search for SqlStore<DB> {
     async fn search(&self, search: &TaskSearch) -> Result<TaskPage> {
         page(&self.sql, search).await
     }
+
+    async fn listed(&self, ids: &[TaskId]) -> Result<Vec<ListedTask>> {
+        Ok(rows(&self.sql, ids, &TaskFilter::default()).await?.into_values().collect())
+    }
 }
 
 async fn page<DB: Backend>(sql: &Runner<DB>, search: &TaskSearch) -> Result<TaskPage> {

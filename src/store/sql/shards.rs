@@ -104,7 +104,7 @@ pub(super) async fn find<S: Session>(session: &mut S, shard: &ShardId) -> Result
 }
 
 /// The queues of these shards, by their number.
-fn by_number<'a>(shards: impl IntoIterator<Item = &'a ShardId>) -> BTreeMap<u32, Vec<&'a QueueName>> {
+pub(super) fn by_number<'a>(shards: impl IntoIterator<Item = &'a ShardId>) -> BTreeMap<u32, Vec<&'a QueueName>> {
     let mut by_number: BTreeMap<u32, Vec<&QueueName>> = BTreeMap::new();
     shards.into_iter().for_each(|id| by_number.entry(id.number).or_default().push(&id.queue));
     by_number

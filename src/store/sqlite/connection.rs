@@ -93,6 +93,10 @@ impl Session for Connection {
         future::ready(self.run(&statement).map_err(error))
     }
 
+    fn execute_for_long(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<u64>> + Send {
+        self.execute(statement)
+    }
+
     fn fetch<T: Columns>(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<Vec<T>>> + Send {
         future::ready(self.rows(&statement).map_err(error))
     }

@@ -3,6 +3,7 @@
 //! One function per event records everything that the event means, so that related numbers never differ. Label values
 //! are enums, names of queues, scripts or operations. Ids go into logs, never here.
 
+mod changes;
 mod discovery;
 mod fanout;
 mod history;
@@ -17,7 +18,7 @@ use std::time::Duration;
 use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
-pub use self::{discovery::*, fanout::*, history::*, process::*, servers::*, watchdog::*, workers::*};
+pub use self::{changes::*, discovery::*, fanout::*, history::*, process::*, servers::*, watchdog::*, workers::*};
 pub use super::series::Handle;
 use super::{error::Error, series::Recorders};
 
@@ -66,6 +67,7 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
 }
 
 fn describe() {
+    changes::describe();
     discovery::describe();
     fanout::describe();
     workers::describe();

@@ -21,6 +21,7 @@ label! {
         Settled = "settled",
         Removed = "removed",
         Undelivered = "undelivered",
+        Changed = "changed",
     }
 }
 

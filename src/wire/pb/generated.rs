@@ -295,6 +295,18 @@ pub struct TaskExplanation {
     pub now: ::core::option::Option<::prost_types::Timestamp>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelTasksRequest {
+    /// At most 1,000.
+    #[prost(string, repeated, tag = "1")]
+    pub ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CancelTasksResponse {
+    /// In the order of the ids.
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<ItemResult>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetTasksRequest {
     /// The name of the worker: 1 to 128 bytes, no control characters. taskd never credits a name twice for a task.
     #[prost(string, tag = "1")]
@@ -440,6 +452,102 @@ pub struct ExtendTasksRequest {
 pub struct ExtendTasksResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
+}
+/// Names tasks by `ids` or by `filter`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RetryTasksRequest {
+    /// At most 1,000.
+    #[prost(string, repeated, tag = "1")]
+    pub ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// With a queue. Empty statuses mean DEAD and CANCELLED.
+    #[prost(message, optional, tag = "2")]
+    pub filter: ::core::option::Option<TaskFilter>,
+    /// Only count.
+    #[prost(bool, tag = "3")]
+    pub dry_run: bool,
+    /// With a filter: this, or dry_run. Otherwise taskd answers INVALID_ARGUMENT and changes nothing.
+    #[prost(bool, tag = "4")]
+    pub yes: bool,
+}
+/// The number of tasks that a request names.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskCount {
+    #[prost(uint64, tag = "1")]
+    pub matched: u64,
+    #[prost(uint64, tag = "2")]
+    pub looked_at: u64,
+    /// There may be more: a count looks at 100,000 tasks or a few more.
+    #[prost(bool, tag = "3")]
+    pub at_least: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RetryTasksResponse {
+    /// For ids, in their order. OK: the task was sent again.
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<ItemResult>,
+    /// For dry_run.
+    #[prost(message, optional, tag = "2")]
+    pub count: ::core::option::Option<TaskCount>,
+    /// For a filter: the watchdog changes its tasks.
+    #[prost(message, optional, tag = "3")]
+    pub job: ::core::option::Option<Job>,
+}
+/// A change of all tasks of a filter, which the watchdog makes page by page. It changes no task that was inserted after
+/// it began.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Job {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// The change, for example `retry`.
+    #[prost(string, tag = "2")]
+    pub what: ::prost::alloc::string::String,
+    #[prost(enumeration = "JobState", tag = "3")]
+    pub state: i32,
+    #[prost(message, optional, tag = "4")]
+    pub filter: ::core::option::Option<TaskFilter>,
+    /// The token of its creator.
+    #[prost(string, tag = "5")]
+    pub who: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "6")]
+    pub looked_at: u64,
+    /// Tasks of the filter so far. After a kill the job may have changed more than it counts.
+    #[prost(uint64, tag = "7")]
+    pub matched: u64,
+    #[prost(uint64, tag = "8")]
+    pub changed: u64,
+    /// Tasks that could not be changed; `last_error` is about the last of them.
+    #[prost(uint64, tag = "9")]
+    pub failed: u64,
+    #[prost(string, tag = "10")]
+    pub last_error: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "11")]
+    pub created_at: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "12")]
+    pub updated_at: ::core::option::Option<::prost_types::Timestamp>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListJobsRequest {
+    /// At most so many, 1 to 1,000; 0 means 100.
+    #[prost(uint32, tag = "1")]
+    pub limit: u32,
+    /// Jobs before the job with this id; empty: from the latest one on.
+    #[prost(string, tag = "2")]
+    pub before: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListJobsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub jobs: ::prost::alloc::vec::Vec<Job>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetJobRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StopJobRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
 }
 /// Which letters. Empty fields choose all.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1016,6 +1124,43 @@ impl ItemStatus {
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
+pub enum JobState {
+    Unspecified = 0,
+    Running = 1,
+    Done = 2,
+    /// Somebody stopped it.
+    Stopped = 3,
+    /// It cannot go on: see last_error.
+    Failed = 4,
+}
+impl JobState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "JOB_STATE_UNSPECIFIED",
+            Self::Running => "JOB_STATE_RUNNING",
+            Self::Done => "JOB_STATE_DONE",
+            Self::Stopped => "JOB_STATE_STOPPED",
+            Self::Failed => "JOB_STATE_FAILED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "JOB_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "JOB_STATE_RUNNING" => Some(Self::Running),
+            "JOB_STATE_DONE" => Some(Self::Done),
+            "JOB_STATE_STOPPED" => Some(Self::Stopped),
+            "JOB_STATE_FAILED" => Some(Self::Failed),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
 pub enum LetterKind {
     /// In a filter: all kinds.
     Unspecified = 0,
@@ -1282,6 +1427,33 @@ pub mod discovery_client {
                 .insert(GrpcMethod::new("taskd.v1.Discovery", "ExplainTask"));
             self.inner.unary(req, path, codec).await
         }
+        /// Cancels tasks, and answers per id. OK is a promise: no worker is credited for the task any more, and whoever holds
+        /// it is answered CANCELLED. ALREADY_COMPLETED: the workers were faster. INVALID: the task is dead, or the id is none.
+        /// TRY_LATER: taskd has stored the wish, and carries it out as soon as the task's shard answers.
+        pub async fn cancel_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CancelTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Discovery/CancelTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Discovery", "CancelTasks"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1327,6 +1499,16 @@ pub mod discovery_server {
             &self,
             request: tonic::Request<super::ExplainTaskRequest>,
         ) -> std::result::Result<tonic::Response<super::TaskExplanation>, tonic::Status>;
+        /// Cancels tasks, and answers per id. OK is a promise: no worker is credited for the task any more, and whoever holds
+        /// it is answered CANCELLED. ALREADY_COMPLETED: the workers were faster. INVALID: the task is dead, or the id is none.
+        /// TRY_LATER: taskd has stored the wish, and carries it out as soon as the task's shard answers.
+        async fn cancel_tasks(
+            &self,
+            request: tonic::Request<super::CancelTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CancelTasksResponse>,
+            tonic::Status,
+        >;
     }
     /// Inserts tasks and reads them back.
     #[derive(Debug)]
@@ -1568,6 +1750,51 @@ pub mod discovery_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ExplainTaskSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Discovery/CancelTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct CancelTasksSvc<T: Discovery>(pub Arc<T>);
+                    impl<
+                        T: Discovery,
+                    > tonic::server::UnaryService<super::CancelTasksRequest>
+                    for CancelTasksSvc<T> {
+                        type Response = super::CancelTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CancelTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Discovery>::cancel_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CancelTasksSvc(inner);
                         let codec = crate::wire::grpc_codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -2164,7 +2391,7 @@ pub mod operator_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// For operators: the books, and what taskd gave up: dead letters.
+    /// For operators: the books, changes of many tasks, and what taskd gave up: dead letters.
     #[derive(Debug, Clone)]
     pub struct OperatorClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -2244,6 +2471,96 @@ pub mod operator_client {
         pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
+        }
+        /// Sends dead and cancelled tasks again: those of `ids` at once, those of `filter` as a job.
+        pub async fn retry_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RetryTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RetryTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/RetryTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "RetryTasks"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists jobs, the latest first. A job can be read for 30 days after its end.
+        pub async fn list_jobs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListJobsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/ListJobs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "ListJobs"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads one job with its progress. NOT_FOUND if there is none with this id.
+        pub async fn get_job(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Operator/GetJob");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Operator", "GetJob"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Stops a job. The tasks that it has changed stay changed. A job that has ended stays as it is.
+        pub async fn stop_job(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StopJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/StopJob",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Operator", "StopJob"));
+            self.inner.unary(req, path, codec).await
         }
         /// Counts what came in, what went out, and where the rest is, by queue. An answer may be shared for a second.
         pub async fn get_books(
@@ -2379,6 +2696,32 @@ pub mod operator_server {
     /// Generated trait containing gRPC methods that should be implemented for use with OperatorServer.
     #[async_trait]
     pub trait Operator: std::marker::Send + std::marker::Sync + 'static {
+        /// Sends dead and cancelled tasks again: those of `ids` at once, those of `filter` as a job.
+        async fn retry_tasks(
+            &self,
+            request: tonic::Request<super::RetryTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RetryTasksResponse>,
+            tonic::Status,
+        >;
+        /// Lists jobs, the latest first. A job can be read for 30 days after its end.
+        async fn list_jobs(
+            &self,
+            request: tonic::Request<super::ListJobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListJobsResponse>,
+            tonic::Status,
+        >;
+        /// Reads one job with its progress. NOT_FOUND if there is none with this id.
+        async fn get_job(
+            &self,
+            request: tonic::Request<super::GetJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status>;
+        /// Stops a job. The tasks that it has changed stay changed. A job that has ended stays as it is.
+        async fn stop_job(
+            &self,
+            request: tonic::Request<super::StopJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status>;
         /// Counts what came in, what went out, and where the rest is, by queue. An answer may be shared for a second.
         async fn get_books(
             &self,
@@ -2414,7 +2757,7 @@ pub mod operator_server {
             tonic::Status,
         >;
     }
-    /// For operators: the books, and what taskd gave up: dead letters.
+    /// For operators: the books, changes of many tasks, and what taskd gave up: dead letters.
     #[derive(Debug)]
     pub struct OperatorServer<T> {
         inner: Arc<T>,
@@ -2491,6 +2834,180 @@ pub mod operator_server {
         }
         fn call(&mut self, req: http::Request<B>) -> Self::Future {
             match req.uri().path() {
+                "/taskd.v1.Operator/RetryTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct RetryTasksSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::RetryTasksRequest>
+                    for RetryTasksSvc<T> {
+                        type Response = super::RetryTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RetryTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::retry_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RetryTasksSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/ListJobs" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListJobsSvc<T: Operator>(pub Arc<T>);
+                    impl<T: Operator> tonic::server::UnaryService<super::ListJobsRequest>
+                    for ListJobsSvc<T> {
+                        type Response = super::ListJobsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListJobsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::list_jobs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListJobsSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/GetJob" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetJobSvc<T: Operator>(pub Arc<T>);
+                    impl<T: Operator> tonic::server::UnaryService<super::GetJobRequest>
+                    for GetJobSvc<T> {
+                        type Response = super::Job;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetJobRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::get_job(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetJobSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/StopJob" => {
+                    #[allow(non_camel_case_types)]
+                    struct StopJobSvc<T: Operator>(pub Arc<T>);
+                    impl<T: Operator> tonic::server::UnaryService<super::StopJobRequest>
+                    for StopJobSvc<T> {
+                        type Response = super::Job;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StopJobRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::stop_job(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StopJobSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/taskd.v1.Operator/GetBooks" => {
                     #[allow(non_camel_case_types)]
                     struct GetBooksSvc<T: Operator>(pub Arc<T>);

@@ -6,10 +6,11 @@ use bytes::Bytes;
 use futures::future::join_all;
 use redis::Value;
 use taskd::{
-    model::{LeaseNumber, Offset, QueueName, ShardId, TaskId, WorkerName},
+    model::{ChangingTask, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, WorkerName},
     queue::{
-        Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Inspected, OUTBOX_FULL,
-        OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, RejectMode, Rejection, Stats,
+        Arbitrated, ArbitratedTasks, Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired,
+        Extension, Inspected, OUTBOX_FULL, OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, RejectMode, Rejection,
+        Stats,
         keys::{LANES, ShardKeys},
     },
     redis_pool::{Redis, scripts},
@@ -338,9 +339,40 @@ impl Checked {
 
     fn code_of_no_completion(&self, lease: &Lease) -> Code {
         match self.model.code(lease) {
+            _ if self.is_cancelled(lease.id) => Code::Cancelled,
             Code::Repeat => Code::AlreadyCompleted,
             code => code,
         }
+    }
+
+    fn is_cancelled(&self, id: TaskId) -> bool {
+        self.model.tasks.get(&id).is_some_and(|task| task.status == RecordStatus::Cancelled)
+    }
+
+    /// Cancels a task that stood on `pipeline`, or one that has not come.
+    pub(super) async fn cancel(&mut self, which: usize, new: Option<&NewTask>) {
+        let record = match new {
+            Some(new) => {
+                let record = self.record(new);
+                self.records.push(record.clone());
+                record
+            }
+            None => self.records[which % self.records.len()].clone(),
+        };
+        let before = self.model.tasks.get(&record.id).map(|task| task.status);
+        self.added += usize::from(before.is_none());
+        let priority = Priority::from_number(record.body[0].into());
+        let (id, shard, replicas) = (record.id, self.shard.clone(), record.replicas);
+        let task = ChangingTask { id, shard, replicas, priority, epoch: 0 };
+        let answer = self.queue.upkeep.changer().cancel(&self.shard, &[&task]).await.expect("cancel");
+        let expected = match before {
+            None | Some(RecordStatus::Live | RecordStatus::Cancelled) => Arbitrated::Done,
+            Some(RecordStatus::Completed) => Arbitrated::Completed,
+            Some(RecordStatus::Dead) => Arbitrated::Dead,
+        };
+        assert_eq!(answer, ArbitratedTasks { generation: GENERATION, answers: vec![expected] });
+        self.model.cancel(&record);
+        self.compare(false).await;
     }
 
     pub(super) async fn extend(&mut self, leases: &[Lease]) {
@@ -622,6 +654,7 @@ impl Checked {
             assert_eq!(workers.len(), task.credited.len(), "distinct: {task:?}");
             match task.status {
                 RecordStatus::Completed => assert_eq!(workers.len(), task.replicas),
+                RecordStatus::Cancelled => {}
                 _ => assert!(task.failures >= task.max_attempts * u32::try_from(task.replicas).expect("few")),
             }
         }

@@ -40,6 +40,26 @@ pub(super) struct Task {
 }
 
 impl Task {
+    fn new(record: &EnqueueTask) -> Self {
+        let (replicas, waits) = (record.replicas as usize, record.not_before_unix_ms > 0);
+        Self {
+            body: record.body.clone(),
+            replicas,
+            priority: usize::from(record.body[0]),
+            max_attempts: u32::from(record.body[4]),
+            status: RecordStatus::Live,
+            credited: record.credited.iter().map(|worker| (worker.clone(), 0)).collect(),
+            held: Vec::new(),
+            waiting: if waits { replicas.saturating_sub(record.credited.len()) } else { 0 },
+            gave_back: Vec::new(),
+            scheduled: waits,
+            failures: 0,
+            failed: BTreeMap::new(),
+            history: Vec::new(),
+            offer: 0,
+        }
+    }
+
     pub(super) fn left(&self) -> usize {
         let live = self.status == RecordStatus::Live;
         if live { self.replicas - self.credited.len() - self.held.len() - self.waiting } else { 0 }
@@ -162,6 +182,7 @@ impl Model {
         let Some(task) = self.tasks.get(&lease.id) else { return Code::UnknownTask };
         match task.credited.iter().find(|(worker, _)| *worker == lease.worker) {
             Some((_, grant)) if *grant == lease.grant => Code::Repeat,
+            _ if task.status == RecordStatus::Cancelled => Code::Cancelled,
             Some(_) => Code::AlreadyCompleted,
             None if task.status == RecordStatus::Completed => Code::AlreadyCompleted,
             None if task.held.contains(&(lease.worker.clone(), lease.grant)) => Code::Ok,
@@ -170,25 +191,8 @@ impl Model {
     }
 
     pub(super) fn enqueue(&mut self, new: &EnqueueTask) {
-        let (priority, waits) = (usize::from(new.body[0]), new.not_before_unix_ms > 0);
-        let replicas = new.replicas as usize;
-        let task = Task {
-            body: new.body.clone(),
-            replicas,
-            priority,
-            max_attempts: u32::from(new.body[4]),
-            status: RecordStatus::Live,
-            credited: new.credited.iter().map(|worker| (worker.clone(), 0)).collect(),
-            held: Vec::new(),
-            waiting: if waits { replicas - new.credited.len() } else { 0 },
-            gave_back: Vec::new(),
-            scheduled: waits,
-            failures: 0,
-            failed: BTreeMap::new(),
-            history: Vec::new(),
-            offer: 0,
-        };
-        if waits {
+        let task = Task::new(new);
+        if task.scheduled {
             self.waits.insert(new.id.as_bytes().to_vec(), None);
         } else {
             self.offers[task.lane(false)].push((new.id, 0));
@@ -213,6 +217,24 @@ impl Model {
             self.finals.push_back(lease.id);
         }
         self.outbox.push_back(Event::Completed(lease.report()));
+    }
+
+    /// A task that is live, or one that has not arrived.
+    pub(super) fn cancel(&mut self, new: &EnqueueTask) {
+        let finals = &mut self.finals;
+        let task = self.tasks.entry(new.id).or_insert_with(|| {
+            finals.push_back(new.id);
+            Task { status: RecordStatus::Cancelled, credited: Vec::new(), waiting: 0, ..Task::new(new) }
+        });
+        if task.status != RecordStatus::Live {
+            return;
+        }
+        for (_, grant) in task.held.drain(..) {
+            self.leases.remove(&member(new.id, grant));
+        }
+        (task.status, task.waiting) = (RecordStatus::Cancelled, 0);
+        self.waits.retain(|member, _| id_of(member) != new.id);
+        self.finals.push_back(new.id);
     }
 
     /// Answers whether the task is dead.

@@ -15,6 +15,7 @@ pub(super) fn of(method: &Method, path: &'static str) -> Operation {
     let known = match *method {
         Method::GET => read(path),
         Method::POST => change(path),
+        Method::DELETE => remove(path),
         _ => None,
     };
     known.unwrap_or_else(|| {
@@ -53,6 +54,11 @@ fn read(path: &'static str) -> Option<Operation> {
         "/v1/books" => new("operators", "getBooks", "Count what came in, what went out, and where the rest is")
             .query::<String>("queue", "Only this queue")
             .answers::<json::books::Books<'_>>(),
+        "/v1/jobs" => new("operators", "listJobs", "List jobs, the latest first")
+            .query::<uuid::Uuid>("before", "Only jobs before this one")
+            .query::<u32>("limit", "At most this many (100; at most 1,000)")
+            .lists::<json::jobs::Job<'_>>("jobs"),
+        "/v1/jobs/{id}" => new("operators", "getJob", "Get a job with its progress").answers::<json::jobs::Job<'_>>(),
         "/v1/acts" => new("operators", "listActs", "List what operators did, the latest first")
             .query::<uuid::Uuid>("before", "Only acts before this one")
             .query::<u32>("limit", "At most this many (100; at most 1,000)")
@@ -95,6 +101,16 @@ fn change(path: &'static str) -> Option<Operation> {
         "/v1/tasks:extend" => new("workers", "extendTasks", "Move the deadlines of leases")
             .takes::<json::work::ExtendTasks<'_>>()
             .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/tasks:retry" => new("operators", "retryTasks", "Send dead and cancelled tasks again")
+            .says("Tasks of ids are changed at once, those of a filter by a job.")
+            .takes::<json::jobs::Change>()
+            .answers::<json::jobs::Changed<'_>>(),
+        "/v1/tasks:cancel" => new("operators", "cancelTasks", "Cancel unfinished tasks")
+            .takes::<json::changes::Ids>()
+            .lists::<json::work::ItemAnswer<'_>>("results"),
+        "/v1/jobs/{id}" => new("operators", "stopJob", "Stop a job: POST `/v1/jobs/{id}:stop`")
+            .says("`id` is the id of the job with `:stop` behind it. A job that has ended stays as it is.")
+            .answers::<json::jobs::Job<'_>>(),
         "/v1/dead-letters:retry" => new("operators", "retryDeadLetters", "Send the tasks of dead letters again")
             .takes::<json::letters::Change>()
             .answers::<json::letters::Changed<'_>>(),
@@ -102,6 +118,14 @@ fn change(path: &'static str) -> Option<Operation> {
             .takes::<json::letters::Change>()
             .answers::<json::letters::Changed<'_>>(),
         _ => return None,
+    })
+}
+
+fn remove(path: &'static str) -> Option<Operation> {
+    (path == "/v1/tasks/{id}").then(|| {
+        Operation::new(path, "operators", "cancelTask", "Cancel one task")
+            .answers::<json::work::ItemAnswer<'_>>()
+            .or_problem(409, "The task was over before")
     })
 }
 

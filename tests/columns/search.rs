@@ -5,7 +5,10 @@ use std::process::Command;
 use serde_json::{Value, json};
 use taskd::wire::pb::{self, discovery_client::DiscoveryClient};
 
-use crate::support::{daemon::Daemon, until};
+use crate::{
+    column,
+    support::{daemon::Daemon, until},
+};
 
 async fn list(daemon: &Daemon, query: &str) -> Value {
     let (status, answer) = daemon.get(&format!("/v1/tasks?{query}")).await;
@@ -37,7 +40,7 @@ fn tasks(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_are_listed_with_the_status_that_they_have_now() {
-    let mut daemon = Daemon::start("[queues.default]\nmax_attempts = 1", &[]).await;
+    let mut daemon = column::start("[queues.default]\nmax_attempts = 1", &[]).await;
     // One after the other: the newest comes first.
     for (key, more) in [
         ("done", json!({"headers": {"site": "a"}})),
@@ -141,7 +144,7 @@ async fn tasks_are_listed_with_the_status_that_they_have_now() {
 
 #[tokio::test]
 async fn a_filter_without_an_index_is_one_line() {
-    let mut daemon = Daemon::start("", &[]).await;
+    let mut daemon = column::start("", &[]).await;
     for (query, why) in [
         ("status=dead", "a filter by status needs a queue"),
         ("key=k", "a filter by key needs a queue"),

@@ -1,0 +1,35 @@
+-- Cancels tasks: ends their leases and backoffs, and keeps final records. A task that has not arrived gets its final
+-- record before, so that it is known when its record on the bus comes. This step decides against a completion.
+--
+-- ARGV[2…] per item 3 values: id, NUM, epoch of the task
+-- Returns the generation, then a code per item:
+--   1 cancelled, now or before | 2 completed before | 3 dead before
+--   4 the record is of a later epoch: the task was sent again since. Nothing was changed
+local answers = {tonumber(generation)}
+local ENDS = {X = 1, F = 2, D = 3}
+for a = 2, #ARGV, 3 do
+  local id, epoch = ARGV[a], tonumber(ARGV[a + 2])
+  local record = redis.call('HGET', RECORDS, id)
+  local t = record and load(record)
+  local own = t and (t[EPOCH] or 0)
+  local code = 1
+  if t and own > epoch then
+    code = 4
+  elseif t and t[ST] ~= 'L' and own == epoch then
+    code = ENDS[t[ST]]
+  elseif t and t[ST] == 'L' then
+    if epoch > 0 then t[EPOCH] = epoch end
+    finish(id, t, 'X')
+    redis.call('HSET', RECORDS, id, save(t))
+  else
+    -- It has not arrived, or only the end of an earlier epoch is there. A record that cannot be read counts as none.
+    if t then redis.call('LREM', FINALS, -1, id) end
+    local x = {'X', tonumber(ARGV[a + 1]), 0, {}, {}, {}, now}
+    if epoch > 0 then x[EPOCH], x[OFFER] = epoch, t and t[OFFER] or 0 end
+    redis.call('HDEL', BODIES, id, id .. 'h')
+    redis.call('HSET', RECORDS, id, save(x))
+    redis.call('RPUSH', FINALS, id)
+  end
+  answers[#answers + 1] = code
+end
+return answers

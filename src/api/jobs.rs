@@ -1,0 +1,208 @@
+//! Changes of many tasks: by their ids at once, and by a filter as a job of the watchdog.
+
+use std::collections::HashMap;
+
+use tracing::Instrument as _;
+use uuid::Uuid;
+
+use super::{
+    access::{reaches_all_of, who},
+    error::Error,
+    handle::{Api, span},
+    text::{ECHO, shorten},
+};
+use crate::{
+    model::{
+        Act, Caller, ChangeTasks, ChosenTasks, ItemAnswer, ItemStatus, Job, JobChange, JobProgress, JobState, Scope,
+        StoredStatus, TaskCount, TaskFilter, TaskId, TasksChanged,
+    },
+    store::{ListedTask, TaskSearch},
+};
+
+/// The tasks that a call names by id, at most.
+const MOST_IDS: usize = 1000;
+/// The tasks that a count looks at, in all and at once.
+const COUNTED: u64 = 100_000;
+const COUNTED_AT_ONCE: u32 = 1000;
+/// The jobs of an answer, where the caller does not say, and at most.
+const LISTED: u32 = 100;
+const MOST_LISTED: u32 = 1000;
+/// The pages that an answer reads, at most. A caller may not reach the queues of most jobs.
+const MOST_PAGES: usize = 20;
+
+impl Api {
+    /// Sends dead and cancelled tasks again.
+    pub async fn retry_tasks(
+        &self,
+        caller: &Caller,
+        request: Result<ChangeTasks, String>,
+    ) -> Result<TasksChanged, Error> {
+        self.change_chosen(caller, JobChange::Retry, request).instrument(span("retry_tasks", caller)).await
+    }
+
+    async fn change_chosen(
+        &self,
+        caller: &Caller,
+        change: JobChange,
+        request: Result<ChangeTasks, String>,
+    ) -> Result<TasksChanged, Error> {
+        // The body may have taken long.
+        self.authentication.still_valid(caller)?;
+        let ChangeTasks { chosen, dry_run, yes } = request.map_err(Error::Invalid)?;
+        let filter = match chosen {
+            ChosenTasks::Ids(ids) => return self.change_ids(caller, change, ids, dry_run).await,
+            ChosenTasks::Filter(filter) => change.filter(*filter).map_err(Error::Invalid)?,
+        };
+        reaches_all_of(caller, &filter)?;
+        match (dry_run, yes) {
+            (true, _) => Ok(TasksChanged::Counted(self.count(filter).await?)),
+            (false, true) => Ok(TasksChanged::Started(Box::new(self.start_job(caller, change, filter).await?))),
+            (false, false) => {
+                let why = "a filter may mean many tasks: send dry_run = true to count them, or yes = true to go on";
+                Err(Error::Invalid(why.into()))
+            }
+        }
+    }
+
+    /// Changes the tasks of these ids. Each has an answer, in order.
+    async fn change_ids(
+        &self,
+        caller: &Caller,
+        change: JobChange,
+        ids: Vec<String>,
+        dry_run: bool,
+    ) -> Result<TasksChanged, Error> {
+        if ids.len() > MOST_IDS {
+            return Err(Error::Invalid(format!("{} ids in one call; at most {MOST_IDS}", ids.len())));
+        }
+        let query = self.query()?;
+        let parsed: Vec<Option<TaskId>> = ids.iter().map(|id| id.parse().ok()).collect();
+        let mut named: Vec<TaskId> = parsed.iter().flatten().copied().collect();
+        named.sort_unstable();
+        named.dedup();
+        let mut tasks = query.store().listed(&named).await?;
+        // Only a caller that reaches the queue may know that the task is there.
+        tasks.retain(|task| caller.access.reaches(task.shard.queue.as_str()));
+        let may = |task: &&ListedTask| change.statuses().iter().any(|status| status.stored() == task.status);
+        let ended: Vec<TaskId> = tasks.iter().filter(may).map(|task| task.id).collect();
+        if dry_run {
+            let (matched, looked_at) = (ended.len() as u64, tasks.len() as u64);
+            return Ok(TasksChanged::Counted(TaskCount { matched, looked_at, at_least: false }));
+        }
+        let mut answers: HashMap<TaskId, (ItemStatus, &str)> =
+            tasks.iter().map(|task| (task.id, refusal(task.status))).collect();
+        if !ended.is_empty() {
+            let (now, who) = (query.now_unix_ms(), who(caller));
+            let retried = query.store().retry_with_acts(&ended, now, who, change.act()).await?;
+            tracing::info!(%who, "{who}: {change} tasks, {} of {} ids", retried.len(), ids.len());
+            answers.extend(retried.into_iter().map(|retried| (retried.id, (ItemStatus::Ok, ""))));
+        }
+        let answer = |(id, parsed): (String, Option<TaskId>)| match parsed.map(|task| answers.get(&task)) {
+            Some(Some((status, error))) => ItemAnswer { error: (*error).to_owned(), ..ItemAnswer::new(id, *status) },
+            Some(None) => ItemAnswer::new(id, ItemStatus::UnknownTask),
+            None => {
+                let id = shorten(&id, ECHO).into_owned();
+                let error = format!("{id:?} is not a task id; ids are UUIDs, as an insert answers them");
+                ItemAnswer::invalid(id, error)
+            }
+        };
+        Ok(TasksChanged::Items(ids.into_iter().zip(parsed).map(answer).collect()))
+    }
+
+    /// Counts the tasks of a filter, up to a bound.
+    async fn count(&self, filter: TaskFilter) -> Result<TaskCount, Error> {
+        let store = self.query()?.store();
+        let (limit, look_at) = (COUNTED_AT_ONCE, COUNTED_AT_ONCE);
+        let mut search = TaskSearch { filter, limit, look_at, after: None };
+        let mut count = TaskCount::default();
+        loop {
+            let page = store.search(&search).await?;
+            count.matched += page.tasks.len() as u64;
+            count.looked_at += u64::from(page.looked_at);
+            count.at_least = page.next.is_some();
+            search.after = page.next;
+            if !count.at_least || count.looked_at >= COUNTED {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// Stores a job, which the watchdog runs. It changes no task that is inserted from now on.
+    async fn start_job(&self, caller: &Caller, change: JobChange, mut filter: TaskFilter) -> Result<Job, Error> {
+        let query = self.query()?;
+        let now = query.now_unix_ms();
+        filter.until_unix_ms = Some(filter.until_unix_ms.map_or(now, |until| until.min(now)));
+        let job = Job {
+            id: Uuid::now_v7(),
+            change,
+            filter,
+            who: who(caller).to_owned(),
+            scope: caller.access.token().map_or_else(Scope::default, |token| token.scope.clone()),
+            state: JobState::Running,
+            progress: JobProgress::default(),
+            created_unix_ms: now,
+            updated_unix_ms: now,
+        };
+        let queue = job.filter.queue.as_ref().map_or_else(|| "all queues".to_owned(), ToString::to_string);
+        let act = Act::new(&job.who, &format!("start job: {change} tasks"), &format!("{} of {queue}", job.id));
+        if !query.store().add_job(&job, &act).await? {
+            return Err(Error::ManyJobs);
+        }
+        tracing::info!(job = %job.id, who = %job.who, "{}: the job {} will {change} tasks of {queue}", job.who, job.id);
+        Ok(job)
+    }
+
+    /// Jobs before the job `before`, the latest first, of queues that the caller reaches.
+    pub async fn jobs(&self, caller: &Caller, before: Option<&str>, limit: u32) -> Result<Vec<Job>, Error> {
+        let mut before = before.filter(|id| !id.is_empty()).map(job_id).transpose()?;
+        let limit = if limit == 0 { LISTED } else { limit.min(MOST_LISTED) } as usize;
+        let (query, mut jobs) = (self.query()?, Vec::new());
+        for _ in 0..MOST_PAGES {
+            let page = query.store().jobs(before, MOST_LISTED).instrument(span("jobs", caller)).await?;
+            before = page.last().map(|job| job.id);
+            let is_last = page.len() < MOST_LISTED as usize;
+            jobs.extend(page.into_iter().filter(|job| reaches_job(caller, job)));
+            if is_last || jobs.len() >= limit {
+                break;
+            }
+        }
+        jobs.truncate(limit);
+        Ok(jobs)
+    }
+
+    pub async fn job(&self, caller: &Caller, id: &str) -> Result<Job, Error> {
+        let id = job_id(id)?;
+        let job = self.query()?.store().job(id).instrument(span("job", caller)).await?;
+        job.filter(|job| reaches_job(caller, job)).ok_or(Error::NoSuchJob(id))
+    }
+
+    /// Stops a job. The tasks that it has changed stay changed. A job that has ended stays as it is.
+    pub async fn stop_job(&self, caller: &Caller, id: &str) -> Result<Job, Error> {
+        self.job(caller, id).await?;
+        let (id, query) = (job_id(id)?, self.query()?);
+        let act = Act::new(who(caller), "stop job", &id.to_string());
+        let stop = query.store().stop_job(id, query.now_unix_ms(), &act).instrument(span("stop_job", caller));
+        stop.await?.ok_or(Error::NoSuchJob(id))
+    }
+}
+
+fn reaches_job(caller: &Caller, job: &Job) -> bool {
+    reaches_all_of(caller, &job.filter).is_ok()
+}
+
+fn job_id(text: &str) -> Result<Uuid, Error> {
+    Uuid::parse_str(text).map_err(|_| {
+        let text = shorten(text, ECHO);
+        Error::Invalid(format!("{text:?} is not the id of a job; ids are UUIDs, as a list of jobs shows them"))
+    })
+}
+
+/// The answer about a task that was not sent again.
+fn refusal(status: StoredStatus) -> (ItemStatus, &'static str) {
+    match status {
+        StoredStatus::Unfinished => (ItemStatus::Invalid, "the task is unfinished: it goes on by itself"),
+        StoredStatus::Completed => (ItemStatus::AlreadyCompleted, "its workers have completed it"),
+        // Somebody has sent it again meanwhile, or removed it.
+        StoredStatus::Dead | StoredStatus::Cancelled => (ItemStatus::Invalid, "the task has changed meanwhile"),
+    }
+}

@@ -1,0 +1,122 @@
+//! `taskd cancel`: changes live work of a running taskd, over gRPC.
+
+use anyhow::bail;
+use clap::Args;
+use serde_json::json;
+use tonic::Response;
+
+use super::{
+    client::{Server, Taskd},
+    patience::patiently,
+};
+use crate::wire::pb::{
+    self, CancelTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus, discovery_client::DiscoveryClient,
+};
+
+/// The tasks of one call.
+const AT_ONCE: usize = 500;
+
+/// The tasks that a command is about.
+#[derive(Args)]
+#[group(skip)]
+pub(super) struct Targets {
+    /// Ids of tasks
+    #[arg(value_name = "ID", required_unless_present = "queue", conflicts_with = "queue")]
+    ids: Vec<String>,
+
+    /// Queue of the tasks that --key names
+    #[arg(long, value_name = "NAME", requires = "keys")]
+    queue: Option<String>,
+
+    /// Key of a task, instead of its id; may be repeated
+    #[arg(long = "key", value_name = "KEY", requires = "queue")]
+    keys: Vec<String>,
+
+    /// Print a JSON object per task
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    server: Server,
+}
+
+/// Cancel unfinished tasks: no worker does them any more
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd cancel 0199… 0199…                          the tasks with these ids
+  taskd cancel --queue crawl --key https://e.org/   the task with this queue and key
+
+A worker that holds such a task is told CANCELLED. Its key stays taken. taskd dead retry sends the task again.
+What is cancelled stays so if the command is interrupted: the same command goes on with the rest.
+Exit code: 0, or 1 if some tasks could not be cancelled, 2 if the request is wrong or the server cannot be reached.")]
+pub struct Cancel {
+    #[command(flatten)]
+    targets: Targets,
+}
+
+/// Cancels, and answers whether every task is cancelled.
+pub async fn cancel(args: Cancel) -> anyhow::Result<bool> {
+    args.targets
+        .change("cancelled", async |taskd, ids| {
+            let answer = DiscoveryClient::new(taskd).cancel_tasks(CancelTasksRequest { ids }).await?;
+            Ok(answer.map(|answer| answer.results))
+        })
+        .await
+}
+
+impl Targets {
+    /// Changes the tasks, call by call. Each call may be repeated.
+    async fn change(
+        &self,
+        done: &str,
+        call: impl AsyncFn(Taskd, Vec<String>) -> Result<Response<Vec<ItemResult>>, tonic::Status>,
+    ) -> anyhow::Result<bool> {
+        let taskd = self.server.connect().await?;
+        let ids = match &self.queue {
+            None => self.ids.clone(),
+            Some(queue) => owners(&taskd, queue, &self.keys).await?,
+        };
+        let (mut changed, mut failed) = (0, 0);
+        for ids in ids.chunks(AT_ONCE) {
+            for result in patiently(async || call(taskd.clone(), ids.to_vec()).await).await?.into_inner() {
+                match result.status() {
+                    ItemStatus::Ok => changed += 1,
+                    _ => failed += 1,
+                }
+                self.tell(&result);
+            }
+        }
+        if !self.json {
+            println!("{changed} of {} tasks {done}", changed + failed);
+        }
+        Ok(failed == 0)
+    }
+
+    fn tell(&self, result: &ItemResult) {
+        let status = result.status().as_str_name().trim_start_matches("ITEM_STATUS_");
+        let ItemResult { id, error, .. } = result;
+        match (self.json, result.status()) {
+            (true, _) => println!("{}", json!({ "id": id, "status": status, "error": error })),
+            (false, ItemStatus::Ok) => {}
+            (false, _) if error.is_empty() => eprintln!("{id}: {status}"),
+            (false, _) => eprintln!("{id}: {status}: {error}"),
+        }
+    }
+}
+
+/// The tasks with these keys.
+async fn owners(taskd: &Taskd, queue: &str, keys: &[String]) -> anyhow::Result<Vec<String>> {
+    let mut ids = Vec::with_capacity(keys.len());
+    for key in keys {
+        let key = key.clone().into_bytes().into();
+        let question = ExplainTaskRequest { queue: queue.to_owned(), key, ..Default::default() };
+        let explain = async || DiscoveryClient::new(taskd.clone()).explain_task(question.clone()).await;
+        let pb::TaskExplanation { task, .. } = patiently(explain).await?.into_inner();
+        match task {
+            Some(task) => ids.push(task.id),
+            None => bail!("the answer names no task of queue {queue}"),
+        }
+    }
+    Ok(ids)
+}

@@ -1,0 +1,76 @@
+//! The service `Operator`: dead letters, changes of many tasks, and jobs.
+
+use tonic::{Request, Response, Status};
+
+use super::{Service, open, results};
+use crate::{
+    model::{ChangeLetters, ChangeTasks, LetterPages},
+    wire::pb::{self, operator_server::Operator},
+};
+
+#[tonic::async_trait]
+impl Operator for Service {
+    async fn get_books(&self, request: Request<pb::GetBooksRequest>) -> Result<Response<pb::Books>, Status> {
+        let (caller, request) = open(request);
+        self.within(self.0.api.books(&caller, &request.queue).await?.into())
+    }
+
+    async fn retry_tasks(
+        &self,
+        request: Request<pb::RetryTasksRequest>,
+    ) -> Result<Response<pb::RetryTasksResponse>, Status> {
+        let (caller, request) = open(request);
+        let changed = self.0.api.retry_tasks(&caller, ChangeTasks::try_from(request)).await?;
+        Ok(Response::new(changed.into()))
+    }
+
+    async fn list_jobs(&self, request: Request<pb::ListJobsRequest>) -> Result<Response<pb::ListJobsResponse>, Status> {
+        let (caller, pb::ListJobsRequest { limit, before }) = open(request);
+        let jobs = self.0.api.jobs(&caller, Some(&before), limit).await?;
+        self.within(pb::ListJobsResponse { jobs: results(jobs) })
+    }
+
+    async fn get_job(&self, request: Request<pb::GetJobRequest>) -> Result<Response<pb::Job>, Status> {
+        let (caller, request) = open(request);
+        Ok(Response::new(self.0.api.job(&caller, &request.id).await?.into()))
+    }
+
+    async fn stop_job(&self, request: Request<pb::StopJobRequest>) -> Result<Response<pb::Job>, Status> {
+        let (caller, request) = open(request);
+        Ok(Response::new(self.0.api.stop_job(&caller, &request.id).await?.into()))
+    }
+
+    async fn list_dead_letters(
+        &self,
+        request: Request<pb::ListDeadLettersRequest>,
+    ) -> Result<Response<pb::ListDeadLettersResponse>, Status> {
+        let (caller, request) = open(request);
+        self.within(self.0.api.letters(&caller, LetterPages::try_from(request)).await?.into())
+    }
+
+    async fn get_dead_letter(
+        &self,
+        request: Request<pb::GetDeadLetterRequest>,
+    ) -> Result<Response<pb::Letter>, Status> {
+        let (caller, request) = open(request);
+        self.within(self.0.api.letter(&caller, &request.id).await?.into())
+    }
+
+    async fn retry_dead_letters(
+        &self,
+        request: Request<pb::ChangeDeadLettersRequest>,
+    ) -> Result<Response<pb::ChangeDeadLettersResponse>, Status> {
+        let (caller, request) = open(request);
+        let changed = self.0.api.retry_letters(&caller, ChangeLetters::try_from(request)).await?;
+        Ok(Response::new(changed.into()))
+    }
+
+    async fn purge_dead_letters(
+        &self,
+        request: Request<pb::ChangeDeadLettersRequest>,
+    ) -> Result<Response<pb::ChangeDeadLettersResponse>, Status> {
+        let (caller, request) = open(request);
+        let changed = self.0.api.purge_letters(&caller, ChangeLetters::try_from(request)).await?;
+        Ok(Response::new(changed.into()))
+    }
+}

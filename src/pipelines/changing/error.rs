@@ -1,0 +1,19 @@
+//! The reason why a change waits.
+
+use crate::{queue, store};
+
+/// The reason why a change of live work waits.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error(transparent)]
+    Queue(#[from] queue::Error),
+}
+
+impl Error {
+    /// Whether Redis lost the shard, or it is closed.
+    pub fn is_without_generation(&self) -> bool {
+        matches!(self, Self::Queue(queue::Error::NoGeneration))
+    }
+}

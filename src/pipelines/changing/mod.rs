@@ -1,0 +1,255 @@
+//! Changes of live work: an operator cancels tasks.
+//!
+//! SQL keeps the wish first, then the queue decides in one script against whatever happens there, then SQL takes over
+//! the decision and forgets the wish. So a lost shard and its rebuild, which read SQL, know the wish.
+//!
+//! Crash windows:
+//!
+//! - killed behind the wish: the watchdog carries it out. The caller has no answer.
+//! - killed behind the script: the same. The script answers once more what it has decided.
+//! - the queue has decided, and the wish is gone (a database that was set back): the final record says so, and the
+//!   watchdog tells SQL ([`Changing::adopt`]).
+//! - Redis loses the shard between script and SQL: SQL refuses a decision of the generation before, and the wish stays.
+
+mod error;
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::{StreamExt, stream};
+
+pub use self::error::Error;
+use crate::{
+    bus::Bus,
+    dedup::Filter,
+    model::{Change, ChangeKind, Changed, ChangingTask, ShardId, StoredStatus, TaskAct, TaskId},
+    queue::{self, Arbitrated, ArbitratedTasks, Changer, RecordStatus},
+    runtime::Clock,
+    store::{Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Store, Wanted},
+    telemetry::metrics,
+};
+
+/// The most tasks of one call.
+pub const MOST: usize = 1000;
+/// Shards that are called at a time.
+const AT_ONCE: usize = 64;
+/// How often a call asks a shard that is about to be opened, and the wait before each time.
+const OPENING_LOOKS: u32 = 25;
+const OPENING: Duration = Duration::from_millis(20);
+/// How often a wish is carried out anew, because its shard has another generation since.
+const ROUNDS: usize = 3;
+
+/// Changes live work. Cheap to clone.
+#[derive(Clone)]
+pub struct Changing {
+    store: Arc<dyn Store>,
+    queue: Changer,
+    filter: Filter,
+    bus: Arc<dyn Bus>,
+    clock: Clock,
+}
+
+/// The outcomes of wishes, and the first error of those that wait.
+#[derive(Debug, Default)]
+pub struct CarriedOut {
+    pub changed: HashMap<TaskId, Changed>,
+    pub error: Option<Error>,
+}
+
+impl Changing {
+    pub fn new(store: Arc<dyn Store>, queue: Changer, filter: Filter, bus: Arc<dyn Bus>, clock: Clock) -> Self {
+        Self { store, queue, filter, bus, clock }
+    }
+
+    /// Changes at most [`MOST`] tasks, and records the acts. Answers per id, in order.
+    ///
+    /// An error says that SQL keeps no wish. A wish that it keeps, and that could not be carried out now, is answered
+    /// [`Changed::Later`].
+    pub async fn change(&self, ids: &[TaskId], change: &Change, acts: &[TaskAct]) -> Result<Vec<Changed>, Error> {
+        let wanted = self.store.want(ids, change, self.clock.now_unix_ms(), acts).await?;
+        let kept = wanted.iter().filter_map(|wanted| match wanted {
+            Wanted::Kept(kept) => Some((kept.task.id, kept.clone())),
+            Wanted::Final(_) | Wanted::Unknown => None,
+        });
+        // An id may be named twice.
+        let kept: HashMap<TaskId, KeptChange> = kept.collect();
+        let CarriedOut { changed, error } = self.carry_out(kept.into_values().collect()).await;
+        if let Some(error) = error {
+            tracing::warn!("the watchdog carries out changes of tasks later: {error}");
+        }
+        let answer = |(id, wanted): (&TaskId, Wanted)| match wanted {
+            Wanted::Unknown => Changed::Unknown,
+            Wanted::Final(status) => ended(status),
+            Wanted::Kept(_) => changed.get(id).copied().unwrap_or(Changed::Later),
+        };
+        Ok(ids.iter().zip(wanted).map(answer).collect())
+    }
+
+    /// Wishes that stayed, the earliest first.
+    pub async fn kept(&self, pages: &KeptPages) -> Result<KeptChanges, Error> {
+        Ok(self.store.kept_changes(pages).await?)
+    }
+
+    /// Carries out wishes. Those without an outcome stay in SQL.
+    pub async fn carry_out(&self, wishes: Vec<KeptChange>) -> CarriedOut {
+        let (mut out, mut rest) = (CarriedOut::default(), wishes);
+        for _ in 0..ROUNDS {
+            if rest.is_empty() {
+                break;
+            }
+            rest = self.round(rest, &mut out).await;
+        }
+        out
+    }
+
+    /// Asks each shard once. Answers the wishes whose shard has another generation since.
+    async fn round(&self, wishes: Vec<KeptChange>, out: &mut CarriedOut) -> Vec<KeptChange> {
+        let mut by_shard: BTreeMap<ShardId, Vec<KeptChange>> = BTreeMap::new();
+        for wish in wishes {
+            by_shard.entry(wish.task.shard.clone()).or_default().push(wish);
+        }
+        let calls = by_shard.into_iter().flat_map(|(shard, wishes)| {
+            let parts: Vec<Vec<KeptChange>> = wishes.chunks(MOST).map(<[KeptChange]>::to_vec).collect();
+            parts.into_iter().map(move |wishes| (shard.clone(), wishes))
+        });
+        let calls = calls.map(|(shard, wishes)| async move {
+            let decided = self.decide(&shard, &wishes).await;
+            (wishes, decided)
+        });
+        let decided: Vec<_> = stream::iter(calls).buffer_unordered(AT_ONCE).collect().await;
+        let (mut asked, mut ends) = (Vec::new(), Vec::new());
+        for (wishes, decided) in decided {
+            match decided {
+                Ok(ArbitratedTasks { generation, answers }) => {
+                    for (wish, answer) in wishes.into_iter().zip(answers) {
+                        ends.push(end_of(&wish, answer, generation));
+                        asked.push((wish, answer));
+                    }
+                }
+                Err(error) => out.fail(error),
+            }
+        }
+        let ended = match self.end(&ends).await {
+            Ok(ended) => ended,
+            Err(error) => {
+                out.fail(error);
+                return Vec::new();
+            }
+        };
+        let mut again = Vec::new();
+        for ((wish, answer), status) in asked.into_iter().zip(ended) {
+            let changed = match (answer, status) {
+                (_, None) => Changed::Unknown,
+                // The decision was void.
+                (Arbitrated::Done, Some(StoredStatus::Unfinished)) => {
+                    again.push(wish);
+                    continue;
+                }
+                (Arbitrated::Done, Some(StoredStatus::Cancelled)) => Changed::Done,
+                (Arbitrated::Completed, Some(_)) => Changed::AlreadyCompleted,
+                (Arbitrated::Dead, Some(_)) => Changed::Dead,
+                // The wish came before.
+                (Arbitrated::SentAgain, Some(_)) => Changed::Later,
+                (Arbitrated::Done, Some(status)) => ended_otherwise(status),
+            };
+            metrics::task_changed(wish.kind.as_str(), changed.as_str());
+            out.changed.insert(wish.task.id, changed);
+        }
+        again
+    }
+
+    /// Asks a shard. Opens one that is new or closed: the task's record on the bus may come later.
+    async fn decide(&self, shard: &ShardId, wishes: &[KeptChange]) -> Result<ArbitratedTasks, Error> {
+        let tasks: Vec<&ChangingTask> = wishes.iter().map(|wish| &wish.task).collect();
+        match self.queue.cancel(shard, &tasks).await {
+            Err(queue::Error::NoGeneration) => {}
+            other => return Ok(other?),
+        }
+        let opening = self.store.open_shards(std::slice::from_ref(shard)).await?;
+        let Some(opening) = opening.first().filter(|opening| opening.is_new) else {
+            return self.cancel_when_open(shard, &tasks).await;
+        };
+        self.queue.open_shards(&[(shard.clone(), opening.generation)], self.bus.generation()).await?;
+        self.queue.add_shard(shard);
+        Ok(self.queue.cancel(shard, &tasks).await?)
+    }
+
+    /// Asks a shard that is open in SQL: the fanout is about to open it in Redis, or Redis lost it.
+    async fn cancel_when_open(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks, Error> {
+        for _ in 0..OPENING_LOOKS {
+            tokio::time::sleep(OPENING).await;
+            match self.queue.cancel(shard, tasks).await {
+                Err(queue::Error::NoGeneration) => {}
+                other => return Ok(other?),
+            }
+        }
+        Err(queue::Error::NoGeneration.into())
+    }
+
+    /// Takes over decisions into SQL. Answers the status of each task.
+    async fn end(&self, ends: &[EndedChange]) -> Result<Vec<Option<StoredStatus>>, Error> {
+        if ends.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ended = self.store.end_changes(ends, self.clock.now_unix_ms()).await?;
+        let keys: Vec<_> = ended.iter().filter_map(|end| end.key.clone()).collect();
+        if let Err(error) = self.filter.forget(&keys).await {
+            tracing::debug!("could not take {} keys out of the filter: {error}", keys.len());
+        }
+        Ok(ended.into_iter().map(|end| end.status).collect())
+    }
+
+    /// Tells SQL of cancelled tasks that it does not show final, by their records. Answers those that were cancelled.
+    ///
+    /// The watchdog would take their reports for lost, and let workers do them again.
+    pub async fn adopt(&self, shard: &ShardId, ids: &HashSet<TaskId>) -> Result<HashSet<TaskId>, Error> {
+        let ids: Vec<TaskId> = ids.iter().copied().collect();
+        // The generation first: a record of a later one is not taken for one of this.
+        let generation = self.queue.generation(shard).await?;
+        let (_, records) = self.queue.inspect(shard, &ids).await?;
+        let records = ids.into_iter().zip(records).filter_map(|(id, record)| Some((id, record?)));
+        let cancelled = records.filter(|(_, record)| record.status == RecordStatus::Cancelled);
+        let end = |(id, record): (TaskId, queue::Inspected)| {
+            let end = Decided::Cancelled { epoch: record.epoch, generation };
+            EndedChange { id, turn: None, end }
+        };
+        let ends: Vec<EndedChange> = cancelled.map(end).collect();
+        let ended = self.end(&ends).await?;
+        let cancelled = ends.iter().zip(ended).filter(|(_, status)| *status == Some(StoredStatus::Cancelled));
+        Ok(cancelled.map(|(end, _)| end.id).collect())
+    }
+}
+
+impl CarriedOut {
+    fn fail(&mut self, error: Error) {
+        self.error.get_or_insert(error);
+    }
+}
+
+fn end_of(wish: &KeptChange, answer: Arbitrated, generation: u64) -> EndedChange {
+    let end = match (wish.kind, answer) {
+        (ChangeKind::Cancel, Arbitrated::Done) => Decided::Cancelled { epoch: wish.task.epoch, generation },
+        (_, Arbitrated::Completed | Arbitrated::Dead | Arbitrated::SentAgain) => Decided::Over,
+    };
+    EndedChange { id: wish.task.id, turn: Some(wish.turn), end }
+}
+
+/// The answer to a cancel of a task that is final in SQL.
+fn ended(status: StoredStatus) -> Changed {
+    match status {
+        StoredStatus::Cancelled => Changed::Done,
+        other => ended_otherwise(other),
+    }
+}
+
+fn ended_otherwise(status: StoredStatus) -> Changed {
+    match status {
+        StoredStatus::Unfinished => Changed::Later,
+        StoredStatus::Completed => Changed::AlreadyCompleted,
+        StoredStatus::Dead => Changed::Dead,
+        StoredStatus::Cancelled => Changed::Cancelled,
+    }
+}

@@ -1,0 +1,55 @@
+//! Payloads that do not fit the schemas of their queues.
+
+use std::collections::HashMap;
+
+use super::room::{Unstored, discovered};
+use crate::{
+    config::Settings,
+    model::{NewTask, PayloadCheck},
+    runtime::compute,
+    store::Settlement,
+    telemetry::metrics::Lettered,
+};
+
+/// The tasks whose payloads do not fit, by place, each with the reason.
+pub(super) async fn misfits(settings: &Settings, tasks: &[NewTask]) -> HashMap<usize, String> {
+    let mut check = PayloadCheck::default();
+    for (place, task) in tasks.iter().enumerate() {
+        // One that is too large is refused for that.
+        let fits_limit = task.payload.len() <= settings.limits.max_payload_bytes;
+        if let Some(schema) = settings.payload_schema(&task.queue).filter(|_| fits_limit) {
+            check.add(place, schema, &task.payload, task.payload_encoding);
+        }
+    }
+    compute(check.is_large(), || check.misfits()).await
+}
+
+/// Takes the discovered tasks whose payloads do not fit out of the reports.
+///
+/// The tasks service checked them before it answered OK, but the schema may have changed since.
+pub(super) async fn take_misfits(settings: &Settings, reports: &mut [Settlement]) -> Vec<Unstored> {
+    let mut check = PayloadCheck::default();
+    let rows = reports.iter().flat_map(discovered);
+    for (place, row) in rows.map(|row| &row.task).enumerate() {
+        if let Some(schema) = settings.payload_schema(row.queue.as_str()) {
+            check.add(place, schema, &row.payload, row.payload_encoding);
+        }
+    }
+    let mut misfits = compute(check.is_large(), || check.misfits()).await;
+    if misfits.is_empty() {
+        return Vec::new();
+    }
+    let (mut unstored, mut places) = (Vec::with_capacity(misfits.len()), 0..);
+    for report in reports {
+        if let Settlement::Completed { id, discovered, .. } = report {
+            discovered.retain(|row| match places.next().and_then(|place| misfits.remove(&place)) {
+                Some(reason) => {
+                    unstored.push(Unstored::of_row(*id, &row.task, Lettered::Invalid, reason));
+                    false
+                }
+                None => true,
+            });
+        }
+    }
+    unstored
+}

@@ -1,0 +1,41 @@
+//! Jobs, and what they do to tasks.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+use super::{Result, Retried};
+use crate::model::{Act, Job, TaskCursor, TaskId};
+
+/// The most jobs that run at a time.
+pub const MOST_JOBS: u32 = 100;
+
+/// How long a job that has ended can be read.
+pub const JOBS_STAY: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// The part of the store that keeps jobs. Every method is one transaction, and may be repeated as those of `Store`.
+#[async_trait]
+pub trait Jobs: Send + Sync {
+    /// Adds a job, and records its act. Removes jobs that ended [`JOBS_STAY`] ago. False if [`MOST_JOBS`] run.
+    async fn add_job(&self, job: &Job, act: &Act) -> Result<bool>;
+
+    async fn job(&self, id: Uuid) -> Result<Option<Job>>;
+
+    /// Jobs before `before`, the latest first. Leaves out those that a later taskd has added.
+    async fn jobs(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Job>>;
+
+    /// The running jobs, the earliest first. Leaves out those of a later taskd, which go on when one leads.
+    async fn running_jobs(&self) -> Result<Vec<Job>>;
+
+    /// Stores progress and state of a job that runs and stands at `from`. Answers whether it did.
+    ///
+    /// Of two that have changed the same page one stores its counts.
+    async fn advance_job(&self, job: &Job, from: Option<TaskCursor>) -> Result<bool>;
+
+    /// Stops a running job, and records the act. Answers the job behind it; `None`: there is no such job.
+    async fn stop_job(&self, id: Uuid, at_unix_ms: i64, act: &Act) -> Result<Option<Job>>;
+
+    /// Sends tasks again as [`super::Store::retry`] does, and records an act for each that it answers.
+    async fn retry_with_acts(&self, ids: &[TaskId], now_unix_ms: i64, who: &str, what: &str) -> Result<Vec<Retried>>;
+}

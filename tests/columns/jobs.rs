@@ -1,0 +1,279 @@
+//! Tasks that are sent again by ids and by filters, and jobs, over HTTP and gRPC and by `taskd tasks` and `taskd jobs`.
+
+use std::{collections::BTreeSet, process::Command};
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use taskd::wire::pb::{self, operator_client::OperatorClient};
+
+use super::{
+    access::{TOKENS, call, post, token},
+    dead_letters::{ONE_ATTEMPT, reject_all, status_of},
+};
+use crate::{
+    column,
+    support::{
+        daemon::{Daemon, keys, once},
+        until,
+    },
+};
+
+async fn retry(daemon: &Daemon, body: Value) -> Value {
+    let (status, answer) = daemon.post("/v1/tasks:retry", &body).await;
+    assert_eq!(status, 200, "{body}: {answer}");
+    answer
+}
+
+/// The job, as soon as it does not run any more.
+pub(crate) async fn ended(daemon: &Daemon, id: &str) -> Value {
+    let mut job = Value::Null;
+    until("the job has ended", async || {
+        let Some((200, answer)) = daemon.try_get(&format!("/v1/jobs/{id}")).await else { return false };
+        job = answer;
+        job["state"] != "RUNNING"
+    })
+    .await;
+    job
+}
+
+/// Inserts tasks `key-<n>`, which die.
+pub(crate) async fn dead_tasks(daemon: &Daemon, queue: &str, from: usize, to: usize) -> Vec<String> {
+    let mut ids = Vec::new();
+    for from in (from..to).step_by(1000) {
+        let upto = to.min(from + 1000);
+        let tasks: Vec<_> = (from..upto).map(|n| json!({"queue": queue, "key": format!("key-{n}")})).collect();
+        ids.extend(daemon.insert(&tasks).await);
+        reject_all(daemon, "w", queue, upto - from, "no luck").await;
+    }
+    until("they are dead", async || daemon.queue(queue).await["dead"] == (to - from) as u64).await;
+    ids
+}
+
+/// The targets of the acts whose words begin so.
+pub(crate) async fn targets(daemon: &Daemon, what: &str) -> Vec<String> {
+    let (mut targets, mut before) = (Vec::new(), String::new());
+    loop {
+        let query = if before.is_empty() { String::new() } else { format!("&before={before}") };
+        let (_, answer) = daemon.get(&format!("/v1/acts?limit=1000{query}")).await;
+        let acts = answer["acts"].as_array().unwrap();
+        let Some(last) = acts.last() else { return targets };
+        before = last["id"].as_str().unwrap().to_owned();
+        let of = acts.iter().filter(|act| act["what"].as_str().unwrap().starts_with(what));
+        targets.extend(of.map(|act| act["on"].as_str().unwrap().to_owned()));
+    }
+}
+
+/// Exit code, stdout, stderr of a command.
+fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
+    let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+    let output = command.env_clear().envs(own).env("TASKD_GRPC_URL", daemon.grpc()).args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[tokio::test]
+async fn tasks_are_sent_again_by_their_ids_each_with_its_answer() {
+    let mut daemon = column::start(ONE_ATTEMPT, &[]).await;
+    let dead = dead_tasks(&daemon, "q", 0, 2).await;
+    daemon.insert(&[json!({"queue": "r", "key": "done"})]).await;
+    assert_eq!(daemon.work("w", "r", 1).await, ["done"]);
+    until("it is completed", async || daemon.queue("r").await["completed"] == 1).await;
+    let (_, done) = daemon.get("/v1/tasks?queue=r").await;
+    let done = done["tasks"][0]["id"].as_str().unwrap();
+    let waits = daemon.insert(&[json!({"queue": "r", "key": "waits"})]).await.remove(0);
+    let unknown = "0190a5c2-0000-7000-8000-000000000000";
+
+    let counted = retry(&daemon, json!({"ids": [dead[0], dead[1], done], "dry_run": true})).await;
+    assert_eq!(counted, json!({"matched": 2, "looked_at": 3, "at_least": false}));
+    assert_eq!(status_of(&daemon, &dead[0]).await, "DEAD");
+    let ids = json!({"ids": [dead[0], done, waits, unknown, "x", dead[0]]});
+    let answer = retry(&daemon, ids).await;
+    let statuses = crate::support::daemon::statuses(&answer);
+    assert_eq!(statuses, ["OK", "ALREADY_COMPLETED", "INVALID", "UNKNOWN_TASK", "INVALID", "OK"], "{answer}");
+    assert!(answer["results"][2]["error"].as_str().unwrap().contains("unfinished"), "{answer}");
+    assert_eq!(targets(&daemon, "retry task").await, [dead[0].as_str()]);
+    assert_eq!(daemon.drain("w", "q").await, ["key-0"], "by the worker that had failed it");
+    assert_eq!(status_of(&daemon, &dead[1]).await, "DEAD");
+
+    let (code, said, why) = taskd(&daemon, &["tasks", "retry", &dead[1], unknown]);
+    assert_eq!((code, said.trim()), (1, "1 of 2 tasks sent again"), "{why}");
+    assert!(why.contains(&format!("{unknown}: there is no such task")), "{why}");
+    assert_eq!(daemon.drain("w", "q").await, ["key-1"]);
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_sends_all_tasks_of_a_filter_again() {
+    let mut daemon = column::start(ONE_ATTEMPT, &[]).await;
+    let ids = dead_tasks(&daemon, "q", 0, 600).await;
+    dead_tasks(&daemon, "other", 0, 3).await;
+    let counted = retry(&daemon, json!({"filter": {"queue": "q"}, "dry_run": true})).await;
+    assert_eq!(counted, json!({"matched": 600, "looked_at": 600, "at_least": false}));
+
+    let answer = retry(&daemon, json!({"filter": {"queue": "q", "status": "DEAD"}, "yes": true})).await;
+    let started = &answer["job"];
+    assert_eq!((&started["what"], &started["filter"]["status"]), (&json!("retry"), &json!("DEAD")));
+    let id = started["id"].as_str().unwrap();
+    let job = ended(&daemon, id).await;
+    let counts = ["state", "matched", "changed", "failed", "looked_at"].map(|name| &job[name]);
+    assert_eq!(counts, [&json!("DONE"), &json!(600), &json!(600), &json!(0), &json!(600)], "{job}");
+    assert!(job["filter"]["until"].is_string(), "it ends at its creation: {job}");
+
+    // One act for the job, and one for each task.
+    assert_eq!(targets(&daemon, "start job").await, [format!("{id} of q")]);
+    let changed: BTreeSet<String> = once(targets(&daemon, "retry task").await);
+    assert_eq!(changed, ids.into_iter().collect());
+    assert_eq!(once(daemon.drain("w", "q").await), keys(0, 600));
+    assert_eq!(daemon.queue("other").await["dead"], 3);
+
+    // Jobs are listed over HTTP and gRPC.
+    let (_, listed) = daemon.get("/v1/jobs").await;
+    assert_eq!(listed["jobs"], json!([job]));
+    let (_, none) = daemon.get(&format!("/v1/jobs?before={id}&limit=5")).await;
+    assert_eq!(none["jobs"], json!([]));
+    let mut grpc = OperatorClient::connect(daemon.grpc()).await.unwrap();
+    let read = grpc.get_job(pb::GetJobRequest { id: id.to_owned() }).await.unwrap().into_inner();
+    assert_eq!((read.state(), read.changed, &read.who[..]), (pb::JobState::Done, 600, "anybody"));
+    let stopped = grpc.stop_job(pb::StopJobRequest { id: id.to_owned() }).await.unwrap().into_inner();
+    assert_eq!(stopped.state(), pb::JobState::Done, "it has ended before");
+
+    // The command starts a job and watches it.
+    let (code, said, why) = taskd(&daemon, &["tasks", "retry", "--queue", "other"]);
+    assert_eq!((code, said.as_str()), (2, ""));
+    assert_eq!(why.trim(), "taskd: this may change many tasks: say --dry-run to count them, or --yes to go on");
+    let (code, said, _) = taskd(&daemon, &["tasks", "retry", "--queue", "other", "--dry-run"]);
+    assert_eq!((code, said.trim()), (0, "3 tasks would be sent again"));
+    let (code, said, why) = taskd(&daemon, &["tasks", "retry", "--queue", "other", "--yes"]);
+    assert_eq!(code, 0, "{why}");
+    assert!(said.contains("is DONE: 3 of 3 tasks changed") && why.contains("taskd jobs stop"), "{said} {why}");
+    let (code, table, _) = taskd(&daemon, &["jobs", "list"]);
+    assert_eq!((code, table.lines().count()), (0, 3), "{table}");
+    let (_, lines, _) = taskd(&daemon, &["jobs", "list", "--json", "--limit", "1"]);
+    let line: Value = serde_json::from_str(&lines).unwrap();
+    assert_eq!((&line["filter"]["queue"], &line["changed"]), (&json!("other"), &json!(3)));
+    let (_, shown, _) = taskd(&daemon, &["jobs", "show", id]);
+    assert_eq!(serde_json::from_str::<Value>(&shown).unwrap(), job, "as the API shows it");
+    for args in [&["jobs", "show", "x"][..], &["jobs", "stop", "0190a5c2-0000-7000-8000-000000000000"]] {
+        let (code, said, why) = taskd(&daemon, args);
+        assert_eq!((code, said.as_str(), why.lines().count()), (2, "", 1), "{args:?}: {why}");
+    }
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_job_without_a_watchdog_waits_and_can_be_stopped() {
+    let mut daemon = column::start(ONE_ATTEMPT, &["--pipelines", "discovery,fanout,tasks"]).await;
+    let ids = dead_tasks(&daemon, "q", 0, 3).await;
+    let start = json!({"filter": {"queue": "q"}, "yes": true});
+    let stopped = retry(&daemon, start.clone()).await["job"]["id"].as_str().unwrap().to_owned();
+    let (status, job) = daemon.post(&format!("/v1/jobs/{stopped}:stop"), &json!({})).await;
+    assert_eq!((status, &job["state"]), (200, &json!("STOPPED")), "{job}");
+    assert_eq!(targets(&daemon, "stop job").await, [stopped.as_str()]);
+    let (status, problem) = daemon.post(&format!("/v1/jobs/{stopped}"), &json!({})).await;
+    assert_eq!(status, 400, "{problem}");
+
+    // One that was not stopped changes what was there when it was asked for, and nothing else.
+    let waits = retry(&daemon, start).await["job"]["id"].as_str().unwrap().to_owned();
+    let later = dead_tasks_more(&daemon, 3, 5).await;
+    assert!(daemon.stop().await.success());
+    let mut daemon = Daemon::start_in_the_folder_of(daemon, &["--pipelines", "all"]).await;
+    assert_eq!(ended(&daemon, &waits).await["changed"], 3);
+    assert_eq!(ended(&daemon, &stopped).await["changed"], 0);
+    assert_eq!(once(daemon.work("w", "q", 3).await), keys(0, 3));
+    for id in ids {
+        until("it is completed", async || status_of(&daemon, &id).await == "COMPLETED").await;
+    }
+    for id in later {
+        assert_eq!(status_of(&daemon, &id).await, "DEAD");
+    }
+    assert!(daemon.stop().await.success());
+}
+
+/// More dead tasks of a queue that has some.
+async fn dead_tasks_more(daemon: &Daemon, from: usize, to: usize) -> Vec<String> {
+    let tasks: Vec<_> = (from..to).map(|n| json!({"queue": "q", "key": format!("key-{n}")})).collect();
+    let ids = daemon.insert(&tasks).await;
+    reject_all(daemon, "w", "q", to - from, "no luck").await;
+    until("they are dead", async || daemon.queue("q").await["dead"] == to as u64).await;
+    ids
+}
+
+#[tokio::test]
+async fn a_wrong_change_is_one_line_and_changes_nothing() {
+    let mut daemon = column::start(ONE_ATTEMPT, &[]).await;
+    dead_tasks(&daemon, "q", 0, 1).await;
+    for (body, why) in [
+        (json!({"filter": {"queue": "q"}}), "send dry_run = true to count them, or yes = true to go on"),
+        (json!({}), "name tasks by ids or by a filter"),
+        (json!({"ids": ["x"], "filter": {"queue": "q"}}), "ids and a filter are both given"),
+        (json!({"filter": {}, "yes": true}), "the filter of retry needs a queue"),
+        (json!({"filter": {"key_prefix": "k"}, "yes": true}), "a filter by key_prefix needs a queue"),
+        (json!({"filter": {"queue": "q", "status": "completed"}, "yes": true}), "retry is for tasks that are DEAD"),
+        (json!({"filter": {"queue": "q", "status": "gone"}, "yes": true}), "unknown status \"gone\""),
+        (json!({"filter": {"queu": "q"}, "yes": true}), "unknown field `queu`"),
+        (json!({"filter": {"queue": "q", "since": "monday"}, "yes": true}), "\"monday\" is not a time"),
+    ] {
+        let (status, problem) = daemon.post("/v1/tasks:retry", &body).await;
+        assert_eq!(status, 400, "{body}: {problem}");
+        assert!(problem["detail"].as_str().unwrap().contains(why), "{problem} should say {why:?}");
+    }
+    let many: Vec<_> = (0..1001).map(|_| "x").collect();
+    assert_eq!(daemon.post("/v1/tasks:retry", &json!({"ids": many})).await.0, 400);
+    for path in ["/v1/jobs/x", "/v1/jobs?before=x", "/v1/jobs?limit=x"] {
+        assert_eq!(daemon.get(path).await.0, 400, "{path}");
+    }
+    assert_eq!(daemon.get("/v1/jobs/0190a5c2-0000-7000-8000-000000000000").await.0, 404);
+    assert_eq!(daemon.get("/v1/jobs").await.1["jobs"], json!([]));
+    assert_eq!(daemon.queue("q").await["dead"], 1);
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_token_lists_and_changes_tasks_of_its_queues_only() {
+    let daemon = column::start(TOKENS, &[]).await;
+    let all = token(&daemon, "all", &["--roles", "admin"]).await;
+    let acme = token(&daemon, "acme", &["--roles", "admin", "--queues", "acme"]).await;
+    let mut ids = Vec::new();
+    for queue in ["acme", "other"] {
+        let (_, answer) = post(&daemon, "/v1/tasks", &all, json!({"queue": queue, "key": "1"})).await;
+        ids.push(answer["results"][0]["id"].as_str().unwrap().to_owned());
+        let get = json!({"worker": "w", "queues": [queue], "wait": "30s"});
+        let (_, answer) = post(&daemon, "/v1/tasks:get", &all, get).await;
+        let token = &answer["tasks"][0]["lease_token"];
+        let rejection = json!({"id": ids.last(), "lease_token": token, "retry": false});
+        post(&daemon, "/v1/tasks:reject", &all, json!({"worker": "w", "rejections": [rejection]})).await;
+    }
+    let get = async |token: &str, path: &str| call(&daemon, Method::GET, path, Some(token), Value::Null).await;
+    let is_dead = async |queue: &str| {
+        let (_, answer) = get(&all, &format!("/v1/tasks?queue={queue}&status=dead")).await;
+        answer["tasks"].as_array().is_some_and(|tasks| tasks.len() == 1)
+    };
+    until("both are dead", async || is_dead("acme").await && is_dead("other").await).await;
+    for (path, want) in
+        [("/v1/tasks", 403), ("/v1/tasks?worker=w", 403), ("/v1/tasks?queue=other", 403), ("/v1/tasks?queue=acme", 200)]
+    {
+        let (status, answer) = get(&acme, path).await;
+        assert_eq!(status, want, "{path}: {answer}");
+    }
+
+    // Another queue's task is not there.
+    let (_, answer) = post(&daemon, "/v1/tasks:retry", &acme, json!({"ids": [ids[1]]})).await;
+    assert_eq!(answer["results"][0]["status"], "UNKNOWN_TASK", "{answer}");
+    let job = |queue: &str| json!({"filter": {"queue": queue}, "yes": true});
+    assert_eq!(post(&daemon, "/v1/tasks:retry", &acme, job("other")).await.0, 403);
+    let (_, others) = post(&daemon, "/v1/tasks:retry", &all, json!({"filter": {"queue": "other"}, "yes": true})).await;
+    let others = others["job"]["id"].as_str().unwrap();
+    let (_, own) = post(&daemon, "/v1/tasks:retry", &acme, job("acme")).await;
+    let own = own["job"]["id"].as_str().unwrap();
+    assert_eq!(get(&acme, &format!("/v1/jobs/{others}")).await.0, 404);
+    assert_eq!(post(&daemon, &format!("/v1/jobs/{others}:stop"), &acme, json!({})).await.0, 404);
+    let (_, listed) = get(&acme, "/v1/jobs").await;
+    assert_eq!(listed["jobs"].as_array().unwrap().iter().map(|job| &job["id"]).collect::<Vec<_>>(), [own]);
+    until("the job has changed its task", async || {
+        get(&acme, &format!("/v1/jobs/{own}")).await.1["changed"] == 1 && !is_dead("acme").await
+    })
+    .await;
+    let (_, job) = get(&all, &format!("/v1/jobs/{own}")).await;
+    assert_eq!(job["who"], "acme");
+}

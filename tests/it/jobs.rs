@@ -1,0 +1,66 @@
+//! Jobs whose process is killed.
+
+use serde_json::json;
+use sqlx::{Connection, SqliteConnection};
+
+use crate::{
+    columns::{
+        dead_letters::ONE_ATTEMPT,
+        jobs::{dead_tasks, ended, targets},
+    },
+    support::{
+        daemon::{Daemon, keys, once},
+        until,
+    },
+};
+
+const TASKS: usize = 1500;
+
+async fn start(daemon: &Daemon) -> String {
+    let (status, answer) = daemon.post("/v1/tasks:retry", &json!({"filter": {"queue": "q"}, "yes": true})).await;
+    assert_eq!(status, 200, "{answer}");
+    answer["job"]["id"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_job_that_is_killed_goes_on_and_changes_each_task_once() {
+    let mut daemon = Daemon::start(ONE_ATTEMPT, &[]).await;
+    let ids = dead_tasks(&daemon, "q", 0, TASKS).await;
+    let job = start(&daemon).await;
+    // Wherever it stands: the test does not depend on it.
+    until("it has begun", async || {
+        let (_, shown) = daemon.get(&format!("/v1/jobs/{job}")).await;
+        shown["changed"].as_u64() > Some(0)
+    })
+    .await;
+    daemon.kill9_and_restart();
+    let shown = ended(&daemon, &job).await;
+    assert_eq!(shown["state"], "DONE", "{shown}");
+    // A page that was changed and not counted is not there any more.
+    assert!(shown["changed"].as_u64().unwrap() >= TASKS as u64 - 250 && shown["failed"] == 0, "{shown}");
+    assert_eq!(once(targets(&daemon, "retry task").await), ids.into_iter().collect());
+    assert_eq!(once(daemon.drain("w", "q").await), keys(0, TASKS));
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_page_that_was_changed_and_not_counted_changes_nothing_twice() {
+    let mut daemon = Daemon::start(ONE_ATTEMPT, &[]).await;
+    dead_tasks(&daemon, "q", 0, 300).await;
+    let job = start(&daemon).await;
+    assert_eq!(ended(&daemon, &job).await["changed"], 300);
+    assert!(daemon.stop().await.success());
+    // As a kill between a change and its count leaves it: the job stands before its first page.
+    let file = format!("sqlite://{}", daemon.data().join("taskd.db").display());
+    let mut sqlite = SqliteConnection::connect(&file).await.unwrap();
+    let back = "UPDATE jobs SET state = 0, position = x'', looked_at = 0, matched = 0, changed = 0";
+    sqlx::query(back).execute(&mut sqlite).await.unwrap();
+    sqlite.close().await.unwrap();
+    daemon.start_again();
+    daemon.ready().await;
+    let shown = ended(&daemon, &job).await;
+    assert_eq!((&shown["changed"], &shown["failed"]), (&json!(0), &json!(0)), "{shown}");
+    assert_eq!(targets(&daemon, "retry task").await.len(), 300);
+    assert_eq!(once(daemon.drain("w", "q").await), keys(0, 300));
+    assert!(daemon.stop().await.success());
+}
