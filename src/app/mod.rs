@@ -32,7 +32,7 @@ use crate::{
     ingress::{self, Budget, Tls, Waiting},
     runtime::{Clock, Supervisor},
     store::Store,
-    telemetry::metrics,
+    telemetry::{metrics, traces},
 };
 
 /// The name of a process with an embedded Redis. The lock on the data folder makes it the only one there.
@@ -90,11 +90,15 @@ async fn serve(
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let metrics = metrics::install(settings.watchdog.forget_queues_after)?;
+    let exporter = traces::install(&settings.traces)?;
     // Ports and the folder first: a mistake there shows before anything starts.
     let listeners = Listeners::bind(settings).await?;
     let is_embedded = settings.redis_url.is_none() || settings.database_url.is_none();
     let data_dir = if is_embedded { Some(DataDir::lock(&settings.data_dir)?) } else { None };
 
+    if let Some(exporter) = exporter {
+        base.spawn_once(exporter.run(base.stop_token()));
+    }
     let tls = Tls::load(&settings.tls)?;
     if let Some(tls) = &tls {
         tls.keep_on(base);

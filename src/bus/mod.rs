@@ -69,6 +69,17 @@ pub trait Bus: Send + Sync {
     /// publish all again.
     async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>>;
 
+    /// The same; `traceparents` are those of records, by their places. A bus whose records have headers shows them
+    /// there, for its own tools: taskd reads them in the records.
+    async fn publish_traced(
+        &self,
+        topic: Topic,
+        records: &[Record],
+        _traceparents: &BTreeMap<usize, String>,
+    ) -> Result<Vec<Offset>> {
+        self.publish(topic, records).await
+    }
+
     /// A reader in the group that all taskd processes share for this topic.
     async fn subscribe(&self, topic: Topic, reading: Reading) -> Result<Box<dyn Subscription>>;
 

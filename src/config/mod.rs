@@ -3,6 +3,8 @@
 //! [`load`] collects them from flags, environment and file, `check` checks them, [`to_toml`] prints them.
 
 mod check;
+mod check_queue;
+mod enrich;
 mod error;
 mod load;
 mod options;
@@ -11,6 +13,7 @@ mod properties;
 mod schema;
 mod settings;
 mod show;
+mod traces;
 mod units;
 mod urls;
 mod wording;
@@ -18,6 +21,7 @@ mod written;
 
 pub use self::{
     check::MOST_PARTITIONS,
+    enrich::{Enrich, EnrichUrl, SecretHeader},
     error::Error,
     load::{Loaded, load},
     options::Options,
@@ -29,6 +33,7 @@ pub use self::{
         Watchdog,
     },
     show::to_toml,
+    traces::{OtlpHeaders, TraceDiscovered, Traces},
     units::{ByteSize, Time},
     urls::{BusUrl, DatabaseUrl, RedisUrl, without_password},
     wording::in_field,

@@ -8,9 +8,11 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    enrich::{EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
     settings::{Auth, LogFormat, QueueSettings, Settings},
+    traces::{OtlpHeaders, TraceDiscovered},
     units::{Address, ByteSize, Hosts, Pipelines, PriorityName, Time},
     written::{env_name, heading, set, text},
 };
@@ -161,6 +163,20 @@ options! {
         /// Log level, or a filter such as warn,taskd=debug [default: info]
         log: String, "FILTER" => log;
     }
+    "Traces" {
+        /// OTLP endpoint (gRPC) of a collector of spans, http://HOST:4317 or https:// [default: empty, no spans]
+        otlp_endpoint: String, "URL" => traces.endpoint;
+        /// Headers of each call of the collector: name=value,… [default: empty]
+        otlp_headers: OtlpHeaders, "LIST" => traces.headers;
+        /// The longest call of the collector [default: 10s]
+        otlp_timeout: Time, "TIME" => traces.timeout;
+        /// Part of the tasks without a caller's context that is traced, 0 to 1 [default: 0.0]
+        trace_sample: f64, "PART" => traces.sample;
+        /// Trace of tasks that a traced task discovered: child, its own; link, a new one with a link to it, if
+        /// trace_sample picks it [default: child]
+        #[arg(value_enum, hide_possible_values = true)]
+        trace_discovered: TraceDiscovered, "HOW" => traces.discovered;
+    }
     "Limits" {
         /// Largest payload of one task [default: 1MiB]
         max_payload_bytes: ByteSize, "SIZE" => limits.max_payload_bytes;
@@ -256,6 +272,15 @@ queue_options! {
     filter_keys: u64,
     keep_refused: bool,
     payload_schema: NamedSchema,
+    enrich_url: EnrichUrl,
+    enrich_header: SecretHeader,
+    enrich_timeout: Time,
+    enrich_batch_tasks: usize,
+    enrich_batch_bytes: ByteSize,
+    enrich_answer_bytes: ByteSize,
+    enrich_concurrency: usize,
+    enrich_failures: u32,
+    enrich_pause: Time,
 }
 
 #[cfg(test)]

@@ -3,8 +3,10 @@
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use super::{
+    enrich::{EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
+    traces::Traces,
     urls::{BusUrl, DatabaseUrl, RedisUrl},
 };
 use crate::model::{PayloadSchema, Priority, QueueName, TaskRules};
@@ -141,6 +143,7 @@ settings! {
         pub log_format: LogFormat = LogFormat::Auto,
         /// A filter as tracing's `EnvFilter` reads it: `info`, `warn,taskd=debug`.
         pub log: String = "info".into(),
+        pub traces: Traces = Traces::default(),
         pub limits: Limits = Limits::default(),
         pub discovery: Discovery = Discovery::default(),
         pub fanout: Fanout = Fanout::default(),
@@ -271,6 +274,23 @@ settings! {
         pub keep_refused: bool = false,
         /// The schema that every payload must fit.
         pub payload_schema: NamedSchema = NamedSchema::default(),
+        /// The endpoint that sees new tasks before they are stored, …
+        pub enrich_url: EnrichUrl = EnrichUrl::default(),
+        /// … a header with a secret for it, …
+        pub enrich_header: SecretHeader = SecretHeader::default(),
+        /// … the time for a call, …
+        pub enrich_timeout: Duration = Duration::from_secs(1),
+        /// … the tasks of a call and their bytes, …
+        pub enrich_batch_tasks: usize = 100,
+        pub enrich_batch_bytes: usize = 1 << 20,
+        /// … the bytes of an answer, …
+        pub enrich_answer_bytes: usize = 4 << 20,
+        /// … the calls at a time, …
+        pub enrich_concurrency: usize = 4,
+        /// … the failures in a row after which taskd asks no more, …
+        pub enrich_failures: u32 = 5,
+        /// … and for how long.
+        pub enrich_pause: Duration = Duration::from_secs(10),
     }
 }
 

@@ -32,6 +32,7 @@ use super::{
     listener::{self, Door},
     measure,
     tally::{Excess, Tally},
+    traced,
     wire::{self, Refused},
 };
 use crate::{
@@ -207,8 +208,10 @@ impl Discovery for Service {
         &self,
         request: Request<pb::InsertTasksRequest>,
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
+        let context = traced::caller_context(request.metadata().as_ref());
         let (caller, request) = open(request);
-        let tasks = request.tasks.into_iter().map(NewTask::try_from).collect();
+        let mut tasks: Vec<_> = request.tasks.into_iter().map(NewTask::try_from).collect();
+        traced::adopt(&mut tasks, context.as_deref());
         let answers = self.0.api.insert(&caller, tasks).await?;
         Ok(Response::new(pb::InsertTasksResponse { results: results(answers) }))
     }

@@ -18,6 +18,7 @@ mod measure;
 mod socket;
 mod tally;
 mod tls;
+mod traced;
 mod wire;
 
 use std::sync::Arc;

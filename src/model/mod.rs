@@ -14,6 +14,7 @@ mod schema;
 mod search;
 mod status;
 mod token;
+mod trace;
 pub mod validate;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
@@ -39,6 +40,7 @@ pub use schema::{PayloadCheck, PayloadSchema};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
+pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use validate::TaskRules;
 
 use std::{fmt, str::FromStr};

@@ -17,6 +17,8 @@ pub struct PipelineTask {
     pub not_before_unix_ms: i64,
     /// The bytes that the queue keeps.
     pub body: Bytes,
+    /// Empty, unless the task is sampled.
+    pub traceparent: String,
 }
 
 /// The end of an attempt, or of a task, on its way to SQL.
@@ -45,6 +47,8 @@ pub struct Completed {
     pub lease: LeaseNumber,
     /// When the lease was given. 0: unknown.
     pub leased_unix_ms: i64,
+    /// The span of the work; empty, unless the task is sampled.
+    pub traceparent: String,
 }
 
 /// A discovered task in a report. `Err`: this version cannot read all of it.

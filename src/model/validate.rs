@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{Encoding, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow};
+use super::{Encoding, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow, is_traceparent};
 
 /// The longest key. InnoDB cannot index a longer one; more data belongs in the payload.
 pub const MAX_KEY_BYTES: usize = 4096;
@@ -229,21 +229,11 @@ fn payload_key(payload: &[u8]) -> Bytes {
     hash.iter().map(|b| format!("{b:02x}")).collect::<String>().into()
 }
 
+/// A context that nobody records: without a caller's context, only `trace_sample` makes a sampled one.
 fn new_traceparent() -> String {
     let trace = Uuid::new_v4().simple();
     let span = Uuid::new_v4().as_u64_pair().0 | 1;
-    format!("00-{trace}-{span:016x}-01")
-}
-
-fn is_traceparent(text: &str) -> bool {
-    let parts: Vec<&str> = text.split('-').collect();
-    let hex =
-        |part: &str, len: usize| part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    let id = |part: &str, len: usize| hex(part, len) && part.bytes().any(|b| b != b'0');
-    // Version 00 has four parts. A later one may have more. W3C forbids ff.
-    let ends = parts.len() == 4 || (parts.len() > 4 && parts[0] != "00");
-    let is_text = text.bytes().all(|b| b.is_ascii_graphic());
-    ends && is_text && hex(parts[0], 2) && parts[0] != "ff" && id(parts[1], 32) && id(parts[2], 16) && hex(parts[3], 2)
+    format!("00-{trace}-{span:016x}-00")
 }
 
 #[cfg(test)]

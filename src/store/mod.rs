@@ -9,6 +9,7 @@ mod error;
 mod history;
 mod jobs;
 pub mod mysql;
+mod progress;
 mod search;
 pub mod sql;
 pub mod sqlite;
@@ -25,6 +26,7 @@ pub use self::{
     error::{Cause, Error, Result},
     history::{Attempts, FAILURES_STAY, History},
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
+    progress::SettledTask,
     search::{ListedTask, Search, TaskPage, TaskSearch},
     types::{
         ACTS_STAY, AddedToken, BroughtForward, DUE_LOOKED_AT, Inserted, MOST_TOKENS, NewRow, Opening, OutboxRow,

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 
+use super::progress::SettledTask;
 use crate::model::{
     Encoding, Failure, KeyHash, LeaseNumber, Offset, QueueName, ShardId, StoredStatus, TaskId, TaskRow,
 };
@@ -140,6 +141,8 @@ pub struct Settled {
     pub key: Option<(QueueName, KeyHash)>,
     /// One answer per discovered row, in order; empty when `repeated` or `unknown`.
     pub discovered: Vec<Inserted>,
+    /// The task, unless it is unknown.
+    pub task: Option<SettledTask>,
 }
 
 /// The state of a task, for the fanout and the settler.

@@ -1,11 +1,11 @@
-//! The error of a start of logs or metrics.
+//! The error of a start of logs, metrics or spans.
 
 use std::error;
 
 use metrics_exporter_prometheus::BuildError;
 use tracing_subscriber::filter::ParseError;
 
-/// The reason why logs or metrics cannot start. Only a mistake in taskd causes one.
+/// The reason why logs, metrics or spans cannot start. Only a mistake in taskd causes one.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read the filter of the log: {0}")]
@@ -14,6 +14,8 @@ pub enum Error {
     Logging(#[source] Box<dyn error::Error + Send + Sync>),
     #[error("cannot set up histogram buckets: {0}")]
     Buckets(#[from] BuildError),
-    #[error("another metrics recorder is installed")]
+    #[error("another recorder of metrics or spans is installed")]
     Installed,
+    #[error("cannot reach a collector at otlp_endpoint: {0}")]
+    Endpoint(#[from] tonic::transport::Error),
 }

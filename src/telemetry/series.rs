@@ -37,22 +37,27 @@ impl From<PrometheusHandle> for Handle {
     }
 }
 
-/// A recorder for what lasts, and one each for the queues' gauges and counters.
+/// A recorder for what lasts, and one each for the queues' gauges, counters and histograms.
 pub(super) struct Recorders {
     lasting: PrometheusRecorder,
     gauges: PrometheusRecorder,
     counters: PrometheusRecorder,
+    histograms: PrometheusRecorder,
 }
 
 impl Recorders {
     /// `forget`: how long nothing must have been counted for a queue. Zero: for ever.
-    pub(super) fn new(lasting: PrometheusBuilder, forget: Duration) -> Self {
+    ///
+    /// `lasting` and `of_queues` have the same buckets.
+    pub(super) fn new(lasting: PrometheusBuilder, of_queues: PrometheusBuilder, forget: Duration) -> Self {
         let idle = |mask, after| PrometheusBuilder::new().idle_timeout(mask, after).build_recorder();
+        let counted = (!forget.is_zero()).then_some(forget);
         let gauges = (!forget.is_zero()).then(|| forget.clamp(GAUGES_IDLE_LEAST, GAUGES_IDLE));
         Self {
             lasting: lasting.build_recorder(),
             gauges: idle(MetricKindMask::GAUGE, gauges),
-            counters: idle(MetricKindMask::COUNTER, (!forget.is_zero()).then_some(forget)),
+            counters: idle(MetricKindMask::COUNTER, counted),
+            histograms: of_queues.idle_timeout(MetricKindMask::HISTOGRAM, counted).build_recorder(),
         }
     }
 
@@ -65,8 +70,8 @@ impl Recorders {
         metrics::set_global_recorder(self).map_err(|_| Error::Installed)
     }
 
-    fn all(&self) -> [&PrometheusRecorder; 3] {
-        [&self.lasting, &self.gauges, &self.counters]
+    fn all(&self) -> [&PrometheusRecorder; 4] {
+        [&self.lasting, &self.gauges, &self.counters, &self.histograms]
     }
 }
 
@@ -98,7 +103,8 @@ impl Recorder for Recorders {
     }
 
     fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
-        self.lasting.register_histogram(key, metadata)
+        let recorder = if is_of_queue(key) { &self.histograms } else { &self.lasting };
+        recorder.register_histogram(key, metadata)
     }
 }
 
@@ -108,17 +114,18 @@ mod tests {
 
     #[test]
     fn series_of_a_queue_leave_when_nothing_is_recorded_and_the_others_stay() {
-        let recorders = Recorders::new(PrometheusBuilder::new(), Duration::from_millis(1));
+        let recorders = Recorders::new(PrometheusBuilder::new(), PrometheusBuilder::new(), Duration::from_millis(1));
         let gauges = PrometheusBuilder::new().idle_timeout(MetricKindMask::GAUGE, Some(Duration::from_millis(1)));
         let recorders = Recorders { gauges: gauges.build_recorder(), ..recorders };
         let handle = recorders.handle();
         metrics::with_local_recorder(&recorders, || {
             metrics::gauge!("depth", QUEUE => "q").set(1);
             metrics::counter!("claimed", QUEUE => "q").increment(1);
+            metrics::histogram!("took", QUEUE => "q").record(1.0);
             metrics::gauge!("leads").set(1);
             metrics::counter!("calls", "method" => "get").increment(1);
         });
-        let of_queue = ["depth{queue=\"q\"} 1", "claimed{queue=\"q\"} 1"];
+        let of_queue = ["depth{queue=\"q\"} 1", "claimed{queue=\"q\"} 1", "took_count{queue=\"q\"} 1"];
         let lasting = ["leads 1", "calls{method=\"get\"} 1"];
         let first = handle.render();
         assert!(of_queue.iter().chain(&lasting).all(|line| first.contains(line)), "{first}");

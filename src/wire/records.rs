@@ -10,7 +10,7 @@ use super::{
 };
 use crate::model::{
     Completed, DeadLetter, Died, Encoding, Expiration, FailedAttempt, Failure, LeaseNumber, MAX_REPLICAS, PipelineTask,
-    Priority, QueueName, Report, ShardId, TaskBody, TaskId, TaskRow, What,
+    Priority, QueueName, Report, ShardId, TaskBody, TaskId, TaskRow, TraceContext, What,
 };
 
 fn id_bytes(id: TaskId) -> Bytes {
@@ -18,20 +18,22 @@ fn id_bytes(id: TaskId) -> Bytes {
 }
 
 /// The body of a task, for its worker.
-fn body(row: &TaskRow) -> pb::TaskBody {
+fn body(row: &TaskRow, traceparent: &str) -> pb::TaskBody {
     pb::TaskBody {
         key: row.key.clone(),
         payload: row.payload.clone(),
         payload_encoding: pb::Encoding::from(row.payload_encoding).into(),
         headers: row.headers.iter().cloned().collect(),
-        traceparent: row.traceparent.clone(),
+        traceparent: traceparent.to_owned(),
         replicas: row.replicas,
         priority: pb::Priority::from(row.priority).into(),
     }
 }
 
-/// The record of topic `pipeline`.
-pub fn pipeline_record(row: &TaskRow, again: bool, published_unix_ms: i64) -> Bytes {
+/// The record of topic `pipeline`. `published`: the span of this step, if there is one: the parent of the next.
+pub fn pipeline_record(row: &TaskRow, published: Option<TraceContext>, again: bool, published_unix_ms: i64) -> Bytes {
+    let published = published.map(|published| published.to_string());
+    let traceparent = published.as_deref().unwrap_or(&row.traceparent);
     let record = pb::PipelineRecord {
         id: id_bytes(row.id),
         queue: row.queue.as_str().to_owned(),
@@ -42,7 +44,8 @@ pub fn pipeline_record(row: &TaskRow, again: bool, published_unix_ms: i64) -> By
         max_attempts: row.max_attempts,
         lease_ms: row.lease_ms,
         not_before_unix_ms: row.not_before_unix_ms,
-        body: body(row).encode_to_vec().into(),
+        body: body(row, traceparent).encode_to_vec().into(),
+        traceparent: TraceContext::sampled(traceparent).map(|_| traceparent.to_owned()).unwrap_or_default(),
     };
     record.encode_to_vec().into()
 }
@@ -74,6 +77,7 @@ pub fn read_pipeline_record(value: &Bytes) -> Result<PipelineTask, String> {
         replicas: record.replicas,
         not_before_unix_ms: record.not_before_unix_ms,
         body: body_blob(&record),
+        traceparent: record.traceparent,
     })
 }
 
@@ -116,6 +120,7 @@ pub fn completed_report(id: TaskId, completed: Completed, max: usize) -> Result<
         generation: completed.lease.generation,
         grant: completed.lease.grant,
         leased_unix_ms: completed.leased_unix_ms,
+        traceparent: completed.traceparent,
     };
     let bytes = done.encoded_len();
     if bytes > max {
@@ -196,6 +201,7 @@ fn report(report: pb::Report) -> Result<Report, String> {
             attempt: done.attempt,
             lease: LeaseNumber { generation: done.generation, grant: done.grant },
             leased_unix_ms: done.leased_unix_ms,
+            traceparent: done.traceparent,
         }),
         Some(pb::report::What::Died(died)) => What::Died(Died {
             reason: died.reason,

@@ -3,6 +3,7 @@
 
 mod access;
 pub(crate) mod dead_letters;
+mod enrichment;
 pub(crate) mod explain;
 mod history;
 pub(crate) mod jobs;

@@ -37,3 +37,4 @@ mod search;
 mod silent_servers;
 mod store_mysql;
 mod store_server;
+mod traces;

@@ -46,3 +46,4 @@ mod silent_connections;
 mod store_sqlite;
 mod tasks_service;
 mod tls;
+mod traces;

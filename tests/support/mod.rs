@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use taskd::{coordination::Coordination, redis_pool::Redis, runtime::Clock};
 
 pub(crate) mod bus_contract;
+pub(crate) mod collector;
 pub(crate) mod commit_proxy;
 pub(crate) mod daemon;
 pub(crate) mod kafka;
@@ -16,6 +17,7 @@ pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_private;
+pub(crate) mod spans;
 pub(crate) mod sqlite;
 #[macro_use]
 pub(crate) mod store_contract;

@@ -15,7 +15,7 @@ use taskd::{
     },
     store::{
         self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Place, Published, PublishedTask, QueueCount, ResultRow, Settled,
-        Settlement, Store, TaskDetail, TaskState, Turn, Unpublished,
+        SettledTask, Settlement, Store, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 
@@ -247,7 +247,8 @@ fn died(row: &NewRow) -> Settlement {
 }
 
 fn settled(status: StoredStatus) -> Settled {
-    Settled { status: Some(status), ..Settled::default() }
+    let task = SettledTask { queue: queue("q"), priority: Priority::Medium };
+    Settled { status: Some(status), task: Some(task), ..Settled::default() }
 }
 
 /// How a report about a dead task is answered.

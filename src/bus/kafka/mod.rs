@@ -22,6 +22,7 @@ use rdkafka::{
     admin::AdminClient,
     consumer::{BaseConsumer, Consumer},
     error::{KafkaError, RDKafkaErrorCode},
+    message::{Header, OwnedHeaders},
     producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer},
 };
 
@@ -125,10 +126,14 @@ async fn enqueue(
     producer: &FutureProducer<ClientEvents>,
     topic: &str,
     record: &Record,
+    traceparent: Option<&String>,
 ) -> Result<DeliveryFuture, KafkaError> {
     let deadline = Instant::now() + DELIVER_WITHIN;
     loop {
-        let sent = FutureRecord::<(), [u8]>::to(topic).partition(index(record.partition)).payload(&record.value);
+        let mut sent = FutureRecord::<(), [u8]>::to(topic).partition(index(record.partition)).payload(&record.value);
+        if let Some(traceparent) = traceparent {
+            sent = sent.headers(OwnedHeaders::new().insert(Header { key: "traceparent", value: Some(traceparent) }));
+        }
         match producer.send_result(sent) {
             Ok(delivery) => return Ok(delivery),
             Err((error, _)) if !is_queue_full(&error) || Instant::now() > deadline => return Err(error),
@@ -164,11 +169,12 @@ async fn publish(
     producer: &FutureProducer<ClientEvents>,
     topic: &str,
     records: &[Record],
+    traceparents: &BTreeMap<usize, String>,
 ) -> Result<Vec<Offset>, KafkaError> {
     let mut deliveries = Vec::with_capacity(records.len());
     let mut refused = None;
-    for record in records {
-        match enqueue(producer, topic, record).await {
+    for (place, record) in records.iter().enumerate() {
+        match enqueue(producer, topic, record, traceparents.get(&place)).await {
             Ok(delivery) => deliveries.push(delivery),
             Err(error) => {
                 refused = Some(error);
@@ -193,8 +199,17 @@ impl Bus for Kafka {
     }
 
     async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
+        self.publish_traced(topic, records, &BTreeMap::new()).await
+    }
+
+    async fn publish_traced(
+        &self,
+        topic: Topic,
+        records: &[Record],
+        traceparents: &BTreeMap<usize, String>,
+    ) -> Result<Vec<Offset>> {
         super::check_partitions(topic, records, self.partitions(topic))?;
-        let published = publish(&self.producer(), &self.configs.topic(topic), records).await;
+        let published = publish(&self.producer(), &self.configs.topic(topic), records, traceparents).await;
         published.map_err(|error| {
             self.replace_producer_if_broken();
             match error {

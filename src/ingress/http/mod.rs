@@ -48,12 +48,13 @@ use super::{
     listener::{self, Door},
     measure,
     tally::{Excess, Tally},
+    traced,
 };
 use crate::{
     api::{self, Api},
     model::{Batch, Caller, InsertStatus, ItemAnswer, LeasedTask, Protocol, Role, WorkerName},
     pipelines::tasks::Leases,
-    telemetry::metrics,
+    telemetry::{OPENMETRICS, metrics},
 };
 
 /// Serves until `state.stop`, then answers the requests in hand.
@@ -190,13 +191,14 @@ async fn insert_tasks(
     body: Body,
 ) -> Answer {
     if request::is_ndjson(&headers)? {
-        return ndjson::insert(state, caller, share, body).await;
+        return ndjson::insert(state, caller, share, traced::caller_context(&headers), body).await;
     }
     let expected = "application/json (a task or an array of them) or application/x-ndjson";
     let body = json_body(&state, &headers, body, expected).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
-    let asked = json::insert::new_tasks(&body, &mut tally)?;
+    let mut asked = json::insert::new_tasks(&body, &mut tally)?;
     tally.keep();
+    traced::adopt(&mut asked.tasks, traced::caller_context(&headers).as_deref());
     let answers = state.api.insert(&caller, asked.tasks).await?;
     let is_rejected = asked.is_single && answers.iter().all(|answer| answer.status == InsertStatus::Rejected);
     let answer = list("results", answers)?;
@@ -324,13 +326,21 @@ async fn get_acts(
     within(&state.budget, list("acts", acts.iter().map(json::read::Act::from))?)
 }
 
-async fn render_metrics(Extract(state): Extract<State>, Extension(caller): Extension<Caller>) -> Answer {
+async fn render_metrics(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+) -> Answer {
     state.api.may_read_metrics(&caller)?;
     metrics::requests_held(state.budget.held());
     metrics::process();
-    let text = state.metrics.render();
+    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let (kind, text) = match accepted.contains("application/openmetrics-text") {
+        true => (OPENMETRICS, metrics::openmetrics(&state.metrics)),
+        false => ("text/plain; version=0.0.4; charset=utf-8", state.metrics.render()),
+    };
     let room = state.budget.small_answer(text.len()).map_err(Excess::from)?;
-    let mut answer = ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response();
+    let mut answer = ([(header::CONTENT_TYPE, kind)], text).into_response();
     answer.extensions_mut().insert(room);
     Ok(answer)
 }

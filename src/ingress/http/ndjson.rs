@@ -31,6 +31,7 @@ use super::{
         json::insert,
         lines::{Line, Lines},
         tally::{Excess, Tally},
+        traced,
     },
     problem::Problem,
     request,
@@ -51,9 +52,15 @@ const IDLE: Duration = Duration::from_secs(60);
 ///
 /// A busy store refuses the first batch and with it the request (429). Later batches wait for the store; when it stays
 /// busy, taskd answers their lines `TRY_LATER`.
-pub(super) async fn insert(state: State, caller: Caller, share: Share, body: Body) -> Result<Response, Problem> {
+pub(super) async fn insert(
+    state: State,
+    caller: Caller,
+    share: Share,
+    context: Option<String>,
+    body: Body,
+) -> Result<Response, Problem> {
     state.api.can_insert()?;
-    let inserter = Inserter { api: state.api.clone(), caller };
+    let inserter = Inserter { api: state.api.clone(), caller, context };
     let mut source = Source::new(&state, share, body);
     let first = match source.next().await {
         Read::Lines(mut batch) => {
@@ -73,6 +80,8 @@ pub(super) async fn insert(state: State, caller: Caller, share: Share, body: Bod
 struct Inserter {
     api: Api,
     caller: Caller,
+    /// The trace context of the request.
+    context: Option<String>,
 }
 
 /// The reason why no line of a batch is stored.
@@ -240,6 +249,7 @@ impl Batch {
             }
         }
         self.room.parts = tally.keep();
+        traced::adopt(&mut items, inserter.context.as_deref());
         let answers = inserter.api.insert(&inserter.caller, items).await?;
         for (place, answer) in open.into_iter().zip(answers) {
             self.answers[place] = answer;

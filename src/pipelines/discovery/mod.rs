@@ -12,14 +12,17 @@
 
 mod batch;
 mod context;
+mod enrich;
 mod error;
 mod fallback;
 mod history;
 mod insert;
+mod latency;
 mod mark_published;
 mod results;
 mod room;
 mod schema;
+mod traced;
 mod turned_away;
 
 use std::sync::Arc;
@@ -31,7 +34,7 @@ pub use self::{
     fallback::check as check_filter,
     insert::Handle,
 };
-use crate::runtime::Supervisor;
+use crate::{enrichment::Enrichment, runtime::Supervisor};
 
 /// Starts the pipeline. The handle is its insert side.
 pub fn start(context: Context, supervisor: &Supervisor) -> Handle {
@@ -40,6 +43,7 @@ pub fn start(context: Context, supervisor: &Supervisor) -> Handle {
     let tally = Tally::new(context.occupancy.clone());
     tally.keep(&context.store, supervisor);
     let to_mark = mark_published::start(Arc::clone(&context.store), Arc::clone(&context.bus), supervisor);
-    results::start(&context, to_mark.clone(), tally.clone(), supervisor);
-    insert::start(context, to_mark, tally, supervisor)
+    let enrichment = Enrichment::new(&context.settings);
+    results::start(&context, &enrichment, to_mark.clone(), tally.clone(), supervisor);
+    insert::start(context, enrichment, to_mark, tally, supervisor)
 }

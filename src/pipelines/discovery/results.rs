@@ -1,21 +1,28 @@
 //! The results side: reports of workers become results, statuses and new tasks.
 
-use std::{collections::HashMap, ops::Range, time::Instant};
+use std::{
+    collections::HashMap,
+    ops::Range,
+    time::{Instant, SystemTime},
+};
 
 use super::{
     context::Context,
+    enrich,
     error::Failure,
-    history,
+    history, latency,
     mark_published::ToMark,
     room::{self, Sent, Unstored, discovered},
     schema,
+    traced::{self, Discoveries},
     turned_away::Tally,
 };
 use crate::{
     bus::{Message, Reading, Subscription, Topic, Uncommitted},
+    enrichment::Enrichment,
     model::{
         Completed, DeadLetter, Died, DiscoveredTask, KeyHash, NewTask, QueueName, Report, StoredStatus, TaskId,
-        TaskRow, What, WorkerName, validate,
+        TaskRow, TraceContext, What, WorkerName, validate,
     },
     pipelines::publishing,
     runtime::{Loop, Policy, Supervisor},
@@ -34,17 +41,24 @@ const LETTERS_AT_ONCE: usize = 8;
 /// Discovered tasks in one transaction, unless a single report has more.
 const DISCOVERED_AT_ONCE: usize = 5000;
 
-pub(super) fn start(context: &Context, to_mark: ToMark, tally: Tally, supervisor: &Supervisor) {
-    let (context, sent) = (context.clone(), Sent::default());
+pub(super) fn start(
+    context: &Context,
+    enrichment: &Enrichment,
+    to_mark: ToMark,
+    tally: Tally,
+    supervisor: &Supervisor,
+) {
+    let (context, enrichment, sent) = (context.clone(), enrichment.clone(), Sent::default());
     supervisor.spawn_loop("discovery/results", Policy::Restart, move |cx| {
-        let (sent, to_mark, tally) = (sent.clone(), to_mark.clone(), tally.clone());
-        let results = Results { context: context.clone(), sent, to_mark, tally };
+        let (context, enrichment, tally) = (context.clone(), enrichment.clone(), tally.clone());
+        let results = Results { context, enrichment, sent: sent.clone(), to_mark: to_mark.clone(), tally };
         async move { results.consume(cx).await }
     });
 }
 
 struct Results {
     context: Context,
+    enrichment: Enrichment,
     sent: Sent,
     to_mark: ToMark,
     tally: Tally,
@@ -102,22 +116,33 @@ impl Results {
         }
         self.context.letters.bury(Topic::TaskResults, &poison).await?;
         history::keep(&self.context, &failures).await?;
-        let Reports { mut settlements, origins, mut unstored } = reports;
+        let Reports { mut settlements, origins, mut unstored, mut discoveries } = reports;
         unstored.extend(schema::take_misfits(&self.context.settings, &mut settlements).await);
         unstored.extend(room::make_room(&self.context, &mut settlements).await?);
+        unstored.extend(enrich::enrich_discovered(&self.context, &self.enrichment, &mut settlements).await?);
         room::send(&self.context, unstored, &self.sent, &self.tally).await?;
-        self.settle(&settlements, &origins).await
+        self.settle(&settlements, &origins, &mut discoveries).await
     }
 
     /// Settles the reports piece by piece. After a crash in between, the pieces before it are `repeated`.
-    async fn settle(&self, settlements: &[Settlement], origins: &[Origin<'_>]) -> Result<(), Failure> {
+    async fn settle(
+        &self,
+        settlements: &[Settlement],
+        origins: &[Origin<'_>],
+        discoveries: &mut Discoveries,
+    ) -> Result<(), Failure> {
         let mut rest = pieces(settlements);
         rest.reverse();
         while let Some(piece) = rest.pop() {
-            let started = Instant::now();
+            let (started, since) = (Instant::now(), SystemTime::now());
             let (reports, origins) = (&settlements[piece.clone()], &origins[piece.clone()]);
             match self.context.store.settle(reports).await {
-                Ok(stored) => self.follow(reports, stored, started).await?,
+                Ok(stored) => {
+                    let traces = origins.iter().map(|origin| origin.trace);
+                    traced::settled(reports, traces.clone(), &stored.answers, discoveries, since);
+                    latency::completed(reports, traces, &stored.answers);
+                    self.follow(reports, stored, started).await?;
+                }
                 Err(error) if !error.is_refusal() => return Err(error.into()),
                 Err(error) => match origins {
                     [origin] => {
@@ -147,7 +172,7 @@ impl Results {
         self.context.publish(&publish, &self.to_mark).await?;
         let new: Vec<_> = new.into_iter().map(|(row, _)| row).collect();
         self.context.mark(&new).await;
-        self.send_letters(reports, &stored.answers).await?;
+        self.send_letters(reports, &stored.answers, SystemTime::now() - started.elapsed()).await?;
         let closed: Vec<(QueueName, KeyHash)> = stored.answers.into_iter().filter_map(|one| one.key).collect();
         if let Err(error) = self.context.filter.forget(&closed).await {
             tracing::debug!("could not take {} keys out of the filter: {error}", closed.len());
@@ -158,11 +183,21 @@ impl Results {
     /// Sends the letters of tasks that are dead, with their rows from SQL.
     ///
     /// A repeated report counts too: perhaps its letter was not sent.
-    async fn send_letters(&self, reports: &[Settlement], settled: &[Settled]) -> Result<(), Failure> {
+    async fn send_letters(
+        &self,
+        reports: &[Settlement],
+        settled: &[Settled],
+        since: SystemTime,
+    ) -> Result<(), Failure> {
         let reports = reports.iter().zip(settled);
         let dead: Vec<_> = reports.filter(|(_, settled)| settled.status == Some(StoredStatus::Dead)).collect();
         for dead in dead.chunks(LETTERS_AT_ONCE) {
             let mut letters: HashMap<TaskId, DeadLetter> = HashMap::new();
+            let is_new = |id| {
+                dead.iter().any(|(report, settled)| {
+                    matches!(report, Settlement::Died { id: died, .. } if *died == id) && !settled.repeated
+                })
+            };
             for (report, _) in dead {
                 // A completion of a dead task is no death.
                 let Settlement::Died { id, reason, attempts, history, at_unix_ms, .. } = report else { continue };
@@ -179,6 +214,9 @@ impl Results {
             let ids: Vec<TaskId> = letters.keys().copied().collect();
             for row in self.context.store.rows(&ids).await? {
                 if let Some(letter) = letters.get_mut(&row.id) {
+                    if is_new(row.id) {
+                        traced::died(&row, &letter.reason, since);
+                    }
                     letter.queue = row.queue.as_str().to_owned();
                     letter.task = Some(NewTask::from(&row));
                 }
@@ -197,14 +235,18 @@ impl Results {
         reports: &mut Reports<'m>,
     ) -> Result<(), String> {
         let Report { id, at_unix_ms, what } = report;
+        let mut trace = None;
         let settlement = match what {
-            What::Completed(done) => self.completed(id, done, at_unix_ms, &mut reports.unstored)?,
+            What::Completed(done) => {
+                trace = TraceContext::sampled(&done.traceparent);
+                self.completed(id, done, at_unix_ms, trace, reports)?
+            }
             What::Died(Died { reason, attempts, history, epoch }) => {
                 Settlement::Died { id, reason, attempts, history, epoch: Some(epoch), at_unix_ms }
             }
         };
         reports.settlements.push(settlement);
-        reports.origins.push(Origin { message, index });
+        reports.origins.push(Origin { message, index, trace });
         Ok(())
     }
 
@@ -213,14 +255,16 @@ impl Results {
         id: TaskId,
         done: Completed,
         at_unix_ms: i64,
-        unstored: &mut Vec<Unstored>,
+        trace: Option<TraceContext>,
+        reports: &mut Reports<'_>,
     ) -> Result<Settlement, String> {
         WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
         let Context { gates, settings, .. } = &self.context;
-        let Completed { worker, result, result_encoding: encoding, attempt, lease, leased_unix_ms, discovered } = done;
+        let Completed { worker, result, result_encoding: encoding, attempt, lease, leased_unix_ms, discovered, .. } =
+            done;
         let rows = discovered.into_iter().enumerate().filter_map(|(index, task)| {
             let index = u32::try_from(index).ok()?;
-            self.row(task, id, TaskId::derived(id, &worker, index, at_unix_ms), unstored)
+            self.row(task, id, TaskId::derived(id, &worker, index, at_unix_ms), trace, reports)
         });
         let discovered = rows.map(|row| publishing::new_row(row, gates, settings)).collect();
         Ok(Settlement::Completed {
@@ -238,12 +282,22 @@ impl Results {
 
     /// Makes a row of a discovered task. The tasks service checked it before it answered OK, but settings may have
     /// changed since, and a later version may have written it.
-    fn row(&self, task: DiscoveredTask, parent: TaskId, id: TaskId, unstored: &mut Vec<Unstored>) -> Option<TaskRow> {
+    fn row(
+        &self,
+        task: DiscoveredTask,
+        parent: TaskId,
+        id: TaskId,
+        trace: Option<TraceContext>,
+        reports: &mut Reports<'_>,
+    ) -> Option<TaskRow> {
         let (task, values, reason) = match task {
-            Ok(task) => {
+            Ok(mut task) => {
                 let rules = self.context.settings.task_rules(&task.queue);
                 match validate::check(&task, &rules, self.context.clock.now_unix_ms()) {
-                    Ok(checked) => return Some(checked.row(task, id, self.context.bus.partitions(Topic::Pipeline))),
+                    Ok(checked) => {
+                        reports.discoveries.begin(id, &mut task, trace, self.context.settings.traces.discovered);
+                        return Some(checked.row(task, id, self.context.bus.partitions(Topic::Pipeline)));
+                    }
                     Err(reason) => (task, None, reason),
                 }
             }
@@ -251,7 +305,7 @@ impl Results {
         };
         let key = QueueName::new(&task.queue).ok().filter(|_| !task.key.is_empty());
         let key = key.map(|queue| (queue.clone(), KeyHash::new(&queue, &task.key)));
-        unstored.push(Unstored { parent, task, values, key, why: Lettered::Invalid, reason });
+        reports.unstored.push(Unstored { parent, task, values, key, why: Lettered::Invalid, reason });
         None
     }
 }
@@ -263,12 +317,15 @@ struct Reports<'m> {
     /// One per settlement.
     origins: Vec<Origin<'m>>,
     unstored: Vec<Unstored>,
+    discoveries: Discoveries,
 }
 
 /// The place of a report on the bus.
 struct Origin<'m> {
     message: &'m Message,
     index: usize,
+    /// The work of the report, if it is sampled.
+    trace: Option<TraceContext>,
 }
 
 /// The reports that one transaction settles, in order.

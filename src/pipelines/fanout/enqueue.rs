@@ -1,6 +1,6 @@
 //! Groups into their shards.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::SystemTime};
 
 use futures::{StreamExt, stream};
 
@@ -94,7 +94,7 @@ impl Fanout {
         epoch: u64,
         predecessor: Option<Offset>,
     ) -> Result<Enqueuing, Error> {
-        let settings = self.0.settings.queues.get(&shard.queue);
+        let (settings, since) = (self.0.settings.queues.get(&shard.queue), SystemTime::now());
         let mut batch = Enqueue {
             topic_generation: self.0.bus.generation(),
             epoch,
@@ -121,6 +121,7 @@ impl Fanout {
         if dealt_with > added && self.has_read_beyond(shard).await? {
             return Err(self.begin_anew(shard.number, epoch).await);
         }
+        group.traced.end(shard, &group.tasks, dealt_with, added, since);
         let rest = &group.tasks[dealt_with..];
         if !rest.is_empty() {
             if !is_short {

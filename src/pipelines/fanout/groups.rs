@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{context::Fanout, error::Error};
+use super::{context::Fanout, error::Error, traced::Enqueues};
 use crate::{
     bus::{Message, Topic},
     model::{Offset, PipelineTask, ShardId, TaskId},
@@ -20,6 +20,7 @@ use crate::{
 pub(super) struct Group {
     pub(super) tasks: Vec<EnqueueTask>,
     pub(super) upto: Offset,
+    pub(super) traced: Enqueues,
 }
 
 pub(super) type Groups = BTreeMap<ShardId, Group>;
@@ -59,7 +60,7 @@ impl Fanout {
 
         let mut groups = Groups::new();
         for (message, task) in records {
-            let PipelineTask { id, queue, replicas, not_before_unix_ms, body, .. } = task;
+            let PipelineTask { id, queue, replicas, not_before_unix_ms, body, traceparent, .. } = task;
             let group = groups.entry(ShardId { queue, number: message.partition }).or_default();
             group.upto = message.offset;
             let (mut credited, mut epoch) = (Vec::new(), 0);
@@ -77,6 +78,7 @@ impl Fanout {
                 }
             }
             let offset = message.offset;
+            group.traced.add(group.tasks.len(), &traceparent);
             group.tasks.push(EnqueueTask { offset, id, replicas, not_before_unix_ms, body, credited, epoch });
         }
         Ok(groups)

@@ -16,6 +16,7 @@ mod error;
 mod groups;
 mod owned;
 mod setback;
+mod traced;
 
 use std::{collections::BTreeSet, time::Instant};
 

@@ -2,9 +2,11 @@
 
 mod letters;
 mod rows;
+mod traced;
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use self::traced::Publishes;
 pub use self::{
     letters::DeadLetters,
     rows::{goes_out_now, new_row},
@@ -15,6 +17,7 @@ use crate::{
     model::{Offset, TaskId, TaskRow},
     runtime::{Clock, LoopError},
     store::{self, Published, Store, Turn},
+    telemetry::traces,
     wire,
 };
 
@@ -149,7 +152,8 @@ impl Publisher {
             match self.publish(std::slice::from_ref(row), true).await {
                 Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => outcome.too_large.push((id, error.to_string())),
                 Err(error) if error.is_refusal() => {
-                    tracing::error!(%id, "task {id} cannot be marked as published, and stays in the outbox: {error}");
+                    let trace_id = traces::trace_of(&row.0.traceparent);
+                    tracing::error!(%id, trace_id, "task {id} stays in the outbox, not marked as published: {error}");
                     outcome.stay.push(id);
                 }
                 other => outcome.last.extend(other?),
@@ -171,14 +175,15 @@ impl Publisher {
             // partition it would be handed out twice. Only on a bus that began anew are there really fewer.
             self.bus.check_partitions().await?;
         }
-        let records: Vec<_> = rows
-            .iter()
-            .map(|(row, _)| {
-                let value = wire::pipeline_record(row, again, now);
-                Record { partition: row.partition % partitions, value }
-            })
-            .collect();
-        let offsets = self.bus.publish(Topic::Pipeline, &records).await?;
+        let traced = Publishes::begin(rows);
+        let record = |(place, (row, _)): (usize, &(&TaskRow, Turn))| {
+            let value = wire::pipeline_record(row, traced.context(place), again, now);
+            Record { partition: row.partition % partitions, value }
+        };
+        let records: Vec<_> = rows.iter().enumerate().map(record).collect();
+        let offsets = self.bus.publish_traced(Topic::Pipeline, &records, &traced.headers()).await;
+        traced.end(rows, &offsets);
+        let offsets = offsets?;
         // One offset per partition is enough, the last: every task stands at or before it.
         for (((row, turn), record), offset) in rows.iter().zip(&records).zip(offsets) {
             let entry = published.entry(record.partition).or_insert_with(|| Published {

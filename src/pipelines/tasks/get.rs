@@ -3,7 +3,7 @@
 
 use std::{
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use futures::{StreamExt, future};
@@ -12,9 +12,10 @@ use tokio::time::Instant;
 use super::{
     error::Error,
     handle::{Handle, worker},
+    traced,
 };
 use crate::{
-    model::{GetTasks, LeasedTask, Priority, QueueName, validate},
+    model::{GetTasks, LeasedTask, Priority, QueueName, WorkerName, validate},
     queue::{Claim, Delivery, Granted, Leased, Shard},
     telemetry::metrics,
     wire,
@@ -92,7 +93,7 @@ impl Handle {
         let mut look_at = queues.clone();
         let mut batons = waiter.take_batons(&[]);
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let (since, left) = (SystemTime::now(), deadline.saturating_duration_since(Instant::now()));
             let is_last = left.is_zero() || self.stop.is_cancelled();
             let look = async {
                 let before = self.queue.offers(batons.queues());
@@ -108,7 +109,7 @@ impl Handle {
             };
             match found {
                 Ok(Found { granted, error: Some(error), .. }) if granted.is_empty() => return Err(error),
-                Ok(found) => return Ok(leases(found.granted)),
+                Ok(found) => return Ok(leases(found.granted, &claim.worker, since)),
                 // Only woken queues have something new. At the deadline the call asks all once more.
                 Err(woken) if woken.is_empty() => look_at.clone_from(&queues),
                 Err(woken) => {
@@ -240,10 +241,11 @@ fn queues(request: &GetTasks) -> Result<Vec<QueueName>, Error> {
     Ok(queues)
 }
 
-fn leases(granted: Vec<Granted>) -> Leases {
+fn leases(granted: Vec<Granted>, worker: &WorkerName, since: SystemTime) -> Leases {
     let mut leases = Leases::default();
     for one in granted {
-        leases.tasks.extend(one.tasks.into_iter().filter_map(leased_task));
+        let tasks = one.tasks.into_iter().filter_map(leased_task);
+        leases.tasks.extend(tasks.map(|task| traced::claimed(task, worker, since)));
         leases.deliveries.push(one.delivery);
     }
     leases

@@ -7,6 +7,7 @@ mod get;
 mod handle;
 mod report;
 mod schema;
+mod traced;
 
 use std::{convert::Infallible, sync::Arc};
 

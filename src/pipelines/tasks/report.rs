@@ -9,6 +9,7 @@ use super::{
     error::Error,
     handle::{self, Handle},
     schema,
+    traced::Works,
 };
 use crate::{
     model::{
@@ -36,11 +37,12 @@ impl Handle {
         let (answers, items) = self.accept(items, |id, token, report| self.completion(&worker, id, token, report))?;
         let tokens: HashMap<_, _> =
             items.iter().map(|Placed { place, item, .. }| (*place, (item.id, item.token.clone()))).collect();
-        let shards = shards(&items);
+        let (shards, works) = (shards(&items), Works::of(&items, |item| (item.id, &item.token, "")));
         let calls =
             items.into_iter().map(|Placed { place, item, .. }| async move { (place, self.queue.complete(item).await) });
         let mut outcomes = future::join_all(calls).await;
         self.reported.add(shards);
+        works.completed(&worker, &outcomes);
         self.ask_sql(&worker, &tokens, &mut outcomes).await;
         answer(answers, outcomes, |_, code| code)
     }
@@ -105,6 +107,7 @@ impl Handle {
             attempt: token.attempt,
             lease: token.lease(),
             leased_unix_ms: token.leased_unix_ms,
+            traceparent: token.trace.as_ref().map(|trace| trace.work.to_string()).unwrap_or_default(),
         };
         let report = wire::completed_report(id, completed, MAX_RECORD_BYTES).map_err(|bytes| {
             format!("result and discovered have {bytes} bytes together; at most {MAX_RECORD_BYTES}")
@@ -116,13 +119,14 @@ impl Handle {
     pub async fn reject(&self, worker: &str, items: Vec<Item<Rejection>>) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
         let (answers, items) = self.accept(items, |id, token, report| rejection(&worker, id, token, report))?;
-        let shards = shards(&items);
+        let (shards, works) = (shards(&items), Works::of(&items, |item| (item.id, &item.token, &item.reason)));
         let outcomes = per_shard(items, |shard, items| async move {
             let backoff = &self.settings.queues.get(&shard.queue).backoff;
             self.queue.reject(&shard, &items, backoff).await
         });
         let outcomes = outcomes.await;
         self.reported.add(shards);
+        works.rejected(&worker, &outcomes);
         let count =
             |dead: bool| outcomes.iter().filter(|(_, one)| matches!(one, Ok((Code::Ok, d)) if *d == dead)).count();
         metrics::tasks_rejected(Rejected::Dead, count(true));

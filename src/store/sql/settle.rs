@@ -11,14 +11,15 @@ use super::{
     session::Session,
     statement::{Statement, Value, lists, pieces},
 };
-use crate::model::{DeadLetter, Encoding, KeyHash, LeaseNumber, QueueName, StoredStatus, TaskId, began};
-use crate::store::{NewRow, Result, Settled, Settlement, Turn};
+use crate::model::{DeadLetter, Encoding, KeyHash, LeaseNumber, Priority, QueueName, StoredStatus, TaskId, began};
+use crate::store::{NewRow, Result, Settled, SettledTask, Settlement, Turn};
 
 /// The part of a task that reports change.
 struct Progress {
     queue: QueueName,
     key_hash: KeyHash,
     replicas: u32,
+    priority: Priority,
     stored: StoredStatus,
     status: StoredStatus,
     completed: u32,
@@ -103,8 +104,8 @@ async fn lock_tasks<S: Session>(session: &mut S, reports: &[Settlement]) -> Resu
     let mut tasks = BTreeMap::new();
     for ids in lists(&ids) {
         let found = Statement::new(
-            "SELECT id, key_hash, queue, replicas, status, completed, attempts, epoch, reason, updated_ms, on_bus \
-             FROM tasks WHERE id IN ",
+            "SELECT id, key_hash, queue, replicas, priority, status, completed, attempts, epoch, reason, updated_ms, \
+             on_bus FROM tasks WHERE id IN ",
         )
         .list(ids)
         .sql(" ORDER BY id")
@@ -133,6 +134,7 @@ struct ProgressColumns {
     key_hash: Vec<u8>,
     queue: String,
     replicas: i64,
+    priority: i64,
     status: i64,
     completed: i64,
     attempts: i64,
@@ -146,6 +148,7 @@ from_row!(ProgressColumns {
     key_hash,
     queue,
     replicas,
+    priority,
     status,
     completed,
     attempts,
@@ -162,6 +165,7 @@ impl ProgressColumns {
             queue: queue_name(&self.queue)?,
             key_hash: key_hash(&self.key_hash)?,
             replicas: number(self.replicas)?,
+            priority: Priority::from_number(self.priority),
             stored: status,
             status,
             completed: number(self.completed)?,
@@ -221,7 +225,9 @@ fn decide<'a>(
             (repeated, false)
         }
     };
-    Settled { repeated, surplus, status: Some(task.status), key: task.freed_key(), ..Settled::default() }
+    let about = SettledTask { queue: task.queue.clone(), priority: task.priority };
+    let (status, key) = (Some(task.status), task.freed_key());
+    Settled { repeated, surplus, status, key, task: Some(about), ..Settled::default() }
 }
 
 impl Progress {

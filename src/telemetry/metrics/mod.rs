@@ -5,11 +5,14 @@
 
 mod changes;
 mod discovery;
+mod enrichment;
 mod fanout;
 mod history;
 mod label;
+mod latency;
 mod process;
 mod servers;
+mod traces;
 mod watchdog;
 mod workers;
 
@@ -18,9 +21,12 @@ use std::time::Duration;
 use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
-pub use self::{changes::*, discovery::*, fanout::*, history::*, process::*, servers::*, watchdog::*, workers::*};
+pub use self::{
+    changes::*, discovery::*, enrichment::*, fanout::*, history::*, latency::*, process::*, servers::*, traces::*,
+    watchdog::*, workers::*,
+};
 pub use super::series::Handle;
-use super::{error::Error, series::Recorders};
+use super::{error::Error, openmetrics, series::Recorders};
 
 /// The interval of [`upkeep`].
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
@@ -31,13 +37,19 @@ const RENDER_AT: u64 = 12;
 ///
 /// Series of a queue leave when nothing was recorded for it for `forget_queues_after` (zero: never).
 pub fn install(forget_queues_after: Duration) -> Result<Handle, Error> {
-    let recorders = Recorders::new(builder()?, forget_queues_after);
+    latency::forget_after(forget_queues_after);
+    let recorders = Recorders::new(builder()?, builder()?, forget_queues_after);
     let handle = recorders.handle();
     recorders.install()?;
     describe();
     metrics_process::Collector::default().describe();
     gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     Ok(handle)
+}
+
+/// The metrics in the form of OpenMetrics, with exemplars.
+pub fn openmetrics(handle: &Handle) -> String {
+    openmetrics::openmetrics(&handle.render(), latency::add_exemplar)
 }
 
 /// Drains histograms to where they are rendered from, and drops old series, for ever.
@@ -61,6 +73,7 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
     const SIZES: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
     PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_duration_seconds".into()), &SECONDS)
+        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Full(TASKS_LATENCY.into()), &latency::BUCKETS))
         .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_tasks".into()), &SIZES))
         .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_records".into()), &SIZES))
         .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_size_items".into()), &SIZES))
@@ -69,11 +82,14 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
 fn describe() {
     changes::describe();
     discovery::describe();
+    enrichment::describe();
     fanout::describe();
     workers::describe();
+    latency::describe();
     watchdog::describe();
     history::describe();
     servers::describe();
+    traces::describe();
     process::describe();
 }
 

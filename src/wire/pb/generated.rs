@@ -3298,6 +3298,9 @@ pub struct PipelineRecord {
     /// A TaskBody, encoded.
     #[prost(bytes = "bytes", tag = "10")]
     pub body: ::prost::bytes::Bytes,
+    /// Only of a sampled task, whose body has it too: the fanout does not look into bodies.
+    #[prost(string, tag = "11")]
+    pub traceparent: ::prost::alloc::string::String,
 }
 /// What the queue keeps for the worker. Lua never looks inside.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -3383,8 +3386,11 @@ pub struct Completed {
     pub generation: u64,
     #[prost(uint64, tag = "7")]
     pub grant: u64,
+    /// The span of the work, if the task is sampled.
+    #[prost(string, tag = "8")]
+    pub traceparent: ::prost::alloc::string::String,
     /// When the lease was given, by Redis's clock. 0: unknown.
-    #[prost(int64, tag = "8")]
+    #[prost(int64, tag = "9")]
     pub leased_unix_ms: i64,
 }
 /// An attempt that ended without a result: rejected, or its lease expired. It only reports; the queue has already decided

@@ -1,0 +1,112 @@
+//! The settings of traces.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
+
+/// Where spans go, and of which tasks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Traces {
+    /// The OTLP endpoint of a collector (gRPC). Empty: this process exports nothing.
+    pub endpoint: String,
+    pub headers: OtlpHeaders,
+    /// The limit of one call of the collector.
+    pub timeout: Duration,
+    /// The part of the tasks without a caller's context that is sampled, 0 to 1.
+    pub sample: f64,
+    pub discovered: TraceDiscovered,
+}
+
+impl Default for Traces {
+    fn default() -> Self {
+        Self {
+            endpoint: String::new(),
+            headers: OtlpHeaders::default(),
+            timeout: Duration::from_secs(10),
+            sample: 0.0,
+            discovered: TraceDiscovered::Child,
+        }
+    }
+}
+
+/// The trace of a task that a sampled task discovered, and to which the worker gave none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TraceDiscovered {
+    /// That of its parent, so a trace grows with its crawl.
+    #[default]
+    Child,
+    /// One of its own, with a link to its parent, if `trace_sample` picks it.
+    Link,
+}
+
+/// Headers of each call of the collector: `name=value,…`. Values are secret.
+#[derive(Clone, Default, PartialEq)]
+pub struct OtlpHeaders(Vec<(AsciiMetadataKey, AsciiMetadataValue)>);
+
+impl OtlpHeaders {
+    pub fn pairs(&self) -> impl Iterator<Item = (AsciiMetadataKey, AsciiMetadataValue)> + '_ {
+        self.0.iter().cloned()
+    }
+}
+
+impl FromStr for OtlpHeaders {
+    type Err = String;
+
+    /// An error names no value.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty()).enumerate();
+        let pair = |(place, pair): (usize, &str)| {
+            let wrong = || format!("header {} is not name=value; write name=value,name=value", place + 1);
+            let (name, value) = pair.split_once('=').ok_or_else(wrong)?;
+            let name = name.trim().to_lowercase().parse().map_err(|_| wrong())?;
+            let mut value: AsciiMetadataValue = value.trim().parse().map_err(|_| wrong())?;
+            value.set_sensitive(true);
+            Ok((name, value))
+        };
+        pairs.map(pair).collect::<Result<_, String>>().map(Self)
+    }
+}
+
+impl fmt::Display for OtlpHeaders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.iter().map(|(name, _)| format!("{name}=***")).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl fmt::Debug for OtlpHeaders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for OtlpHeaders {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for OtlpHeaders {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_read_and_their_values_hidden() {
+        let headers: OtlpHeaders = "Authorization=Bearer a=b, x-team=crawl,".parse().unwrap();
+        let pairs: Vec<_> = headers.pairs().collect();
+        assert_eq!((pairs[0].0.as_str(), pairs[0].1.to_str().unwrap()), ("authorization", "Bearer a=b"));
+        assert_eq!((pairs[1].0.as_str(), pairs.len()), ("x-team", 2));
+        assert_eq!(format!("{headers} {headers:?}"), "authorization=***,x-team=*** authorization=***,x-team=***");
+        for wrong in ["secret", "a=b,secret", "a b=secret", "a=sec\nret"] {
+            let error = wrong.parse::<OtlpHeaders>().unwrap_err();
+            assert!(error.contains("is not name=value") && !error.contains("secret"), "{error}");
+        }
+    }
+}

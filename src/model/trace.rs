@@ -1,0 +1,238 @@
+//! Contexts of traces, in the form of W3C: `00-<trace>-<span>-<flags>`.
+
+use std::{fmt, str::FromStr};
+
+use sha2::{Digest, Sha256};
+
+/// A trace, and the span in it that is the parent of the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TraceContext {
+    pub trace: TraceId,
+    pub span: SpanId,
+    pub flags: u8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TraceId(pub [u8; 16]);
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SpanId(pub [u8; 8]);
+
+/// The bit of the flags that says: somebody records this trace.
+const SAMPLED: u8 = 1;
+/// The bytes of a traceparent of version 00.
+const TEXT_BYTES: usize = 55;
+
+impl TraceContext {
+    /// A sampled context. Most tasks have none, so this looks at one byte first.
+    pub fn sampled(traceparent: &str) -> Option<Self> {
+        // The last hex digit of the flags. A later version of W3C may have more behind them.
+        let is_sampled = traceparent.as_bytes().get(TEXT_BYTES - 1).is_some_and(|last| hex_digit(*last) & SAMPLED == 1);
+        is_sampled.then(|| traceparent.parse().ok()).flatten()
+    }
+
+    pub fn is_sampled(&self) -> bool {
+        self.flags & SAMPLED != 0
+    }
+
+    /// The same trace at another span.
+    pub fn at(self, span: SpanId) -> Self {
+        Self { span, ..self }
+    }
+}
+
+/// The traceparent is not of the form of W3C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a traceparent")]
+pub struct InvalidContext;
+
+impl FromStr for TraceContext {
+    type Err = InvalidContext;
+
+    fn from_str(text: &str) -> Result<Self, InvalidContext> {
+        if !is_traceparent(text) {
+            return Err(InvalidContext);
+        }
+        let mut parts = text.split('-').skip(1);
+        let mut next = || parts.next().ok_or(InvalidContext);
+        let (trace, span, flags) = (TraceId(bytes(next()?)?), SpanId(bytes(next()?)?), bytes::<1>(next()?)?);
+        Ok(Self { trace, span, flags: flags[0] })
+    }
+}
+
+impl fmt::Display for TraceContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "00-{}-{}-{:02x}", self.trace, self.span, self.flags)
+    }
+}
+
+/// True if the text is a traceparent of W3C.
+pub fn is_traceparent(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    let hex =
+        |part: &str, len: usize| part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let id = |part: &str, len: usize| hex(part, len) && part.bytes().any(|b| b != b'0');
+    // Version 00 has four parts. A later one may have more. W3C forbids ff.
+    let ends = parts.len() == 4 || (parts.len() > 4 && parts[0] != "00");
+    let is_text = text.bytes().all(|b| b.is_ascii_graphic());
+    ends && is_text && hex(parts[0], 2) && parts[0] != "ff" && id(parts[1], 32) && id(parts[2], 16) && hex(parts[3], 2)
+}
+
+impl SpanId {
+    /// A span that several processes name without asking each other: the same parts give the same id.
+    pub fn derived(of: TraceContext, hop: &str, parts: &[&[u8]]) -> Self {
+        let mut hash = Sha256::new().chain_update(of.trace.0).chain_update(of.span.0).chain_update(hop);
+        for part in parts {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        let mut id = [0; 8];
+        id.copy_from_slice(&hash.finalize()[..8]);
+        // W3C forbids zero.
+        id[7] |= u8::from(id == [0; 8]);
+        Self(id)
+    }
+}
+
+impl fmt::Display for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Display for SpanId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", u64::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Debug for SpanId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The trace of a lease, in its token: whatever process gets the report knows the worker's span without asking.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseTrace {
+    /// The span of the work, which is the parent of the worker's spans.
+    pub work: TraceContext,
+    /// The work of the task's first attempt, if this is a later one.
+    pub first: Option<SpanId>,
+    /// By the clock of the machine that leased the task.
+    pub leased_unix_us: u64,
+}
+
+/// `<trace><span><flags>-<microseconds>`, or with `-<first span>` behind it; all in hex.
+impl fmt::Display for LeaseTrace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TraceContext { trace, span, flags } = self.work;
+        write!(f, "{trace}{span}{flags:02x}-{:x}", self.leased_unix_us)?;
+        self.first.map_or(Ok(()), |first| write!(f, "-{first}"))
+    }
+}
+
+impl FromStr for LeaseTrace {
+    type Err = InvalidContext;
+
+    fn from_str(text: &str) -> Result<Self, InvalidContext> {
+        let mut parts = text.split('-');
+        let mut next = || parts.next();
+        let ids: [u8; 25] = bytes(next().ok_or(InvalidContext)?)?;
+        let leased = u64::from_str_radix(next().ok_or(InvalidContext)?, 16).map_err(|_| InvalidContext)?;
+        let first = next().map(bytes).transpose()?.map(SpanId);
+        if next().is_some() {
+            return Err(InvalidContext);
+        }
+        let (mut trace, mut span) = ([0; 16], [0; 8]);
+        trace.copy_from_slice(&ids[..16]);
+        span.copy_from_slice(&ids[16..24]);
+        let work = TraceContext { trace: TraceId(trace), span: SpanId(span), flags: ids[24] };
+        Ok(Self { work, first, leased_unix_us: leased })
+    }
+}
+
+/// Reads lower-case hex of exactly `N` bytes.
+fn bytes<const N: usize>(hex: &str) -> Result<[u8; N], InvalidContext> {
+    let mut bytes = [0; N];
+    if hex.len() != 2 * N {
+        return Err(InvalidContext);
+    }
+    for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+        let (high, low) = (hex_digit(pair[0]), hex_digit(pair[1]));
+        if high > 15 || low > 15 {
+            return Err(InvalidContext);
+        }
+        *byte = high << 4 | low;
+    }
+    Ok(bytes)
+}
+
+/// The value of a hex digit; an even number above 15 for anything else.
+fn hex_digit(byte: u8) -> u8 {
+    match byte {
+        b'0'..=b'9' => byte - b'0',
+        b'a'..=b'f' => byte - b'a' + 10,
+        _ => 0xfe,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAMPLED: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    #[test]
+    fn a_context_survives_its_text() {
+        let context: TraceContext = SAMPLED.parse().unwrap();
+        assert_eq!(context.to_string(), SAMPLED);
+        assert_eq!(TraceContext::sampled(SAMPLED), Some(context));
+        let random = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-03";
+        assert!(TraceContext::sampled(random).is_some_and(|context| context.is_sampled()));
+    }
+
+    #[test]
+    fn a_context_that_is_not_sampled_is_none() {
+        for text in [
+            "",
+            "1",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-02",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0g",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        ] {
+            assert_eq!(TraceContext::sampled(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_trace_of_a_lease_survives_its_text() {
+        let work = SAMPLED.parse().unwrap();
+        let trace = LeaseTrace { work, first: None, leased_unix_us: 1_700_000_000_123_456 };
+        let text = trace.to_string();
+        assert_eq!(text, "0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a24181e4240");
+        assert_eq!(text.parse(), Ok(trace.clone()));
+        let retry = LeaseTrace { first: Some(SpanId([7; 8])), ..trace };
+        assert_eq!(retry.to_string().parse(), Ok(retry));
+        for wrong in ["", "9", &text[1..], &text[..50], &format!("{text}-7"), &format!("{text}-{:016x}-1", 7)] {
+            assert_eq!(wrong.parse::<LeaseTrace>(), Err(InvalidContext), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn derived_spans_differ_by_each_part() {
+        let of: TraceContext = SAMPLED.parse().unwrap();
+        let derived = |hop: &str, parts: &[&[u8]]| SpanId::derived(of, hop, parts);
+        assert_eq!(derived("work", &[b"a", b"b"]), derived("work", &[b"a", b"b"]));
+        let all = [derived("work", &[b"a", b"b"]), derived("work", &[b"ab"]), derived("claim", &[b"a", b"b"])];
+        assert!(all[0] != all[1] && all[0] != all[2] && all[1] != all[2]);
+    }
+}

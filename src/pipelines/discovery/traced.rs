@@ -1,0 +1,130 @@
+//! The spans `insert` and `settle`: tasks into SQL, from callers and from reports.
+
+use std::{collections::HashMap, time::SystemTime};
+
+use crate::{
+    config::TraceDiscovered,
+    model::{InsertAnswer, InsertStatus, NewTask, QueueName, TaskId, TaskRow, TraceContext},
+    store::{Inserted, NewRow, Settled, Settlement},
+    telemetry::traces::{self, Begun, Hop},
+};
+
+/// The inserts of one call that are traced, each with its place. Most calls have none.
+#[derive(Default)]
+pub(super) struct Inserts(Vec<(usize, TaskId, QueueName, Begun)>);
+
+impl Inserts {
+    /// Makes the insert a child of the task's context, and the context of the task that of the insert.
+    pub(super) fn begin(&mut self, place: usize, id: TaskId, queue: &QueueName, task: &mut NewTask) {
+        if !traces::is_on() {
+            return;
+        }
+        let begun = match task.traceparent.is_empty() {
+            true => Begun::root(),
+            false => Begun::child_of(&task.traceparent),
+        };
+        if let Some(begun) = begun {
+            task.traceparent = begun.context().to_string();
+            self.0.push((place, id, queue.clone(), begun));
+        }
+    }
+
+    /// Ends them with the answers of the call.
+    pub(super) fn end(self, answers: &[InsertAnswer]) {
+        for (place, id, queue, begun) in self.0 {
+            let answer = &answers[place];
+            let outcome = match answer.status {
+                InsertStatus::Created => "created",
+                InsertStatus::Duplicate => "duplicate",
+                InsertStatus::Rejected | InsertStatus::TryLater => "refused",
+            };
+            // A duplicate is another task, and no error.
+            begun.end(Hop::Insert, answer.id.unwrap_or(id), &queue, outcome, String::new());
+        }
+    }
+
+    /// Ends them where no task was stored.
+    pub(super) fn fail(self, error: &impl ToString) {
+        for (_, id, queue, begun) in self.0 {
+            begun.end(Hop::Insert, id, &queue, "refused", error.to_string());
+        }
+    }
+}
+
+/// The discovered tasks of some reports that are traced.
+#[derive(Default)]
+pub(super) struct Discoveries(HashMap<TaskId, Begun>);
+
+impl Discoveries {
+    /// Makes the insert of a discovered task a child of the context that its worker gave, or of the work of its parent.
+    pub(super) fn begin(
+        &mut self,
+        id: TaskId,
+        task: &mut NewTask,
+        parent: Option<TraceContext>,
+        discovered: TraceDiscovered,
+    ) {
+        if !traces::is_on() {
+            return;
+        }
+        let begun = match (parent, discovered) {
+            _ if !task.traceparent.is_empty() => Begun::child_of(&task.traceparent),
+            (Some(parent), TraceDiscovered::Child) => Some(Begun::child(parent)),
+            (parent, _) => Begun::root().map(|begun| begun.linked(parent)),
+        };
+        if let Some(begun) = begun {
+            task.traceparent = begun.context().to_string();
+            self.0.insert(id, begun);
+        }
+    }
+
+    /// Ends the inserts of the discovered tasks of a report that were answered.
+    fn end(&mut self, rows: &[NewRow], inserted: &[Inserted]) {
+        if self.0.is_empty() {
+            return;
+        }
+        for (NewRow { task, .. }, inserted) in rows.iter().zip(inserted) {
+            if let Some(begun) = self.0.remove(&task.id) {
+                let (id, outcome) = match inserted {
+                    Inserted::New => (task.id, "created"),
+                    Inserted::Duplicate { id, .. } => (*id, "duplicate"),
+                };
+                begun.end(Hop::Insert, id, &task.queue, outcome, String::new());
+            }
+        }
+    }
+}
+
+/// Records that reports were settled: of those with a trace, and of the tasks that they discovered.
+pub(super) fn settled(
+    reports: &[Settlement],
+    traces: impl Iterator<Item = Option<TraceContext>>,
+    answers: &[Settled],
+    discoveries: &mut Discoveries,
+    since: SystemTime,
+) {
+    if !traces::is_on() {
+        return;
+    }
+    for ((report, trace), settled) in reports.iter().zip(traces).zip(answers) {
+        let Settlement::Completed { id, worker, attempt, discovered, .. } = report else { continue };
+        discoveries.end(discovered, &settled.discovered);
+        if let (Some(work), Some(task)) = (trace, &settled.task) {
+            let outcome = match settled {
+                Settled { repeated: true, .. } => "repeated",
+                Settled { surplus: true, .. } => "surplus",
+                Settled { status: Some(status), .. } if status.is_final() => "completed",
+                _ => "credited",
+            };
+            let span = Begun::child(work).since(since).ended(Hop::Settle, *id, &task.queue, outcome, String::new());
+            traces::record(traces::Span { worker: Some(worker.clone()), attempt: Some(*attempt), ..span });
+        }
+    }
+}
+
+/// Records the death of a task, under the span that inserted it: its last lease may have ended without a report.
+pub(super) fn died(row: &TaskRow, reason: &str, since: SystemTime) {
+    if let Some(begun) = Begun::child_of(&row.traceparent) {
+        begun.since(since).end(Hop::Settle, row.id, &row.queue, "dead", reason.to_owned());
+    }
+}

@@ -1,0 +1,44 @@
+//! The span `enqueue`: a record of the bus into the queue.
+
+use std::time::SystemTime;
+
+use crate::{
+    model::{ShardId, TraceContext},
+    queue::EnqueueTask,
+    telemetry::traces::{self, Begun, Hop},
+};
+
+/// The sampled tasks of a group, by their places. Most groups have none.
+#[derive(Default)]
+pub(super) struct Enqueues(Vec<(usize, TraceContext)>);
+
+impl Enqueues {
+    /// Adds the task that comes to this place. `traceparent` is empty, unless the task is sampled.
+    pub(super) fn add(&mut self, place: usize, traceparent: &str) {
+        if let Some(context) = TraceContext::sampled(traceparent).filter(|_| traces::is_on()) {
+            self.0.push((place, context));
+        }
+    }
+
+    /// Records that the first tasks of the group were dealt with, and the others are parked.
+    ///
+    /// The queue counts the tasks that it knew, and does not name them: they are repeats of the bus, and rare.
+    pub(super) fn end(
+        &self,
+        shard: &ShardId,
+        tasks: &[EnqueueTask],
+        dealt_with: usize,
+        added: usize,
+        since: SystemTime,
+    ) {
+        for (place, context) in &self.0 {
+            let outcome = match *place {
+                place if place >= dealt_with => "parked",
+                _ if added == 0 => "repeated",
+                _ => "enqueued",
+            };
+            let begun = Begun::child(*context).since(since);
+            begun.end(Hop::Enqueue, tasks[*place].id, &shard.queue, outcome, String::new());
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The text of Prometheus in the form of OpenMetrics, which has exemplars.
+
+/// The content type of [`openmetrics`].
+pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Turns the text of an exporter of Prometheus into OpenMetrics, and lets `exemplar` add to each sample.
+///
+/// The forms differ little: a counter's family has its name without `_total`, there are no empty lines, and the text
+/// has an end.
+pub(super) fn openmetrics(text: &str, exemplar: impl Fn(&mut String)) -> String {
+    let counters: Vec<&str> = text.lines().filter_map(counter).collect();
+    let mut shown = String::with_capacity(text.len() + text.len() / 8);
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        let mut line = match line.strip_prefix("# ") {
+            Some(comment) => of_family(comment, &counters),
+            None => line.to_owned(),
+        };
+        exemplar(&mut line);
+        shown.push_str(&line);
+        shown.push('\n');
+    }
+    shown.push_str("# EOF\n");
+    shown
+}
+
+/// The family of a line `# TYPE name counter`.
+fn counter(line: &str) -> Option<&str> {
+    line.strip_prefix("# TYPE ")?.strip_suffix(" counter")
+}
+
+/// A line `# HELP name …` or `# TYPE name …`.
+fn of_family(comment: &str, counters: &[&str]) -> String {
+    let mut parts = comment.splitn(3, ' ');
+    let (what, name, rest) =
+        (parts.next().unwrap_or_default(), parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let is_counter = counters.contains(&name);
+    let (name, rest) = match (name.strip_suffix("_total"), what, rest) {
+        (Some(base), _, rest) if is_counter => (base, rest),
+        // OpenMetrics knows no counter without `_total`.
+        (None, "TYPE", _) if is_counter => (name, "unknown"),
+        (_, "TYPE", "untyped") => (name, "unknown"),
+        (_, _, rest) => (name, rest),
+    };
+    format!("# {what} {name} {rest}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_have_the_names_of_openmetrics() {
+        let text = "# HELP a_total As\n# TYPE a_total counter\na_total 1\n\n# TYPE b counter\nb 2\n\n\
+                    # HELP c_total No counter\n# TYPE c_total gauge\nc_total 3\n# TYPE d untyped\nd 4\n";
+        let shown = openmetrics(text, |line| {
+            if line == "d 4" {
+                line.push_str(" # {}");
+            }
+        });
+        let expected = "# HELP a As\n# TYPE a counter\na_total 1\n# TYPE b unknown\nb 2\n# HELP c_total No counter\n\
+                        # TYPE c_total gauge\nc_total 3\n# TYPE d unknown\nd 4 # {}\n# EOF\n";
+        assert_eq!(shown, expected);
+    }
+}

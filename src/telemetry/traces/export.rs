@@ -1,0 +1,226 @@
+//! Spans on their way to an OTLP collector, in batches.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::{ExportTraceServiceRequest, trace_service_client::TraceServiceClient},
+    common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value},
+    resource::v1::Resource,
+    trace::v1::{ResourceSpans, ScopeSpans, Span as OtlpSpan, Status, span, status::StatusCode},
+};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Request,
+    metadata::MetadataMap,
+    transport::{Channel, ClientTlsConfig, Endpoint},
+};
+use uuid::Uuid;
+
+use super::span::{Hop, Span};
+use crate::{
+    config::Traces,
+    telemetry::{
+        error::Error,
+        metrics::{self, SpanOutcome},
+    },
+};
+
+/// The spans of one call.
+const BATCH: usize = 512;
+/// How long the first span of a batch waits for others.
+const GATHER: Duration = Duration::from_secs(1);
+/// How long a batch is tried again. Meanwhile the queue fills, and then spans are dropped.
+const TRY_FOR: Duration = Duration::from_secs(15);
+/// The waits between the tries.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// How long the last spans may take at the stop.
+const FLUSH_WITHIN: Duration = Duration::from_secs(3);
+
+/// Empties the queue of spans into a collector.
+pub struct Exporter {
+    client: TraceServiceClient<Channel>,
+    headers: MetadataMap,
+    timeout: Duration,
+    resource: Resource,
+    spans: mpsc::Receiver<Span>,
+    /// The last call failed, and the log says so.
+    is_failing: bool,
+}
+
+impl Exporter {
+    pub(super) fn new(settings: &Traces, spans: mpsc::Receiver<Span>) -> Result<Self, Error> {
+        let endpoint = Endpoint::from_shared(settings.endpoint.clone())?.connect_timeout(settings.timeout);
+        let endpoint = match endpoint.uri().scheme_str() {
+            Some("https") => endpoint.tls_config(ClientTlsConfig::new().with_native_roots())?,
+            _ => endpoint,
+        };
+        let resource = Resource {
+            attributes: vec![
+                text("service.name", "taskd"),
+                text("service.version", env!("CARGO_PKG_VERSION")),
+                text("service.instance.id", Uuid::new_v4().to_string()),
+            ],
+            ..Resource::default()
+        };
+        let mut headers = MetadataMap::new();
+        for (name, value) in settings.headers.pairs() {
+            headers.insert(name, value);
+        }
+        let client = TraceServiceClient::new(endpoint.connect_lazy());
+        Ok(Self { client, headers, timeout: settings.timeout, resource, spans, is_failing: false })
+    }
+
+    /// Exports until the stop, and then the spans that are left, as far as the time allows.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut batch = Vec::with_capacity(BATCH);
+        while stop.run_until_cancelled(self.gather(&mut batch)).await.is_some() {
+            let until = Instant::now() + TRY_FOR;
+            // At the stop the batch stays, and the flush tries it once more.
+            if stop.run_until_cancelled(self.export_until(&batch, until)).await.is_none() {
+                break;
+            }
+            batch.clear();
+        }
+        let deadline = Instant::now() + FLUSH_WITHIN;
+        loop {
+            while batch.len() < BATCH {
+                let Ok(span) = self.spans.try_recv() else { break };
+                batch.push(span);
+            }
+            if batch.is_empty() {
+                return;
+            }
+            let is_exported = timeout_at(deadline, self.export(&batch)).await.is_ok_and(|sent| sent.is_ok());
+            if !is_exported {
+                let left = batch.len() + self.spans.len();
+                metrics::traces_spans(SpanOutcome::Failed, left);
+                tracing::warn!("the last {left} spans did not reach the collector");
+                return;
+            }
+            batch.clear();
+        }
+    }
+
+    /// Fills the batch. If the future is dropped, the batch keeps what it has.
+    async fn gather(&mut self, batch: &mut Vec<Span>) {
+        while batch.is_empty() {
+            if self.spans.recv_many(batch, BATCH).await == 0 {
+                // The sender is as old as the process.
+                return std::future::pending().await;
+            }
+        }
+        let deadline = Instant::now() + GATHER;
+        while batch.len() < BATCH {
+            let Ok(count) = timeout_at(deadline, self.spans.recv_many(batch, BATCH - batch.len())).await else {
+                return;
+            };
+            if count == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Tries to export until it works or the time is over.
+    async fn export_until(&mut self, batch: &[Span], until: Instant) {
+        loop {
+            let Err(error) = self.export(batch).await else { return };
+            if !self.is_failing {
+                self.is_failing = true;
+                tracing::warn!("cannot export spans, and drops those that find no room: {}", error.message());
+            }
+            if is_final(error.code()) || Instant::now() + TRY_AGAIN_AFTER >= until {
+                return metrics::traces_spans(SpanOutcome::Failed, batch.len());
+            }
+            tokio::time::sleep(TRY_AGAIN_AFTER).await;
+        }
+    }
+
+    async fn export(&mut self, batch: &[Span]) -> Result<(), tonic::Status> {
+        let spans = batch.iter().map(otlp).collect();
+        let scope = InstrumentationScope { name: "taskd".to_owned(), ..Default::default() };
+        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, ..Default::default() }];
+        let resource = Some(self.resource.clone());
+        let resource_spans = vec![ResourceSpans { resource, scope_spans, ..Default::default() }];
+        let mut request = Request::new(ExportTraceServiceRequest { resource_spans });
+        *request.metadata_mut() = self.headers.clone();
+        request.set_timeout(self.timeout);
+        let sent = tokio::time::timeout(self.timeout, self.client.export(request)).await;
+        let answer = sent.map_err(|_| tonic::Status::deadline_exceeded("no answer in time"))??.into_inner();
+        let refused = answer.partial_success.map_or(0, |partial| partial.rejected_spans);
+        let refused = usize::try_from(refused).unwrap_or(0).min(batch.len());
+        metrics::traces_spans(SpanOutcome::Failed, refused);
+        metrics::traces_spans(SpanOutcome::Exported, batch.len() - refused);
+        if std::mem::take(&mut self.is_failing) {
+            tracing::info!("spans are exported again");
+        }
+        Ok(())
+    }
+}
+
+/// True if the same batch would fail again.
+fn is_final(code: tonic::Code) -> bool {
+    use tonic::Code::{InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented};
+    matches!(code, InvalidArgument | PermissionDenied | Unauthenticated | Unimplemented)
+}
+
+/// A span in the form of OTLP, with the attributes that OpenTelemetry names for messaging.
+fn otlp(span: &Span) -> OtlpSpan {
+    let Span { hop, context, parent, link, start, end, task, queue, worker, attempt, outcome, error } = span;
+    let mut attributes = vec![
+        text("messaging.system", "taskd"),
+        text("messaging.operation.name", hop.as_str()),
+        text("messaging.destination.name", queue.as_str()),
+        text("messaging.message.id", task.to_string()),
+        text("taskd.outcome", *outcome),
+    ];
+    attributes.extend(worker.as_deref().map(|worker| text("taskd.worker", worker)));
+    attributes.extend(attempt.map(|attempt| attribute("taskd.attempt", any_value::Value::IntValue(attempt.into()))));
+    let links = link.map(|link| span::Link {
+        trace_id: link.trace.0.to_vec(),
+        span_id: link.span.0.to_vec(),
+        flags: link.flags.into(),
+        ..Default::default()
+    });
+    let status = (!error.is_empty()).then(|| Status { message: error.clone(), code: StatusCode::Error.into() });
+    OtlpSpan {
+        trace_id: context.trace.0.to_vec(),
+        span_id: context.span.0.to_vec(),
+        parent_span_id: parent.map(|parent| parent.0.to_vec()).unwrap_or_default(),
+        flags: context.flags.into(),
+        name: hop.as_str().to_owned(),
+        kind: kind(*hop).into(),
+        start_time_unix_nano: unix_nanos(*start),
+        // The clocks of two machines may differ.
+        end_time_unix_nano: unix_nanos(*end.max(start)),
+        attributes,
+        links: links.into_iter().collect(),
+        status,
+        ..Default::default()
+    }
+}
+
+fn kind(hop: Hop) -> span::SpanKind {
+    match hop {
+        Hop::Insert | Hop::Claim => span::SpanKind::Server,
+        Hop::Publish => span::SpanKind::Producer,
+        Hop::Enqueue | Hop::Settle => span::SpanKind::Consumer,
+        Hop::Work => span::SpanKind::Internal,
+    }
+}
+
+fn text(key: &str, value: impl Into<String>) -> KeyValue {
+    attribute(key, any_value::Value::StringValue(value.into()))
+}
+
+fn attribute(key: &str, value: any_value::Value) -> KeyValue {
+    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..Default::default() }
+}
+
+fn unix_nanos(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,182 @@
+//! Spans of tasks. taskd knows the time and the parent of each hop, so it makes whole spans by hand, and only of
+//! sampled tasks.
+//!
+//! [`install`] gives the process one bounded queue of spans, which [`Exporter`] empties. Nothing here waits: a span
+//! that finds the queue full is counted and dropped. Without an endpoint nothing is installed, and each hop costs one
+//! load.
+
+mod export;
+mod span;
+
+use std::{
+    sync::OnceLock,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::sync::mpsc;
+
+pub use self::{
+    export::Exporter,
+    span::{Hop, Span},
+};
+use super::{
+    error::Error,
+    metrics::{self, SpanOutcome},
+};
+use crate::{
+    config::Traces,
+    model::{LeaseTrace, QueueName, SpanId, TaskId, TraceContext, TraceId},
+};
+
+/// The spans that wait for the exporter: at most so many, some 8 MiB.
+const QUEUE: usize = 16_384;
+
+static SINK: OnceLock<Sink> = OnceLock::new();
+
+/// The process's way to the exporter.
+struct Sink {
+    spans: mpsc::Sender<Span>,
+    /// Random numbers below it are sampled, of 2^64.
+    sample_below: u64,
+    sample_all: bool,
+}
+
+/// Installs the queue of spans, once per process. `None` without an endpoint.
+pub fn install(settings: &Traces) -> Result<Option<Exporter>, Error> {
+    if settings.endpoint.is_empty() {
+        return Ok(None);
+    }
+    let (spans, receiver) = mpsc::channel(QUEUE);
+    let exporter = Exporter::new(settings, receiver)?;
+    let sample_below = (settings.sample * u64::MAX as f64) as u64;
+    let sink = Sink { spans, sample_below, sample_all: settings.sample >= 1.0 };
+    SINK.set(sink).map_err(|_| Error::Installed)?;
+    Ok(Some(exporter))
+}
+
+/// True if this process exports spans.
+pub fn is_on() -> bool {
+    SINK.get().is_some()
+}
+
+/// The trace of a sampled task, for a log line.
+pub fn trace_of(traceparent: &str) -> Option<tracing::field::DisplayValue<TraceId>> {
+    TraceContext::sampled(traceparent).map(|context| tracing::field::display(context.trace))
+}
+
+/// Hands a span to the exporter, if there is room.
+pub fn record(span: Span) {
+    if let Some(sink) = SINK.get()
+        && sink.spans.try_send(span).is_err()
+    {
+        metrics::traces_spans(SpanOutcome::Dropped, 1);
+    }
+}
+
+/// A span that has begun.
+#[derive(Clone, Copy, Debug)]
+pub struct Begun {
+    context: TraceContext,
+    parent: Option<SpanId>,
+    link: Option<TraceContext>,
+    start: SystemTime,
+}
+
+impl Begun {
+    /// A child of a sampled context; `None` when it is not sampled, or this process exports nothing.
+    pub fn child_of(traceparent: &str) -> Option<Self> {
+        let parent = TraceContext::sampled(traceparent).filter(|_| is_on())?;
+        Some(Self::child(parent))
+    }
+
+    /// The same for a context that is known to be sampled, and to be exported.
+    pub fn child(parent: TraceContext) -> Self {
+        let context = parent.at(new_span());
+        Self { context, parent: Some(parent.span), link: None, start: SystemTime::now() }
+    }
+
+    /// The first span of a trace, for the part of all tasks that `trace_sample` says.
+    pub fn root() -> Option<Self> {
+        let sink = SINK.get()?;
+        if !sink.sample_all && (sink.sample_below == 0 || random() >= sink.sample_below) {
+            return None;
+        }
+        let trace = (u128::from(random()) << 64) | u128::from(random() | 1);
+        let context = TraceContext { trace: TraceId(trace.to_be_bytes()), span: new_span(), flags: 1 };
+        Some(Self { context, parent: None, link: None, start: SystemTime::now() })
+    }
+
+    /// With a link to another span.
+    pub fn linked(self, link: Option<TraceContext>) -> Self {
+        Self { link, ..self }
+    }
+
+    pub fn since(self, start: SystemTime) -> Self {
+        Self { start, ..self }
+    }
+
+    /// The parent of what follows, as a traceparent.
+    pub fn context(&self) -> TraceContext {
+        self.context
+    }
+
+    /// Ends the span now. `error` is empty if the hop went well.
+    pub fn end(self, hop: Hop, task: TaskId, queue: &QueueName, outcome: &'static str, error: String) {
+        record(self.ended(hop, task, queue, outcome, error));
+    }
+
+    /// The same span for a caller that adds to it.
+    pub fn ended(self, hop: Hop, task: TaskId, queue: &QueueName, outcome: &'static str, error: String) -> Span {
+        let Self { context, parent, link, start } = self;
+        let (queue, end) = (queue.clone(), SystemTime::now());
+        let (worker, attempt) = (None, None);
+        Span { hop, context, parent, link, start, end, task, queue, worker, attempt, outcome, error }
+    }
+}
+
+/// The end of a lease by its worker's report.
+pub struct WorkEnd<'a> {
+    pub task: TaskId,
+    pub queue: &'a QueueName,
+    pub worker: &'a str,
+    pub attempt: u32,
+    pub outcome: &'static str,
+    pub error: String,
+}
+
+/// Records the work under a lease, from its claim to now.
+pub fn record_work(trace: &LeaseTrace, end: WorkEnd<'_>) {
+    if !is_on() {
+        return;
+    }
+    let WorkEnd { task, queue, worker, attempt, outcome, error } = end;
+    record(Span {
+        hop: Hop::Work,
+        context: trace.work,
+        parent: Some(claim_of(trace.work)),
+        link: trace.first.map(|first| trace.work.at(first)),
+        start: UNIX_EPOCH + Duration::from_micros(trace.leased_unix_us),
+        end: SystemTime::now(),
+        task,
+        queue: queue.clone(),
+        worker: Some(worker.to_owned()),
+        attempt: Some(attempt),
+        outcome,
+        error,
+    });
+}
+
+/// The span of the claim that led to this work. The process that gets the report knows only the work.
+pub fn claim_of(work: TraceContext) -> SpanId {
+    SpanId::derived(work, "claim", &[])
+}
+
+/// A new span id, which is not zero.
+fn new_span() -> SpanId {
+    SpanId((random() | 1).to_be_bytes())
+}
+
+fn random() -> u64 {
+    // Two of the bits are not random: those of the version are in the upper half.
+    uuid::Uuid::new_v4().as_u64_pair().1 << 2 ^ uuid::Uuid::new_v4().as_u64_pair().0
+}
