@@ -19,6 +19,7 @@ mod history;
 mod insert;
 mod latency;
 mod mark_published;
+mod origin;
 mod results;
 mod room;
 mod schema;

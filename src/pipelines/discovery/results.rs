@@ -12,6 +12,7 @@ use super::{
     error::Failure,
     history, latency,
     mark_published::ToMark,
+    origin::{Origin, alone},
     room::{self, Sent, Unstored, discovered},
     schema,
     traced::{self, Discoveries},
@@ -320,14 +321,6 @@ struct Reports<'m> {
     discoveries: Discoveries,
 }
 
-/// The place of a report on the bus.
-struct Origin<'m> {
-    message: &'m Message,
-    index: usize,
-    /// The work of the report, if it is sampled.
-    trace: Option<TraceContext>,
-}
-
 /// The reports that one transaction settles, in order.
 fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
     let (mut pieces, mut start) = (Vec::new(), 0);
@@ -342,11 +335,6 @@ fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
         start = end;
     }
     pieces
-}
-
-/// The message with only one of its reports.
-fn alone(message: &Message, index: usize) -> Message {
-    Message { value: wire::one_report(&message.value, index), ..message.clone() }
 }
 
 /// The discovered tasks that were new, each with its turn, and the others.
