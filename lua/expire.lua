@@ -30,7 +30,7 @@ for _, lease in ipairs(due) do
       undelivered = undelivered + 1
     else
       outcome = reject(id, t, at, 1, nil, policy, 'lease expired')
-      report('x', id, 'w', worker, 'a', t[FAILS], 'e', outcome == 'dead' and '1' or '0')
+      report('x', id, 'w', worker, 'a', t[FAILS], 'e', outcome == 'dead' and '1' or '0', 'n', generation, 'g', grant)
       expired = expired + 1
     end
     redis.call('HSET', RECORDS, id, save(t))

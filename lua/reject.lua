@@ -1,14 +1,15 @@
 -- Ends leases without a result: a worker rejects its task, or taskd releases a lease that it could not deliver.
 --
 -- ARGV[2] seed of the jitter   ARGV[3] wake channel   ARGV[4] queue   ARGV[5] backoff as msgpack array of ms
--- then per item 7 values: id, generation, grant, worker, mode, delay (ms, '' = the backoff), reason
+-- ARGV[6] outbox bytes at which failed attempts are not reported: a report must not fill Redis
+-- then per item 8 values: id, generation, grant, worker, mode, delay (ms, '' = the backoff), reason, failed attempt
 --   mode: 'retry' counts one failure | 'never' counts max_attempts | 'release' (not delivered) counts none and offers
---   the task at once
+--   the task at once   failed attempt: for the task's history, as the record of the bus has it (opaque), '' none
 -- Returns per item {code, dead 0|1}; lib/held.lua names the codes
 math.randomseed(tonumber(ARGV[2]))
 local policy = cmsgpack.unpack(ARGV[5])
-local answers, offered = {}, false
-for a = 6, #ARGV, 7 do
+local answers, offered, failed = {}, false, {}
+for a = 7, #ARGV, 8 do
   local id, grant, mode, dead = ARGV[a], ARGV[a + 2], ARGV[a + 4], 0
   local record = redis.call('HGET', RECORDS, id)
   local code, t, at = held(record, ARGV[a + 1], grant, ARGV[a + 3])
@@ -23,10 +24,14 @@ for a = 6, #ARGV, 7 do
     redis.call('HSET', RECORDS, id, save(t))
     offered = offered or outcome == now
     dead = outcome == 'dead' and 1 or 0
+    if ARGV[a + 7] ~= '' then failed[#failed + 1] = ARGV[a + 7] end
   elseif record and not t then
     drop_damaged(id)
   end
   answers[#answers + 1] = {code, dead}
+end
+if #failed > 0 and tonumber(redis.call('HGET', COUNTERS, 'outbox_bytes') or 0) < tonumber(ARGV[6]) then
+  report_framed(table.concat(failed))
 end
 write_reports()
 if offered then redis.call('PUBLISH', ARGV[3], ARGV[4]) end

@@ -11,7 +11,7 @@ end
 
 local function weight_of(id) return redis.call('HSTRLEN', BODIES, id) + OVERHEAD end
 
--- The events that the call reports; each begins with the field d or x. write_reports() puts them into as few entries
+-- The events that the call reports; each begins with the field b, d or x. write_reports() puts them into as few entries
 -- as fit, and never splits an event.
 local ENTRY_VALUES = 6000
 local events, ends, event_bytes = {}, {}, 0
@@ -21,6 +21,11 @@ local function report(...)
     events[#events + 1] = value
     event_bytes = event_bytes + #tostring(value)
   end
+end
+-- Reports what the caller has framed. It begins with the field b, whose name the count of bytes leaves out.
+local function report_framed(frames)
+  events[#events + 1], events[#events + 2] = 'b', frames
+  event_bytes = event_bytes + #frames
 end
 local function write_reports()
   if #events > 0 then ends[#ends + 1] = #events end

@@ -98,7 +98,11 @@ impl Reader {
         Ok(Some(facts))
     }
 
-    async fn explained(&self, detail: &TaskDetail, worker: Option<&WorkerName>) -> Result<Option<Explained>, Error> {
+    pub(super) async fn explained(
+        &self,
+        detail: &TaskDetail,
+        worker: Option<&WorkerName>,
+    ) -> Result<Option<Explained>, Error> {
         let task = &detail.task;
         let shard = ShardId { queue: task.queue.clone(), number: task.partition };
         match self.queue.explain(&shard, task.id, task.priority, worker).await {

@@ -38,11 +38,19 @@ impl Api {
     /// A letter with all that it has.
     pub async fn letter(&self, caller: &Caller, id: &str) -> Result<StoredLetter, Error> {
         let id: LetterId = id.parse().map_err(|_| Error::NotALetterId(shorten(id, ECHO).into_owned()))?;
-        let letter = self.query()?.store().letter(id).instrument(span("letter", caller)).await?;
-        // A letter without a queue is for those who reach all queues.
-        let access = &caller.access;
-        let reached = letter.filter(|letter| access.reaches_everything() || access.reaches(&letter.letter.queue));
-        reached.ok_or(Error::NoSuchLetter(id))
+        let query = self.query()?;
+        let read = async {
+            let letter = query.store().letter(id).await?;
+            // A letter without a queue is for those who reach all queues.
+            let access = &caller.access;
+            let reached = letter.filter(|letter| access.reaches_everything() || access.reaches(&letter.letter.queue));
+            let mut reached = reached.ok_or(Error::NoSuchLetter(id))?;
+            if reached.kind == LetterKind::Task {
+                query.complete_history(id, &mut reached.letter).await?;
+            }
+            Ok(reached)
+        };
+        read.instrument(span("letter", caller)).await
     }
 
     /// Sends letters again. A repeat of a call that broke off changes only the rest.
@@ -136,10 +144,10 @@ impl Api {
             }
         };
         changed.matched = letters.len() as u64;
-        if !dry_run && let [(first, _), others @ ..] = &letters[..] {
+        if !dry_run {
             let who = caller.access.token().map_or("anybody", |token| &token.name);
-            let target = format!("{first} and {} others", others.len());
-            store.keep_act(&Act::new(who, &format!("{what} dead letters"), &target)).await?;
+            let act = |(id, _): &(LetterId, LetterKind)| Act::new(who, &format!("{what} dead letter"), &id.to_string());
+            store.keep_acts(&letters.iter().map(act).collect::<Vec<_>>()).await?;
         }
         Ok((changed, (!dry_run).then_some(letters)))
     }

@@ -8,6 +8,7 @@ mod explain;
 mod facts;
 mod fsck;
 mod handle;
+mod history;
 mod insert;
 mod items;
 mod jobs;

@@ -106,6 +106,6 @@ fn not_an_act(id: &str) -> Error {
     Error::Invalid(format!("{id:?} is not the id of an act; ids are UUIDs, as a list of acts shows them"))
 }
 
-fn task_id(text: &str) -> Result<TaskId, Error> {
+pub(super) fn task_id(text: &str) -> Result<TaskId, Error> {
     text.parse().map_err(|_| Error::NotATaskId(shorten(text, ECHO).into_owned()))
 }

@@ -153,7 +153,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         return Ok(None);
     };
 
-    let queue = Queue::with_clock(redis.clone(), process.clone(), clock.clone());
+    let Some(queue) = queue(backends, wait).await? else { return Ok(None) };
     let (gates, occupancy) = (Gates::default(), Occupancy::default());
     let queues = || async {
         let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
@@ -207,6 +207,20 @@ async fn meet_needs(backends: &Backends, wait: &Wait<'_>, filter: &Filter) -> an
         let Some(()) = met else { return Ok(None) };
     }
     Ok(Some(()))
+}
+
+/// The queue, told what to report for histories of tasks. `None` at the stop.
+async fn queue(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Queue>> {
+    let Backends { settings, redis, store, process, clock, .. } = backends;
+    let queue = Queue::with_clock(redis.clone(), process.clone(), clock.clone());
+    if settings.history {
+        let times_from = || async { store.lease_times_from().await.map_err(unreadable) };
+        let Some(times_from) = wait.until("the database", times_from).await? else { return Ok(None) };
+        queue.history().tell_times_from(times_from);
+    } else {
+        queue.history().turn_off();
+    }
+    Ok(Some(queue))
 }
 
 impl Opened {

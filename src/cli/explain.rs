@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail};
 use clap::Args;
-use hyper::StatusCode;
 use serde::Deserialize;
 use url::form_urlencoded;
 
-use super::{http::HttpServer, trust::with_hint};
+use super::{
+    ask::{ask, printable},
+    http::HttpServer,
+};
 use crate::wire::time::from_rfc_3339;
 
 /// Say where a task is, what happens to it next, and why a worker does not get it
@@ -44,19 +45,7 @@ pub struct Explain {
 
 /// Asks, and prints the answer. False if there is no such task.
 pub async fn run(args: Explain) -> anyhow::Result<bool> {
-    let server = args.server.port()?;
-    let (status, body) = server.get(&path(&args)).await?;
-    let unreadable = || server.is_another();
-    if !status.is_success() {
-        let problem: Problem = serde_json::from_slice(&body).with_context(unreadable)?;
-        if status != StatusCode::NOT_FOUND {
-            let detail = printable(&problem.detail);
-            bail!("{}", with_hint(&detail, status == StatusCode::UNAUTHORIZED));
-        }
-        eprintln!("taskd: {}", printable(&problem.detail));
-        return Ok(false);
-    }
-    let answer: Answer = serde_json::from_slice(&body).with_context(unreadable)?;
+    let Some((body, answer)) = ask::<Answer>(&args.server.port()?, &path(&args)).await? else { return Ok(false) };
     match args.json {
         true => println!("{}", String::from_utf8_lossy(&body)),
         false => answer.lines().iter().for_each(|line| println!("{}", printable(line))),
@@ -80,11 +69,6 @@ fn path(args: &Explain) -> String {
 pub(super) fn printable(text: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(escape).collect()
-}
-
-#[derive(Deserialize)]
-struct Problem {
-    detail: String,
 }
 
 #[derive(Deserialize)]

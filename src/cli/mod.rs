@@ -1,5 +1,6 @@
 //! Arguments: the command that the user asks for, or the reason why taskd refuses it.
 
+mod ask;
 pub mod bench;
 mod books;
 pub mod change;
@@ -17,6 +18,7 @@ mod patience;
 mod queues;
 mod run;
 mod stats;
+pub mod task;
 pub mod tasks;
 mod token;
 mod top;
@@ -43,6 +45,7 @@ Examples:
   taskd --pipelines all                       run everything in one process; needs nothing else
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
   taskd insert --queue crawl urls.txt         insert one task per line
+  taskd task crawl https://example.org/       show a task, its payload and its attempts
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
   taskd tasks --queue crawl --status dead     list tasks, the newest first
@@ -88,6 +91,7 @@ enum Subcommands {
     Tasks(tasks::Tasks),
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
+    Task(task::Task),
     Explain(explain::Explain),
     Cancel(change::Cancel),
     Change(change::Change),
@@ -145,6 +149,7 @@ pub enum Command {
     Tasks(tasks::Tasks),
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
+    Task(task::Task),
     Explain(explain::Explain),
     Cancel(change::Cancel),
     Change(change::Change),
@@ -222,6 +227,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Tasks(tasks)) => Command::Tasks(tasks),
         Some(Subcommands::Jobs(jobs)) => Command::Jobs(jobs),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
+        Some(Subcommands::Task(task)) => Command::Task(task),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),
         Some(Subcommands::Change(change)) => Command::Change(change),

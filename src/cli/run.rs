@@ -1,8 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
 //! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a difference,
-//! `explain` found no such task, `dead`, `tasks`, `cancel`, `change` or `requeue` could not change something, or
-//! `bench` counted a task too few or too many times. 2: wrong command line or settings, or no server for a command.
+//! `explain` or `task` found no such task, `dead`, `tasks`, `cancel`, `change` or `requeue` could not change something,
+//! or `bench` counted a task too few or too many times. 2: wrong command line or settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -13,8 +13,8 @@ use nix::{
 };
 
 use super::{
-    Command, USAGE, bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, parse, stats, tasks,
-    token, top,
+    Command, USAGE, bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, parse, stats, task,
+    tasks, token, top,
 };
 use crate::{
     app,
@@ -67,6 +67,7 @@ pub fn run() -> ExitCode {
         Command::Tasks(args) => exit_as(block_on(tasks::run(args))),
         Command::Jobs(args) => exit_as(block_on(jobs::run(args))),
         Command::Dead(args) => exit_as(block_on(dead::run(args))),
+        Command::Task(args) => exit_as(block_on(task::run(args))),
         Command::Explain(args) => exit_as(block_on(explain::run(args))),
         Command::Cancel(args) => exit_as(block_on(change::cancel(args))),
         Command::Change(args) => exit_as(block_on(change::change(args))),

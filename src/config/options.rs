@@ -230,6 +230,10 @@ options! {
         retention: Time, "TIME" => watchdog.retention;
         /// How long a dead letter stays that is not about a stored task [default: 30days; 0s: for ever]
         letter_retention: Time, "TIME" => watchdog.letter_retention;
+        /// How long the failed attempts of a task can be looked up [default: 7days; 0s: as long as the task]
+        history_retention: Time, "TIME" => watchdog.history_retention;
+        /// false: this process writes no failed attempts into histories of tasks [default: true]
+        history: bool, "BOOL" => history;
         /// taskd closes a queue that was empty for this long: its keys and metrics go [default: 1day; 0s: never]
         forget_queues_after: Time, "TIME" => watchdog.forget_queues_after;
     }

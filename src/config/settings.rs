@@ -147,6 +147,8 @@ settings! {
         ///
         /// Orchestrators usually kill after 30 s.
         pub grace_period: Duration = Duration::from_secs(25),
+        /// False: this process writes no failed attempts into histories of tasks.
+        pub history: bool = true,
         /// A loop without progress for this long makes the process not ready.
         pub stall_after: Duration = Duration::from_secs(30),
         pub log_format: LogFormat = LogFormat::Auto,
@@ -254,6 +256,8 @@ settings! {
         pub retention: Duration = Duration::from_secs(30 * 24 * 3600),
         /// How long SQL keeps a dead letter that is not about a stored task. 0: for ever.
         pub letter_retention: Duration = Duration::from_secs(30 * 24 * 3600),
+        /// How long SQL keeps the failed attempts of a task. 0: as long as the task.
+        pub history_retention: Duration = Duration::from_secs(7 * 24 * 3600),
         /// How long a shard must be empty before the watchdog closes it. 0: for ever.
         pub forget_queues_after: Duration = Duration::from_secs(24 * 3600),
         /// The most expired leases, due delays or repairs in one step.

@@ -227,7 +227,12 @@ impl Discovery for Service {
 
     async fn get_task(&self, request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {
         let (caller, request) = open(request);
-        Ok(Response::new(self.0.api.task(&caller, &request.id).await?.into()))
+        let room = |bytes| {
+            let room = self.0.budget.answer(bytes);
+            room.map_err(|error| Status::resource_exhausted(error.to_string()))
+        };
+        let (file, _room) = self.0.api.task_file(&caller, &request.id, room).await?;
+        self.within(file.into())
     }
 
     async fn list_tasks(

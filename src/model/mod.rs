@@ -6,6 +6,7 @@ mod call;
 mod changes;
 mod explain;
 mod fsck;
+mod history;
 mod jobs;
 mod letters;
 mod names;
@@ -28,6 +29,7 @@ pub use changes::{
 };
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
+pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};
 pub use jobs::{ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,

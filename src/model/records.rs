@@ -45,6 +45,8 @@ pub struct Completed {
     pub discovered: Vec<DiscoveredTask>,
     pub attempt: u32,
     pub lease: LeaseNumber,
+    /// When the lease was given. 0: unknown.
+    pub leased_unix_ms: i64,
     /// The span of the work; empty, unless the task is sampled.
     pub traceparent: String,
 }

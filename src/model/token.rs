@@ -4,7 +4,8 @@ use std::{fmt, str::FromStr};
 
 use super::{LeaseTrace, QueueName, ShardId};
 
-/// `<queue>:<shard>:<generation>:<grant>:<attempt>`, and `:<trace>` of a sampled task; opaque to workers.
+/// `<queue>:<shard>:<generation>:<grant>:<attempt>`, then `:<trace>` of a sampled task, and perhaps
+/// `:<leased_unix_ms>`; opaque to workers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseToken {
     pub shard: ShardId,
@@ -14,6 +15,8 @@ pub struct LeaseToken {
     pub grant: u64,
     /// 1 for the first try. The queue refuses an attempt that the task has not had.
     pub attempt: u32,
+    /// When the lease was given, by Redis's clock. It is for the history of the task, and decides nothing. 0: unknown.
+    pub leased_unix_ms: i64,
     /// Of a sampled task. It decides nothing.
     pub trace: Option<Box<LeaseTrace>>,
 }
@@ -44,7 +47,11 @@ pub struct InvalidToken;
 impl fmt::Display for LeaseToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}:{}", self.shard, self.generation, self.grant, self.attempt)?;
-        self.trace.as_ref().map_or(Ok(()), |trace| write!(f, ":{trace}"))
+        if let Some(trace) = &self.trace {
+            write!(f, ":{trace}")?;
+        }
+        // An older taskd knows tokens without it.
+        if self.leased_unix_ms > 0 { write!(f, ":{}", self.leased_unix_ms) } else { Ok(()) }
     }
 }
 
@@ -59,11 +66,16 @@ impl FromStr for LeaseToken {
         let generation = next()?.parse().map_err(|_| InvalidToken)?;
         let grant = next()?.parse().map_err(|_| InvalidToken)?;
         let attempt = next()?.parse().map_err(|_| InvalidToken)?;
-        let trace = next().ok().map(|trace| trace.parse().map(Box::new).map_err(|_| InvalidToken)).transpose()?;
-        if next().is_ok() {
+        let mut rest = parts.peekable();
+        // A trace is no number.
+        let is_trace = rest.peek().is_some_and(|part| part.bytes().any(|byte| !byte.is_ascii_digit()));
+        let trace = rest.next_if(|_| is_trace).map(|trace| trace.parse().map(Box::new).map_err(|_| InvalidToken));
+        let leased_unix_ms = rest.next().map_or(Ok(0), str::parse).map_err(|_| InvalidToken)?;
+        if rest.next().is_some() {
             return Err(InvalidToken);
         }
-        Ok(Self { shard: ShardId { queue, number }, generation, grant, attempt, trace })
+        let trace = trace.transpose()?;
+        Ok(Self { shard: ShardId { queue, number }, generation, grant, attempt, trace, leased_unix_ms })
     }
 }
 
@@ -73,16 +85,21 @@ mod tests {
 
     #[test]
     fn a_token_survives_its_text_and_anything_else_is_refused() {
-        let token: LeaseToken = "crawl.x:3:1:99:2".parse().unwrap();
-        assert_eq!(token.to_string(), "crawl.x:3:1:99:2");
+        let plain = "crawl.x:3:1:99:2";
         let traced = "crawl.x:3:1:99:2:0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a2418202240";
-        assert_eq!(traced.parse::<LeaseToken>().unwrap().to_string(), traced);
+        let timed = ":1764000000000";
+        for good in [plain.to_owned(), traced.to_owned(), format!("{plain}{timed}"), format!("{traced}{timed}")] {
+            let token: LeaseToken = good.parse().unwrap();
+            assert_eq!(token.to_string(), good);
+            assert_eq!((token.trace.is_some(), token.leased_unix_ms > 0), (good.contains('-'), good.ends_with(timed)));
+        }
         for bad in [
             "",
-            &format!("{traced}:1"),
+            &format!("{traced}:x"),
             "crawl",
             "crawl:3:1:9",
-            "crawl:3:1:9:9:9",
+            "crawl:3:1:9:9:x",
+            "crawl:3:1:9:9:9:9",
             "cra wl:3:1:9:1",
             "crawl:-3:1:9:1",
             "crawl:3:1:x:1",

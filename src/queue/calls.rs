@@ -8,6 +8,7 @@ use super::{
     claimed::Claimed,
     delivery::{Delivery, Granted, Undelivered},
     error::{Error, Result},
+    history::History,
     keys::ShardKeys,
     notes::Notes,
     types::{Claim, Code, Completion, OUTBOX_FULL, OUTBOX_FULL_BYTES},
@@ -38,6 +39,7 @@ pub(super) struct Reach {
     pub(super) redis: Redis,
     pub(super) keys: ShardKeys,
     pub(super) clock: Clock,
+    pub(super) history: Arc<History>,
 }
 
 impl Reach {
@@ -71,7 +73,10 @@ pub(super) async fn claim(
         answer = trickle.run(&mut conn).await.map_err(Error::from);
     }
     let claimed = match answer.and_then(Claimed::read) {
-        Ok(claimed) => claimed,
+        Ok(mut claimed) => {
+            claimed.tells_time = reach.history.tells_time_at(claimed.now_unix_ms);
+            claimed
+        }
         Err(error) => {
             notes.put_back_delivered(delivered);
             notes.offer();

@@ -18,7 +18,7 @@ const HEAD_BYTES: usize = 9;
 pub(super) struct Claimed {
     generation: u64,
     /// Redis's clock, to which a lease is added.
-    now_unix_ms: i64,
+    pub(super) now_unix_ms: i64,
     /// Of the next request with tasks.
     grant: u64,
     ids: std::vec::IntoIter<Value>,
@@ -29,6 +29,8 @@ pub(super) struct Claimed {
     /// By place in `ids`: attempts other than the first.
     attempts: HashMap<usize, u32>,
     place: usize,
+    /// Tokens say when their leases were given.
+    pub(super) tells_time: bool,
     /// No lane has an element.
     pub(super) is_drained: bool,
     /// The call found all lanes empty, and wrote nothing.
@@ -51,7 +53,7 @@ impl Claimed {
         let attempts = list()?.map(|value| number(Some(value))).collect::<Result<Vec<u32>>>()?;
         let is_drained = number::<u8>(Some(next()?))? == 1;
         let attempts = attempts.chunks_exact(2).map(|pair| (pair[0] as usize, pair[1])).collect();
-        let (place, wrote_nothing) = (0, false);
+        let (place, tells_time, wrote_nothing) = (0, false, false);
         Ok(Self {
             generation,
             now_unix_ms,
@@ -62,6 +64,7 @@ impl Claimed {
             with_more,
             attempts,
             place,
+            tells_time,
             is_drained,
             wrote_nothing,
         })
@@ -81,13 +84,9 @@ impl Claimed {
             let lease_ms = lease.map(ms).filter(|ms| *ms > 0).unwrap_or(own_ms);
             let expires_unix_ms = self.now_unix_ms.saturating_add_unsigned(lease_ms);
             let attempt = self.attempts.get(&self.place).copied().unwrap_or(1);
-            let token = LeaseToken {
-                shard: shard.clone(),
-                generation: self.generation,
-                grant: self.grant,
-                attempt,
-                trace: None,
-            };
+            let (generation, grant) = (self.generation, self.grant);
+            let leased_unix_ms = if self.tells_time { self.now_unix_ms } else { 0 };
+            let token = LeaseToken { shard: shard.clone(), generation, grant, attempt, trace: None, leased_unix_ms };
             leased.push(Leased { id, token, body, expires_unix_ms });
         }
         self.grant += u64::from(count > 0);

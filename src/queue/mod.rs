@@ -15,6 +15,7 @@ mod delivery;
 mod enqueue;
 mod error;
 mod explain;
+mod history;
 pub mod keys;
 mod notes;
 mod pauses;
@@ -38,6 +39,7 @@ pub use self::{
     enqueue::Enqueuer,
     error::{Error, Result},
     explain::{Bar, Explained, ExplainedRecord, Held, Pause},
+    history::History,
     shard::Shard,
     shards::{Offers, Shards},
     types::{

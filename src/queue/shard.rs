@@ -9,6 +9,7 @@ use super::{
     calls::{MAX_COMBINED, Reach, claim, complete, peek},
     combiner::Combiner,
     delivery::{Granted, Undelivered},
+    history::History,
     keys::ShardKeys,
     notes::{Awake, Notes},
     types::{Claim, Code, Completion},
@@ -26,12 +27,13 @@ pub(super) struct Process {
     pub(super) awake: Arc<Awake>,
     /// Calls under way.
     pub(super) calls: TaskTracker,
+    pub(super) history: Arc<History>,
 }
 
 impl Process {
     pub(super) fn reach(&self, shard: &ShardId) -> Reach {
         let keys = ShardKeys::new(self.redis.prefix(), shard);
-        Reach { redis: self.redis.clone(), keys, clock: self.clock.clone() }
+        Reach { redis: self.redis.clone(), keys, clock: self.clock.clone(), history: Arc::clone(&self.history) }
     }
 }
 

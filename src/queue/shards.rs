@@ -11,6 +11,7 @@ use super::{
     calls::Reach,
     delivery::Undelivered,
     error::{Error, Result},
+    history::History,
     keys,
     notes::Notes,
     pauses::Pauses,
@@ -54,7 +55,7 @@ impl Shards {
     pub(super) fn new(redis: Redis, name: String, clock: Clock) -> Self {
         let (release, released) = mpsc::unbounded_channel();
         let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
-        let process = Process { redis, clock, release, delivered, awake, calls };
+        let process = Process { redis, clock, release, delivered, awake, calls, history: Arc::default() };
         let (wakes, pauses, shards) = Default::default();
         Self(Arc::new(Inner { process, name, wakes, pauses, shards, released: Mutex::new(Some(released)) }))
     }
@@ -230,6 +231,13 @@ impl Shards {
 
     pub(super) fn reach(&self, shard: &ShardId) -> Reach {
         self.0.process.reach(shard)
+    }
+
+    // --- for histories of tasks
+
+    /// The reports of this process for histories of tasks.
+    pub fn history(&self) -> &History {
+        &self.0.process.history
     }
 
     // --- for deliveries

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::error::{Error, Result};
 use crate::{
     config::QueueSettings,
-    model::{LeaseToken, Offset, Priority, TaskId, WorkerName},
+    model::{LeaseNumber, LeaseToken, Offset, Priority, TaskId, WorkerName},
 };
 
 /// Entries and bytes in a shard's outbox at which claims and expiries pause.
@@ -242,6 +242,8 @@ pub struct OutboxEntry {
     pub id: String,
     pub at_unix_ms: i64,
     pub events: Vec<Event>,
+    /// Attempts that were rejected, encoded, without their time.
+    pub failures: Vec<Bytes>,
     /// As the scripts count them.
     pub bytes: usize,
 }
@@ -255,6 +257,8 @@ pub enum Event {
         worker: String,
         attempts: u32,
         dead: bool,
+        /// `None`: an earlier version reported it.
+        lease: Option<LeaseNumber>,
     },
     Died {
         id: TaskId,

@@ -15,7 +15,7 @@ use super::{
     types::{Code, Event, Failure, Inspected, Look, OutboxEntry, RecordStatus},
 };
 use crate::{
-    model::{Offset, TaskId},
+    model::{LeaseNumber, Offset, TaskId},
     wire::framed_reports,
 };
 
@@ -156,13 +156,14 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
     let at_unix_ms = id.split('-').next().and_then(|ms| ms.parse().ok()).unwrap_or(0);
     let fields = items(entry.next().ok_or_else(|| Error::Answer("an entry without fields".into()))?)?;
     let mut fields = fields.into_iter().peekable();
-    let (mut events, mut size) = (Vec::new(), 0);
+    let (mut events, mut failures, mut size) = (Vec::new(), Vec::new(), 0);
     while let Some(name) = fields.next() {
         let (name, first) = (text(Some(name))?, bytes(fields.next())?);
         size += first.len();
         if name == "b" {
-            let reports = framed_reports(first).map_err(Error::Answer)?;
+            let (reports, failed) = framed_reports(first).map_err(Error::Answer)?;
             events.extend(reports.into_iter().map(Event::Completed));
+            failures.extend(failed);
             continue;
         }
         // As an earlier version has them.
@@ -183,7 +184,7 @@ pub(super) fn outbox_entry(value: Value) -> Result<OutboxEntry> {
         }
         events.push(event(&name, &first, &rest)?);
     }
-    Ok(OutboxEntry { id, at_unix_ms, events, bytes: size })
+    Ok(OutboxEntry { id, at_unix_ms, events, failures, bytes: size })
 }
 
 fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> {
@@ -202,7 +203,15 @@ fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> 
             let epoch = epoch.parse().map_err(|_| Error::Answer("an epoch that is no number".into()))?;
             Ok(Event::Died { id, attempts, reason: lossy("r")?, history, epoch })
         }
-        "x" => Ok(Event::Expired { id, worker: lossy("w")?, attempts, dead: lossy("e")? == "1" }),
+        "x" => {
+            // An earlier version does not name the lease.
+            let number = |name: &str| {
+                let text = rest.get(name).map(|text| String::from_utf8_lossy(text));
+                text.and_then(|text| text.parse().ok())
+            };
+            let lease = number("n").zip(number("g")).map(|(generation, grant)| LeaseNumber { generation, grant });
+            Ok(Event::Expired { id, worker: lossy("w")?, attempts, dead: lossy("e")? == "1", lease })
+        }
         other => Err(Error::Answer(format!("an event {other:?}"))),
     }
 }

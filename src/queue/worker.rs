@@ -8,7 +8,7 @@ use super::{
     error::{Error, Result, lost_without_generation},
     shard::Shard,
     shards::Shards,
-    types::{Claim, Code, Completion, Extension, RejectMode, Rejection},
+    types::{Claim, Code, Completion, Extension, OUTBOX_FULL_BYTES, RejectMode, Rejection},
     wire::{ms, packed_ms, pairs, seed},
 };
 use crate::{
@@ -80,6 +80,7 @@ impl WorkerQueue {
         let answer = self
             .call(&scripts::REJECT, shard, rejections.len(), |call| {
                 call.arg(seed()).arg(self.wake_channel()).arg(shard.queue.as_str()).arg(packed_ms(backoff));
+                call.arg(OUTBOX_FULL_BYTES);
                 for item in rejections {
                     let (mode, delay) = match item.mode {
                         RejectMode::Retry(None) => ("retry", String::new()),
@@ -89,6 +90,7 @@ impl WorkerQueue {
                     };
                     call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
                     call.arg(item.worker.as_str()).arg(mode).arg(delay).arg(item.reason.as_str());
+                    call.arg(self.history().rejected(item));
                 }
             })
             .await

@@ -7,6 +7,7 @@ mod books;
 mod changes;
 mod check;
 mod error;
+mod history;
 mod jobs;
 pub mod mysql;
 mod owned;
@@ -27,6 +28,7 @@ pub use self::{
     changes::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Wanted},
     check::{CheckStore, WrongCount},
     error::{Cause, Error, Result},
+    history::{Attempts, FAILURES_STAY, History},
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
     owned::KeyOwners,
     pauses::{MOST_PAUSED, Pauses, Pausing},
@@ -45,7 +47,9 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: BookStore + Changes + CheckStore + Jobs + KeyOwners + Pauses + Search + Send + Sync {
+pub trait Store:
+    BookStore + Changes + CheckStore + History + Jobs + KeyOwners + Pauses + Search + Send + Sync
+{
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 
@@ -116,10 +120,10 @@ pub trait Store: BookStore + Changes + CheckStore + Jobs + KeyOwners + Pauses + 
     /// A task needs its batch until it is final or in the outbox.
     async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>>;
 
-    /// Removes at most `limit` tasks that finished `age` or longer ago, with results and letters. Answers how many.
+    /// Removes at most `limit` tasks that finished `age` or longer ago. Answers how many.
     ///
-    /// The database's clock decides, and the first to finish goes first. The keys stay duplicates with the tasks' last
-    /// status; `counts` stays.
+    /// Results, letters and histories go with them. The database's clock decides, and the first to finish goes first.
+    /// The keys stay duplicates with the tasks' last status; `counts` stays.
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64>;
 
     /// Keeps letters about records, and about tasks that are not stored. One that is kept already stays as it is.

@@ -109,6 +109,8 @@ pub enum Settlement {
         result: Bytes,
         encoding: Encoding,
         attempt: u32,
+        /// When the lease was given. 0: unknown.
+        leased_unix_ms: i64,
         at_unix_ms: i64,
         discovered: Vec<NewRow>,
     },

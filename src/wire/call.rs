@@ -290,6 +290,7 @@ impl From<TaskView> for pb::Task {
             updated_at: Some(timestamp(task.updated_unix_ms)),
             not_before: task.not_before_unix_ms.map(timestamp),
             reason: task.reason,
+            ..Default::default()
         }
     }
 }

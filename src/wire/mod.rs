@@ -7,6 +7,7 @@ mod changes;
 mod explain;
 mod fsck;
 pub mod grpc_codec;
+mod history;
 mod jobs;
 mod letters;
 pub mod pb;
@@ -14,8 +15,9 @@ mod records;
 mod search;
 pub mod time;
 
+pub use history::{failed_attempt, failure_with_time, frame_failure};
 pub use records::{
-    body_blob, body_values, completed_report, dead_letter, died_report, expiration, frame_report, framed_reports,
-    one_report, pipeline_record, read_body, read_dead_letter, read_pipeline_record, read_reports, report_batch,
-    with_body_values, with_time,
+    Reports, body_blob, body_values, completed_report, dead_letter, died_report, expiration, frame_report,
+    framed_reports, one_report, pipeline_record, read_body, read_dead_letter, read_pipeline_record, read_reports,
+    report_batch, with_body_values, with_time,
 };

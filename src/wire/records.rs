@@ -5,11 +5,12 @@ use prost::Message;
 
 use super::{
     call::{discovered_task, with_values},
+    history::read_failure,
     pb,
 };
 use crate::model::{
-    Completed, DeadLetter, Died, Encoding, Expiration, Failure, LeaseNumber, MAX_REPLICAS, PipelineTask, Priority,
-    QueueName, Report, ShardId, TaskBody, TaskId, TaskRow, TraceContext, What,
+    Completed, DeadLetter, Died, Encoding, Expiration, FailedAttempt, Failure, LeaseNumber, MAX_REPLICAS, PipelineTask,
+    Priority, QueueName, Report, ShardId, TaskBody, TaskId, TaskRow, TraceContext, What,
 };
 
 fn id_bytes(id: TaskId) -> Bytes {
@@ -133,6 +134,7 @@ pub fn completed_report(id: TaskId, completed: Completed, max: usize) -> Result<
         attempt: completed.attempt,
         generation: completed.lease.generation,
         grant: completed.lease.grant,
+        leased_unix_ms: completed.leased_unix_ms,
         traceparent: completed.traceparent,
     };
     let bytes = done.encoded_len();
@@ -176,21 +178,31 @@ pub fn frame_report(report: &Bytes, frames: &mut Vec<u8>) -> usize {
     frames.len() - before
 }
 
-/// The reports of [`frame_report`].
-pub fn framed_reports(frames: Bytes) -> Result<Vec<Bytes>, String> {
-    pb::EncodedReportBatch::decode(frames).map(|batch| batch.reports).map_err(|error| error.to_string())
+/// The reports of [`frame_report`], and the failed attempts of [`frame_failure`].
+pub fn framed_reports(frames: Bytes) -> Result<(Vec<Bytes>, Vec<Bytes>), String> {
+    let batch = pb::EncodedReportBatch::decode(frames).map_err(|error| error.to_string())?;
+    Ok((batch.reports, batch.failures))
 }
 
-/// The record of topic `task-results` with encoded reports of one shard.
-pub fn report_batch(shard: &ShardId, reports: Vec<Bytes>) -> Bytes {
+/// The record of topic `task-results` with encoded reports and failed attempts of one shard.
+pub fn report_batch(shard: &ShardId, reports: Vec<Bytes>, failures: Vec<Bytes>) -> Bytes {
     let queue = shard.queue.as_str().to_owned();
-    pb::EncodedReportBatch { queue, shard: shard.number, reports }.encode_to_vec().into()
+    pb::EncodedReportBatch { queue, shard: shard.number, reports, failures }.encode_to_vec().into()
 }
 
-/// Reads a record of topic `task-results`; an inner error is that of one report.
-pub fn read_reports(value: &Bytes) -> Result<Vec<Result<Report, String>>, String> {
+/// The reports of a record of topic `task-results`, and the failed attempts in it.
+#[derive(Default)]
+pub struct Reports {
+    /// An error is that of one report.
+    pub reports: Vec<Result<Report, String>>,
+    pub failures: Vec<FailedAttempt>,
+}
+
+/// Reads a record of topic `task-results`.
+pub fn read_reports(value: &Bytes) -> Result<Reports, String> {
     let batch = pb::ReportBatch::decode(value.clone()).map_err(|error| error.to_string())?;
-    Ok(batch.reports.into_iter().map(report).collect())
+    let failures = batch.failures.into_iter().filter_map(read_failure).collect();
+    Ok(Reports { reports: batch.reports.into_iter().map(report).collect(), failures })
 }
 
 fn report(report: pb::Report) -> Result<Report, String> {
@@ -203,6 +215,7 @@ fn report(report: pb::Report) -> Result<Report, String> {
             discovered: done.discovered.into_iter().map(discovered_task).collect(),
             attempt: done.attempt,
             lease: LeaseNumber { generation: done.generation, grant: done.grant },
+            leased_unix_ms: done.leased_unix_ms,
             traceparent: done.traceparent,
         }),
         Some(pb::report::What::Died(died)) => What::Died(Died {
@@ -228,6 +241,7 @@ pub fn one_report(value: &Bytes, index: usize) -> Bytes {
         return value.clone();
     };
     batch.reports = batch.reports.get(index).cloned().into_iter().collect();
+    batch.failures.clear();
     batch.encode_to_vec().into()
 }
 
@@ -312,8 +326,8 @@ mod tests {
         let mut frames = Vec::new();
         let lengths = reports.each_ref().map(|report| frame_report(report, &mut frames));
         assert_eq!(lengths, [2, 5, 303]);
-        assert_eq!(framed_reports(frames.clone().into()).unwrap(), reports);
-        assert_eq!(framed_reports(frames.split_off(2).into()).unwrap(), reports[1..]);
+        assert_eq!(framed_reports(frames.clone().into()).unwrap().0, reports);
+        assert_eq!(framed_reports(frames.split_off(2).into()).unwrap().0, reports[1..]);
         assert!(framed_reports(Bytes::from_static(b"\x1a\x05one")).is_err());
     }
 

@@ -426,6 +426,6 @@ async fn a_token_lists_and_changes_letters_of_its_queues_only() {
     let (_, left) = get(&all, "").await;
     assert_eq!((left["letters"].as_array().unwrap().len(), &left["letters"][0]["id"]), (1, &json!(ids[1])));
     let (_, acts) = call(&daemon, Method::GET, "/v1/acts?limit=1", Some(&all), Value::Null).await;
-    assert_eq!((&acts["acts"][0]["who"], &acts["acts"][0]["what"]), (&json!("acme"), &json!("retry dead letters")));
+    assert_eq!((&acts["acts"][0]["who"], &acts["acts"][0]["what"]), (&json!("acme"), &json!("retry dead letter")));
     assert!(acts["acts"][0]["on"].as_str().unwrap().starts_with(&ids[0]), "{acts}");
 }

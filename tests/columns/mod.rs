@@ -7,5 +7,6 @@ mod bitmap;
 pub(crate) mod dead_letters;
 mod enrichment;
 pub(crate) mod explain;
+mod history;
 pub(crate) mod jobs;
 mod search;

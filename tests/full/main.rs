@@ -16,6 +16,7 @@ mod column;
 mod crawl;
 mod dead_letters;
 mod flushall;
+mod history;
 mod kafka_daemon;
 mod kafka_groups;
 mod kafka_secured;

@@ -129,7 +129,7 @@ async fn many_that_wait_for_a_missing_replica_are_all_told_to_try_again() {
             let shard = ShardId { number, ..shard() };
             queue.upkeep.open_shard(&shard, 1, "topic", None).await.unwrap();
             queue.add_shard(&shard);
-            let token = LeaseToken { shard, generation: 1, grant: 1, attempt: 1, trace: None };
+            let token = LeaseToken { shard, generation: 1, grant: 1, attempt: 1, trace: None, leased_unix_ms: 0 };
             let worker = WorkerName::new("w").unwrap();
             queue.worker.complete(Completion { id: TaskId::new(), token, worker, report: "r".into() }).await
         }

@@ -14,7 +14,8 @@ use futures::future::join_all;
 use sqlx::{Connection, MySqlConnection};
 use taskd::{
     model::{
-        DeadLetter, LetterCursor, LetterFilter, LetterKind, LetterPages, QueueName, ShardId,
+        Act, AttemptState, DeadLetter, FailedAttempt, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages,
+        QueueName, ShardId,
         StoredStatus::{Completed, Unfinished},
         TaskId,
     },
@@ -368,7 +369,9 @@ async fn no_query_scans_a_table() {
         .execute("INSERT INTO queue_counts (queue, status, count) SELECT CONCAT('old', shard, queue), 1, 7 FROM shards")
         .await;
     store.keep_letters(&(0..3000).map(record_letter).collect::<Vec<_>>()).await.unwrap();
-    sqlx::raw_sql("ANALYZE TABLE tasks, outbox, batches, results, seen, shards, queue_counts, letters")
+    store.keep_failures(&(0..3000).map(|n| failure(&batch[n / 2 + 1000], n)).collect::<Vec<_>>()).await.unwrap();
+    store.keep_acts(&(0..3000).map(|n| Act::new("ann", "retry", &n.to_string())).collect::<Vec<_>>()).await.unwrap();
+    sqlx::raw_sql("ANALYZE TABLE tasks, outbox, batches, results, seen, shards, queue_counts, letters, history, acts")
         .execute(&mut MySqlConnection::connect(&database.url()).await.unwrap())
         .await
         .unwrap();
@@ -383,14 +386,25 @@ async fn no_query_scans_a_table() {
         let explains = entry.lines().filter_map(|line| line.strip_prefix("# explain: "));
         for columns in explains.map(|line| line.split('\t').collect::<Vec<_>>()) {
             let [_, select, table, kind, _, key, .., extra] = columns[..] else { continue };
-            const TABLES: [&str; 8] =
-                ["tasks", "outbox", "batches", "results", "seen", "shards", "queue_counts", "letters"];
+            const TABLES: [&str; 10] = [
+                "tasks",
+                "outbox",
+                "batches",
+                "results",
+                "seen",
+                "shards",
+                "queue_counts",
+                "letters",
+                "history",
+                "acts",
+            ];
             if select == "INSERT" || !TABLES.contains(&table) {
                 continue;
             }
             explained += 1;
-            let is_sorted =
-                ["outbox", "batches", "letters"].contains(&table) || key == "tasks_finished" || key == "tasks_on_bus";
+            let is_sorted = ["outbox", "batches", "letters", "history"].contains(&table)
+                || key == "tasks_finished"
+                || key == "tasks_on_bus";
             if ["ALL", "index"].contains(&kind) || (is_sorted && extra.contains("filesort")) {
                 wrong.push(entry);
             }
@@ -429,6 +443,28 @@ async fn use_letters(store: &dyn Store, dead: TaskId) {
     assert_eq!(store.remove_old_letters(AGE, 5).await.unwrap(), 5);
 }
 
+fn failure(row: &NewRow, n: usize) -> FailedAttempt {
+    FailedAttempt {
+        id: row.task.id,
+        worker: "w".into(),
+        state: AttemptState::Rejected,
+        leased_unix_ms: 0,
+        at_unix_ms: n as i64,
+        attempt: 1,
+        lease: LeaseNumber { generation: 1, grant: n as u64 },
+        reason: "no luck".into(),
+    }
+}
+
+/// Every query about histories.
+async fn use_history(store: &dyn Store, row: &NewRow) {
+    store.keep_failures(&(5000..5110).map(|n| failure(row, n)).collect::<Vec<_>>()).await.unwrap();
+    assert_eq!(store.attempts(row.task.id, 10).await.unwrap().failed.len(), 100);
+    assert_eq!(store.remove_old_failures(AGE, 5).await.unwrap(), 5);
+    store.keep_acts(&[Act::new("ann", "retry", "7")]).await.unwrap();
+    assert_eq!(store.acts_on("7", 10).await.unwrap().len(), 2);
+}
+
 /// Every query that there is, with few arguments.
 async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     let ids: Vec<TaskId> = batch.iter().map(|row| row.task.id).collect();
@@ -446,6 +482,7 @@ async fn use_everything(store: &dyn Store, batch: &[NewRow]) {
     };
     store.settle(&[died]).await.unwrap();
     use_letters(store, ids[1600]).await;
+    use_history(store, &batch[1400]).await;
     let without = [due.task.id].into_iter().collect();
     assert!(!store.due(i64::MAX, 10, &without).await.unwrap().is_empty());
     assert!(!store.parked(queue, 10, &without).await.unwrap().is_empty());

@@ -25,7 +25,8 @@ async fn a_death_that_is_reported_again_does_not_end_a_task_that_was_sent_again(
         what: Some(pb::report::What::Died(death)),
         at_unix_ms: 1,
     };
-    let late = pb::ReportBatch { queue: "q".into(), shard: 0, reports: vec![report] }.encode_to_vec();
+    let late =
+        pb::ReportBatch { queue: "q".into(), shard: 0, reports: vec![report], ..Default::default() }.encode_to_vec();
     let mut redis = daemon.redis().await;
     for value in [late, b"\xffno record".to_vec()] {
         let _: String = redis.xadd("taskd:{bus}:task-results:0", "*", &[("v", value)]).await.unwrap();

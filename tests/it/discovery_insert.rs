@@ -110,7 +110,11 @@ impl Fixture {
             what: Some(what),
             at_unix_ms: 1,
         };
-        let batch = pb::ReportBatch { queue: "q".into(), shard: 0, reports: reports.into_iter().map(report).collect() };
+        let batch = pb::ReportBatch {
+            queue: "q".into(),
+            reports: reports.into_iter().map(report).collect(),
+            ..Default::default()
+        };
         let record = Record { partition: 0, value: batch.encode_to_vec().into() };
         self.bus.publish(Topic::TaskResults, &[record]).await.unwrap();
     }

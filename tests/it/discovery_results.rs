@@ -213,7 +213,7 @@ async fn a_report_that_sql_refuses_is_buried_alone() {
     };
     let reports: Vec<_> = ids.iter().zip(["ann", "bad", "", "bob"]).map(report).collect();
     let batch = |reports: &[pb::Report]| {
-        pb::ReportBatch { queue: "q".into(), shard: 0, reports: reports.to_vec() }.encode_to_vec()
+        pb::ReportBatch { queue: "q".into(), shard: 0, reports: reports.to_vec(), ..Default::default() }.encode_to_vec()
     };
     let record = Record { partition: 0, value: batch(&reports).into() };
     fixture.bus.publish(Topic::TaskResults, &[record]).await.unwrap();

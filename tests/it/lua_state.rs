@@ -177,7 +177,7 @@ fn shown(bytes: &[u8]) -> String {
         return format!("body{}", bytes[0]);
     }
     if bytes.starts_with(b"\x1a") {
-        let reports = taskd::wire::framed_reports(bytes.to_vec().into()).expect("frames");
+        let (reports, _) = taskd::wire::framed_reports(bytes.to_vec().into()).expect("frames");
         let reports: Vec<_> = reports.iter().map(|report| String::from_utf8_lossy(report)).collect();
         return reports.join(",");
     }

@@ -93,7 +93,7 @@ async fn a_worker_is_told_of_a_discovery_that_does_not_fit_and_a_late_one_become
         what: Some(taskd::wire::pb::report::What::Completed(completed)),
         at_unix_ms: 1,
     };
-    let batch = taskd::wire::pb::ReportBatch { queue: "q".into(), shard: 0, reports: vec![report] };
+    let batch = taskd::wire::pb::ReportBatch { queue: "q".into(), reports: vec![report], ..Default::default() };
     let value = prost::Message::encode_to_vec(&batch);
     let _: String =
         redis::AsyncCommands::xadd(&mut daemon.redis().await, "taskd:{bus}:task-results:0", "*", &[("v", value)])

@@ -68,6 +68,7 @@ fn completed(id: TaskId) -> Settlement {
         result: "done".into(),
         encoding: Encoding::Text,
         attempt: 1,
+        leased_unix_ms: 0,
         at_unix_ms: now_unix_ms(),
         discovered: vec![],
     }

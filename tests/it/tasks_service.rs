@@ -430,7 +430,7 @@ async fn reports_that_come_one_by_one_are_on_the_bus_once_and_leave_the_outbox()
     let mut reported = Vec::new();
     while reported.len() < ids.len() {
         for message in subscription.next(100).await.unwrap() {
-            let reports = wire::read_reports(&message.value).unwrap();
+            let reports = wire::read_reports(&message.value).unwrap().reports;
             reported.extend(reports.into_iter().map(|report| report.unwrap().id));
         }
     }
@@ -474,6 +474,7 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
         result: "".into(),
         encoding: Encoding::Text,
         attempt: 1,
+        leased_unix_ms: 0,
         at_unix_ms: 1,
         discovered: vec![],
     };

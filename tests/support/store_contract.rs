@@ -24,6 +24,7 @@ mod batches;
 mod books;
 mod changes;
 mod check;
+mod history;
 mod jobs;
 mod letters;
 mod pauses;
@@ -37,6 +38,7 @@ pub(crate) use batches::*;
 pub(crate) use books::*;
 pub(crate) use changes::*;
 pub(crate) use check::*;
+pub(crate) use history::*;
 pub(crate) use jobs::*;
 pub(crate) use letters::*;
 pub(crate) use pauses::*;
@@ -114,6 +116,11 @@ macro_rules! store_contract {
             letters_are_kept_once_and_listed_by_every_filter,
             letters_are_paged_and_purged_and_removed_by_age,
             dead_tasks_of_an_older_taskd_have_letters,
+            an_attempt_is_kept_once_and_told_in_its_order,
+            a_task_keeps_its_last_failures_and_takes_them_with_it,
+            old_failures_are_removed_in_slices,
+            acts_are_found_by_their_target,
+            tokens_tell_times_at_once_in_a_new_database,
             a_job_goes_on_where_it_stands,
             jobs_are_bounded_and_those_of_a_later_taskd_are_left_to_it,
             each_task_that_is_sent_again_has_its_act,
@@ -228,6 +235,7 @@ pub(crate) fn discovering(row: &NewRow, worker: &str, discovered: Vec<NewRow>) -
         result: format!("of {worker}").into(),
         encoding: row.task.payload_encoding,
         attempt: 2,
+        leased_unix_ms: 0,
         at_unix_ms: NOW + 10,
         discovered,
     }
@@ -490,6 +498,7 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
         result: payload.clone(),
         encoding: Encoding::Bytes,
         attempt: 1,
+        leased_unix_ms: 0,
         at_unix_ms: NOW,
         discovered: vec![],
     };

@@ -14,6 +14,7 @@ mod probes;
 mod problem;
 mod request;
 mod search;
+mod task;
 mod waiting;
 
 use axum::{
@@ -99,7 +100,7 @@ fn table() -> Vec<Route> {
     vec![
         post("/v1/tasks", Role::Insert, insert_tasks),
         get("/v1/tasks", Role::Read, search::list_tasks),
-        get("/v1/tasks/{id}", Role::Read, get_task),
+        get("/v1/tasks/{id}", Role::Read, task::get_task),
         delete("/v1/tasks/{id}", Role::Admin, changes::cancel_task),
         get("/v1/tasks/{id}/results", Role::Read, get_results),
         get("/v1/queues", Role::Read, get_queues),
@@ -208,11 +209,6 @@ async fn insert_tasks(
     let is_rejected = asked.is_single && answers.iter().all(|answer| answer.status == InsertStatus::Rejected);
     let answer = list("results", answers)?;
     Ok(if is_rejected { (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response() } else { answer })
-}
-
-async fn get_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, id: Id) -> Answer {
-    let task = state.api.task(&caller, &task_id(id)).await?;
-    Ok(Json(json::read::Task::from(&task)).into_response())
 }
 
 async fn explain_task(Extract(state): Extract<State>, Extension(caller): Extension<Caller>, uri: Uri) -> Answer {

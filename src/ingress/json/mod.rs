@@ -8,6 +8,7 @@ pub(super) mod books;
 pub(super) mod changes;
 pub(super) mod explain;
 pub(super) mod fsck;
+pub(super) mod history;
 pub mod insert;
 pub mod jobs;
 pub mod letters;

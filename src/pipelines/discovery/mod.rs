@@ -8,16 +8,18 @@
 //! - after the SQL commit, before the publish or its mark: the watchdog publishes the batch (again).
 //! - before the filter's mark, which comes up to 20 ms later: SQL answers "duplicate" instead of the filter.
 //! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its letters to
-//!   `dead-letters` are sent again.
+//!   `dead-letters` are sent again. Failed attempts are in SQL, which keeps each once.
 
 mod batch;
 mod context;
 mod enrich;
 mod error;
 mod fallback;
+mod history;
 mod insert;
 mod latency;
 mod mark_published;
+mod origin;
 mod results;
 mod room;
 mod schema;

@@ -10,8 +10,9 @@ use super::{
     context::Context,
     enrich,
     error::Failure,
-    latency,
+    history, latency,
     mark_published::ToMark,
+    origin::{Origin, alone},
     room::{self, Sent, Unstored, discovered},
     schema,
     traced::{self, Discoveries},
@@ -99,11 +100,12 @@ impl Results {
     }
 
     async fn handle(&self, messages: &[Message]) -> Result<(), Failure> {
-        let (mut reports, mut poison) = (Reports::default(), Vec::new());
+        let (mut reports, mut poison, mut failures) = (Reports::default(), Vec::new(), Vec::new());
         for message in messages {
             match wire::read_reports(&message.value) {
                 Ok(batch) => {
-                    for (index, report) in batch.into_iter().enumerate() {
+                    failures.extend(batch.failures);
+                    for (index, report) in batch.reports.into_iter().enumerate() {
                         let read = report.and_then(|report| self.read(report, message, index, &mut reports));
                         if let Err(reason) = read {
                             poison.push((alone(message, index), reason));
@@ -114,6 +116,7 @@ impl Results {
             }
         }
         self.context.letters.bury(Topic::TaskResults, &poison).await?;
+        history::keep(&self.context, &failures).await?;
         let Reports { mut settlements, origins, mut unstored, mut discoveries } = reports;
         unstored.extend(schema::take_misfits(&self.context.settings, &mut settlements).await);
         unstored.extend(room::make_room(&self.context, &mut settlements).await?);
@@ -258,13 +261,24 @@ impl Results {
     ) -> Result<Settlement, String> {
         WorkerName::new(&done.worker).map_err(|error| error.to_string())?;
         let Context { gates, settings, .. } = &self.context;
-        let Completed { worker, result, result_encoding: encoding, attempt, lease, discovered, .. } = done;
+        let Completed { worker, result, result_encoding: encoding, attempt, lease, leased_unix_ms, discovered, .. } =
+            done;
         let rows = discovered.into_iter().enumerate().filter_map(|(index, task)| {
             let index = u32::try_from(index).ok()?;
             self.row(task, id, TaskId::derived(id, &worker, index, at_unix_ms), trace, reports)
         });
         let discovered = rows.map(|row| publishing::new_row(row, gates, settings)).collect();
-        Ok(Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, discovered })
+        Ok(Settlement::Completed {
+            id,
+            worker,
+            lease,
+            result,
+            encoding,
+            attempt,
+            leased_unix_ms,
+            at_unix_ms,
+            discovered,
+        })
     }
 
     /// Makes a row of a discovered task. The tasks service checked it before it answered OK, but settings may have
@@ -307,14 +321,6 @@ struct Reports<'m> {
     discoveries: Discoveries,
 }
 
-/// The place of a report on the bus.
-struct Origin<'m> {
-    message: &'m Message,
-    index: usize,
-    /// The work of the report, if it is sampled.
-    trace: Option<TraceContext>,
-}
-
 /// The reports that one transaction settles, in order.
 fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
     let (mut pieces, mut start) = (Vec::new(), 0);
@@ -329,11 +335,6 @@ fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
         start = end;
     }
     pieces
-}
-
-/// The message with only one of its reports.
-fn alone(message: &Message, index: usize) -> Message {
-    Message { value: wire::one_report(&message.value, index), ..message.clone() }
 }
 
 /// The discovered tasks that were new, each with its turn, and the others.
@@ -366,8 +367,18 @@ mod tests {
         let report = |discovered: &usize| {
             let (id, worker, discovered) = (TaskId::new(), "w".to_owned(), vec![row.clone(); *discovered]);
             let (lease, result, encoding) = (LeaseNumber::UNKNOWN, "".into(), Encoding::Bytes);
-            let (attempt, at_unix_ms) = (1, 1);
-            Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, discovered }
+            let (attempt, leased_unix_ms, at_unix_ms) = (1, 0, 1);
+            Settlement::Completed {
+                id,
+                worker,
+                lease,
+                result,
+                encoding,
+                attempt,
+                leased_unix_ms,
+                at_unix_ms,
+                discovered,
+            }
         };
         let reports: Vec<_> = discovered.iter().map(report).collect();
         pieces(&reports).into_iter().map(|piece| piece.len()).collect()

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use crate::{
     bus::{self, Bus, Record, Topic},
     config::Settings,
-    model::{Died, Expiration, Failure, ShardId},
+    model::{AttemptState, Died, Expiration, FailedAttempt, Failure, ShardId},
     queue::{self, Event, FailedRound, Failing, LookFor, OutboxEntry, Upkeep},
     runtime::{Loop, LoopError, Policy, Supervisor, tick},
     telemetry::metrics,
@@ -212,16 +212,17 @@ impl Forwarder {
             return Ok(false);
         }
         let partition = shard.number % self.bus.partitions(Topic::TaskResults).max(1);
-        let mut records = Records { shard, reports: Vec::new(), bytes: 0, by_topic: BTreeMap::new(), partition };
+        let mut records = Records::new(shard, partition, self.queue.history().is_on());
         let mut count = 0;
         for entry in &entries {
             count += entry.events.iter().map(|event| records.add(event, entry.at_unix_ms)).sum::<usize>();
+            entry.failures.iter().for_each(|failure| records.failure(failure, entry.at_unix_ms));
         }
         self.publish(shard, records).await?;
         metrics::results_forwarded(count, started.elapsed());
         let are_few = entries.len() < FEW_ENTRIES && entries.iter().map(|entry| entry.bytes).sum::<usize>() < FEW_BYTES;
         if are_few && !cx.stop.is_cancelled() {
-            entries.iter_mut().for_each(|entry| entry.events = Vec::new());
+            entries.iter_mut().for_each(|entry| (entry.events, entry.failures) = Default::default());
             self.published.lock().insert(shard.clone(), entries);
             return Ok(false);
         }
@@ -252,11 +253,19 @@ struct Records<'a> {
     shard: &'a ShardId,
     partition: u32,
     reports: Vec<Bytes>,
+    failures: Vec<Bytes>,
     bytes: usize,
     by_topic: BTreeMap<&'static str, (Topic, Vec<Record>)>,
+    /// Failed attempts go into the histories of their tasks.
+    keeps_history: bool,
 }
 
-impl Records<'_> {
+impl<'a> Records<'a> {
+    fn new(shard: &'a ShardId, partition: u32, keeps_history: bool) -> Self {
+        let (reports, failures, by_topic) = Default::default();
+        Self { shard, partition, reports, failures, bytes: 0, by_topic, keeps_history }
+    }
+
     /// Adds an event; answers the number of its reports.
     fn add(&mut self, event: &Event, at_unix_ms: i64) -> usize {
         match event {
@@ -275,7 +284,20 @@ impl Records<'_> {
                 self.report(wire::died_report(*id, died, at_unix_ms));
                 1
             }
-            Event::Expired { id, worker, attempts, dead } => {
+            Event::Expired { id, worker, attempts, dead, lease } => {
+                if let Some(lease) = *lease {
+                    let failure = FailedAttempt {
+                        id: *id,
+                        worker: worker.clone(),
+                        state: AttemptState::Expired,
+                        leased_unix_ms: 0,
+                        at_unix_ms: 0,
+                        attempt: *attempts,
+                        lease,
+                        reason: "lease expired".into(),
+                    };
+                    self.failure(&wire::failed_attempt(failure), at_unix_ms);
+                }
                 let expiration = Expiration {
                     id: *id,
                     queue: self.shard.queue.as_str().to_owned(),
@@ -298,11 +320,24 @@ impl Records<'_> {
         }
     }
 
+    /// Adds a failed attempt. The record of the reports carries it, so it costs none of its own beside them.
+    fn failure(&mut self, failure: &Bytes, at_unix_ms: i64) {
+        if !self.keeps_history {
+            return;
+        }
+        let failure = wire::failure_with_time(failure, at_unix_ms);
+        self.bytes += failure.len();
+        self.failures.push(failure);
+        if self.bytes >= RECORD_BYTES {
+            self.flush();
+        }
+    }
+
     fn flush(&mut self) {
-        let reports = std::mem::take(&mut self.reports);
+        let (reports, failures) = (std::mem::take(&mut self.reports), std::mem::take(&mut self.failures));
         self.bytes = 0;
-        if !reports.is_empty() {
-            self.record(Topic::TaskResults, self.partition, wire::report_batch(self.shard, reports));
+        if !(reports.is_empty() && failures.is_empty()) {
+            self.record(Topic::TaskResults, self.partition, wire::report_batch(self.shard, reports, failures));
         }
     }
 
@@ -328,10 +363,10 @@ mod tests {
     #[test]
     fn task_results_are_published_first() {
         let shard = ShardId { queue: crate::model::QueueName::new("q").unwrap(), number: 0 };
-        let mut records =
-            Records { shard: &shard, partition: 0, reports: Vec::new(), bytes: 0, by_topic: BTreeMap::new() };
+        let mut records = Records::new(&shard, 0, false);
         let id = crate::model::TaskId::new();
-        records.add(&Event::Expired { id, worker: String::new(), attempts: 1, dead: true }, 1);
+        let lease = Some(crate::model::LeaseNumber { generation: 1, grant: 1 });
+        records.add(&Event::Expired { id, worker: String::new(), attempts: 1, dead: true, lease }, 1);
         records.add(&Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new(), epoch: 0 }, 1);
         let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
         assert_eq!(topics, [Topic::TaskResults, Topic::Expirations]);

@@ -106,6 +106,7 @@ impl Handle {
             discovered: report.discovered.into_iter().map(Ok).collect(),
             attempt: token.attempt,
             lease: token.lease(),
+            leased_unix_ms: token.leased_unix_ms,
             traceparent: token.trace.as_ref().map(|trace| trace.work.to_string()).unwrap_or_default(),
         };
         let report = wire::completed_report(id, completed, MAX_RECORD_BYTES).map_err(|bytes| {

@@ -6,7 +6,8 @@
 //! - `changes`: changes of live work that nobody carried out;
 //! - `reconcile`: shards that Redis lost (`lost_shards`, `rebuild`); every `reconcile_every` a page of SQL compared
 //!   with Redis;
-//! - `retention`: tasks that finished longer ago than `retention` leave SQL, and letters after `letter_retention`;
+//! - `retention`: tasks that finished longer ago than `retention` leave SQL, letters after `letter_retention`,
+//!   and failed attempts after `history_retention`;
 //! - `jobs`: changes of all tasks of a filter, page by page;
 //! - `closing`: shards that had nothing for `forget_queues_after` are closed;
 //! - `trim`: old records that everybody has read leave the bus, once a minute;
@@ -54,7 +55,7 @@ pub fn start(context: Context, supervisor: &Supervisor) {
     let reconcile = reconcile::Reconcile::new(&context, &lead, &moves_shards);
     loops.start("watchdog/reconcile", reconcile, reconcile::Reconcile::run);
     let kept = &context.settings.watchdog;
-    if !(kept.retention.is_zero() && kept.letter_retention.is_zero()) {
+    if !(kept.retention.is_zero() && kept.letter_retention.is_zero() && kept.history_retention.is_zero()) {
         loops.start("watchdog/retention", retention::Retention::new(&context, &lead), retention::Retention::run);
     }
     if !context.settings.watchdog.forget_queues_after.is_zero() {

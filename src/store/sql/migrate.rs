@@ -35,6 +35,7 @@ macro_rules! migration_files {
             "0007_keep_tokens",
             "0008_rebuild_shards",
             "0009_keep_letters",
+            "0010_keep_history",
             "0011_index_tasks",
             "0012_keep_jobs",
             "0013_change_live_tasks",

@@ -5,6 +5,7 @@
 //! - `batches`: the fresh tasks of one insert; whether they are published, and where.
 //! - `outbox`: narrow, one row for each other unfinished task that is not on the bus: scheduled, parked, missing.
 //! - `results`: what each worker reported, by (task, worker): no worker gets two credits.
+//! - `history`: the attempts that failed.
 //! - `seen`: the keys of removed tasks.
 //! - `letters`: dead letters; that of a dead task has its id.
 //! - `shards`: the shards that ever were, each with its generation, whether it is closed, whether it is being rebuilt,
@@ -28,6 +29,7 @@ mod check;
 mod columns;
 mod counts;
 mod dialect;
+mod history;
 mod insert;
 mod jobs;
 mod letters;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-const GROWING: [&str; 7] = ["tasks", "outbox", "batches", "results", "seen", "letters", "changes"];
+const GROWING: [&str; 8] = ["tasks", "outbox", "batches", "results", "seen", "letters", "changes", "history"];
 
 pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
     let mut plan = db.prepare(&format!("EXPLAIN QUERY PLAN {text}")).expect("SQLite explains what it can run");
@@ -15,7 +15,8 @@ pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
         let step: String = step.get("detail").expect("a step has a text");
         let scans =
             GROWING.iter().any(|table| step == format!("SCAN {table}") || step.starts_with(&format!("SCAN {table} ")));
-        let in_order = ["FROM outbox", "FROM letters ", "INDEXED BY tasks_queue", "INDEXED BY results_worker"];
+        let in_order =
+            ["FROM outbox", "FROM letters ", "FROM history ", "INDEXED BY tasks_queue", "INDEXED BY results_worker"];
         let sorts = step.contains("ORDER BY") && in_order.iter().any(|part| text.contains(part));
         assert!(!scans && !sorts && !step.contains("AUTOMATIC"), "{step}: {text}");
     }

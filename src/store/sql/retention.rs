@@ -84,7 +84,7 @@ pub(super) enum Which {
     Dead,
 }
 
-/// Removes such tasks among `ids`, with their letters, and keeps their keys. Answers how many.
+/// Removes such tasks among `ids`, with their letters and histories, and keeps their keys. Answers how many.
 pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], which: Which) -> Result<u64> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
@@ -116,10 +116,11 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], which: W
             session.execute(keep.sql(&S::keep_first("status"))).await?;
         }
         let ids: Vec<TaskId> = moved.iter().map(|(_, id, _)| *id).collect();
-        const TABLES: [&str; 3] = [
+        const TABLES: [&str; 4] = [
             "DELETE FROM results WHERE task_id IN ",
             "DELETE FROM tasks WHERE id IN ",
             "DELETE FROM letters WHERE id IN ",
+            "DELETE FROM history WHERE task_id IN ",
         ];
         for table in TABLES {
             session.execute(Statement::new(table).list(&ids)).await?;

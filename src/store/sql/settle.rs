@@ -11,7 +11,7 @@ use super::{
     session::Session,
     statement::{Statement, Value, lists, pieces},
 };
-use crate::model::{DeadLetter, Encoding, KeyHash, LeaseNumber, Priority, QueueName, StoredStatus, TaskId};
+use crate::model::{DeadLetter, Encoding, KeyHash, LeaseNumber, Priority, QueueName, StoredStatus, TaskId, began};
 use crate::store::{NewRow, Result, Settled, SettledTask, Settlement, Turn};
 
 /// The part of a task that reports change.
@@ -56,6 +56,7 @@ struct NewResult<'a> {
     result: &'a [u8],
     encoding: Encoding,
     attempt: u32,
+    leased_ms: i64,
     at_ms: i64,
     surplus: bool,
 }
@@ -190,12 +191,14 @@ fn decide<'a>(
         return Settled { unknown: true, ..Settled::default() };
     };
     let (repeated, surplus) = match report {
-        Settlement::Completed { id, worker, lease, result, encoding, attempt, at_unix_ms, .. } => {
+        Settlement::Completed { id, worker, lease, result, encoding, attempt, leased_unix_ms, at_unix_ms, .. } => {
             let repeated = !task.workers.insert(worker.clone());
             let surplus = !repeated && task.status.is_final();
             if !repeated {
                 let (lease, encoding, attempt, at_ms) = (*lease, *encoding, *attempt, *at_unix_ms);
-                results.push(NewResult { task: id, worker, lease, result, encoding, attempt, at_ms, surplus });
+                let leased_ms = began(*leased_unix_ms, at_ms).unwrap_or(0);
+                let (task, worker) = (id, &worker[..]);
+                results.push(NewResult { task, worker, lease, result, encoding, attempt, leased_ms, at_ms, surplus });
             }
             if !repeated && !surplus {
                 task.credit(*attempt, *at_unix_ms);
@@ -273,6 +276,7 @@ async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -
                 r.lease.generation.into(),
                 r.lease.grant.into(),
                 r.attempt.into(),
+                r.leased_ms.into(),
                 at_ms,
                 r.surplus.into(),
                 r.encoding.into(),
@@ -280,7 +284,7 @@ async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -
             ]
         });
         const INSERT: &str = "INSERT INTO results (task_id, worker, lease_generation, lease_grant, attempt, \
-             completed_ms, surplus, result_encoding, result)";
+             leased_ms, completed_ms, surplus, result_encoding, result)";
         session.execute(Statement::new(INSERT).values(rows)).await?;
     }
     Ok(())

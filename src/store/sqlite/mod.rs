@@ -174,6 +174,7 @@ mod tests {
             result: "r".into(),
             encoding: Encoding::Text,
             attempt: 1,
+            leased_unix_ms: 0,
             at_unix_ms: 1,
             discovered,
         }

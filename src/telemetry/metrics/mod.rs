@@ -7,6 +7,7 @@ mod changes;
 mod discovery;
 mod enrichment;
 mod fanout;
+mod history;
 mod label;
 mod latency;
 mod process;
@@ -21,8 +22,8 @@ use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 pub use self::{
-    changes::*, discovery::*, enrichment::*, fanout::*, latency::*, process::*, servers::*, traces::*, watchdog::*,
-    workers::*,
+    changes::*, discovery::*, enrichment::*, fanout::*, history::*, latency::*, process::*, servers::*, traces::*,
+    watchdog::*, workers::*,
 };
 pub use super::series::Handle;
 use super::{error::Error, openmetrics, series::Recorders};
@@ -86,6 +87,7 @@ fn describe() {
     workers::describe();
     latency::describe();
     watchdog::describe();
+    history::describe();
     servers::describe();
     traces::describe();
     process::describe();

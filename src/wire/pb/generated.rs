@@ -66,7 +66,7 @@ pub struct GetTaskRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Task {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
@@ -98,6 +98,65 @@ pub struct Task {
     /// Why the task is DEAD.
     #[prost(string, tag = "13")]
     pub reason: ::prost::alloc::string::String,
+    /// Only GetTask fills in the fields from here on.
+    #[prost(bytes = "bytes", tag = "14")]
+    pub payload: ::prost::bytes::Bytes,
+    #[prost(enumeration = "Encoding", tag = "15")]
+    pub payload_encoding: i32,
+    #[prost(map = "string, string", tag = "16")]
+    pub headers: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(string, tag = "17")]
+    pub traceparent: ::prost::alloc::string::String,
+    /// Its attempts, the earliest first.
+    #[prost(message, repeated, tag = "18")]
+    pub history: ::prost::alloc::vec::Vec<TaskAttempt>,
+    /// What operators did to it, the earliest first.
+    #[prost(message, repeated, tag = "19")]
+    pub acts: ::prost::alloc::vec::Vec<TaskAct>,
+    /// How many results it has.
+    #[prost(uint32, tag = "20")]
+    pub results: u32,
+}
+/// One worker's attempt at a task.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskAttempt {
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(enumeration = "AttemptState", tag = "2")]
+    pub state: i32,
+    /// When the worker got the task, if taskd knows it.
+    #[prost(message, optional, tag = "3")]
+    pub from: ::core::option::Option<::prost_types::Timestamp>,
+    /// When the attempt ended; none while the worker has the task.
+    #[prost(message, optional, tag = "4")]
+    pub until: ::core::option::Option<::prost_types::Timestamp>,
+    /// Of an attempt that goes on.
+    #[prost(message, optional, tag = "5")]
+    pub lease_expires_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// 1 for the first try, as the worker was told. 0: unknown.
+    #[prost(uint32, tag = "6")]
+    pub attempt: u32,
+    /// Why it failed.
+    #[prost(string, tag = "7")]
+    pub reason: ::prost::alloc::string::String,
+    /// It was completed after NUM other workers, or after the end of the task.
+    #[prost(bool, tag = "8")]
+    pub surplus: bool,
+}
+/// What an operator did to a task.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskAct {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(string, tag = "3")]
+    pub who: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub what: ::prost::alloc::string::String,
 }
 /// Which tasks. Empty fields choose all. `statuses`, `key`, `key_prefix` and `headers` need a queue: nothing else has an
 /// index for them.
@@ -1005,6 +1064,42 @@ impl TaskStatus {
         }
     }
 }
+/// How an attempt ended, or that it has not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum AttemptState {
+    Unspecified = 0,
+    Leased = 1,
+    Completed = 2,
+    Rejected = 3,
+    Expired = 4,
+}
+impl AttemptState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ATTEMPT_STATE_UNSPECIFIED",
+            Self::Leased => "ATTEMPT_STATE_LEASED",
+            Self::Completed => "ATTEMPT_STATE_COMPLETED",
+            Self::Rejected => "ATTEMPT_STATE_REJECTED",
+            Self::Expired => "ATTEMPT_STATE_EXPIRED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ATTEMPT_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "ATTEMPT_STATE_LEASED" => Some(Self::Leased),
+            "ATTEMPT_STATE_COMPLETED" => Some(Self::Completed),
+            "ATTEMPT_STATE_REJECTED" => Some(Self::Rejected),
+            "ATTEMPT_STATE_EXPIRED" => Some(Self::Expired),
+            _ => None,
+        }
+    }
+}
 /// The place of a task on its way from the insert to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1420,7 +1515,7 @@ pub mod discovery_client {
                 .insert(GrpcMethod::new("taskd.v1.Discovery", "InsertTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reads one task with its status. NOT_FOUND if no task has this id.
+        /// Reads one task with its status, its payload and its history. NOT_FOUND if no task has this id.
         pub async fn get_task(
             &mut self,
             request: impl tonic::IntoRequest<super::GetTaskRequest>,
@@ -1546,7 +1641,7 @@ pub mod discovery_server {
             tonic::Response<super::InsertTasksResponse>,
             tonic::Status,
         >;
-        /// Reads one task with its status. NOT_FOUND if no task has this id.
+        /// Reads one task with its status, its payload and its history. NOT_FOUND if no task has this id.
         async fn get_task(
             &self,
             request: tonic::Request<super::GetTaskRequest>,
@@ -3856,6 +3951,9 @@ pub struct ReportBatch {
     pub shard: u32,
     #[prost(message, repeated, tag = "3")]
     pub reports: ::prost::alloc::vec::Vec<Report>,
+    /// Attempts that failed, for the history of their tasks. Earlier versions skip them.
+    #[prost(message, repeated, tag = "4")]
+    pub failures: ::prost::alloc::vec::Vec<FailedAttempt>,
 }
 /// A ReportBatch whose reports are still encoded, for code that only carries them (same wire format).
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -3866,6 +3964,8 @@ pub struct EncodedReportBatch {
     pub shard: u32,
     #[prost(bytes = "bytes", repeated, tag = "3")]
     pub reports: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    #[prost(bytes = "bytes", repeated, tag = "4")]
+    pub failures: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Report {
@@ -3908,6 +4008,36 @@ pub struct Completed {
     /// The span of the work, if the task is sampled.
     #[prost(string, tag = "8")]
     pub traceparent: ::prost::alloc::string::String,
+    /// When the lease was given, by Redis's clock. 0: unknown.
+    #[prost(int64, tag = "9")]
+    pub leased_unix_ms: i64,
+}
+/// An attempt that ended without a result: rejected, or its lease expired. It only reports; the queue has already decided
+/// what follows.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FailedAttempt {
+    /// 16 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub task_id: ::prost::bytes::Bytes,
+    #[prost(string, tag = "2")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(enumeration = "AttemptState", tag = "3")]
+    pub state: i32,
+    /// When the lease was given, by Redis's clock. 0: unknown.
+    #[prost(int64, tag = "4")]
+    pub leased_unix_ms: i64,
+    /// When the attempt ended, by Redis's clock.
+    #[prost(int64, tag = "5")]
+    pub at_unix_ms: i64,
+    #[prost(uint32, tag = "6")]
+    pub attempt: u32,
+    #[prost(uint64, tag = "7")]
+    pub generation: u64,
+    #[prost(uint64, tag = "8")]
+    pub grant: u64,
+    /// May be cut.
+    #[prost(string, tag = "9")]
+    pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Died {

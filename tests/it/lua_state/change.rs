@@ -180,8 +180,8 @@ async fn the_holder_of_a_cancelled_task_is_told_so() {
     };
     assert_eq!(flat(f.run(&scripts::EXTEND, extend).await.expect("extend")), ["6", "0"]);
     let reject = |call: &mut Call| {
-        call.arg(1).arg("wake").arg("q").arg(b"\x91\x01").arg(id('a')).arg("7").arg(4).arg("w").arg("retry");
-        call.arg("").arg("no");
+        call.arg(1).arg("wake").arg("q").arg(b"\x91\x01").arg(1000).arg(id('a')).arg("7").arg(4).arg("w").arg("retry");
+        call.arg("").arg("no").arg("failed");
     };
     assert_eq!(flat(f.run(&scripts::REJECT, reject).await.expect("reject")), ["6", "0"]);
     assert_eq!(f.state().await, before);

@@ -28,8 +28,8 @@ async fn a_damaged_record_holds_up_no_expiry_behind_it() {
                 ("records", &[record]),
                 ("leases", &[]),
                 ("mr:T", &["1/1/b"]),
-                ("outbox", &["x=b w=w a=1 e=0"]),
-                ("counters", &["open_bytes=413", "live=2", "open=1", "outbox_bytes=23"]),
+                ("outbox", &["x=b w=w a=1 e=0 n=7 g=1"]),
+                ("counters", &["open_bytes=413", "live=2", "open=1", "outbox_bytes=27"]),
             ],
         );
     }
@@ -85,8 +85,8 @@ async fn a_damaged_record_takes_no_report() {
         assert_eq!(flat(f.run(&scripts::EXTEND, extend).await.expect("extend")), ["3", "0"]);
         assert_eq!(f.state().await, before);
         let reject = |call: &mut Call| {
-            call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]);
-            call.arg(id('a')).arg("7").arg(1).arg("w").arg("retry").arg("").arg("no reason");
+            call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]).arg(1000);
+            call.arg(id('a')).arg("7").arg(1).arg("w").arg("retry").arg("").arg("no reason").arg("failed");
         };
         assert_eq!(flat(f.run(&scripts::REJECT, reject).await.expect("reject")), ["3", "0"]);
         changed(&before, &f.state().await, &[("records", &[])]);

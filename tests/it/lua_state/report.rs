@@ -168,8 +168,54 @@ async fn complete_credits_distinct_workers_until_there_are_num() {
 
 fn reject(call: &mut Call, letter: char, grant: u64, worker: &str, mode: &str, delay: &str) {
     // msgpack [1000]
-    call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\xcd\x03\xe8"[..]);
-    call.arg(id(letter)).arg("7").arg(grant).arg(worker).arg(mode).arg(delay).arg("no reason");
+    call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\xcd\x03\xe8"[..]).arg(1000);
+    call.arg(id(letter)).arg("7").arg(grant).arg(worker).arg(mode).arg(delay).arg("no reason").arg("");
+}
+
+/// Rejects the first grants of the letters, with `failed` for the history of each.
+fn reject_each(call: &mut Call, most_bytes: u64, mode: &str, failed: &[(char, &str)]) {
+    call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\xcd\x03\xe8"[..]).arg(most_bytes);
+    for (letter, failed) in failed {
+        call.arg(id(*letter)).arg("7").arg(1).arg("w").arg(mode).arg("50").arg("no reason").arg(failed);
+    }
+}
+
+#[tokio::test]
+async fn reject_reports_each_failed_attempt_in_one_entry() {
+    let f = Fixture::new().await;
+    for letter in ['a', 'b'] {
+        f.held(letter, "w", 1).await;
+    }
+    let before = f.state().await;
+    // The second token is lost, so nothing is known of an attempt.
+    let failed = [('a', "of a;"), ('c', "of c;"), ('b', "of b;")];
+    let answer = f.run(&scripts::REJECT, |call| reject_each(call, 1, "retry", &failed)).await.expect("reject");
+    assert_eq!(flat(answer), ["1", "0", "5", "0", "1", "0"]);
+    let record = |letter| format!(r#"{letter}=["L",1,1,["1"],[],[],0,0,[],[1000000,"w","no reason"]]"#);
+    let due = NOW + 50;
+    let after = f.state().await;
+    changed(
+        &before,
+        &after,
+        &[
+            ("records", &[&record('a'), &record('b')]),
+            ("leases", &[]),
+            ("delayed", &[&format!("a1={due}"), &format!("b1={due}")]),
+            ("outbox", &["b=of a;of b;"]),
+            ("counters", &["longest_delay=50", "live=2", "outbox_bytes=10"]),
+        ],
+    );
+
+    // A death stands in the same entry, before it.
+    f.held('d', "w", 1).await;
+    f.run(&scripts::REJECT, |call| reject_each(call, 11, "never", &[('d', "of d;")])).await.expect("reject");
+    let state = f.state().await;
+    assert_eq!(state["outbox"][1], r#"d=d a=2 r=no reason w=w h=[1000000,"w","no reason"] b=of d;"#);
+    // The outbox has its bytes: the rejection counts, and nothing is reported.
+    f.held('e', "w", 1).await;
+    f.run(&scripts::REJECT, |call| reject_each(call, 65, "retry", &[('e', "of e;")])).await.expect("reject");
+    let full = f.state().await;
+    assert_eq!((&full["outbox"], full["delayed"].len()), (&state["outbox"], 3));
 }
 
 #[tokio::test]
@@ -417,7 +463,7 @@ async fn the_history_of_a_task_ends_with_its_last_failures() {
     f.held('a', "w", 1).await;
     f.seed("HSET", "bodies", &[&id('a'), &[&[2][..], &99_u32.to_be_bytes(), &30_000_u32.to_be_bytes()].concat()]).await;
     let back = |call: &mut Call, reason: &str| {
-        call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]);
+        call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x00"[..]).arg(1000);
         let grant = if reason == "0" { "1".to_owned() } else { reason.to_owned() };
         call.arg(id('a'))
             .arg("7")
@@ -425,7 +471,8 @@ async fn the_history_of_a_task_ends_with_its_last_failures() {
             .arg("w")
             .arg("retry")
             .arg("0")
-            .arg(format!("{reason}{}", "!".repeat(300)));
+            .arg(format!("{reason}{}", "!".repeat(300)))
+            .arg("");
     };
     for n in 0..12 {
         f.run(&scripts::REJECT, |call| back(call, &n.to_string())).await.expect("reject");

@@ -51,8 +51,8 @@ async fn expire_counts_a_failure_and_at_the_last_one_the_task_is_dead() {
             ("records", &[r#"a=["L",1,1,[],[],[],0,1,[],[1000000,"w","lease expired"]]"#]),
             ("leases", &[]),
             ("mr:T", &["1/1/a"]),
-            ("outbox", &["x=a w=w a=1 e=0"]),
-            ("counters", &["open_bytes=413", "live=1", "open=1", "outbox_bytes=23"]),
+            ("outbox", &["x=a w=w a=1 e=0 n=7 g=1"]),
+            ("counters", &["open_bytes=413", "live=1", "open=1", "outbox_bytes=27"]),
         ],
     );
     f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)])).await.expect("claim");
@@ -62,8 +62,8 @@ async fn expire_counts_a_failure_and_at_the_last_one_the_task_is_dead() {
     let dead = f.state().await;
     assert_eq!(dead["records"], [format!(r#"a=["D",1,2,[],[],[],{NOW},1]"#)]);
     let history = r#"[1000000,"w","lease expired",1000000,"v","lease expired"]"#;
-    let died = format!("d=a a=2 r=lease expired w=v h={history} x=a w=v a=2 e=1");
-    assert_eq!(dead["outbox"], ["x=a w=w a=1 e=0", &died], "one entry a call");
+    let died = format!("d=a a=2 r=lease expired w=v h={history} x=a w=v a=2 e=1 n=7 g=1");
+    assert_eq!(dead["outbox"], ["x=a w=w a=1 e=0 n=7 g=1", &died], "one entry a call");
     assert_eq!((dead.get("bodies"), dead.get("leases")), (None, None));
 }
 

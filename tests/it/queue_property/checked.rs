@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::future::join_all;
 use redis::Value;
 use taskd::{
-    model::{ChangingTask, Offset, Priority, QueueName, ShardId, TaskId, WorkerName},
+    model::{ChangingTask, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, WorkerName},
     queue::{
         Arbitrated, ArbitratedTasks, Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired,
         Extension, Inspected, OUTBOX_FULL, OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, RejectMode, Rejection,
@@ -421,7 +421,8 @@ impl Checked {
             }
             let dead = self.model.reject(id, grant, RejectMode::Retry(None), "lease expired");
             let attempts = self.model.tasks[&id].failures;
-            self.model.outbox.push_back(Event::Expired { id, worker, attempts, dead });
+            let lease = Some(LeaseNumber { generation: GENERATION, grant });
+            self.model.outbox.push_back(Event::Expired { id, worker, attempts, dead, lease });
             expected.expired += 1;
             expected.dead += u64::from(dead);
         }

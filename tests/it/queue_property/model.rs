@@ -108,7 +108,14 @@ pub(super) struct Lease {
 
 impl Lease {
     pub(super) fn token(&self, shard: &ShardId) -> LeaseToken {
-        LeaseToken { shard: shard.clone(), generation: GENERATION, grant: self.grant, attempt: 1, trace: None }
+        LeaseToken {
+            shard: shard.clone(),
+            generation: GENERATION,
+            grant: self.grant,
+            attempt: 1,
+            trace: None,
+            leased_unix_ms: 0,
+        }
     }
 
     /// One of a kind, so that a report that comes twice is seen.

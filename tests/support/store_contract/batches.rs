@@ -280,6 +280,7 @@ pub(crate) async fn find_tasks_of_schema_5(store: &dyn Store) {
         result: "r".into(),
         encoding: Encoding::Text,
         attempt: 1,
+        leased_unix_ms: 0,
         at_unix_ms: NOW + 1,
         discovered: vec![],
     };

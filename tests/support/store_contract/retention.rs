@@ -100,7 +100,18 @@ pub(crate) async fn the_earliest_finished_are_removed_first(db: &impl Database) 
             0 => Settlement::Died { id, reason: String::new(), attempts: 1, history: vec![], epoch: None, at_unix_ms },
             _ => match completed(&batch[*row], "w") {
                 Settlement::Completed { id, worker, lease, result, encoding, attempt, discovered, .. } => {
-                    Settlement::Completed { id, worker, lease, result, encoding, attempt, discovered, at_unix_ms }
+                    let leased_unix_ms = 0;
+                    Settlement::Completed {
+                        id,
+                        worker,
+                        lease,
+                        result,
+                        encoding,
+                        attempt,
+                        leased_unix_ms,
+                        discovered,
+                        at_unix_ms,
+                    }
                 }
                 died => died,
             },

@@ -1,0 +1,96 @@
+//! A task with its payload and its history: SQL has the attempts that are over, Redis those that go on.
+
+use tracing::Instrument as _;
+
+use super::{
+    error::Error,
+    handle::{Api, span},
+    query::task_id,
+    reader::{Reader, view},
+};
+use crate::{
+    model::{Attempt, AttemptState, Caller, DeadLetter, Failure, TaskFile, TaskId},
+    queue::Explained,
+    store::{Attempts, TaskDetail},
+};
+
+/// The most completed attempts, and the most acts, that a reader gets: the last ones.
+const COMPLETED_SHOWN: u32 = 1000;
+const ACTS_SHOWN: u32 = 100;
+
+impl Api {
+    /// A task with its payload and its history, and the room that `room` gives for their bytes.
+    pub async fn task_file<R, E: From<Error>>(
+        &self,
+        caller: &Caller,
+        id: &str,
+        room: impl FnOnce(usize) -> Result<R, E>,
+    ) -> Result<(TaskFile, R), E> {
+        let id = task_id(id)?;
+        let query = self.query()?;
+        let read = async {
+            let detail = query.store().task(id).await.map_err(Error::from)?;
+            // Only a caller that reaches the queue may know that the task is there.
+            let reached = detail.filter(|detail| caller.access.reaches(detail.task.queue.as_str()));
+            let file = query.file(reached.ok_or(Error::NoSuchTask(id))?).await?;
+            let room = room(file.weight())?;
+            Ok((file, room))
+        };
+        read.instrument(span("task", caller)).await
+    }
+}
+
+impl Reader {
+    /// Redis is asked before SQL. So an attempt that ends meanwhile may be seen in both, and the end counts.
+    async fn file(&self, detail: TaskDetail) -> Result<TaskFile, Error> {
+        let id = detail.task.id;
+        let shard = if detail.status.is_final() { None } else { self.explained(&detail, None).await? };
+        let Attempts { failed, completed, results } = self.store().attempts(id, COMPLETED_SHOWN).await?;
+        let acts = self.store().acts_on(&id.to_string(), ACTS_SHOWN).await?;
+        let mut history = [failed, completed].concat();
+        history.sort_by_key(|attempt| attempt.until_unix_ms);
+        if let Some(shard) = &shard {
+            let leased = leased(shard, &history);
+            history.extend(leased);
+        }
+        let record = shard.and_then(|shard| shard.record).map(|record| record.inspected());
+        let (payload, headers) = (detail.task.payload.clone(), detail.task.headers.iter().cloned().collect());
+        let (payload_encoding, traceparent) = (detail.task.payload_encoding, detail.task.traceparent.clone());
+        let task = view(detail, record, self.now_unix_ms());
+        Ok(TaskFile { task, payload, payload_encoding, headers, traceparent, history, acts, results })
+    }
+
+    /// Gives a letter all failures that SQL has of its task: the letter itself has the last few.
+    pub(super) async fn complete_history(&self, id: TaskId, letter: &mut DeadLetter) -> Result<(), Error> {
+        let Attempts { failed, .. } = self.store().attempts(id, 0).await?;
+        if failed.len() > letter.history.len() {
+            let failure = |attempt: Attempt| Failure {
+                at_unix_ms: attempt.until_unix_ms.unwrap_or_default(),
+                worker: attempt.worker,
+                reason: attempt.reason,
+            };
+            letter.history = failed.into_iter().map(failure).collect();
+        }
+        Ok(())
+    }
+}
+
+/// The attempts that go on: leases of which SQL knows no end.
+fn leased(shard: &Explained, ended: &[Attempt]) -> Vec<Attempt> {
+    let held = shard.record.iter().flat_map(|record| &record.held);
+    let has_ended = |worker: &str| {
+        let mut ends = ended.iter().filter(|attempt| attempt.worker == worker);
+        ends.any(|end| end.state == AttemptState::Completed || end.until_unix_ms >= Some(shard.now_unix_ms))
+    };
+    let goes_on = held.filter(|held| !has_ended(&held.worker)).map(|held| Attempt {
+        worker: held.worker.clone(),
+        state: AttemptState::Leased,
+        from_unix_ms: None,
+        until_unix_ms: None,
+        expires_unix_ms: held.expires_unix_ms,
+        attempt: 0,
+        reason: String::new(),
+        surplus: false,
+    });
+    goes_on.collect()
+}

@@ -1,0 +1,55 @@
+//! The queue reports for the histories of tasks: rejected attempts, and the times at which leases were given.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use super::types::{RejectMode, Rejection};
+use crate::{
+    model::{AttemptState, FailedAttempt},
+    wire,
+};
+
+/// The reports of this process for histories. It reports all, unless it is told otherwise.
+#[derive(Default)]
+pub struct History {
+    is_off: AtomicBool,
+    times_from_unix_ms: AtomicI64,
+}
+
+impl History {
+    /// Nothing is reported from now on.
+    pub fn turn_off(&self) {
+        self.is_off.store(true, Ordering::Relaxed);
+    }
+
+    /// Tokens say from this time on when their leases were given. An earlier version refuses such a token.
+    pub fn tell_times_from(&self, unix_ms: i64) {
+        self.times_from_unix_ms.store(unix_ms, Ordering::Relaxed);
+    }
+
+    pub fn is_on(&self) -> bool {
+        !self.is_off.load(Ordering::Relaxed)
+    }
+
+    /// True if a token of this time says when its lease was given.
+    pub(super) fn tells_time_at(&self, unix_ms: i64) -> bool {
+        self.is_on() && unix_ms >= self.times_from_unix_ms.load(Ordering::Relaxed)
+    }
+
+    /// A rejected attempt as `lua/reject.lua` takes it. Empty: there is nothing to report.
+    pub(super) fn rejected(&self, rejection: &Rejection) -> Vec<u8> {
+        if !self.is_on() || rejection.mode == RejectMode::Release {
+            return Vec::new();
+        }
+        let token = &rejection.token;
+        wire::frame_failure(wire::failed_attempt(FailedAttempt {
+            id: rejection.id,
+            worker: rejection.worker.as_str().to_owned(),
+            state: AttemptState::Rejected,
+            leased_unix_ms: token.leased_unix_ms,
+            at_unix_ms: 0,
+            attempt: token.attempt,
+            lease: token.lease(),
+            reason: FailedAttempt::cut(&rejection.reason).to_owned(),
+        }))
+    }
+}
