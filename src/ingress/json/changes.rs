@@ -69,7 +69,6 @@ pub(in crate::ingress) fn update(body: &Bytes, tally: &mut Tally<'_>) -> Result<
 }
 
 /// Reads the ids of tasks, and for whom they are.
-#[expect(clippy::type_complexity, reason = "a pair of what can be read and what may be wrong")]
 pub(in crate::ingress) fn requeue(
     body: &Bytes,
     tally: &mut Tally<'_>,

@@ -155,31 +155,9 @@ impl Changing {
         };
         let mut again = Vec::new();
         for ((wish, answer), status) in asked.into_iter().zip(ended) {
-            let changed = match (wish.kind, answer, status) {
-                (_, _, None) => Changed::Unknown,
-                // The decision was void.
-                (ChangeKind::Cancel, Arbitrated::Done, Some(StoredStatus::Unfinished)) => {
-                    again.push(wish);
-                    continue;
-                }
-                (ChangeKind::Cancel, Arbitrated::Done, Some(status)) => final_before(status, change),
-                // The queue completed it before it had the new NUM.
-                (ChangeKind::Update, Arbitrated::Completed { credited }, Some(status))
-                    if credited < wish.task.replicas && !status.is_final() =>
-                {
-                    Changed::Done
-                }
-                (_, Arbitrated::Done, Some(_)) => Changed::Done,
-                (_, Arbitrated::Completed { .. }, Some(_)) => completed(change),
-                (_, Arbitrated::Dead, Some(_)) => Changed::Dead,
-                (_, Arbitrated::Cancelled, Some(_)) => Changed::Cancelled,
-                // The wish came before.
-                (_, Arbitrated::SentAgain, Some(_)) => Changed::Later,
-                // SQL has the new values, and it arrives with them.
-                (ChangeKind::Update, Arbitrated::Absent, Some(_)) => Changed::Done,
-                (_, Arbitrated::Absent, Some(_)) => Changed::NotQueued,
-                (_, Arbitrated::NotDue, Some(_)) => Changed::NotDue,
-                (_, Arbitrated::CompletedByWorker, Some(_)) => Changed::CompletedByWorker,
+            let Some(changed) = outcome(&wish, answer, status, change) else {
+                again.push(wish);
+                continue;
             };
             metrics::task_changed(wish.kind.as_str(), changed.as_str());
             out.changed.insert(wish.task.id, changed);
@@ -293,19 +271,33 @@ impl CarriedOut {
     }
 }
 
+/// The outcome of a wish, by the queue's answer and the status in SQL afterwards. `None`: the decision was void.
+fn outcome(wish: &KeptChange, answer: Arbitrated, status: Option<StoredStatus>, change: &Change) -> Option<Changed> {
+    let Some(status) = status else { return Some(Changed::Unknown) };
+    Some(match (wish.kind, answer) {
+        (ChangeKind::Cancel, Arbitrated::Done) if status == StoredStatus::Unfinished => return None,
+        (ChangeKind::Cancel, Arbitrated::Done) => final_before(status, change),
+        (_, Arbitrated::Done) => Changed::Done,
+        // A lower NUM completed it, or it is about to be reopened.
+        (ChangeKind::Update, Arbitrated::Completed { .. }) => Changed::Done,
+        (_, Arbitrated::Completed { .. }) => Changed::AlreadyCompleted,
+        (_, Arbitrated::Dead) => Changed::Dead,
+        (_, Arbitrated::Cancelled) => Changed::Cancelled,
+        // The wish came before.
+        (_, Arbitrated::SentAgain) => Changed::Later,
+        // SQL has the new values, and it arrives with them.
+        (ChangeKind::Update, Arbitrated::Absent) => Changed::Done,
+        (_, Arbitrated::Absent) => Changed::NotQueued,
+        (_, Arbitrated::NotDue) => Changed::NotDue,
+        (_, Arbitrated::CompletedByWorker) => Changed::CompletedByWorker,
+    })
+}
+
 /// The answer to a change of a task that is final in SQL.
 fn final_before(status: StoredStatus, change: &Change) -> Changed {
     match (status, change) {
         (StoredStatus::Cancelled, Change::Cancel) => Changed::Done,
         (other, _) => ended_otherwise(other),
-    }
-}
-
-/// The answer to a change of a task that its workers have completed: a lower NUM was reached.
-fn completed(change: &Change) -> Changed {
-    match change {
-        Change::Update(_) => Changed::Done,
-        _ => Changed::AlreadyCompleted,
     }
 }
 
