@@ -87,9 +87,7 @@ pub(super) async fn run(
     wait: Wait<'_>,
     is_first: bool,
 ) -> anyhow::Result<RoundEnd> {
-    let Some(opened) = open(backends, &wait).await? else {
-        return Ok(RoundEnd::Stopped);
-    };
+    let Some(opened) = open(backends, &wait).await? else { return Ok(RoundEnd::Stopped) };
     let (http, grpc) = (listeners.http()?, listeners.grpc()?);
     let (http_addr, grpc_addr) = (http.local_addr()?, grpc.local_addr()?);
 
@@ -136,22 +134,16 @@ struct Opened {
 async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Opened>> {
     let Backends { settings, redis, store, process, clock, .. } = backends;
     let bus = || connect::bus(settings, Some(redis), process);
-    let Some(bus) = wait.until("the bus", bus).await? else {
-        return Ok(None);
-    };
+    let Some(bus) = wait.until("the bus", bus).await? else { return Ok(None) };
     let store_id = || async { store.store_id().await.map_err(unreadable) };
-    let Some(store_id) = wait.until("the database", store_id).await? else {
-        return Ok(None);
-    };
+    let Some(store_id) = wait.until("the database", store_id).await? else { return Ok(None) };
 
     let coordination = Coordination::new(redis.clone(), process, clock.clone());
     let own = || async {
         coordination.follow_clock().await?;
         Ok(coordination.own(&store_id).await?)
     };
-    let Some(()) = wait.until("Redis", own).await? else {
-        return Ok(None);
-    };
+    let Some(()) = wait.until("Redis", own).await? else { return Ok(None) };
 
     let Some(queue) = queue(backends, wait).await? else { return Ok(None) };
     let (gates, occupancy) = (Gates::default(), Occupancy::default());
@@ -159,16 +151,12 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         let (store, gates, occupancy) = (Arc::clone(store), gates.clone(), occupancy.clone());
         QueueSync::start(store, queue.shards.clone(), gates, occupancy, clock.clone()).await.map_err(unreadable)
     };
-    let Some(queues) = wait.until("the database", queues).await? else {
-        return Ok(None);
-    };
+    let Some(queues) = wait.until("the database", queues).await? else { return Ok(None) };
     let tokens = match settings.auth {
         Auth::None => None,
         Auth::Tokens => {
             let tokens = || async { TokenSync::start(Arc::clone(store), clock.clone()).await.map_err(unreadable) };
-            let Some(tokens) = wait.until("the database", tokens).await? else {
-                return Ok(None);
-            };
+            let Some(tokens) = wait.until("the database", tokens).await? else { return Ok(None) };
             Some(tokens)
         }
     };
@@ -304,9 +292,7 @@ async fn drain(
     match (served, end) {
         (Ok(served), _) => served.context("a listener panicked")??,
         // These callers do not read their answers, which promise them nothing: the stop went well.
-        (Err(_), RoundEnd::Stopped) => {
-            tracing::warn!("some callers did not end within the grace period ({grace})")
-        }
+        (Err(_), RoundEnd::Stopped) => tracing::warn!("some callers did not end within the grace period ({grace})"),
         // These callers are told to try again, whenever they end.
         (Err(_), RoundEnd::Lost(_)) => tracing::warn!("some callers of before are still there"),
     }

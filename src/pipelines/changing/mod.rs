@@ -27,7 +27,7 @@ use crate::{
     bus::Bus,
     config,
     dedup::Filter,
-    model::{Change, ChangeKind, Changed, ChangingTask, ShardId, StoredStatus, TaskAct, TaskId},
+    model::{Change, ChangeKind, Changed, ChangingTask, Requeue, ShardId, StoredStatus, TaskAct, TaskId},
     queue::{self, Arbitrated, ArbitratedTasks, Changer, RecordStatus},
     runtime::Clock,
     store::{Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Store, Wanted},
@@ -139,7 +139,7 @@ impl Changing {
             match decided {
                 Ok(ArbitratedTasks { generation, answers }) => {
                     for (wish, answer) in wishes.into_iter().zip(answers) {
-                        ends.push(self.end_of(&wish, answer, generation));
+                        ends.push(self.end_of(&wish, answer, generation, change));
                         asked.push((wish, answer));
                     }
                 }
@@ -155,13 +155,12 @@ impl Changing {
         };
         let mut again = Vec::new();
         for ((wish, answer), status) in asked.into_iter().zip(ended) {
-            match outcome(&wish, answer, status, change) {
-                Some(changed) => {
-                    metrics::task_changed(wish.kind.as_str(), changed.as_str());
-                    out.changed.insert(wish.task.id, changed);
-                }
-                None => again.push(wish),
-            }
+            let Some(changed) = outcome(&wish, answer, status, change) else {
+                again.push(wish);
+                continue;
+            };
+            metrics::task_changed(wish.kind.as_str(), changed.as_str());
+            out.changed.insert(wish.task.id, changed);
         }
         again
     }
@@ -198,7 +197,8 @@ impl Changing {
     }
 
     /// The end of a wish by the queue's answer. Without a turn the wish stays.
-    fn end_of(&self, wish: &KeptChange, answer: Arbitrated, generation: u64) -> EndedChange {
+    fn end_of(&self, wish: &KeptChange, answer: Arbitrated, generation: u64, change: &Change) -> EndedChange {
+        let is_end = *change == Change::Requeue(Requeue::Free);
         let (task, now) = (&wish.task, self.clock.now_unix_ms());
         let (mut turn, mut end) = (Some(wish.turn), Decided::Over);
         match (wish.kind, answer) {
@@ -213,8 +213,9 @@ impl Changing {
             {
                 turn = None;
             }
-            // SQL keeps the end of a reservation until its time.
-            (ChangeKind::Reservation, _) if now < wish.at_unix_ms => turn = None,
+            // SQL keeps the end of a reservation until the queue has ended it.
+            (ChangeKind::Reservation, Arbitrated::Done) if !is_end => turn = None,
+            (ChangeKind::Reservation, Arbitrated::NotDue) if is_end => turn = None,
             _ => {}
         }
         EndedChange { id: task.id, turn, end }
@@ -272,19 +273,33 @@ impl CarriedOut {
     }
 }
 
+/// The outcome of a wish, by the queue's answer and the status in SQL afterwards. `None`: the decision was void.
+fn outcome(wish: &KeptChange, answer: Arbitrated, status: Option<StoredStatus>, change: &Change) -> Option<Changed> {
+    let Some(status) = status else { return Some(Changed::Unknown) };
+    Some(match (wish.kind, answer) {
+        (ChangeKind::Cancel, Arbitrated::Done) if status == StoredStatus::Unfinished => return None,
+        (ChangeKind::Cancel, Arbitrated::Done) => final_before(status, change),
+        (_, Arbitrated::Done) => Changed::Done,
+        // A lower NUM completed it, or it is about to be reopened.
+        (ChangeKind::Update, Arbitrated::Completed { .. }) => Changed::Done,
+        (_, Arbitrated::Completed { .. }) => Changed::AlreadyCompleted,
+        (_, Arbitrated::Dead) => Changed::Dead,
+        (_, Arbitrated::Cancelled) => Changed::Cancelled,
+        // The wish came before.
+        (_, Arbitrated::SentAgain) => Changed::Later,
+        // SQL has the new values, and it arrives with them.
+        (ChangeKind::Update, Arbitrated::Absent) => Changed::Done,
+        (_, Arbitrated::Absent) => Changed::NotQueued,
+        (_, Arbitrated::NotDue) => Changed::NotDue,
+        (_, Arbitrated::CompletedByWorker) => Changed::CompletedByWorker,
+    })
+}
+
 /// The answer to a change of a task that is final in SQL.
 fn final_before(status: StoredStatus, change: &Change) -> Changed {
     match (status, change) {
         (StoredStatus::Cancelled, Change::Cancel) => Changed::Done,
         (other, _) => ended_otherwise(other),
-    }
-}
-
-/// The answer to a change of a task that its workers have completed: a lower NUM was reached.
-fn completed(change: &Change) -> Changed {
-    match change {
-        Change::Update(_) => Changed::Done,
-        _ => Changed::AlreadyCompleted,
     }
 }
 
@@ -295,30 +310,4 @@ fn ended_otherwise(status: StoredStatus) -> Changed {
         StoredStatus::Dead => Changed::Dead,
         StoredStatus::Cancelled => Changed::Cancelled,
     }
-}
-
-/// The outcome of a wish, by the answer of the queue and the status in SQL behind it. `None`: the decision was void.
-fn outcome(wish: &KeptChange, answer: Arbitrated, status: Option<StoredStatus>, change: &Change) -> Option<Changed> {
-    Some(match (wish.kind, answer, status) {
-        (_, _, None) => Changed::Unknown,
-        (ChangeKind::Cancel, Arbitrated::Done, Some(StoredStatus::Unfinished)) => return None,
-        (ChangeKind::Cancel, Arbitrated::Done, Some(status)) => final_before(status, change),
-        // The queue completed it before it had the new NUM.
-        (ChangeKind::Update, Arbitrated::Completed { credited }, Some(status))
-            if credited < wish.task.replicas && !status.is_final() =>
-        {
-            Changed::Done
-        }
-        (_, Arbitrated::Done, Some(_)) => Changed::Done,
-        (_, Arbitrated::Completed { .. }, Some(_)) => completed(change),
-        (_, Arbitrated::Dead, Some(_)) => Changed::Dead,
-        (_, Arbitrated::Cancelled, Some(_)) => Changed::Cancelled,
-        // The wish came before.
-        (_, Arbitrated::SentAgain, Some(_)) => Changed::Later,
-        // SQL has the new values, and it arrives with them.
-        (ChangeKind::Update, Arbitrated::Absent, Some(_)) => Changed::Done,
-        (_, Arbitrated::Absent, Some(_)) => Changed::NotQueued,
-        (_, Arbitrated::NotDue, Some(_)) => Changed::NotDue,
-        (_, Arbitrated::CompletedByWorker, Some(_)) => Changed::CompletedByWorker,
-    })
 }

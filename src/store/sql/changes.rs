@@ -325,14 +325,9 @@ async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64
             | (Decided::Over, _) => over.extend(turn.map(|turn| (*id, turn))),
         }
     }
-    let ended_now = cancelled.iter().chain(&completed);
-    let off_bus: Vec<TaskId> = ended_now.filter(|id| targets[id].off_bus).copied().collect();
-    let [cancelled, completed, reopened] = [cancelled, completed, reopened].map(Vec::from_iter);
-    for (status, ids) in [(StoredStatus::Completed, &completed), (StoredStatus::Cancelled, &cancelled)] {
-        finish(session, ids, status, at_unix_ms).await?;
-    }
+    store_ends(session, &targets, [&completed, &cancelled], at_unix_ms).await?;
+    let [cancelled, reopened] = [cancelled, reopened].map(Vec::from_iter);
     letters::reopen(session, &reopened, at_unix_ms, &mut counts).await?;
-    outbox::remove(session, &off_bus).await?;
     remove(session, &cancelled).await?;
     remove_turns(session, &over).await?;
     counts.store(session).await?;
@@ -346,16 +341,24 @@ async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64
     Ok(ended.iter().map(end).collect())
 }
 
-/// Gives tasks their final status.
-async fn finish<S: Session>(session: &mut S, ids: &[TaskId], status: StoredStatus, at_unix_ms: i64) -> Result<()> {
-    for ids in lists(ids) {
-        let end = Statement::new(
-            "UPDATE tasks SET status = ?, on_bus = 0, \
-             updated_ms = CASE WHEN updated_ms > ? THEN updated_ms ELSE ? END WHERE id IN ",
-        );
-        session.execute(end.bind(status).bind(at_unix_ms).bind(at_unix_ms).list(ids)).await?;
+/// Makes tasks Completed, and others Cancelled.
+async fn store_ends<S: Session>(
+    session: &mut S,
+    targets: &HashMap<TaskId, Target>,
+    [completed, cancelled]: [&BTreeSet<TaskId>; 2],
+    at_unix_ms: i64,
+) -> Result<()> {
+    for (status, ids) in [(StoredStatus::Completed, completed), (StoredStatus::Cancelled, cancelled)] {
+        for ids in lists(&Vec::from_iter(ids)) {
+            let end = Statement::new(
+                "UPDATE tasks SET status = ?, on_bus = 0, \
+                 updated_ms = CASE WHEN updated_ms > ? THEN updated_ms ELSE ? END WHERE id IN ",
+            );
+            session.execute(end.bind(status).bind(at_unix_ms).bind(at_unix_ms).list(ids)).await?;
+        }
     }
-    Ok(())
+    let off_bus = completed.iter().chain(cancelled).filter(|id| targets[id].off_bus);
+    outbox::remove(session, &Vec::from_iter(off_bus.copied())).await
 }
 
 /// The generations of these shards. No rebuild raises them before the transaction ends.
