@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use url::form_urlencoded;
 
-use super::{explain::printable, http::HttpServer, trust::with_hint};
+use super::{ask::printable, http::HttpServer, trust::with_hint};
 use crate::wire::time::to_rfc_3339;
 
 /// Show what Redis holds of a queue: counters, lanes, records, leases

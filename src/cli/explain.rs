@@ -65,12 +65,6 @@ fn path(args: &Explain) -> String {
     format!("/v1/tasks:explain?{}", query.finish())
 }
 
-/// Escapes what a terminal would obey: keys and reasons come from users.
-pub(super) fn printable(text: &str) -> String {
-    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().map(escape).collect()
-}
-
 #[derive(Deserialize)]
 struct Answer {
     task: Task,

@@ -9,8 +9,8 @@ use serde_json::json;
 use tonic::Status;
 
 use super::{
+    ask::printable,
     client::{self, Server, Taskd, WAITS, is_transient},
-    explain::printable,
 };
 use crate::wire::pb::{self, operator_client::OperatorClient};
 

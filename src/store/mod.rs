@@ -47,9 +47,7 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store:
-    BookStore + Changes + CheckStore + History + Jobs + KeyOwners + Pauses + Search + Send + Sync
-{
+pub trait Store: BookStore + Changes + CheckStore + History + Jobs + KeyOwners + Pauses + Search + Send + Sync {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 

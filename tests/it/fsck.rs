@@ -111,7 +111,7 @@ impl Tasks {
     }
 
     /// Finds exactly this, changes nothing, then mends it, and finds nothing any more. Everything is done in the end.
-    async fn find_and_mend(self, kinds: &[&str], task: Option<&str>, left: usize) {
+    async fn found_and_mended(self, kinds: &[&str], task: Option<&str>, left: usize) {
         let Self { daemon, .. } = &self;
         let (code, finds) = fsck(daemon, &[]);
         let found: BTreeSet<&str> = finds.iter().map(|find| find["kind"].as_str().unwrap()).collect();
@@ -145,31 +145,31 @@ impl Tasks {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_lease_find_and_mend() {
+async fn a_missing_lease_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let member = tasks.member("leases", &tasks.held.clone()).await;
     let _: i64 = tasks.redis.zrem(key("leases"), member).await.unwrap();
     let held = tasks.held.clone();
-    tasks.find_and_mend(&["held_without_lease"], Some(&held), 3).await;
+    tasks.found_and_mended(&["held_without_lease"], Some(&held), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_nobody_holds_find_and_mend() {
+async fn a_lease_that_nobody_holds_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let member = [bytes(&tasks.waiting), b"99".to_vec()].concat();
     let far = 4_000_000_000_000_i64;
     let _: i64 = tasks.redis.zadd(key("leases"), member, far).await.unwrap();
     let waiting = tasks.waiting.clone();
-    tasks.find_and_mend(&["lease_without_holder"], Some(&waiting), 3).await;
+    tasks.found_and_mended(&["lease_without_holder"], Some(&waiting), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backoff_without_an_end_find_and_mend() {
+async fn a_backoff_without_an_end_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let member = tasks.member("delayed", &tasks.backoff.clone()).await;
     let _: i64 = tasks.redis.zrem(key("delayed"), member).await.unwrap();
     let backoff = tasks.backoff.clone();
-    tasks.find_and_mend(&["waits_without_delay"], Some(&backoff), 4).await;
+    tasks.found_and_mended(&["waits_without_delay"], Some(&backoff), 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -178,17 +178,17 @@ async fn a_task_whose_time_was_lost_is_published_again_with_its_time() {
     let member = tasks.member("delayed", &tasks.near.clone()).await;
     let _: i64 = tasks.redis.zrem(key("delayed"), member).await.unwrap();
     let near = tasks.near.clone();
-    tasks.find_and_mend(&["waits_without_delay"], Some(&near), 3).await;
+    tasks.found_and_mended(&["waits_without_delay"], Some(&near), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delay_that_nothing_waits_for_find_and_mend() {
+async fn a_delay_that_nothing_waits_for_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let member = [bytes(&tasks.waiting), b"99".to_vec()].concat();
     let far = 4_000_000_000_000_i64;
     let _: i64 = tasks.redis.zadd(key("delayed"), member, far).await.unwrap();
     let waiting = tasks.waiting.clone();
-    tasks.find_and_mend(&["delay_without_task"], Some(&waiting), 3).await;
+    tasks.found_and_mended(&["delay_without_task"], Some(&waiting), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,15 +197,15 @@ async fn a_lost_payload_is_found_and_comes_back_from_sql() {
     let _: i64 = tasks.redis.hdel(key("bodies"), bytes(&tasks.waiting)).await.unwrap();
     let waiting = tasks.waiting.clone();
     // An open task weighs as much as its payload, so the count of bytes is wrong, too.
-    tasks.find_and_mend(&["lost_payload", "wrong_counter"], Some(&waiting), 3).await;
+    tasks.found_and_mended(&["lost_payload", "wrong_counter"], Some(&waiting), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_without_a_task_find_and_mend() {
+async fn a_payload_without_a_task_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let id = TaskId::new().to_string();
     let _: i64 = tasks.redis.hset(key("bodies"), bytes(&id), "left behind").await.unwrap();
-    tasks.find_and_mend(&["body_without_task"], Some(&id), 3).await;
+    tasks.found_and_mended(&["body_without_task"], Some(&id), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -214,48 +214,48 @@ async fn a_record_that_cannot_be_read_is_found_and_comes_back_from_sql() {
     let _: i64 = tasks.redis.hset(key("records"), bytes(&tasks.waiting), b"\xc1").await.unwrap();
     let waiting = tasks.waiting.clone();
     // A record that cannot be read counts as none, so the task is lost, too.
-    tasks.find_and_mend(&["unreadable_record", "lost_task"], Some(&waiting), 3).await;
+    tasks.found_and_mended(&["unreadable_record", "lost_task"], Some(&waiting), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_open_task_without_an_element_find_and_mend() {
+async fn an_open_task_without_an_element_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let removed: i64 = tasks.redis.lrem(key("m:T"), 0, element(0, &tasks.waiting)).await.unwrap();
     assert_eq!(removed, 1);
     let waiting = tasks.waiting.clone();
-    tasks.find_and_mend(&["open_without_element"], Some(&waiting), 3).await;
+    tasks.found_and_mended(&["open_without_element"], Some(&waiting), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_element_that_is_there_twice_find_and_mend() {
+async fn an_element_that_is_there_twice_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let _: i64 = tasks.redis.lpush(key("m:T"), element(0, &tasks.waiting)).await.unwrap();
     let waiting = tasks.waiting.clone();
-    tasks.find_and_mend(&["element_twice"], Some(&waiting), 3).await;
+    tasks.found_and_mended(&["element_twice"], Some(&waiting), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_final_record_that_no_list_has_find_and_mend() {
+async fn a_final_record_that_no_list_has_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let removed: i64 = tasks.redis.lrem(key("finals"), 0, bytes(&tasks.done)).await.unwrap();
     assert_eq!(removed, 1);
     let done = tasks.done.clone();
-    tasks.find_and_mend(&["final_not_listed"], Some(&done), 3).await;
+    tasks.found_and_mended(&["final_not_listed"], Some(&done), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_live_task_among_the_final_ones_find_and_mend() {
+async fn a_live_task_among_the_final_ones_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let _: i64 = tasks.redis.rpush(key("finals"), bytes(&tasks.waiting)).await.unwrap();
     let waiting = tasks.waiting.clone();
-    tasks.find_and_mend(&["live_among_finals"], Some(&waiting), 3).await;
+    tasks.found_and_mended(&["live_among_finals"], Some(&waiting), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pointer_out_of_range_find_and_mend() {
+async fn a_pointer_out_of_range_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let _: i64 = tasks.redis.hset(key("m:P"), "x", 9999).await.unwrap();
-    tasks.find_and_mend(&["pointer_out_of_range"], None, 3).await;
+    tasks.found_and_mended(&["pointer_out_of_range"], None, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -268,21 +268,21 @@ async fn wrong_counters_are_found_and_mended() {
     let says: Vec<&str> = finds.iter().map(|find| find["says"].as_str().unwrap()).collect();
     assert_eq!(says.len(), 5, "{says:?}");
     assert!(says.contains(&"the counter live is 9, and should be 6"), "{says:?}");
-    tasks.find_and_mend(&["wrong_counter"; 5], None, 3).await;
+    tasks.found_and_mended(&["wrong_counter"; 5], None, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_that_ended_in_sql_and_not_in_redis_find_and_mend() {
+async fn a_task_that_ended_in_sql_and_not_in_redis_found_and_mended() {
     let tasks = Tasks::start().await;
     let waiting = tasks.waiting.clone();
     let id = waiting.replace('-', "");
     tasks.sql(&format!("UPDATE tasks SET status = 2, on_bus = 0 WHERE id = X'{id}'")).await;
     tasks.sql("UPDATE queue_counts SET count = count - 1 WHERE queue = 'q' AND status = 0").await;
-    tasks.find_and_mend(&["ended_and_live"], Some(&waiting), 2).await;
+    tasks.found_and_mended(&["ended_and_live"], Some(&waiting), 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_published_task_that_redis_does_not_have_find_and_mend() {
+async fn a_published_task_that_redis_does_not_have_found_and_mended() {
     let mut tasks = Tasks::start().await;
     let id = bytes(&tasks.waiting);
     let weight: i64 = redis::cmd("HSTRLEN").arg(key("bodies")).arg(&id).query_async(&mut tasks.redis).await.unwrap();
@@ -293,15 +293,15 @@ async fn a_published_task_that_redis_does_not_have_find_and_mend() {
         let _: i64 = tasks.redis.hincr(key("counters"), counter, by).await.unwrap();
     }
     let waiting = tasks.waiting.clone();
-    tasks.find_and_mend(&["lost_task"], Some(&waiting), 3).await;
+    tasks.found_and_mended(&["lost_task"], Some(&waiting), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_that_nobody_would_publish_find_and_mend() {
+async fn a_task_that_nobody_would_publish_found_and_mended() {
     let tasks = Tasks::start().await;
     let waiting = tasks.waiting.clone();
     tasks.sql(&format!("UPDATE tasks SET on_bus = 0 WHERE id = X'{}'", waiting.replace('-', ""))).await;
-    tasks.find_and_mend(&["stranded_task"], Some(&waiting), 3).await;
+    tasks.found_and_mended(&["stranded_task"], Some(&waiting), 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -309,7 +309,7 @@ async fn wrong_counts_of_sql_are_found_and_mended() {
     for by in [5, -2] {
         let tasks = Tasks::start().await;
         tasks.sql(&format!("UPDATE queue_counts SET count = count + {by} WHERE queue = 'q' AND status = 0")).await;
-        tasks.find_and_mend(&["wrong_queue_count"], None, 3).await;
+        tasks.found_and_mended(&["wrong_queue_count"], None, 3).await;
     }
 }
 
