@@ -17,6 +17,7 @@ pub mod bus;
 pub mod coordination;
 pub mod dedup;
 pub mod embedded;
+pub mod enrichment;
 pub mod queue;
 pub mod redis_pool;
 pub mod store;

@@ -10,7 +10,7 @@ use super::{
     error::Error,
     origins::Origins,
     properties::Rules,
-    settings::{Auth, QueueSettings, Settings, TlsFiles},
+    settings::{Auth, Settings, TlsFiles},
     units::{ByteSize, Time},
     urls::RedisUrl,
 };
@@ -18,13 +18,13 @@ use crate::model::{MAX_RECORD_BYTES, MAX_REPLICAS};
 
 /// Scripts unpack a batch onto Lua's stack, which has room for about 8,000 values.
 const BATCH: RangeInclusive<usize> = 1..=1000;
-const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+pub(super) const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// Leases travel as milliseconds in 32 bits.
 const LONGEST_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
 pub const MOST_PARTITIONS: u32 = 1024;
 /// Stored as JSON text, in which a byte may take six bytes, in a column of at most 16 MiB.
 const MOST_HEADERS: usize = 1 << 20;
-const DAY: Duration = Duration::from_secs(24 * 3600);
+pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Finds the first mistake.
 pub(super) fn check(settings: &Settings, origins: &Origins, rules: Rules) -> Result<(), Error> {
@@ -39,8 +39,8 @@ pub(super) fn check(settings: &Settings, origins: &Origins, rules: Rules) -> Res
     settings.queues.named.iter().try_for_each(|(name, queue)| checker.queue(name.as_str(), queue, settings))
 }
 
-struct Checker<'a> {
-    origins: &'a Origins,
+pub(super) struct Checker<'a> {
+    pub(super) origins: &'a Origins,
 }
 
 impl Checker<'_> {
@@ -206,37 +206,6 @@ impl Checker<'_> {
         Ok(())
     }
 
-    fn queue(&self, name: &str, queue: &QueueSettings, settings: &Settings) -> Result<(), Error> {
-        // An inherited value is at fault where it was set.
-        let key = |key: &str| {
-            let own = format!("queues.{name}.{key}");
-            let inherited = format!("queues.default.{key}");
-            if self.origins.describe(&own).is_none() && self.origins.describe(&inherited).is_some() {
-                inherited
-            } else {
-                own
-            }
-        };
-        let limits = &settings.limits;
-        if queue.replicas == 0 || queue.replicas > limits.max_replicas {
-            let why = format!("must be 1 to {}", self.shown("max_replicas", limits.max_replicas));
-            return self.fail(&key("replicas"), queue.replicas, &why);
-        }
-        if queue.lease < SHORTEST_LEASE || queue.lease > limits.max_lease {
-            let why = format!("must be 100ms to {}", self.shown("max_lease", Time(limits.max_lease)));
-            return self.fail(&key("lease"), Time(queue.lease), &why);
-        }
-        self.range(&key("max_attempts"), queue.max_attempts, 1..=1000)?;
-        if queue.backoff.is_empty() {
-            return self.fail(&key("backoff"), "[]", "must hold at least one wait, such as [\"1s\", \"5s\"]");
-        }
-        queue.backoff.iter().try_for_each(|wait| self.time(&key("backoff"), *wait, Duration::ZERO..=DAY))?;
-        self.range(&key("high_water_tasks"), queue.high_water_tasks, 1..=u64::MAX)?;
-        self.range(&key("high_water_bytes"), queue.high_water_bytes, 1..=u64::MAX)?;
-        self.range(&key("max_unfinished"), queue.max_unfinished, 1..=u64::MAX)?;
-        self.range(&key("filter_keys"), queue.filter_keys, 1..=u64::MAX)
-    }
-
     /// A file that is of no use without the other.
     fn pair(&self, one: (&str, &Option<PathBuf>), other: (&str, &Option<PathBuf>)) -> Result<(), Error> {
         match (one.1, other.1) {
@@ -245,14 +214,19 @@ impl Checker<'_> {
         }
     }
 
-    fn range<T: PartialOrd + Display>(&self, key: &str, value: T, range: RangeInclusive<T>) -> Result<(), Error> {
+    pub(super) fn range<T: PartialOrd + Display>(
+        &self,
+        key: &str,
+        value: T,
+        range: RangeInclusive<T>,
+    ) -> Result<(), Error> {
         if range.contains(&value) {
             return Ok(());
         }
         self.fail(key, value, &format!("must be {} to {}", range.start(), range.end()))
     }
 
-    fn time(&self, key: &str, value: Duration, range: RangeInclusive<Duration>) -> Result<(), Error> {
+    pub(super) fn time(&self, key: &str, value: Duration, range: RangeInclusive<Duration>) -> Result<(), Error> {
         if range.contains(&value) {
             return Ok(());
         }
@@ -260,11 +234,11 @@ impl Checker<'_> {
         self.fail(key, Time(value), &why)
     }
 
-    fn fail<T>(&self, key: &str, value: impl Display, why: &str) -> Result<T, Error> {
+    pub(super) fn fail<T>(&self, key: &str, value: impl Display, why: &str) -> Result<T, Error> {
         Err(self.origins.fault(key, value, why))
     }
 
-    fn shown(&self, key: &str, value: impl Display) -> String {
+    pub(super) fn shown(&self, key: &str, value: impl Display) -> String {
         self.origins.shown(key, value)
     }
 }
@@ -276,7 +250,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::QueueName;
+    use crate::{config::settings::QueueSettings, model::QueueName};
 
     const RULES: Rules = Rules {
         mistake: |properties| properties.names().find(|name| *name == "taken").map(|name| (name, TAKEN.to_owned())),
@@ -387,6 +361,11 @@ mod tests {
             },
             "queues.crawl.high_water_tasks = 0",
         ),
+        (
+            |s| s.queues.default.enrich_timeout = DAY,
+            "queues.default.enrich_timeout = 1day (the default) must be 10ms to 5s",
+        ),
+        (|s| s.queues.default.enrich_concurrency = 0, "enrich_concurrency = 0 (the default) must be 1 to 64"),
     ];
 
     #[test]

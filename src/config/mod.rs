@@ -3,6 +3,8 @@
 //! [`load`] collects them from flags, environment and file, `check` checks them, [`to_toml`] prints them.
 
 mod check;
+mod check_queue;
+mod enrich;
 mod error;
 mod load;
 mod options;
@@ -19,6 +21,7 @@ mod written;
 
 pub use self::{
     check::MOST_PARTITIONS,
+    enrich::{Enrich, EnrichUrl, SecretHeader},
     error::Error,
     load::{Loaded, load},
     options::Options,

@@ -8,6 +8,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    enrich::{EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
     settings::{Auth, LogFormat, QueueSettings, Settings},
@@ -267,6 +268,15 @@ queue_options! {
     filter_keys: u64,
     keep_refused: bool,
     payload_schema: NamedSchema,
+    enrich_url: EnrichUrl,
+    enrich_header: SecretHeader,
+    enrich_timeout: Time,
+    enrich_batch_tasks: usize,
+    enrich_batch_bytes: ByteSize,
+    enrich_answer_bytes: ByteSize,
+    enrich_concurrency: usize,
+    enrich_failures: u32,
+    enrich_pause: Time,
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use super::{
+    enrich::{EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
     traces::Traces,
@@ -269,6 +270,23 @@ settings! {
         pub keep_refused: bool = false,
         /// The schema that every payload must fit.
         pub payload_schema: NamedSchema = NamedSchema::default(),
+        /// The endpoint that sees new tasks before they are stored, …
+        pub enrich_url: EnrichUrl = EnrichUrl::default(),
+        /// … a header with a secret for it, …
+        pub enrich_header: SecretHeader = SecretHeader::default(),
+        /// … the time for a call, …
+        pub enrich_timeout: Duration = Duration::from_secs(1),
+        /// … the tasks of a call and their bytes, …
+        pub enrich_batch_tasks: usize = 100,
+        pub enrich_batch_bytes: usize = 1 << 20,
+        /// … the bytes of an answer, …
+        pub enrich_answer_bytes: usize = 4 << 20,
+        /// … the calls at a time, …
+        pub enrich_concurrency: usize = 4,
+        /// … the failures in a row after which taskd asks no more, …
+        pub enrich_failures: u32 = 5,
+        /// … and for how long.
+        pub enrich_pause: Duration = Duration::from_secs(10),
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod access;
 pub(crate) mod dead_letters;
+mod enrichment;
 pub(crate) mod explain;
 pub(crate) mod jobs;
 mod search;

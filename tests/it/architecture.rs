@@ -17,7 +17,7 @@ use self::{circles::Crate, tokens::tokens};
 /// The layers, from low to high.
 const LAYERS: &[&[&str]] = &[
     &["config", "model", "runtime", "telemetry", "wire"],
-    &["bus", "coordination", "dedup", "embedded", "queue", "redis_pool", "store"],
+    &["bus", "coordination", "dedup", "embedded", "enrichment", "queue", "redis_pool", "store"],
     &["admission"],
     &["changing", "publishing"],
     &["discovery", "fanout", "memory", "tasks", "watchdog"],

@@ -1,13 +1,18 @@
 //! The insert side: callers hand in tasks and wait for their answers.
 
-use std::{collections::BTreeMap, convert::Infallible, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    convert::Infallible,
+    sync::Arc,
+};
 
 use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 
 use super::{
     batch::{self, Pending},
     context::Context,
-    error::{Error, Unavailable},
+    enrich,
+    error::{Error, Failure, Unavailable},
     mark_published::ToMark,
     schema,
     traced::Inserts,
@@ -15,6 +20,7 @@ use super::{
 };
 use crate::{
     bus::Topic,
+    enrichment::Enrichment,
     model::{
         DeadLetter, InsertAnswer, InsertStatus, MAX_RECORD_BYTES, NewTask, StoredStatus, TaskId, TaskRow,
         validate::{self, MAX_KEY_BYTES},
@@ -32,13 +38,20 @@ const BUFFER_KIB: u32 = 64 << 10;
 #[derive(Clone)]
 pub struct Handle {
     context: Context,
+    enrichment: Enrichment,
     sender: mpsc::UnboundedSender<Pending>,
     room: Arc<Semaphore>,
     room_kib: Arc<Semaphore>,
     tally: Tally,
 }
 
-pub(super) fn start(context: Context, to_mark: ToMark, tally: Tally, supervisor: &Supervisor) -> Handle {
+pub(super) fn start(
+    context: Context,
+    enrichment: Enrichment,
+    to_mark: ToMark,
+    tally: Tally,
+    supervisor: &Supervisor,
+) -> Handle {
     // The semaphores bound the channel.
     let (sender, receiver) = mpsc::unbounded_channel();
     let room = Arc::new(Semaphore::new(context.settings.discovery.buffer));
@@ -57,7 +70,7 @@ pub(super) fn start(context: Context, to_mark: ToMark, tally: Tally, supervisor:
         let (context, to_publish, to_mark) = (publishing.clone(), Arc::clone(&to_publish), to_mark.clone());
         async move { batch::publish(context, &mut *to_publish.lock().await, to_mark, cx).await }
     });
-    Handle { context, sender, room, room_kib: Arc::new(Semaphore::new(BUFFER_KIB as usize)), tally }
+    Handle { context, enrichment, sender, room, room_kib: Arc::new(Semaphore::new(BUFFER_KIB as usize)), tally }
 }
 
 impl Handle {
@@ -93,9 +106,62 @@ impl Handle {
     }
 
     async fn insert_batch(&self, tasks: Vec<NewTask>, keeps_refused: bool) -> Result<Vec<InsertAnswer>, Error> {
+        let now = self.context.clock.now_unix_ms();
+        let (sorted, traced) = self.sort(tasks, keeps_refused, now).await;
+        match self.store_sorted(sorted, keeps_refused, now).await {
+            Ok(answers) => {
+                traced.end(&answers);
+                Ok(answers)
+            }
+            Err(error) => {
+                traced.fail(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Keeps the refused tasks, and stores the others, unless their endpoints reject them. Answers all.
+    async fn store_sorted(&self, sorted: Sorted, keeps_refused: bool, now: i64) -> Result<Vec<InsertAnswer>, Error> {
+        let Sorted { mut answers, mut rows, mut places, refused } = sorted;
+        self.keep(refused, &mut answers).await;
+        if rows.is_empty() {
+            return Ok(answers);
+        }
+        self.admit(&rows)?;
+        if !self.enrichment.is_off() {
+            let rejected = Box::pin(self.enrich(&mut rows)).await?;
+            let refused = rejected.iter().map(|(at, error)| {
+                answers[places[*at]] = InsertAnswer::rejected(error.clone());
+                self.tally.rejected(rows[*at].queue.as_str());
+                (places[*at], refusal(NewTask::from(&rows[*at]), error, now))
+            });
+            let is_kept = |letter: &DeadLetter| keeps_refused && self.context.settings.keeps_refused(&letter.queue);
+            let refused = refused.filter(|(_, letter)| is_kept(letter)).collect();
+            self.keep(refused, &mut answers).await;
+            retain(&mut rows, |at| !rejected.contains_key(&at));
+            retain(&mut places, |at| !rejected.contains_key(&at));
+        }
+        if rows.is_empty() {
+            return Ok(answers);
+        }
+        for (place, (id, inserted)) in places.into_iter().zip(self.store(rows).await?) {
+            answers[place] = answer(id, inserted);
+        }
+        Ok(answers)
+    }
+
+    /// Answers the rows that their endpoints reject, by place.
+    async fn enrich(&self, rows: &mut [TaskRow]) -> Result<HashMap<usize, String>, Error> {
+        let mut rows: Vec<&mut TaskRow> = rows.iter_mut().collect();
+        let rejected = enrich::enrich(&self.context, &self.enrichment, &mut rows).await.map_err(unavailable)?;
+        metrics::discovery_dropped(Source::Api, Dropped::Rejected, rejected.len());
+        Ok(rejected)
+    }
+
+    /// Makes rows of the tasks that are valid, and answers the others.
+    async fn sort(&self, tasks: Vec<NewTask>, keeps_refused: bool, now: i64) -> (Sorted, Inserts) {
         let settings = &self.context.settings;
         let partitions = self.context.bus.partitions(Topic::Pipeline);
-        let now = self.context.clock.now_unix_ms();
         let mut answers = vec![InsertAnswer::rejected(String::new()); tasks.len()];
         let (mut rows, mut places) = (Vec::with_capacity(tasks.len()), Vec::with_capacity(tasks.len()));
         let (mut refused, mut misfits) = (Vec::new(), schema::misfits(settings, &tasks).await);
@@ -127,22 +193,7 @@ impl Handle {
                 }
             }
         }
-        self.keep(refused, &mut answers).await;
-        if rows.is_empty() {
-            return Ok(answers);
-        }
-        let stored = match self.store(rows).await {
-            Ok(stored) => stored,
-            Err(error) => {
-                traced.fail(&error);
-                return Err(error);
-            }
-        };
-        for (place, (id, inserted)) in places.into_iter().zip(stored) {
-            answers[place] = answer(id, inserted);
-        }
-        traced.end(&answers);
-        Ok(answers)
+        (Sorted { answers, rows, places, refused }, traced)
     }
 
     /// Keeps refused tasks as dead letters. Where that fails, their callers are told to send them again.
@@ -158,7 +209,6 @@ impl Handle {
     }
 
     async fn store(&self, rows: Vec<TaskRow>) -> Result<Vec<(TaskId, Inserted)>, Error> {
-        self.admit(&rows)?;
         let count = u32::try_from(rows.len()).unwrap_or(u32::MAX);
         let weight = rows.iter().map(TaskRow::weight).sum::<usize>() >> 10;
         let kib = u32::try_from(weight).unwrap_or(u32::MAX).clamp(1, BUFFER_KIB);
@@ -202,6 +252,30 @@ impl Handle {
             }
         }
         Ok(())
+    }
+}
+
+/// The tasks of a batch, checked.
+struct Sorted {
+    /// Per task. That of a valid one comes later.
+    answers: Vec<InsertAnswer>,
+    rows: Vec<TaskRow>,
+    /// Per row, the place of its task.
+    places: Vec<usize>,
+    refused: Vec<(usize, DeadLetter)>,
+}
+
+/// Keeps the entries at some places.
+fn retain<T>(list: &mut Vec<T>, stays: impl Fn(usize) -> bool) {
+    let mut at = 0..;
+    list.retain(|_| at.next().is_some_and(&stays));
+}
+
+/// SQL did not say which tasks are new.
+fn unavailable(failure: Failure) -> Error {
+    match failure {
+        Failure::Store(error) => Error::Unavailable(Unavailable::Store(Arc::new(error))),
+        other => Error::Busy(other.to_string()),
     }
 }
 

@@ -12,6 +12,7 @@
 
 mod batch;
 mod context;
+mod enrich;
 mod error;
 mod fallback;
 mod insert;
@@ -32,7 +33,7 @@ pub use self::{
     fallback::check as check_filter,
     insert::Handle,
 };
-use crate::runtime::Supervisor;
+use crate::{enrichment::Enrichment, runtime::Supervisor};
 
 /// Starts the pipeline. The handle is its insert side.
 pub fn start(context: Context, supervisor: &Supervisor) -> Handle {
@@ -41,6 +42,7 @@ pub fn start(context: Context, supervisor: &Supervisor) -> Handle {
     let tally = Tally::new(context.occupancy.clone());
     tally.keep(&context.store, supervisor);
     let to_mark = mark_published::start(Arc::clone(&context.store), Arc::clone(&context.bus), supervisor);
-    results::start(&context, to_mark.clone(), tally.clone(), supervisor);
-    insert::start(context, to_mark, tally, supervisor)
+    let enrichment = Enrichment::new(&context.settings);
+    results::start(&context, &enrichment, to_mark.clone(), tally.clone(), supervisor);
+    insert::start(context, enrichment, to_mark, tally, supervisor)
 }

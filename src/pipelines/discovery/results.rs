@@ -8,6 +8,7 @@ use std::{
 
 use super::{
     context::Context,
+    enrich,
     error::Failure,
     latency,
     mark_published::ToMark,
@@ -18,6 +19,7 @@ use super::{
 };
 use crate::{
     bus::{Message, Reading, Subscription, Topic, Uncommitted},
+    enrichment::Enrichment,
     model::{
         Completed, DeadLetter, Died, DiscoveredTask, KeyHash, NewTask, QueueName, Report, StoredStatus, TaskId,
         TaskRow, TraceContext, What, WorkerName, validate,
@@ -39,17 +41,24 @@ const LETTERS_AT_ONCE: usize = 8;
 /// Discovered tasks in one transaction, unless a single report has more.
 const DISCOVERED_AT_ONCE: usize = 5000;
 
-pub(super) fn start(context: &Context, to_mark: ToMark, tally: Tally, supervisor: &Supervisor) {
-    let (context, sent) = (context.clone(), Sent::default());
+pub(super) fn start(
+    context: &Context,
+    enrichment: &Enrichment,
+    to_mark: ToMark,
+    tally: Tally,
+    supervisor: &Supervisor,
+) {
+    let (context, enrichment, sent) = (context.clone(), enrichment.clone(), Sent::default());
     supervisor.spawn_loop("discovery/results", Policy::Restart, move |cx| {
-        let (sent, to_mark, tally) = (sent.clone(), to_mark.clone(), tally.clone());
-        let results = Results { context: context.clone(), sent, to_mark, tally };
+        let (context, enrichment, tally) = (context.clone(), enrichment.clone(), tally.clone());
+        let results = Results { context, enrichment, sent: sent.clone(), to_mark: to_mark.clone(), tally };
         async move { results.consume(cx).await }
     });
 }
 
 struct Results {
     context: Context,
+    enrichment: Enrichment,
     sent: Sent,
     to_mark: ToMark,
     tally: Tally,
@@ -108,6 +117,7 @@ impl Results {
         let Reports { mut settlements, origins, mut unstored, mut discoveries } = reports;
         unstored.extend(schema::take_misfits(&self.context.settings, &mut settlements).await);
         unstored.extend(room::make_room(&self.context, &mut settlements).await?);
+        unstored.extend(enrich::enrich_discovered(&self.context, &self.enrichment, &mut settlements).await?);
         room::send(&self.context, unstored, &self.sent, &self.tally).await?;
         self.settle(&settlements, &origins, &mut discoveries).await
     }

@@ -179,7 +179,7 @@ pub(super) async fn send(
 }
 
 /// The keys of tasks that are stored, or were.
-async fn known(context: &Context, keys: &[(QueueName, KeyHash)]) -> Result<HashSet<KeyHash>, Failure> {
+pub(super) async fn known(context: &Context, keys: &[(QueueName, KeyHash)]) -> Result<HashSet<KeyHash>, Failure> {
     let seen = context.filter.seen(keys).await.unwrap_or_else(|error| {
         tracing::debug!("the filter does not answer, SQL decides: {error}");
         vec![None; keys.len()]

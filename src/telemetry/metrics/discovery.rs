@@ -29,7 +29,12 @@ label! {
 
 label! {
     /// Why a discovered task went to dead-letters.
-    Lettered { MaxUnfinished = "max_unfinished", MaxQueues = "max_queues", Invalid = "invalid" }
+    Lettered {
+        MaxUnfinished = "max_unfinished",
+        MaxQueues = "max_queues",
+        Invalid = "invalid",
+        Enrichment = "enrichment",
+    }
 }
 
 label! {

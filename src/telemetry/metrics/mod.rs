@@ -5,6 +5,7 @@
 
 mod changes;
 mod discovery;
+mod enrichment;
 mod fanout;
 mod label;
 mod latency;
@@ -20,7 +21,8 @@ use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 pub use self::{
-    changes::*, discovery::*, fanout::*, latency::*, process::*, servers::*, traces::*, watchdog::*, workers::*,
+    changes::*, discovery::*, enrichment::*, fanout::*, latency::*, process::*, servers::*, traces::*, watchdog::*,
+    workers::*,
 };
 pub use super::series::Handle;
 use super::{error::Error, openmetrics, series::Recorders};
@@ -79,6 +81,7 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
 fn describe() {
     changes::describe();
     discovery::describe();
+    enrichment::describe();
     fanout::describe();
     workers::describe();
     latency::describe();

@@ -1,0 +1,133 @@
+//! New tasks go to the endpoints of their queues before they are stored.
+//!
+//! Only tasks whose keys neither the filter nor SQL knows: a duplicate costs no call, so an insert that is repeated is
+//! not enriched again.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::{
+    context::Context,
+    error::Failure,
+    room::{self, Unstored},
+};
+use crate::{
+    enrichment::{Change, Enrichment, Verdict},
+    model::{NewTask, QueueName, TaskRow, validate},
+    store::Settlement,
+    telemetry::metrics::Lettered,
+};
+
+/// The header of a task that goes on without, and its value.
+const MARK: (&str, &str) = ("taskd-enrichment", "skipped");
+
+/// Enriches the rows that are new. Answers the rejected ones, by place, each with the reason.
+pub(super) async fn enrich(
+    context: &Context,
+    enrichment: &Enrichment,
+    rows: &mut [&mut TaskRow],
+) -> Result<HashMap<usize, String>, Failure> {
+    let mut rejected = HashMap::new();
+    let places = (0..rows.len()).filter(|place| enrichment.is_for(&rows[*place].queue));
+    let keys: Vec<_> = places.clone().map(|place| (rows[place].queue.clone(), rows[place].key_hash)).collect();
+    if keys.is_empty() {
+        return Ok(rejected);
+    }
+    // The first of each new key.
+    let mut known: HashSet<_> = room::known(context, &keys).await?;
+    let mut by_queue: BTreeMap<QueueName, Vec<usize>> = BTreeMap::new();
+    for place in places.filter(|place| known.insert(rows[*place].key_hash)) {
+        by_queue.entry(rows[place].queue.clone()).or_default().push(place);
+    }
+    let now = context.clock.now_unix_ms();
+    for (queue, places) in by_queue {
+        let asked: Vec<&TaskRow> = places.iter().map(|place| &*rows[*place]).collect();
+        let check = |row: &TaskRow, change: &Change| check(context, row, change, now);
+        let verdicts = enrichment.verdicts(&queue, &asked, &check).await;
+        for (place, verdict) in places.into_iter().zip(verdicts) {
+            match verdict {
+                Some(Verdict::Change(change)) => apply(change, rows[place]),
+                Some(Verdict::Reject(reason)) => {
+                    rejected.insert(place, format!("the queue's enrichment rejected the task: {reason}"));
+                }
+                None => mark(context, rows[place]),
+            }
+        }
+    }
+    Ok(rejected)
+}
+
+/// Enriches the discovered tasks that are new. Takes the rejected ones out of the reports.
+pub(super) async fn enrich_discovered(
+    context: &Context,
+    enrichment: &Enrichment,
+    reports: &mut [Settlement],
+) -> Result<Vec<Unstored>, Failure> {
+    if enrichment.is_off() {
+        return Ok(Vec::new());
+    }
+    let mut rows = Vec::new();
+    for report in &mut *reports {
+        if let Settlement::Completed { discovered, .. } = report {
+            rows.extend(discovered.iter_mut().map(|row| &mut row.task));
+        }
+    }
+    let mut rejected = enrich(context, enrichment, &mut rows).await?;
+    if rejected.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (mut unstored, mut places, mut gone) = (Vec::with_capacity(rejected.len()), 0.., HashSet::new());
+    for report in reports {
+        if let Settlement::Completed { id, discovered, .. } = report {
+            discovered.retain(|row| match places.next().and_then(|place| rejected.remove(&place)) {
+                Some(reason) => {
+                    gone.insert(row.task.key_hash);
+                    unstored.push(Unstored::of_row(*id, &row.task, Lettered::Enrichment, reason));
+                    false
+                }
+                // Others discovered the rejected task, too.
+                None => !gone.contains(&row.task.key_hash),
+            });
+        }
+    }
+    Ok(unstored)
+}
+
+/// The task as the change makes it must be as valid as any other.
+fn check(context: &Context, row: &TaskRow, change: &Change, now_unix_ms: i64) -> Result<(), String> {
+    let queue = row.queue.as_str();
+    let mut task = NewTask::from(row);
+    task.headers.extend(change.headers.clone());
+    if let Some((payload, encoding)) = &change.payload {
+        (task.payload, task.payload_encoding) = (payload.clone(), *encoding);
+    }
+    validate::check(&task, &context.settings.task_rules(queue), now_unix_ms)?;
+    let schema = context.settings.payload_schema(queue).filter(|_| change.payload.is_some());
+    match schema.and_then(|schema| schema.misfit(&task.payload, task.payload_encoding)) {
+        Some(misfit) => Err(misfit),
+        None => Ok(()),
+    }
+}
+
+fn apply(change: Change, row: &mut TaskRow) {
+    let Change { mut headers, priority, payload } = change;
+    // A task that was sent again may have it from its first way.
+    row.headers.retain(|(name, _)| name != MARK.0 && !headers.contains_key(name));
+    row.headers.extend(headers.drain());
+    row.headers.sort();
+    row.priority = priority.unwrap_or(row.priority);
+    if let Some((payload, encoding)) = payload {
+        (row.payload, row.payload_encoding) = (payload, encoding);
+    }
+}
+
+/// Says in the headers that the task was not enriched, unless they are full.
+fn mark(context: &Context, row: &mut TaskRow) {
+    row.headers.retain(|(name, _)| name != MARK.0);
+    let bytes: usize = row.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    let has_room = bytes + MARK.0.len() + MARK.1.len() <= context.settings.limits.max_headers_bytes
+        && row.headers.len() < validate::MAX_HEADERS;
+    if has_room {
+        row.headers.push((MARK.0.to_owned(), MARK.1.to_owned()));
+        row.headers.sort();
+    }
+}
