@@ -27,7 +27,7 @@ impl Collector {
         let (dir, port) = (tempfile::tempdir().unwrap(), Port::reserve(12_000..20_000));
         let config = format!(
             "receivers: {{otlp: {{protocols: {{grpc: {{endpoint: '127.0.0.1:{}'}}}}}}}}\n\
-             exporters: {{otlp: {{endpoint: '{to}', tls: {{insecure: true}}, sending_queue: {{batch: {{}}}}}}}}\n\
+             exporters: {{otlp: {{endpoint: '{to}', compression: none, tls: {{insecure: true}}}}}}\n\
              service:\n  telemetry: {{metrics: {{level: none}}}}\n  \
              pipelines: {{traces: {{receivers: [otlp], exporters: [otlp]}}}}\n",
             port.number
