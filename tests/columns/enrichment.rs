@@ -159,7 +159,8 @@ async fn an_endpoint_changes_and_rejects_new_tasks_and_duplicates_cost_no_call()
     let endpoint = Endpoint::start().await;
     let secret = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(secret.path(), "Authorization: Bearer open-sesame\n").unwrap();
-    let header = format!("enrich_timeout = \"5s\"\nkeep_refused = true\nenrich_header = \"file:{}\"", secret.path().display());
+    let header =
+        format!("enrich_timeout = \"5s\"\nkeep_refused = true\nenrich_header = \"file:{}\"", secret.path().display());
     let mut daemon = column::start(&endpoint.config(&header), &[]).await;
     let tasks =
         json!([task("plain"), task("urgent"), task("reshape"), task("bad"), task("plain"), {"queue": "o", "key": "x"}]);
