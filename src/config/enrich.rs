@@ -6,8 +6,6 @@ use hyper::header::{HeaderName, HeaderValue};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use url::Url;
 
-use super::settings::QueueSettings;
-
 /// The endpoint of a queue and how to call it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Enrich {
@@ -23,23 +21,6 @@ pub struct Enrich {
     pub failures: u32,
     /// … for this long.
     pub pause: Duration,
-}
-
-impl QueueSettings {
-    /// `None`: the queue has no endpoint.
-    pub fn enrich(&self) -> Option<Enrich> {
-        Some(Enrich {
-            url: self.enrich_url.0.clone()?,
-            header: self.enrich_header.header.clone(),
-            timeout: self.enrich_timeout,
-            batch_tasks: self.enrich_batch_tasks,
-            batch_bytes: self.enrich_batch_bytes,
-            answer_bytes: self.enrich_answer_bytes,
-            concurrency: self.enrich_concurrency,
-            failures: self.enrich_failures,
-            pause: self.enrich_pause,
-        })
-    }
 }
 
 /// `https://host/path`; no text is none.
@@ -78,7 +59,7 @@ impl Serialize for EnrichUrl {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SecretHeader {
     written: String,
-    header: Option<(HeaderName, HeaderValue)>,
+    pub(super) header: Option<(HeaderName, HeaderValue)>,
 }
 
 impl SecretHeader {

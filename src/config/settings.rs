@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use super::{
-    enrich::{EnrichUrl, SecretHeader},
+    enrich::{Enrich, EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
     traces::Traces,
@@ -310,6 +310,21 @@ settings! {
 }
 
 impl QueueSettings {
+    /// `None`: the queue has no endpoint.
+    pub fn enrich(&self) -> Option<Enrich> {
+        Some(Enrich {
+            url: self.enrich_url.0.clone()?,
+            header: self.enrich_header.header.clone(),
+            timeout: self.enrich_timeout,
+            batch_tasks: self.enrich_batch_tasks,
+            batch_bytes: self.enrich_batch_bytes,
+            answer_bytes: self.enrich_answer_bytes,
+            concurrency: self.enrich_concurrency,
+            failures: self.enrich_failures,
+            pause: self.enrich_pause,
+        })
+    }
+
     /// The live tasks at which a shard is full, whatever they wait for: a worker, a due time, a backoff.
     pub fn live_tasks_max(&self) -> u64 {
         self.high_water_tasks.saturating_mul(10)

@@ -159,7 +159,8 @@ async fn an_endpoint_changes_and_rejects_new_tasks_and_duplicates_cost_no_call()
     let endpoint = Endpoint::start().await;
     let secret = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(secret.path(), "Authorization: Bearer open-sesame\n").unwrap();
-    let header = format!("keep_refused = true\nenrich_header = \"file:{}\"", secret.path().display());
+    let header =
+        format!("enrich_timeout = \"5s\"\nkeep_refused = true\nenrich_header = \"file:{}\"", secret.path().display());
     let mut daemon = column::start(&endpoint.config(&header), &[]).await;
     let tasks =
         json!([task("plain"), task("urgent"), task("reshape"), task("bad"), task("plain"), {"queue": "o", "key": "x"}]);
@@ -212,7 +213,7 @@ async fn an_endpoint_changes_and_rejects_new_tasks_and_duplicates_cost_no_call()
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_go_on_without_when_the_answer_is_late_or_wrong() {
     let endpoint = Endpoint::start().await;
-    let config = "enrich_timeout = \"300ms\"\nenrich_failures = 1000\nenrich_answer_bytes = \"1KiB\"";
+    let config = "enrich_timeout = \"2s\"\nenrich_failures = 1000\nenrich_answer_bytes = \"1KiB\"";
     let mut daemon = column::start(&endpoint.config(config), &[]).await;
     let moods = [
         (Mood::Sleeps, "timed_out"),
@@ -246,7 +247,7 @@ async fn tasks_go_on_without_when_the_answer_is_late_or_wrong() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_breaker_opens_when_the_endpoint_is_gone_and_closes_when_it_is_back() {
     let endpoint = Endpoint::start().await;
-    let config = "enrich_failures = 3\nenrich_pause = \"300ms\"";
+    let config = "enrich_timeout = \"5s\"\nenrich_failures = 3\nenrich_pause = \"300ms\"";
     let mut daemon = column::start(&endpoint.config(config), &[]).await;
     daemon.insert(&[task("first")]).await;
     let address = endpoint.address;
