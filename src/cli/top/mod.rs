@@ -19,7 +19,7 @@ use tokio::{
 use self::{
     latency::Calls,
     screen::Screen,
-    view::{Key, View},
+    view::{Key, Seen, View},
 };
 use super::{
     http::{HttpPort, HttpServer},
@@ -48,13 +48,6 @@ pub struct Top {
 
     #[command(flatten)]
     server: HttpServer,
-}
-
-/// The findings of one look.
-struct Seen {
-    queues: Look,
-    /// The reason why there are no latencies, as a token that does not reach all queues.
-    calls: Result<Calls, String>,
 }
 
 async fn look(server: &HttpPort) -> anyhow::Result<Seen> {

@@ -4,12 +4,9 @@ use std::{cmp::Reverse, time::Duration};
 
 use clap::ValueEnum;
 
-use super::{
-    Seen,
-    latency::{CALLS, Latency},
-};
+use super::latency::{CALLS, Calls, Latency};
 use crate::{
-    cli::queues::{Queue, Rates, per_second},
+    cli::queues::{Look, Queue, Rates, per_second},
     config::Time,
 };
 
@@ -55,6 +52,13 @@ const NUMBER: usize = 9;
 const NUMBERS: usize = 7;
 /// The least width of the column of names.
 const NAME: usize = 12;
+
+/// The findings of one look.
+pub(super) struct Seen {
+    pub(super) queues: Look,
+    /// The reason why there are no latencies, as a token that does not reach all queues.
+    pub(super) calls: Result<Calls, String>,
+}
 
 /// All that the screen shows.
 pub(super) struct View {
@@ -210,8 +214,7 @@ fn age(ms: u64) -> String {
 mod tests {
     use std::time::Instant;
 
-    use super::{super::latency::Calls, *};
-    use crate::cli::queues::Look;
+    use super::*;
 
     fn queue(name: &str, queued: u64, dead: u64) -> Queue {
         let (queue, oldest_waiting_ms) = (name.to_owned(), Some(61_000));
