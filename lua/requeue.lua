@@ -7,7 +7,7 @@
 --   | 'free' the end of a reservation whose time is over: leases go on
 -- Returns the generation, then a code per item:
 --   1 done | 2 completed | 3 dead | 4 the record is of a later epoch | 5 the task is not in the queue | 6 cancelled
---   7 its time has not come | 8 the worker has completed it
+--   7 its time has not come, or the end of its reservation | 8 the worker has completed it
 local answers, offered = {tonumber(generation)}, false
 local ENDS = {F = 2, D = 3, X = 6}
 
@@ -38,7 +38,8 @@ end
 -- Changes a live task. Returns its code.
 local function change(id, t, mode, worker, until_ms)
   if mode == 'free' then
-    if not t[RESERVED] or t[RESERVED][2] > now then return 1 end
+    if not t[RESERVED] then return 1 end
+    if t[RESERVED][2] > now then return 7 end
     t[RESERVED] = nil
   elseif t[WAIT][1] == '' then
     return 7

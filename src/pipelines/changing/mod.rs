@@ -27,7 +27,7 @@ use crate::{
     bus::Bus,
     config,
     dedup::Filter,
-    model::{Change, ChangeKind, Changed, ChangingTask, ShardId, StoredStatus, TaskAct, TaskId},
+    model::{Change, ChangeKind, Changed, ChangingTask, Requeue, ShardId, StoredStatus, TaskAct, TaskId},
     queue::{self, Arbitrated, ArbitratedTasks, Changer, RecordStatus},
     runtime::Clock,
     store::{Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Store, Wanted},
@@ -139,7 +139,7 @@ impl Changing {
             match decided {
                 Ok(ArbitratedTasks { generation, answers }) => {
                     for (wish, answer) in wishes.into_iter().zip(answers) {
-                        ends.push(self.end_of(&wish, answer, generation));
+                        ends.push(self.end_of(&wish, answer, generation, change));
                         asked.push((wish, answer));
                     }
                 }
@@ -198,7 +198,8 @@ impl Changing {
     }
 
     /// The end of a wish by the queue's answer. Without a turn the wish stays.
-    fn end_of(&self, wish: &KeptChange, answer: Arbitrated, generation: u64) -> EndedChange {
+    fn end_of(&self, wish: &KeptChange, answer: Arbitrated, generation: u64, change: &Change) -> EndedChange {
+        let is_end = *change == Change::Requeue(Requeue::Free);
         let (task, now) = (&wish.task, self.clock.now_unix_ms());
         let (mut turn, mut end) = (Some(wish.turn), Decided::Over);
         match (wish.kind, answer) {
@@ -213,8 +214,9 @@ impl Changing {
             {
                 turn = None;
             }
-            // SQL keeps the end of a reservation until its time.
-            (ChangeKind::Reservation, _) if now < wish.at_unix_ms => turn = None,
+            // SQL keeps the end of a reservation until the queue has ended it.
+            (ChangeKind::Reservation, Arbitrated::Done) if !is_end => turn = None,
+            (ChangeKind::Reservation, Arbitrated::NotDue) if is_end => turn = None,
             _ => {}
         }
         EndedChange { id: task.id, turn, end }

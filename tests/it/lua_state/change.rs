@@ -348,7 +348,7 @@ async fn a_reserved_task_goes_to_its_worker_until_the_end() {
     };
     assert!(!got("v").await);
     // Its time is not over.
-    assert_eq!(f.requeued('a', "free", "", 0).await, ["7", "1"]);
+    assert_eq!(f.requeued('a', "free", "", 0).await, ["7", "7"]);
     assert_eq!(f.state().await["records"], [reserved]);
     assert_eq!(f.requeued('a', "to", "w", NOW).await, ["7", "1"]);
     assert_eq!(f.requeued('a', "free", "", 0).await, ["7", "1"]);
