@@ -212,16 +212,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     };
     let matches = environment::without_empty(Cli::command()).try_get_matches_from(&args).map_err(refuse)?;
     let cli = Cli::from_arg_matches(&matches).map_err(refuse)?;
-    let load = |options: Options| {
-        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-        environment::check(&Cli::command(), names).map_err(Refusal::Usage)?;
-        let vars =
-            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-        let vars = vars.filter(|(_, value)| !value.is_empty());
-        let options = Options { kafka: environment::kafka(vars), ..options };
-        let origins = Origins::given(innermost(&matches)).with_environment(&options.kafka);
-        Ok::<_, Refusal>(config::load(options, origins, app::PROPERTY_RULES)?)
-    };
+    let load = |options| load(options, &matches);
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
         Some(Subcommands::Tasks(tasks)) => Command::Tasks(tasks),
@@ -266,6 +257,18 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
             Command::Run { settings, stop_with_stdin: cli.stop_with_stdin }
         }
     })
+}
+
+/// The settings of the command line, the environment and the configuration file.
+fn load(options: Options, matches: &clap::ArgMatches) -> Result<config::Loaded, Refusal> {
+    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    environment::check(&Cli::command(), names).map_err(Refusal::Usage)?;
+    let vars = std::env::vars_os();
+    let vars = vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let vars = vars.filter(|(_, value)| !value.is_empty());
+    let options = Options { kafka: environment::kafka(vars), ..options };
+    let origins = Origins::given(innermost(matches)).with_environment(&options.kafka);
+    Ok(config::load(options, origins, app::PROPERTY_RULES)?)
 }
 
 /// The whole command line, for completions and manual pages.

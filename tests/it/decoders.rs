@@ -8,8 +8,8 @@ use bytes::Bytes;
 use proptest::{collection::vec, prelude::*, sample::Index};
 use taskd::{
     model::{
-        Completed, DeadLetter, Died, Failure, LeaseNumber, LeaseToken, LetterCursor, LetterKind, NewTask, Offset,
-        QueueName, Roles, Scope, ShardId, TaskId, WorkerName,
+        AttemptState, Completed, DeadLetter, Died, FailedAttempt, Failure, LeaseNumber, LeaseToken, LetterCursor,
+        LetterKind, NewTask, Offset, QueueName, Roles, Scope, ShardId, TaskId, WorkerName,
     },
     wire::{self, time},
 };
@@ -61,6 +61,7 @@ fn records() -> Vec<Bytes> {
         attempt: 1,
         lease: LeaseNumber { generation: 1, grant: 2 },
         traceparent: String::new(),
+        leased_unix_ms: 4,
     };
     let reports = vec![
         wire::with_time(&wire::completed_report(id, completed, 1 << 20).unwrap(), 5),
@@ -77,7 +78,17 @@ fn records() -> Vec<Bytes> {
         history: vec![failure],
         ..Default::default()
     };
-    vec![wire::report_batch(&shard, reports), wire::dead_letter(&letter)]
+    let attempt = FailedAttempt {
+        id,
+        worker: "w".into(),
+        state: AttemptState::Rejected,
+        leased_unix_ms: 4,
+        at_unix_ms: 5,
+        attempt: 1,
+        lease: LeaseNumber { generation: 1, grant: 2 },
+        reason: "r".into(),
+    };
+    vec![wire::report_batch(&shard, reports, vec![wire::failed_attempt(attempt)]), wire::dead_letter(&letter)]
 }
 
 /// Checks that a value which was read from a text is written as a text that reads the same.
@@ -95,10 +106,10 @@ proptest! {
     fn records_of_any_kind_are_read_or_refused(bytes in hostile(records())) {
         // A record of some hundred bytes is one of some hundred parts at most.
         if let Ok(reports) = wire::read_reports(&bytes) {
-            prop_assert!(reports.len() <= bytes.len());
-            for index in 0..reports.len() {
+            prop_assert!(reports.reports.len() + reports.failures.len() <= bytes.len());
+            for (index, report) in reports.reports.iter().enumerate() {
                 let one = wire::read_reports(&wire::one_report(&bytes, index)).unwrap();
-                prop_assert_eq!(&one, &reports[index..=index]);
+                prop_assert_eq!(&one.reports, std::slice::from_ref(report));
             }
         }
         if let Ok(letter) = wire::read_dead_letter(&bytes) {
