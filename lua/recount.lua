@@ -21,15 +21,14 @@ for i = 1, #records, 2 do
 end
 local right = {'live', live, 'open', open, 'open_bytes', open_bytes}
 
--- As complete.lua and write_reports() count. The form of earlier versions is not counted again.
+-- As complete.lua and write_reports() count: without the field b. The form of earlier versions is not counted again.
 local bytes = 0
 for _, entry in ipairs(redis.call('XRANGE', OUTBOX, '-', '+')) do
   local fields = entry[2]
   if fields[1] == 'c' then bytes = nil break end
-  if fields[1] == 'b' then
-    bytes = bytes + #fields[2]
-  else
-    for _, value in ipairs(fields) do bytes = bytes + #value end
+  for i = 1, #fields, 2 do
+    bytes = bytes + #fields[i + 1]
+    if fields[i] ~= 'b' then bytes = bytes + #fields[i] end
   end
 end
 if bytes then right[#right + 1], right[#right + 2] = 'outbox_bytes', bytes end

@@ -28,6 +28,13 @@ local function is_record(t)
     and type(t[CREDITED]) == 'table' and type(t[HELD]) == 'table' and type(t[AT]) == 'number'
 end
 
+-- Lists of workers and grants are of text.
+local function is_text(list)
+  if type(list) ~= 'table' then return true end
+  for _, value in ipairs(list) do if type(value) ~= 'string' then return false end end
+  return true
+end
+
 -- Answers nil for a damaged record.
 local function load(r)
   local form = string.byte(r) or 0
@@ -56,6 +63,7 @@ local function load(r)
   end
   local ok, t = pcall(cmsgpack.unpack, r)
   if not ok or not is_record(t) then return nil end
+  if not (is_text(t[WAIT]) and is_text(t[CREDITED]) and is_text(t[HELD])) then return nil end
   if type(t[WAIT]) ~= 'table' then
     -- An earlier version counted the waiting replicas and named no grants.
     local waits = {}

@@ -19,6 +19,7 @@ mod history;
 pub mod keys;
 mod notes;
 mod pauses;
+mod pausing;
 mod shard;
 mod shards;
 mod types;

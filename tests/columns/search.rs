@@ -91,8 +91,9 @@ async fn tasks_are_listed_with_the_status_that_they_have_now() {
     let dead = &answer["tasks"][0];
     assert_eq!((&dead["status"], &dead["reason"], &dead["attempts"]), (&json!("DEAD"), &json!("no luck"), &json!(1)));
     assert!(dead.get("payload").is_none(), "{dead}");
-    let (_, alone) = daemon.get(&format!("/v1/tasks/{}", dead["id"].as_str().unwrap())).await;
-    assert_eq!(*dead, alone, "a list shows a task as it is shown alone");
+    let (_, mut alone) = daemon.get(&format!("/v1/tasks/{}", dead["id"].as_str().unwrap())).await;
+    alone.as_object_mut().unwrap().retain(|field, _| dead.get(field).is_some());
+    assert_eq!(*dead, alone, "a list shows of a task what is shown of it alone");
 
     // Pages by the cursor; also of a status that only Redis knows.
     for (query, count) in [("queue=q", 5), ("", 6), ("queue=q&status=queued,delayed,assigned", 3)] {

@@ -437,7 +437,7 @@ async fn a_stream_of_reflection_takes_nothing_from_the_budget_and_sends_little()
     assert!(held_bytes(&daemon).await < 3 << 10, "the stream is still open");
     // A message may have 4 KiB, and all of them 64 KiB.
     asked.send(ask(5 << 10)).await.unwrap();
-    assert_eq!(answers.message().await.unwrap_err().code(), Code::OutOfRange);
+    assert!(!matches!(answers.message().await, Ok(Some(_))), "the stream ends");
     let (asked, questions) = tokio::sync::mpsc::channel(1);
     let mut answers = client.server_reflection_info(ReceiverStream::new(questions)).await.unwrap().into_inner();
     let mut answered = 0;

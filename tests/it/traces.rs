@@ -227,6 +227,6 @@ async fn without_an_endpoint_a_sampled_context_goes_through_unchanged() {
     insert(&daemon, &json!({"queue": "q", "key": "k", "traceparent": context})).await;
     let leased = daemon.lease_all("w", "q", 1).await.remove(0);
     assert_eq!(leased["traceparent"], context);
-    assert_eq!(leased["lease_token"].as_str().unwrap().split(':').count(), 5, "the token has no trace");
+    assert!(!leased["lease_token"].as_str().unwrap().contains('-'), "the token has no trace");
     assert!(daemon.stop().await.success());
 }

@@ -271,7 +271,7 @@ mod tests {
             assert!(lines.iter().all(|line| line.chars().count() <= width), "{width} x {height}: {lines:?}");
         }
         let lines = view.lines(80, 24);
-        assert_eq!(lines.last().unwrap(), "… and 84 more", "{lines:#?}");
+        assert_eq!(lines.last().unwrap(), "… and 82 more", "{lines:#?}");
         assert!(lines[0].ends_with("q quit"), "80 columns have the keys: {lines:#?}");
     }
 

@@ -3,58 +3,23 @@
 //! A check of a slice is one script, so its finds hold at one moment. Pages of different moments only
 //! raise a suspicion, and a script that looks at this one task confirms it. A repair mends in the step that finds.
 
+mod checker;
 mod error;
 mod published;
 mod shard;
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
+use self::checker::find;
+pub use self::{
+    checker::{Checker, Pace},
+    error::Error,
+    published::Published,
 };
-
-pub use self::{error::Error, published::Published};
 use crate::{
-    bus::Bus,
     model::{Find, FindKind, QueueName, ShardId, TaskId},
-    queue::Shards,
-    store::{Store, Unpublished},
+    store::Unpublished,
 };
-
-/// How fast a checker goes.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// Entries of a slice.
-    entries: usize,
-    /// Records of a shard that are counted in one step, at most.
-    counted: usize,
-    /// The rest after a slice, in the time that the slice took.
-    rest: u32,
-}
-
-impl Pace {
-    /// For an operator who waits.
-    pub const FAST: Self = Self { entries: 500, counted: 10_000, rest: 0 };
-    /// Beside everything else, for ever: a hundredth of the time.
-    pub const BESIDE: Self = Self { entries: 100, counted: 2_000, rest: 99 };
-}
-
-const LONGEST_REST: Duration = Duration::from_secs(1);
-
-/// The checks. Cheap to clone.
-#[derive(Clone)]
-pub struct Checker {
-    store: Arc<dyn Store>,
-    queue: Shards,
-    published: Published,
-    pace: Pace,
-}
 
 impl Checker {
-    pub fn new(store: Arc<dyn Store>, queue: Shards, bus: Arc<dyn Bus>, pace: Pace) -> Self {
-        let published = Published::new(Arc::clone(&store), queue.clone(), bus);
-        Self { store, queue, published, pace }
-    }
-
     /// Checks a shard against itself and SQL. A shard without a generation is the watchdog's: nothing is found there.
     pub async fn shard(&self, shard: &ShardId, mends: bool) -> Result<Vec<Find>, Error> {
         shard::Walk::new(self, shard, mends).run().await
@@ -131,20 +96,4 @@ impl Checker {
             after = Some(next);
         }
     }
-
-    /// Makes a step, and rests after it.
-    async fn paced<T, E>(&self, step: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        let began = Instant::now();
-        let done = step.await;
-        let rest = (began.elapsed() * self.pace.rest).min(LONGEST_REST);
-        if !rest.is_zero() {
-            tokio::time::sleep(rest).await;
-        }
-        done
-    }
-}
-
-fn find(kind: FindKind, shard: &ShardId, task: Option<TaskId>, says: String, mended: bool) -> Find {
-    let (queue, shard) = (shard.queue.as_str().to_owned(), Some(shard.number));
-    Find { kind, queue, shard, task, says, mended }
 }

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::{Checker, error::Error, find};
+use super::{
+    checker::{Checker, find},
+    error::Error,
+};
 use crate::{
     model::{Find, FindKind, ShardId, StoredStatus, TaskId},
     queue::{self, Checked, Part, ShardFind, Suspicion},

@@ -206,7 +206,7 @@ impl Dialect for MySqlConnection {
     }
 
     fn update_tasks(set: &str) -> [String; 2] {
-        ["UPDATE tasks JOIN (".into(), format!(") AS changes ON id = task_id SET {set}")]
+        ["UPDATE tasks JOIN (".into(), format!(") AS reported ON id = task_id SET {set}")]
     }
 
     fn is_there_already(error: &Error) -> bool {

@@ -17,6 +17,7 @@ use super::{
     session::Session,
     shards,
     statement::{Statement, lists, pieces},
+    wishes,
 };
 use crate::model::{
     Act, Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, Requeue, ShardId, StoredStatus,
@@ -281,14 +282,6 @@ async fn remove_turns<S: Session>(session: &mut S, wishes: &[(TaskId, Turn)]) ->
     Ok(())
 }
 
-/// Removes the wishes about these tasks, because they are final.
-pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<()> {
-    for ids in lists(ids) {
-        session.execute(Statement::new("DELETE FROM changes WHERE task_id IN ").list(ids)).await?;
-    }
-    Ok(())
-}
-
 async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>> {
     let mut targets = targets(session, &ended.iter().map(|ended| ended.id).collect()).await?;
     let generations = generations(session, targets.values().map(|target| target.task.shard.clone()).collect()).await?;
@@ -328,7 +321,7 @@ async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64
     store_ends(session, &targets, [&completed, &cancelled], at_unix_ms).await?;
     let [cancelled, reopened] = [cancelled, reopened].map(Vec::from_iter);
     letters::reopen(session, &reopened, at_unix_ms, &mut counts).await?;
-    remove(session, &cancelled).await?;
+    wishes::remove(session, &cancelled).await?;
     remove_turns(session, &over).await?;
     counts.store(session).await?;
     let end = |ended: &EndedChange| {

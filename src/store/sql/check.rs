@@ -46,7 +46,7 @@ fn counted<'a, S: Session>(first: &'a TaskId) -> [Statement<'a>; 2] {
         .bind(first);
     let in_outbox = Statement::new("SELECT tasks.queue, 0, COUNT(*) FROM outbox ")
         .sql(S::BY_PRIMARY_KEY)
-        .sql(" JOIN tasks ON id = task_id WHERE task_id > ? AND status = 0 AND on_bus = 0")
+        .sql(" CROSS JOIN tasks ON id = task_id WHERE task_id > ? AND status = 0 AND on_bus = 0")
         .bind(first);
     [on_bus, in_outbox]
 }

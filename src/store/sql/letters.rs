@@ -9,7 +9,6 @@ use bytes::Bytes;
 
 use super::{
     backend::Backend,
-    changes,
     counts::Counts,
     outbox,
     retention::{self, Which},
@@ -17,6 +16,7 @@ use super::{
     runner::Runner,
     session::Session,
     statement::{Statement, lists, pieces},
+    wishes,
 };
 use crate::{
     model::{
@@ -217,7 +217,7 @@ pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i
         retried.extend(begin_again(session, ended, now_ms, &mut counts).await?);
         if !ids.is_empty() {
             session.execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&ids)).await?;
-            changes::remove(session, &ids).await?;
+            wishes::remove(session, &ids).await?;
         }
     }
     counts.store(session).await?;

@@ -52,6 +52,7 @@ mod settle;
 mod shards;
 mod statement;
 mod tasks;
+mod wishes;
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 

@@ -134,7 +134,7 @@ impl Dialect for Connection {
     }
 
     fn update_tasks(set: &str) -> [String; 2] {
-        [format!("UPDATE tasks SET {set} FROM ("), ") AS changes WHERE id = task_id".into()]
+        [format!("UPDATE tasks SET {set} FROM ("), ") AS reported WHERE id = task_id".into()]
     }
 
     // A migration is one transaction: no statement of it ran before.

@@ -1,0 +1,66 @@
+//! A checker: its means and its pace.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::published::Published;
+use crate::{
+    bus::Bus,
+    model::{Find, FindKind, ShardId, TaskId},
+    queue::Shards,
+    store::Store,
+};
+
+/// How fast a checker goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Entries of a slice.
+    pub(super) entries: usize,
+    /// Records of a shard that are counted in one step, at most.
+    pub(super) counted: usize,
+    /// The rest after a slice, in the time that the slice took.
+    rest: u32,
+}
+
+impl Pace {
+    /// For an operator who waits.
+    pub const FAST: Self = Self { entries: 500, counted: 10_000, rest: 0 };
+    /// Beside everything else, for ever: a hundredth of the time.
+    pub const BESIDE: Self = Self { entries: 100, counted: 2_000, rest: 99 };
+}
+
+const LONGEST_REST: Duration = Duration::from_secs(1);
+
+/// The checks. Cheap to clone.
+#[derive(Clone)]
+pub struct Checker {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) queue: Shards,
+    pub(super) published: Published,
+    pub(super) pace: Pace,
+}
+
+impl Checker {
+    pub fn new(store: Arc<dyn Store>, queue: Shards, bus: Arc<dyn Bus>, pace: Pace) -> Self {
+        let published = Published::new(Arc::clone(&store), queue.clone(), bus);
+        Self { store, queue, published, pace }
+    }
+
+    /// Makes a step, and rests after it.
+    pub(super) async fn paced<T, E>(&self, step: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let began = Instant::now();
+        let done = step.await;
+        let rest = (began.elapsed() * self.pace.rest).min(LONGEST_REST);
+        if !rest.is_zero() {
+            tokio::time::sleep(rest).await;
+        }
+        done
+    }
+}
+
+pub(super) fn find(kind: FindKind, shard: &ShardId, task: Option<TaskId>, says: String, mended: bool) -> Find {
+    let (queue, shard) = (shard.queue.as_str().to_owned(), Some(shard.number));
+    Find { kind, queue, shard, task, says, mended }
+}
