@@ -44,16 +44,16 @@ impl Fsck {
         while cx.idle(cx.pause(EVERY)).await && self.lead.wait(&cx).await {
             let mut finds = Vec::new();
             for shard in self.in_use().await? {
-                if cx.stop.is_cancelled() {
-                    return Ok(());
-                }
-                // It rests most of the time.
-                finds.extend(cx.idle(self.checker.shard(&shard, self.mends)).await?);
+                // It rests most of the time, and a large shard takes long. Each step of it is whole.
+                let found = cx.idle(self.checker.shard(&shard, self.mends));
+                let Some(found) = cx.stop.run_until_cancelled(found).await else { return Ok(()) };
+                finds.extend(found?);
                 cx.beat();
             }
             if counts_at <= cx.clock().now() {
                 let began = Instant::now();
-                match cx.idle(self.checker.counts(None, self.mends)).await {
+                let counted = cx.idle(self.checker.counts(None, self.mends));
+                match cx.stop.run_until_cancelled(counted).await.unwrap_or_else(|| Ok(Vec::new())) {
                     Ok(wrong) => finds.extend(wrong),
                     // One statement goes over all unfinished tasks. A database that cannot do that is no reason to
                     // leave out the shards.

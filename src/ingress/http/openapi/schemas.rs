@@ -19,6 +19,7 @@ impl Schemas {
                 settings.definitions_path = "/components/schemas".into();
                 settings.meta_schema = None;
                 settings.transforms.push(Box::new(RecursiveTransform(as_object)));
+                settings.transforms.push(Box::new(RecursiveTransform(as_enum)));
             })
         };
         let answers = settings().for_serialize().with_transform(RecursiveTransform(without_null));
@@ -60,5 +61,34 @@ fn without_null(schema: &mut Schema) {
             object.remove("anyOf");
             object.extend(only);
         }
+    }
+}
+
+/// Writes one list of values for values that have descriptions of their own: few programs read the other form.
+fn as_enum(schema: &mut Schema) {
+    let Some(object) = schema.as_object_mut() else { return };
+    let Some(Value::Array(choices)) = object.get("oneOf") else { return };
+    let (mut values, mut said) = (Vec::new(), Vec::new());
+    said.extend(object.get("description").and_then(Value::as_str).map(ToOwned::to_owned));
+    for choice in choices {
+        let of_choice = match (choice.get("const"), choice.get("enum")) {
+            (Some(value), _) => vec![value.clone()],
+            (None, Some(Value::Array(values))) => values.clone(),
+            (None, _) => return,
+        };
+        let description = choice.get("description").and_then(Value::as_str);
+        if let (Some(description), [Value::String(value)]) = (description, &of_choice[..]) {
+            said.push(format!("- `{value}`: {description}"));
+        }
+        values.extend(of_choice);
+    }
+    if !values.iter().all(Value::is_string) {
+        return;
+    }
+    object.remove("oneOf");
+    object.insert("type".into(), "string".into());
+    object.insert("enum".into(), values.into());
+    if !said.is_empty() {
+        object.insert("description".into(), said.join("\n").into());
     }
 }
