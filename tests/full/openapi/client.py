@@ -51,7 +51,8 @@ def until(what, condition):
 
 def flow():
     """A task from its insert to its results, one that dies and is sent again, and what taskd says of them."""
-    queue, key = "generated-client", str(uuid.uuid4())
+    key = str(uuid.uuid4())
+    queue = f"generated-client-{key[:8]}"
     call("get_index"), call("get_health"), call("get_readiness"), call("get_open_api"), call("get_metrics")
 
     # Insert: one, several of which one is wrong, and one wrong one.
@@ -118,7 +119,8 @@ def others():
             if parameter.default is not inspect.Parameter.empty or parameter.name == "client":
                 continue
             if parameter.name == "body":
-                types = [each for each in vars(m).values() if getattr(each, "__name__", "") in str(parameter.annotation)]
+                classes = (each for each in vars(m).values() if inspect.isclass(each))
+                types = [each for each in classes if each.__name__ in str(parameter.annotation)]
                 try:
                     kwargs["body"] = max(types, key=lambda each: len(each.__name__)).from_dict({})
                 except KeyError as missing:
