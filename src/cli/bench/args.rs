@@ -79,6 +79,10 @@ pub struct Bench {
     #[arg(long, conflicts_with = "grpc")]
     pub(super) with_token: bool,
 
+    /// Let the taskd of its own write no failed attempts into histories
+    #[arg(long, conflicts_with = "grpc")]
+    pub(super) without_history: bool,
+
     #[command(flatten)]
     pub(super) work: Work,
 
@@ -110,6 +114,10 @@ pub(super) struct Work {
     /// NUM: distinct workers that must complete each task
     #[arg(long, value_name = "NUM", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(super) replicas: u16,
+
+    /// In the phase process, each task fails once: the worker that gets its first attempt rejects it
+    #[arg(long)]
+    pub(super) failing: bool,
 
     /// Queues that share the tasks
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]

@@ -190,8 +190,9 @@ fn settings(args: &Bench, part: Part) -> String {
     let bytes = (tasks * (args.work.payload.0 + 1024)).max(256 << 20);
     let replicas = args.work.replicas.max(100);
     let auth = if args.with_token { "tokens" } else { "none" };
+    let history = !args.without_history;
     format!(
-        "auth = \"{auth}\"\nmax_queues = {queues}\nmax_replicas = {replicas}\n\
+        "auth = \"{auth}\"\nhistory = {history}\nmax_queues = {queues}\nmax_replicas = {replicas}\n\
          [queues.default]\nhigh_water_tasks = {tasks}\nhigh_water_bytes = {bytes}\n"
     )
 }

@@ -159,9 +159,10 @@ impl Working {
     /// Rejects first attempts; the tasks to complete.
     async fn pass_on(&mut self, tasks: Vec<Leased>) -> anyhow::Result<Vec<Leased>> {
         let (first, rest): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task| task.attempt == 1);
-        for task in first {
-            self.passed_on.push((task.number, Instant::now()));
-            self.worker.pass_on(&task).await?;
+        if !first.is_empty() {
+            let now = Instant::now();
+            self.passed_on.extend(first.iter().map(|task| (task.number, now)));
+            self.worker.pass_on(&first).await?;
         }
         Ok(rest)
     }

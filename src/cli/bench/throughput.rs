@@ -44,8 +44,9 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     // The phase measures workers, not the way of the last tasks into the queue.
     let wanted = u64::from(total);
     run.server.wait_for(&tasks.queues, SETTLE, |counts| counts.queued == wanted).await?;
+    let habit = if work.failing { Habit::PassesOn } else { Habit::Plain };
     let (before, began) = (run.server.usage().await, Instant::now());
-    if let Some((done, at, usage)) = complete_all(run, "process", work, &tasks, total, Habit::Plain).await? {
+    if let Some((done, at, usage)) = complete_all(run, "process", work, &tasks, total, habit).await? {
         let (done, used) = (done.saturating_duration_since(began), usage.since(before));
         run.report.rate(Phase::Process, "completed", total, done, None);
         run.report.rate(Phase::Process, "settled in SQL", total, at - began, Some(used));

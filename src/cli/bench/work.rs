@@ -196,20 +196,21 @@ impl Worker {
         Ok(done)
     }
 
-    /// Rejects a task, so that the next worker gets it at once.
-    pub(super) async fn pass_on(&mut self, task: &Leased) -> anyhow::Result<()> {
-        let rejection = pb::Rejection {
+    /// Rejects tasks, so that the next worker gets them at once.
+    pub(super) async fn pass_on(&mut self, tasks: &[Leased]) -> anyhow::Result<()> {
+        let rejection = |task: &Leased| pb::Rejection {
             id: task.id.clone(),
             lease_token: task.token.clone(),
             reason: "measured".to_owned(),
             retry: None,
             delay: Some(prost_types::Duration::default()),
         };
-        let request = pb::RejectTasksRequest { worker: self.name.clone(), rejections: vec![rejection] };
+        let rejections = tasks.iter().map(rejection).collect();
+        let request = pb::RejectTasksRequest { worker: self.name.clone(), rejections };
         let answer = self.client.reject_tasks(request).await.context("taskd did not take a rejection")?.into_inner();
-        match answer.results.first() {
-            Some(result) if result.status() == pb::ItemStatus::Ok => Ok(()),
-            other => bail!("taskd answered a rejection with {other:?}"),
+        match answer.results.iter().find(|result| result.status() != pb::ItemStatus::Ok) {
+            None => Ok(()),
+            Some(other) => bail!("taskd answered a rejection with {other:?}"),
         }
     }
 
