@@ -113,7 +113,7 @@ pub struct Task {
     /// Its attempts, the earliest first.
     #[prost(message, repeated, tag = "18")]
     pub history: ::prost::alloc::vec::Vec<TaskAttempt>,
-    /// What operators did to it, the earliest first.
+    /// The acts of operators on it, the earliest first.
     #[prost(message, repeated, tag = "19")]
     pub acts: ::prost::alloc::vec::Vec<TaskAct>,
     /// How many results it has.
@@ -146,7 +146,7 @@ pub struct TaskAttempt {
     #[prost(bool, tag = "8")]
     pub surplus: bool,
 }
-/// What an operator did to a task.
+/// An act of an operator on a task.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TaskAct {
     #[prost(string, tag = "1")]
