@@ -49,7 +49,7 @@ Examples:
   taskd cancel 0199… 0199…                          the tasks with these ids
   taskd cancel --queue crawl --key https://e.org/   the task with this queue and key
 
-A worker that holds such a task is told CANCELLED. Its key stays taken. taskd dead retry sends the task again.
+A worker that holds such a task is told CANCELLED. Its key stays taken. taskd tasks retry sends the task again.
 A cancelled task stays so if the command is interrupted: the same command goes on with the rest.
 Exit code: 0, or 1 if some tasks could not be cancelled, 2 if the request is wrong or the server cannot be reached.")]
 pub struct Cancel {
