@@ -4,9 +4,12 @@
 pub(crate) mod access;
 mod acts;
 mod bitmap;
+pub(crate) mod books;
+pub(crate) mod changes;
 pub(crate) mod dead_letters;
 mod enrichment;
 pub(crate) mod explain;
 mod history;
 pub(crate) mod jobs;
+mod pauses;
 mod search;

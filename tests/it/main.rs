@@ -41,7 +41,6 @@ mod lua_state;
 mod moved_time;
 mod openapi;
 mod partitions;
-mod pauses;
 mod payload_schema;
 mod queue_property;
 mod rebuild;

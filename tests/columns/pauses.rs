@@ -4,7 +4,10 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::support::{daemon::Daemon, until};
+use crate::{
+    column,
+    support::{daemon::Daemon, until},
+};
 
 fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
@@ -22,7 +25,7 @@ async fn set(daemon: &Daemon, what: &str) -> Value {
 
 #[tokio::test]
 async fn a_paused_queue_gives_nothing_and_its_leases_go_on() {
-    let mut daemon = Daemon::start("", &[]).await;
+    let mut daemon = column::start("", &[]).await;
     daemon.insert(&[json!({"queue": "q", "key": "held"})]).await;
     let held = daemon.lease_all("w", "q", 1).await;
     assert_eq!(set(&daemon, "pause").await, json!({"queue": "q", "paused": true, "changed": true}));
@@ -66,7 +69,7 @@ async fn a_paused_queue_gives_nothing_and_its_leases_go_on() {
 
 #[tokio::test]
 async fn the_commands_pause_and_resume_and_name_mistakes() {
-    let daemon = Daemon::start("", &[]).await;
+    let daemon = column::start("", &[]).await;
     for (args, want) in [
         (["pause", "later"], "queue later is paused\n"),
         (["pause", "later"], "queue later was paused before\n"),
