@@ -22,16 +22,22 @@ end
 local right = {'live', live, 'open', open, 'open_bytes', open_bytes}
 
 -- As complete.lua and write_reports() count: without the field b. The form of earlier versions is not counted again.
-local bytes = 0
-for _, entry in ipairs(redis.call('XRANGE', OUTBOX, '-', '+')) do
-  local fields = entry[2]
-  if fields[1] == 'c' then bytes = nil break end
-  for i = 1, #fields, 2 do
-    bytes = bytes + #fields[i + 1]
-    if fields[i] ~= 'b' then bytes = bytes + #fields[i] end
+-- Nor is one that is too large for a step.
+local MOST_BYTES, PAGE = 4194304, 10
+local bytes, from, page = 0, '-', nil
+repeat
+  page = redis.call('XRANGE', OUTBOX, from, '+', 'COUNT', PAGE)
+  for _, entry in ipairs(page) do
+    local fields = entry[2]
+    if fields[1] == 'c' then bytes = MOST_BYTES + 1 break end
+    for i = 1, #fields, 2 do
+      bytes = bytes + #fields[i + 1]
+      if fields[i] ~= 'b' then bytes = bytes + #fields[i] end
+    end
+    from = '(' .. entry[1]
   end
-end
-if bytes then right[#right + 1], right[#right + 2] = 'outbox_bytes', bytes end
+until #page < PAGE or bytes > MOST_BYTES
+if bytes <= MOST_BYTES then right[#right + 1], right[#right + 2] = 'outbox_bytes', bytes end
 
 local finds = {}
 local function compare(name, number, wanted)

@@ -21,7 +21,7 @@ use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use parking_lot::Mutex;
 use tokio::{
     sync::Semaphore,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, timeout_at},
 };
 
 pub use self::json::{Change, Verdict};
@@ -86,12 +86,22 @@ impl Enrichment {
         self.0.named.get(queue).unwrap_or(&self.0.default).as_ref()
     }
 
+    /// The end of the calls that begin now, for all queues of a batch.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.0.longest
+    }
+
     /// The endpoint's verdicts about new tasks of `queue`, in order. `None`: the task goes on without.
     ///
-    /// An answer that `check` refuses is wrong.
-    pub async fn verdicts(&self, queue: &QueueName, rows: &[&TaskRow], check: Check<'_>) -> Vec<Option<Verdict>> {
+    /// An answer that `check` refuses is wrong. Tasks without a verdict at the deadline go on without.
+    pub async fn verdicts(
+        &self,
+        queue: &QueueName,
+        rows: &[&TaskRow],
+        check: Check<'_>,
+        deadline: Instant,
+    ) -> Vec<Option<Verdict>> {
         let Some(endpoint) = self.endpoint(queue) else { return vec![None; rows.len()] };
-        let deadline = Instant::now() + self.0.longest;
         let calls: Vec<BoxFuture<'_, _>> = pieces(rows, &endpoint.settings)
             .into_iter()
             .map(|piece| endpoint.verdicts(queue, piece, check, deadline).boxed())
@@ -177,9 +187,12 @@ impl Endpoint {
     ) -> Result<Vec<Verdict>, Skipped> {
         let waits_until = deadline.min(Instant::now() + self.settings.timeout);
         let Ok(Ok(_slot)) = timeout_at(waits_until, self.slots.acquire()).await else { return Err(Skipped::Busy) };
+        if Instant::now() >= deadline {
+            return Err(Skipped::Busy);
+        }
         let permit = self.breaker.permit(Instant::now().into_std()).ok_or(Skipped::Open)?;
         let started = Instant::now();
-        let outcome = timeout(self.settings.timeout, self.call(queue, rows)).await;
+        let outcome = timeout_at(deadline.min(started + self.settings.timeout), self.call(queue, rows)).await;
         metrics::enrichment_call(&self.name, started.elapsed());
         let outcome = match outcome {
             Ok(Ok(verdicts)) => checked(rows, verdicts, check).map_err(|why| (Skipped::Wrong, why)),

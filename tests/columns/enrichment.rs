@@ -19,7 +19,10 @@ use tokio::{net::TcpListener, sync::Notify, task::JoinHandle};
 
 use crate::{
     column,
-    support::{daemon::Daemon, until},
+    support::{
+        daemon::{Daemon, statuses},
+        until,
+    },
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -166,8 +169,8 @@ async fn an_endpoint_changes_and_rejects_new_tasks_and_duplicates_cost_no_call()
         json!([task("plain"), task("urgent"), task("reshape"), task("bad"), task("plain"), {"queue": "o", "key": "x"}]);
     let (_, answer) = daemon.post("/v1/tasks", &tasks).await;
     let results = answer["results"].as_array().unwrap();
-    let statuses: Vec<_> = results.iter().map(|one| one["status"].as_str().unwrap()).collect();
-    assert_eq!(statuses, ["CREATED", "CREATED", "CREATED", "REJECTED", "DUPLICATE", "CREATED"], "{answer}");
+    let said: Vec<_> = results.iter().map(|one| one["status"].as_str().unwrap()).collect();
+    assert_eq!(said, ["CREATED", "CREATED", "CREATED", "REJECTED", "DUPLICATE", "CREATED"], "{answer}");
     assert_eq!(results[3]["error"], "the queue's enrichment rejected the task: not this one");
     letters(&daemon, "refused", 1).await;
 
@@ -207,6 +210,10 @@ async fn an_endpoint_changes_and_rejects_new_tasks_and_duplicates_cost_no_call()
     assert_eq!(endpoint.keys()[4..], ["child", "bad-child"]);
     assert_eq!((outcome(&daemon, "enriched").await, outcome(&daemon, "rejected").await), (4.0, 2.0));
     assert!(!daemon.log().contains("open-sesame"));
+
+    // A rejected key that stands twice in a call.
+    let (_, answer) = daemon.post("/v1/tasks", &json!([task("bad"), task("bad")])).await;
+    assert_eq!(statuses(&answer), ["REJECTED", "REJECTED"], "{answer}");
     assert!(daemon.stop().await.success());
 }
 

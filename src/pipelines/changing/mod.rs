@@ -207,14 +207,18 @@ impl Changing {
                 end = Decided::CompletedBefore { epoch: task.epoch, credited };
             }
             (ChangeKind::Update, Arbitrated::Done | Arbitrated::Completed { .. }) => end = Decided::Updated,
-            // A record of before may be on its way. The fanout asks SQL about those that are older.
-            (ChangeKind::Update, Arbitrated::Absent)
-                if (0..self.arrives_within_ms).contains(&(now - wish.at_unix_ms)) =>
-            {
-                turn = None;
+            (ChangeKind::Update, Arbitrated::Absent) => {
+                // With a lower NUM, the credits in SQL may be enough: then no queue will ever report the end.
+                end = Decided::Updated;
+                // A record of before may be on its way. The fanout asks SQL about those that are older.
+                if (0..self.arrives_within_ms).contains(&(now - wish.at_unix_ms)) {
+                    turn = None;
+                }
             }
             // SQL keeps the end of a reservation until the queue has ended it.
             (ChangeKind::Reservation, Arbitrated::Done) if !is_end => turn = None,
+            // Nothing was changed, and an earlier reservation may stand.
+            (ChangeKind::Reservation, Arbitrated::CompletedByWorker) if !is_end => turn = None,
             (ChangeKind::Reservation, Arbitrated::NotDue) if is_end => turn = None,
             _ => {}
         }

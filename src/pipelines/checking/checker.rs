@@ -1,9 +1,6 @@
 //! A checker: its means and its pace.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use super::published::Published;
 use crate::{
@@ -31,8 +28,6 @@ impl Pace {
     pub const BESIDE: Self = Self { entries: 100, counted: 2_000, rest: 99 };
 }
 
-const LONGEST_REST: Duration = Duration::from_secs(1);
-
 /// The checks. Cheap to clone.
 #[derive(Clone)]
 pub struct Checker {
@@ -52,7 +47,7 @@ impl Checker {
     pub(super) async fn paced<T, E>(&self, step: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let began = Instant::now();
         let done = step.await;
-        let rest = (began.elapsed() * self.pace.rest).min(LONGEST_REST);
+        let rest = began.elapsed() * self.pace.rest;
         if !rest.is_zero() {
             tokio::time::sleep(rest).await;
         }

@@ -155,14 +155,14 @@ impl<'a> Walk<'a> {
         let live: Vec<TaskId> = std::mem::take(&mut self.live).into_iter().collect();
         for ids in live.chunks(self.checker.pace.entries) {
             let ended: Vec<_> = self.ended(ids).await?.into_iter().map(|id| (id, Suspicion::Ended)).collect();
-            if ended.is_empty() {
-                continue;
+            for ended in ended.chunks(CONFIRMED_AT_ONCE) {
+                let finds = self.checker.queue.check_tasks(self.shard, ended, false).await?;
+                let found: Vec<TaskId> = finds.iter().filter_map(|find| find.task).collect();
+                let still: Vec<_> = self.ended(&found).await?.into_iter().map(|id| (id, Suspicion::Ended)).collect();
+                let confirm = self.checker.queue.check_tasks(self.shard, &still, self.mends);
+                let finds = self.checker.paced(confirm).await?;
+                self.add(finds);
             }
-            let finds = self.checker.queue.check_tasks(self.shard, &ended, false).await?;
-            let found: Vec<TaskId> = finds.iter().filter_map(|find| find.task).collect();
-            let still: Vec<_> = self.ended(&found).await?.into_iter().map(|id| (id, Suspicion::Ended)).collect();
-            let finds = self.checker.queue.check_tasks(self.shard, &still, self.mends).await?;
-            self.add(finds);
         }
         Ok(())
     }

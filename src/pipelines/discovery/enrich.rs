@@ -38,11 +38,11 @@ pub(super) async fn enrich(
     for place in places.filter(|place| known.insert(rows[*place].key_hash)) {
         by_queue.entry(rows[place].queue.clone()).or_default().push(place);
     }
-    let now = context.clock.now_unix_ms();
+    let (now, deadline) = (context.clock.now_unix_ms(), enrichment.deadline());
     for (queue, places) in by_queue {
         let asked: Vec<&TaskRow> = places.iter().map(|place| &*rows[*place]).collect();
         let check = |row: &TaskRow, change: &Change| check(context, row, change, now);
-        let verdicts = enrichment.verdicts(&queue, &asked, &check).await;
+        let verdicts = enrichment.verdicts(&queue, &asked, &check, deadline).await;
         for (place, verdict) in places.into_iter().zip(verdicts) {
             match verdict {
                 Some(Verdict::Change(change)) => apply(change, rows[place]),

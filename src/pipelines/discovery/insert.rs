@@ -152,8 +152,16 @@ impl Handle {
 
     /// Answers the rows that their endpoints reject, by place.
     async fn enrich(&self, rows: &mut [TaskRow]) -> Result<HashMap<usize, String>, Error> {
-        let mut rows: Vec<&mut TaskRow> = rows.iter_mut().collect();
-        let rejected = enrich::enrich(&self.context, &self.enrichment, &mut rows).await.map_err(unavailable)?;
+        let mut each: Vec<&mut TaskRow> = rows.iter_mut().collect();
+        let mut rejected = enrich::enrich(&self.context, &self.enrichment, &mut each).await.map_err(unavailable)?;
+        // An endpoint sees each key once.
+        let keys = rejected.iter().map(|(at, why)| (rows[*at].key_hash, why.clone()));
+        let keys: HashMap<_, String> = keys.collect();
+        for (at, row) in rows.iter().enumerate() {
+            if let Some(why) = keys.get(&row.key_hash) {
+                rejected.entry(at).or_insert_with(|| why.clone());
+            }
+        }
         metrics::discovery_dropped(Source::Api, Dropped::Rejected, rejected.len());
         Ok(rejected)
     }

@@ -33,9 +33,12 @@ impl Changes {
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
+            let mut failed = Ok(());
             for kind in ChangeKind::KEPT {
-                self.carry_out(kind, &cx).await?;
+                let carried_out = self.carry_out(kind, &cx).await;
+                failed = failed.and(carried_out);
             }
+            failed?;
             metrics::watchdog_step("changes", started.elapsed());
             if !cx.idle(cx.pause(EVERY)).await {
                 break;
@@ -44,6 +47,7 @@ impl Changes {
         Ok(())
     }
 
+    /// Carries out all wishes of a kind. A shard that does not answer holds up no other; the first error is told.
     async fn carry_out(&self, kind: ChangeKind, cx: &Loop) -> Result<(), Error> {
         let change = match kind {
             ChangeKind::Cancel => Change::Cancel,
@@ -54,6 +58,7 @@ impl Changes {
         let is_timed = kind == ChangeKind::Reservation;
         let upto_unix_ms = if is_timed { self.clock.now_unix_ms() } else { i64::MAX };
         let mut pages = KeptPages { kind, upto_unix_ms, after: None, limit: PAGE };
+        let mut failed = Ok(());
         loop {
             let page = self.changing.kept(&pages).await?;
             let now = self.clock.now_unix_ms();
@@ -64,13 +69,13 @@ impl Changes {
                 let done = self.changing.carry_out(due, &change).await;
                 metrics::watchdog_handled(Watched::Changed, done.changed.len());
                 if let Some(error) = done.error.filter(|error| !error.is_without_generation()) {
-                    return Err(error.into());
+                    failed = failed.and(Err(error.into()));
                 }
             }
             cx.beat();
             pages.after = page.next;
             if pages.after.is_none() {
-                return Ok(());
+                return failed;
             }
         }
     }
