@@ -9,6 +9,7 @@
 
 mod claim;
 mod command;
+mod costs;
 mod daemon;
 mod database;
 mod delay;
@@ -26,7 +27,6 @@ mod report;
 mod scale;
 mod search;
 mod servers;
-mod token;
 mod work;
 
 use anyhow::Context;
@@ -42,7 +42,7 @@ use scale::Scale;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: command, token, delay, claim, queues, production; search runs only
+    /// Only the benchmarks whose name contains this: command, costs, delay, claim, queues, production; search runs only
     /// when it is named
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
@@ -89,8 +89,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     if wanted("command") {
         show(form, &command::run(&scale, &Progress::new()).await?);
     }
-    if wanted("token") {
-        show(form, &token::run(&scale, &Progress::new()).await?);
+    if wanted("costs") {
+        show(form, &costs::run(&scale, &Progress::new()).await?);
     }
     if wanted("delay") {
         show(form, &delay::run(&scale, &Progress::new()).await?);

@@ -79,9 +79,9 @@ pub struct Bench {
     #[arg(long, conflicts_with = "grpc")]
     pub(super) with_token: bool,
 
-    /// Let the taskd of its own write no failed attempts into histories
-    #[arg(long, conflicts_with = "grpc")]
-    pub(super) without_history: bool,
+    /// A setting of the taskd of its own, by its key in the configuration file: history=false
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting, conflicts_with = "grpc")]
+    pub(super) settings: Vec<(String, String)>,
 
     #[command(flatten)]
     pub(super) work: Work,
@@ -277,6 +277,11 @@ impl Work {
         let samples = f64::from(self.rate) * self.duration.0.as_secs_f64();
         samples.min(f64::from(u32::MAX)) as u32
     }
+}
+
+fn setting(text: &str) -> Result<(String, String), &'static str> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, as in history=false")?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 fn bytes<S: serde::Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {

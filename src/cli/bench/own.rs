@@ -56,6 +56,9 @@ impl Own {
         command.args(["--pipelines", "all", "--log-format", "json"]);
         command.args(["--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--config"]).arg(config);
         command.arg("--data-dir").arg(folder.data()).stdout(log.try_clone()?).stderr(log);
+        for (key, value) in &args.settings {
+            command.env(format!("TASKD_{}", key.to_uppercase()), value);
+        }
         // The other end of the pipe ends with this process, even at a SIGKILL.
         command.arg("--stop-with-stdin").stdin(Stdio::piped());
         // Ctrl-C on the terminal is for the benchmark, which then stops this taskd in order.
@@ -190,9 +193,8 @@ fn settings(args: &Bench, part: Part) -> String {
     let bytes = (tasks * (args.work.payload.0 + 1024)).max(256 << 20);
     let replicas = args.work.replicas.max(100);
     let auth = if args.with_token { "tokens" } else { "none" };
-    let history = !args.without_history;
     format!(
-        "auth = \"{auth}\"\nhistory = {history}\nmax_queues = {queues}\nmax_replicas = {replicas}\n\
+        "auth = \"{auth}\"\nmax_queues = {queues}\nmax_replicas = {replicas}\n\
          [queues.default]\nhigh_water_tasks = {tasks}\nhigh_water_bytes = {bytes}\n"
     )
 }
