@@ -23,7 +23,7 @@ Examples:
   taskd bench latency --rate 2000 --duration 30s
   taskd bench flat --waiting 10000,10000000 the same speed in front of ten million tasks?
   taskd bench --json | jq '.rates[] | {phase, measure, per_second}'
-  taskd bench --grpc 127.0.0.1:7601 --redis unix://taskd-data/redis.sock
+  taskd bench --grpc 127.0.0.1:7601 --redis unix://$PWD/taskd-data/redis.sock
 
 Phases:
   insert       new tasks: until taskd has accepted (stored) all, and until all can be claimed
