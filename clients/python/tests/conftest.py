@@ -22,6 +22,8 @@ from uuid import uuid4
 
 import pytest
 
+# taskd refuses variables that it does not know, and a test must not take the settings of its caller.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("TASKD_")}
 ROOT = Path(__file__).parents[3]
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -63,7 +65,7 @@ class Taskd:
         command += ["--data-dir", str(self.folder / "data")]
         command += ["--http-listen", f"127.0.0.1:{self.http}", "--grpc-listen", self.address]
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT)
         until(self._is_ready, f"taskd is ready; its log is {self.folder / 'log'}")
         return self
 
@@ -98,9 +100,8 @@ class Taskd:
         return found
 
     def command(self, *args: str) -> str:
-        done = subprocess.run(
-            [self.binary, *args, "--data-dir", str(self.folder / "data")], capture_output=True, text=True, check=True
-        )
+        command = [self.binary, *args, "--data-dir", str(self.folder / "data")]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=ENVIRONMENT)
         return done.stdout.strip()
 
     def kill(self) -> None:
@@ -160,7 +161,7 @@ class Program:
         # A file and no pipe: nobody reads while the test waits.
         self.output = Path(tempfile.mkstemp(prefix="taskd-py-out-")[1])
         with self.output.open("wb") as output:
-            environment = os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {})
+            environment = ENVIRONMENT | {"PYTHONUNBUFFERED": "1"} | (env or {})
             self.process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
 
     def said(self) -> str:

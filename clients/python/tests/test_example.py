@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from conftest import ROOT, Taskd
+from conftest import ROOT, Taskd, until
 
 from taskd import Client, TaskStatus
 
@@ -59,7 +59,9 @@ def test_two_crawlers_fetch_each_page_once(taskd: Taskd, queue: str, site: tuple
     assert sum(int(line.split(" pages")[0]) for line in said) == len(PAGES)
     assert visits == {path: 2 if "busy" in path else 1 for path in [*PAGES, "/site/missing.html"]}
     with Client(taskd.address) as client:
-        tasks = {task.key.removeprefix(url): client.get_task(task.id) for task in client.list_tasks(queue)}
+        ids = {task.key.removeprefix(url): task.id for task in client.list_tasks(queue)}
+        until(lambda: client.get_task(ids["missing.html"]).history, "the rejection is stored")
+        tasks = {name: client.get_task(one) for name, one in ids.items()}
     assert tasks["missing.html"].status is TaskStatus.DEAD
     assert tasks["missing.html"].history[0].reason == "the site answers 404"
     assert taskd.results(tasks["deep/c.html"].id)[0]["result"] == {

@@ -22,6 +22,7 @@ from taskd import (
     NewTask,
     PermissionDenied,
     Task,
+    TaskdError,
     TaskStatus,
     Unauthenticated,
     Unavailable,
@@ -132,8 +133,8 @@ def test_a_second_signal_cancels_the_handlers(taskd: Taskd, queue: str, program:
         worker.says("stopping: 1 handlers are at work")
         worker.signal(signal.SIGINT)
         assert worker.wait() == 0
-        info = client.get_task(task.id)
-    assert [(one.state, one.reason) for one in info.history] == [("REJECTED", "the worker stopped")]
+        history = until(lambda: client.get_task(task.id).history, "the rejection is stored")
+    assert [(one.state, one.reason) for one in history] == [("REJECTED", "the worker stopped")]
     assert "the end" in worker.said()
 
 
@@ -143,7 +144,12 @@ def test_handlers_in_processes(taskd: Taskd, queue: str, program: Start) -> None
         tasks = {kind: client.insert(queue, kind, payload={"kind": kind}).id for kind in kinds[:4]}
         tasks["misfit"] = client.insert(queue, "misfit", payload={"sort": "x"}).id
         worker = program("processes.py", taskd.address, queue)
-        done = {kind: client.wait(one, timeout=60) for kind, one in tasks.items()}
+        done = {}
+        for kind, one in tasks.items():
+            client.wait(one, timeout=60)
+            # Failures are stored a moment after they have their effect.
+            until(lambda one=one: client.get_task(one).history, "the history is stored")  # type: ignore[misc]
+            done[kind] = client.get_task(one)
         found = until(lambda: list(client.list_tasks(queue, key="found")), "the task was discovered")
         client.wait(found[0].id, timeout=60)
         worker.signal(signal.SIGTERM)
@@ -190,7 +196,7 @@ def test_a_worker_waits_until_taskd_is_there(new_taskd: MakeTaskd, caplog: pytes
 def _insert_and_wait(taskd: Taskd) -> bool:
     """A task ends the wait of the worker's call, so that it notices."""
     with Client(taskd.address) as client:
-        return client.wait(client.insert("q").id, timeout=60).status is not TaskStatus.COMPLETED
+        return client.wait(client.insert("q", "k").id, timeout=60).status is not TaskStatus.COMPLETED
 
 
 def test_a_call_gives_up_after_its_patience() -> None:
@@ -202,6 +208,17 @@ def test_tokens(new_taskd: MakeTaskd, program: Start) -> None:
     taskd = new_taskd('auth = "tokens"\n')
     ops = taskd.command("token", "create", "ops", "--roles", "admin").split()[-1]
     work = taskd.command("token", "create", "w1", "--roles", "work", "--worker", "w1", "--queues", "mine").split()[-1]
+
+    def is_known() -> bool:
+        with Client(taskd.address, token=work) as client:
+            try:
+                client.insert("mine", "k")
+            except TaskdError as error:
+                return isinstance(error, PermissionDenied)
+        return True
+
+    # taskd knows a new token within a second.
+    until(is_known, "taskd knows the token")
 
     def worker(**options: Any) -> Worker:
         made = Worker(taskd.address, wait=1, **options)
@@ -233,7 +250,7 @@ def test_tokens(new_taskd: MakeTaskd, program: Start) -> None:
 def test_tls(new_taskd: MakeTaskd, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=taskd.test"]  # type: ignore[list-item]
+    command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=taskd.test"]
     command += ["-addext", "subjectAltName=DNS:taskd.test", "-addext", "basicConstraints=critical,CA:FALSE"]
     subprocess.run(command, check=True, capture_output=True)
     taskd = new_taskd(f'tls_cert_file = "{cert}"\ntls_key_file = "{key}"\n')
@@ -244,8 +261,10 @@ def test_tls(new_taskd: MakeTaskd, tmp_path: Path) -> None:
         assert client.wait(client.insert("q", "k").id, timeout=60).status is TaskStatus.COMPLETED
     with Client(f"https://{taskd.address}", patience=0.3) as client, pytest.raises(Unavailable):
         client.insert("q", "k")
-    with Client(taskd.address, tls=TLS(ca=tmp_path / "none")) as client, pytest.raises(InvalidRequest, match="none"):
-        client.insert("q", "k")
+    with pytest.raises(InvalidRequest, match="none cannot be read: No such file"):
+        Client(taskd.address, tls=TLS(ca=tmp_path / "none"))
+    with pytest.raises(InvalidRequest, match="cert and key belong together"):
+        Worker(taskd.address, tls=TLS(cert=cert))
 
 
 def test_an_async_client_in_a_loop_of_its_own(taskd: Taskd, queue: str) -> None:

@@ -56,9 +56,21 @@ def finish(taskd: Taskd, worker: Worker, *tasks: NewTask) -> list[TaskInfo]:
     async def run() -> list[TaskInfo]:
         async with AsyncClient(taskd.address) as client, working(worker):
             ids = [inserted.id for inserted in await client.insert_batch(tasks)]
-            return [await client.wait(one, timeout=60) for one in ids]
+            return [await ended(client, one) for one in ids]
 
     return asyncio.run(run())
+
+
+async def ended(client: AsyncClient, task_id: str) -> TaskInfo:
+    """A finished task with its history. taskd stores failures a moment after they have their effect."""
+    await client.wait(task_id, timeout=60)
+
+    async def with_history() -> TaskInfo | None:
+        task = await client.get_task(task_id)
+        return task if task.history or task.status is TaskStatus.CANCELLED else None
+
+    task: TaskInfo = await until(with_history, "the history is stored")
+    return task
 
 
 def result(taskd: Taskd, task: TaskInfo) -> Any:
@@ -421,7 +433,7 @@ def test_a_worker_that_is_cancelled_gives_its_tasks_back(taskd: Taskd, queue: st
         finally:
             handler_ended.set()
 
-    async def run() -> TaskInfo:
+    async def run() -> None:
         async with AsyncClient(taskd.address) as client:
             inserted = await client.insert(queue, "k")
             serving = asyncio.create_task(worker.serve())
@@ -430,10 +442,14 @@ def test_a_worker_that_is_cancelled_gives_its_tasks_back(taskd: Taskd, queue: st
             with pytest.raises(asyncio.CancelledError):
                 await serving
             assert handler_ended.is_set()
-            return await client.get_task(inserted.id)
 
-    task = asyncio.run(run())
-    assert [one.reason for one in task.history if one.state == "REJECTED"] == ["the worker stopped"]
+            async def rejected() -> list[str]:
+                history = (await client.get_task(inserted.id)).history
+                return [one.reason for one in history if one.state == "REJECTED"]
+
+            assert await until(rejected, "the rejection is stored") == ["the worker stopped"]
+
+    asyncio.run(run())
 
 
 def test_threads_and_prefetch_under_many_short_tasks(taskd: Taskd, queue: str) -> None:

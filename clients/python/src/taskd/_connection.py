@@ -119,6 +119,9 @@ class Target:
             raise InvalidRequest("some addresses begin with https:// and others do not; give all with https://")
         if tls is True or (tls is None and targets[0][1]):
             tls = TLS()
+        if tls:
+            # Now, so that a wrong path is an error here and not at the first call.
+            tls.credentials()
         # The commands of taskd take it from there, too.
         token = token if token is not None else os.environ.get("TASKD_TOKEN") or None
         return cls(addresses=tuple(name for name, _ in targets), token=token, tls=tls or None)
@@ -157,7 +160,8 @@ _ERRORS: dict[grpc.StatusCode, type[TaskdError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
-    grpc.StatusCode.UNIMPLEMENTED: InvalidRequest,
+    # An older taskd.
+    grpc.StatusCode.UNIMPLEMENTED: TaskdError,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,

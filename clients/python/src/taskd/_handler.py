@@ -99,7 +99,7 @@ def _payload_type(function: Callable[..., Any], parameter: str) -> Any:
             f"the annotation of {parameter!r} names something that is not defined where the handler is: {error}; "
             "define the payload's type in the module"
         ) from error
-    if annotation in (Any, Task):
+    if annotation in (Any, Task, object):
         return Any
     if get_origin(annotation) is not Task:
         raise TypeError(

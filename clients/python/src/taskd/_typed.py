@@ -146,7 +146,7 @@ def _fit_dataclass(kind: Any, known: dict[Any, _Fit]) -> _Fit:
 
 def _fit_typed_dict(kind: Any, known: dict[Any, _Fit]) -> _Fit:
     fits = {name: _fit(hint, known) for name, hint in get_type_hints(kind).items()}
-    # Python does not find NotRequired in an annotation that is a string, as `from __future__ import annotations` makes it.
+    # Python overlooks NotRequired in annotations that are strings (`from __future__ import annotations`).
     marks = {name: get_origin(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
     required = {name for name in marks if marks[name] is Required or name in kind.__required_keys__}
     required -= {name for name in marks if marks[name] is NotRequired}
