@@ -144,21 +144,22 @@ def test_handlers_in_processes(taskd: Taskd, queue: str, program: Start) -> None
         tasks = {kind: client.insert(queue, kind, payload={"kind": kind}).id for kind in kinds[:4]}
         tasks["misfit"] = client.insert(queue, "misfit", payload={"sort": "x"}).id
         worker = program("processes.py", taskd.address, queue)
-        done = {}
-        for kind, one in tasks.items():
+
+        def reasons(kind: str) -> list[str]:
+            return [one.reason for one in client.get_task(tasks[kind]).history]
+
+        for one in tasks.values():
             client.wait(one, timeout=60)
-            # Failures are stored a moment after they have their effect.
-            until(lambda one=one: client.get_task(one).history, "the history is stored")  # type: ignore[misc]
-            done[kind] = client.get_task(one)
+        # The death of a process may cost the others an attempt, too. Failures are stored a moment after their effect.
+        until(lambda: "as the payload says" in reasons("reject"), "the rejection is stored")
+        until(lambda: "payload.kind is missing" in reasons("misfit"), "the rejection is stored")
+        until(lambda: "the process of the handler died" in reasons("die"), "the death is stored")
+        assert client.get_task(tasks["die"]).status is TaskStatus.COMPLETED
         found = until(lambda: list(client.list_tasks(queue, key="found")), "the task was discovered")
         client.wait(found[0].id, timeout=60)
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
     parent = int(worker.said().split("parent ")[1].split()[0])
-    assert done["reject"].history[0].reason == "as the payload says"
-    assert done["misfit"].history[0].reason == "payload.kind is missing"
-    assert done["die"].status is TaskStatus.COMPLETED
-    assert "the process of the handler died" in [one.reason for one in done["die"].history]
     assert taskd.results(tasks["plain"])[0]["result"]["pid"] != parent
 
 
