@@ -50,24 +50,24 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
     return value
 
 
-def finish(taskd: Taskd, worker: Worker, *tasks: NewTask) -> list[TaskInfo]:
+def finish(taskd: Taskd, worker: Worker, *tasks: NewTask, attempts: int = 1) -> list[TaskInfo]:
     """Inserts the tasks, lets the worker do them, and returns them in their last status."""
 
     async def run() -> list[TaskInfo]:
         async with AsyncClient(taskd.address) as client, working(worker):
             ids = [inserted.id for inserted in await client.insert_batch(tasks)]
-            return [await ended(client, one) for one in ids]
+            return [await ended(client, one, attempts) for one in ids]
 
     return asyncio.run(run())
 
 
-async def ended(client: AsyncClient, task_id: str) -> TaskInfo:
-    """A finished task with its history. taskd stores failures a moment after they have their effect."""
+async def ended(client: AsyncClient, task_id: str, attempts: int = 1) -> TaskInfo:
+    """A finished task with its history. taskd stores attempts a moment after they have their effect."""
     await client.wait(task_id, timeout=60)
 
     async def with_history() -> TaskInfo | None:
         task = await client.get_task(task_id)
-        return task if task.history or task.status is TaskStatus.CANCELLED else None
+        return task if len(task.history) >= attempts or task.status is TaskStatus.CANCELLED else None
 
     task: TaskInfo = await until(with_history, "the history is stored")
     return task
@@ -156,6 +156,11 @@ def test_payloads_have_the_type_of_the_annotation(taskd: Taskd, queue: str) -> N
     assert bad.history[0].reason == "payload.depth is a str; int is expected"
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 def test_failures_say_why(taskd: Taskd, queue: str) -> None:
     worker = Worker(taskd.address, queue=queue)
 
@@ -172,6 +177,10 @@ def test_failures_say_why(taskd: Taskd, queue: str) -> None:
                 raise asyncio.CancelledError
             case "rejects":
                 raise Reject("there is no such page")
+            case "mute":
+                raise Mute
+            case "past":
+                raise Retry(after=-1)
             case "loop":
                 loop: list[Any] = []
                 loop.append(loop)
@@ -184,6 +193,8 @@ def test_failures_say_why(taskd: Taskd, queue: str) -> None:
         "groups": "ExceptionGroup: some (1 sub-exception)",
         "cancels": "the handler cancelled itself",
         "rejects": "there is no such page",
+        "mute": "Mute",
+        "past": "ValueError: -1 is no time: give seconds, zero or more",
         "loop": "the result cannot be sent: a list cannot be sent: Circular reference detected",
         "object": "the result cannot be sent: a object cannot be sent: object has no form in JSON",
     }
@@ -217,7 +228,7 @@ def test_a_retry_waits_as_long_as_it_says(taskd: Taskd, queue: str) -> None:
             raise Retry("the site is busy", after=0.2)
         return task.attempt
 
-    (task,) = finish(taskd, worker, NewTask(queue=queue, key="k"))
+    (task,) = finish(taskd, worker, NewTask(queue=queue, key="k"), attempts=3)
     assert result(taskd, task) == 3
     assert [one.reason for one in task.history] == ["the site is busy", "the site is busy", ""]
     assert all(later - earlier >= 0.2 for earlier, later in itertools.pairwise(began))
@@ -301,8 +312,7 @@ def test_leases_are_extended_while_a_handler_runs(taskd: Taskd, queue: str) -> N
                     await asyncio.sleep(0.05)
 
             async with working(worker):
-                inserted = await client.insert(queue, "slow")
-                return await client.wait(inserted.id, timeout=60)
+                return await ended(client, (await client.insert(queue, "slow")).id)
 
     task = asyncio.run(run())
     assert (task.status, task.attempts, len(task.history)) == (TaskStatus.COMPLETED, 0, 1)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
 from taskd._codec import encode
-from taskd._time import seconds
 from taskd._typed import PayloadReader, payload_reader
 from taskd.errors import PayloadError, Reject, Retry, Unserialisable
 from taskd.source import Completion, Lease, Rejection
@@ -124,15 +123,23 @@ def failed(lease: Lease, error: BaseException) -> Rejection:
         case Reject():
             return Rejection(lease=lease, reason=reason(error.reason or "rejected"), retry=False)
         case Retry():
-            delay = None if error.after is None else seconds(error.after)
-            return Rejection(lease=lease, reason=reason(error.reason or "retry"), delay=delay)
+            return Rejection(lease=lease, reason=reason(error.reason or "retry"), delay=error.after)
         case PayloadError():
             # It fits at no attempt.
             return Rejection(lease=lease, reason=reason(str(error)), retry=False)
         case _:
-            text = str(error)
-            name = type(error).__name__
-            return Rejection(lease=lease, reason=reason(f"{name}: {text}" if text else name))
+            return Rejection(lease=lease, reason=reason(error_text(error)))
+
+
+def error_text(error: BaseException) -> str:
+    """The name of an error, and what it says."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        # It is the user's.
+        text = ""
+    return f"{name}: {text}" if text else name
 
 
 def reason(text: str) -> str:

@@ -138,12 +138,12 @@ class Session:
             away = False
             self._stats.got += len(leases)
             for lease in leases:
-                self._hold(lease, began)
-            if leases:
-                pause.reset()
-            elif time.monotonic() - began < min(0.1, self._options.wait / 2):
+                self._hold(lease)
+            if not leases and time.monotonic() - began < min(0.1, self._options.wait / 2):
                 # taskd did not wait for tasks as it was asked.
                 await self._sleep(pause.next())
+            else:
+                pause.reset()
 
     def _free(self) -> int:
         options = self._options
@@ -166,8 +166,8 @@ class Session:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), pause)
 
-    def _hold(self, lease: Lease, began: float) -> None:
-        held = Held(lease, began + self._options.lease / 3)
+    def _hold(self, lease: Lease) -> None:
+        held = Held(lease, time.monotonic() + self._options.lease / 3)
         self._held.add(held)
         if self._stopping.is_set():
             self._give_back(held)
@@ -325,6 +325,7 @@ class Session:
             held.work.cancel()
         elif held in self._waiting:
             self._waiting.remove(held)
+            self._changed.set()
 
     # The end.
 
@@ -362,7 +363,9 @@ class Session:
         for work in self._running:
             work.cancel()
         if self._running:
-            await asyncio.wait(self._running, timeout=_CLEAN_UP)
+            _, deaf = await asyncio.wait(self._running, timeout=_CLEAN_UP)
+            if deaf:
+                logger.warning("%d handlers go on although they were cancelled", len(deaf))
 
     async def _watch_loop(self) -> None:
         """Warns of handlers that block the event loop: no lease is extended meanwhile."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from taskd._time import Seconds, seconds
 
 
 class TaskdError(Exception):
@@ -59,7 +59,7 @@ class Reject(Exception):
 class Retry(Exception):
     """Raised by a handler: another attempt shall be made, `after` so many seconds instead of the backoff."""
 
-    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
+    def __init__(self, reason: str = "", *, after: Seconds | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.after = after
+        self.after = None if after is None else seconds(after)

@@ -25,7 +25,8 @@ class JsonFormatter(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        # A key that is no UTF-8 has surrogates, which no stream takes.
+        return json.dumps(line, default=str, ensure_ascii=False).encode(errors="replace").decode()
 
 
 class TaskFields(logging.Filter):
