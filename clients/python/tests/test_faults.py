@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -180,6 +182,67 @@ def test_a_dead_address_is_passed_over(taskd: Taskd, queue: str) -> None:
     worker.handler(lambda task: "done")
     with Client(",".join(addresses)) as client, Background(worker):
         assert client.wait(client.insert(queue, "k").id, timeout=60).status is TaskStatus.COMPLETED
+
+
+class Proxy:
+    """Forwards connections to taskd until it is cut."""
+
+    def __init__(self, address: str) -> None:
+        self._target = address.split(":")
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._sockets: list[socket.socket] = []
+        self.connections = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                far = socket.create_connection((self._target[0], int(self._target[1])))
+                self._sockets += [near, far]
+                self.connections += 1
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
+
+    def _forward(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        for one in [self._server, *self._sockets]:
+            # A thread that waits in the socket learns it from the shutdown.
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+def test_a_worker_moves_to_the_next_address_amid_work(taskd: Taskd, queue: str) -> None:
+    first, second = Proxy(taskd.address), Proxy(taskd.address)
+    worker = Worker([first.address, second.address], queue=queue, lease=3, concurrency=4)
+
+    @worker.handler
+    async def work(task: Task[int]) -> int:
+        await asyncio.sleep(0.005)
+        return task.payload
+
+    count = 400
+    with Client(taskd.address) as client:
+        inserted = list(client.insert_each(NewTask(queue=queue, key=str(n), payload=n) for n in range(count)))
+        with Background(worker):
+            until(lambda: worker.stats.completed >= count // 4, "the worker works")
+            assert (first.connections, second.connections) == (1, 0)
+            # Reports that are on their way lose their answers, and are sent again.
+            first.cut()
+            for one in inserted:
+                assert client.wait(one.id, timeout=60).status is TaskStatus.COMPLETED
+    assert second.connections == 1
+    assert (worker.stats.completed, worker.stats.lost) == (count, 0)
+    for n, one in enumerate(inserted):
+        assert [(each["worker"], each["result"]) for each in taskd.results(one.id)] == [(worker.name, n)]
+    second.cut()
 
 
 def test_a_worker_waits_until_taskd_is_there(new_taskd: MakeTaskd, caplog: pytest.LogCaptureFixture) -> None:

@@ -318,6 +318,28 @@ def test_leases_are_extended_while_a_handler_runs(taskd: Taskd, queue: str) -> N
     assert (task.status, task.attempts, len(task.history)) == (TaskStatus.COMPLETED, 0, 1)
 
 
+def test_leases_of_tasks_that_wait_in_the_worker_are_extended(taskd: Taskd, queue: str) -> None:
+    worker = Worker(taskd.address, queue=queue, lease=1, concurrency=1, prefetch=2)
+
+    async def run() -> list[TaskInfo]:
+        async with AsyncClient(taskd.address) as client:
+            ids = [(await client.insert(queue, key)).id for key in ("first", "second")]
+
+            @worker.handler
+            async def slow(task: Task[Any]) -> None:
+                deadlines: set[datetime] = set()
+                while task.key == "first" and len(deadlines) < 3:
+                    info = await client.get_task(ids[1])
+                    deadlines |= {one.lease_expires_at for one in info.history if one.lease_expires_at}
+                    await asyncio.sleep(0.05)
+
+            async with working(worker):
+                return [await ended(client, one) for one in ids]
+
+    tasks = asyncio.run(run())
+    assert [(task.status, task.attempts) for task in tasks] == [(TaskStatus.COMPLETED, 0)] * 2
+
+
 def test_num_2_is_done_by_two_workers(taskd: Taskd, queue: str) -> None:
     workers = [Worker(taskd.address, queue=queue, name=f"num-{n}") for n in range(2)]
     for worker in workers:
