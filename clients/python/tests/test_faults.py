@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ def test_handlers_in_processes(taskd: Taskd, queue: str, program: Start) -> None
         client.wait(found[0].id, timeout=60)
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
-    parent = int(worker.said().split("parent ")[1].split()[0])
+    parent = worker.process.pid
+    assert f"at {parent}\n" in worker.said()
     assert taskd.results(tasks["plain"])[0]["result"]["pid"] != parent
 
 
@@ -266,6 +268,35 @@ def _insert_and_wait(taskd: Taskd) -> bool:
 def test_a_call_gives_up_after_its_patience() -> None:
     with Client(f"127.0.0.1:{free_port()}", patience=0.3) as client, pytest.raises(Unavailable, match="UNAVAILABLE"):
         client.insert("q", "k")
+
+
+def test_calls_keep_to_the_limits_of_taskd(new_taskd: MakeTaskd) -> None:
+    taskd = new_taskd("max_items = 2\n")
+    worker = Worker(taskd.address, queue="q", concurrency=5, prefetch=20, lease=1)
+    began: set[str] = set()
+
+    async def run() -> None:
+        async with AsyncClient(taskd.address) as client:
+
+            @worker.handler
+            async def work(task: Task[Any]) -> None:
+                began.add(task.key)
+                deadlines: set[datetime] = set()
+                # Five leases at once are extended, and five reports come at once.
+                while len(began) < 5 or (len(began) == 5 and len(deadlines) < 2):
+                    info = await client.get_task(task.id)
+                    deadlines |= {one.lease_expires_at for one in info.history if one.lease_expires_at}
+                    await asyncio.sleep(0.02)
+
+            inserted = await client.insert_batch([NewTask(queue="q", key=str(n)) for n in range(30)])
+            serving = asyncio.create_task(worker.serve())
+            for one in inserted:
+                assert (await client.wait(one.id, timeout=60)).status is TaskStatus.COMPLETED
+            worker.stop()
+            await serving
+
+    asyncio.run(run())
+    assert (worker.stats.completed, worker.stats.rejected, worker.stats.lost) == (30, 0, 0)
 
 
 def test_tokens(new_taskd: MakeTaskd, program: Start) -> None:

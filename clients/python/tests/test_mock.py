@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 
-from taskd import Encoding, PayloadError, Reject, Retry, Task, Worker
+from taskd import Encoding, InvalidRequest, PayloadError, Reject, Retry, Task, Worker
 from taskd._codec import encode
 from taskd._typed import payload_reader
 from taskd.logs import JsonFormatter, TaskFields
@@ -119,6 +119,12 @@ def test_wrong_handlers_fail_when_they_are_registered() -> None:
     worker.handler(partial(two, other=1))
     with pytest.raises(ValueError, match="there is a handler for all queues already"):
         worker.handler(partial(two, other=2))
+    with pytest.raises(InvalidRequest, match="is a function of a module, by its name"):
+        in_processes = Worker(queue="q", processes=1)
+        in_processes.handler(lambda task: None)
+        MockSource().run(in_processes)
+    with pytest.raises(InvalidRequest, match=r"there is no handler; write @worker.handler"):
+        MockSource().run(Worker(queue="q"))
     for wrong in ({"concurrency": 0}, {"prefetch": -1}, {"lease": -1}):
         with pytest.raises(ValueError):
             Worker(queue="q", **wrong)  # type: ignore[arg-type]

@@ -27,6 +27,8 @@ logger = logging.getLogger("taskd.worker")
 
 # The most leases in a call: taskd's setting max_items has this default.
 _MAX_ITEMS = 1000
+# How often a worker says that taskd is still away.
+_REMIND_AFTER = 60.0
 # How long a handler that was cancelled may clean up.
 _CLEAN_UP = 2.0
 # How long the last reports may take when the grace is over.
@@ -69,6 +71,8 @@ class Session:
         self._waiting: deque[Held] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._reports = Reports(source, self._finished, options.lease / 12)
+        # The most tasks that a call asks for.
+        self._most = _MAX_ITEMS
         self._threads = Threads(options.concurrency)
         self._processes = Processes(options.processes) if options.processes else None
         self._stopping = asyncio.Event()
@@ -120,19 +124,28 @@ class Session:
     # Fetching.
 
     async def _fetch(self) -> None:
-        pause, away = Backoff(0.1, 5.0), False
+        pause, away, next_line = Backoff(0.1, 5.0), False, 0.0
         while await self._room():
-            began = time.monotonic()
+            began, asked = time.monotonic(), min(self._free(), self._most)
             try:
-                leases = await self._source.get(min(self._free(), _MAX_ITEMS))
+                leases = await self._source.get(asked)
             except Unavailable as error:
-                # One line for each time that taskd goes away, not for each attempt.
-                logger.log(logging.DEBUG if away else logging.WARNING, "taskd is away, trying again: %s", error)
+                # A line now and then, not for each attempt.
+                is_due = not away or time.monotonic() >= next_line
+                if is_due:
+                    next_line = time.monotonic() + _REMIND_AFTER
+                logger.log(logging.WARNING if is_due else logging.DEBUG, "taskd is away, trying again: %s", error)
                 away = True
                 await self._sleep(pause.next())
                 continue
             except EndOfSource:
                 return
+            except InvalidRequest:
+                # taskd's max_items may be lower. If it is something else, the smallest call fails, too.
+                if asked == 1:
+                    raise
+                self._most = asked // 2
+                continue
             if away:
                 logger.info("taskd is back")
             away = False
@@ -298,7 +311,12 @@ class Session:
             logger.debug("leases could not be extended, trying again: %s", error)
             return
         except InvalidRequest as error:
-            logger.warning("leases could not be extended, trying again: %s", error)
+            # taskd's max_items may be lower.
+            if len(due) > 1:
+                await self._extend(due[: len(due) // 2])
+                await self._extend(due[len(due) // 2 :])
+            else:
+                logger.warning("the lease could not be extended, trying again: %s", error, extra=due[0].fields())
             return
         for held, answer in zip(due, answers, strict=True):
             match answer.status:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
+import pickle
 import secrets
 import signal
 import socket
@@ -173,6 +175,9 @@ class Worker:
         The second signal cancels the handlers. An error with which the worker cannot go on, such as a wrong token, ends
         the program with a line. `serve` raises it instead, and leaves signals alone.
         """
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            # A process for handlers imports the program, down to this line.
+            return
         try:
             asyncio.run(self._run())
         except TaskdError as error:
@@ -207,6 +212,8 @@ class Worker:
         unhandled = [queue for queue in queues if queue not in self._handlers and None not in self._handlers]
         if unhandled:
             raise InvalidRequest(f"there is no handler for queue {unhandled[0]!r}")
+        if self._options.processes:
+            self._check_processes()
         with self._lock:
             if self._session is not None:
                 raise InvalidRequest("this worker works already")
@@ -219,6 +226,16 @@ class Worker:
             with self._lock:
                 self._session = None
             await own.close()
+
+    def _check_processes(self) -> None:
+        """InvalidRequest if a handler cannot go to another process."""
+        for handler in self._handlers.values():
+            try:
+                pickle.dumps((handler.function, handler.decode) if not handler.is_async else None)
+            except Exception as error:
+                raise InvalidRequest(
+                    f"a handler for processes, and its `decode`, is a function of a module, by its name: {error}"
+                ) from error
 
     def _source(self, queues: Sequence[str]) -> Source:
         options = self._options
