@@ -45,8 +45,9 @@ quick: ## Format, lints and the tests that need no more than redis-server: a min
 	cargo test --locked --lib --test it -- --test-threads $(or $(RUST_TEST_THREADS),8)
 
 .PHONY: proto
-proto: ## Generate src/wire/pb after a change of proto/
+proto: ## Generate src/wire/pb and the messages of clients/python after a change of proto/
 	@scripts/proto
+	@scripts/check-python --proto
 
 .PHONY: soak
 soak: ## All faults in random order while the work goes on (ARGS="--minutes 10 --seed 42")

@@ -1,0 +1,81 @@
+"""Workers and clients of taskd.
+
+from taskd import Worker
+
+worker = Worker("127.0.0.1:7601", queue="pages")
+
+@worker.handler
+async def fetch(task):
+    task.discover(task.key + "/next")
+    return {"length": len(task.key)}
+
+worker.run()
+"""
+
+from taskd._codec import Encoding
+from taskd._connection import TLS
+from taskd.client import AsyncClient, Explanation, InsertCounts, Inserted, InsertStatus
+from taskd.errors import (
+    EndOfSource,
+    InvalidRequest,
+    NotFound,
+    PayloadError,
+    PermissionDenied,
+    Reject,
+    Retry,
+    TaskdError,
+    TaskRejected,
+    Unauthenticated,
+    Unavailable,
+    Unserialisable,
+)
+from taskd.source import Answer, ItemStatus
+from taskd.sync import Client
+from taskd.task import (
+    FINAL,
+    UNFINISHED,
+    Attempt,
+    NewTask,
+    Priority,
+    Task,
+    TaskInfo,
+    TaskStatus,
+    current_task,
+)
+from taskd.worker import Stats, Worker
+
+__all__ = [
+    "FINAL",
+    "TLS",
+    "UNFINISHED",
+    "Answer",
+    "AsyncClient",
+    "Attempt",
+    "Client",
+    "Encoding",
+    "EndOfSource",
+    "Explanation",
+    "InsertCounts",
+    "InsertStatus",
+    "Inserted",
+    "InvalidRequest",
+    "ItemStatus",
+    "NewTask",
+    "NotFound",
+    "PayloadError",
+    "PermissionDenied",
+    "Priority",
+    "Reject",
+    "Retry",
+    "Stats",
+    "Task",
+    "TaskInfo",
+    "TaskRejected",
+    "TaskStatus",
+    "TaskdError",
+    "Unauthenticated",
+    "Unavailable",
+    "Unserialisable",
+    "Worker",
+    "current_task",
+]

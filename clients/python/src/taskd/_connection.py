@@ -1,0 +1,241 @@
+"""Connections to one or several processes of taskd, and calls with their errors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
+
+import grpc
+import grpc.aio
+
+from taskd._time import Backoff
+from taskd.errors import (
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    TaskdError,
+    Unauthenticated,
+    Unavailable,
+)
+from taskd.v1 import taskd_pb2 as pb
+
+DEFAULT_ADDRESS = "127.0.0.1:7601"
+_VERSION = "0.1.0"
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[RequestT, ResponseT]):
+    """A unary call of taskd. Written by hand instead of generated, so that it has types."""
+
+    path: str
+    serialize: Callable[[RequestT], bytes]
+    parse: Callable[[bytes], ResponseT]
+
+
+def _method(service: str, name: str, request: type[Any], response: type[Any]) -> Method[Any, Any]:
+    return Method(f"/taskd.v1.{service}/{name}", request.SerializeToString, response.FromString)
+
+
+INSERT: Method[pb.InsertTasksRequest, pb.InsertTasksResponse] = _method(
+    "Discovery", "InsertTasks", pb.InsertTasksRequest, pb.InsertTasksResponse
+)
+GET_TASK: Method[pb.GetTaskRequest, pb.Task] = _method("Discovery", "GetTask", pb.GetTaskRequest, pb.Task)
+LIST: Method[pb.ListTasksRequest, pb.ListTasksResponse] = _method(
+    "Discovery", "ListTasks", pb.ListTasksRequest, pb.ListTasksResponse
+)
+EXPLAIN: Method[pb.ExplainTaskRequest, pb.TaskExplanation] = _method(
+    "Discovery", "ExplainTask", pb.ExplainTaskRequest, pb.TaskExplanation
+)
+CANCEL: Method[pb.CancelTasksRequest, pb.CancelTasksResponse] = _method(
+    "Discovery", "CancelTasks", pb.CancelTasksRequest, pb.CancelTasksResponse
+)
+GET: Method[pb.GetTasksRequest, pb.GetTasksResponse] = _method(
+    "Tasks", "GetTasks", pb.GetTasksRequest, pb.GetTasksResponse
+)
+COMPLETE: Method[pb.CompleteTasksRequest, pb.CompleteTasksResponse] = _method(
+    "Tasks", "CompleteTasks", pb.CompleteTasksRequest, pb.CompleteTasksResponse
+)
+REJECT: Method[pb.RejectTasksRequest, pb.RejectTasksResponse] = _method(
+    "Tasks", "RejectTasks", pb.RejectTasksRequest, pb.RejectTasksResponse
+)
+EXTEND: Method[pb.ExtendTasksRequest, pb.ExtendTasksResponse] = _method(
+    "Tasks", "ExtendTasks", pb.ExtendTasksRequest, pb.ExtendTasksResponse
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TLS:
+    """How to speak TLS. Without `ca`, the authorities that gRPC brings decide."""
+
+    ca: str | Path | None = None
+    """The authority of taskd's certificate (PEM)."""
+    cert: str | Path | None = None
+    """The certificate of this client (PEM), if taskd asks for one; with `key`."""
+    key: str | Path | None = None
+    server_name: str | None = None
+    """The name in taskd's certificate, if it is not that of the address."""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        def read(path: str | Path | None) -> bytes | None:
+            return None if path is None else Path(path).read_bytes()
+
+        if (self.cert is None) != (self.key is None):
+            raise InvalidRequest("TLS: cert and key belong together; give both")
+        try:
+            return grpc.ssl_channel_credentials(read(self.ca), read(self.key), read(self.cert))
+        except OSError as error:
+            raise InvalidRequest(f"TLS: {error.filename} cannot be read: {error.strerror}") from error
+
+
+Addresses = str | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The processes of taskd, and how to speak with them."""
+
+    addresses: tuple[str, ...]
+    token: str | None
+    tls: TLS | None
+
+    @classmethod
+    def read(cls, address: Addresses, token: str | None, tls: TLS | bool | None) -> Target:
+        """Takes `host:port`, `http://host:port` and `https://host:port`, one or several."""
+        given = [address] if isinstance(address, str) else list(address)
+        names = [name.strip() for one in given for name in one.split(",") if name.strip()]
+        if not names:
+            raise InvalidRequest('there is no address; give that of taskd\'s gRPC, for example "127.0.0.1:7601"')
+        targets = [_host_and_port(name) for name in names]
+        if any(secure for _, secure in targets) and not all(secure for _, secure in targets):
+            raise InvalidRequest("some addresses begin with https:// and others do not; give all with https://")
+        if tls is True or (tls is None and targets[0][1]):
+            tls = TLS()
+        if tls:
+            # Now, so that a wrong path is an error here and not at the first call.
+            tls.credentials()
+        # The commands of taskd take it from there, too.
+        token = token if token is not None else os.environ.get("TASKD_TOKEN") or None
+        return cls(addresses=tuple(name for name, _ in targets), token=token, tls=tls or None)
+
+
+def _host_and_port(address: str) -> tuple[str, bool]:
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidRequest(f"{address!r} is no address: {error}") from error
+    if parts.scheme not in ("", "http", "https") or not host or port is None or parts.path not in ("", "/"):
+        raise InvalidRequest(f"{address!r} is no address; give host:port, for example 127.0.0.1:7601")
+    host = f"[{host}]" if ":" in host else host
+    return f"{host}:{port}", parts.scheme == "https"
+
+
+_OPTIONS: list[tuple[str, str | int]] = [
+    # taskd bounds its answers: 64 MiB is the most that a worker may ask for.
+    ("grpc.max_receive_message_length", 72 << 20),
+    ("grpc.max_send_message_length", -1),
+    # A connection that fell silent is found within half a minute, also while a call waits for tasks.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Also how long a connection may take to open.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
+    ("grpc.primary_user_agent", f"taskd-python/{_VERSION}"),
+    # Two clients of a process have two connections.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+_ERRORS: dict[grpc.StatusCode, type[TaskdError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    # An older taskd.
+    grpc.StatusCode.UNIMPLEMENTED: TaskdError,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+}
+
+# Another process may serve these: this one is away, hangs, or does not run the pipeline.
+_MOVE_ON = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+
+Call = grpc.aio.UnaryUnaryCall[Any, Any]
+
+
+class Connection:
+    """Calls one process of several, and the next one when it is away. It belongs to one event loop."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._channels: dict[int, grpc.aio.Channel] = {}
+        self._current = 0
+        token = target.token
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    @property
+    def address(self) -> str:
+        return self._target.addresses[self._current]
+
+    def start(self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float) -> tuple[Call, int]:
+        """Begins a call. It returns the number of the address, too, for `finish`."""
+        at = self._current
+        channel = self._channels.get(at) or self._open(at)
+        call = channel.unary_unary(method.path, request_serializer=method.serialize, response_deserializer=method.parse)
+        return call(request, timeout=timeout, metadata=self._metadata), at
+
+    async def finish(self, call: Call, at: int) -> Any:
+        """The answer of a call, or its error."""
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _MOVE_ON and self._current == at:
+                self._current = (at + 1) % len(self._target.addresses)
+            kind = _ERRORS.get(error.code(), Unavailable)
+            raise kind(f"{error.details()} ({error.code().name}, {self._target.addresses[at]})") from error
+
+    async def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float) -> ResponseT:
+        """Calls once."""
+        answer: ResponseT = await self.finish(*self.start(method, request, timeout))
+        return answer
+
+    async def call_patiently(
+        self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float, patience: float
+    ) -> ResponseT:
+        """Repeats the call until taskd answers it, at most for the time that `patience` gives."""
+        pause, end = Backoff(), time.monotonic() + patience
+        while True:
+            try:
+                return await self.call(method, request, min(timeout, max(end - time.monotonic(), 1.0)))
+            except Unavailable:
+                wait = pause.next()
+                if time.monotonic() + wait >= end:
+                    raise
+                await asyncio.sleep(wait)
+
+    def _open(self, at: int) -> grpc.aio.Channel:
+        tls, options = self._target.tls, list(_OPTIONS)
+        if tls and tls.server_name:
+            options.append(("grpc.ssl_target_name_override", tls.server_name))
+        address = self._target.addresses[at]
+        if tls:
+            channel = grpc.aio.secure_channel(address, tls.credentials(), options=options)
+        else:
+            channel = grpc.aio.insecure_channel(address, options=options)
+        self._channels[at] = channel
+        return channel
+
+    async def close(self) -> None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()

@@ -1,0 +1,148 @@
+"""Handlers: how a user's function is called, and what becomes of its task."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+
+from taskd._codec import encode
+from taskd._typed import PayloadReader, payload_reader
+from taskd.errors import PayloadError, Reject, Retry, Unserialisable
+from taskd.source import Completion, Lease, Rejection
+from taskd.task import Task, key_text, set_current_task
+
+Outcome = Completion | Rejection
+
+# taskd takes reasons of up to 4,096 bytes.
+_MAX_REASON_BYTES = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function for tasks, and how it is run."""
+
+    function: Callable[[Task[Any]], Any]
+    read: PayloadReader
+    decode: Callable[[bytes], Any] | None
+    is_async: bool
+    timeout: float | None
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], timeout: float | None = None, decode: Callable[[bytes], Any] | None = None
+    ) -> Handler:
+        """TypeError if taskd cannot call the function."""
+        name = getattr(function, "__qualname__", repr(function))
+        if not callable(function):
+            raise TypeError(f"a handler is a function of a task, not {function!r}")
+        called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            raise TypeError(f"{name} has a `yield`; a handler returns its result, and task.discover(…) reports tasks")
+        parameters = [
+            one
+            for one in inspect.signature(function).parameters.values()
+            if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        ]
+        if len(parameters) != 1 or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
+            raise TypeError(f"{name} shall have one parameter, the task: def {name}(task)")
+        read = _decoder(decode) if decode else payload_reader(_payload_type(function, parameters[0].name))
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+        return cls(function=function, read=read, decode=decode, is_async=is_async, timeout=timeout)
+
+    def open(self, lease: Lease, worker: str) -> Task[Any]:
+        """The task for the function. Raises PayloadError."""
+        return Task(
+            id=lease.id,
+            queue=lease.queue,
+            key=key_text(lease.key),
+            payload=self.read(lease.payload, lease.encoding),
+            raw=lease.payload,
+            headers=lease.headers,
+            traceparent=lease.traceparent,
+            attempt=lease.attempt,
+            replicas=lease.replicas,
+            priority=lease.priority,
+            worker=worker,
+        )
+
+    def call(self, task: Task[Any]) -> Any:
+        """Calls a function that is not async."""
+        set_current_task(task)
+        return self.function(task)
+
+
+def _decoder(decode: Callable[[bytes], Any]) -> PayloadReader:
+    def read(raw: bytes, encoding: int) -> Any:
+        try:
+            return decode(raw)
+        except Exception as error:
+            raise PayloadError(f"the payload cannot be decoded: {error}") from error
+
+    return read
+
+
+def _payload_type(function: Callable[..., Any], parameter: str) -> Any:
+    """`Page`, if the parameter is a `Task[Page]`; else anything."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    try:
+        annotation = typing.get_type_hints(function).get(parameter, Any)
+    except NameError as error:
+        raise TypeError(
+            f"the annotation of {parameter!r} names something that is not defined where the handler is: {error}; "
+            "define the payload's type in the module"
+        ) from error
+    if annotation in (Any, Task, object):
+        return Any
+    if get_origin(annotation) is not Task:
+        raise TypeError(
+            f"the handler's parameter {parameter!r} is the task: annotate it with Task[…], not {annotation}"
+        )
+    (payload,) = get_args(annotation)
+    return Any if isinstance(payload, typing.TypeVar) else payload
+
+
+def completed(lease: Lease, task: Task[Any], result: object) -> Outcome:
+    """The outcome of a function that returned."""
+    try:
+        encoded, encoding = encode(result)
+    except Unserialisable as error:
+        return Rejection(lease=lease, reason=reason(f"the result cannot be sent: {error}"))
+    return Completion(lease=lease, result=encoded, encoding=encoding, discovered=tuple(task.discovered))
+
+
+def failed(lease: Lease, error: BaseException) -> Rejection:
+    """The outcome of a function that raised."""
+    match error:
+        case Reject():
+            return Rejection(lease=lease, reason=reason(error.reason or "rejected"), retry=False)
+        case Retry():
+            return Rejection(lease=lease, reason=reason(error.reason or "retry"), delay=error.after)
+        case PayloadError():
+            # It fits at no attempt.
+            return Rejection(lease=lease, reason=reason(str(error)), retry=False)
+        case _:
+            return Rejection(lease=lease, reason=reason(error_text(error)))
+
+
+def error_text(error: BaseException) -> str:
+    """The name of an error, and what it says."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        # It is the user's.
+        text = ""
+    return f"{name}: {text}" if text else name
+
+
+def reason(text: str) -> str:
+    """The text without lone surrogates, cut to the bytes that taskd takes."""
+    raw = text.encode(errors="replace")
+    return raw.decode() if len(raw) <= _MAX_REASON_BYTES else raw[:_MAX_REASON_BYTES].decode(errors="ignore") + " …"

@@ -1,0 +1,147 @@
+"""Outcomes on their way to taskd, in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from taskd._handler import Outcome, reason
+from taskd._time import Backoff
+from taskd.errors import InvalidRequest, Unavailable
+from taskd.source import Answer, Completion, ItemStatus, Rejection, Source
+
+if TYPE_CHECKING:
+    from taskd._session import Held
+
+logger = logging.getLogger("taskd.worker")
+
+# The bounds of one call: items, bytes (one larger item goes alone), and discovered tasks.
+_MAX_ITEMS = 1000
+_MAX_BYTES = 4 << 20
+_MAX_DISCOVERED = 50_000
+# The bytes of all outcomes that wait, beyond which a worker takes no more tasks.
+_FULL_BYTES = 32 << 20
+
+OutcomeT = TypeVar("OutcomeT", bound=Outcome)
+
+
+class _Line(Generic[OutcomeT]):
+    """Outcomes of one kind that wait."""
+
+    def __init__(self, send: Callable[[Sequence[OutcomeT]], Awaitable[Sequence[Answer]]]) -> None:
+        self.send = send
+        self.waiting: deque[tuple[Held, OutcomeT, int]] = deque()
+        self.some = asyncio.Event()
+
+    def put(self, held: Held, outcome: OutcomeT, size: int) -> None:
+        self.waiting.append((held, outcome, size))
+        self.some.set()
+
+    def take(self) -> list[tuple[Held, OutcomeT]]:
+        """The next batch: as many as there are, within the bounds."""
+        batch: list[tuple[Held, OutcomeT]] = []
+        size = discovered = 0
+        while self.waiting and len(batch) < _MAX_ITEMS:
+            held, outcome, bytes_ = self.waiting[0]
+            found = len(outcome.discovered) if isinstance(outcome, Completion) else 0
+            if batch and (size + bytes_ > _MAX_BYTES or discovered + found > _MAX_DISCOVERED):
+                break
+            self.waiting.popleft()
+            batch.append((held, outcome))
+            size, discovered = size + bytes_, discovered + found
+        if not self.waiting:
+            self.some.clear()
+        return batch
+
+
+class Reports:
+    """Sends outcomes until taskd has answered each. A call that failed is repeated: taskd counts nothing twice."""
+
+    def __init__(self, source: Source, finished: Callable[[Held, Outcome, Answer], None], pause_limit: float) -> None:
+        self._completions = _Line[Completion](source.complete)
+        self._rejections = _Line[Rejection](source.reject)
+        self._finished = finished
+        self._pause_limit = pause_limit
+        self._open = 0
+        self._bytes = 0
+        self._sizes: dict[int, int] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def open(self) -> int:
+        """The outcomes that taskd has not answered."""
+        return self._open
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes > _FULL_BYTES
+
+    def add(self, held: Held, outcome: Outcome) -> None:
+        size = outcome.size()
+        self._open += 1
+        self._bytes += size
+        self._sizes[id(held)] = size
+        self._empty.clear()
+        self._put(held, outcome, size)
+
+    def _put(self, held: Held, outcome: Outcome, size: int) -> None:
+        if isinstance(outcome, Completion):
+            self._completions.put(held, outcome, size)
+        else:
+            self._rejections.put(held, outcome, size)
+
+    async def run(self) -> None:
+        """Until it is cancelled, or taskd refuses this worker."""
+        async with asyncio.TaskGroup() as lines:
+            lines.create_task(self._run_line(self._completions))
+            lines.create_task(self._run_line(self._rejections))
+
+    async def wait_until_empty(self) -> None:
+        await self._empty.wait()
+
+    async def _run_line(self, line: _Line[Any]) -> None:
+        while True:
+            await line.some.wait()
+            await self._deliver(line, line.take())
+
+    async def _deliver(self, line: _Line[Any], batch: list[tuple[Held, Any]]) -> None:
+        pause = Backoff(longest=self._pause_limit)
+        while batch:
+            try:
+                answers = await line.send([outcome for _, outcome in batch])
+            except Unavailable as error:
+                logger.debug("taskd did not take %d reports: %s", len(batch), error)
+                await asyncio.sleep(pause.next())
+                continue
+            except InvalidRequest as error:
+                if len(batch) > 1:
+                    # One of them is wrong, or they are too large together.
+                    middle = len(batch) // 2
+                    await self._deliver(line, batch[:middle])
+                    batch = batch[middle:]
+                    continue
+                answers = [Answer(ItemStatus.INVALID, str(error))]
+            for (held, outcome), answer in zip(batch, answers, strict=True):
+                self._read(held, outcome, answer)
+            return
+
+    def _read(self, held: Held, outcome: Outcome, answer: Answer) -> None:
+        if answer.status is ItemStatus.TRY_LATER:
+            size = self._sizes[id(held)]
+            asyncio.get_running_loop().call_later(held.pause.next(), self._put, held, outcome, size)
+            return
+        if answer.status is ItemStatus.INVALID and isinstance(outcome, Completion):
+            # The same result would be refused again, so the attempt has failed.
+            why = reason(f"taskd refused the result: {answer.error}")
+            self._put(held, Rejection(lease=outcome.lease, reason=why), self._sizes[id(held)])
+            logger.error(why, extra=held.fields())
+            return
+        self._open -= 1
+        self._bytes -= self._sizes.pop(id(held))
+        self._finished(held, outcome, answer)
+        if not self._open:
+            self._empty.set()

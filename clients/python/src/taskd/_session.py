@@ -1,0 +1,400 @@
+"""One run of a worker: what it holds, and the loops that fetch, work, keep leases and report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from taskd._handler import Handler, Outcome, completed, failed
+from taskd._reports import Reports
+from taskd._threads import Processes, Threads
+from taskd._time import Backoff
+from taskd.errors import EndOfSource, InvalidRequest, PayloadError, Reject, Retry, Unavailable
+from taskd.source import Answer, Completion, ItemStatus, Lease, Rejection, Source
+from taskd.task import Task, set_current_task
+
+if TYPE_CHECKING:
+    from taskd.worker import Options, Stats
+
+logger = logging.getLogger("taskd.worker")
+
+# The most leases in a call: taskd's setting max_items has this default.
+_MAX_ITEMS = 1000
+# How often a worker says that taskd is still away.
+_REMIND_AFTER = 60.0
+# How long a handler that was cancelled may clean up.
+_CLEAN_UP = 2.0
+# How long the last reports may take when the grace is over.
+_LAST_REPORTS = 3.0
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A lease from the answer that brought it until taskd has answered its report."""
+
+    lease: Lease
+    extend_at: float
+    task: Task[Any] | None = None
+    work: asyncio.Task[None] | None = None
+    elsewhere: Future[Any] | None = None
+    """The handler's run in a thread or process."""
+    is_over: bool = False
+    """The outcome is decided; or nobody waits for it."""
+    pause: Backoff = field(default_factory=Backoff)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a log record about it."""
+        return {
+            "task_id": self.lease.id,
+            "queue": self.lease.queue,
+            "key": self.lease.key.decode(errors="replace"),
+            "attempt": self.lease.attempt,
+        }
+
+
+class Session:
+    """One run of a worker, in one event loop."""
+
+    def __init__(self, options: Options, handlers: dict[str | None, Handler], source: Source, stats: Stats) -> None:
+        self._options = options
+        self._handlers = handlers
+        self._source = source
+        self._stats = stats
+        self._held: set[Held] = set()
+        self._waiting: deque[Held] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._reports = Reports(source, self._finished, options.lease / 12)
+        # The most tasks that a call asks for.
+        self._most = _MAX_ITEMS
+        self._threads = Threads(options.concurrency)
+        self._processes = Processes(options.processes) if options.processes else None
+        self._stopping = asyncio.Event()
+        self._aborting = asyncio.Event()
+        # Something became free, or the worker stops.
+        self._changed = asyncio.Event()
+
+    def stop(self) -> None:
+        """Takes no more tasks, and finishes those that began. The second call cancels these."""
+        if self._stopping.is_set():
+            self._aborting.set()
+        self._take_no_more()
+
+    def _take_no_more(self) -> None:
+        self._stopping.set()
+        self._changed.set()
+        self._source.interrupt()
+
+    async def run(self) -> None:
+        """Until `stop`, the end of the source, or an error with which a worker cannot go on."""
+        background = {asyncio.create_task(loop) for loop in (self._reports.run(), self._keep(), self._watch_loop())}
+        fetch = asyncio.create_task(self._fetch())
+        grace = self._options.grace
+        try:
+            await asyncio.wait({fetch, *background}, return_when=asyncio.FIRST_COMPLETED)
+            refused = any(one.done() for one in background) or (fetch.done() and fetch.exception() is not None)
+            # If taskd refuses this worker, it refuses its reports, too.
+            grace = 0.0 if refused else grace
+        except asyncio.CancelledError:
+            grace = 0.0
+            raise
+        finally:
+            self._take_no_more()
+            try:
+                await self._drain(fetch, background, grace)
+            finally:
+                for one in (fetch, *background):
+                    one.cancel()
+                ended = await asyncio.gather(fetch, *background, return_exceptions=True)
+                self._threads.close()
+                if self._processes:
+                    self._processes.close()
+        for error in ended:
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0]
+            if isinstance(error, Exception):
+                raise error
+
+    # Fetching.
+
+    async def _fetch(self) -> None:
+        pause, away, next_line = Backoff(0.1, 5.0), False, 0.0
+        while await self._room():
+            began, asked = time.monotonic(), min(self._free(), self._most)
+            try:
+                leases = await self._source.get(asked)
+            except Unavailable as error:
+                # A line now and then, not for each attempt.
+                is_due = not away or time.monotonic() >= next_line
+                if is_due:
+                    next_line = time.monotonic() + _REMIND_AFTER
+                logger.log(logging.WARNING if is_due else logging.DEBUG, "taskd is away, trying again: %s", error)
+                away = True
+                await self._sleep(pause.next())
+                continue
+            except EndOfSource:
+                return
+            except InvalidRequest:
+                # taskd's max_items may be lower. If it is something else, the smallest call fails, too.
+                if asked == 1:
+                    raise
+                self._most = asked // 2
+                continue
+            if away:
+                logger.info("taskd is back")
+            away = False
+            self._stats.got += len(leases)
+            for lease in leases:
+                self._hold(lease)
+            if not leases and time.monotonic() - began < min(0.1, self._options.wait / 2):
+                # taskd did not wait for tasks as it was asked.
+                await self._sleep(pause.next())
+            else:
+                pause.reset()
+
+    def _free(self) -> int:
+        options = self._options
+        return options.concurrency + options.prefetch - len(self._running) - len(self._waiting)
+
+    async def _room(self) -> bool:
+        """Waits until the worker can take tasks. False: it stops."""
+        # With a prefetch, a call for every single task would be a waste.
+        enough = max(1, self._options.prefetch // 2)
+        while not self._stopping.is_set():
+            unreported = self._reports.open >= _MAX_ITEMS + self._options.concurrency or self._reports.is_full
+            if self._free() >= enough and not unreported:
+                return True
+            self._changed.clear()
+            await self._changed.wait()
+        return False
+
+    async def _sleep(self, pause: float) -> None:
+        """Sleeps, unless the worker stops."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), pause)
+
+    def _hold(self, lease: Lease) -> None:
+        held = Held(lease, time.monotonic() + self._options.lease / 3)
+        self._held.add(held)
+        if self._stopping.is_set():
+            self._give_back(held)
+        elif len(self._running) < self._options.concurrency:
+            self._begin(held)
+        else:
+            self._waiting.append(held)
+
+    # Working.
+
+    def _begin(self, held: Held) -> None:
+        held.work = asyncio.create_task(self._work(held), name=f"taskd-{held.lease.id}")
+        self._running.add(held.work)
+        self._stats.running = len(self._running)
+        held.work.add_done_callback(self._ended)
+
+    def _ended(self, work: asyncio.Task[None]) -> None:
+        self._running.discard(work)
+        self._stats.running = len(self._running)
+        self._changed.set()
+        if not work.cancelled() and (error := work.exception()):
+            logger.error("the worker has an error of its own: %r", error, exc_info=error)
+        while self._waiting and len(self._running) < self._options.concurrency and not self._stopping.is_set():
+            self._begin(self._waiting.popleft())
+
+    async def _work(self, held: Held) -> None:
+        """Runs the handler, and hands its outcome to the reports."""
+        handler = self._handlers.get(held.lease.queue) or self._handlers.get(None)
+        if handler is None:
+            self._report(held, Rejection(lease=held.lease, reason="the worker has no handler for this queue"))
+            return
+        timeout = handler.timeout if handler.timeout is not None else self._options.timeout
+        limit = asyncio.timeout(timeout)
+        outcome: Outcome | None
+        try:
+            async with limit:
+                outcome = await self._run_handler(held, handler)
+        except GeneratorExit:
+            raise
+        except asyncio.CancelledError:
+            # Nobody waits for the outcome, or `_cut_short` has reported it.
+            is_expected = held.is_over or self._aborting.is_set()
+            outcome = None if is_expected else Rejection(lease=held.lease, reason="the handler cancelled itself")
+        except TimeoutError as error:
+            outcome = failed(held.lease, error)
+            if limit.expired():
+                outcome = Rejection(lease=held.lease, reason=f"timed out after {timeout:g} s")
+            self._log_failure(held, outcome, error)
+        except BaseException as error:
+            # Also SystemExit and groups: a task without a report would be extended for ever.
+            outcome = failed(held.lease, error)
+            self._log_failure(held, outcome, error)
+        if outcome is not None:
+            self._report(held, outcome)
+        if held.elsewhere and not held.elsewhere.done() and not self._aborting.is_set():
+            # Its thread or process cannot be stopped, and keeps its place until the handler returns.
+            logger.warning("the handler goes on in its thread or process", extra=held.fields())
+            with contextlib.suppress(Exception):
+                await asyncio.wrap_future(held.elsewhere)
+
+    async def _run_handler(self, held: Held, handler: Handler) -> Outcome:
+        lease, name = held.lease, self._options.name
+        if self._processes and not handler.is_async:
+            held.elsewhere = self._processes.submit(handler, lease, name)
+            return await self._processes.outcome(held.elsewhere, lease)
+        held.task = task = handler.open(lease, name)
+        if handler.is_async:
+            set_current_task(task)
+            result = await handler.function(task)
+        else:
+            held.elsewhere = self._threads.submit(lambda: handler.call(task))
+            result = await asyncio.wrap_future(held.elsewhere)
+            if inspect.isawaitable(result):
+                result = await result
+        return completed(lease, task, result)
+
+    def _log_failure(self, held: Held, outcome: Rejection, error: BaseException) -> None:
+        if isinstance(error, Reject | Retry | PayloadError):
+            logger.info("rejected: %s", outcome.reason, extra=held.fields())
+        else:
+            logger.error("the handler failed: %s", outcome.reason, exc_info=error, extra=held.fields())
+
+    # Reporting.
+
+    def _report(self, held: Held, outcome: Outcome) -> None:
+        if held.is_over:
+            return
+        held.is_over = True
+        if held.task is not None and isinstance(outcome, Rejection):
+            held.task._cancelled.set()
+        self._reports.add(held, outcome)
+
+    def _give_back(self, held: Held) -> None:
+        """Rejects a task that did not begin, so that another worker gets it at once."""
+        self._report(held, Rejection(lease=held.lease, reason="the worker stopped before it began", delay=0.0))
+
+    def _finished(self, held: Held, outcome: Outcome, answer: Answer) -> None:
+        """taskd has answered the report."""
+        self._held.discard(held)
+        self._changed.set()
+        if answer.status is not ItemStatus.OK:
+            self._stats.lost += 1
+            said = answer.error or answer.status.value
+            logger.warning("taskd did not count the report: %s", said, extra=held.fields())
+        elif isinstance(outcome, Completion):
+            self._stats.completed += 1
+            logger.debug("completed", extra=held.fields())
+        else:
+            self._stats.rejected += 1
+
+    # Leases.
+
+    async def _keep(self) -> None:
+        """Extends each lease when a third of it is over, until its report is answered."""
+        tick = self._options.lease / 12
+        while True:
+            await asyncio.sleep(tick)
+            now = time.monotonic()
+            due = [held for held in self._held if held.extend_at <= now + tick]
+            for at in range(0, len(due), _MAX_ITEMS):
+                await self._extend(due[at : at + _MAX_ITEMS])
+
+    async def _extend(self, due: list[Held]) -> None:
+        began = time.monotonic()
+        try:
+            answers = await self._source.extend([held.lease for held in due])
+        except Unavailable as error:
+            logger.debug("leases could not be extended, trying again: %s", error)
+            return
+        except InvalidRequest as error:
+            # taskd's max_items may be lower.
+            if len(due) > 1:
+                await self._extend(due[: len(due) // 2])
+                await self._extend(due[len(due) // 2 :])
+            else:
+                logger.warning("the lease could not be extended, trying again: %s", error, extra=due[0].fields())
+            return
+        for held, answer in zip(due, answers, strict=True):
+            match answer.status:
+                case ItemStatus.OK:
+                    held.extend_at = began + self._options.lease / 3
+                case ItemStatus.TRY_LATER:
+                    pass
+                case _ if held not in self._held or held.is_over:
+                    # Its report has an answer of its own.
+                    pass
+                case status:
+                    self._drop(held, status, answer.error)
+
+    def _drop(self, held: Held, status: ItemStatus, error: str) -> None:
+        """Ends work that nobody waits for."""
+        level = logging.INFO if status is ItemStatus.CANCELLED else logging.WARNING
+        logger.log(level, "the lease ended: %s", error or status.value, extra=held.fields())
+        self._stats.lost += 1
+        held.is_over = True
+        self._held.discard(held)
+        if held.task is not None:
+            held.task._cancelled.set()
+        if held.work is not None:
+            held.work.cancel()
+        elif held in self._waiting:
+            self._waiting.remove(held)
+            self._changed.set()
+
+    # The end.
+
+    async def _drain(self, fetch: asyncio.Task[None], background: set[asyncio.Task[None]], grace: float) -> None:
+        """Finishes what began, gives back what did not, and reports all, within the grace."""
+        end = time.monotonic() + grace
+        while self._waiting:
+            self._give_back(self._waiting.popleft())
+        if self._running:
+            logger.info("stopping: %d handlers are at work", len(self._running))
+        aborted = asyncio.create_task(self._aborting.wait())
+        while not aborted.done() and (left := end - time.monotonic()) > 0:
+            # The answer of an interrupted call may still come, with tasks.
+            at_work = {*self._running, fetch} if not fetch.done() else self._running
+            if not at_work:
+                break
+            await asyncio.wait({*at_work, aborted}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        aborted.cancel()
+        self._aborting.set()
+        await self._cut_short()
+        if any(one.done() for one in background):
+            return
+        left = max(end - time.monotonic(), _LAST_REPORTS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._reports.wait_until_empty(), left)
+        if self._reports.open:
+            logger.warning("stopped with %d reports that taskd did not take", self._reports.open)
+
+    async def _cut_short(self) -> None:
+        """Cancels the handlers that are still at work, and rejects their tasks."""
+        late = [held for held in self._held if held.work in self._running and not held.is_over]
+        for held in late:
+            self._report(held, Rejection(lease=held.lease, reason="the worker stopped", delay=0.0))
+            logger.warning("the worker stops before the handler has finished", extra=held.fields())
+        for work in self._running:
+            work.cancel()
+        if self._running:
+            _, deaf = await asyncio.wait(self._running, timeout=_CLEAN_UP)
+            if deaf:
+                logger.warning("%d handlers go on although they were cancelled", len(deaf))
+
+    async def _watch_loop(self) -> None:
+        """Warns of handlers that block the event loop: no lease is extended meanwhile."""
+        longest = max(1.0, self._options.lease / 6)
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(1.0)
+            late = time.monotonic() - began - 1.0
+            if late > longest:
+                logger.warning(
+                    "an async handler kept the event loop busy for %.1f s, and leases may be lost: "
+                    "await what takes long, or make the handler a plain function, which runs in a thread",
+                    late,
+                )

@@ -1,0 +1,408 @@
+"""The async client: inserts tasks, and reads, lists and cancels them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from types import TracebackType
+from typing import Any
+
+from taskd._codec import decode
+from taskd._connection import (
+    CANCEL,
+    DEFAULT_ADDRESS,
+    EXPLAIN,
+    GET_TASK,
+    INSERT,
+    LIST,
+    TLS,
+    Addresses,
+    Connection,
+    Target,
+)
+from taskd._grpc_source import read_answer
+from taskd._time import Backoff, Seconds, seconds, to_datetime
+from taskd.errors import InvalidRequest, TaskRejected, Unavailable
+from taskd.source import Answer
+from taskd.task import TO_STATUS, NewTask, Priority, TaskInfo, TaskStatus, key_bytes, read_task
+from taskd.v1 import taskd_pb2 as pb
+
+# The bounds of one insert: tasks, and bytes (one larger task goes alone).
+_MAX_TASKS = 1000
+_MAX_BYTES = 4 << 20
+# taskd takes so many ids in a call.
+_MAX_IDS = 1000
+_TIMEOUT = 30.0
+# Batches of a long insert that are on their way at once.
+_AT_ONCE = 4
+_FINAL_LOOK = 2.0
+
+
+class InsertStatus(Enum):
+    """The answer to one new task."""
+
+    CREATED = "CREATED"
+    """Stored: taskd keeps the task, whatever is killed."""
+    DUPLICATE = "DUPLICATE"
+    """The queue has, or had, a task with this key; `id` names it. Also the answer to a call that had to be repeated."""
+    REJECTED = "REJECTED"
+    """The task is wrong; `error` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """What became of one new task."""
+
+    status: InsertStatus
+    id: str = ""
+    error: str = ""
+
+    @property
+    def is_new(self) -> bool:
+        return self.status is InsertStatus.CREATED
+
+
+@dataclass(slots=True)
+class InsertCounts:
+    """What became of many new tasks."""
+
+    created: int = 0
+    duplicates: int = 0
+    rejected: int = 0
+    errors: list[str] = field(default_factory=list)
+    """Why tasks were rejected: the first ten."""
+
+    def add(self, inserted: Inserted) -> None:
+        match inserted.status:
+            case InsertStatus.CREATED:
+                self.created += 1
+            case InsertStatus.DUPLICATE:
+                self.duplicates += 1
+            case InsertStatus.REJECTED:
+                self.rejected += 1
+                if len(self.errors) < 10:
+                    self.errors.append(inserted.error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Where a task is, and why a worker does not get it."""
+
+    place: str
+    says: str
+    since: datetime | None
+    next: str
+    next_at: datetime | None
+    notes: tuple[str, ...]
+    worker_may_get: bool | None
+    """None if no worker was named."""
+    worker_says: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which tasks. All parts must fit. Those from `statuses` to `headers` need a queue."""
+
+    queue: str = ""
+    statuses: Collection[TaskStatus] = ()
+    key: str | bytes = ""
+    key_prefix: str | bytes = ""
+    headers: Mapping[str, str] | None = None
+    worker: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def to_message(self) -> pb.TaskFilter:
+        message = pb.TaskFilter(
+            queue=self.queue,
+            statuses=[TO_STATUS[status] for status in self.statuses],
+            key=key_bytes(self.key),
+            key_prefix=key_bytes(self.key_prefix),
+            headers=self.headers,
+            worker=self.worker,
+        )
+        if self.since is not None:
+            message.since.FromDatetime(self.since.astimezone())
+        if self.until is not None:
+            message.until.FromDatetime(self.until.astimezone())
+        return message
+
+
+class AsyncClient:
+    """Calls taskd from a program with an event loop. `Client` does the same for all others.
+
+    async with AsyncClient("127.0.0.1:7601") as client:
+        await client.insert("pages", "https://example.com/", payload={"depth": 2})
+    """
+
+    def __init__(
+        self,
+        address: Addresses = DEFAULT_ADDRESS,
+        *,
+        token: str | None = None,
+        tls: TLS | bool | None = None,
+        patience: Seconds = 60.0,
+    ) -> None:
+        """Connects with the first call.
+
+        address: `host:port` of taskd's gRPC, or several: the client takes the next one when one is away.
+        token: the access token; without one, the variable TASKD_TOKEN has it.
+        patience: for so long it repeats a call that met a taskd that is away or asks to try later. Then it raises
+            Unavailable.
+        """
+        self._target = Target.read(address, token, tls)
+        self._patience = seconds(patience)
+        self._open: Connection | None = None
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        connection, self._open = self._open, None
+        if connection:
+            await connection.close()
+
+    def forget_connection(self) -> None:
+        """Leaves the connection as it is: it belongs to an event loop that is gone."""
+        self._open = None
+
+    @property
+    def _connection(self) -> Connection:
+        if self._open is None:
+            self._open = Connection(self._target)
+        return self._open
+
+    # Inserts.
+
+    async def insert(
+        self,
+        queue: str,
+        key: str | bytes = "",
+        *,
+        payload: object = None,
+        replicas: int | None = None,
+        priority: Priority | None = None,
+        delay: Seconds | None = None,
+        not_before: datetime | None = None,
+        lease: Seconds | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        traceparent: str = "",
+    ) -> Inserted:
+        """Inserts one task. Raises TaskRejected if it is wrong."""
+        task = NewTask(
+            queue=queue,
+            key=key,
+            payload=payload,
+            replicas=replicas,
+            priority=priority,
+            delay=delay,
+            not_before=not_before,
+            lease=lease,
+            max_attempts=max_attempts,
+            headers=headers,
+            traceparent=traceparent,
+        )
+        (inserted,) = await self.insert_batch([task])
+        if inserted.status is InsertStatus.REJECTED:
+            raise TaskRejected(inserted.error)
+        return inserted
+
+    async def insert_batch(self, tasks: Sequence[NewTask]) -> list[Inserted]:
+        """Inserts some tasks, and answers task by task, in order. A rejected one does not hold up the others."""
+        results: list[Inserted] = []
+        async for inserted in self.insert_each(tasks):
+            results.append(inserted)  # noqa: PERF401
+        return results
+
+    async def insert_many(self, tasks: Iterable[NewTask] | AsyncIterable[NewTask]) -> InsertCounts:
+        """Inserts as many tasks as there are, in batches and in bounded memory, and counts the answers."""
+        counts = InsertCounts()
+        async for inserted in self.insert_each(tasks):
+            counts.add(inserted)
+        return counts
+
+    async def insert_each(self, tasks: Iterable[NewTask] | AsyncIterable[NewTask]) -> AsyncIterator[Inserted]:
+        """The same as `insert_many`, with the answer to each task, in order. It inserts as the caller reads."""
+        on_the_way: deque[asyncio.Task[list[Inserted]]] = deque()
+        try:
+            async for batch in _batches(tasks):
+                on_the_way.append(asyncio.create_task(self._insert(batch)))
+                if len(on_the_way) >= _AT_ONCE:
+                    for inserted in await on_the_way.popleft():
+                        yield inserted
+            while on_the_way:
+                for inserted in await on_the_way.popleft():
+                    yield inserted
+        finally:
+            for one in on_the_way:
+                one.cancel()
+            await asyncio.gather(*on_the_way, return_exceptions=True)
+
+    async def _insert(self, tasks: list[pb.NewTask]) -> list[Inserted]:
+        """One batch, until each task has an answer."""
+        results: list[Inserted | None] = [None] * len(tasks)
+        places = list(range(len(tasks)))
+        pause, end = Backoff(), time.monotonic() + self._patience
+        while True:
+            request = pb.InsertTasksRequest(tasks=[tasks[place] for place in places])
+            try:
+                answer = await self._connection.call_patiently(INSERT, request, _TIMEOUT, self._patience)
+            except InvalidRequest as error:
+                if len(places) < len(tasks):
+                    raise
+                return await self._insert_apart(tasks, error)
+            later = []
+            for place, result in zip(places, answer.results, strict=True):
+                if result.status == pb.INSERT_STATUS_TRY_LATER:
+                    later.append(place)
+                    continue
+                status = InsertStatus(pb.InsertStatus.Name(result.status).removeprefix("INSERT_STATUS_"))
+                results[place] = Inserted(status, result.id, result.error)
+            if not later:
+                return [result for result in results if result is not None]
+            if len(later) < len(places):
+                end = time.monotonic() + self._patience
+            wait = pause.next()
+            if time.monotonic() + wait >= end:
+                raise Unavailable(f"taskd stored a part of {len(tasks)} tasks, and asks to try {len(later)} later")
+            places = later
+            await asyncio.sleep(wait)
+
+    async def _insert_apart(self, tasks: list[pb.NewTask], error: InvalidRequest) -> list[Inserted]:
+        """A batch that taskd refuses as a whole: one of its tasks is too large to be served, or all together."""
+        if len(tasks) == 1:
+            return [Inserted(InsertStatus.REJECTED, "", str(error))]
+        middle = len(tasks) // 2
+        return await self._insert(tasks[:middle]) + await self._insert(tasks[middle:])
+
+    # Reads.
+
+    async def get_task(self, task_id: str) -> TaskInfo:
+        """Reads a task with its payload and history. Raises NotFound."""
+        task = await self._connection.call_patiently(GET_TASK, pb.GetTaskRequest(id=task_id), _TIMEOUT, self._patience)
+        return read_task(task, decode(task.payload, task.payload_encoding))
+
+    async def list_tasks(
+        self,
+        queue: str = "",
+        *,
+        statuses: Collection[TaskStatus] = (),
+        key: str | bytes = "",
+        key_prefix: str | bytes = "",
+        headers: Mapping[str, str] | None = None,
+        worker: str = "",
+        since: datetime | None = None,
+        until: datetime | None = None,
+        page: int = 100,
+    ) -> AsyncIterator[TaskInfo]:
+        """Lists tasks without payloads, the newest first, page by page."""
+        chosen = Filter(
+            queue=queue,
+            statuses=statuses,
+            key=key,
+            key_prefix=key_prefix,
+            headers=headers,
+            worker=worker,
+            since=since,
+            until=until,
+        )
+        request = pb.ListTasksRequest(filter=chosen.to_message(), limit=page)
+        while True:
+            answer = await self._connection.call_patiently(LIST, request, _TIMEOUT, self._patience)
+            for task in answer.tasks:
+                yield read_task(task, None)
+            if not answer.cursor:
+                return
+            request.cursor = answer.cursor
+
+    async def wait(self, task_id: str, *, timeout: Seconds | None = None) -> TaskInfo:
+        """Waits until a task is COMPLETED, DEAD or CANCELLED. Raises TimeoutError.
+
+        It asks now and then, at most every two seconds.
+        """
+        pause = Backoff(0.02, _FINAL_LOOK)
+        async with asyncio.timeout(None if timeout is None else seconds(timeout)):
+            while not (task := await self.get_task(task_id)).status.is_final:
+                await asyncio.sleep(pause.next())
+        return task
+
+    async def explain(
+        self,
+        task_id: str = "",
+        *,
+        queue: str = "",
+        key: str | bytes = "",
+        worker: str = "",
+    ) -> Explanation:
+        """Explains where a task is, and with `worker` why that worker does not get it. Raises NotFound."""
+        request = pb.ExplainTaskRequest(id=task_id, queue=queue, key=key_bytes(key), worker=worker)
+        answer = await self._connection.call_patiently(EXPLAIN, request, _TIMEOUT, self._patience)
+        return Explanation(
+            place=pb.TaskPlace.Name(answer.place).removeprefix("TASK_PLACE_"),
+            says=answer.says,
+            since=to_datetime(answer.since),
+            next=answer.next,
+            next_at=to_datetime(answer.next_at),
+            notes=tuple(answer.notes),
+            worker_may_get=answer.worker.may_get if worker else None,
+            worker_says=answer.worker.says,
+        )
+
+    # Changes.
+
+    async def cancel(self, ids: str | Iterable[str]) -> Sequence[Answer]:
+        """Cancels tasks, and answers id by id, in order. TRY_LATER: taskd has stored the wish, and carries it out."""
+        answers: list[Answer] = []
+        for chunk in _chunks([ids] if isinstance(ids, str) else ids):
+            request = pb.CancelTasksRequest(ids=chunk)
+            answer = await self._connection.call_patiently(CANCEL, request, _TIMEOUT, self._patience)
+            answers.extend(read_answer(item) for item in answer.results)
+        return answers
+
+
+def _chunks(ids: Iterable[str]) -> Iterator[Sequence[str]]:
+    chunk: deque[str] = deque()
+    for one in ids:
+        chunk.append(one)
+        if len(chunk) == _MAX_IDS:
+            yield tuple(chunk)
+            chunk.clear()
+    if chunk:
+        yield tuple(chunk)
+
+
+async def _batches(tasks: Iterable[NewTask] | AsyncIterable[NewTask]) -> AsyncIterator[Any]:
+    """Batches of messages within the bounds of an insert."""
+    batch: deque[pb.NewTask] = deque()
+    size = 0
+    async for task in _each(tasks):
+        message = task.to_message()
+        bytes_ = message.ByteSize()
+        if batch and (len(batch) == _MAX_TASKS or size + bytes_ > _MAX_BYTES):
+            yield [*batch]
+            batch.clear()
+            size = 0
+        batch.append(message)
+        size += bytes_
+    if batch:
+        yield [*batch]
+
+
+async def _each(tasks: Iterable[NewTask] | AsyncIterable[NewTask]) -> AsyncIterator[NewTask]:
+    if isinstance(tasks, AsyncIterable):
+        async for task in tasks:
+            yield task
+    else:
+        for task in tasks:
+            yield task

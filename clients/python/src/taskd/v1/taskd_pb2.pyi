@@ -1,0 +1,1025 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_HIGH: _ClassVar[Priority]
+    PRIORITY_MEDIUM: _ClassVar[Priority]
+    PRIORITY_LOW: _ClassVar[Priority]
+
+class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENCODING_UNSPECIFIED: _ClassVar[Encoding]
+    ENCODING_BYTES: _ClassVar[Encoding]
+    ENCODING_TEXT: _ClassVar[Encoding]
+    ENCODING_JSON: _ClassVar[Encoding]
+
+class InsertStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INSERT_STATUS_UNSPECIFIED: _ClassVar[InsertStatus]
+    INSERT_STATUS_CREATED: _ClassVar[InsertStatus]
+    INSERT_STATUS_DUPLICATE: _ClassVar[InsertStatus]
+    INSERT_STATUS_REJECTED: _ClassVar[InsertStatus]
+    INSERT_STATUS_TRY_LATER: _ClassVar[InsertStatus]
+
+class TaskStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_STATUS_UNSPECIFIED: _ClassVar[TaskStatus]
+    TASK_STATUS_PENDING: _ClassVar[TaskStatus]
+    TASK_STATUS_QUEUED: _ClassVar[TaskStatus]
+    TASK_STATUS_ASSIGNED: _ClassVar[TaskStatus]
+    TASK_STATUS_DELAYED: _ClassVar[TaskStatus]
+    TASK_STATUS_COMPLETED: _ClassVar[TaskStatus]
+    TASK_STATUS_DEAD: _ClassVar[TaskStatus]
+    TASK_STATUS_CANCELLED: _ClassVar[TaskStatus]
+
+class AttemptState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ATTEMPT_STATE_UNSPECIFIED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_LEASED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_COMPLETED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_REJECTED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_EXPIRED: _ClassVar[AttemptState]
+
+class TaskPlace(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_PLACE_UNSPECIFIED: _ClassVar[TaskPlace]
+    TASK_PLACE_FINISHED: _ClassVar[TaskPlace]
+    TASK_PLACE_OUTBOX: _ClassVar[TaskPlace]
+    TASK_PLACE_PARKED: _ClassVar[TaskPlace]
+    TASK_PLACE_SCHEDULED: _ClassVar[TaskPlace]
+    TASK_PLACE_BUS: _ClassVar[TaskPlace]
+    TASK_PLACE_WAITING: _ClassVar[TaskPlace]
+    TASK_PLACE_LEASED: _ClassVar[TaskPlace]
+    TASK_PLACE_DELAYED: _ClassVar[TaskPlace]
+    TASK_PLACE_REPORTED: _ClassVar[TaskPlace]
+    TASK_PLACE_LOST: _ClassVar[TaskPlace]
+
+class WorkerReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_REASON_UNSPECIFIED: _ClassVar[WorkerReason]
+    WORKER_REASON_MAY_GET: _ClassVar[WorkerReason]
+    WORKER_REASON_COMPLETED_IT: _ClassVar[WorkerReason]
+    WORKER_REASON_HOLDS_IT: _ClassVar[WorkerReason]
+    WORKER_REASON_REFUSED_IT: _ClassVar[WorkerReason]
+    WORKER_REASON_NOT_DUE: _ClassVar[WorkerReason]
+    WORKER_REASON_IN_BACKOFF: _ClassVar[WorkerReason]
+    WORKER_REASON_LEASED_BY_OTHERS: _ClassVar[WorkerReason]
+    WORKER_REASON_FINISHED: _ClassVar[WorkerReason]
+    WORKER_REASON_NOT_IN_QUEUE: _ClassVar[WorkerReason]
+    WORKER_REASON_CLAIMS_PAUSED: _ClassVar[WorkerReason]
+    WORKER_REASON_QUEUE_PAUSED: _ClassVar[WorkerReason]
+    WORKER_REASON_RESERVED_FOR_ANOTHER: _ClassVar[WorkerReason]
+
+class ItemStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ITEM_STATUS_UNSPECIFIED: _ClassVar[ItemStatus]
+    ITEM_STATUS_OK: _ClassVar[ItemStatus]
+    ITEM_STATUS_LEASE_LOST: _ClassVar[ItemStatus]
+    ITEM_STATUS_ALREADY_COMPLETED: _ClassVar[ItemStatus]
+    ITEM_STATUS_UNKNOWN_TASK: _ClassVar[ItemStatus]
+    ITEM_STATUS_CANCELLED: _ClassVar[ItemStatus]
+    ITEM_STATUS_INVALID: _ClassVar[ItemStatus]
+    ITEM_STATUS_TRY_LATER: _ClassVar[ItemStatus]
+
+class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
+    JOB_STATE_RUNNING: _ClassVar[JobState]
+    JOB_STATE_DONE: _ClassVar[JobState]
+    JOB_STATE_STOPPED: _ClassVar[JobState]
+    JOB_STATE_FAILED: _ClassVar[JobState]
+
+class LetterKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LETTER_KIND_UNSPECIFIED: _ClassVar[LetterKind]
+    LETTER_KIND_TASK: _ClassVar[LetterKind]
+    LETTER_KIND_DISCOVERED: _ClassVar[LetterKind]
+    LETTER_KIND_RECORD: _ClassVar[LetterKind]
+    LETTER_KIND_REFUSED: _ClassVar[LetterKind]
+
+class BooksState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BOOKS_STATE_UNSPECIFIED: _ClassVar[BooksState]
+    BOOKS_STATE_BALANCED: _ClassVar[BooksState]
+    BOOKS_STATE_MOVING: _ClassVar[BooksState]
+    BOOKS_STATE_UNBALANCED: _ClassVar[BooksState]
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_HIGH: Priority
+PRIORITY_MEDIUM: Priority
+PRIORITY_LOW: Priority
+ENCODING_UNSPECIFIED: Encoding
+ENCODING_BYTES: Encoding
+ENCODING_TEXT: Encoding
+ENCODING_JSON: Encoding
+INSERT_STATUS_UNSPECIFIED: InsertStatus
+INSERT_STATUS_CREATED: InsertStatus
+INSERT_STATUS_DUPLICATE: InsertStatus
+INSERT_STATUS_REJECTED: InsertStatus
+INSERT_STATUS_TRY_LATER: InsertStatus
+TASK_STATUS_UNSPECIFIED: TaskStatus
+TASK_STATUS_PENDING: TaskStatus
+TASK_STATUS_QUEUED: TaskStatus
+TASK_STATUS_ASSIGNED: TaskStatus
+TASK_STATUS_DELAYED: TaskStatus
+TASK_STATUS_COMPLETED: TaskStatus
+TASK_STATUS_DEAD: TaskStatus
+TASK_STATUS_CANCELLED: TaskStatus
+ATTEMPT_STATE_UNSPECIFIED: AttemptState
+ATTEMPT_STATE_LEASED: AttemptState
+ATTEMPT_STATE_COMPLETED: AttemptState
+ATTEMPT_STATE_REJECTED: AttemptState
+ATTEMPT_STATE_EXPIRED: AttemptState
+TASK_PLACE_UNSPECIFIED: TaskPlace
+TASK_PLACE_FINISHED: TaskPlace
+TASK_PLACE_OUTBOX: TaskPlace
+TASK_PLACE_PARKED: TaskPlace
+TASK_PLACE_SCHEDULED: TaskPlace
+TASK_PLACE_BUS: TaskPlace
+TASK_PLACE_WAITING: TaskPlace
+TASK_PLACE_LEASED: TaskPlace
+TASK_PLACE_DELAYED: TaskPlace
+TASK_PLACE_REPORTED: TaskPlace
+TASK_PLACE_LOST: TaskPlace
+WORKER_REASON_UNSPECIFIED: WorkerReason
+WORKER_REASON_MAY_GET: WorkerReason
+WORKER_REASON_COMPLETED_IT: WorkerReason
+WORKER_REASON_HOLDS_IT: WorkerReason
+WORKER_REASON_REFUSED_IT: WorkerReason
+WORKER_REASON_NOT_DUE: WorkerReason
+WORKER_REASON_IN_BACKOFF: WorkerReason
+WORKER_REASON_LEASED_BY_OTHERS: WorkerReason
+WORKER_REASON_FINISHED: WorkerReason
+WORKER_REASON_NOT_IN_QUEUE: WorkerReason
+WORKER_REASON_CLAIMS_PAUSED: WorkerReason
+WORKER_REASON_QUEUE_PAUSED: WorkerReason
+WORKER_REASON_RESERVED_FOR_ANOTHER: WorkerReason
+ITEM_STATUS_UNSPECIFIED: ItemStatus
+ITEM_STATUS_OK: ItemStatus
+ITEM_STATUS_LEASE_LOST: ItemStatus
+ITEM_STATUS_ALREADY_COMPLETED: ItemStatus
+ITEM_STATUS_UNKNOWN_TASK: ItemStatus
+ITEM_STATUS_CANCELLED: ItemStatus
+ITEM_STATUS_INVALID: ItemStatus
+ITEM_STATUS_TRY_LATER: ItemStatus
+JOB_STATE_UNSPECIFIED: JobState
+JOB_STATE_RUNNING: JobState
+JOB_STATE_DONE: JobState
+JOB_STATE_STOPPED: JobState
+JOB_STATE_FAILED: JobState
+LETTER_KIND_UNSPECIFIED: LetterKind
+LETTER_KIND_TASK: LetterKind
+LETTER_KIND_DISCOVERED: LetterKind
+LETTER_KIND_RECORD: LetterKind
+LETTER_KIND_REFUSED: LetterKind
+BOOKS_STATE_UNSPECIFIED: BooksState
+BOOKS_STATE_BALANCED: BooksState
+BOOKS_STATE_MOVING: BooksState
+BOOKS_STATE_UNBALANCED: BooksState
+
+class NewTask(_message.Message):
+    __slots__ = ("queue", "key", "payload", "replicas", "priority", "delay", "not_before", "lease_duration", "max_attempts", "headers", "traceparent", "payload_encoding")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DELAY_FIELD_NUMBER: _ClassVar[int]
+    NOT_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    key: bytes
+    payload: bytes
+    replicas: int
+    priority: Priority
+    delay: _duration_pb2.Duration
+    not_before: _timestamp_pb2.Timestamp
+    lease_duration: _duration_pb2.Duration
+    max_attempts: int
+    headers: _containers.ScalarMap[str, str]
+    traceparent: str
+    payload_encoding: Encoding
+    def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
+
+class InsertTasksRequest(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[NewTask]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ...) -> None: ...
+
+class InsertResult(_message.Message):
+    __slots__ = ("status", "id", "error")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    status: InsertStatus
+    id: str
+    error: str
+    def __init__(self, status: _Optional[_Union[InsertStatus, str]] = ..., id: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class InsertTasksResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[InsertResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[InsertResult, _Mapping]]] = ...) -> None: ...
+
+class GetTaskRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("id", "queue", "key", "status", "replicas", "completed", "leased", "attempts", "priority", "created_at", "updated_at", "not_before", "reason", "payload", "payload_encoding", "headers", "traceparent", "history", "acts", "results")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_AT_FIELD_NUMBER: _ClassVar[int]
+    NOT_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    ACTS_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    queue: str
+    key: bytes
+    status: TaskStatus
+    replicas: int
+    completed: int
+    leased: int
+    attempts: int
+    priority: Priority
+    created_at: _timestamp_pb2.Timestamp
+    updated_at: _timestamp_pb2.Timestamp
+    not_before: _timestamp_pb2.Timestamp
+    reason: str
+    payload: bytes
+    payload_encoding: Encoding
+    headers: _containers.ScalarMap[str, str]
+    traceparent: str
+    history: _containers.RepeatedCompositeFieldContainer[TaskAttempt]
+    acts: _containers.RepeatedCompositeFieldContainer[TaskAct]
+    results: int
+    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., key: _Optional[bytes] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., replicas: _Optional[int] = ..., completed: _Optional[int] = ..., leased: _Optional[int] = ..., attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., payload: _Optional[bytes] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., history: _Optional[_Iterable[_Union[TaskAttempt, _Mapping]]] = ..., acts: _Optional[_Iterable[_Union[TaskAct, _Mapping]]] = ..., results: _Optional[int] = ...) -> None: ...
+
+class TaskAttempt(_message.Message):
+    __slots__ = ("worker", "state", "until", "lease_expires_at", "attempt", "reason", "surplus")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    LEASE_EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SURPLUS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    state: AttemptState
+    until: _timestamp_pb2.Timestamp
+    lease_expires_at: _timestamp_pb2.Timestamp
+    attempt: int
+    reason: str
+    surplus: bool
+    def __init__(self, worker: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ..., surplus: bool = ..., **kwargs) -> None: ...
+
+class TaskAct(_message.Message):
+    __slots__ = ("id", "at", "who", "what")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    at: _timestamp_pb2.Timestamp
+    who: str
+    what: str
+    def __init__(self, id: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., who: _Optional[str] = ..., what: _Optional[str] = ...) -> None: ...
+
+class TaskFilter(_message.Message):
+    __slots__ = ("queue", "statuses", "key", "key_prefix", "headers", "worker", "since", "until")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    KEY_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    statuses: _containers.RepeatedScalarFieldContainer[TaskStatus]
+    key: bytes
+    key_prefix: bytes
+    headers: _containers.ScalarMap[str, str]
+    worker: str
+    since: _timestamp_pb2.Timestamp
+    until: _timestamp_pb2.Timestamp
+    def __init__(self, queue: _Optional[str] = ..., statuses: _Optional[_Iterable[_Union[TaskStatus, str]]] = ..., key: _Optional[bytes] = ..., key_prefix: _Optional[bytes] = ..., headers: _Optional[_Mapping[str, str]] = ..., worker: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ListTasksRequest(_message.Message):
+    __slots__ = ("filter", "limit", "cursor")
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    filter: TaskFilter
+    limit: int
+    cursor: str
+    def __init__(self, filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ListTasksResponse(_message.Message):
+    __slots__ = ("tasks", "cursor", "looked_at")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_AT_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[Task]
+    cursor: str
+    looked_at: int
+    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., cursor: _Optional[str] = ..., looked_at: _Optional[int] = ...) -> None: ...
+
+class ExplainTaskRequest(_message.Message):
+    __slots__ = ("id", "queue", "key", "worker")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    queue: str
+    key: bytes
+    worker: str
+    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., key: _Optional[bytes] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class TaskLease(_message.Message):
+    __slots__ = ("worker", "lease_expires_at", "delivered")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    lease_expires_at: _timestamp_pb2.Timestamp
+    delivered: bool
+    def __init__(self, worker: _Optional[str] = ..., lease_expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., delivered: bool = ...) -> None: ...
+
+class TaskFailure(_message.Message):
+    __slots__ = ("at", "worker", "reason")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    at: _timestamp_pb2.Timestamp
+    worker: str
+    reason: str
+    def __init__(self, at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., worker: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class WorkerAnswer(_message.Message):
+    __slots__ = ("worker", "may_get", "reason", "says", "until")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MAY_GET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SAYS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    may_get: bool
+    reason: WorkerReason
+    says: str
+    until: _timestamp_pb2.Timestamp
+    def __init__(self, worker: _Optional[str] = ..., may_get: bool = ..., reason: _Optional[_Union[WorkerReason, str]] = ..., says: _Optional[str] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class TaskExplanation(_message.Message):
+    __slots__ = ("task", "place", "says", "since", "next", "next_at", "leases", "completed_by", "failures", "notes", "worker", "now")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    SAYS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_AT_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_BY_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    task: Task
+    place: TaskPlace
+    says: str
+    since: _timestamp_pb2.Timestamp
+    next: str
+    next_at: _timestamp_pb2.Timestamp
+    leases: _containers.RepeatedCompositeFieldContainer[TaskLease]
+    completed_by: _containers.RepeatedScalarFieldContainer[str]
+    failures: _containers.RepeatedCompositeFieldContainer[TaskFailure]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    worker: WorkerAnswer
+    now: _timestamp_pb2.Timestamp
+    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., place: _Optional[_Union[TaskPlace, str]] = ..., says: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., next: _Optional[str] = ..., next_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[TaskLease, _Mapping]]] = ..., completed_by: _Optional[_Iterable[str]] = ..., failures: _Optional[_Iterable[_Union[TaskFailure, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., worker: _Optional[_Union[WorkerAnswer, _Mapping]] = ..., now: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class PauseQueueRequest(_message.Message):
+    __slots__ = ("queue",)
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    def __init__(self, queue: _Optional[str] = ...) -> None: ...
+
+class PauseQueueResponse(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    def __init__(self, changed: bool = ...) -> None: ...
+
+class ResumeQueueRequest(_message.Message):
+    __slots__ = ("queue",)
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    def __init__(self, queue: _Optional[str] = ...) -> None: ...
+
+class ResumeQueueResponse(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    def __init__(self, changed: bool = ...) -> None: ...
+
+class ChangeTasksRequest(_message.Message):
+    __slots__ = ("ids", "priority", "replicas")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    priority: Priority
+    replicas: int
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., priority: _Optional[_Union[Priority, str]] = ..., replicas: _Optional[int] = ...) -> None: ...
+
+class ChangeTasksResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ...) -> None: ...
+
+class RequeueTasksRequest(_message.Message):
+    __slots__ = ("ids", "to", "away_from", "reserved_for")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FROM_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FOR_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    to: str
+    away_from: str
+    reserved_for: _duration_pb2.Duration
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., to: _Optional[str] = ..., away_from: _Optional[str] = ..., reserved_for: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RequeueTasksResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ...) -> None: ...
+
+class CancelTasksRequest(_message.Message):
+    __slots__ = ("ids", "filter", "dry_run", "yes")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    YES_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    filter: TaskFilter
+    dry_run: bool
+    yes: bool
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., dry_run: bool = ..., yes: bool = ...) -> None: ...
+
+class CancelTasksResponse(_message.Message):
+    __slots__ = ("results", "count", "job")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    count: TaskCount
+    job: Job
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class GetTasksRequest(_message.Message):
+    __slots__ = ("worker", "queues", "max_tasks", "wait", "lease_duration", "max_bytes")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TASKS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    queues: _containers.RepeatedScalarFieldContainer[str]
+    max_tasks: int
+    wait: _duration_pb2.Duration
+    lease_duration: _duration_pb2.Duration
+    max_bytes: int
+    def __init__(self, worker: _Optional[str] = ..., queues: _Optional[_Iterable[str]] = ..., max_tasks: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class LeasedTask(_message.Message):
+    __slots__ = ("id", "queue", "key", "payload", "headers", "traceparent", "lease_token", "lease_expires_at", "attempt", "replicas", "priority", "payload_encoding")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    queue: str
+    key: bytes
+    payload: bytes
+    headers: _containers.ScalarMap[str, str]
+    traceparent: str
+    lease_token: str
+    lease_expires_at: _timestamp_pb2.Timestamp
+    attempt: int
+    replicas: int
+    priority: Priority
+    payload_encoding: Encoding
+    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., lease_token: _Optional[str] = ..., lease_expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
+
+class GetTasksResponse(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[LeasedTask]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ...) -> None: ...
+
+class ItemResult(_message.Message):
+    __slots__ = ("id", "status", "error", "lease_expires_at")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    LEASE_EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    status: ItemStatus
+    error: str
+    lease_expires_at: _timestamp_pb2.Timestamp
+    def __init__(self, id: _Optional[str] = ..., status: _Optional[_Union[ItemStatus, str]] = ..., error: _Optional[str] = ..., lease_expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class Completion(_message.Message):
+    __slots__ = ("id", "lease_token", "result", "discovered", "result_encoding")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    DISCOVERED_FIELD_NUMBER: _ClassVar[int]
+    RESULT_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    lease_token: str
+    result: bytes
+    discovered: _containers.RepeatedCompositeFieldContainer[NewTask]
+    result_encoding: Encoding
+    def __init__(self, id: _Optional[str] = ..., lease_token: _Optional[str] = ..., result: _Optional[bytes] = ..., discovered: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ..., result_encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
+
+class CompleteTasksRequest(_message.Message):
+    __slots__ = ("worker", "completions")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    completions: _containers.RepeatedCompositeFieldContainer[Completion]
+    def __init__(self, worker: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ...) -> None: ...
+
+class CompleteTasksResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ...) -> None: ...
+
+class Rejection(_message.Message):
+    __slots__ = ("id", "lease_token", "reason", "retry", "delay")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    DELAY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    lease_token: str
+    reason: str
+    retry: bool
+    delay: _duration_pb2.Duration
+    def __init__(self, id: _Optional[str] = ..., lease_token: _Optional[str] = ..., reason: _Optional[str] = ..., retry: bool = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RejectTasksRequest(_message.Message):
+    __slots__ = ("worker", "rejections")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REJECTIONS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    rejections: _containers.RepeatedCompositeFieldContainer[Rejection]
+    def __init__(self, worker: _Optional[str] = ..., rejections: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ...) -> None: ...
+
+class RejectTasksResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ...) -> None: ...
+
+class Extension(_message.Message):
+    __slots__ = ("id", "lease_token", "by")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    lease_token: str
+    by: _duration_pb2.Duration
+    def __init__(self, id: _Optional[str] = ..., lease_token: _Optional[str] = ..., by: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ExtendTasksRequest(_message.Message):
+    __slots__ = ("worker", "extensions")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    extensions: _containers.RepeatedCompositeFieldContainer[Extension]
+    def __init__(self, worker: _Optional[str] = ..., extensions: _Optional[_Iterable[_Union[Extension, _Mapping]]] = ...) -> None: ...
+
+class ExtendTasksResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ...) -> None: ...
+
+class RetryTasksRequest(_message.Message):
+    __slots__ = ("ids", "filter", "dry_run", "yes")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    YES_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    filter: TaskFilter
+    dry_run: bool
+    yes: bool
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., dry_run: bool = ..., yes: bool = ...) -> None: ...
+
+class TaskCount(_message.Message):
+    __slots__ = ("matched", "looked_at", "at_least")
+    MATCHED_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_AT_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    matched: int
+    looked_at: int
+    at_least: bool
+    def __init__(self, matched: _Optional[int] = ..., looked_at: _Optional[int] = ..., at_least: bool = ...) -> None: ...
+
+class RetryTasksResponse(_message.Message):
+    __slots__ = ("results", "count", "job")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    count: TaskCount
+    job: Job
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("id", "what", "state", "filter", "who", "looked_at", "matched", "changed", "failed", "last_error", "created_at", "updated_at")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_AT_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_AT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    what: str
+    state: JobState
+    filter: TaskFilter
+    who: str
+    looked_at: int
+    matched: int
+    changed: int
+    failed: int
+    last_error: str
+    created_at: _timestamp_pb2.Timestamp
+    updated_at: _timestamp_pb2.Timestamp
+    def __init__(self, id: _Optional[str] = ..., what: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., who: _Optional[str] = ..., looked_at: _Optional[int] = ..., matched: _Optional[int] = ..., changed: _Optional[int] = ..., failed: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ("limit", "before")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    before: str
+    def __init__(self, limit: _Optional[int] = ..., before: _Optional[str] = ...) -> None: ...
+
+class ListJobsResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+
+class GetJobRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class StopJobRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class LetterFilter(_message.Message):
+    __slots__ = ("queue", "kind", "since", "until", "reason")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    kind: LetterKind
+    since: _timestamp_pb2.Timestamp
+    until: _timestamp_pb2.Timestamp
+    reason: str
+    def __init__(self, queue: _Optional[str] = ..., kind: _Optional[_Union[LetterKind, str]] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListDeadLettersRequest(_message.Message):
+    __slots__ = ("filter", "limit", "cursor")
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    filter: LetterFilter
+    limit: int
+    cursor: str
+    def __init__(self, filter: _Optional[_Union[LetterFilter, _Mapping]] = ..., limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ListDeadLettersResponse(_message.Message):
+    __slots__ = ("letters", "cursor")
+    LETTERS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    letters: _containers.RepeatedCompositeFieldContainer[Letter]
+    cursor: str
+    def __init__(self, letters: _Optional[_Iterable[_Union[Letter, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class GetDeadLetterRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class LetterAttempt(_message.Message):
+    __slots__ = ("at", "worker", "error")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    at: _timestamp_pb2.Timestamp
+    worker: str
+    error: str
+    def __init__(self, at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., worker: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Letter(_message.Message):
+    __slots__ = ("id", "kind", "queue", "reason", "at", "attempts", "history", "task", "parent_id", "topic", "partition", "offset", "value")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    kind: LetterKind
+    queue: str
+    reason: str
+    at: _timestamp_pb2.Timestamp
+    attempts: int
+    history: _containers.RepeatedCompositeFieldContainer[LetterAttempt]
+    task: NewTask
+    parent_id: str
+    topic: str
+    partition: int
+    offset: str
+    value: bytes
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[LetterKind, str]] = ..., queue: _Optional[str] = ..., reason: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[int] = ..., history: _Optional[_Iterable[_Union[LetterAttempt, _Mapping]]] = ..., task: _Optional[_Union[NewTask, _Mapping]] = ..., parent_id: _Optional[str] = ..., topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class ChangeDeadLettersRequest(_message.Message):
+    __slots__ = ("ids", "filter", "dry_run", "yes", "limit", "cursor")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    YES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    filter: LetterFilter
+    dry_run: bool
+    yes: bool
+    limit: int
+    cursor: str
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[LetterFilter, _Mapping]] = ..., dry_run: bool = ..., yes: bool = ..., limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class LetterFailure(_message.Message):
+    __slots__ = ("id", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    error: str
+    def __init__(self, id: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ChangeDeadLettersResponse(_message.Message):
+    __slots__ = ("matched", "changed", "failed", "cursor")
+    MATCHED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    matched: int
+    changed: int
+    failed: _containers.RepeatedCompositeFieldContainer[LetterFailure]
+    cursor: str
+    def __init__(self, matched: _Optional[int] = ..., changed: _Optional[int] = ..., failed: _Optional[_Iterable[_Union[LetterFailure, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class GetBooksRequest(_message.Message):
+    __slots__ = ("queue",)
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    def __init__(self, queue: _Optional[str] = ...) -> None: ...
+
+class Books(_message.Message):
+    __slots__ = ("at", "pipeline", "task_results", "rejected_elsewhere", "queues")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_FIELD_NUMBER: _ClassVar[int]
+    TASK_RESULTS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    at: _timestamp_pb2.Timestamp
+    pipeline: int
+    task_results: int
+    rejected_elsewhere: int
+    queues: _containers.RepeatedCompositeFieldContainer[QueueBooks]
+    def __init__(self, at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pipeline: _Optional[int] = ..., task_results: _Optional[int] = ..., rejected_elsewhere: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueBooks, _Mapping]]] = ...) -> None: ...
+
+class QueueBooks(_message.Message):
+    __slots__ = ("queue", "state", "stored", "duplicates", "rejected", "completed", "dead", "cancelled", "held", "fresh", "parked", "scheduled", "missing", "between", "queued", "assigned", "delayed", "leases", "reports", "lanes", "lost_shards")
+    class LanesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    BETWEEN_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    LOST_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    state: BooksState
+    stored: int
+    duplicates: int
+    rejected: int
+    completed: int
+    dead: int
+    cancelled: int
+    held: int
+    fresh: int
+    parked: int
+    scheduled: int
+    missing: int
+    between: int
+    queued: int
+    assigned: int
+    delayed: int
+    leases: int
+    reports: int
+    lanes: _containers.ScalarMap[str, int]
+    lost_shards: int
+    def __init__(self, queue: _Optional[str] = ..., state: _Optional[_Union[BooksState, str]] = ..., stored: _Optional[int] = ..., duplicates: _Optional[int] = ..., rejected: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., held: _Optional[int] = ..., fresh: _Optional[int] = ..., parked: _Optional[int] = ..., scheduled: _Optional[int] = ..., missing: _Optional[int] = ..., between: _Optional[int] = ..., queued: _Optional[int] = ..., assigned: _Optional[int] = ..., delayed: _Optional[int] = ..., leases: _Optional[int] = ..., reports: _Optional[int] = ..., lanes: _Optional[_Mapping[str, int]] = ..., lost_shards: _Optional[int] = ...) -> None: ...
+
+class FsckRequest(_message.Message):
+    __slots__ = ("queue", "repair", "cursor")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    repair: bool
+    cursor: str
+    def __init__(self, queue: _Optional[str] = ..., repair: bool = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class FsckFind(_message.Message):
+    __slots__ = ("kind", "queue", "shard", "task_id", "says", "repair", "mended")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    SAYS_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_FIELD_NUMBER: _ClassVar[int]
+    MENDED_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    queue: str
+    shard: int
+    task_id: str
+    says: str
+    repair: str
+    mended: bool
+    def __init__(self, kind: _Optional[str] = ..., queue: _Optional[str] = ..., shard: _Optional[int] = ..., task_id: _Optional[str] = ..., says: _Optional[str] = ..., repair: _Optional[str] = ..., mended: bool = ...) -> None: ...
+
+class FsckResponse(_message.Message):
+    __slots__ = ("finds", "shards", "tasks", "cursor")
+    FINDS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    finds: _containers.RepeatedCompositeFieldContainer[FsckFind]
+    shards: int
+    tasks: int
+    cursor: str
+    def __init__(self, finds: _Optional[_Iterable[_Union[FsckFind, _Mapping]]] = ..., shards: _Optional[int] = ..., tasks: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ListActsRequest(_message.Message):
+    __slots__ = ("before", "limit")
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    before: str
+    limit: int
+    def __init__(self, before: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListActsResponse(_message.Message):
+    __slots__ = ("acts",)
+    ACTS_FIELD_NUMBER: _ClassVar[int]
+    acts: _containers.RepeatedCompositeFieldContainer[Act]
+    def __init__(self, acts: _Optional[_Iterable[_Union[Act, _Mapping]]] = ...) -> None: ...
+
+class Act(_message.Message):
+    __slots__ = ("id", "at", "who", "what", "on")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    ON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    at: _timestamp_pb2.Timestamp
+    who: str
+    what: str
+    on: str
+    def __init__(self, id: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., who: _Optional[str] = ..., what: _Optional[str] = ..., on: _Optional[str] = ...) -> None: ...

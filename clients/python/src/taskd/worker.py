@@ -1,0 +1,263 @@
+"""The worker: registers handlers, and runs them on the tasks of its queues."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import pickle
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from taskd._connection import DEFAULT_ADDRESS, TLS, Addresses, Target
+from taskd._grpc_source import GrpcSource
+from taskd._handler import Handler
+from taskd._session import Session
+from taskd._time import Seconds, seconds
+from taskd.errors import InvalidRequest, TaskdError
+from taskd.source import Source
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The settings of a worker, checked."""
+
+    name: str
+    concurrency: int
+    prefetch: int
+    processes: int
+    lease: float
+    wait: float
+    timeout: float | None
+    grace: float
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a worker has done since it was made."""
+
+    got: int = 0
+    """Leases."""
+    completed: int = 0
+    rejected: int = 0
+    lost: int = 0
+    """Leases that ended otherwise: expired, cancelled, or done by another worker."""
+    running: int = 0
+    """Handlers that are at work."""
+
+
+class Worker:
+    """Takes tasks of its queues and runs a handler on each.
+
+    worker = Worker("127.0.0.1:7601", queue="pages")
+
+    @worker.handler
+    async def fetch(task):
+        return {"length": len(task.key)}
+
+    worker.run()
+    """
+
+    def __init__(
+        self,
+        address: Addresses = DEFAULT_ADDRESS,
+        queue: str | Sequence[str] = (),
+        *,
+        name: str | None = None,
+        concurrency: int | None = None,
+        prefetch: int = 0,
+        processes: int = 0,
+        lease: Seconds = 30.0,
+        wait: Seconds = 30.0,
+        timeout: Seconds | None = None,
+        grace: Seconds = 25.0,
+        max_bytes: int = 0,
+        token: str | None = None,
+        tls: TLS | bool | None = None,
+    ) -> None:
+        """Connects to nothing yet.
+
+        address: `host:port` of taskd's gRPC, or several: the worker takes the next one when one is away.
+        queue: one or several; those that handlers name are added.
+        name: how taskd knows this worker. It credits a name once for a task. Without one, each start makes a new name.
+        concurrency: how many handlers run at once (10; with `processes`, as many as these).
+        prefetch: how many tasks wait in this worker, ready to begin. More is faster for short tasks.
+        processes: above zero, handlers that are not async run in so many processes instead of threads.
+        lease: after so long without a sign of this worker, taskd gives its tasks to others. The worker extends leases
+            while handlers run, so it does not bound how long these take.
+        wait: how long a call waits for tasks.
+        timeout: how long a handler may take. Without one, as long as it likes.
+        grace: how long a stop waits for handlers.
+        max_bytes: about the bytes of tasks in an answer (3.5 MiB).
+        token: the access token; without one, the variable TASKD_TOKEN has it.
+        """
+        if concurrency is None:
+            concurrency = processes or 10
+        if concurrency < 1 or prefetch < 0 or processes < 0:
+            raise ValueError("concurrency is at least 1; prefetch and processes are 0 or more")
+        self._target = Target.read(address, token, tls)
+        self._queues = [queue] if isinstance(queue, str) else list(queue)
+        self._options = Options(
+            name=name if name is not None else _new_name(),
+            concurrency=concurrency,
+            prefetch=prefetch,
+            processes=processes,
+            lease=seconds(lease),
+            wait=seconds(wait),
+            timeout=None if timeout is None else seconds(timeout),
+            grace=seconds(grace),
+            max_bytes=max_bytes,
+        )
+        self._handlers: dict[str | None, Handler] = {}
+        self._session: tuple[asyncio.AbstractEventLoop, Session] | None = None
+        self._lock = threading.Lock()
+        self.stats = Stats()
+
+    @property
+    def name(self) -> str:
+        return self._options.name
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that it asks for: its own, and those that handlers name."""
+        return list(dict.fromkeys([*self._queues, *(queue for queue in self._handlers if queue)]))
+
+    @overload
+    def handler(self, function: FunctionT, /) -> FunctionT: ...
+
+    @overload
+    def handler(
+        self,
+        /,
+        *,
+        queue: str | None = None,
+        timeout: Seconds | None = None,
+        decode: Callable[[bytes], Any] | None = None,
+    ) -> Callable[[FunctionT], FunctionT]: ...
+
+    def handler(
+        self,
+        function: FunctionT | None = None,
+        /,
+        *,
+        queue: str | None = None,
+        timeout: Seconds | None = None,
+        decode: Callable[[bytes], Any] | None = None,
+    ) -> FunctionT | Callable[[FunctionT], FunctionT]:
+        """Registers a function of a task; as `@worker.handler`, or as `@worker.handler(queue="pages", timeout=5)`.
+
+        An async function runs in the event loop, another one in a thread. Without `queue` it takes the tasks of all
+        queues that have no handler of their own. `decode` reads payloads of types that an annotation cannot say. The
+        function itself stays as it is, so that a test can call it.
+        """
+
+        def register(function: FunctionT) -> FunctionT:
+            if queue in self._handlers:
+                raise ValueError(f"there is a handler for {f'queue {queue!r}' if queue else 'all queues'} already")
+            limit = None if timeout is None else seconds(timeout)
+            self._handlers[queue] = Handler.of(function, limit, decode)
+            return function
+
+        return register if function is None else register(function)
+
+    def run(self) -> None:
+        """Works until SIGTERM or SIGINT, then finishes what began, reports it, and returns.
+
+        The second signal cancels the handlers. An error with which the worker cannot go on, such as a wrong token, ends
+        the program with a line. `serve` raises it instead, and leaves signals alone.
+        """
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            # A process for handlers imports the program, down to this line.
+            return
+        try:
+            asyncio.run(self._run())
+        except TaskdError as error:
+            raise SystemExit(f"taskd worker: {error}") from error
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+        for one in signals:
+            # Windows has none; Ctrl-C then cancels.
+            with contextlib.suppress(NotImplementedError):
+                loop.add_signal_handler(one, self.stop)
+        try:
+            await self.serve()
+        finally:
+            for one in signals:
+                with contextlib.suppress(NotImplementedError):
+                    loop.remove_signal_handler(one)
+
+    async def serve(self, source: Source | None = None) -> None:
+        """Works until `stop`, in a program with an event loop of its own.
+
+        If it is cancelled, it cancels its handlers, and gives their tasks back.
+
+        `source` is for tests: see taskd.testing.
+        """
+        queues = self.queues
+        if not self._handlers:
+            raise InvalidRequest("there is no handler; write @worker.handler above a function")
+        if source is None and not queues:
+            raise InvalidRequest('the worker has no queue; give one: Worker(…, queue="pages")')
+        unhandled = [queue for queue in queues if queue not in self._handlers and None not in self._handlers]
+        if unhandled:
+            raise InvalidRequest(f"there is no handler for queue {unhandled[0]!r}")
+        if self._options.processes:
+            self._check_processes()
+        with self._lock:
+            if self._session is not None:
+                raise InvalidRequest("this worker works already")
+            own = source or self._source(queues)
+            session = Session(self._options, self._handlers, own, self.stats)
+            self._session = (asyncio.get_running_loop(), session)
+        try:
+            await session.run()
+        finally:
+            with self._lock:
+                self._session = None
+            await own.close()
+
+    def _check_processes(self) -> None:
+        """InvalidRequest if a handler cannot go to another process."""
+        for handler in self._handlers.values():
+            try:
+                pickle.dumps((handler.function, handler.decode) if not handler.is_async else None)
+            except Exception as error:
+                raise InvalidRequest(
+                    f"a handler for processes, and its `decode`, is a function of a module, by its name: {error}"
+                ) from error
+
+    def _source(self, queues: Sequence[str]) -> Source:
+        options = self._options
+        return GrpcSource(
+            self._target,
+            worker=options.name,
+            queues=queues,
+            lease=options.lease,
+            wait=options.wait,
+            max_bytes=options.max_bytes,
+        )
+
+    def stop(self) -> None:
+        """Begins a stop, from any thread or handler; the second call cancels the handlers."""
+        with self._lock:
+            session = self._session
+        if session is not None:
+            # The loop may have ended meanwhile.
+            with contextlib.suppress(RuntimeError):
+                session[0].call_soon_threadsafe(session[1].stop)
+
+
+def _new_name() -> str:
+    host = "".join(c if c.isprintable() else "-" for c in socket.gethostname())[:80]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"

@@ -1,0 +1,197 @@
+"""Real taskd processes for the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+# taskd refuses variables that it does not know, and a test must not take the settings of its caller.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("TASKD_")}
+ROOT = Path(__file__).parents[3]
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def free_port() -> int:
+    """A port below those of outgoing connections: what was killed comes back on the same one."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+def until(condition: Callable[[], Any], what: str, limit: float = 60.0) -> Any:
+    """Waits until the condition is true, and returns its value."""
+    end = time.monotonic() + limit
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {limit:g} s: {what}"
+        time.sleep(0.02)
+    return value
+
+
+class Taskd:
+    """A taskd with a folder and ports of its own."""
+
+    def __init__(self, config: str = "") -> None:
+        binary = os.environ.get("TASKD_BIN")
+        assert binary, "TASKD_BIN names no taskd; scripts/check-python sets it"
+        self.binary = binary
+        # A short name: the socket of the embedded Redis is in it.
+        self.folder = Path(tempfile.mkdtemp(prefix="taskd-py-"))
+        self.http, grpc = free_port(), free_port()
+        self.address = f"127.0.0.1:{grpc}"
+        self.config = self.folder / "taskd.toml"
+        self.config.write_text(config)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Taskd:
+        command = [self.binary, "--pipelines", "all", "--config", str(self.config)]
+        command += ["--data-dir", str(self.folder / "data")]
+        command += ["--http-listen", f"127.0.0.1:{self.http}", "--grpc-listen", self.address]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT)
+        until(self._is_ready, f"taskd is ready; its log is {self.folder / 'log'}")
+        return self
+
+    def _is_ready(self) -> bool:
+        assert self.process
+        code = self.process.poll()
+        assert code is None, f"taskd ended with {code}:\n{(self.folder / 'log').read_text()[-2000:]}"
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.http), 1):
+            if "tls_cert_file" in self.config.read_text():
+                return self._listens_for_grpc()
+            with contextlib.suppress(urllib.error.HTTPError):
+                return bool(self.get("/readyz") is not None)
+        return False
+
+    def _listens_for_grpc(self) -> bool:
+        host, port = self.address.split(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+            return True
+        return False
+
+    def get(self, path: str) -> Any:
+        """The answer of a route: JSON as its value, else text."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=10) as answer:
+            text = answer.read().decode()
+        with contextlib.suppress(ValueError):
+            return json.loads(text)
+        return text
+
+    def results(self, task_id: str) -> list[dict[str, Any]]:
+        """The results of a task: one for each credited worker."""
+        found: list[dict[str, Any]] = self.get(f"/v1/tasks/{task_id}/results")["results"]
+        return found
+
+    def command(self, *args: str) -> str:
+        command = [self.binary, *args, "--data-dir", str(self.folder / "data")]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=ENVIRONMENT)
+        return done.stdout.strip()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(60)
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder)
+
+
+@pytest.fixture(scope="session")
+def shared_taskd() -> Iterator[Taskd]:
+    taskd = Taskd().start()
+    yield taskd
+    taskd.remove()
+
+
+@pytest.fixture
+def taskd(shared_taskd: Taskd) -> Taskd:
+    """The taskd of all tests that neither kill nor configure it."""
+    return shared_taskd
+
+
+@pytest.fixture
+def new_taskd() -> Iterator[Callable[..., Taskd]]:
+    """Makes a taskd of one test."""
+    made: list[Taskd] = []
+
+    def make(config: str = "") -> Taskd:
+        made.append(Taskd(config))
+        return made[-1].start()
+
+    yield make
+    for one in made:
+        one.remove()
+
+
+@pytest.fixture
+def queue() -> str:
+    """A name that no other test has."""
+    return f"q-{uuid4().hex[:12]}"
+
+
+class Program:
+    """A worker in a process of its own: a file of tests/programs."""
+
+    def __init__(self, name: str, *args: str, env: dict[str, str] | None = None) -> None:
+        command = [sys.executable, str(PROGRAMS / name), *args]
+        # A file and no pipe: nobody reads while the test waits.
+        self.output = Path(tempfile.mkstemp(prefix="taskd-py-out-")[1])
+        with self.output.open("wb") as output:
+            environment = ENVIRONMENT | {"PYTHONUNBUFFERED": "1"} | (env or {})
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def says(self, text: str) -> None:
+        until(lambda: text in self.said() or self.process.poll() is not None, f"{text!r} in {self.said()!r}")
+        assert text in self.said(), self.said()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        return self.process.wait(60)
+
+    def remove(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.output.unlink()
+
+
+@pytest.fixture
+def program() -> Iterator[Callable[..., Program]]:
+    started: list[Program] = []
+
+    def start(name: str, *args: str, env: dict[str, str] | None = None) -> Program:
+        started.append(Program(name, *args, env=env))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.remove()

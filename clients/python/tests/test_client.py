@@ -1,0 +1,223 @@
+"""Clients against a real taskd: inserts, reads, cancels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from conftest import Taskd, until
+
+from taskd import (
+    UNFINISHED,
+    AsyncClient,
+    Client,
+    InsertStatus,
+    InvalidRequest,
+    ItemStatus,
+    NewTask,
+    NotFound,
+    Priority,
+    TaskRejected,
+    TaskStatus,
+    Unserialisable,
+    Worker,
+)
+
+
+def test_an_insert_is_answered(taskd: Taskd, queue: str) -> None:
+    with Client(taskd.address) as client:
+        first = client.insert(queue, "k", payload={"n": 1})
+        again = client.insert(queue, "k", payload={"n": 2})
+        assert (first.status, first.is_new) == (InsertStatus.CREATED, True)
+        assert (again.status, again.is_new, again.id) == (InsertStatus.DUPLICATE, False, first.id)
+        with pytest.raises(TaskRejected, match="contains ' '"):
+            client.insert("not a name", "k")
+        with pytest.raises(Unserialisable, match="object has no form in JSON"):
+            client.insert(queue, "k", payload={"a": object()})
+
+
+def test_a_batch_is_answered_task_by_task(taskd: Taskd, queue: str) -> None:
+    tasks = [
+        NewTask(queue=queue, key="a"),
+        NewTask(queue="not a name", key="b"),
+        NewTask(queue=queue, key="a"),
+        NewTask(queue=queue, key=b"\xff"),
+        NewTask(queue=queue, payload="named by its payload"),
+    ]
+    with Client(taskd.address) as client:
+        results = client.insert_batch(tasks)
+        created, rejected, duplicate = InsertStatus.CREATED, InsertStatus.REJECTED, InsertStatus.DUPLICATE
+        assert [one.status for one in results] == [created, rejected, duplicate, created, created]
+        assert "contains ' '" in results[1].error
+        assert results[2].id == results[0].id
+        # A key that is no text comes as one that goes back the same.
+        assert client.get_task(results[3].id).key == "\udcff"
+        assert not client.insert(queue, client.get_task(results[3].id).key).is_new
+        assert len(client.get_task(results[4].id).key) == 64
+
+
+def test_a_generator_of_any_length_takes_bounded_memory(taskd: Taskd, queue: str) -> None:
+    made = answered = furthest = 0
+
+    def tasks() -> Iterator[NewTask]:
+        nonlocal made, furthest
+        for n in range(20_000):
+            made += 1
+            furthest = max(furthest, made - answered)
+            yield NewTask(queue=queue, key=str(n % 15_000), payload=b"x" * 100)
+
+    with Client(taskd.address) as client:
+        statuses = []
+        for one in client.insert_each(tasks()):
+            answered += 1
+            statuses.append(one.status)
+        assert statuses.count(InsertStatus.CREATED) == 15_000
+        assert statuses[15_000:] == [InsertStatus.DUPLICATE] * 5_000
+        # A batch that waits, those on the way, and what each side reads ahead.
+        assert furthest <= 8_000
+        counts = client.insert_many(NewTask(queue=name, key="0") for name in (queue, "not a name", f"{queue}.new"))
+        assert (counts.created, counts.duplicates, counts.rejected) == (1, 1, 1)
+        assert "contains ' '" in counts.errors[0]
+
+
+def test_a_generator_that_fails_ends_the_insert(taskd: Taskd, queue: str) -> None:
+    def tasks() -> Iterator[NewTask]:
+        yield NewTask(queue=queue, key="a")
+        raise OSError("the file is gone")
+
+    with Client(taskd.address) as client, pytest.raises(OSError, match="the file is gone"):
+        client.insert_many(tasks())
+
+
+def test_large_tasks_go_in_small_batches(taskd: Taskd, queue: str) -> None:
+    # 40 MiB: more than taskd takes in one call.
+    tasks = (NewTask(queue=queue, key=str(n), payload=b"x" * (1 << 20)) for n in range(40))
+    with Client(taskd.address) as client:
+        assert client.insert_many(tasks).created == 40
+        too_large = client.insert_batch(
+            [NewTask(queue=queue, key="huge", payload=b"x" * (40 << 20)), NewTask(queue=queue, key="small")]
+        )
+    assert [one.status for one in too_large] == [InsertStatus.REJECTED, InsertStatus.CREATED]
+
+
+def test_a_full_queue_is_tried_later(new_taskd: Callable[..., Taskd]) -> None:
+    taskd = new_taskd("[queues.q]\nmax_unfinished = 50\n")
+    worker = Worker(taskd.address, queue="q")
+
+    @worker.handler
+    async def work(task: object) -> None:
+        pass
+
+    async def run() -> int:
+        async with AsyncClient(taskd.address) as client:
+
+            async def tasks() -> AsyncIterator[NewTask]:
+                for n in range(300):
+                    yield NewTask(queue="q", key=str(n), payload=b"x" * (64 << 10))
+
+            inserting = asyncio.create_task(client.insert_many(tasks()))
+
+            async def is_full() -> bool:
+                return [task async for task in client.list_tasks("q", page=1000)] != []
+
+            while not await is_full():
+                await asyncio.sleep(0.02)
+            serving = asyncio.create_task(worker.serve())
+            counts = await inserting
+            worker.stop()
+            await serving
+            return counts.created + counts.duplicates
+
+    assert asyncio.run(run()) == 300
+
+
+def test_a_task_is_read_back(taskd: Taskd, queue: str) -> None:
+    due = datetime.now(UTC) + timedelta(hours=1)
+    with Client(taskd.address) as client:
+        inserted = client.insert(
+            queue,
+            "k",
+            payload={"n": 1},
+            replicas=2,
+            priority=Priority.HIGH,
+            not_before=due,
+            lease=timedelta(minutes=1),
+            max_attempts=3,
+            headers={"a": "b"},
+            traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00",
+        )
+        task = client.get_task(inserted.id)
+        assert (task.queue, task.key, task.payload, task.headers) == (queue, "k", {"n": 1}, {"a": "b"})
+        assert (task.replicas, task.priority, task.completed) == (2, Priority.HIGH, 0)
+        assert task.status in UNFINISHED
+        assert task.not_before is not None
+        assert abs(task.not_before - due) < timedelta(seconds=1)
+        assert task.traceparent.startswith("00-0af7651916cd43dd8448eb211c80319c-")
+        with pytest.raises(NotFound):
+            client.get_task("01939b3e-0000-7000-8000-000000000000")
+        with pytest.raises(ValueError, match="-1 is no time"):
+            client.insert(queue, "l", delay=-1)
+
+
+def test_tasks_are_listed_page_by_page(taskd: Taskd, queue: str) -> None:
+    with Client(taskd.address) as client:
+        client.insert_many(NewTask(queue=queue, key=f"k{n:03}", headers={"n": str(n % 2)}) for n in range(250))
+        keys = [task.key for task in client.list_tasks(queue, page=100)]
+        assert sorted(keys) == [f"k{n:03}" for n in range(250)]
+        assert len(list(client.list_tasks(queue, headers={"n": "1"}))) == 125
+        assert [task.key for task in client.list_tasks(queue, key="k007")] == ["k007"]
+        assert len(list(client.list_tasks(queue, key_prefix="k01", statuses=UNFINISHED))) == 10
+        assert list(client.list_tasks(queue, statuses=[TaskStatus.COMPLETED])) == []
+        assert list(client.list_tasks(queue, until=datetime.now(UTC) - timedelta(hours=1))) == []
+        with pytest.raises(InvalidRequest):
+            list(client.list_tasks(key_prefix="k"))
+        # A list may be left before its end.
+        assert next(client.list_tasks(queue, page=1)).queue == queue
+
+
+def test_a_task_is_explained_and_cancelled(taskd: Taskd, queue: str) -> None:
+    with Client(taskd.address) as client:
+        task = client.insert(queue, "k", delay=3600)
+        explanation = client.explain(queue=queue, key="k", worker="w")
+        assert explanation.says
+        assert (explanation.worker_may_get, bool(explanation.worker_says)) == (False, True)
+        assert client.explain(task.id).worker_may_get is None
+        unknown = "01939b3e-0000-7000-8000-000000000000"
+        answers = client.cancel([task.id, unknown, "no id"])
+        assert [one.status for one in answers] == [ItemStatus.OK, ItemStatus.UNKNOWN_TASK, ItemStatus.INVALID]
+        assert client.wait(task.id, timeout=60).status is TaskStatus.CANCELLED
+        with pytest.raises(TimeoutError):
+            client.wait(client.insert(queue, "l").id, timeout=0.05)
+
+
+def test_a_client_serves_many_threads_and_opens_again(taskd: Taskd, queue: str) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    client = Client(taskd.address)
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda n: client.insert(queue, str(n % 50)).is_new, range(200)))
+    assert results.count(True) == 50
+    client.close()
+    assert not client.insert(queue, "1").is_new
+    client.close()
+    client.close()
+
+
+def test_a_wrong_address_is_named() -> None:
+    for address, said in [
+        ("localhost", "give host:port"),
+        ("127.0.0.1:port", "is no address"),
+        ("ftp://h:1", "give host:port"),
+        ("", "there is no address"),
+        (["https://a:1", "b:1"], "some addresses begin with https://"),
+    ]:
+        with pytest.raises(InvalidRequest, match=said):
+            Client(address)
+
+
+def test_tasks_of_a_queue_without_a_worker_wait(taskd: Taskd, queue: str) -> None:
+    with Client(taskd.address) as client:
+        task = client.insert(queue, "k")
+        until(lambda: client.get_task(task.id).status is TaskStatus.QUEUED, "it is queued")

@@ -1,0 +1,288 @@
+"""Handlers without a server: the mock source, and typed payloads."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import logging
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NewType, NotRequired, TypedDict
+from uuid import UUID
+
+import pytest
+
+from taskd import Encoding, InvalidRequest, PayloadError, Reject, Retry, Task, Worker
+from taskd._codec import encode
+from taskd._typed import payload_reader
+from taskd.logs import JsonFormatter, TaskFields
+from taskd.testing import MockSource, make_task
+
+
+def test_a_crawl_without_a_server() -> None:
+    worker = Worker(queue="pages")
+
+    @worker.handler
+    async def fetch(task: Task[dict[str, int]]) -> dict[str, int]:
+        depth = task.payload["depth"]
+        if depth:
+            task.discover(f"{task.key}a", payload={"depth": depth - 1})
+            task.discover("/", payload={"depth": 9})
+            task.discover("elsewhere", queue="images")
+        return {"left": depth}
+
+    source = MockSource()
+    assert source.insert("pages", "/", payload={"depth": 2})
+    assert not source.insert("pages", "/")
+    source.run(worker)
+    assert source.discovered == ["/a", "elsewhere", "/aa"]
+    assert [source.result(key) for key in ("/", "/a", "/aa")] == [{"left": 2}, {"left": 1}, {"left": 0}]
+    # Nobody has asked for this queue.
+    assert source.task("elsewhere").status == "QUEUED"
+    # The handler itself is a function still.
+    with pytest.raises(KeyError):
+        source.result("none")
+
+
+def test_failures_and_attempts_without_a_server() -> None:
+    worker = Worker(queue="q")
+
+    @worker.handler
+    def work(task: Task[Any]) -> int:
+        match task.key:
+            case "never":
+                raise Reject("never")
+            case "third" if task.attempt < 3:
+                raise Retry("not yet", after=3600)
+            case "always":
+                raise ValueError("always")
+        return task.attempt
+
+    source = MockSource(max_attempts=4)
+    for key in ("never", "third", "always"):
+        source.insert("q", key)
+    source.run(worker)
+    assert source.task("never").reasons == ["never"]
+    assert source.result("third") == 3
+    assert source.task("always").reasons == ["ValueError: always"] * 4
+    with pytest.raises(AssertionError, match="'always' is DEAD"):
+        source.result("always")
+    # A source and a worker run again.
+    source.insert("q", "late")
+    source.run(worker)
+    assert source.result("late") == 1
+
+
+def test_a_handler_is_a_function() -> None:
+    worker = Worker(queue="q")
+
+    @worker.handler(timeout=5)
+    def double(task: Task[int]) -> int:
+        task.discover("found", payload={"n": 1})
+        return 2 * task.payload
+
+    task = make_task(21, key="k", headers={"a": "b"})
+    assert double(task) == 42
+    assert [found.key for found in task.discovered] == [b"found"]
+
+
+def test_wrong_handlers_fail_when_they_are_registered() -> None:
+    worker = Worker(queue="q")
+
+    def generator(task: Task[Any]) -> Any:
+        yield 1
+
+    def none() -> None: ...
+
+    def two(task: Task[Any], other: int) -> None: ...
+
+    class Opaque:
+        pass
+
+    def opaque(task: Task[Opaque]) -> None: ...
+
+    def payload(task: dict[str, int]) -> None: ...
+
+    for function, said in [
+        (generator, "has a `yield`"),
+        (none, "shall have one parameter"),
+        (two, "shall have one parameter"),
+        (payload, r"annotate it with Task\[…\]"),
+        (3, "a handler is a function"),
+    ]:
+        with pytest.raises(TypeError, match=said):
+            worker.handler(function)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"is not defined where the handler is|is no type that a payload can be read"):
+        worker.handler(opaque)
+    worker.handler(partial(two, other=1))
+    with pytest.raises(ValueError, match="there is a handler for all queues already"):
+        worker.handler(partial(two, other=2))
+    with pytest.raises(InvalidRequest, match="is a function of a module, by its name"):
+        in_processes = Worker(queue="q", processes=1)
+        in_processes.handler(lambda task: None)
+        MockSource().run(in_processes)
+    with pytest.raises(InvalidRequest, match=r"there is no handler; write @worker.handler"):
+        MockSource().run(Worker(queue="q"))
+    for wrong in ({"concurrency": 0}, {"prefetch": -1}, {"lease": -1}):
+        with pytest.raises(ValueError):
+            Worker(queue="q", **wrong)  # type: ignore[arg-type]
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Link(TypedDict):
+    url: str
+    text: NotRequired[str]
+
+
+Metres = NewType("Metres", float)
+
+
+@dataclasses.dataclass
+class Node:
+    name: str
+    children: list[Node] = dataclasses.field(default_factory=list)
+    at: datetime | None = None
+
+
+@dataclasses.dataclass
+class Everything:
+    colour: Colour
+    links: list[Link]
+    sizes: dict[str, Metres]
+    pair: tuple[int, str]
+    tags: set[str]
+    kind: Literal["a", "b"]
+    id: UUID
+    path: Path
+    tree: Node
+    note: Annotated[str, "anything"] | None = None
+    rest: Any = None
+    flag: bool = False
+
+
+def read(kind: Any, value: Any) -> Any:
+    raw, encoding = encode(value)
+    return payload_reader(kind)(raw, encoding)
+
+
+def test_a_dataclass_comes_back_as_it_went() -> None:
+    value = Everything(
+        colour=Colour.RED,
+        links=[{"url": "u"}, {"url": "v", "text": "t"}],
+        sizes={"a": Metres(1.5)},
+        pair=(1, "x"),
+        tags={"t"},
+        kind="b",
+        id=UUID(int=7),
+        path=Path("/a/b"),
+        tree=Node("root", [Node("leaf", at=datetime(2026, 1, 2, tzinfo=UTC))]),
+        rest=[1, {"a": None}],
+        flag=True,
+    )
+    assert read(Everything, value) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (int, "x", "no JSON"),
+        (int, [1], "payload is a list; int is expected"),
+        (int, True, "payload is a bool; int is expected"),
+        (list[int], [1, "b"], r"payload\[1\] is a str; int is expected"),
+        (Node, {"children": []}, "payload.name is missing"),
+        (Node, {"name": "a", "children": [{"name": 1}]}, r"payload.children\[0\].name is a int; str is expected"),
+        (Node, {"name": "a", "at": "noon"}, "payload.at is no datetime"),
+        (Link, {}, "payload.url is missing"),
+        (Link, {"url": None}, "payload.url is missing; str is expected"),
+        (Literal["a"], "b", "no JSON"),
+        (dict[str, int], {"a": None}, "payload.a is missing; int is expected"),
+        (tuple[int, int], [1], "payload has 1 items; 2 are expected"),
+        (int | None, {}, "int is expected; .*null is expected"),
+        (str, [1], "payload is a list; str is expected"),
+        (str, b"\xff", "payload is no str"),
+    ],
+)
+def test_a_payload_that_does_not_fit_says_where(kind: Any, value: Any, said: str) -> None:
+    with pytest.raises(PayloadError, match=said):
+        read(kind, value)
+
+
+def test_payloads_of_simple_types() -> None:
+    assert read(bytes, "text") == b"text"
+    assert read(str, "text") == "text"
+    assert read(str, b"text") == "text"
+    assert read(str, None) == ""
+    assert read(float, 3) == 3.0
+    assert read(Any, None) is None
+    assert read(int | None, None) is None
+    # From a program that knows no encodings.
+    assert payload_reader(Node)(b'{"name": "a", "newer": 1}', Encoding.BYTES) == Node("a")
+
+
+class Model:
+    """The part of a pydantic model that the package uses."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    @classmethod
+    def model_validate_json(cls, raw: bytes) -> Model:
+        return cls.model_validate(json.loads(raw))
+
+    @classmethod
+    def model_validate(cls, value: Any) -> Model:
+        if not isinstance(value.get("n"), int):
+            raise ValueError("n: a number is wanted")  # noqa: TRY004
+        return cls(value["n"])
+
+    def model_dump(self, mode: str) -> dict[str, int]:
+        assert mode == "json"
+        return {"n": self.n}
+
+
+def test_pydantic_models_and_decoders() -> None:
+    assert read(Model, Model(3)).n == 3
+    assert [one.n for one in read(list[Model], [Model(3)])] == [3]
+    with pytest.raises(PayloadError, match="payload is no Model: n: a number is wanted"):
+        read(Model, {"n": "x"})
+    worker = Worker(queue="q")
+
+    @worker.handler(decode=lambda raw: raw.decode().split(","))
+    async def split(task: Task[Any]) -> int:
+        return len(task.payload)
+
+    source = MockSource()
+    source.insert("q", "good", payload="a,b,c")
+    source.insert("q", "bad", payload=b"\xff")
+    source.run(worker)
+    assert source.result("good") == 3
+    assert source.task("bad").reasons[0].startswith("the payload cannot be decoded: ")
+
+
+def test_log_lines_name_their_task(caplog: pytest.LogCaptureFixture) -> None:
+    worker = Worker(queue="q")
+    log = logging.getLogger("app")
+    fields = TaskFields()
+    caplog.handler.addFilter(fields)
+
+    @worker.handler
+    def work(task: Task[Any]) -> None:
+        log.warning("at work on %s", "it", extra={"colour": "red"})
+        raise ValueError("boom")
+
+    source = MockSource(max_attempts=1)
+    source.insert("q", "k")
+    source.run(worker)
+    caplog.handler.removeFilter(fields)
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    task_id = source.task("k").id
+    mine = next(line for line in lines if line["logger"] == "app")
+    assert (mine["message"], mine["task_id"], mine["key"], mine["colour"]) == ("at work on it", task_id, "k", "red")
+    failure = next(line for line in lines if line["message"].startswith("the handler failed: ValueError: boom"))
+    assert (failure["task_id"], failure["level"]) == (task_id, "ERROR")
+    assert "ValueError: boom" in failure["exception"]

@@ -1,0 +1,99 @@
+"""Crawls a site from one URL: a task is a page, its key the page's URL, and it discovers the pages that it links to.
+
+    taskd --pipelines all &
+    pip install ./clients/python
+    python3 examples/crawl.py http://127.0.0.1:8000/
+
+Start it on as many machines as you like: each takes pages until none is left. taskd knows which URLs were seen, tries
+again what failed, and counts; so nothing of that is here.
+"""
+
+import argparse
+import asyncio
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+from typing import TypedDict
+from urllib.parse import urldefrag, urljoin, urlsplit
+
+from taskd import UNFINISHED, AsyncClient, Reject, Task, Worker
+
+
+class Page(TypedDict):
+    """The result of a task."""
+
+    status: int
+    title: str
+    bytes: int
+    links: int
+
+
+class Links(HTMLParser):
+    """The title and the links of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.title, self.found, self._in_title = "", set[str](), False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self._in_title = tag == "title"
+        if tag == "a" and (href := dict(attributes).get("href")):
+            self.found.add(href)
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.title += data.strip()
+
+
+def inside(site: str, url: str) -> bool:
+    """Whether the URL is in the folder where the crawl began."""
+    folder = site[: site.rindex("/") + 1] if urlsplit(site).path else f"{site}/"
+    return url.startswith(folder)
+
+
+def make_worker(address: str, queue: str, site: str) -> Worker:
+    worker = Worker(address, queue=queue, concurrency=8, timeout=60)
+
+    @worker.handler
+    def fetch(task: Task[None]) -> Page:
+        try:
+            with urllib.request.urlopen(task.key, timeout=20) as answer:
+                body, base, kind = answer.read(), answer.url, answer.headers.get_content_type()
+                status = answer.status
+        except urllib.error.HTTPError as error:
+            if error.code >= 500:
+                # Another attempt, after the backoff.
+                raise
+            raise Reject(f"the site answers {error.code}") from error
+        if kind != "text/html":
+            return {"status": status, "title": "", "bytes": len(body), "links": 0}
+        page = Links(body.decode(errors="replace"))
+        # One name for one page: the fragment is a place inside it.
+        urls = {urldefrag(urljoin(base, link)).url for link in page.found}
+        for url in sorted(url for url in urls if inside(site, url)):
+            task.discover(url)
+        return {"status": status, "title": page.title, "bytes": len(body), "links": len(page.found)}
+
+    return worker
+
+
+async def crawl(address: str, queue: str, site: str) -> None:
+    worker = make_worker(address, queue, site)
+    async with AsyncClient(address) as client, asyncio.TaskGroup() as tasks:
+        await client.insert(queue, site)
+        tasks.create_task(worker.serve())
+        # A page and those that it discovers are stored together, so nothing is unfinished only at the end.
+        while [task async for task in client.list_tasks(queue, statuses=UNFINISHED, page=1)]:
+            await asyncio.sleep(0.25)
+        worker.stop()
+    print(f"{worker.stats.completed} pages, {worker.stats.rejected} failed attempts, by {worker.name}")
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("site", help="where to begin; only what is in this folder is crawled")
+    arguments.add_argument("--address", default="127.0.0.1:7601", help="taskd's gRPC")
+    arguments.add_argument("--queue", default="crawl")
+    given = arguments.parse_args()
+    asyncio.run(crawl(given.address, given.queue, urldefrag(given.site).url))
