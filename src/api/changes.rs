@@ -153,9 +153,7 @@ fn answer(id: String, changed: Changed, change: &Change) -> ItemAnswer {
         Changed::CompletedByWorker => {
             (ItemStatus::Invalid, "this worker has completed it, and no worker does a task twice")
         }
-        Changed::TooManyReplicas => {
-            (ItemStatus::Invalid, TOO_MANY)
-        }
+        Changed::TooManyReplicas => (ItemStatus::Invalid, TOO_MANY),
         Changed::Unknown => (ItemStatus::UnknownTask, ""),
         Changed::Later if matches!(change, Change::Requeue(_)) => {
             (ItemStatus::TryLater, "the task's shard does not answer now; the same call asks again")

@@ -322,7 +322,9 @@ mod tests {
             assert!(text.len() < 255, "the column has no more: {text}");
             assert_eq!(text.parse(), Ok(change));
         }
-        for other in ["paint", "retry now", "change", "change colour=red", "change replicas=0", "requeue by=w", "requeue to="] {
+        for other in
+            ["paint", "retry now", "change", "change colour=red", "change replicas=0", "requeue by=w", "requeue to="]
+        {
             assert!(other.parse::<JobChange>().is_err(), "{other}");
         }
     }

@@ -419,7 +419,10 @@ async fn credits_on_their_way_and_a_num_that_falls_and_rises_lose_nothing() {
     let [a, b] = [daemon.lease_all("a", "q", 1).await, daemon.lease_all("b", "q", 1).await];
     assert!(daemon.stop().await.success());
     let mut daemon = Daemon::start_in_the_folder_of(daemon, &["--pipelines", "fanout,tasks"]).await;
-    assert_eq!((daemon.complete("a", &a).await, daemon.complete("b", &b).await), (vec!["OK".to_owned()], vec!["OK".to_owned()]));
+    assert_eq!(
+        (daemon.complete("a", &a).await, daemon.complete("b", &b).await),
+        (vec!["OK".to_owned()], vec!["OK".to_owned()])
+    );
     for replicas in [1, 4, 2, 3] {
         assert_eq!(change(&daemon, "change", json!({"ids": [id], "replicas": replicas})).await, ["OK"], "{replicas}");
     }

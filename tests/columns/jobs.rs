@@ -386,10 +386,16 @@ async fn a_job_gives_all_tasks_of_a_filter_other_values() {
     for (body, why) in [
         (with(json!({"filter": {"queue": "q"}})), "send dry_run = true to count them, or yes = true to go on"),
         (with(json!({"filter": {"key_prefix": "k"}, "yes": true})), "a filter by key_prefix needs a queue"),
-        (with(json!({"filter": {"queue": "q", "status": "dead"}, "yes": true})), "change is for tasks that are PENDING"),
+        (
+            with(json!({"filter": {"queue": "q", "status": "dead"}, "yes": true})),
+            "change is for tasks that are PENDING",
+        ),
         (with(json!({"filter": {"queue": "q", "status": "queued"}, "yes": true})), "write UNFINISHED"),
         (json!({"filter": {"queue": "q"}, "yes": true}), "name a priority or replicas"),
-        (json!({"filter": {"queue": "q", "status": "completed"}, "priority": "low", "yes": true}), "change is for tasks"),
+        (
+            json!({"filter": {"queue": "q", "status": "completed"}, "priority": "low", "yes": true}),
+            "change is for tasks",
+        ),
         (json!({"filter": {"queue": "one"}, "replicas": 3, "yes": true}), "max_replicas"),
     ] {
         let (status, problem) = daemon.post("/v1/tasks:change", &body).await;
@@ -397,14 +403,16 @@ async fn a_job_gives_all_tasks_of_a_filter_other_values() {
     }
     assert_eq!(daemon.get("/v1/jobs").await.1["jobs"], json!([]));
 
-    let job = ended(&daemon, &start(&daemon, "change", with(json!({"filter": {"queue": "q"}, "yes": true}))).await).await;
+    let job =
+        ended(&daemon, &start(&daemon, "change", with(json!({"filter": {"queue": "q"}, "yes": true}))).await).await;
     let counts = ["what", "state", "matched", "changed", "failed"].map(|name| &job[name]);
     let what = json!("change priority=high replicas=2");
     assert_eq!(counts, [&what, &json!("DONE"), &json!(280), &json!(280), &json!(0)], "{job}");
     assert_eq!(once(targets(&daemon, "change task: priority high replicas 2 (job").await).len(), 280);
     assert_eq!(targets(&daemon, "start job: change tasks: priority high").await.len(), 1);
     // A second one finds the values there. The command reopens what is completed.
-    let job = ended(&daemon, &start(&daemon, "change", with(json!({"filter": {"queue": "q"}, "yes": true}))).await).await;
+    let job =
+        ended(&daemon, &start(&daemon, "change", with(json!({"filter": {"queue": "q"}, "yes": true}))).await).await;
     assert_eq!((&job["matched"], &job["changed"], &job["failed"]), (&json!(280), &json!(0), &json!(0)), "{job}");
     let completed = ["tasks", "change", "--queue", "q", "--status", "completed", "--replicas", "2"];
     let (code, said, _) = taskd(&daemon, &[&completed[..], &["--dry-run"]].concat());
@@ -475,7 +483,11 @@ async fn jobs_that_change_and_requeue_go_on_after_a_kill() {
     }
     for job in [&change, &requeue] {
         let shown = ended(&daemon, job).await;
-        assert_eq!((&shown["state"], &shown["failed"], &shown["matched"]), (&json!("DONE"), &json!(0), &json!(1500)), "{shown}");
+        assert_eq!(
+            (&shown["state"], &shown["failed"], &shown["matched"]),
+            (&json!("DONE"), &json!(0), &json!(1500)),
+            "{shown}"
+        );
     }
     let all: BTreeSet<String> = ids.into_iter().collect();
     // Each has its act. A page that was done twice has those of a requeue twice.

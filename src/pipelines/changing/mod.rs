@@ -42,6 +42,8 @@ use crate::{
 pub const MOST: usize = 1000;
 /// The most tasks whose bodies one script writes anew. A body has up to 1 MiB, unless a setting says otherwise.
 const MOST_BODIES: usize = 16;
+/// The age at which the process that stored a wish is taken for dead. Two processes that carry it out do no harm.
+pub const STAYED_MS: i64 = 2000;
 /// Shards that are called at a time.
 const AT_ONCE: usize = 64;
 /// How often a call asks a shard that is about to be opened, and the wait before each time.
@@ -231,6 +233,8 @@ impl Changing {
             (ChangeKind::Reservation, Arbitrated::Done) if !is_end => turn = None,
             // Nothing was changed, and an earlier reservation may stand.
             (ChangeKind::Reservation, Arbitrated::CompletedByWorker) if !is_end => turn = None,
+            // Whoever has stored this row may be about to reserve the task.
+            (ChangeKind::Reservation, _) if is_end && (0..STAYED_MS).contains(&(now - wish.at_unix_ms)) => turn = None,
             // The row is only an alarm: the queue knows the end, and whether there is one.
             (ChangeKind::Reservation, Arbitrated::Reserved { until_unix_ms }) if until_unix_ms < NEVER => {
                 end = Decided::ReservedUntil(until_unix_ms);

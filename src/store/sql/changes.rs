@@ -122,18 +122,18 @@ async fn want<S: Session>(
     session: &mut S,
     ids: &[TaskId],
     change: &Change,
-    at_unix_ms: i64,
+    now_ms: i64,
     acts: &[TaskAct],
 ) -> Result<Vec<Wanted>> {
     let mut targets = targets(session, &ids.iter().copied().collect()).await?;
     let (mut reopened, mut counts) = (BTreeSet::new(), Counts::default());
     if let Change::Update(update) = change {
-        reopened = store_update(session, &mut targets, update, at_unix_ms, &mut counts).await?;
+        reopened = store_update(session, &mut targets, update, now_ms, &mut counts).await?;
     }
     // Of a requeue SQL keeps the end of the reservation.
     let (kind, at_unix_ms) = match change {
         Change::Requeue(Requeue::To { until_unix_ms: Some(until), .. }) => (ChangeKind::Reservation, *until),
-        other => (other.kind(), at_unix_ms),
+        other => (other.kind(), now_ms),
     };
     let mut kept: BTreeMap<TaskId, KeptChange> = BTreeMap::new();
     for target in targets.values().filter(|target| !target.status.is_final()) {
@@ -141,7 +141,7 @@ async fn want<S: Session>(
         kept.insert(task.id, KeptChange { task, kind, turn, at_unix_ms, is_second: false });
     }
     if matches!(kind, ChangeKind::Update | ChangeKind::Reservation) {
-        wishes::note_earlier(session, kind, &mut kept).await?;
+        wishes::note_earlier(session, kind, &mut kept, now_ms).await?;
     }
     let is_kept = |kept: &&KeptChange| kind != ChangeKind::Requeue && !reopened.contains(&kept.task.id);
     let rows: Vec<&KeptChange> = kept.values().filter(is_kept).collect();

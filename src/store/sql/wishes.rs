@@ -63,6 +63,7 @@ pub(super) async fn note_earlier<S: Session>(
     session: &mut S,
     kind: ChangeKind,
     kept: &mut BTreeMap<TaskId, KeptChange>,
+    now_ms: i64,
 ) -> Result<()> {
     let ids: Vec<TaskId> = kept.keys().copied().collect();
     for ids in lists(&ids) {
@@ -77,7 +78,7 @@ pub(super) async fn note_earlier<S: Session>(
                 kept.is_second = true;
                 if kind == ChangeKind::Reservation {
                     // Which of the two the queue has is not known yet.
-                    kept.at_unix_ms = kept.at_unix_ms.min(at_ms);
+                    kept.at_unix_ms = kept.at_unix_ms.min(at_ms.max(now_ms));
                 }
             }
         }

@@ -338,7 +338,10 @@ mod tests {
             TaskFilter { worker: WorkerName::new("w").ok(), headers: vec![("h".into(), "v".into())], ..q },
         ];
         for filter in filters {
-            store.search(&TaskSearch { filter, limit: 2, look_at: 10, after: None, stays_in_queue: false }).await.unwrap();
+            store
+                .search(&TaskSearch { filter, limit: 2, look_at: 10, after: None, stays_in_queue: false })
+                .await
+                .unwrap();
         }
     }
 

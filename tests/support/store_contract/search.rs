@@ -148,8 +148,7 @@ pub(crate) async fn a_page_that_stays_in_its_queue_tells_nothing_of_others(db: &
     let filter = TaskFilter { queue: Some(queue("q")), worker: WorkerName::new("w").ok(), ..Default::default() };
     let ids: HashSet<TaskId> = own.iter().map(|row| row.task.id).collect();
     for limit in [1, 3, 100] {
-        let mut search =
-            TaskSearch { filter: filter.clone(), limit, look_at: 4, after: None, stays_in_queue: true };
+        let mut search = TaskSearch { filter: filter.clone(), limit, look_at: 4, after: None, stays_in_queue: true };
         let (mut found, mut looked_at) = (Vec::new(), 0);
         loop {
             let page = store.search(&search).await.unwrap();
