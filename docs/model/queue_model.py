@@ -576,12 +576,13 @@ def cancel(kills=1, repeats=1, flush=1, maxlog=3, script_decides=True, final_for
 # ------------------------------------------------------------------ model 6: an operator changes and requeues a live task
 # One task, W workers, two lanes by priority. Only the newest element of the task offers what is left, and each worker has a
 # pointer into each lane. The operator gives the task another NUM or priority, requeues it, away from a worker, or to one.
-# state: (lanes, status, NUM, credited, held, waiting, refused, reserved, priority, left of the operator's acts and of failures)
+# state: (lanes, status, NUM, credited, held, waiting, refused, reserved, priority, gone, left of the operator's acts and of failures)
 #  lanes    ((elements, pointers), ...) element 1: the newest, 0: an older one     refused   mask: a failure too many, or taken away
 #  reserved the only worker that may get it, or -1; it ends by itself where `timed`
+#  gone     a worker that never comes back: its leases run out
 def live(W=3, num=2, acts=2, fails=1, what=("num", "priority", "all", "away", "to"), timed=False, change_offers=True, requeue_offers=True,
-         free_offers=True, closes_excess=True, ends_with_worker=True, all_lifts=True, sets=None):
-    init = (((((1,)), (0,) * W), ((), (0,) * W)), "L", num, 0, 0, 0, 0, -1, 0, (acts, fails))
+         free_offers=True, closes_excess=True, ends_with_worker=True, all_lifts=True, leaves=False):
+    init = ((((1,), (0,) * W), ((), (0,) * W)), "L", num, 0, 0, 0, 0, -1, 0, 0, (acts, fails))
 
     def left(s):
         return s[2] - bits(s[3]) - bits(s[4]) - s[5] if s[1] == "L" else 0
@@ -607,13 +608,19 @@ def live(W=3, num=2, acts=2, fails=1, what=("num", "priority", "all", "away", "t
         return left(s) > 0 and not (s[3] | s[4] | s[6]) >> w & 1 and s[7] in (-1, w)
 
     def actions(s):
-        lanes, st, num, cr, ho, wait, refused, reserved, prio, (acts, fails) = s
+        lanes, st, num, cr, ho, wait, refused, reserved, prio, gone, (acts, fails) = s
         S = lambda **k: tuple(k.get(n, v) for n, v in zip(
-            ("lanes", "st", "num", "cr", "ho", "wait", "refused", "reserved", "prio", "f"), s))
+            ("lanes", "st", "num", "cr", "ho", "wait", "refused", "reserved", "prio", "gone", "f"), s))
         if st != "L":
             return
         for w in range(W):
             b, who = 1 << w, "abcd"[w]
+            if gone & b:
+                if ho & b:
+                    yield "the lease of %s runs out" % who, trimmed(S(ho=ho & ~b, wait=wait + 1)), 0
+                continue
+            if leaves and not gone:
+                yield who + " is gone for good", S(gone=b), None
             nl, took = list(lanes), False
             for i, (els, p) in enumerate(nl):
                 pos = p[w]
@@ -644,7 +651,7 @@ def live(W=3, num=2, acts=2, fails=1, what=("num", "priority", "all", "away", "t
             yield "the reservation is over", offered(S(reserved=-1), free_offers), 0
         every = (1 << W) - 1
         lifted = 0 if all_lifts else refused
-        if left(s) > 0 and reserved < 0 and not ho and not wait and (cr | refused) == every:
+        if left(s) > 0 and reserved < 0 and not ho and not wait and (cr | refused | gone) == every:
             yield "nobody may have it: the operator requeues it", offered(S(refused=lifted), requeue_offers), 0
         if not acts:
             return
@@ -678,7 +685,7 @@ def live(W=3, num=2, acts=2, fails=1, what=("num", "priority", "all", "away", "t
             return "G3: %d replicas out or credited, NUM=%d" % (out, s[2])
         return "G2: a credited worker holds it" if s[3] & s[4] else None
 
-    return init, actions, invariant, lambda s: s[1] != "L", sets or [(1 << W) - 1]
+    return init, actions, invariant, lambda s: s[1] != "L", [(1 << W) - 1]
 
 
 # ------------------------------------------------------------------ model 7: two changes of one task at once
@@ -687,7 +694,8 @@ def live(W=3, num=2, acts=2, fails=1, what=("num", "priority", "all", "away", "t
 # state: (SQL, queue, wish, second, callers, kills)
 #  wish     None, or whose turn it is: 0 and 1 of the callers, 2 of a comparison    second  the wish replaced one that was there
 #  callers  per process: 0 not yet, 1 the wish is stored, 2 the script has run, 9 over
-def two_changes(kills=1, compares=True, second_stays=True):
+# slow: that is not so.
+def two_changes(kills=1, compares=True, second_stays=True, slow=False):
     init = (0, 0, None, (False, False), (0, 0), kills)
 
     def actions(s):
@@ -707,7 +715,7 @@ def two_changes(kills=1, compares=True, second_stays=True):
                 yield who + " ends its wish", S(wish=left, callers=go(9)), 0
             if kills and pc in (1, 2):
                 yield who + " is killed", S(callers=go(9), f=kills - 1), None
-        if wish is not None and not any(pc in (1, 2) for pc in callers):
+        if wish is not None and (slow or not any(pc in (1, 2) for pc in callers)):
             yield "the watchdog tells the queue what SQL has", S(queue=sql, wish=None), 0
 
     def invariant(s):
@@ -755,7 +763,7 @@ def two_reservations(ends=(1, 2), kills=1, earlier_stays=True, queue_knows=True,
 
     def invariant(s):
         clock, queue, alarm, callers, _ = s
-        if queue not in (None, NEVER) and (alarm is None or alarm > queue):
+        if queue not in (None, NEVER) and (alarm is None or alarm > max(queue, clock)):
             return "reserved until %d, and the watchdog asks %s" % (queue, "never" if alarm is None else "at %d" % alarm)
         return None
 
@@ -826,19 +834,20 @@ SCENARIOS = [
     ("live: NUM and priority", HOLDS, lambda: live(num=2, acts=3, fails=1, what=("num", "priority"))),
     ("live: requeue, away from a worker", HOLDS, lambda: live(num=2, acts=3, fails=2, what=("all", "away"))),
     ("live: requeue to a worker, without an end", HOLDS, lambda: live(num=2, acts=2, fails=2, what=("to", "away", "num"))),
-    ("live: requeue to a worker for some time, another one is willing", HOLDS,
-     lambda: live(num=1, acts=2, fails=1, what=("to", "priority"), timed=True, sets=[1, 2, 4])),
+    ("live: requeue to a worker for some time, and it never comes back", HOLDS,
+     lambda: live(num=2, acts=2, fails=1, what=("to", "priority", "all"), timed=True, leaves=True)),
     ("live: everything", HOLDS, lambda: live(num=2, acts=3, fails=1)),
     ("live ablation: a change of NUM or priority offers nothing", BREAKS, lambda: live(change_offers=False)),
     ("live ablation: a lower NUM ends no lease", BREAKS, lambda: live(closes_excess=False)),
     ("live ablation: a requeue offers nothing", BREAKS, lambda: live(requeue_offers=False)),
     ("live ablation: a reservation outlives its worker", BREAKS, lambda: live(ends_with_worker=False)),
-    ("live ablation: the end of a reservation offers nothing", BREAKS, lambda: live(num=1, timed=True, free_offers=False, sets=[1, 2, 4])),
+    ("live ablation: the end of a reservation offers nothing", BREAKS, lambda: live(timed=True, free_offers=False, leaves=True, what=("to",))),
     ("live ablation: a requeue for all leaves who was refused", BREAKS, lambda: live(acts=3, fails=2, all_lifts=False)),
     # two changes of one task at once, two reservations
     ("changes: two at once, one of them is killed", HOLDS, lambda: two_changes()),
     ("changes: two at once, both are killed", HOLDS, lambda: two_changes(kills=2)),
-    ("changes ablation: nobody compares what was sent", BREAKS, lambda: two_changes(kills=0, compares=False)),
+    ("changes: two at once, one of them is slow", HOLDS, lambda: two_changes(kills=0, slow=True)),
+    ("changes ablation: one is slow, and nobody compares what was sent", BREAKS, lambda: two_changes(kills=0, compares=False, slow=True)),
     ("changes ablation: the wish of the second goes at once", BREAKS, lambda: two_changes(second_stays=False)),
     ("reservations: the second ends later", HOLDS, lambda: two_reservations((1, 2))),
     ("reservations: the second ends before", HOLDS, lambda: two_reservations((2, 1), kills=2)),
