@@ -25,8 +25,8 @@ local function close_excess(id, t)
   end
 end
 
--- A body without the values that an earlier change appended: the fields of protobuf at its end that are NUM or priority.
--- What cannot be read stays whole.
+-- A body without the values that an earlier change appended: the fields of protobuf at its end that are NUM or
+-- priority. A body that cannot be read stays whole.
 local NUM_TAG, PRIORITY_TAG = 5 * 8, 6 * 8
 local function without_tail(body)
   local at, kept = HEAD + 1, HEAD

@@ -2,9 +2,9 @@
 --
 -- ARGV[2] wake channel   ARGV[3] queue
 -- then per item 5 values: id, epoch of the task, mode, worker, until (ms)
---   mode: 'all' every worker may get it, also one that was refused | 'away' only the lease of this worker ends, and it does not get the task again
---   | 'to' only this worker gets it, until somebody requeues it again; taskd does so at `until`
---   | 'free' the end of a reservation whose time is over: leases go on
+--   mode: 'all' every worker may get it, also one that was refused | 'away' only the lease of this worker ends, and it
+--   does not get the task again | 'to' only this worker gets it, until somebody requeues it again; taskd does so at
+--   `until` | 'free' the end of a reservation whose time is over: leases go on
 -- Returns the generation, then two values per item, a code and the end of a reservation (ms) for 9:
 --   1 done | 2 completed | 3 dead | 4 the record is of a later epoch | 5 the task is not in the queue | 6 cancelled
 --   7 its time has not come | 8 the worker has completed it | 9 the end of its reservation has not come

@@ -91,7 +91,7 @@ impl Changer {
         Ok(ArbitratedTasks { generation: unsigned(numbers[0]), answers })
     }
 
-    /// Gives tasks of one shard the NUM and the priority that SQL has. It writes their bodies, so a few tasks at a time.
+    /// Gives tasks of one shard the NUM and the priority that SQL has. It writes their bodies: a few tasks at a time.
     pub async fn update(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks> {
         let value = self
             .call(&scripts::CHANGE, shard, tasks.len(), |call| {

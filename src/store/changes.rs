@@ -63,8 +63,8 @@ pub struct EndedChange {
 pub enum Decided {
     /// The task is cancelled in this epoch of it, by a record of this generation of its shard.
     Cancelled { epoch: u32, generation: u64 },
-    /// The queue has these values. If SQL has others since, it keeps a wish that the queue gets them. A task whose credits
-    /// reach NUM becomes Completed.
+    /// The queue has these values. If SQL has others since, it keeps a wish that the queue gets them. A task whose
+    /// credits reach NUM becomes Completed.
     Updated { replicas: u32, priority: Priority },
     /// The queue had completed the task in this epoch of it, with so many credits, before it had a higher NUM. The task
     /// is reopened, if SQL has as many credits; otherwise the wish stays.

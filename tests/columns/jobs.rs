@@ -299,7 +299,7 @@ async fn a_token_lists_and_changes_tasks_of_its_queues_only() {
         assert_eq!(status, want, "{path}: {answer}");
     }
 
-    // What a worker has done in other queues shows in no count and no place.
+    // Tasks of other queues that a worker has done show in no count and no place.
     for (queue, count) in [("acme", 2), ("other", 5)] {
         let tasks: Vec<_> = (0..count).map(|n| json!({"queue": queue, "key": format!("done-{n}")})).collect();
         post(&daemon, "/v1/tasks", &all, json!(tasks)).await;

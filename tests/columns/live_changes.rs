@@ -44,14 +44,14 @@ impl Numbers {
     }
 }
 
-/// What workers and operator share.
+/// The workers and the operator share it.
 struct Shared {
     url: String,
     ids: Vec<String>,
     calls: Semaphore,
     is_over: AtomicBool,
     acts: AtomicU64,
-    /// Who was answered OK for which task.
+    /// Workers that were answered OK, with the task.
     credited: Mutex<BTreeSet<(String, String)>>,
     /// The tasks that the operator has asked to cancel.
     cancelled: Mutex<BTreeSet<String>>,
@@ -167,7 +167,7 @@ async fn live_work_survives_an_operator_and_kills() {
     for task in running {
         task.await.unwrap();
     }
-    // What was refused, taken away or reserved is for everybody now, and newcomers do the rest.
+    // Tasks that were refused, taken away or reserved are for everybody now, and newcomers do the rest.
     let mut newcomer = 0;
     until("no task is unfinished", async || {
         daemon.post("/v1/tasks:requeue", &json!({ "ids": ids })).await;

@@ -73,7 +73,7 @@ async fn a_job_whose_pages_fail_for_now_holds_up_no_other() {
     let file = format!("sqlite://{}", daemon.data().join("taskd.db").display());
     let mut sqlite = SqliteConnection::connect(&file).await.unwrap();
     sqlx::query("PRAGMA busy_timeout = 30000").execute(&mut sqlite).await.unwrap();
-    // Whoever sends a task again removes its letter.
+    // A task that is sent again loses its letter.
     sqlx::query("ALTER TABLE letters RENAME TO letters_away").execute(&mut sqlite).await.unwrap();
     let fails = start(&daemon).await;
     let (_, answer) = daemon.post("/v1/tasks:cancel", &json!({"filter": {"queue": "other"}, "yes": true})).await;

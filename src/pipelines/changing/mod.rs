@@ -211,8 +211,8 @@ impl Changing {
         let (mut turn, mut end) = (Some(wish.turn), Decided::Over);
         let updated = Decided::Updated { replicas: task.replicas, priority: task.priority };
         if wish.kind == ChangeKind::Update && wish.is_second {
-            // Whoever carries out the earlier one may give the queue its values behind this, and be killed before SQL
-            // compares them. So the wish stays for the watchdog.
+            // The caller of the earlier one may give the queue its values behind this, and be killed before SQL compares
+            // them. So the wish stays for the watchdog.
             turn = None;
         }
         match (wish.kind, answer) {
@@ -233,7 +233,7 @@ impl Changing {
             (ChangeKind::Reservation, Arbitrated::Done) if !is_end => turn = None,
             // Nothing was changed, and an earlier reservation may stand.
             (ChangeKind::Reservation, Arbitrated::CompletedByWorker) if !is_end => turn = None,
-            // Whoever has stored this row may be about to reserve the task.
+            // The process that stored this row may be about to reserve the task.
             (ChangeKind::Reservation, _) if is_end && (0..STAYED_MS).contains(&(now - wish.at_unix_ms)) => turn = None,
             // The row is only an alarm: the queue knows the end, and whether there is one.
             (ChangeKind::Reservation, Arbitrated::Reserved { until_unix_ms }) if until_unix_ms < NEVER => {

@@ -2,8 +2,8 @@
 //!
 //! A page is changed first, then SQL stores how far the job is. A process that is killed in between leaves a page that
 //! the next leader changes again. A task that was changed does not fit the filter of the job any more, or stays as it
-//! is. So each task is changed once, and the job counts fewer of them than it has changed. Only a requeue is made twice:
-//! it ends the leases that were given since.
+//! is. So each task is changed once, and the job counts fewer of them than it has changed. A requeue is made twice: it
+//! ends the leases that were given since.
 
 use std::{
     collections::HashSet,

@@ -124,7 +124,7 @@ fn change(path: &'static str) -> Option<Operation> {
             .takes::<json::changes::UpdateTasks>()
             .answers::<json::jobs::Changed<'_>>(),
         "/v1/tasks:requeue" => new("operators", "requeueTasks", "Offer tasks anew: leases and backoffs end")
-            .says("At most one of `to` and `away_from`; `reserved_for` needs `to`. Tasks of a filter are changed by a job.")
+            .says("At most one of `to` and `away_from`; `reserved_for` needs `to`. A job requeues those of a filter.")
             .takes::<json::changes::Requeue>()
             .answers::<json::jobs::Changed<'_>>(),
         "/v1/queues/{queue}" => Operation::new("/v1/queues/{queue}:pause", "operators", "pauseQueue", "Pause a queue")
