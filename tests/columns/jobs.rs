@@ -446,6 +446,7 @@ async fn a_job_takes_all_tasks_of_a_filter_from_a_worker() {
     assert!(daemon.complete("hangs", &hangs[..5]).await.iter().all(|status| status == "LEASE_LOST"));
     assert!(daemon.lease("hangs", "q", 10, "0s").await.is_empty());
     let done = daemon.work("other", "q", 100).await.len();
+    until("SQL has the completions", async || daemon.queue("q").await["completed"] == done).await;
 
     // For one worker, then for all: over gRPC.
     let mut grpc = OperatorClient::connect(daemon.grpc()).await.unwrap();

@@ -26,13 +26,13 @@ const CONFIG: &str = "\
     lease = \"1s\"\n\
     max_attempts = 100\n\
     backoff = [\"50ms\"]\n";
-const TASKS: usize = 150;
+const TASKS: usize = 300;
 const WORKERS: u64 = 7;
 const KILLS: usize = 5;
 /// The acts of the operator between two kills.
 const ACTS: u64 = 25;
 /// The calls of workers for each act, so that the work goes on.
-const CALLS_PER_ACT: u32 = 4;
+const CALLS_PER_ACT: u32 = 3;
 
 /// Numbers that look random, the same in each run.
 struct Numbers(u64);
@@ -72,7 +72,7 @@ impl Shared {
 async fn work(shared: Arc<Shared>, n: u64) {
     let (client, worker, mut numbers) = (reqwest::Client::new(), format!("w{n}"), Numbers(n));
     while !shared.is_over.load(Ordering::Relaxed) {
-        let get = json!({"worker": worker, "queues": ["q"], "max_tasks": 1 + numbers.below(5), "wait": "200ms"});
+        let get = json!({"worker": worker, "queues": ["q"], "max_tasks": 1 + numbers.below(2), "wait": "200ms"});
         let leased = shared.post(&client, "get", &get).await;
         shared.calls.add_permits(1);
         for task in leased.iter().flat_map(|answer| answer["tasks"].as_array().unwrap()) {

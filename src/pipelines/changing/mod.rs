@@ -211,8 +211,8 @@ impl Changing {
         let (mut turn, mut end) = (Some(wish.turn), Decided::Over);
         let updated = Decided::Updated { replicas: task.replicas, priority: task.priority };
         if wish.kind == ChangeKind::Update && wish.is_second {
-            // The caller of the earlier one may give the queue its values behind this, and be killed before SQL compares
-            // them. So the wish stays for the watchdog.
+            // The caller of the earlier one may give the queue its values behind this, and be killed before SQL
+            // compares them. So the wish stays for the watchdog.
             turn = None;
         }
         match (wish.kind, answer) {
