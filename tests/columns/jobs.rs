@@ -371,7 +371,7 @@ async fn insert_keys(daemon: &Daemon, queue: &str, keys: std::ops::Range<usize>)
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_gives_all_tasks_of_a_filter_other_values() {
-    let mut daemon = column::start("[queues.one]\nmax_replicas = 2", &[]).await;
+    let mut daemon = column::start("max_replicas = 4", &[]).await;
     let ids = insert_keys(&daemon, "q", 0..300).await;
     assert_eq!(daemon.work("a", "q", 20).await.len(), 20);
     until("SQL has the completions", async || daemon.queue("q").await["completed"] == 20).await;
@@ -396,7 +396,7 @@ async fn a_job_gives_all_tasks_of_a_filter_other_values() {
             json!({"filter": {"queue": "q", "status": "completed"}, "priority": "low", "yes": true}),
             "change is for tasks",
         ),
-        (json!({"filter": {"queue": "one"}, "replicas": 3, "yes": true}), "max_replicas"),
+        (json!({"filter": {"queue": "q"}, "replicas": 5, "yes": true}), "max_replicas"),
     ] {
         let (status, problem) = daemon.post("/v1/tasks:change", &body).await;
         assert!(status == 400 && problem["detail"].as_str().unwrap().contains(why), "{body}: {problem}");
