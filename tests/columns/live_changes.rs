@@ -81,7 +81,7 @@ async fn work(shared: Arc<Shared>, n: u64) {
                 // It dies with the task.
                 0 => {}
                 1 | 2 => {
-                    item["delay"] = json!(["0s", "20ms"][numbers.below(2)]);
+                    item["delay"] = ["0s", "20ms"][numbers.below(2)].into();
                     let reject = json!({"worker": worker, "rejections": [item]});
                     shared.post(&client, "reject", &reject).await;
                 }
@@ -105,6 +105,7 @@ async fn operate(shared: Arc<Shared>) {
         shared.calls.acquire_many(CALLS_PER_ACT).await.unwrap().forget();
         let ids: Vec<&String> = (0..1 + numbers.below(8)).map(|_| &shared.ids[numbers.below(TASKS)]).collect();
         let worker = format!("w{}", numbers.below(WORKERS as usize));
+        let priority = ["high", "medium", "low"][numbers.below(3)];
         let (what, body) = match numbers.below(16) {
             0 => {
                 shared.cancelled.lock().insert(ids[0].clone());
@@ -115,7 +116,7 @@ async fn operate(shared: Arc<Shared>) {
                 shared.lowered.lock().extend(ids.iter().map(|id| (*id).clone()));
                 ("change", json!({"ids": ids, "replicas": replicas}))
             }
-            5..=7 => ("change", json!({"ids": ids, "priority": ["high", "medium", "low"][numbers.below(3)]})),
+            5..=7 => ("change", json!({"ids": ids, "priority": priority})),
             8..=10 => ("requeue", json!({ "ids": ids })),
             11 | 12 => ("requeue", json!({"ids": ids, "away_from": worker})),
             13 => ("requeue", json!({"ids": ids, "to": worker})),

@@ -342,3 +342,17 @@ fn ended_otherwise(status: StoredStatus) -> Changed {
         StoredStatus::Cancelled => Changed::Cancelled,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Update;
+
+    #[test]
+    fn a_script_that_writes_bodies_gets_few_of_them() {
+        let largest = config::Settings::default().limits.max_payload_bytes;
+        let update = at_once(&Change::Update(Update::default()));
+        assert!(update as u64 * largest as u64 <= 32 << 20, "{update} bodies of {largest} bytes");
+        assert_eq!(at_once(&Change::Cancel), MOST);
+    }
+}
