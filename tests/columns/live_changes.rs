@@ -131,11 +131,12 @@ async fn operate(shared: Arc<Shared>) {
 /// Exit code and output of a command.
 fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String) {
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
-    let output = Command::new(env!("CARGO_BIN_EXE_taskd")).env_clear().envs(own).args(args).args(match args[0] {
+    let server = match args[0] {
         "books" => ["--server".to_owned(), daemon.http()],
         _ => ["--grpc".to_owned(), daemon.grpc()],
-    });
-    let output = output.output().unwrap();
+    };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+    let output = command.env_clear().envs(own).args(args).args(server).output().unwrap();
     (output.status.code().unwrap(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
 }
 
