@@ -25,12 +25,40 @@ local function close_excess(id, t)
   end
 end
 
+-- A body without the values that an earlier change appended: the fields of protobuf at its end that are NUM or
+-- priority. A body that cannot be read stays whole.
+local NUM_TAG, PRIORITY_TAG = 5 * 8, 6 * 8
+local function without_tail(body)
+  local at, kept = HEAD + 1, HEAD
+  local function varint()
+    local value, factor = 0, 1
+    for _ = 1, 10 do
+      local byte = string.byte(body, at)
+      if not byte then return nil end
+      at, value, factor = at + 1, value + byte % 128 * factor, factor * 128
+      if byte < 128 then return value end
+    end
+  end
+  while at <= #body do
+    local tag = varint()
+    local form, length = tag and tag % 8, nil
+    if form == 0 then length = varint() and 0
+    elseif form == 1 then length = 8
+    elseif form == 2 then length = varint()
+    elseif form == 5 then length = 4 end
+    if not length or at + length > #body + 1 then return body end
+    at = at + length
+    if tag ~= NUM_TAG and tag ~= PRIORITY_TAG then kept = at - 1 end
+  end
+  return string.sub(body, 1, kept)
+end
+
 -- The body with another priority in its head, and what workers see of it behind the rest: of a field that comes twice
 -- the last counts.
 local function rewrite_body(id, priority, tail)
   local body = redis.call('HGET', BODIES, id)
   if not body or #body < HEAD then return end
-  body = string.char(priority) .. string.sub(body, 2) .. tail
+  body = string.char(priority) .. string.sub(without_tail(body), 2) .. tail
   redis.call('HSET', BODIES, id, body)
   if #body > LARGE then redis.call('HSET', BODIES, id .. 'h', string.sub(body, 1, HEAD)) end
   if #body > tonumber(redis.call('HGET', COUNTERS, 'largest_body') or 0) then

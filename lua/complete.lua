@@ -26,8 +26,20 @@ local records = #ids > 0 and redis.call('HMGET', RECORDS, unpack(ids)) or {}
 local function make_judge()
   -- include lib/record.lua
   -- include lib/held.lua
+  -- Ends a reservation whose worker has done its replica: nobody else would get the others. They have passed all
+  -- elements of the task, so one replica waits in `delayed`, is due at once, and comes back in a new element.
+  local function release(id, t, grant)
+    t[RESERVED] = nil
+    if left(t) <= 0 then return end
+    if left(t) == 1 then
+      redis.call('HINCRBY', COUNTERS, 'open', -1)
+      redis.call('HINCRBY', COUNTERS, 'open_bytes', -redis.call('HSTRLEN', BODIES, id) - OVERHEAD)
+    end
+    table.insert(t[WAIT], grant)
+    redis.call('ZADD', DELAYED, now, id .. grant)
+  end
   -- Returns the code for a token; with the record to be when it is OK, and whether that is final.
-  return function(record, token_generation, token, attempt)
+  return function(id, record, token_generation, token, attempt)
     if record and token_generation ~= generation then return LEASE_LOST end
     local grant, worker = string.match(token, '^h(%d+):(.*)$')
     local code, t, at = held(record, token_generation, grant, worker)
@@ -40,7 +52,11 @@ local function make_judge()
     table.insert(t[CREDITED], worker)
     table.insert(t[CREDITED], grant)
     local is_final = #t[CREDITED] / 2 >= t[NUM]
-    if is_final then t[ST], t[AT], t[FAILED], t[LOG] = 'F', now, nil, nil end
+    if is_final then
+      t[ST], t[AT], t[FAILED], t[LOG], t[RESERVED] = 'F', now, nil, nil, nil
+    elseif t[RESERVED] and t[RESERVED][1] == worker then
+      release(id, t, grant)
+    end
     return OK, save(t), is_final
   end
 end
@@ -79,7 +95,7 @@ for i = 1, #ids do
     else
       local a = others[i]
       judge = judge or make_judge()
-      code, after, is_final = judge(record, a and ARGV[a + 1] or ARGV[3], token, a and ARGV[a + 2] or 1)
+      code, after, is_final = judge(id, record, a and ARGV[a + 1] or ARGV[3], token, a and ARGV[a + 2] or 1)
     end
   end
   if after then

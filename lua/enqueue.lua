@@ -96,6 +96,12 @@ local function make_records()
   local function revive(id, t, task)
     if t[ST] == 'L' or not task or task.epoch <= (t[EPOCH] or 0) then return false end
     local offer = (t[OFFER] or 0) + 1
+    -- A credit whose report is still on its way to SQL.
+    local credited = {}
+    for _, worker in ipairs(task.credited) do credited[worker] = true end
+    for i = 1, #t[CREDITED], 2 do
+      if not credited[t[CREDITED][i]] then table.insert(task.credited, t[CREDITED][i]) end
+    end
     task.record = new(task, offer)
     if not task.record then return false end
     task.prefix, task.is_revived = string.sub(element(task.num, offer, id), 1, -17), true

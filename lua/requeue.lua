@@ -2,12 +2,12 @@
 --
 -- ARGV[2] wake channel   ARGV[3] queue
 -- then per item 5 values: id, epoch of the task, mode, worker, until (ms)
---   mode: 'all' every worker may get it | 'away' only the lease of this worker ends, and it does not get the task again
---   | 'to' only this worker gets it, until somebody requeues it again; taskd does so at `until`
---   | 'free' the end of a reservation whose time is over: leases go on
--- Returns the generation, then a code per item:
+--   mode: 'all' every worker may get it, also one that was refused | 'away' only the lease of this worker ends, and it
+--   does not get the task again | 'to' only this worker gets it, until somebody requeues it again; taskd does so at
+--   `until` | 'free' the end of a reservation whose time is over: leases go on
+-- Returns the generation, then two values per item, a code and the end of a reservation (ms) for 9:
 --   1 done | 2 completed | 3 dead | 4 the record is of a later epoch | 5 the task is not in the queue | 6 cancelled
---   7 its time has not come, or the end of its reservation | 8 the worker has completed it
+--   7 its time has not come | 8 the worker has completed it | 9 the end of its reservation has not come
 local answers, offered = {tonumber(generation)}, false
 local ENDS = {F = 2, D = 3, X = 6}
 
@@ -24,34 +24,61 @@ local function end_lease_of(id, t, worker)
   remove_pair(t[HELD], at)
 end
 
--- Notes that the worker is not offered the task, or that it is.
-local function refuse(t, worker, is_refused)
+-- The worker is not offered the task any more. Where one worker alone must not kill the task, a second pair keeps what
+-- it has failed.
+local function refuse(t, worker)
+  if is_refused(t, worker) then return end
   t[OFFER], t[FAILED] = t[OFFER] or 0, t[FAILED] or {}
-  local at = find_worker(t[FAILED], worker)
-  if at then remove_pair(t[FAILED], at) end
-  if is_refused then
+  if t[NUM] > 1 and not find_worker(t[FAILED], worker) then
     table.insert(t[FAILED], worker)
-    table.insert(t[FAILED], REFUSED)
+    table.insert(t[FAILED], 0)
+  end
+  table.insert(t[FAILED], 1, REFUSED)
+  table.insert(t[FAILED], 1, worker)
+end
+
+-- The worker may get the task again. If it had failed as often as it may, all of that has counted: one more failure
+-- bars it again, and costs nothing.
+local function lift(id, t, worker)
+  if not is_refused(t, worker) then return end
+  local list = t[FAILED]
+  remove_pair(list, find_worker(list, worker))
+  local before = find_worker(list, worker)
+  if before and list[before + 1] == 0 then
+    remove_pair(list, before)
+  elseif not before and t[NUM] > 1 then
+    local _, max_attempts = head_of(id)
+    list[#list + 1], list[#list + 2] = worker, max_attempts
   end
 end
 
--- Changes a live task. Returns its code.
+local function lift_all(id, t)
+  local refused = {}
+  for i = 1, #(t[FAILED] or {}), 2 do
+    if t[FAILED][i + 1] == REFUSED then refused[#refused + 1] = t[FAILED][i] end
+  end
+  for _, worker in ipairs(refused) do lift(id, t, worker) end
+end
+
+-- Changes a live task. Returns its code, and the end of a reservation.
 local function change(id, t, mode, worker, until_ms)
   if mode == 'free' then
     if not t[RESERVED] then return 1 end
-    if t[RESERVED][2] > now then return 7 end
+    if t[RESERVED][2] > now then return 9, t[RESERVED][2] end
     t[RESERVED] = nil
   elseif t[WAIT][1] == '' then
     return 7
   elseif mode == 'away' then
     end_lease_of(id, t, worker)
-    refuse(t, worker, true)
+    refuse(t, worker)
     if t[RESERVED] and t[RESERVED][1] == worker then t[RESERVED] = nil end
   else
     end_leases(id, t)
     t[RESERVED] = nil
-    if mode == 'to' then
-      refuse(t, worker, false)
+    if mode == 'all' then
+      lift_all(id, t)
+    else
+      lift(id, t, worker)
       t[EPOCH], t[RESERVED] = t[EPOCH] or 0, {worker, until_ms}
     end
   end
@@ -68,7 +95,7 @@ for a = 4, #ARGV, 5 do
   local worker, until_ms = ARGV[a + 3], tonumber(ARGV[a + 4])
   local record = redis.call('HGET', RECORDS, id)
   local t = record and load(record)
-  local own, code = t and (t[EPOCH] or 0), 5
+  local own, code, ends = t and (t[EPOCH] or 0), 5, 0
   if t and own > epoch then
     code = 4
   elseif t and t[ST] == 'L' then
@@ -76,7 +103,7 @@ for a = 4, #ARGV, 5 do
     if mode == 'to' and find_worker(t[CREDITED], worker) then
       code = 8
     else
-      code = change(id, t, mode, worker, until_ms)
+      code, ends = change(id, t, mode, worker, until_ms)
       if not was_open and left(t) > 0 then
         count('open', 1)
         count('open_bytes', weight_of(id))
@@ -86,7 +113,7 @@ for a = 4, #ARGV, 5 do
   elseif t and own == epoch then
     code = ENDS[t[ST]]
   end
-  answers[#answers + 1] = code
+  answers[#answers + 1], answers[#answers + 2] = code, ends or 0
 end
 if offered then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 return answers

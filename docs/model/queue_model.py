@@ -573,6 +573,203 @@ def cancel(kills=1, repeats=1, flush=1, maxlog=3, script_decides=True, final_for
     return init, actions, invariant, lambda s: s[0] != "U" and not s[1], [0]
 
 
+# ------------------------------------------------------------------ model 6: an operator changes and requeues a live task
+# One task, W workers, two lanes by priority. Only the newest element of the task offers what is left, and each worker has a
+# pointer into each lane. The operator gives the task another NUM or priority, requeues it, away from a worker, or to one.
+# state: (lanes, status, NUM, credited, held, waiting, refused, reserved, priority, gone, left of the operator's acts and of failures)
+#  lanes    ((elements, pointers), ...) element 1: the newest, 0: an older one     refused   mask: a failure too many, or taken away
+#  reserved the only worker that may get it, or -1; it ends by itself where `timed`
+#  gone     a worker that never comes back: its leases run out
+def live(W=3, num=2, acts=2, fails=1, what=("num", "priority", "all", "away", "to"), timed=False, change_offers=True, requeue_offers=True,
+         free_offers=True, closes_excess=True, ends_with_worker=True, all_lifts=True, leaves=False):
+    init = ((((1,), (0,) * W), ((), (0,) * W)), "L", num, 0, 0, 0, 0, -1, 0, 0, (acts, fails))
+
+    def left(s):
+        return s[2] - bits(s[3]) - bits(s[4]) - s[5] if s[1] == "L" else 0
+
+    def trimmed(s):
+        def trim(lane):
+            els, p = lane
+            k = 0
+            while k < len(els) and (not els[k] or left(s) <= 0):
+                k += 1
+            return els[k:], tuple(max(x - k, 0) for x in p)
+        return (tuple(trim(lane) for lane in s[0]),) + s[1:]
+
+    def offered(s, offers=True):
+        if not offers or left(s) <= 0:
+            return trimmed(s)
+        lanes = [(tuple(0 for _ in els), p) for els, p in s[0]]
+        els, p = lanes[s[8]]
+        lanes[s[8]] = (els + (1,), p)
+        return trimmed((tuple(lanes),) + s[1:])
+
+    def may(s, w):
+        return left(s) > 0 and not (s[3] | s[4] | s[6]) >> w & 1 and s[7] in (-1, w)
+
+    def actions(s):
+        lanes, st, num, cr, ho, wait, refused, reserved, prio, gone, (acts, fails) = s
+        S = lambda **k: tuple(k.get(n, v) for n, v in zip(
+            ("lanes", "st", "num", "cr", "ho", "wait", "refused", "reserved", "prio", "gone", "f"), s))
+        if st != "L":
+            return
+        for w in range(W):
+            b, who = 1 << w, "abcd"[w]
+            if gone & b:
+                if ho & b:
+                    yield "the lease of %s runs out" % who, trimmed(S(ho=ho & ~b, wait=wait + 1)), 0
+                continue
+            if leaves and not gone:
+                yield who + " is gone for good", S(gone=b), None
+            nl, took = list(lanes), False
+            for i, (els, p) in enumerate(nl):
+                pos = p[w]
+                while pos < len(els) and not took:
+                    took = bool(els[pos]) and may(s, w)
+                    pos += 1
+                nl[i] = (els, p[:w] + (pos,) + p[w + 1:])
+                if took:
+                    break
+            yield "claim " + who, trimmed(S(lanes=tuple(nl), ho=ho | b if took else ho)), b
+            if ho & b:
+                n = S(cr=cr | b, ho=ho & ~b)
+                if bits(cr | b) >= num:
+                    n = S(cr=cr | b, ho=ho & ~b, st="F", wait=0)
+                elif reserved == w and ends_with_worker:
+                    # What is left comes back by way of the backoffs, in a new element.
+                    n = S(cr=cr | b, ho=ho & ~b, reserved=-1, wait=wait + (left(n) > 0))
+                yield "complete " + who, trimmed(n), b
+                if fails:
+                    yield who + " fails", trimmed(S(ho=ho & ~b, wait=wait + 1, f=(acts, fails - 1))), None
+                    if num > 1:
+                        free = reserved == w and ends_with_worker
+                        yield who + " fails too often", trimmed(S(
+                            ho=ho & ~b, wait=wait + 1, refused=refused | b, reserved=-1 if free else reserved, f=(acts, fails - 1))), None
+        if wait:
+            yield "a backoff is over", offered(S(wait=wait - 1)), 0
+        if reserved >= 0 and timed:
+            yield "the reservation is over", offered(S(reserved=-1), free_offers), 0
+        every = (1 << W) - 1
+        lifted = 0 if all_lifts else refused
+        if left(s) > 0 and reserved < 0 and not ho and not wait and (cr | refused | gone) == every:
+            yield "nobody may have it: the operator requeues it", offered(S(refused=lifted), requeue_offers), 0
+        if not acts:
+            return
+        f = (acts - 1, fails)
+        if "num" in what:
+            for n in range(1, W + 1):
+                if n == num:
+                    continue
+                h, x = ho, wait
+                while closes_excess and bits(cr) + bits(h) + x > n and (h or x):
+                    h, x = (h, x - 1) if x else (h & ~(1 << h.bit_length() - 1), x)
+                if bits(cr) >= n:
+                    yield "NUM %d" % n, trimmed(S(num=n, ho=0, wait=0, st="F", f=f)), None
+                else:
+                    yield "NUM %d" % n, offered(S(num=n, ho=h, wait=x, f=f), change_offers), None
+        if "priority" in what:
+            yield "the other priority", offered(S(prio=1 - prio, f=f), change_offers), None
+        if "all" in what:
+            yield "requeue", offered(S(ho=0, wait=0, reserved=-1, refused=lifted, f=f), requeue_offers), None
+        for w in range(W):
+            b, who = 1 << w, "abcd"[w]
+            if "away" in what:
+                yield "requeue away from " + who, offered(S(
+                    ho=ho & ~b, refused=refused | b, reserved=-1 if reserved == w else reserved, f=f), requeue_offers), None
+            if "to" in what and not cr & b:
+                yield "requeue to " + who, offered(S(ho=0, wait=0, refused=refused & ~b, reserved=w, f=f), requeue_offers), None
+
+    def invariant(s):
+        out = bits(s[3]) + bits(s[4]) + s[5]
+        if s[1] == "L" and out > s[2]:
+            return "G3: %d replicas out or credited, NUM=%d" % (out, s[2])
+        return "G2: a credited worker holds it" if s[3] & s[4] else None
+
+    return init, actions, invariant, lambda s: s[1] != "L", [(1 << W) - 1]
+
+
+# ------------------------------------------------------------------ model 7: two changes of one task at once
+# SQL and the queue have a NUM each. Two processes give the task another one: each stores it with a wish, tells the queue, and
+# ends its wish. The watchdog carries out a wish that stays, and no call of a process takes as long as it waits (two seconds).
+# state: (SQL, queue, wish, second, callers, kills)
+#  wish     None, or whose turn it is: 0 and 1 of the callers, 2 of a comparison    second  the wish replaced one that was there
+#  callers  per process: 0 not yet, 1 the wish is stored, 2 the script has run, 9 over
+# slow: that is not so.
+def two_changes(kills=1, compares=True, second_stays=True, slow=False):
+    init = (0, 0, None, (False, False), (0, 0), kills)
+
+    def actions(s):
+        sql, queue, wish, second, callers, kills = s
+        S = lambda **k: tuple(k.get(n, v) for n, v in zip(("sql", "queue", "wish", "second", "callers", "f"), s))
+        put = lambda tup, i, v: tup[:i] + (v,) + tup[i + 1:]
+        for i in (0, 1):
+            who, pc, go = "AB"[i], callers[i], lambda v, i=i: put(callers, i, v)
+            if pc == 0:
+                yield who + " stores its NUM and a wish", S(sql=i + 1, wish=i, second=put(second, i, wish is not None), callers=go(1)), 0
+            elif pc == 1:
+                yield who + " tells the queue", S(queue=i + 1, callers=go(2)), 0
+            elif pc == 2:
+                left = wish if wish != i or second[i] and second_stays else None
+                if compares and sql != i + 1:
+                    left = 2
+                yield who + " ends its wish", S(wish=left, callers=go(9)), 0
+            if kills and pc in (1, 2):
+                yield who + " is killed", S(callers=go(9), f=kills - 1), None
+        if wish is not None and (slow or not any(pc in (1, 2) for pc in callers)):
+            yield "the watchdog tells the queue what SQL has", S(queue=sql, wish=None), 0
+
+    def invariant(s):
+        sql, queue, wish, second, callers, _ = s
+        if wish is None and callers == (9, 9) and sql != queue:
+            return "SQL has NUM %d, the queue %d, and nobody knows" % (sql, queue)
+        return None
+
+    return init, actions, invariant, lambda s: s[4] == (9, 9) and s[2] is None, [0]
+
+
+# ------------------------------------------------------------------ model 8: a task is reserved twice
+# SQL keeps the end of a reservation as an alarm. Two operators reserve the task, each until a time or without an end (NEVER).
+# state: (clock, queue, alarm, callers, kills)
+#  queue    None, or until when the task is reserved     alarm  None, or when the watchdog asks the queue
+#  callers  per operator: 0 not yet, 1 the alarm is stored, 9 over
+# The watchdog leaves an alarm alone for two seconds behind its time, and no call takes as long.
+def two_reservations(ends=(1, 2), kills=1, earlier_stays=True, queue_knows=True, waits=True):
+    NEVER, LAST = 9, 3
+    init = (0, None, None, (0, 0), kills)
+
+    def actions(s):
+        clock, queue, alarm, callers, kills = s
+        S = lambda **k: tuple(k.get(n, v) for n, v in zip(("clock", "queue", "alarm", "callers", "f"), s))
+        for i in (0, 1):
+            who, until, pc = "AB"[i], ends[i], callers[i]
+            go = lambda v, i=i: callers[:i] + (v,) + callers[i + 1:]
+            if pc == 0:
+                kept = min(until, max(alarm, clock)) if alarm is not None and earlier_stays else until
+                yield who + " stores the end", S(alarm=alarm if until == NEVER else kept, callers=go(1)), 0
+            elif pc == 1:
+                yield who + " reserves the task", S(queue=until, callers=go(9)), 0
+                if kills:
+                    yield who + " is killed", S(callers=go(9), f=kills - 1), None
+        if clock < LAST:
+            yield "time passes", S(clock=clock + 1), 0
+        if alarm is not None and alarm <= clock:
+            if queue is not None and queue <= clock:
+                yield "watchdog: the reservation is over", S(queue=None), 0
+            elif not waits or not any(pc == 1 for pc in callers):
+                if queue is None:
+                    yield "watchdog: the task is not reserved", S(alarm=None), 0
+                elif queue_knows:
+                    yield "watchdog: it ends later", S(alarm=None if queue == NEVER else queue), 0
+
+    def invariant(s):
+        clock, queue, alarm, callers, _ = s
+        if queue not in (None, NEVER) and (alarm is None or alarm > max(queue, clock)):
+            return "reserved until %d, and the watchdog asks %s" % (queue, "never" if alarm is None else "at %d" % alarm)
+        return None
+
+    return init, actions, invariant, lambda s: s[0] == LAST and s[2] is None and s[1] in (None, NEVER), [0]
+
+
 # ------------------------------------------------------------------ scenarios
 HOLDS, BREAKS = "holds", "breaks"
 SCENARIOS = [
@@ -633,6 +830,31 @@ SCENARIOS = [
     ("cancel ablation: the script's answer counts after a rebuild", BREAKS, lambda: cancel(generation_asked=False)),
     ("cancel ablation: the record counts as one whose report is lost", BREAKS, lambda: cancel(flush=0, never_lost=False)),
     ("cancel ablation: an old record of the bus is not asked about", BREAKS, lambda: cancel(old_are_asked=False)),
+    # an operator changes and requeues a live task
+    ("live: NUM and priority", HOLDS, lambda: live(num=2, acts=3, fails=1, what=("num", "priority"))),
+    ("live: requeue, away from a worker", HOLDS, lambda: live(num=2, acts=3, fails=2, what=("all", "away"))),
+    ("live: requeue to a worker, without an end", HOLDS, lambda: live(num=2, acts=2, fails=2, what=("to", "away", "num"))),
+    ("live: requeue to a worker for some time, and it never comes back", HOLDS,
+     lambda: live(num=2, acts=2, fails=1, what=("to", "priority", "all"), timed=True, leaves=True)),
+    ("live: everything", HOLDS, lambda: live(num=2, acts=3, fails=1)),
+    ("live ablation: a change of NUM or priority offers nothing", BREAKS, lambda: live(change_offers=False)),
+    ("live ablation: a lower NUM ends no lease", BREAKS, lambda: live(closes_excess=False)),
+    ("live ablation: a requeue offers nothing", BREAKS, lambda: live(requeue_offers=False)),
+    ("live ablation: a reservation outlives its worker", BREAKS, lambda: live(ends_with_worker=False)),
+    ("live ablation: the end of a reservation offers nothing", BREAKS, lambda: live(timed=True, free_offers=False, leaves=True, what=("to",))),
+    ("live ablation: a requeue for all leaves who was refused", BREAKS, lambda: live(acts=3, fails=2, all_lifts=False)),
+    # two changes of one task at once, two reservations
+    ("changes: two at once, one of them is killed", HOLDS, lambda: two_changes()),
+    ("changes: two at once, both are killed", HOLDS, lambda: two_changes(kills=2)),
+    ("changes: two at once, one of them is slow", HOLDS, lambda: two_changes(kills=0, slow=True)),
+    ("changes ablation: one is slow, and nobody compares what was sent", BREAKS, lambda: two_changes(kills=0, compares=False, slow=True)),
+    ("changes ablation: the wish of the second goes at once", BREAKS, lambda: two_changes(second_stays=False)),
+    ("reservations: the second ends later", HOLDS, lambda: two_reservations((1, 2))),
+    ("reservations: the second ends before", HOLDS, lambda: two_reservations((2, 1), kills=2)),
+    ("reservations: the second has no end", HOLDS, lambda: two_reservations((1, 9))),
+    ("reservations ablation: the later call replaces the end", BREAKS, lambda: two_reservations((1, 2), earlier_stays=False)),
+    ("reservations ablation: an alarm goes while a call is between its steps", BREAKS, lambda: two_reservations((1, 2), waits=False)),
+    ("reservations ablation: the queue does not say when it ends", BREAKS, lambda: two_reservations((1, 9), queue_knows=False)),
     # the bus on Redis Streams
     ("letter streams: consumer group + stored offset", BREAKS, lambda: streams()),
     ("streams: one owner reads in order after the stored offset", HOLDS, lambda: streams(owner=True)),

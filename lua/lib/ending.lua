@@ -116,6 +116,8 @@ local function reject(id, t, i, cost, delay, policy, reason)
     end
     return 'dead'
   end
+  -- Nobody else would get a task that is reserved for a worker that may not have it again.
+  if t[RESERVED] and t[RESERVED][1] == worker and is_refused(t, worker) then t[RESERVED] = nil end
   if not delay then
     local base = policy[math.min(math.max(math.ceil(t[FAILS] / t[NUM]), 1), #policy)]
     delay = math.floor(base * (0.8 + 0.4 * math.random()))

@@ -17,7 +17,8 @@
 -- status: L live, F completed, D dead, X cancelled. save() leaves out the last five when they are nil. A record with an
 -- epoch, of a task that was sent again or reserved, is always msgpack and has all of them but the last.
 -- FAILED is kept where NUM > 1: a worker with max_attempts failures (then REFUSED) is not offered the task again, so
--- that one worker alone cannot kill it, and where a task was requeued away from a worker. LOG holds the last failures.
+-- that one worker alone cannot kill it, and where a task was requeued away from a worker. Where NUM > 1, a second pair
+-- behind that of such a worker says how often it had failed. LOG holds the last failures.
 -- RESERVED names the only worker that may get the task, and until when (ms).
 local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG, EPOCH, RESERVED =
   1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
@@ -119,6 +120,12 @@ local function find_worker(list, worker)
   for i = 1, #list, 2 do if list[i] == worker then return i end end
 end
 
+-- Whether the worker has failed the task as often as it may, or an operator took the task from it.
+local function is_refused(t, worker)
+  local at = t[FAILED] and find_worker(t[FAILED], worker)
+  return at and t[FAILED][at + 1] == REFUSED
+end
+
 -- Why the worker may not get the task now; nil where it may. claim.lua decides by this answer, explain.lua tells it.
 -- For the forms that are text, claim.lua comes to the same answer by itself.
 --   'completed'  the worker has completed it
@@ -131,8 +138,7 @@ local function bar(t, worker)
   if find_worker(t[CREDITED], worker) then return 'completed' end
   if t[ST] ~= 'L' then return 'final' end
   if find_worker(t[HELD], worker) then return 'holds' end
-  local failed = t[FAILED] and find_worker(t[FAILED], worker)
-  if failed and t[FAILED][failed + 1] == REFUSED then return 'refused' end
+  if is_refused(t, worker) then return 'refused' end
   if t[RESERVED] and t[RESERVED][1] ~= worker then return 'reserved' end
   if t[WAIT][1] == '' then return 'scheduled' end
   if left(t) <= 0 then return #t[HELD] == 0 and 'backoff' or 'leased' end

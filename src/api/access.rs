@@ -200,7 +200,7 @@ impl Tokens {
 
 /// Refuses a caller that does not reach all queues.
 pub(super) fn reaches_everything(caller: &Caller) -> Result<(), Denied> {
-    let scoped = caller.access.token().filter(|token| !token.scope.is_everything());
+    let scoped = caller.access.token().filter(|_| is_scoped(caller));
     scoped.map_or(Ok(()), |token| Err(Denied::Scoped(token.name.clone())))
 }
 
@@ -212,6 +212,11 @@ pub(super) fn reaches(caller: &Caller, queue: &str) -> Result<(), Denied> {
 /// Refuses a caller that does not reach the queues of a filter.
 pub(super) fn reaches_all_of(caller: &Caller, filter: &TaskFilter) -> Result<(), Denied> {
     filter.queue.as_ref().map_or_else(|| reaches_everything(caller), |queue| reaches(caller, queue.as_str()))
+}
+
+/// True if the caller must not know what other queues than its own have.
+pub(super) fn is_scoped(caller: &Caller) -> bool {
+    caller.access.token().is_some_and(|token| !token.scope.is_everything())
 }
 
 /// The name of a caller in acts.

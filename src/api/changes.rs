@@ -11,11 +11,15 @@ use super::{
 };
 use crate::{
     model::{
-        Act, Caller, Change, Changed, ItemAnswer, ItemStatus, QueueName, Requeue, RequeueTasks, TaskAct, TaskId, Update,
+        Act, Caller, Change, ChangeTasks, Changed, ItemAnswer, ItemStatus, JobChange, QueueName, Requeue, RequeueTasks,
+        TaskAct, TaskId, TasksChanged, Update,
     },
     pipelines::changing::{Changing, MOST},
     queue::NEVER,
 };
+
+/// The answer to a NUM that is too high.
+pub(super) const TOO_MANY: &str = "a task of its queue may not have as many replicas (max_replicas)";
 
 impl Api {
     /// Cancels tasks: no worker does them any more. Answers each, in order.
@@ -23,26 +27,26 @@ impl Api {
         self.change_tasks(caller, ids, &Change::Cancel).instrument(span("cancel_tasks", caller)).await
     }
 
-    /// Gives tasks another priority or NUM. Answers each, in order.
+    /// Gives tasks another priority or NUM: those of ids at once, those of a filter by a job.
     pub async fn update_tasks(
         &self,
         caller: &Caller,
-        ids: Vec<String>,
+        request: Result<ChangeTasks, String>,
         update: Result<Update, String>,
-    ) -> Result<Vec<ItemAnswer>, Error> {
+    ) -> Result<TasksChanged, Error> {
         let update = update.map_err(Error::Invalid)?;
         update.check().map_err(Error::Invalid)?;
-        let change = Change::Update(update);
-        self.change_tasks(caller, ids, &change).instrument(span("update_tasks", caller)).await
+        let change = JobChange::Update(update);
+        self.change_chosen(caller, change, request).instrument(span("update_tasks", caller)).await
     }
 
-    /// Offers tasks anew: their leases and backoffs end. Answers each, in order.
+    /// Offers tasks anew, their leases and backoffs end: those of ids at once, those of a filter by a job.
     pub async fn requeue_tasks(
         &self,
         caller: &Caller,
-        ids: Vec<String>,
+        request: Result<ChangeTasks, String>,
         requeue: Result<RequeueTasks, String>,
-    ) -> Result<Vec<ItemAnswer>, Error> {
+    ) -> Result<TasksChanged, Error> {
         let requeue = match requeue.map_err(Error::Invalid)? {
             RequeueTasks::All => Requeue::All,
             RequeueTasks::AwayFrom(worker) => Requeue::AwayFrom(worker),
@@ -52,8 +56,8 @@ impl Api {
                 Requeue::To { worker, until_unix_ms: until.map(|time| now.saturating_add(time).min(NEVER - 1)) }
             }
         };
-        let change = Change::Requeue(requeue);
-        self.change_tasks(caller, ids, &change).instrument(span("requeue_tasks", caller)).await
+        let change = JobChange::Requeue(requeue);
+        self.change_chosen(caller, change, request).instrument(span("requeue_tasks", caller)).await
     }
 
     /// Cancels one task. An error says why it cannot be cancelled.
@@ -68,7 +72,12 @@ impl Api {
         }
     }
 
-    async fn change_tasks(&self, caller: &Caller, ids: Vec<String>, change: &Change) -> Result<Vec<ItemAnswer>, Error> {
+    pub(super) async fn change_tasks(
+        &self,
+        caller: &Caller,
+        ids: Vec<String>,
+        change: &Change,
+    ) -> Result<Vec<ItemAnswer>, Error> {
         // The body may have taken long.
         self.authentication.still_valid(caller)?;
         if ids.len() > MOST {
@@ -81,7 +90,7 @@ impl Api {
         let changed = if named.is_empty() { HashMap::new() } else { self.change(caller, &named, change).await? };
         let answer = |(id, parsed): (String, Option<TaskId>)| match parsed {
             // Only a caller that reaches the queue may know that the task is there.
-            Some(task) => answer(id, changed.get(&task).copied().unwrap_or(Changed::Unknown)),
+            Some(task) => answer(id, changed.get(&task).copied().unwrap_or(Changed::Unknown), change),
             None => {
                 let id = shorten(&id, ECHO).into_owned();
                 let error = format!("{id:?} is not a task id; ids are UUIDs, as an insert answers them");
@@ -121,7 +130,7 @@ impl Api {
     }
 
     /// Whether no task of the queue may have so many replicas.
-    fn exceeds(&self, change: &Change, queue: &QueueName) -> Result<bool, Error> {
+    pub(super) fn exceeds(&self, change: &Change, queue: &QueueName) -> Result<bool, Error> {
         let Change::Update(Update { replicas: Some(replicas), .. }) = change else {
             return Ok(false);
         };
@@ -133,7 +142,7 @@ impl Api {
     }
 }
 
-fn answer(id: String, changed: Changed) -> ItemAnswer {
+fn answer(id: String, changed: Changed, change: &Change) -> ItemAnswer {
     let (status, error) = match changed {
         Changed::Done => (ItemStatus::Ok, ""),
         Changed::AlreadyCompleted => (ItemStatus::AlreadyCompleted, "its workers have completed it"),
@@ -144,10 +153,11 @@ fn answer(id: String, changed: Changed) -> ItemAnswer {
         Changed::CompletedByWorker => {
             (ItemStatus::Invalid, "this worker has completed it, and no worker does a task twice")
         }
-        Changed::TooManyReplicas => {
-            (ItemStatus::Invalid, "a task of its queue may not have as many replicas (max_replicas)")
-        }
+        Changed::TooManyReplicas => (ItemStatus::Invalid, TOO_MANY),
         Changed::Unknown => (ItemStatus::UnknownTask, ""),
+        Changed::Later if matches!(change, Change::Requeue(_)) => {
+            (ItemStatus::TryLater, "the task's shard does not answer now; the same call asks again")
+        }
         Changed::Later => (
             ItemStatus::TryLater,
             "taskd has stored the change, and makes it as soon as the task's shard answers; the same call asks again",

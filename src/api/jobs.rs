@@ -6,7 +6,8 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::{
-    access::{reaches_all_of, who},
+    access::{is_scoped, reaches_all_of, who},
+    changes::TOO_MANY,
     error::Error,
     handle::{Api, span},
     text::{ECHO, shorten},
@@ -49,7 +50,7 @@ impl Api {
         self.change_chosen(caller, JobChange::Cancel, request).instrument(span("cancel_chosen", caller)).await
     }
 
-    async fn change_chosen(
+    pub(super) async fn change_chosen(
         &self,
         caller: &Caller,
         change: JobChange,
@@ -59,12 +60,17 @@ impl Api {
         self.authentication.still_valid(caller)?;
         let ChangeTasks { chosen, dry_run, yes } = request.map_err(Error::Invalid)?;
         let filter = match chosen {
-            ChosenTasks::Ids(ids) => return self.change_ids(caller, change, ids, dry_run).await,
+            ChosenTasks::Ids(ids) => return self.change_ids(caller, &change, ids, dry_run).await,
             ChosenTasks::Filter(filter) => change.filter(*filter).map_err(Error::Invalid)?,
         };
         reaches_all_of(caller, &filter)?;
+        if let (Some(live), Some(queue)) = (change.live(), &filter.queue)
+            && self.exceeds(&live, queue)?
+        {
+            return Err(Error::Invalid(TOO_MANY.into()));
+        }
         match (dry_run, yes) {
-            (true, _) => Ok(TasksChanged::Counted(self.count(filter).await?)),
+            (true, _) => Ok(TasksChanged::Counted(self.count(caller, filter).await?)),
             (false, true) => Ok(TasksChanged::Started(Box::new(self.start_job(caller, change, filter).await?))),
             (false, false) => {
                 let why = "a filter may mean many tasks: send dry_run = true to count them, or yes = true to go on";
@@ -77,12 +83,12 @@ impl Api {
     async fn change_ids(
         &self,
         caller: &Caller,
-        change: JobChange,
+        change: &JobChange,
         ids: Vec<String>,
         dry_run: bool,
     ) -> Result<TasksChanged, Error> {
-        if change == JobChange::Cancel && !dry_run {
-            return Ok(TasksChanged::Items(self.cancel_tasks(caller, ids).await?));
+        if let Some(live) = change.live().filter(|_| !dry_run) {
+            return Ok(TasksChanged::Items(self.change_tasks(caller, ids, &live).await?));
         }
         if ids.len() > MOST_IDS {
             return Err(Error::Invalid(format!("{} ids in one call; at most {MOST_IDS}", ids.len())));
@@ -95,7 +101,8 @@ impl Api {
         let mut tasks = query.store().listed(&named).await?;
         // Only a caller that reaches the queue may know that the task is there.
         tasks.retain(|task| caller.access.reaches(task.shard.queue.as_str()));
-        let may = |task: &&ListedTask| change.statuses().iter().any(|status| status.stored() == task.status);
+        let may_change = change.may_change();
+        let may = |task: &&ListedTask| may_change.iter().any(|status| status.stored() == task.status);
         let ended: Vec<TaskId> = tasks.iter().filter(may).map(|task| task.id).collect();
         if dry_run {
             let (matched, looked_at) = (ended.len() as u64, tasks.len() as u64);
@@ -105,8 +112,8 @@ impl Api {
             tasks.iter().map(|task| (task.id, refusal(task.status))).collect();
         if !ended.is_empty() {
             let (now, who) = (query.now_unix_ms(), who(caller));
-            let retried = query.store().retry_with_acts(&ended, now, who, change.act()).await?;
-            tracing::info!(%who, "{who}: {change} tasks, {} of {} ids", retried.len(), ids.len());
+            let retried = query.store().retry_with_acts(&ended, now, who, &change.act()).await?;
+            tracing::info!(%who, "{who}: {}, {} of {} ids", change.of_tasks(), retried.len(), ids.len());
             answers.extend(retried.into_iter().map(|retried| (retried.id, (ItemStatus::Ok, ""))));
         }
         let answer = |(id, parsed): (String, Option<TaskId>)| match parsed.map(|task| answers.get(&task)) {
@@ -122,10 +129,11 @@ impl Api {
     }
 
     /// Counts the tasks of a filter, up to a bound.
-    async fn count(&self, filter: TaskFilter) -> Result<TaskCount, Error> {
+    async fn count(&self, caller: &Caller, filter: TaskFilter) -> Result<TaskCount, Error> {
         let store = self.query()?.store();
         let (limit, look_at) = (COUNTED_AT_ONCE, COUNTED_AT_ONCE);
-        let mut search = TaskSearch { filter, limit, look_at, after: None };
+        let stays_in_queue = is_scoped(caller);
+        let mut search = TaskSearch { filter, limit, look_at, after: None, stays_in_queue };
         let mut count = TaskCount::default();
         loop {
             let page = store.search(&search).await?;
@@ -156,11 +164,12 @@ impl Api {
             updated_unix_ms: now,
         };
         let queue = job.filter.queue.as_ref().map_or_else(|| "all queues".to_owned(), ToString::to_string);
-        let act = Act::new(&job.who, &format!("start job: {change} tasks"), &format!("{} of {queue}", job.id));
+        let words = job.change.of_tasks();
+        let act = Act::new(&job.who, &format!("start job: {words}"), &format!("{} of {queue}", job.id));
         if !query.store().add_job(&job, &act).await? {
             return Err(Error::ManyJobs);
         }
-        tracing::info!(job = %job.id, who = %job.who, "{}: the job {} will {change} tasks of {queue}", job.who, job.id);
+        tracing::info!(job = %job.id, who = %job.who, "{}: the job {} will {words} of {queue}", job.who, job.id);
         Ok(job)
     }
 

@@ -8,7 +8,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use tracing::Instrument as _;
 
 use super::{
-    access::reaches_all_of,
+    access::{is_scoped, reaches_all_of},
     error::Error,
     handle::{Api, span},
     reader::{Reader, status},
@@ -34,7 +34,7 @@ impl Api {
     pub async fn list_tasks(&self, caller: &Caller, pages: Result<TaskPages, String>) -> Result<TaskList, Error> {
         let pages = pages.and_then(bounded).map_err(Error::Invalid)?;
         reaches_all_of(caller, &pages.filter)?;
-        self.query()?.list(pages).instrument(span("list_tasks", caller)).await
+        self.query()?.list(pages, is_scoped(caller)).instrument(span("list_tasks", caller)).await
     }
 }
 
@@ -48,10 +48,11 @@ fn bounded(pages: TaskPages) -> Result<TaskPages, String> {
 }
 
 impl Reader {
-    async fn list(&self, pages: TaskPages) -> Result<TaskList, Error> {
+    async fn list(&self, pages: TaskPages, stays_in_queue: bool) -> Result<TaskList, Error> {
         let TaskPages { filter, limit, after } = pages;
         let (asks_redis, limit) = (filter.asks_redis(), limit as usize);
-        let (mut list, mut search) = (TaskList::default(), TaskSearch { filter, limit: 0, look_at: 0, after });
+        let mut list = TaskList::default();
+        let mut search = TaskSearch { filter, limit: 0, look_at: 0, after, stays_in_queue };
         loop {
             let missing = u32::try_from(limit - list.tasks.len()).unwrap_or(MOST);
             let left = LOOK_AT.saturating_sub(u32::try_from(list.looked_at).unwrap_or(LOOK_AT));

@@ -1,15 +1,15 @@
 //! `taskd cancel`, `change`, `requeue`, `pause` and `resume`: change live work of a running taskd, over gRPC.
 
-use anyhow::{Context as _, bail};
-use clap::{Args, ValueEnum};
+use anyhow::bail;
+use clap::Args;
 use serde_json::json;
 use tonic::Response;
 
 use super::{
     client::{Server, Taskd},
     patience::patiently,
+    values::{Values, Whom},
 };
-use crate::config::Time;
 use crate::wire::pb::{
     self, CancelTasksRequest, ChangeTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus, PauseQueueRequest,
     RequeueTasksRequest, ResumeQueueRequest, discovery_client::DiscoveryClient, operator_client::OperatorClient,
@@ -77,25 +77,14 @@ Examples:
   taskd change --replicas 1 --queue crawl --key https://e.org/
 
 A lower number ends the latest leases at no cost; if as many workers have completed the task, it is completed.
+taskd tasks change changes all tasks of a filter.
 Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be reached.")]
 pub struct Change {
     #[command(flatten)]
     targets: Targets,
 
-    /// high, medium or low
-    #[arg(long, value_enum, required_unless_present = "replicas")]
-    priority: Option<Level>,
-
-    /// How many distinct workers do it
-    #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u32).range(1..))]
-    replicas: Option<u32>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Level {
-    High,
-    Medium,
-    Low,
+    #[command(flatten)]
+    values: Values,
 }
 
 /// Offer tasks anew: leases and backoffs end, at no cost
@@ -106,34 +95,21 @@ Examples:
   taskd requeue --away-from w7 0199…                 w7 loses it, and does not get it again
   taskd requeue --to w7 --for 10m 0199…              only w7 gets it, for ten minutes
 
+taskd tasks requeue requeues all tasks of a filter.
 Exit code: 0, or 1 if some tasks could not be requeued, 2 if the request is wrong or the server cannot be reached.")]
 pub struct Requeue {
     #[command(flatten)]
     targets: Targets,
 
-    /// Only this worker gets the tasks
-    #[arg(long, value_name = "WORKER")]
-    to: Option<String>,
-
-    /// How long they are reserved; without it until they are requeued again
-    #[arg(long = "for", value_name = "TIME", requires = "to")]
-    reserved_for: Option<Time>,
-
-    /// Only the lease of this worker ends, and it does not get the tasks again
-    #[arg(long, value_name = "WORKER", conflicts_with = "to")]
-    away_from: Option<String>,
+    #[command(flatten)]
+    whom: Whom,
 }
 
 /// Changes, and answers whether every task is changed.
 pub async fn change(args: Change) -> anyhow::Result<bool> {
-    let priority = args.priority.map_or(pb::Priority::Unspecified, |level| match level {
-        Level::High => pb::Priority::High,
-        Level::Medium => pb::Priority::Medium,
-        Level::Low => pb::Priority::Low,
-    });
-    let replicas = args.replicas.unwrap_or_default();
+    let values = args.values.message();
     let call = async |taskd, ids| {
-        let request = ChangeTasksRequest { ids, priority: priority.into(), replicas };
+        let request = ChangeTasksRequest { ids, ..values.clone() };
         let answer = OperatorClient::new(taskd).change_tasks(request).await?;
         Ok(answer.map(|answer| answer.results))
     };
@@ -142,11 +118,9 @@ pub async fn change(args: Change) -> anyhow::Result<bool> {
 
 /// Requeues, and answers whether every task is requeued.
 pub async fn requeue(args: Requeue) -> anyhow::Result<bool> {
-    let (to, away_from) = (args.to.unwrap_or_default(), args.away_from.unwrap_or_default());
-    let reserved_for = args.reserved_for.map(|time| prost_types::Duration::try_from(time.0)).transpose();
-    let reserved_for = reserved_for.context("--for is too long")?;
+    let whom = args.whom.message()?;
     let call = async |taskd, ids| {
-        let request = RequeueTasksRequest { ids, to: to.clone(), away_from: away_from.clone(), reserved_for };
+        let request = RequeueTasksRequest { ids, ..whom.clone() };
         let answer = OperatorClient::new(taskd).requeue_tasks(request).await?;
         Ok(answer.map(|answer| answer.results))
     };

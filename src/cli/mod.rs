@@ -23,6 +23,7 @@ pub mod tasks;
 mod token;
 mod top;
 mod trust;
+mod values;
 
 use std::{ffi::OsString, process::ExitCode};
 

@@ -4,61 +4,103 @@ use std::{fmt, str::FromStr};
 
 use uuid::Uuid;
 
-use super::{ItemAnswer, Scope, TaskCursor, TaskFilter, TaskStatus};
+use super::{Change, ItemAnswer, Priority, Requeue, Scope, TaskCursor, TaskFilter, TaskStatus, Update, WorkerName};
 
 /// The change that a job makes to each of its tasks. SQL keeps the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobChange {
     /// Send dead and cancelled tasks again.
     Retry,
     /// No worker does unfinished tasks any more.
     Cancel,
+    /// Give unfinished tasks another priority or NUM; reopen completed ones.
+    Update(Update),
+    /// Offer unfinished tasks anew.
+    Requeue(Requeue),
 }
 
 impl JobChange {
-    /// The statuses of the tasks that it can change.
-    pub fn statuses(self) -> &'static [TaskStatus] {
+    /// The change of live work, if it is one.
+    pub fn live(&self) -> Option<Change> {
         match self {
-            Self::Retry => &[TaskStatus::Dead, TaskStatus::Cancelled],
-            Self::Cancel => &TaskStatus::UNFINISHED,
+            Self::Retry => None,
+            Self::Cancel => Some(Change::Cancel),
+            Self::Update(update) => Some(Change::Update(*update)),
+            Self::Requeue(requeue) => Some(Change::Requeue(requeue.clone())),
         }
     }
 
-    /// The words of the act about a task.
-    pub fn act(self) -> &'static str {
+    /// The statuses of the tasks that it changes where the filter names none.
+    pub fn statuses(&self) -> &'static [TaskStatus] {
         match self {
-            Self::Retry => "retry task",
-            Self::Cancel => "cancel task",
+            Self::Retry => &[TaskStatus::Dead, TaskStatus::Cancelled],
+            Self::Cancel | Self::Update(_) | Self::Requeue(_) => &TaskStatus::UNFINISHED,
+        }
+    }
+
+    /// The statuses of the tasks that it can change.
+    pub fn may_change(&self) -> Vec<TaskStatus> {
+        let reopened = matches!(self, Self::Update(Update { replicas: Some(_), .. })).then_some(TaskStatus::Completed);
+        self.statuses().iter().copied().chain(reopened).collect()
+    }
+
+    /// The words of the act about a task.
+    pub fn act(&self) -> String {
+        self.live().map_or_else(|| "retry task".to_owned(), |change| change.act())
+    }
+
+    /// The words about many tasks.
+    pub fn of_tasks(&self) -> String {
+        self.act().replacen(" task", " tasks", 1)
+    }
+
+    fn verb(&self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Cancel => "cancel",
+            Self::Update(_) => "change",
+            Self::Requeue(_) => "requeue",
         }
     }
 
     /// The filter of a job: of all tasks that the change can be for. An error where there are none.
-    pub fn filter(self, filter: TaskFilter) -> Result<TaskFilter, String> {
+    pub fn filter(&self, filter: TaskFilter) -> Result<TaskFilter, String> {
         filter.check()?;
+        let verb = self.verb();
         if filter.queue.is_none() {
-            return Err(format!("the filter of {self} needs a queue"));
+            return Err(format!("the filter of {verb} needs a queue"));
         }
-        let may = self.statuses();
         if filter.statuses.is_empty() {
-            return Ok(TaskFilter { statuses: may.to_vec(), ..filter });
+            return Ok(TaskFilter { statuses: self.statuses().to_vec(), ..filter });
         }
+        let may = self.may_change();
         if let Some(other) = filter.statuses.iter().find(|status| !may.contains(status)) {
             let may = may.iter().map(|status| status.as_str()).collect::<Vec<_>>().join(", ");
-            return Err(format!("{self} is for tasks that are {may}, and the filter asks for {}", other.as_str()));
+            return Err(format!("{verb} is for tasks that are {may}, and the filter asks for {}", other.as_str()));
         }
         if filter.asks_redis() {
-            return Err(format!("{self} is for all unfinished tasks: write UNFINISHED, not some of its statuses"));
+            return Err(format!("{verb} is for all unfinished tasks: write UNFINISHED, not some of its statuses"));
         }
         Ok(filter)
     }
 }
 
+/// The names of workers stand at the end: they may have spaces.
 impl fmt::Display for JobChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Retry => "retry",
-            Self::Cancel => "cancel",
-        })
+        f.write_str(self.verb())?;
+        match self {
+            Self::Retry | Self::Cancel | Self::Requeue(Requeue::All | Requeue::Free) => Ok(()),
+            Self::Update(Update { priority, replicas }) => {
+                priority.map_or(Ok(()), |priority| write!(f, " priority={}", priority.as_str()))?;
+                replicas.map_or(Ok(()), |replicas| write!(f, " replicas={replicas}"))
+            }
+            Self::Requeue(Requeue::AwayFrom(worker)) => write!(f, " away_from={}", worker.as_str()),
+            Self::Requeue(Requeue::To { worker, until_unix_ms }) => {
+                until_unix_ms.map_or(Ok(()), |until| write!(f, " until_unix_ms={until}"))?;
+                write!(f, " to={}", worker.as_str())
+            }
+        }
     }
 }
 
@@ -66,12 +108,44 @@ impl FromStr for JobChange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "retry" => Ok(Self::Retry),
-            "cancel" => Ok(Self::Cancel),
-            other => Err(format!("the change {other:?} is unknown")),
+        let unknown = || format!("the change {text:?} is unknown");
+        let (verb, rest) = text.split_once(' ').unwrap_or((text, ""));
+        match (verb, rest) {
+            ("retry", "") => Ok(Self::Retry),
+            ("cancel", "") => Ok(Self::Cancel),
+            ("change", values) => {
+                let mut update = Update::default();
+                for value in values.split(' ') {
+                    match value.split_once('=') {
+                        Some(("priority", name)) => update.priority = Some(priority(name).ok_or_else(unknown)?),
+                        Some(("replicas", number)) => update.replicas = Some(number.parse().map_err(|_| unknown())?),
+                        _ => return Err(unknown()),
+                    }
+                }
+                update.check().map(|()| Self::Update(update))
+            }
+            ("requeue", "") => Ok(Self::Requeue(Requeue::All)),
+            ("requeue", rest) => requeue(rest).map(Self::Requeue).ok_or_else(unknown),
+            _ => Err(unknown()),
         }
     }
+}
+
+fn priority(name: &str) -> Option<Priority> {
+    [Priority::High, Priority::Medium, Priority::Low].into_iter().find(|priority| priority.as_str() == name)
+}
+
+fn requeue(text: &str) -> Option<Requeue> {
+    if let Some(worker) = text.strip_prefix("away_from=") {
+        return Some(Requeue::AwayFrom(WorkerName::new(worker).ok()?));
+    }
+    let (until, rest) = match text.strip_prefix("until_unix_ms=") {
+        Some(rest) => rest.split_once(' ').map(|(until, rest)| (Some(until), rest))?,
+        None => (None, text),
+    };
+    let worker = WorkerName::new(rest.strip_prefix("to=")?).ok()?;
+    let until_unix_ms = until.map(str::parse).transpose().ok()?;
+    Some(Requeue::To { worker, until_unix_ms })
 }
 
 /// A job with its progress.
@@ -216,14 +290,42 @@ mod tests {
         };
         assert_eq!(cancel("").unwrap().statuses, TaskStatus::UNFINISHED);
         assert!(cancel("queued").unwrap_err().contains("write UNFINISHED"));
+        // Only a higher NUM is for completed tasks.
+        let change = |update: Update, statuses: &str| {
+            let statuses = TaskStatus::list(statuses).unwrap();
+            let filter = TaskFilter { queue: QueueName::new("q").ok(), statuses, ..Default::default() };
+            JobChange::Update(update).filter(filter).map(|filter| filter.statuses)
+        };
+        let (priority, replicas) = (Some(Priority::High), Some(2));
+        assert_eq!(change(Update { priority: None, replicas }, "completed"), Ok(vec![TaskStatus::Completed]));
+        assert_eq!(change(Update { priority: None, replicas }, "").unwrap(), TaskStatus::UNFINISHED);
+        assert!(change(Update { priority, replicas: None }, "completed").is_err());
         assert_eq!(JobChange::Retry.filter(TaskFilter::default()).unwrap_err(), "the filter of retry needs a queue");
     }
 
     #[test]
     fn a_change_is_read_as_it_was_written() {
-        for change in [JobChange::Retry, JobChange::Cancel] {
-            assert_eq!(change.to_string().parse(), Ok(change));
+        let worker = || WorkerName::new(&format!("w to=x {}", "y".repeat(119))).expect("a name");
+        let update = |priority, replicas| JobChange::Update(Update { priority, replicas });
+        for change in [
+            JobChange::Retry,
+            JobChange::Cancel,
+            update(Some(Priority::High), None),
+            update(None, Some(3)),
+            update(Some(Priority::Low), Some(1)),
+            JobChange::Requeue(Requeue::All),
+            JobChange::Requeue(Requeue::AwayFrom(worker())),
+            JobChange::Requeue(Requeue::To { worker: worker(), until_unix_ms: None }),
+            JobChange::Requeue(Requeue::To { worker: worker(), until_unix_ms: Some(i64::MAX) }),
+        ] {
+            let text = change.to_string();
+            assert!(text.len() < 255, "the column has no more: {text}");
+            assert_eq!(text.parse(), Ok(change));
         }
-        assert!("paint".parse::<JobChange>().is_err());
+        for other in
+            ["paint", "retry now", "change", "change colour=red", "change replicas=0", "requeue by=w", "requeue to="]
+        {
+            assert!(other.parse::<JobChange>().is_err(), "{other}");
+        }
     }
 }

@@ -37,6 +37,10 @@ pub enum Arbitrated {
     NotDue,
     /// The worker for whom it should be reserved has completed it.
     CompletedByWorker,
+    /// Its reservation has not ended.
+    Reserved {
+        until_unix_ms: i64,
+    },
 }
 
 /// The answers of one shard, and the generation that it has.
@@ -87,7 +91,7 @@ impl Changer {
         Ok(ArbitratedTasks { generation: unsigned(numbers[0]), answers })
     }
 
-    /// Gives tasks of one shard the NUM and the priority that SQL has. At most 1,000.
+    /// Gives tasks of one shard the NUM and the priority that SQL has. It writes their bodies: a few tasks at a time.
     pub async fn update(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks> {
         let value = self
             .call(&scripts::CHANGE, shard, tasks.len(), |call| {
@@ -127,8 +131,12 @@ impl Changer {
             })
             .await?;
         self.offered(shard);
-        let numbers = numbers(value, tasks.len() + 1)?;
-        let answers = numbers[1..].iter().map(|number| arbitrated(*number, 0)).collect::<Result<_>>()?;
+        let numbers = numbers(value, 2 * tasks.len() + 1)?;
+        let answer = |pair: &[i64]| match pair {
+            [9, until_unix_ms] => Ok(Arbitrated::Reserved { until_unix_ms: *until_unix_ms }),
+            pair => arbitrated(pair[0], 0),
+        };
+        let answers = numbers[1..].chunks_exact(2).map(answer).collect::<Result<_>>()?;
         Ok(ArbitratedTasks { generation: unsigned(numbers[0]), answers })
     }
 }

@@ -94,7 +94,7 @@ table! {
             [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
         DELIVERED = "delivered" [shard] at_full_memory [UNDELIVERED] no_lanes;
         COMPLETE = "complete" [clock shard body] at_full_memory
-            [RECORDS BODIES LEASES COUNTERS OUTBOX FINALS] no_lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] no_lanes;
         REJECT = "reject" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         CANCEL = "cancel" [clock shard many body record lanes held ending] at_full_memory

@@ -3,7 +3,9 @@
 use async_trait::async_trait;
 
 use super::{Result, Turn};
-use crate::model::{Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, QueueName, StoredStatus, TaskAct, TaskId};
+use crate::model::{
+    Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, StoredStatus, TaskAct, TaskId,
+};
 
 /// The answer to a wish to change a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub struct KeptChange {
     /// A later wish about the task has another one.
     pub turn: Turn,
     pub at_unix_ms: i64,
+    /// It has replaced an earlier one, which somebody may be carrying out.
+    pub is_second: bool,
 }
 
 /// Which wishes to read.
@@ -59,11 +63,14 @@ pub struct EndedChange {
 pub enum Decided {
     /// The task is cancelled in this epoch of it, by a record of this generation of its shard.
     Cancelled { epoch: u32, generation: u64 },
-    /// The queue has the new values. A task whose credits reach NUM becomes Completed.
-    Updated,
+    /// The queue has these values. If SQL has others since, it keeps a wish that the queue gets them. A task whose
+    /// credits reach NUM becomes Completed.
+    Updated { replicas: u32, priority: Priority },
     /// The queue had completed the task in this epoch of it, with so many credits, before it had a higher NUM. The task
     /// is reopened, if SQL has as many credits; otherwise the wish stays.
     CompletedBefore { epoch: u32, credited: u32 },
+    /// The queue ends the reservation of the task at this time: the wish is for then.
+    ReservedUntil(i64),
     /// Nothing is left to do.
     Over,
 }
@@ -85,6 +92,9 @@ pub trait Changes: Send + Sync {
 
     /// Stores new values of tasks. Keeps a wish about each unfinished task, in place of an earlier one of its kind, and
     /// the acts about these. Answers per id, in order.
+    ///
+    /// Of two ends of a reservation the earlier one stays, because the queue may have either:
+    /// [`Decided::ReservedUntil`] moves it.
     async fn want(&self, ids: &[TaskId], change: &Change, at_unix_ms: i64, acts: &[TaskAct]) -> Result<Vec<Wanted>>;
 
     /// Wishes of a kind. Removes those about tasks that are final, or that are not there any more.

@@ -26,6 +26,8 @@ pub struct TaskSearch {
     pub look_at: u32,
     /// Where the page begins; `None`: at the newest task.
     pub after: Option<TaskCursor>,
+    /// The caller must not learn from counts and places what other queues have.
+    pub stays_in_queue: bool,
 }
 
 /// The tasks of a page.

@@ -1,26 +1,44 @@
-//! Changes of live work: messages to `model`.
+//! Changes of live work: messages to and from `model`.
 
 use super::{pb, time::read_duration};
-use crate::model::{Priority, RequeueTasks, Update};
+use crate::model::{ChangeTasks, Priority, RequeueTasks, TasksChanged, Update};
 
-impl TryFrom<pb::ChangeTasksRequest> for Update {
-    type Error = String;
+/// Which tasks to change, and how. Either may be wrong.
+type Asked<T> = (Result<ChangeTasks, String>, Result<T, String>);
 
-    fn try_from(request: pb::ChangeTasksRequest) -> Result<Self, String> {
-        let priority = match pb::Priority::try_from(request.priority) {
-            Ok(pb::Priority::Unspecified) => None,
-            Ok(priority) => Some(Priority::from_number(i32::from(priority).into())),
-            Err(_) => return Err(format!("priority {} is unknown", request.priority)),
+impl From<pb::ChangeTasksRequest> for Asked<Update> {
+    fn from(request: pb::ChangeTasksRequest) -> Self {
+        let pb::ChangeTasksRequest { ids, filter, dry_run, yes, priority, replicas } = request;
+        let priority = match pb::Priority::try_from(priority) {
+            Ok(pb::Priority::Unspecified) => Ok(None),
+            Ok(priority) => Ok(Some(Priority::from_number(i32::from(priority).into()))),
+            Err(_) => Err(format!("priority {priority} is unknown")),
         };
-        Ok(Self { priority, replicas: Some(request.replicas).filter(|replicas| *replicas > 0) })
+        let replicas = Some(replicas).filter(|replicas| *replicas > 0);
+        let tasks = pb::RetryTasksRequest { ids, filter, dry_run, yes }.try_into();
+        (tasks, priority.map(|priority| Update { priority, replicas }))
     }
 }
 
-impl TryFrom<pb::RequeueTasksRequest> for RequeueTasks {
-    type Error = String;
+impl From<pb::RequeueTasksRequest> for Asked<RequeueTasks> {
+    fn from(request: pb::RequeueTasksRequest) -> Self {
+        let pb::RequeueTasksRequest { ids, filter, dry_run, yes, to, away_from, reserved_for } = request;
+        let reserved_for = reserved_for.map(|time| read_duration("reserved_for", time)).transpose();
+        let tasks = pb::RetryTasksRequest { ids, filter, dry_run, yes }.try_into();
+        (tasks, reserved_for.and_then(|reserved_for| RequeueTasks::new(&to, &away_from, reserved_for)))
+    }
+}
 
-    fn try_from(request: pb::RequeueTasksRequest) -> Result<Self, String> {
-        let reserved_for = request.reserved_for.map(|time| read_duration("reserved_for", time)).transpose()?;
-        Self::new(&request.to, &request.away_from, reserved_for)
+impl From<TasksChanged> for pb::ChangeTasksResponse {
+    fn from(changed: TasksChanged) -> Self {
+        let pb::RetryTasksResponse { results, count, job } = changed.into();
+        Self { results, count, job }
+    }
+}
+
+impl From<TasksChanged> for pb::RequeueTasksResponse {
+    fn from(changed: TasksChanged) -> Self {
+        let pb::RetryTasksResponse { results, count, job } = changed.into();
+        Self { results, count, job }
     }
 }

@@ -331,3 +331,114 @@ async fn a_wrong_change_is_named_and_changes_nothing() {
     let (code, _, stderr) = taskd(&daemon, &["requeue", "--for", "1m", &id]);
     assert!(code == 2 && stderr.contains("--to"), "{code}: {stderr}");
 }
+
+#[tokio::test]
+async fn a_reservation_ends_with_its_worker() {
+    let daemon = column::start("", &[]).await;
+    let requeue = async |id: &str, more: Value| {
+        let mut body = json!({ "ids": [id] });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        assert_eq!(change(&daemon, "requeue", body).await, ["OK"]);
+    };
+    // Its worker has done its replica: the other one is for everybody.
+    let id = insert_one(&daemon, json!({"queue": "done", "key": "k", "replicas": 2})).await;
+    becomes(&daemon, &id, "QUEUED").await;
+    requeue(&id, json!({"to": "one"})).await;
+    assert!(daemon.lease("other", "done", 1, "0s").await.is_empty());
+    let leased = daemon.lease_all("one", "done", 1).await;
+    assert!(daemon.lease("other", "done", 1, "0s").await.is_empty());
+    assert_eq!(daemon.complete("one", &leased).await, ["OK"]);
+    let leased = daemon.lease_all("other", "done", 1).await;
+    assert_eq!(daemon.complete("other", &leased).await, ["OK"]);
+    becomes(&daemon, &id, "COMPLETED").await;
+
+    // Its worker has refused it.
+    let id = insert_one(&daemon, json!({"queue": "refused", "key": "k", "replicas": 2})).await;
+    becomes(&daemon, &id, "QUEUED").await;
+    requeue(&id, json!({"to": "one", "reserved_for": "1h"})).await;
+    assert!(daemon.lease("other", "refused", 1, "0s").await.is_empty());
+    let leased = daemon.lease_all("one", "refused", 1).await.remove(0);
+    let no = json!({"id": id, "lease_token": leased["lease_token"], "reason": "no", "retry": false, "delay": "0s"});
+    assert_eq!(change(&daemon, "reject", json!({"worker": "one", "rejections": [no]})).await, ["OK"]);
+    daemon.lease_all("other", "refused", 1).await;
+    // A requeue for all is for this worker, too.
+    assert!(daemon.lease("one", "refused", 1, "0s").await.is_empty());
+    requeue(&id, json!({})).await;
+    daemon.lease_all("one", "refused", 1).await;
+
+    // A second reservation that has no end leaves nothing behind of the first one, and is not ended by it.
+    let id = insert_one(&daemon, json!({"queue": "twice", "key": "k"})).await;
+    becomes(&daemon, &id, "QUEUED").await;
+    requeue(&id, json!({"to": "one", "reserved_for": "300ms"})).await;
+    requeue(&id, json!({"to": "two"})).await;
+    let soon = insert_one(&daemon, json!({"queue": "later", "key": "k"})).await;
+    becomes(&daemon, &soon, "QUEUED").await;
+    requeue(&soon, json!({"to": "one", "reserved_for": "1s"})).await;
+    daemon.lease_all("other", "later", 1).await;
+    assert!(daemon.lease("other", "twice", 1, "0s").await.is_empty());
+    daemon.lease_all("two", "twice", 1).await;
+}
+
+#[tokio::test]
+async fn changes_of_one_task_at_once_leave_the_queue_with_what_sql_has() {
+    let daemon = column::start("", &[]).await;
+    let tasks: Vec<Value> = (0..20).map(|n| json!({"queue": "q", "key": n.to_string()})).collect();
+    let ids = daemon.insert(&tasks).await;
+    for id in &ids {
+        becomes(&daemon, id, "QUEUED").await;
+    }
+    let changes = (0..12).map(|n| {
+        let priority = ["high", "low", "medium"][n % 3];
+        let body = json!({"ids": ids, "priority": priority, "replicas": 2 + n % 4});
+        let daemon = &daemon;
+        async move { assert!(change(daemon, "change", body).await.iter().all(|status| status == "OK")) }
+    });
+    futures::future::join_all(changes).await;
+    let of = |task: &Value| (task["id"].clone(), task["replicas"].clone(), task["priority"].clone());
+    let mut worker = 0;
+    until("a worker gets them as SQL has them", async || {
+        worker += 1;
+        let leased = daemon.lease_all(&format!("w{worker}"), "q", 20).await;
+        let mut agree = true;
+        for got in &leased {
+            agree &= of(got) == of(&task(&daemon, got["id"].as_str().unwrap()).await);
+        }
+        let all: Vec<&Value> = leased.iter().map(|task| &task["id"]).collect();
+        change(&daemon, "requeue", json!({ "ids": all })).await;
+        agree
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn credits_on_their_way_and_a_num_that_falls_and_rises_lose_nothing() {
+    // Nobody settles reports.
+    let mut daemon = column::start("", &["--pipelines", "all"]).await;
+    let id = insert_one(&daemon, json!({"queue": "q", "key": "k", "replicas": 3})).await;
+    becomes(&daemon, &id, "QUEUED").await;
+    let [a, b] = [daemon.lease_all("a", "q", 1).await, daemon.lease_all("b", "q", 1).await];
+    assert!(daemon.stop().await.success());
+    let mut daemon = Daemon::start_in_the_folder_of(daemon, &["--pipelines", "fanout,tasks"]).await;
+    assert_eq!(
+        (daemon.complete("a", &a).await, daemon.complete("b", &b).await),
+        (vec!["OK".to_owned()], vec!["OK".to_owned()])
+    );
+    for replicas in [1, 4, 2, 3] {
+        assert_eq!(change(&daemon, "change", json!({"ids": [id], "replicas": replicas})).await, ["OK"], "{replicas}");
+    }
+    assert!(daemon.stop().await.success());
+    let daemon = Daemon::start_in_the_folder_of(daemon, &["--pipelines", "all"]).await;
+    // Neither gets it again, and a third one completes it.
+    let c = daemon.lease_all("c", "q", 1).await;
+    for worker in ["a", "b"] {
+        assert!(daemon.lease(worker, "q", 1, "0s").await.is_empty());
+    }
+    assert_eq!(daemon.complete("c", &c).await, ["OK"]);
+    becomes(&daemon, &id, "COMPLETED").await;
+    until("all credits are in SQL", async || task(&daemon, &id).await["completed"] == 3).await;
+    let (_, answer) = daemon.get(&format!("/v1/tasks/{id}/results")).await;
+    let mut workers: Vec<_> =
+        answer["results"].as_array().unwrap().iter().map(|result| result["worker"].as_str().unwrap()).collect();
+    workers.sort_unstable();
+    assert_eq!(workers, ["a", "b", "c"], "{answer}");
+}

@@ -299,6 +299,33 @@ async fn a_token_lists_and_changes_tasks_of_its_queues_only() {
         assert_eq!(status, want, "{path}: {answer}");
     }
 
+    // Tasks of other queues that a worker has done show in no count and no place.
+    for (queue, count) in [("acme", 2), ("other", 5)] {
+        let tasks: Vec<_> = (0..count).map(|n| json!({"queue": queue, "key": format!("done-{n}")})).collect();
+        post(&daemon, "/v1/tasks", &all, json!(tasks)).await;
+        let mut done = 0;
+        until("the worker has done them", async || {
+            let get = json!({"worker": "busy", "queues": [queue], "max_tasks": 9, "wait": "1s"});
+            let (_, answer) = post(&daemon, "/v1/tasks:get", &all, get).await;
+            let item = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"]});
+            let items: Vec<_> = answer["tasks"].as_array().unwrap().iter().map(item).collect();
+            done += items.len();
+            post(&daemon, "/v1/tasks:complete", &all, json!({"worker": "busy", "completions": items})).await;
+            done == count
+        })
+        .await;
+        let completed = format!("/v1/tasks?queue={queue}&status=completed");
+        until("SQL has it", async || {
+            get(&all, &completed).await.1["tasks"].as_array().is_some_and(|tasks| tasks.len() == count)
+        })
+        .await;
+    }
+    let by_worker = "/v1/tasks?queue=acme&worker=busy";
+    let own = get(&acme, by_worker).await.1;
+    // Its queue has three tasks, of which one is dead.
+    assert_eq!((own["tasks"].as_array().unwrap().len(), &own["looked_at"]), (2, &json!(3)), "{own}");
+    assert_eq!(get(&all, by_worker).await.1["looked_at"], 7);
+
     // Another queue's task is not there.
     let (_, answer) = post(&daemon, "/v1/tasks:retry", &acme, json!({"ids": [ids[1]]})).await;
     assert_eq!(answer["results"][0]["status"], "UNKNOWN_TASK", "{answer}");
@@ -318,4 +345,168 @@ async fn a_token_lists_and_changes_tasks_of_its_queues_only() {
     .await;
     let (_, job) = get(&all, &format!("/v1/jobs/{own}")).await;
     assert_eq!(job["who"], "acme");
+}
+
+/// Starts a job, and answers its id.
+async fn start(daemon: &Daemon, what: &str, body: Value) -> String {
+    let (status, answer) = daemon.post(&format!("/v1/tasks:{what}"), &body).await;
+    assert_eq!(status, 200, "{body}: {answer}");
+    answer["job"]["id"].as_str().unwrap().to_owned()
+}
+
+async fn insert_keys(daemon: &Daemon, queue: &str, keys: std::ops::Range<usize>) -> Vec<String> {
+    let tasks: Vec<_> = keys.map(|n| json!({"queue": queue, "key": format!("key-{n}")})).collect();
+    let mut ids = Vec::new();
+    for tasks in tasks.chunks(1000) {
+        ids.extend(daemon.insert(tasks).await);
+    }
+    until("they are in the queue", async || {
+        let (_, books) = daemon.get(&format!("/v1/books?queue={queue}")).await;
+        let held = &books["queues"][0]["held"];
+        held["redis"]["live"].as_u64() >= Some(ids.len() as u64)
+    })
+    .await;
+    ids
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_gives_all_tasks_of_a_filter_other_values() {
+    let mut daemon = column::start("max_replicas = 4", &[]).await;
+    let ids = insert_keys(&daemon, "q", 0..300).await;
+    assert_eq!(daemon.work("a", "q", 20).await.len(), 20);
+    until("SQL has the completions", async || daemon.queue("q").await["completed"] == 20).await;
+    let values = json!({"priority": "high", "replicas": 2});
+    let with = |more: Value| {
+        let mut body = values.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let (_, counted) = daemon.post("/v1/tasks:change", &with(json!({"filter": {"queue": "q"}, "dry_run": true}))).await;
+    assert_eq!(counted, json!({"matched": 280, "looked_at": 280, "at_least": false}));
+    for (body, why) in [
+        (with(json!({"filter": {"queue": "q"}})), "send dry_run = true to count them, or yes = true to go on"),
+        (with(json!({"filter": {"key_prefix": "k"}, "yes": true})), "a filter by key_prefix needs a queue"),
+        (
+            with(json!({"filter": {"queue": "q", "status": "dead"}, "yes": true})),
+            "change is for tasks that are PENDING",
+        ),
+        (with(json!({"filter": {"queue": "q", "status": "queued"}, "yes": true})), "write UNFINISHED"),
+        (json!({"filter": {"queue": "q"}, "yes": true}), "name a priority or replicas"),
+        (
+            json!({"filter": {"queue": "q", "status": "completed"}, "priority": "low", "yes": true}),
+            "change is for tasks",
+        ),
+        (json!({"filter": {"queue": "q"}, "replicas": 5, "yes": true}), "max_replicas"),
+    ] {
+        let (status, problem) = daemon.post("/v1/tasks:change", &body).await;
+        assert!(status == 400 && problem["detail"].as_str().unwrap().contains(why), "{body}: {problem}");
+    }
+    assert_eq!(daemon.get("/v1/jobs").await.1["jobs"], json!([]));
+
+    let job =
+        ended(&daemon, &start(&daemon, "change", with(json!({"filter": {"queue": "q"}, "yes": true}))).await).await;
+    let counts = ["what", "state", "matched", "changed", "failed"].map(|name| &job[name]);
+    let what = json!("change priority=high replicas=2");
+    assert_eq!(counts, [&what, &json!("DONE"), &json!(280), &json!(280), &json!(0)], "{job}");
+    assert_eq!(once(targets(&daemon, "change task: priority high replicas 2 (job").await).len(), 280);
+    assert_eq!(targets(&daemon, "start job: change tasks: priority high").await.len(), 1);
+    // A second one finds the values there. The command reopens what is completed.
+    let job =
+        ended(&daemon, &start(&daemon, "change", with(json!({"filter": {"queue": "q"}, "yes": true}))).await).await;
+    assert_eq!((&job["matched"], &job["changed"], &job["failed"]), (&json!(280), &json!(0), &json!(0)), "{job}");
+    let completed = ["tasks", "change", "--queue", "q", "--status", "completed", "--replicas", "2"];
+    let (code, said, _) = taskd(&daemon, &[&completed[..], &["--dry-run"]].concat());
+    assert_eq!((code, said.trim()), (0, "20 tasks would be changed"));
+    let (code, said, why) = taskd(&daemon, &[&completed[..], &["--yes"]].concat());
+    assert!(code == 0 && said.contains("20 of 20 tasks changed"), "{said} {why}");
+    let (code, said, why) = taskd(&daemon, &["tasks", "change", "--priority", "high", &ids[299]]);
+    assert_eq!((code, said.trim()), (0, "1 of 1 tasks changed"), "{why}");
+    for worker in ["b", "c"] {
+        let leased = daemon.lease_all(worker, "q", if worker == "b" { 300 } else { 280 }).await;
+        assert!(leased.iter().all(|task| task["replicas"] == 2), "{leased:?}");
+        daemon.complete(worker, &leased).await;
+    }
+    until("all are completed by two", async || daemon.queue("q").await["completed"] == 300).await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_takes_all_tasks_of_a_filter_from_a_worker() {
+    let mut daemon = column::start("", &[]).await;
+    insert_keys(&daemon, "q", 0..300).await;
+    let hangs = daemon.lease_all("hangs", "q", 200).await;
+    let away = ["tasks", "requeue", "--queue", "q", "--away-from", "hangs"];
+    let (code, said, why) = taskd(&daemon, &[&away[..], &["--dry-run"]].concat());
+    assert_eq!((code, said.trim()), (0, "300 tasks would be requeued"), "{why}");
+    let (code, said, why) = taskd(&daemon, &away);
+    assert!(code == 2 && said.is_empty() && why.contains("--dry-run"), "{why}");
+    let (code, said, why) = taskd(&daemon, &[&away[..], &["--yes"]].concat());
+    assert!(code == 0 && said.contains("300 of 300 tasks changed"), "{said} {why}");
+    assert_eq!(once(targets(&daemon, "requeue task away from hangs (job").await).len(), 300);
+    assert!(daemon.complete("hangs", &hangs[..5]).await.iter().all(|status| status == "LEASE_LOST"));
+    assert!(daemon.lease("hangs", "q", 10, "0s").await.is_empty());
+    let done = daemon.work("other", "q", 100).await.len();
+    until("SQL has the completions", async || daemon.queue("q").await["completed"] == done).await;
+
+    // For one worker, then for all: over gRPC.
+    let mut grpc = OperatorClient::connect(daemon.grpc()).await.unwrap();
+    let filter = pb::TaskFilter { queue: "q".into(), ..Default::default() };
+    let ask = pb::RequeueTasksRequest { filter: Some(filter), yes: true, ..Default::default() };
+    let to = pb::RequeueTasksRequest { to: "hangs".into(), ..ask.clone() };
+    let job = grpc.requeue_tasks(to).await.unwrap().into_inner().job.unwrap();
+    assert_eq!(job.what, "requeue to=hangs");
+    assert_eq!(ended(&daemon, &job.id).await["failed"], 0);
+    assert!(daemon.lease("other", "q", 10, "0s").await.is_empty());
+    daemon.lease_all("hangs", "q", 1).await;
+    let job = grpc.requeue_tasks(ask).await.unwrap().into_inner().job.unwrap();
+    ended(&daemon, &job.id).await;
+    assert_eq!(daemon.drain("other", "q").await.len(), 300 - done);
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_that_change_and_requeue_go_on_after_a_kill() {
+    let mut daemon = column::start("", &[]).await;
+    let ids = insert_keys(&daemon, "q", 0..1500).await;
+    daemon.lease_all("hangs", "q", 700).await;
+    let filter = json!({"queue": "q"});
+    let change = start(&daemon, "change", json!({"filter": filter, "yes": true, "replicas": 2})).await;
+    let requeue = start(&daemon, "requeue", json!({"filter": filter, "yes": true, "away_from": "hangs"})).await;
+    for job in [&change, &requeue] {
+        // Wherever it stands: the test does not depend on it.
+        until("it has begun", async || {
+            let (_, shown) = daemon.get(&format!("/v1/jobs/{job}")).await;
+            shown["matched"].as_u64() > Some(0)
+        })
+        .await;
+        daemon.kill9_and_restart();
+        daemon.ready().await;
+    }
+    for job in [&change, &requeue] {
+        let shown = ended(&daemon, job).await;
+        assert_eq!(
+            (&shown["state"], &shown["failed"], &shown["matched"]),
+            (&json!("DONE"), &json!(0), &json!(1500)),
+            "{shown}"
+        );
+    }
+    let all: BTreeSet<String> = ids.into_iter().collect();
+    // Each has its act. A page that was done twice has those of a requeue twice.
+    assert_eq!(once(targets(&daemon, "change task: replicas 2").await), all);
+    assert_eq!(targets(&daemon, "requeue task away from hangs").await.into_iter().collect::<BTreeSet<_>>(), all);
+    assert!(daemon.lease("hangs", "q", 10, "0s").await.is_empty());
+    for worker in ["a", "b"] {
+        let (mut got, mut ids) = (0, BTreeSet::new());
+        until("it has done all", async || {
+            let leased = daemon.lease(worker, "q", 1000, "1s").await;
+            assert!(leased.iter().all(|task| task["replicas"] == 2));
+            ids.extend(leased.iter().map(|task| task["id"].as_str().unwrap().to_owned()));
+            got += daemon.complete(worker, &leased).await.iter().filter(|status| *status == "OK").count();
+            got == 1500
+        })
+        .await;
+        assert_eq!(ids, all, "{worker}");
+    }
+    until("all are completed", async || daemon.queue("q").await["completed"] == 1500).await;
+    assert!(daemon.stop().await.success());
 }

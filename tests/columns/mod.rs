@@ -11,5 +11,6 @@ mod enrichment;
 pub(crate) mod explain;
 mod history;
 pub(crate) mod jobs;
+mod live_changes;
 mod pauses;
 mod search;

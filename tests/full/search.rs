@@ -40,7 +40,7 @@ async fn a_search_reads_no_more_rows_than_it_looks_at() {
         (TaskFilter { worker: WorkerName::new("w").ok(), ..Default::default() }, 10),
         (TaskFilter { worker: WorkerName::new("nobody").ok(), ..Default::default() }, 0),
     ] {
-        let search = TaskSearch { filter, limit: 10, look_at: 100, after: None };
+        let search = TaskSearch { filter, limit: 10, look_at: 100, after: None, stays_in_queue: false };
         let before = rows_read(&mut observer).await;
         let page = store.search(&search).await.unwrap();
         let read = rows_read(&mut observer).await - before;

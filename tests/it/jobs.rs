@@ -64,3 +64,25 @@ async fn a_page_that_was_changed_and_not_counted_changes_nothing_twice() {
     assert_eq!(once(daemon.drain("w", "q").await), keys(0, 300));
     assert!(daemon.stop().await.success());
 }
+
+#[tokio::test]
+async fn a_job_whose_pages_fail_for_now_holds_up_no_other() {
+    let mut daemon = Daemon::start(ONE_ATTEMPT, &[]).await;
+    let dead = dead_tasks(&daemon, "q", 0, 3).await;
+    daemon.insert(&[json!({"queue": "other", "key": "k"})]).await;
+    let file = format!("sqlite://{}", daemon.data().join("taskd.db").display());
+    let mut sqlite = SqliteConnection::connect(&file).await.unwrap();
+    sqlx::query("PRAGMA busy_timeout = 30000").execute(&mut sqlite).await.unwrap();
+    // A task that is sent again loses its letter.
+    sqlx::query("ALTER TABLE letters RENAME TO letters_away").execute(&mut sqlite).await.unwrap();
+    let fails = start(&daemon).await;
+    let (_, answer) = daemon.post("/v1/tasks:cancel", &json!({"filter": {"queue": "other"}, "yes": true})).await;
+    let job = ended(&daemon, answer["job"]["id"].as_str().unwrap()).await;
+    assert_eq!((&job["state"], &job["changed"]), (&json!("DONE"), &json!(1)), "{job}");
+    let (_, shown) = daemon.get(&format!("/v1/jobs/{fails}")).await;
+    assert_eq!((&shown["state"], &shown["changed"]), (&json!("RUNNING"), &json!(0)), "{shown}");
+    sqlx::query("ALTER TABLE letters_away RENAME TO letters").execute(&mut sqlite).await.unwrap();
+    sqlite.close().await.unwrap();
+    assert_eq!(ended(&daemon, &fails).await["changed"], dead.len());
+    assert!(daemon.stop().await.success());
+}

@@ -18,7 +18,7 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use taskd::{
-    model::{LeaseToken, ShardId, WorkerName},
+    model::{LeaseToken, Requeue, ShardId, WorkerName},
     queue::{
         Claim, Code, Completion, EnqueueTask, Event, Leased, OUTBOX_FULL, Queue, RejectMode, Rejection, Shard, Stats,
     },
@@ -50,6 +50,15 @@ enum Step {
     Cancel {
         which: usize,
         new: Option<NewTask>,
+    },
+    Change {
+        which: usize,
+        replicas: u32,
+        priority: u8,
+    },
+    Requeue {
+        which: usize,
+        how: Requeue,
     },
     Claim(Vec<(usize, usize, usize)>),
     ClaimLookingAt {
@@ -127,6 +136,18 @@ fn new_task() -> impl Strategy<Value = NewTask> {
     )
 }
 
+/// A reservation ends before now, or never.
+fn requeue() -> impl Strategy<Value = Requeue> {
+    let worker = || (0..6_usize).prop_map(|n| WorkerName::new(WORKERS[n]).expect("a name"));
+    prop_oneof![
+        2 => Just(Requeue::All),
+        2 => worker().prop_map(Requeue::AwayFrom),
+        2 => (worker(), prop::option::of(Just(1)))
+            .prop_map(|(worker, until_unix_ms)| Requeue::To { worker, until_unix_ms }),
+        1 => Just(Requeue::Free),
+    ]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let mode = prop_oneof![
         3 => Just(RejectMode::Retry(None)),
@@ -143,6 +164,9 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::RedisFellBack),
         2 => (any::<usize>(), prop::option::weighted(0.2, new_task()))
             .prop_map(|(which, new)| Step::Cancel { which, new }),
+        3 => (any::<usize>(), 1..=4_u32, 1..=3_u8)
+            .prop_map(|(which, replicas, priority)| Step::Change { which, replicas, priority }),
+        4 => (any::<usize>(), requeue()).prop_map(|(which, how)| Step::Requeue { which, how }),
         9 => vec((0..8_usize, 0..4_usize, weight), 1..4).prop_map(Step::Claim),
         3 => (0..6_usize, 0..8_usize, 1..4_usize)
             .prop_map(|(elements, worker, most)| Step::ClaimLookingAt { elements, worker, most }),
@@ -192,6 +216,13 @@ async fn take(c: &mut Checked, step: &Step) {
         Step::Cancel { which, new } if new.is_some() || !c.records.is_empty() => {
             c.cancel(*which, new.as_ref()).await;
         }
+        Step::Change { which, replicas, priority } if !c.records.is_empty() => {
+            c.change(*which, *replicas, *priority).await;
+        }
+        Step::Requeue { which, how } if !c.records.is_empty() => {
+            let id = c.records[which % c.records.len()].id;
+            c.requeue(id, how).await;
+        }
         Step::RedisFellBack => c.read_on_after_redis_fell_back().await,
         Step::Claim(asks) => {
             let asks: Vec<_> = asks.iter().map(|(worker, most, weight)| ask(c, *worker, *most, *weight)).collect();
@@ -228,7 +259,9 @@ async fn take(c: &mut Checked, step: &Step) {
         Step::Sweep { most } => drop(c.sweep(*most).await),
         Step::Forward { most } => c.forward(*most).await,
         Step::Forget { most, settled } => c.forget(*most, *settled).await,
-        Step::Cancel { .. } | Step::EnqueueAgain { .. } | Step::Complete(_) | Step::Reject(_) | Step::Extend(_) => {}
+        // There is nothing yet that they could be about.
+        Step::Cancel { .. } | Step::EnqueueAgain { .. } | Step::Change { .. } | Step::Requeue { .. } => {}
+        Step::Complete(_) | Step::Reject(_) | Step::Extend(_) => {}
     }
 }
 

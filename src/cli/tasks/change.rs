@@ -1,4 +1,4 @@
-//! `taskd tasks retry` and `taskd tasks cancel`: change the tasks of ids, or of a filter by a job.
+//! `taskd tasks retry`, `cancel`, `change` and `requeue`: change the tasks of ids, or of a filter by a job.
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -11,6 +11,7 @@ use super::{
         client::{Server, Taskd, said},
         jobs::{self, Operator},
         patience::patiently,
+        values::{Values, Whom},
     },
     filter::Filter,
 };
@@ -53,6 +54,48 @@ pub(super) struct Cancel {
 }
 
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd tasks change --queue crawl --key-prefix https://example.org/ --priority high --dry-run
+                                                       count those of the filter
+  taskd tasks change --queue crawl --replicas 3 --yes  start a job, and watch it
+  taskd tasks change --queue crawl --status completed --replicas 3 --yes --detach
+                                                       reopens completed tasks
+
+With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs.
+`taskd change` names single tasks by their keys.
+Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be
+reached.")]
+pub(super) struct Update {
+    #[command(flatten)]
+    values: Values,
+
+    #[command(flatten)]
+    change: Change,
+}
+
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd tasks requeue --queue crawl --away-from w7 --dry-run
+                                                       count those of the filter
+  taskd tasks requeue --queue crawl --away-from w7 --yes
+                                                       w7 loses its tasks of the queue, and gets none of them again
+  taskd tasks requeue --queue crawl --yes --detach     every worker may get the tasks that are in the queue now
+
+With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs.
+`taskd requeue` names single tasks by their keys. A time of --for begins when the job begins.
+Exit code: 0, or 1 if some tasks could not be requeued, 2 if the request is wrong or the server cannot be
+reached.")]
+pub(super) struct Requeue {
+    #[command(flatten)]
+    whom: Whom,
+
+    #[command(flatten)]
+    change: Change,
+}
+
+#[derive(Args)]
 struct Change {
     /// Ids of tasks, instead of a filter
     #[arg(value_name = "ID", conflicts_with_all = ["queue", "worker", "since", "until"])]
@@ -82,17 +125,21 @@ struct Change {
 }
 
 /// The change and its words.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Verb {
     Retry,
     Cancel,
+    Update(pb::ChangeTasksRequest),
+    Requeue(pb::RequeueTasksRequest),
 }
 
 impl Verb {
-    fn done(self) -> &'static str {
+    fn done(&self) -> &'static str {
         match self {
             Self::Retry => "sent again",
             Self::Cancel => "cancelled",
+            Self::Update(_) => "changed",
+            Self::Requeue(_) => "requeued",
         }
     }
 }
@@ -106,13 +153,34 @@ struct Client {
 impl Client {
     async fn call(
         &self,
-        verb: Verb,
+        verb: &Verb,
         request: pb::RetryTasksRequest,
     ) -> Result<tonic::Response<pb::RetryTasksResponse>, Status> {
+        let pb::RetryTasksRequest { ids, filter, dry_run, yes } = request;
         match verb {
-            Verb::Retry => self.operator.clone().retry_tasks(request).await,
+            Verb::Retry => {
+                let request = pb::RetryTasksRequest { ids, filter, dry_run, yes };
+                self.operator.clone().retry_tasks(request).await
+            }
+            Verb::Update(values) => {
+                let request = pb::ChangeTasksRequest { ids, filter, dry_run, yes, ..values.clone() };
+                let answer = self.operator.clone().change_tasks(request).await?;
+                let changed = |answer: pb::ChangeTasksResponse| {
+                    let pb::ChangeTasksResponse { results, count, job } = answer;
+                    pb::RetryTasksResponse { results, count, job }
+                };
+                Ok(answer.map(changed))
+            }
+            Verb::Requeue(whom) => {
+                let request = pb::RequeueTasksRequest { ids, filter, dry_run, yes, ..whom.clone() };
+                let answer = self.operator.clone().requeue_tasks(request).await?;
+                let changed = |answer: pb::RequeueTasksResponse| {
+                    let pb::RequeueTasksResponse { results, count, job } = answer;
+                    pb::RetryTasksResponse { results, count, job }
+                };
+                Ok(answer.map(changed))
+            }
             Verb::Cancel => {
-                let pb::RetryTasksRequest { ids, filter, dry_run, yes } = request;
                 let request = pb::CancelTasksRequest { ids, filter, dry_run, yes };
                 let answer = self.discovery.clone().cancel_tasks(request).await?;
                 let changed = |answer: pb::CancelTasksResponse| {
@@ -126,14 +194,22 @@ impl Client {
 }
 
 pub(super) async fn retry(args: &Retry) -> anyhow::Result<bool> {
-    run(&args.change, Verb::Retry).await
+    run(&args.change, &Verb::Retry).await
 }
 
 pub(super) async fn cancel(args: &Cancel) -> anyhow::Result<bool> {
-    run(&args.change, Verb::Cancel).await
+    run(&args.change, &Verb::Cancel).await
 }
 
-async fn run(args: &Change, verb: Verb) -> anyhow::Result<bool> {
+pub(super) async fn update(args: &Update) -> anyhow::Result<bool> {
+    run(&args.change, &Verb::Update(args.values.message())).await
+}
+
+pub(super) async fn requeue(args: &Requeue) -> anyhow::Result<bool> {
+    run(&args.change, &Verb::Requeue(args.whom.message()?)).await
+}
+
+async fn run(args: &Change, verb: &Verb) -> anyhow::Result<bool> {
     if args.ids.is_empty() && !args.dry_run && !args.yes {
         bail!("this may change many tasks: say --dry-run to count them, or --yes to go on");
     }
@@ -161,7 +237,7 @@ async fn run(args: &Change, verb: Verb) -> anyhow::Result<bool> {
     jobs::watch(&client.operator, job, args.json).await
 }
 
-fn count(args: &Change, verb: Verb, count: &pb::TaskCount) {
+fn count(args: &Change, verb: &Verb, count: &pb::TaskCount) {
     let pb::TaskCount { matched, looked_at, at_least } = count;
     if args.json {
         println!("{}", json!({ "matched": matched, "looked_at": looked_at, "at_least": at_least }));
@@ -171,7 +247,7 @@ fn count(args: &Change, verb: Verb, count: &pb::TaskCount) {
     }
 }
 
-async fn by_ids(args: &Change, verb: Verb, client: &Client) -> anyhow::Result<bool> {
+async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<bool> {
     let (mut matched, mut changed, mut failed) = (0, 0_u64, 0_u64);
     for ids in args.ids.chunks(AT_ONCE) {
         let request = pb::RetryTasksRequest { ids: ids.to_vec(), dry_run: args.dry_run, ..Default::default() };

@@ -1,5 +1,5 @@
-//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time, over gRPC. Sends them again, and cancels
-//! them.
+//! `taskd tasks`: lists tasks by queue, status, key, header, worker and time, over gRPC. Sends them again, cancels,
+//! changes and requeues them.
 
 mod change;
 mod filter;
@@ -21,7 +21,7 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 type Client = DiscoveryClient<Taskd>;
 
-/// List tasks of a running taskd, the newest first; send them again, or cancel them
+/// List tasks of a running taskd, the newest first; send them again, cancel, change or requeue them
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
@@ -52,6 +52,10 @@ enum What {
     Retry(change::Retry),
     /// Cancel unfinished tasks: those of the ids, or all of the filter
     Cancel(change::Cancel),
+    /// Give unfinished tasks another priority, or another number of workers: those of the ids, or all of the filter
+    Change(change::Update),
+    /// Offer unfinished tasks anew: those of the ids, or all of the filter
+    Requeue(change::Requeue),
 }
 
 #[derive(Args)]
@@ -77,6 +81,8 @@ pub async fn run(args: Tasks) -> anyhow::Result<bool> {
         None => list(&args.list).await.map(|()| true),
         Some(What::Retry(args)) => change::retry(&args).await,
         Some(What::Cancel(args)) => change::cancel(&args).await,
+        Some(What::Change(args)) => change::update(&args).await,
+        Some(What::Requeue(args)) => change::requeue(&args).await,
     }
 }
 

@@ -4,7 +4,7 @@ use tonic::{Request, Response, Status};
 
 use super::{Service, open, results};
 use crate::{
-    model::{ChangeLetters, ChangeTasks, LetterPages, RequeueTasks, Update},
+    model::{ChangeLetters, ChangeTasks, LetterPages},
     wire::pb::{self, operator_server::Operator},
 };
 
@@ -93,20 +93,18 @@ impl Operator for Service {
         &self,
         request: Request<pb::ChangeTasksRequest>,
     ) -> Result<Response<pb::ChangeTasksResponse>, Status> {
-        let (caller, mut request) = open(request);
-        let ids = std::mem::take(&mut request.ids);
-        let answers = self.0.api.update_tasks(&caller, ids, Update::try_from(request)).await?;
-        Ok(Response::new(pb::ChangeTasksResponse { results: results(answers) }))
+        let (caller, request) = open(request);
+        let (tasks, update) = request.into();
+        Ok(Response::new(self.0.api.update_tasks(&caller, tasks, update).await?.into()))
     }
 
     async fn requeue_tasks(
         &self,
         request: Request<pb::RequeueTasksRequest>,
     ) -> Result<Response<pb::RequeueTasksResponse>, Status> {
-        let (caller, mut request) = open(request);
-        let ids = std::mem::take(&mut request.ids);
-        let answers = self.0.api.requeue_tasks(&caller, ids, RequeueTasks::try_from(request)).await?;
-        Ok(Response::new(pb::RequeueTasksResponse { results: results(answers) }))
+        let (caller, request) = open(request);
+        let (tasks, requeue) = request.into();
+        Ok(Response::new(self.0.api.requeue_tasks(&caller, tasks, requeue).await?.into()))
     }
 
     async fn pause_queue(

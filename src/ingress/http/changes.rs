@@ -10,7 +10,7 @@ use axum::{
 
 use super::{
     super::{State, budget::Share, json, tally::Tally},
-    answer::{Answer, item_answers},
+    answer::Answer,
     problem::Problem,
     request::{Id, JSON, json_body, task_id},
 };
@@ -40,9 +40,10 @@ pub(super) async fn update_tasks(
 ) -> Answer {
     let body = json_body(&state, &headers, body, JSON).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
-    let (ids, update) = json::changes::update(&body, &mut tally)?;
+    let (request, update) = json::changes::update(&body, &mut tally)?;
     tally.keep();
-    item_answers(state.api.update_tasks(&caller, ids, Ok(update)).await?)
+    let changed = state.api.update_tasks(&caller, request, update).await?;
+    Ok(Json(json::jobs::Changed::from(&changed)).into_response())
 }
 
 pub(super) async fn requeue_tasks(
@@ -54,9 +55,10 @@ pub(super) async fn requeue_tasks(
 ) -> Answer {
     let body = json_body(&state, &headers, body, JSON).await?;
     let mut tally = Tally::new(&state.settings, &share, body.len());
-    let (ids, requeue) = json::changes::requeue(&body, &mut tally)?;
+    let (request, requeue) = json::changes::requeue(&body, &mut tally)?;
     tally.keep();
-    item_answers(state.api.requeue_tasks(&caller, ids, requeue).await?)
+    let changed = state.api.requeue_tasks(&caller, request, requeue).await?;
+    Ok(Json(json::jobs::Changed::from(&changed)).into_response())
 }
 
 pub(super) async fn cancel_task(

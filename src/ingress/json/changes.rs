@@ -6,30 +6,38 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::tally::Tally,
-    AtMost, Unread, object,
+    AtMost, Unread,
+    jobs::{MAX_IDS, chosen},
+    object,
+    search::Filter,
     text::{Priority, Time},
 };
-use crate::model::{RequeueTasks, Update};
+use crate::model::{ChangeTasks, RequeueTasks, Update};
 
-/// The most tasks of a call.
-const MAX_IDS: usize = 1000;
-
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "an object with ids, and priority or replicas")]
+/// Tasks by id, or by filter with `dry_run` or `yes`, and their new values.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields, expecting = "an object with ids or a filter, and priority or replicas")]
 pub(in crate::ingress) struct UpdateTasks {
     ids: AtMost<String, MAX_IDS>,
+    filter: Option<Filter>,
+    /// Only count.
+    dry_run: bool,
+    yes: bool,
     priority: Option<Priority>,
     replicas: Option<u32>,
 }
 
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "an object with ids")]
+/// Tasks by id, or by filter with `dry_run` or `yes`, and for whom they are.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields, expecting = "an object with ids or a filter")]
 #[schemars(rename = "RequeueTasks")]
 pub(in crate::ingress) struct Requeue {
     ids: AtMost<String, MAX_IDS>,
-    #[serde(default)]
+    filter: Option<Filter>,
+    /// Only count.
+    dry_run: bool,
+    yes: bool,
     to: String,
-    #[serde(default)]
     away_from: String,
     reserved_for: Option<Time>,
 }
@@ -43,27 +51,21 @@ pub(in crate::ingress) struct Pausing<'a> {
     pub(in crate::ingress) changed: bool,
 }
 
-fn counted(ids: AtMost<String, MAX_IDS>, tally: &mut Tally<'_>) -> Result<Vec<String>, Unread> {
-    for _ in &ids.0 {
-        tally.item()?;
-    }
-    Ok(ids.0)
+/// Which tasks to change, and how. Either may be wrong.
+pub(in crate::ingress) type Asked<T> = (Result<ChangeTasks, String>, Result<T, String>);
+
+/// Reads tasks, and their new values.
+pub(in crate::ingress) fn update(body: &Bytes, tally: &mut Tally<'_>) -> Result<Asked<Update>, Unread> {
+    let UpdateTasks { ids, filter, dry_run, yes, priority, replicas } = object(body)?;
+    let chosen = chosen(ids, filter, dry_run, yes, tally)?;
+    Ok((chosen, Ok(Update { priority: priority.map(|priority| priority.0), replicas })))
 }
 
-/// Reads the ids of tasks, and their new values.
-pub(in crate::ingress) fn update(body: &Bytes, tally: &mut Tally<'_>) -> Result<(Vec<String>, Update), Unread> {
-    let UpdateTasks { ids, priority, replicas } = object(body)?;
-    Ok((counted(ids, tally)?, Update { priority: priority.map(|priority| priority.0), replicas }))
-}
-
-/// Reads the ids of tasks, and for whom they are.
-pub(in crate::ingress) fn requeue(
-    body: &Bytes,
-    tally: &mut Tally<'_>,
-) -> Result<(Vec<String>, Result<RequeueTasks, String>), Unread> {
-    let Requeue { ids, to, away_from, reserved_for } = object(body)?;
-    let requeue = RequeueTasks::new(&to, &away_from, reserved_for.map(|time| time.0));
-    Ok((counted(ids, tally)?, requeue))
+/// Reads tasks, and for whom they are.
+pub(in crate::ingress) fn requeue(body: &Bytes, tally: &mut Tally<'_>) -> Result<Asked<RequeueTasks>, Unread> {
+    let Requeue { ids, filter, dry_run, yes, to, away_from, reserved_for } = object(body)?;
+    let chosen = chosen(ids, filter, dry_run, yes, tally)?;
+    Ok((chosen, RequeueTasks::new(&to, &away_from, reserved_for.map(|time| time.0))))
 }
 
 #[cfg(test)]
@@ -72,15 +74,21 @@ mod tests {
         super::testing::{share, tally},
         *,
     };
+    use crate::model::ChosenTasks;
 
     #[test]
-    fn ids_are_a_list_and_nothing_else() {
+    fn tasks_are_named_by_ids_or_by_a_filter() {
         let read = |text: &'static str| update(&Bytes::from(text), &mut tally(&share())).map_err(|e| e.to_string());
-        assert_eq!(read(r#"{"ids":["a","b"]}"#).unwrap().0, ["a", "b"]);
+        let (chosen, values) = read(r#"{"ids":["a","b"],"replicas":2}"#).unwrap();
+        let ids = ChosenTasks::Ids(vec!["a".into(), "b".into()]);
+        assert_eq!(chosen, Ok(ChangeTasks { chosen: ids, dry_run: false, yes: false }));
+        assert_eq!(values, Ok(Update { priority: None, replicas: Some(2) }));
+        let (chosen, _) = read(r#"{"filter":{"queue":"q"},"yes":true,"priority":"high"}"#).unwrap();
+        assert!(matches!(chosen, Ok(ChangeTasks { chosen: ChosenTasks::Filter(_), dry_run: false, yes: true })));
+        assert_eq!(read("{}").unwrap().0.unwrap_err(), "name tasks by ids or by a filter");
         for (text, why) in [
             (r#"{"ids":"a"}"#, "expected a list"),
             (r#"{"id":["a"]}"#, "unknown field `id`"),
-            ("{}", "missing field `ids`"),
             (r#"["a"]"#, "expected a JSON object"),
         ] {
             let said = read(text).unwrap_err();

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The most tasks that a call names by id.
-const MAX_IDS: usize = 1000;
+pub(super) const MAX_IDS: usize = 1000;
 
 /// Tasks by id, or by filter with `dry_run` or `yes`.
 #[derive(Default, Deserialize, JsonSchema)]
@@ -35,6 +35,17 @@ pub(in crate::ingress) struct Change {
 /// Reads which tasks to change.
 pub(in crate::ingress) fn change(body: &Bytes, tally: &mut Tally<'_>) -> Result<Result<ChangeTasks, String>, Unread> {
     let Change { ids, filter, dry_run, yes } = object(body)?;
+    chosen(ids, filter, dry_run, yes, tally)
+}
+
+/// The tasks of a request.
+pub(super) fn chosen(
+    ids: AtMost<String, MAX_IDS>,
+    filter: Option<Filter>,
+    dry_run: bool,
+    yes: bool,
+    tally: &mut Tally<'_>,
+) -> Result<Result<ChangeTasks, String>, Unread> {
     for _ in &ids.0 {
         tally.item()?;
     }

@@ -10,6 +10,10 @@
 //! - the queue has decided, and the wish is gone (a database that was set back): the final record says so, and the
 //!   watchdog tells SQL ([`Changing::adopt`]).
 //! - a requeue has no wish: a rebuilt shard knows no leases. Only the end of a reservation is kept, before the script.
+//!   Of two ends the earlier one is kept, and the queue is asked then; if its reservation ends later, the row moves.
+//! - two changes of one task at once: the values of the earlier may reach the queue behind those of the later. Each
+//!   compares what it has sent with what SQL has then. Where the earlier is killed in between, the row of the later is
+//!   still there, for the watchdog.
 //! - Redis loses the shard between script and SQL: SQL refuses a decision of the generation before, and the wish stays.
 
 mod error;
@@ -28,7 +32,7 @@ use crate::{
     config,
     dedup::Filter,
     model::{Change, ChangeKind, Changed, ChangingTask, Requeue, ShardId, StoredStatus, TaskAct, TaskId},
-    queue::{self, Arbitrated, ArbitratedTasks, Changer, RecordStatus},
+    queue::{self, Arbitrated, ArbitratedTasks, Changer, NEVER, RecordStatus},
     runtime::Clock,
     store::{Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Store, Wanted},
     telemetry::metrics,
@@ -36,6 +40,10 @@ use crate::{
 
 /// The most tasks of one call.
 pub const MOST: usize = 1000;
+/// The most tasks whose bodies one script writes anew. A body has up to 1 MiB, unless a setting says otherwise.
+const MOST_BODIES: usize = 16;
+/// The age at which the process that stored a wish is taken for dead. Two processes that carry it out do no harm.
+pub const STAYED_MS: i64 = 2000;
 /// Shards that are called at a time.
 const AT_ONCE: usize = 64;
 /// How often a call asks a shard that is about to be opened, and the wait before each time.
@@ -126,7 +134,7 @@ impl Changing {
             by_shard.entry(wish.task.shard.clone()).or_default().push(wish);
         }
         let calls = by_shard.into_iter().flat_map(|(shard, wishes)| {
-            let parts: Vec<Vec<KeptChange>> = wishes.chunks(MOST).map(<[KeptChange]>::to_vec).collect();
+            let parts: Vec<Vec<KeptChange>> = wishes.chunks(at_once(change)).map(<[KeptChange]>::to_vec).collect();
             parts.into_iter().map(move |wishes| (shard.clone(), wishes))
         });
         let calls = calls.map(|(shard, wishes)| async move {
@@ -201,15 +209,21 @@ impl Changing {
         let is_end = *change == Change::Requeue(Requeue::Free);
         let (task, now) = (&wish.task, self.clock.now_unix_ms());
         let (mut turn, mut end) = (Some(wish.turn), Decided::Over);
+        let updated = Decided::Updated { replicas: task.replicas, priority: task.priority };
+        if wish.kind == ChangeKind::Update && wish.is_second {
+            // The caller of the earlier one may give the queue its values behind this, and be killed before SQL
+            // compares them. So the wish stays for the watchdog.
+            turn = None;
+        }
         match (wish.kind, answer) {
             (ChangeKind::Cancel, Arbitrated::Done) => end = Decided::Cancelled { epoch: task.epoch, generation },
             (ChangeKind::Update, Arbitrated::Completed { credited }) if credited < task.replicas => {
                 end = Decided::CompletedBefore { epoch: task.epoch, credited };
             }
-            (ChangeKind::Update, Arbitrated::Done | Arbitrated::Completed { .. }) => end = Decided::Updated,
+            (ChangeKind::Update, Arbitrated::Done | Arbitrated::Completed { .. }) => end = updated,
             (ChangeKind::Update, Arbitrated::Absent) => {
                 // With a lower NUM, the credits in SQL may be enough: then no queue will ever report the end.
-                end = Decided::Updated;
+                end = updated;
                 // A record of before may be on its way. The fanout asks SQL about those that are older.
                 if (0..self.arrives_within_ms).contains(&(now - wish.at_unix_ms)) {
                     turn = None;
@@ -219,7 +233,12 @@ impl Changing {
             (ChangeKind::Reservation, Arbitrated::Done) if !is_end => turn = None,
             // Nothing was changed, and an earlier reservation may stand.
             (ChangeKind::Reservation, Arbitrated::CompletedByWorker) if !is_end => turn = None,
-            (ChangeKind::Reservation, Arbitrated::NotDue) if is_end => turn = None,
+            // The process that stored this row may be about to reserve the task.
+            (ChangeKind::Reservation, _) if is_end && (0..STAYED_MS).contains(&(now - wish.at_unix_ms)) => turn = None,
+            // The row is only an alarm: the queue knows the end, and whether there is one.
+            (ChangeKind::Reservation, Arbitrated::Reserved { until_unix_ms }) if until_unix_ms < NEVER => {
+                end = Decided::ReservedUntil(until_unix_ms);
+            }
             _ => {}
         }
         EndedChange { id: task.id, turn, end }
@@ -277,6 +296,14 @@ impl CarriedOut {
     }
 }
 
+/// The tasks of one call of a script.
+fn at_once(change: &Change) -> usize {
+    match change {
+        Change::Update(_) => MOST_BODIES,
+        Change::Cancel | Change::Requeue(_) => MOST,
+    }
+}
+
 /// The outcome of a wish, by the queue's answer and the status in SQL afterwards. `None`: the decision was void.
 fn outcome(wish: &KeptChange, answer: Arbitrated, status: Option<StoredStatus>, change: &Change) -> Option<Changed> {
     let Some(status) = status else { return Some(Changed::Unknown) };
@@ -294,7 +321,7 @@ fn outcome(wish: &KeptChange, answer: Arbitrated, status: Option<StoredStatus>, 
         // SQL has the new values, and it arrives with them.
         (ChangeKind::Update, Arbitrated::Absent) => Changed::Done,
         (_, Arbitrated::Absent) => Changed::NotQueued,
-        (_, Arbitrated::NotDue) => Changed::NotDue,
+        (_, Arbitrated::NotDue | Arbitrated::Reserved { .. }) => Changed::NotDue,
         (_, Arbitrated::CompletedByWorker) => Changed::CompletedByWorker,
     })
 }
@@ -313,5 +340,19 @@ fn ended_otherwise(status: StoredStatus) -> Changed {
         StoredStatus::Completed => Changed::AlreadyCompleted,
         StoredStatus::Dead => Changed::Dead,
         StoredStatus::Cancelled => Changed::Cancelled,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Update;
+
+    #[test]
+    fn a_script_that_writes_bodies_gets_few_of_them() {
+        let largest = config::Settings::default().limits.max_payload_bytes;
+        let update = at_once(&Change::Update(Update::default()));
+        assert!(update as u64 * largest as u64 <= 32 << 20, "{update} bodies of {largest} bytes");
+        assert_eq!(at_once(&Change::Cancel), MOST);
     }
 }

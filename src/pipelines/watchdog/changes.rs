@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{context::Context, error::Error, lead::Lead};
 use crate::{
     model::{Change, ChangeKind, Requeue, Update},
-    pipelines::changing::Changing,
+    pipelines::changing::{Changing, STAYED_MS},
     runtime::{Clock, Loop},
     store::KeptPages,
     telemetry::metrics::{self, Watched},
@@ -13,8 +13,6 @@ use crate::{
 
 /// How often the watchdog looks for wishes.
 const EVERY: Duration = Duration::from_secs(1);
-/// The age at which the process that stored a wish is taken for dead. Two processes that carry it out do no harm.
-const STAYED_MS: i64 = 2000;
 /// The wishes of one page.
 const PAGE: u32 = 500;
 

@@ -41,6 +41,8 @@ pub enum Error {
     LostMeanwhile,
     #[error("pipeline was made anew, or has lost records, while shards were rebuilt")]
     PipelineMadeAnew,
+    #[error("a shard does not answer, so its tasks are not requeued yet")]
+    NotRequeued,
     #[error("the process is stopping")]
     Stopping,
 }

@@ -2,7 +2,8 @@
 //!
 //! A page is changed first, then SQL stores how far the job is. A process that is killed in between leaves a page that
 //! the next leader changes again. A task that was changed does not fit the filter of the job any more, or stays as it
-//! is. So each task is changed once, and the job counts fewer of them than it has changed.
+//! is. So each task is changed once, and the job counts fewer of them than it has changed. A requeue is made twice: it
+//! ends the leases that were given since.
 
 use std::{
     collections::HashSet,
@@ -12,7 +13,7 @@ use std::{
 
 use super::{context::Context, error::Error, lead::Lead};
 use crate::{
-    model::{Act, Change, Changed, Job, JobChange, JobState, TaskAct, TaskId},
+    model::{Act, Changed, Job, JobChange, JobState, TaskAct, TaskId, Update},
     pipelines::changing::{self, Changing},
     runtime::{Clock, Loop},
     store::{ListedTask, Store, TaskSearch},
@@ -50,12 +51,15 @@ impl Jobs {
                 cx.idle(cx.pause(IDLE)).await;
                 continue;
             }
+            let mut failed = Ok(());
             for job in running {
                 if !self.lead.wait(&cx).await {
                     return Ok(());
                 }
                 let started = Instant::now();
-                self.step(job).await?;
+                // A job whose page fails now holds up no other one: it has its turn again.
+                let stepped = self.step(job).await;
+                failed = failed.and(stepped);
                 metrics::watchdog_step("jobs", started.elapsed());
                 cx.beat();
                 // The loop works at most half of the time, so that others reach the database, however much is to do.
@@ -63,6 +67,7 @@ impl Jobs {
                     return Ok(());
                 }
             }
+            failed?;
         }
         Ok(())
     }
@@ -73,7 +78,7 @@ impl Jobs {
         match self.page(&mut job).await {
             Ok(()) => {}
             Err(error) if is_refusal(&error) => {
-                tracing::warn!(job = %job.id, "the job {} ({} tasks) failed: {error}", job.id, job.change);
+                tracing::warn!(job = %job.id, "the job {} ({}) failed: {error}", job.id, job.change.of_tasks());
                 job.set_error(&error.to_string());
                 job.state = JobState::Failed;
             }
@@ -82,22 +87,25 @@ impl Jobs {
         job.updated_unix_ms = self.clock.now_unix_ms();
         // Another leader has done the same page, or somebody has stopped the job: their row stays.
         if self.store.advance_job(&job, from).await? && job.state == JobState::Done {
-            let (id, change, progress) = (job.id, job.change, &job.progress);
-            tracing::info!(job = %id, "the job {id} ({change} tasks) is done: {} changed", progress.changed);
+            let (id, words, progress) = (job.id, job.change.of_tasks(), &job.progress);
+            tracing::info!(job = %id, "the job {id} ({words}) is done: {} changed", progress.changed);
         }
         Ok(())
     }
 
     async fn page(&self, job: &mut Job) -> Result<(), Error> {
         let (filter, after) = (job.filter.clone(), job.progress.cursor);
-        let search = TaskSearch { filter, limit: CHANGED_AT_ONCE, look_at: LOOKED_AT_ONCE, after };
+        let stays_in_queue = !job.scope.is_everything();
+        let search = TaskSearch { filter, limit: CHANGED_AT_ONCE, look_at: LOOKED_AT_ONCE, after, stays_in_queue };
         let page = self.store.search(&search).await?;
         let reached = |task: &&ListedTask| job.scope.includes(task.shard.queue.as_str());
-        let ids: Vec<TaskId> = page.tasks.iter().filter(reached).map(|task| task.id).collect();
+        let matched: Vec<&ListedTask> = page.tasks.iter().filter(reached).collect();
+        let is_new = |task: &&&ListedTask| !has_values(&job.change, task);
+        let ids: Vec<TaskId> = matched.iter().filter(is_new).map(|task| task.id).collect();
         let unchanged = self.change(job, &ids).await?;
         let progress = &mut job.progress;
         progress.looked_at += u64::from(page.looked_at);
-        progress.matched += ids.len() as u64;
+        progress.matched += matched.len() as u64;
         progress.changed += (ids.len() - unchanged.len()) as u64;
         progress.failed += unchanged.len() as u64;
         if let Some((id, why)) = unchanged.last() {
@@ -116,21 +124,28 @@ impl Jobs {
             return Ok(Vec::new());
         }
         let act = format!("{} (job {})", job.change.act(), job.id);
-        match job.change {
-            JobChange::Retry => {
-                let retried = self.store.retry_with_acts(ids, self.clock.now_unix_ms(), &job.who, &act).await?;
-                let retried: HashSet<TaskId> = retried.into_iter().map(|retried| retried.id).collect();
-                let stayed = ids.iter().filter(|id| !retried.contains(id));
-                Ok(stayed.map(|id| (*id, "the task is neither dead nor cancelled any more")).collect())
-            }
-            JobChange::Cancel => {
-                let act = |id: &TaskId| (*id, Act::new(&job.who, &act, &id.to_string()));
-                let acts: Vec<TaskAct> = ids.iter().map(act).collect();
-                let changed = self.changing.change(ids, &Change::Cancel, &acts).await?;
-                Ok(ids.iter().zip(changed).filter_map(|(id, changed)| Some((*id, reason(changed)?))).collect())
-            }
+        let Some(change) = job.change.live() else {
+            let retried = self.store.retry_with_acts(ids, self.clock.now_unix_ms(), &job.who, &act).await?;
+            let retried: HashSet<TaskId> = retried.into_iter().map(|retried| retried.id).collect();
+            let stayed = ids.iter().filter(|id| !retried.contains(id));
+            return Ok(stayed.map(|id| (*id, "the task is neither dead nor cancelled any more")).collect());
+        };
+        let act = |id: &TaskId| (*id, Act::new(&job.who, &act, &id.to_string()));
+        let acts: Vec<TaskAct> = ids.iter().map(act).collect();
+        let changed = self.changing.change(ids, &change, &acts).await?;
+        // SQL keeps no wish to requeue: the page has its turn again.
+        if matches!(job.change, JobChange::Requeue(_)) && changed.contains(&Changed::Later) {
+            return Err(Error::NotRequeued);
         }
+        Ok(ids.iter().zip(changed).filter_map(|(id, changed)| Some((*id, reason(changed)?))).collect())
     }
+}
+
+/// True if SQL has the values that the job gives: from before, or since a page that was changed and not counted. The
+/// queue has them, too, or SQL keeps the wish.
+fn has_values(change: &JobChange, task: &ListedTask) -> bool {
+    let JobChange::Update(Update { priority, replicas }) = change else { return false };
+    priority.is_none_or(|new| new == task.priority) && replicas.is_none_or(|new| new == task.replicas)
 }
 
 /// Why a task was not changed; `None`: it is, or SQL keeps the wish until its shard answers.

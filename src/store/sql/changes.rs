@@ -16,7 +16,7 @@ use super::{
     rows::{corrupt, from_row, key_hash, number, queue_name, status, task_id},
     session::Session,
     shards,
-    statement::{Statement, lists, pieces},
+    statement::{Statement, lists},
     wishes,
 };
 use crate::model::{
@@ -122,35 +122,31 @@ async fn want<S: Session>(
     session: &mut S,
     ids: &[TaskId],
     change: &Change,
-    at_unix_ms: i64,
+    now_ms: i64,
     acts: &[TaskAct],
 ) -> Result<Vec<Wanted>> {
     let mut targets = targets(session, &ids.iter().copied().collect()).await?;
     let (mut reopened, mut counts) = (BTreeSet::new(), Counts::default());
     if let Change::Update(update) = change {
-        reopened = store_update(session, &mut targets, update, at_unix_ms, &mut counts).await?;
+        reopened = store_update(session, &mut targets, update, now_ms, &mut counts).await?;
     }
     // Of a requeue SQL keeps the end of the reservation.
     let (kind, at_unix_ms) = match change {
         Change::Requeue(Requeue::To { until_unix_ms: Some(until), .. }) => (ChangeKind::Reservation, *until),
-        other => (other.kind(), at_unix_ms),
+        other => (other.kind(), now_ms),
     };
     let mut kept: BTreeMap<TaskId, KeptChange> = BTreeMap::new();
     for target in targets.values().filter(|target| !target.status.is_final()) {
-        let task = target.task.clone();
-        kept.insert(task.id, KeptChange { task, kind, turn: outbox::new_turn(), at_unix_ms });
+        let (task, turn) = (target.task.clone(), outbox::new_turn());
+        kept.insert(task.id, KeptChange { task, kind, turn, at_unix_ms, is_second: false });
+    }
+    if matches!(kind, ChangeKind::Update | ChangeKind::Reservation) {
+        wishes::note_earlier(session, kind, &mut kept, now_ms).await?;
     }
     let is_kept = |kept: &&KeptChange| kind != ChangeKind::Requeue && !reopened.contains(&kept.task.id);
     let rows: Vec<&KeptChange> = kept.values().filter(is_kept).collect();
-    for piece in pieces(&rows, |_| 0) {
-        let rows = piece.iter().map(|kept| {
-            [(&kept.task.id).into(), i64::from(kept.kind as u8).into(), kept.turn.into(), kept.at_unix_ms.into()]
-        });
-        let keep = Statement::new("INSERT INTO changes (task_id, kind, turn, at_ms)")
-            .values(rows)
-            .sql(&S::replace("task_id, kind", &["turn", "at_ms"]));
-        session.execute(keep).await?;
-    }
+    let rows: Vec<_> = rows.into_iter().map(|kept| (kept.task.id, kept.turn, kept.at_unix_ms)).collect();
+    wishes::keep(session, kind, &rows).await?;
     let acts: Vec<Act> = acts
         .iter()
         .filter(|(id, _)| kept.contains_key(id) || reopened.contains(id))
@@ -263,30 +259,18 @@ async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChan
             priority: Priority::from_number(number_of(columns.priority)?),
             epoch: number(number_of(columns.epoch)?)?,
         };
-        kept.changes.push(KeptChange { task, kind: *kind, turn, at_unix_ms: columns.at_ms });
+        let at_unix_ms = columns.at_ms;
+        kept.changes.push(KeptChange { task, kind: *kind, turn, at_unix_ms, is_second: false });
     }
-    remove_turns(session, &over).await?;
+    wishes::remove_turns(session, &over).await?;
     Ok(kept)
-}
-
-/// Removes wishes, unless later ones have replaced them.
-async fn remove_turns<S: Session>(session: &mut S, wishes: &[(TaskId, Turn)]) -> Result<()> {
-    let mut wishes = wishes.to_vec();
-    wishes.sort_unstable();
-    for wishes in lists(&wishes) {
-        let (ids, turns): (Vec<TaskId>, Vec<Turn>) = wishes.iter().copied().unzip();
-        // A turn is random, so no other row has it.
-        let remove = Statement::new("DELETE FROM changes WHERE task_id IN ").list(&ids);
-        session.execute(remove.sql(" AND turn IN ").list(&turns)).await?;
-    }
-    Ok(())
 }
 
 async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>> {
     let mut targets = targets(session, &ended.iter().map(|ended| ended.id).collect()).await?;
     let generations = generations(session, targets.values().map(|target| target.task.shard.clone()).collect()).await?;
     let (mut cancelled, mut completed, mut reopened) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-    let (mut over, mut counts) = (Vec::new(), Counts::default());
+    let (mut over, mut outdated, mut moved, mut counts) = (Vec::new(), Vec::new(), Vec::new(), Counts::default());
     for EndedChange { id, turn, end } in ended {
         let target = targets.get_mut(id);
         let unfinished = target.filter(|target| !target.status.is_final());
@@ -299,8 +283,12 @@ async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64
                     cancelled.insert(*id);
                 }
             }
-            (Decided::Updated, Some(target)) => {
+            (Decided::Updated { replicas, priority }, Some(target)) => {
                 over.extend(turn.map(|turn| (*id, turn)));
+                if (target.task.replicas, target.task.priority) != (*replicas, *priority) {
+                    // Two changes at once: the queue has the values of the earlier one, and its wish may be gone.
+                    outdated.push((*id, outbox::new_turn(), at_unix_ms));
+                }
                 if target.completed >= target.task.replicas {
                     counts.moved(&target.task.shard.queue, target.status, StoredStatus::Completed);
                     target.status = StoredStatus::Completed;
@@ -314,15 +302,19 @@ async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64
                     over.extend(turn.map(|turn| (*id, turn)));
                 }
             }
-            (Decided::Cancelled { .. } | Decided::Updated | Decided::CompletedBefore { .. }, None)
-            | (Decided::Over, _) => over.extend(turn.map(|turn| (*id, turn))),
+            (Decided::ReservedUntil(until_unix_ms), Some(_)) => {
+                moved.extend(turn.map(|turn| (*id, turn, *until_unix_ms)));
+            }
+            (_, None) | (Decided::Over, _) => over.extend(turn.map(|turn| (*id, turn))),
         }
     }
     store_ends(session, &targets, [&completed, &cancelled], at_unix_ms).await?;
     let [cancelled, reopened] = [cancelled, reopened].map(Vec::from_iter);
     letters::reopen(session, &reopened, at_unix_ms, &mut counts).await?;
     wishes::remove(session, &cancelled).await?;
-    remove_turns(session, &over).await?;
+    wishes::remove_turns(session, &over).await?;
+    wishes::keep(session, ChangeKind::Update, &outdated).await?;
+    wishes::postpone(session, ChangeKind::Reservation, &moved).await?;
     counts.store(session).await?;
     let end = |ended: &EndedChange| {
         let target = targets.get(&ended.id);

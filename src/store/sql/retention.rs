@@ -116,11 +116,12 @@ pub(super) async fn remove<S: Session>(session: &mut S, ids: &[TaskId], which: W
             session.execute(keep.sql(&S::keep_first("status"))).await?;
         }
         let ids: Vec<TaskId> = moved.iter().map(|(_, id, _)| *id).collect();
-        const TABLES: [&str; 4] = [
+        const TABLES: [&str; 5] = [
             "DELETE FROM results WHERE task_id IN ",
             "DELETE FROM tasks WHERE id IN ",
             "DELETE FROM letters WHERE id IN ",
             "DELETE FROM history WHERE task_id IN ",
+            "DELETE FROM changes WHERE task_id IN ",
         ];
         for table in TABLES {
             session.execute(Statement::new(table).list(&ids)).await?;

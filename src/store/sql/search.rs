@@ -3,7 +3,7 @@
 //! The rows are read behind the ids, so a task that changes its status in between is left out, or shown with the new
 //! one. No payload is read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use async_trait::async_trait;
 
@@ -37,12 +37,12 @@ impl<DB: Backend> Search for SqlStore<DB> {
 }
 
 async fn page<DB: Backend>(sql: &Runner<DB>, search: &TaskSearch) -> Result<TaskPage> {
-    let TaskSearch { filter, limit, look_at, after } = search;
+    let TaskSearch { filter, limit, look_at, after, stays_in_queue } = search;
     let (from, mut below) = filter.ids();
     if let Some(TaskCursor(after)) = after {
         below = below.min(*after);
     }
-    let index = Index::of(filter);
+    let index = Index::of(filter, *stays_in_queue);
     let (limit, look_at) = (*limit as usize, *look_at as usize);
     let mut page = TaskPage::default();
     let mut looked_at = 0;
@@ -53,6 +53,10 @@ async fn page<DB: Backend>(sql: &Runner<DB>, search: &TaskSearch) -> Result<Task
         let ids = index.candidates(sql, from, below, wanted).await?;
         let are_last = ids.len() < wanted;
         let mut rows = rows(sql, &ids, filter).await?;
+        if let (Index::Queue(..), Some(worker)) = (&index, &filter.worker) {
+            let done = done_by(sql, worker, &ids).await?;
+            rows.retain(|id, _| done.contains(id));
+        }
         let count = ids.len();
         for (at, id) in ids.into_iter().enumerate() {
             looked_at += 1;
@@ -85,18 +89,18 @@ enum Index<'a> {
 }
 
 impl<'a> Index<'a> {
-    fn of(filter: &'a TaskFilter) -> Self {
+    fn of(filter: &'a TaskFilter, stays_in_queue: bool) -> Self {
         match (&filter.queue, &filter.key, &filter.worker) {
             (Some(queue), Some(key), _) => Self::Key(KeyHash::new(queue, key)),
-            (_, _, Some(worker)) => Self::Worker(worker),
-            (Some(queue), None, None) => {
+            (queue, _, Some(worker)) if queue.is_none() || !stays_in_queue => Self::Worker(worker),
+            (Some(queue), None, _) => {
                 let mut statuses = filter.stored_statuses();
                 if statuses.is_empty() {
                     statuses.extend(StoredStatus::ALL);
                 }
                 Self::Queue(queue, statuses)
             }
-            (None, _, None) => Self::Ids,
+            (None, _, _) => Self::Ids,
         }
     }
 
@@ -136,6 +140,21 @@ impl<'a> Index<'a> {
         let column = if matches!(self, Self::Worker(_)) { "task_id" } else { "id" };
         merged(sql, newest(statement, column, &from, &below, limit), limit).await
     }
+}
+
+/// Those of the tasks of which the worker has a result.
+async fn done_by<DB: Backend>(sql: &Runner<DB>, worker: &WorkerName, ids: &[TaskId]) -> Result<HashSet<TaskId>> {
+    let mut done = HashSet::new();
+    for ids in lists(ids) {
+        let found = Statement::new("SELECT task_id FROM results ")
+            .sql(DB::Connection::BY_PRIMARY_KEY)
+            .sql(" WHERE worker = ?")
+            .bind(worker.as_str());
+        for (id,) in sql.read::<(Vec<u8>,)>(NAME, found.sql(" AND task_id IN ").list(ids)).await? {
+            done.insert(task_id(&id)?);
+        }
+    }
+    Ok(done)
 }
 
 fn newest<'a>(range: Statement<'a>, column: &str, from: &'a TaskId, below: &'a TaskId, limit: usize) -> Statement<'a> {

@@ -316,7 +316,8 @@ pub struct ResumeQueueResponse {
     #[prost(bool, tag = "1")]
     pub changed: bool,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+/// Names tasks by `ids` or by `filter`.
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ChangeTasksRequest {
     /// At most 1,000.
     #[prost(string, repeated, tag = "1")]
@@ -324,18 +325,33 @@ pub struct ChangeTasksRequest {
     /// Unspecified: as it is.
     #[prost(enumeration = "Priority", tag = "2")]
     pub priority: i32,
-    /// 0: as it is.
+    /// 0: as it is. A higher number reopens a completed task.
     #[prost(uint32, tag = "3")]
     pub replicas: u32,
+    /// With a queue. Empty statuses mean all unfinished ones; with `replicas` COMPLETED is one of those to choose from.
+    #[prost(message, optional, tag = "4")]
+    pub filter: ::core::option::Option<TaskFilter>,
+    /// Only count.
+    #[prost(bool, tag = "5")]
+    pub dry_run: bool,
+    /// With a filter: this, or dry_run. Otherwise taskd answers INVALID_ARGUMENT and changes nothing.
+    #[prost(bool, tag = "6")]
+    pub yes: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ChangeTasksResponse {
-    /// In the order of the ids.
+    /// For ids, in their order.
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
+    /// For dry_run.
+    #[prost(message, optional, tag = "2")]
+    pub count: ::core::option::Option<TaskCount>,
+    /// For a filter: the watchdog changes its tasks.
+    #[prost(message, optional, tag = "3")]
+    pub job: ::core::option::Option<Job>,
 }
-/// At most one of `to` and `away_from`.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+/// Names tasks by `ids` or by `filter`. At most one of `to` and `away_from`.
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RequeueTasksRequest {
     /// At most 1,000.
     #[prost(string, repeated, tag = "1")]
@@ -349,12 +365,27 @@ pub struct RequeueTasksRequest {
     /// … for so long. Absent: until somebody requeues them again.
     #[prost(message, optional, tag = "4")]
     pub reserved_for: ::core::option::Option<::prost_types::Duration>,
+    /// With a queue. Empty statuses mean all unfinished ones.
+    #[prost(message, optional, tag = "5")]
+    pub filter: ::core::option::Option<TaskFilter>,
+    /// Only count.
+    #[prost(bool, tag = "6")]
+    pub dry_run: bool,
+    /// With a filter: this, or dry_run. Otherwise taskd answers INVALID_ARGUMENT and changes nothing.
+    #[prost(bool, tag = "7")]
+    pub yes: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RequeueTasksResponse {
-    /// In the order of the ids.
+    /// For ids, in their order.
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
+    /// For dry_run.
+    #[prost(message, optional, tag = "2")]
+    pub count: ::core::option::Option<TaskCount>,
+    /// For a filter: the watchdog changes its tasks.
+    #[prost(message, optional, tag = "3")]
+    pub job: ::core::option::Option<Job>,
 }
 /// Names tasks by `ids` or by `filter`.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -300,7 +300,7 @@ async fn requeue_ends_leases_and_backoffs_and_offers_the_task_anew() {
     let f = Fixture::new().await;
     f.held('a', "w", 4).await;
     let before = f.state().await;
-    assert_eq!(f.requeued('a', "all", "", 0).await, ["7", "1"]);
+    assert_eq!(f.requeued('a', "all", "", 0).await, ["7", "1", "0"]);
     let mut expected = before.clone();
     expected.insert("mr:T".into(), vec!["1/1/a".into()]);
     let bytes = format!("open_bytes={WEIGHT}");
@@ -312,8 +312,8 @@ async fn requeue_ends_leases_and_backoffs_and_offers_the_task_anew() {
     // Its time has not come: it stays as it is.
     f.seed("HSET", "records", &[&id('b'), b"\x97\xa1L\x01\x00\x91\xa0\x90\x90\x00"]).await;
     let before = f.state().await;
-    assert_eq!(f.requeued('b', "all", "", 0).await, ["7", "7"]);
-    assert_eq!(f.requeued('c', "all", "", 0).await, ["7", "5"]);
+    assert_eq!(f.requeued('b', "all", "", 0).await, ["7", "7", "0"]);
+    assert_eq!(f.requeued('c', "all", "", 0).await, ["7", "5", "0"]);
     assert_eq!(f.state().await, before);
 }
 
@@ -321,7 +321,7 @@ async fn requeue_ends_leases_and_backoffs_and_offers_the_task_anew() {
 async fn a_worker_from_whom_a_task_was_taken_does_not_get_it_again() {
     let f = Fixture::new().await;
     f.held('a', "w", 4).await;
-    assert_eq!(f.requeued('a', "away", "w", 0).await, ["7", "1"]);
+    assert_eq!(f.requeued('a', "away", "w", 0).await, ["7", "1", "0"]);
     let state = f.state().await;
     assert_eq!(state["records"], [r#"a=["L",1,0,[],[],[],0,1,["w",-1]]"#]);
     assert!(!state.contains_key("leases"));
@@ -331,7 +331,7 @@ async fn a_worker_from_whom_a_task_was_taken_does_not_get_it_again() {
     };
     assert_eq!((got("w").await, got("v").await), (false, true));
     // Not even when v gives it back, and when w is not its holder.
-    assert_eq!(f.requeued('a', "away", "x", 0).await, ["7", "1"]);
+    assert_eq!(f.requeued('a', "away", "x", 0).await, ["7", "1", "0"]);
     assert_eq!(f.state().await["records"], [r#"a=["L",1,0,[],[],["v","1"],0,1,["w",-1,"x",-1]]"#]);
 }
 
@@ -339,7 +339,7 @@ async fn a_worker_from_whom_a_task_was_taken_does_not_get_it_again() {
 async fn a_reserved_task_goes_to_its_worker_until_the_end() {
     let f = Fixture::new().await;
     f.waiting('a', 1, b"1").await;
-    assert_eq!(f.requeued('a', "to", "w", NOW + 9).await, ["7", "1"]);
+    assert_eq!(f.requeued('a', "to", "w", NOW + 9).await, ["7", "1", "0"]);
     let reserved = format!(r#"a=["L",1,0,[],[],[],0,1,[],[],0,["w",{}]]"#, NOW + 9);
     assert_eq!(f.state().await["records"], std::slice::from_ref(&reserved));
     let got = async |worker| {
@@ -348,13 +348,141 @@ async fn a_reserved_task_goes_to_its_worker_until_the_end() {
     };
     assert!(!got("v").await);
     // Its time is not over.
-    assert_eq!(f.requeued('a', "free", "", 0).await, ["7", "7"]);
+    let until = (NOW + 9).to_string();
+    assert_eq!(f.requeued('a', "free", "", 0).await, ["7", "9", &until]);
     assert_eq!(f.state().await["records"], [reserved]);
-    assert_eq!(f.requeued('a', "to", "w", NOW).await, ["7", "1"]);
-    assert_eq!(f.requeued('a', "free", "", 0).await, ["7", "1"]);
+    assert_eq!(f.requeued('a', "to", "w", NOW).await, ["7", "1", "0"]);
+    assert_eq!(f.requeued('a', "free", "", 0).await, ["7", "1", "0"]);
     assert_eq!(f.state().await["records"], [r#"a=["L",1,0,[],[],[],0,3,[],[],0]"#]);
     assert!(got("v").await);
     // A worker that has completed it cannot do it twice.
     f.seed("HSET", "records", &[&id('b'), b"m\x02\x00\x01\nw\tc1\n"]).await;
-    assert_eq!(f.requeued('b', "to", "w", NOW + 9).await, ["7", "8"]);
+    assert_eq!(f.requeued('b', "to", "w", NOW + 9).await, ["7", "8", "0"]);
+}
+
+/// A live task with this record, as JSON.
+async fn live(f: &Fixture, letter: char, record: &str) {
+    let record: serde_json::Value = serde_json::from_str(record).expect("JSON");
+    f.seed("HSET", "records", &[&id(letter), &rmp_serde::to_vec(&record).expect("packed")]).await;
+    f.seed("HSET", "bodies", &[&id(letter), &body(2)]).await;
+    f.seed("HINCRBY", "counters", &[b"live", b"1"]).await;
+}
+
+#[tokio::test]
+async fn a_reservation_ends_when_its_worker_has_done_its_replica() {
+    let f = Fixture::new().await;
+    live(&f, 'a', r#"["L",2,0,[],[],["w","4"],0,1,[],[],0,["w",900]]"#).await;
+    live(&f, 'b', r#"["L",3,0,[],["v","2"],["w","5"],0,1,[],[],0,["w",900]]"#).await;
+    live(&f, 'c', r#"["L",3,0,[],[],["v","6"],0,1,[],[],0,["w",900]]"#).await;
+    live(&f, 'd', r#"["L",1,0,[],[],["w","7"],0,1,[],[],0,["w",900]]"#).await;
+    for (letter, grant) in [('a', 4), ('b', 5), ('c', 6), ('d', 7)] {
+        f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease(letter, grant)]).await;
+    }
+    f.seed("HSET", "counters", &[b"open", b"3", b"open_bytes", (3 * WEIGHT).to_string().as_bytes()]).await;
+    let items = [('a', "7", 4, "w"), ('b', "7", 5, "w"), ('c', "7", 6, "v"), ('d', "7", 7, "w")];
+    let answer = f.run(&scripts::COMPLETE, |call| complete(call, &items)).await.expect("complete");
+    assert_eq!(flat(answer), ["1"; 4]);
+    let state = f.state().await;
+    let expected = [
+        r#"a=["L",2,0,["4"],["w","4"],[],0,1,[],[],0]"#.to_owned(),
+        r#"b=["L",3,0,["5"],["v","2","w","5"],[],0,1,[],[],0]"#.to_owned(),
+        // The worker of the reservation has not had it yet.
+        r#"c=["L",3,0,[],["v","6"],[],0,1,[],[],0,["w",900]]"#.to_owned(),
+        format!(r#"d=["F",1,0,[],["w","7"],[],{NOW},1,[],[],0]"#),
+    ];
+    assert_eq!(state["records"], expected);
+    assert_eq!(state["delayed"], [format!("a4={NOW}"), format!("b5={NOW}")]);
+    // c has two replicas left. The others come back with the promotion.
+    let bytes = format!("open_bytes={WEIGHT}");
+    assert!(["open=1", &bytes].iter().all(|count| state["counters"].contains(&(*count).to_owned())), "{state:?}");
+    let promote = |call: &mut Call| {
+        call.arg("wake").arg("q").arg(10).arg(1000);
+    };
+    f.run(&scripts::PROMOTE, promote).await.expect("promote");
+    let state = f.state().await;
+    assert_eq!(state["mr:T"], ["3/2/b", "2/2/a"]);
+    assert_eq!(state["records"][0], r#"a=["L",2,0,[],["w","4"],[],0,2,[],[],0]"#);
+    assert!(state["counters"].contains(&"open=3".to_owned()) && !state.contains_key("delayed"), "{state:?}");
+}
+
+fn reject<'a>(letter: char, grant: u64, worker: &'a str, mode: &'a str) -> impl FnOnce(&mut Call) + 'a {
+    move |call| {
+        call.arg(1).arg("wake").arg("q").arg(b"\x91\x01").arg(1000);
+        call.arg(id(letter)).arg("7").arg(grant).arg(worker).arg(mode).arg("0").arg("no").arg("");
+    }
+}
+
+#[tokio::test]
+async fn a_reservation_ends_when_its_worker_is_refused() {
+    let f = Fixture::new().await;
+    let reserved = r#"["L",2,0,[],[],["w","4"],0,1,[],[],0,["w",900]]"#;
+    live(&f, 'a', reserved).await;
+    live(&f, 'b', reserved).await;
+    for letter in ['a', 'b'] {
+        f.seed("ZADD", "leases", &[NOW.to_string().as_bytes(), &lease(letter, 4)]).await;
+    }
+    f.run(&scripts::REJECT, reject('a', 4, "w", "never")).await.expect("reject");
+    f.run(&scripts::REJECT, reject('b', 4, "w", "retry")).await.expect("reject");
+    let log = format!(r#"[{NOW},"w","no"]"#);
+    let expected = [
+        format!(r#"a=["L",2,2,[],[],[],0,2,["w",-1],{log},0]"#),
+        format!(r#"b=["L",2,1,[],[],[],0,2,["w",1],{log},0,["w",900]]"#),
+    ];
+    assert_eq!(f.state().await["records"], expected);
+}
+
+#[tokio::test]
+async fn a_requeue_for_all_lets_everybody_have_it_who_was_refused() {
+    let f = Fixture::new().await;
+    // An operator took it from w. With NUM 2, v had failed it twice, as often as it may; x once; u was taken away.
+    live(&f, 'a', r#"["L",1,0,[],[],[],0,1,["w",-1]]"#).await;
+    live(&f, 'b', r#"["L",2,3,[],[],[],0,1,["v",-1,"x",1]]"#).await;
+    assert_eq!(f.requeued('b', "away", "u", 0).await, ["7", "1", "0"]);
+    assert_eq!(f.requeued('b', "away", "x", 0).await, ["7", "1", "0"]);
+    let away = r#"b=["L",2,3,[],[],[],0,3,["x",-1,"u",-1,"v",-1,"x",1,"u",0]]"#;
+    assert_eq!(f.state().await["records"][1], away);
+    for letter in ['a', 'b'] {
+        assert_eq!(f.requeued(letter, "all", "", 0).await, ["7", "1", "0"]);
+    }
+    let state = f.state().await;
+    assert_eq!(state["records"][0], r#"a=["L",1,0,[],[],[],0,2,[]]"#);
+    assert_eq!(state["records"][1], r#"b=["L",2,3,[],[],[],0,4,["x",1,"v",2]]"#);
+    // The failures of v have counted, and one worker alone must not kill the task: one more bars it, at no cost.
+    let claim = |call: &mut Call| super::claim::claim(call, &[("v", 2)]);
+    f.run(&scripts::CLAIM, claim).await.expect("claim");
+    assert!(f.state().await["records"][1].contains(r#"["v","1"]"#), "{:?}", f.state().await);
+    f.run(&scripts::REJECT, reject('b', 1, "v", "retry")).await.expect("reject");
+    let state = f.state().await;
+    assert!(state["records"][1].starts_with(r#"b=["L",2,3,[],[],[],0,5,["x",1,"v",-1],"#), "{state:?}");
+    // A reservation for it lifts this, too.
+    assert_eq!(f.requeued('b', "to", "v", NOW + 9).await, ["7", "1", "0"]);
+    assert!(f.state().await["records"][1].contains(r#"["x",1,"v",2]"#));
+}
+
+#[tokio::test]
+async fn a_body_keeps_one_tail_however_often_it_is_changed() {
+    let f = Fixture::new().await;
+    f.waiting('a', 1, b"1").await;
+    let head = [&[2][..], &2_u32.to_be_bytes(), &30_000_u32.to_be_bytes()].concat();
+    // A key, a payload that ends like a tail, a header, NUM, priority, the encoding of the payload.
+    let fields = b"\x0a\x01k\x12\x06xy\x28\x07\x30\x02\x1a\x06\x0a\x01h\x12\x01v\x28\x03\x30\x02\x38\x01";
+    f.seed("HSET", "bodies", &[&id('a'), &[&head[..], fields].concat()]).await;
+    let bytes = 409 + fields.len() as u64;
+    f.seed("HSET", "counters", &[b"open_bytes", bytes.to_string().as_bytes()]).await;
+    for (num, priority) in [(2, 1), (3, 3), (300, 2), (4, 1)] {
+        let tail: &[u8] = if num == 300 { b"\x28\xac\x02\x30\x02" } else { &[0x28, num as u8, 0x30, priority] };
+        let change = |call: &mut Call| {
+            call.arg("wake").arg("q").arg(id('a')).arg(num).arg(priority).arg(0).arg(tail);
+        };
+        assert_eq!(flat(f.run(&scripts::CHANGE, change).await.expect("change")), ["7", "1", "0"]);
+        let body: Vec<u8> = redis::cmd("HGET")
+            .arg("t:{q:0}:bodies")
+            .arg(id('a'))
+            .query_async(&mut f.redis.conn())
+            .await
+            .expect("a body");
+        assert_eq!(body, [&[priority][..], &head[1..], fields, tail].concat());
+        let bytes = format!("open_bytes={}", bytes + tail.len() as u64);
+        assert!(f.state().await["counters"].contains(&bytes), "{bytes}: {:?}", f.state().await);
+    }
 }

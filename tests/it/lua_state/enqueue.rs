@@ -333,6 +333,19 @@ async fn enqueue_gives_a_task_that_was_sent_again_a_record_of_its_epoch() {
 }
 
 #[tokio::test]
+async fn enqueue_keeps_the_credits_of_an_earlier_epoch_whose_reports_are_on_their_way() {
+    let f = Fixture::new().await;
+    // u and v have completed it, then it was cancelled. SQL knows of u and x.
+    let record = rmp_serde::to_vec(&serde_json::json!(["X", 4, 0, [], ["u", "1", "v", "2"], [], 5])).expect("packed");
+    f.seed("HSET", "records", &[&id('a'), &record]).await;
+    f.seed("RPUSH", "finals", &[&id('a')]).await;
+    let credited = rmp_serde::to_vec(&["u", "x"]).expect("packed");
+    f.run(&scripts::ENQUEUE, |call| enqueue_again(call, 'a', 4, 1, &credited)).await.expect("enqueue");
+    let expected = r#"a=["L",4,0,[],["u","0","x","0","v","0"],[],0,1,[],[],1]"#;
+    assert_eq!(f.state().await["records"], [expected]);
+}
+
+#[tokio::test]
 async fn enqueue_ignores_a_task_whose_record_is_not_of_an_earlier_epoch() {
     for (record, epoch) in [
         (&b"f5:1:w"[..], 0),

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::future::join_all;
 use redis::Value;
 use taskd::{
-    model::{ChangingTask, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, WorkerName},
+    model::{ChangingTask, LeaseNumber, Offset, Priority, QueueName, Requeue, ShardId, TaskId, WorkerName},
     queue::{
         Arbitrated, ArbitratedTasks, Claim, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired,
         Extension, Inspected, OUTBOX_FULL, OUTBOX_FULL_BYTES, Promoted, Queue, RecordStatus, RejectMode, Rejection,
@@ -110,7 +110,9 @@ impl Checked {
         // The first 48 bits are the time it was made.
         let id = id_of(&[&self.next.to_be_bytes()[2..], &[7; 10][..]].concat());
         let head = [&[new.priority][..], &u32::from(new.max_attempts).to_be_bytes(), &3_600_000_u32.to_be_bytes()];
-        let body = [head.concat(), vec![b'-'; new.size]].concat().into();
+        // A body of protobuf: a change finds the values of the one before.
+        let size = u8::try_from(new.size).expect("one byte");
+        let body = [head.concat(), vec![0x12, size], vec![b'-'; new.size]].concat().into();
         let credited = (0..6).filter(|w| new.credited >> w & 1 == 1).map(|w| WORKERS[w].to_owned()).collect();
         let not_before_unix_ms = if new.later { i64::MAX >> 12 } else { 0 };
         EnqueueTask { offset, id, replicas: new.replicas, not_before_unix_ms, body, credited, epoch: 0 }
@@ -375,6 +377,25 @@ impl Checked {
         self.compare(false).await;
     }
 
+    /// Gives a task that stood on `pipeline` another NUM and priority.
+    pub(super) async fn change(&mut self, which: usize, replicas: u32, priority: u8) {
+        let record = self.records[which % self.records.len()].clone();
+        let (id, shard, priority) = (record.id, self.shard.clone(), Priority::from_number(priority.into()));
+        let task = ChangingTask { id, shard, replicas, priority, epoch: 0 };
+        let answer = self.queue.upkeep.changer().update(&self.shard, &[&task]).await.expect("change");
+        let expected = self.model.change(id, replicas, priority, &record.body);
+        assert_eq!(answer, ArbitratedTasks { generation: GENERATION, answers: vec![expected] }, "{task:?}");
+        self.compare(false).await;
+    }
+
+    pub(super) async fn requeue(&mut self, id: TaskId, requeue: &Requeue) {
+        let task = ChangingTask { id, shard: self.shard.clone(), replicas: 1, priority: Priority::High, epoch: 0 };
+        let answer = self.queue.upkeep.changer().requeue(&self.shard, &[&task], requeue).await.expect("requeue");
+        let expected = self.model.requeue(id, requeue);
+        assert_eq!(answer, ArbitratedTasks { generation: GENERATION, answers: vec![expected] }, "{id} {requeue:?}");
+        self.compare(false).await;
+    }
+
     pub(super) async fn extend(&mut self, leases: &[Lease]) {
         let extension = |lease: &Lease| {
             let (token, worker) = (lease.token(&self.shard), worker(&lease.worker));
@@ -550,7 +571,10 @@ impl Checked {
         let ids: Vec<_> = self.records.iter().map(|record| record.id).collect();
         let (offset, records) = self.queue.inspect(&self.shard, &ids).await.expect("inspect");
         assert_eq!(offset, model.offset.map(|offset| ("topic".to_owned(), offset)));
-        let short = |task: &Task| task.replicas == 1 && task.status == RecordStatus::Completed;
+        let short = |task: &Task| {
+            let is_one = task.replicas == 1 && task.credited.len() == 1 && !task.has_epoch;
+            is_one && task.status == RecordStatus::Completed
+        };
         let number = |n: usize| u32::try_from(n).expect("few");
         for (id, record) in ids.iter().zip(records) {
             let expected = model.tasks.get(id).map(|task| Inspected {
@@ -626,6 +650,12 @@ impl Checked {
 
     /// Newcomers do all the rest; nothing stays but what never disappears.
     pub(super) async fn finish(&mut self) {
+        // A task that is reserved for a worker that does not come is for everybody now.
+        let is_reserved = |task: &Task| task.status == RecordStatus::Live && task.reserved.is_some();
+        let reserved = self.model.tasks.iter().filter(|(_, task)| is_reserved(task)).map(|(id, _)| *id);
+        for id in reserved.collect::<Vec<_>>() {
+            self.requeue(id, &Requeue::All).await;
+        }
         for round in 0.. {
             self.sweep_to_the_end().await;
             self.leases_run_out().await;
@@ -653,6 +683,7 @@ impl Checked {
             let workers: BTreeSet<_> = task.credited.iter().map(|(worker, _)| worker).collect();
             assert_eq!(workers.len(), task.credited.len(), "distinct: {task:?}");
             match task.status {
+                RecordStatus::Completed if task.lowered => assert!(workers.len() >= task.replicas),
                 RecordStatus::Completed => assert_eq!(workers.len(), task.replicas),
                 RecordStatus::Cancelled => {}
                 _ => assert!(task.failures >= task.max_attempts * u32::try_from(task.replicas).expect("few")),

@@ -7,8 +7,9 @@ use std::{
 
 use bytes::Bytes;
 use taskd::{
-    model::{LeaseToken, Offset, ShardId, TaskId},
-    queue::{Code, EnqueueTask, Event, Failure, RecordStatus, RejectMode},
+    model::{LeaseToken, Offset, Priority, Requeue, ShardId, TaskId},
+    queue::{Arbitrated, Code, EnqueueTask, Event, Failure, NEVER, RecordStatus, RejectMode},
+    wire,
 };
 
 pub(super) const GENERATION: u64 = 7;
@@ -31,8 +32,15 @@ pub(super) struct Task {
     /// Its time has not come; all that is left of it waits.
     pub(super) scheduled: bool,
     pub(super) failures: u32,
-    /// Failures that count, by worker; only of tasks for several.
-    pub(super) failed: BTreeMap<String, u32>,
+    /// Failures that count, by worker; only of tasks for several. `None` bars the worker: it has failed too often, or
+    /// the task was taken from it. The first pair of a worker counts.
+    pub(super) failed: Vec<(String, Option<u32>)>,
+    /// Only this worker may get it; `Some(true)`: for ever.
+    pub(super) reserved: Option<(String, bool)>,
+    /// It was reserved: its record never has a short form again.
+    pub(super) has_epoch: bool,
+    /// An operator gave it a lower NUM: it may have more credits.
+    pub(super) lowered: bool,
     /// The last ones; times are not compared.
     pub(super) history: Vec<Failure>,
     /// The newest offer: elements of others are spent. 0: its first element.
@@ -54,7 +62,10 @@ impl Task {
             gave_back: Vec::new(),
             scheduled: waits,
             failures: 0,
-            failed: BTreeMap::new(),
+            failed: Vec::new(),
+            reserved: None,
+            has_epoch: false,
+            lowered: false,
             history: Vec::new(),
             offer: 0,
         }
@@ -62,12 +73,13 @@ impl Task {
 
     pub(super) fn left(&self) -> usize {
         let live = self.status == RecordStatus::Live;
-        if live { self.replicas - self.credited.len() - self.held.len() - self.waiting } else { 0 }
+        let out = self.credited.len() + self.held.len() + self.waiting;
+        if live { self.replicas.checked_sub(out).expect("no more than NUM") } else { 0 }
     }
 
     pub(super) fn open_to(&self, worker: &str) -> bool {
-        let refused = self.failed.get(worker).is_some_and(|failed| *failed >= self.max_attempts);
-        self.left() > 0 && !refused && self.credited.iter().chain(&self.held).all(|(other, _)| other != worker)
+        let may = !self.is_barred(worker) && self.reserved.as_ref().is_none_or(|(only, _)| only == worker);
+        self.left() > 0 && may && self.credited.iter().chain(&self.held).all(|(other, _)| other != worker)
     }
 
     pub(super) fn is_offered_by(&self, offer: u32) -> bool {
@@ -81,16 +93,68 @@ impl Task {
         }
         let mut counted = failures;
         if self.replicas > 1 {
-            let failed = self.failed.entry(worker.into()).or_default();
-            let after = (*failed + failures).min(self.max_attempts);
-            counted = after - *failed;
-            *failed = after;
+            let max = self.max_attempts;
+            let before = self.failed_of(worker);
+            let after = before.map_or(max, |before| (before + failures).min(max));
+            counted = before.map_or(0, |before| after - before);
+            let pair = self.failed.iter_mut().find(|(other, _)| other == worker).expect("a pair");
+            pair.1 = (after < max).then_some(after);
         }
         self.failures += counted;
         self.history.push(Failure { at_unix_ms: 0, worker: worker.into(), reason: reason.into() });
         if self.history.len() > 10 {
             self.history.remove(0);
         }
+    }
+
+    /// The failures of the worker; `None`: it is barred. Its pair is there afterwards.
+    fn failed_of(&mut self, worker: &str) -> Option<u32> {
+        match self.failed.iter().find(|(other, _)| other == worker) {
+            Some((_, failed)) => *failed,
+            None => {
+                self.failed.push((worker.to_owned(), Some(0)));
+                Some(0)
+            }
+        }
+    }
+
+    fn is_barred(&self, worker: &str) -> bool {
+        self.failed.iter().find(|(other, _)| other == worker).is_some_and(|(_, failed)| failed.is_none())
+    }
+
+    fn bar(&mut self, worker: &str) {
+        if self.is_barred(worker) {
+            return;
+        }
+        if self.replicas > 1 {
+            self.failed_of(worker);
+        }
+        self.failed.insert(0, (worker.to_owned(), None));
+    }
+
+    fn lift(&mut self, worker: &str) {
+        if !self.is_barred(worker) {
+            return;
+        }
+        let place = |failed: &[(String, Option<u32>)]| failed.iter().position(|(other, _)| other == worker);
+        self.failed.remove(place(&self.failed).expect("a bar"));
+        match place(&self.failed) {
+            Some(at) if self.failed[at].1 == Some(0) => drop(self.failed.remove(at)),
+            None if self.replicas > 1 => self.failed.push((worker.to_owned(), Some(self.max_attempts))),
+            _ => {}
+        }
+    }
+
+    /// The answer to a change of a task that is final.
+    fn ended(&self) -> Option<Arbitrated> {
+        Some(match self.status {
+            RecordStatus::Live => return None,
+            RecordStatus::Completed => {
+                Arbitrated::Completed { credited: u32::try_from(self.credited.len()).expect("few") }
+            }
+            RecordStatus::Dead => Arbitrated::Dead,
+            RecordStatus::Cancelled => Arbitrated::Cancelled,
+        })
     }
 
     pub(super) fn lane(&self, retry: bool) -> usize {
@@ -222,6 +286,14 @@ impl Model {
         if task.credited.len() == task.replicas {
             task.status = RecordStatus::Completed;
             self.finals.push_back(lease.id);
+        } else if task.reserved.as_ref().is_some_and(|(only, _)| *only == lease.worker) {
+            // Others may have what is left, by way of the backoffs.
+            task.reserved = None;
+            if task.left() > 0 {
+                task.waiting += 1;
+                task.gave_back.push((lease.worker.clone(), lease.grant));
+                self.waits.insert(member(lease.id, lease.grant), None);
+            }
         }
         self.outbox.push_back(Event::Completed(lease.report()));
     }
@@ -244,6 +316,106 @@ impl Model {
         self.finals.push_back(new.id);
     }
 
+    fn offer(&mut self, id: TaskId) {
+        let task = self.tasks.get_mut(&id).expect("a record");
+        if task.left() > 0 {
+            task.offer += 1;
+            self.offers[task.lane(true)].push((id, task.offer));
+        }
+    }
+
+    /// Gives a task another NUM and priority.
+    pub(super) fn change(&mut self, id: TaskId, replicas: u32, priority: Priority, body: &Bytes) -> Arbitrated {
+        let Some(task) = self.tasks.get_mut(&id) else { return Arbitrated::Absent };
+        if let Some(answer) = task.ended() {
+            return answer;
+        }
+        let to = (replicas as usize, priority as usize);
+        if (task.replicas, task.priority) == to {
+            return Arbitrated::Done;
+        }
+        task.lowered |= to.0 < task.replicas;
+        (task.replicas, task.priority) = to;
+        task.body = wire::with_body_values(body, replicas, priority);
+        if task.scheduled {
+            task.waiting = task.replicas.saturating_sub(task.credited.len());
+        } else {
+            let is_beyond = |task: &Task| task.credited.len() + task.held.len() + task.waiting > task.replicas;
+            while is_beyond(task) && task.waiting > 0 {
+                let (_, grant) = task.gave_back.pop().expect("who gave it back");
+                task.waiting -= 1;
+                self.waits.remove(&member(id, grant));
+            }
+            while is_beyond(task) && !task.held.is_empty() {
+                let (_, grant) = task.held.pop().expect("a holder");
+                self.leases.remove(&member(id, grant));
+            }
+        }
+        if task.credited.len() >= task.replicas {
+            (task.status, task.waiting) = (RecordStatus::Completed, 0);
+            self.waits.retain(|member, _| id_of(member) != id);
+            self.finals.push_back(id);
+            return Arbitrated::Completed { credited: u32::try_from(task.credited.len()).expect("few") };
+        }
+        self.offer(id);
+        Arbitrated::Done
+    }
+
+    pub(super) fn requeue(&mut self, id: TaskId, requeue: &Requeue) -> Arbitrated {
+        let Some(task) = self.tasks.get_mut(&id) else { return Arbitrated::Absent };
+        if let Some(answer) = task.ended() {
+            return match answer {
+                Arbitrated::Completed { .. } => Arbitrated::Completed { credited: 0 },
+                other => other,
+            };
+        }
+        if let Requeue::To { worker, .. } = requeue
+            && task.credited.iter().any(|(other, _)| other == worker.as_str())
+        {
+            return Arbitrated::CompletedByWorker;
+        }
+        match requeue {
+            Requeue::Free => match task.reserved.take() {
+                None => return Arbitrated::Done,
+                Some((worker, true)) => {
+                    task.reserved = Some((worker, true));
+                    return Arbitrated::Reserved { until_unix_ms: NEVER };
+                }
+                Some(_) => {}
+            },
+            _ if task.scheduled => return Arbitrated::NotDue,
+            Requeue::AwayFrom(worker) => {
+                let worker = worker.as_str();
+                if let Some(at) = task.held.iter().position(|(other, _)| other == worker) {
+                    let (_, grant) = task.held.remove(at);
+                    self.leases.remove(&member(id, grant));
+                }
+                task.bar(worker);
+                task.reserved.take_if(|(only, _)| only == worker);
+            }
+            Requeue::All | Requeue::To { .. } => {
+                for (_, grant) in task.held.drain(..) {
+                    self.leases.remove(&member(id, grant));
+                }
+                task.waiting = 0;
+                task.gave_back.clear();
+                self.waits.retain(|member, _| id_of(member) != id);
+                task.reserved = None;
+                if let Requeue::To { worker, until_unix_ms } = requeue {
+                    task.lift(worker.as_str());
+                    task.reserved = Some((worker.as_str().to_owned(), until_unix_ms.is_none()));
+                    task.has_epoch = true;
+                } else {
+                    let barred = task.failed.iter().filter(|(_, failed)| failed.is_none());
+                    let barred: Vec<String> = barred.map(|(worker, _)| worker.clone()).collect();
+                    barred.iter().for_each(|worker| task.lift(worker));
+                }
+            }
+        }
+        self.offer(id);
+        Arbitrated::Done
+    }
+
     /// Answers whether the task is dead.
     pub(super) fn reject(&mut self, id: TaskId, grant: u64, mode: RejectMode, reason: &str) -> bool {
         let task = self.tasks.get_mut(&id).expect("a record");
@@ -256,6 +428,9 @@ impl Model {
             RejectMode::Never => task.max_attempts,
         };
         task.blame(&holder.0, failures, reason);
+        if task.reserved.as_ref().is_some_and(|(only, _)| *only == holder.0) && task.is_barred(&holder.0) {
+            task.reserved = None;
+        }
         if mode == RejectMode::Release {
             // taskd gives back all of a grant.
             self.unseen.remove(&grant);

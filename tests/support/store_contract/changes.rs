@@ -1,7 +1,7 @@
 //! Changes of live work: the wishes that SQL keeps, and their ends.
 
 use taskd::{
-    model::{Act, Change, ChangeKind, TaskAct, Update},
+    model::{Act, Change, ChangeKind, Requeue, TaskAct, Update},
     store::{ChangeEnd, Decided, EndedChange, KeptChange, KeptPages, Retried, Store, Wanted},
 };
 
@@ -34,6 +34,10 @@ async fn kept(store: &dyn Store) -> Vec<TaskId> {
 fn cancelled(kept: &KeptChange, generation: u64) -> EndedChange {
     let end = Decided::Cancelled { epoch: kept.task.epoch, generation };
     EndedChange { id: kept.task.id, turn: Some(kept.turn), end }
+}
+
+fn updated_to(kept: &KeptChange) -> Decided {
+    Decided::Updated { replicas: kept.task.replicas, priority: kept.task.priority }
 }
 
 fn shard_of(row: &NewRow) -> ShardId {
@@ -168,7 +172,7 @@ pub(crate) async fn new_values_are_stored_with_their_wish<D: Database>(db: &D) {
     // A NUM that the credits reach completes it.
     store.settle(&[completed(&parked, "a")]).await.unwrap();
     let wish = kept_of(&update(&*store, &parked, replicas(1)).await);
-    let updated = EndedChange { id: parked.task.id, turn: Some(wish.turn), end: Decided::Updated };
+    let updated = EndedChange { id: parked.task.id, turn: Some(wish.turn), end: updated_to(&wish) };
     assert_eq!(store.end_changes(&[updated], NOW).await.unwrap(), [ended(&parked, Completed)]);
     assert_eq!(counts(&*store).await, [count("q", Completed, 1)]);
     assert_eq!(store.parked_queues().await.unwrap(), []);
@@ -214,4 +218,88 @@ pub(crate) async fn a_completion_before_a_higher_num_reopens_once_sql_has_it<D: 
     let state = store.states(&[task.task.id]).await.unwrap().remove(0);
     assert_eq!((state.status, state.epoch), (Unfinished, 1));
     assert_eq!(counts(&*store).await, [count("q", Unfinished, 1)]);
+}
+
+pub(crate) async fn of_two_changes_at_once_the_queue_gets_the_later<D: Database>(db: &D) {
+    let store = db.open().await;
+    let task = row("q", "k");
+    insert_new(&*store, std::slice::from_ref(&task)).await;
+    let first = kept_of(&update(&*store, &task, replicas(2)).await);
+    let second = kept_of(&update(&*store, &task, replicas(3)).await);
+    assert_eq!((first.is_second, second.is_second), (false, true));
+    let updated = |kept: &KeptChange, turn: bool| EndedChange {
+        id: kept.task.id,
+        turn: turn.then_some(kept.turn),
+        end: updated_to(kept),
+    };
+    let wishes = async || db.number("SELECT COUNT(*) FROM changes").await;
+    // The second one's wish is gone when the values of the first come to the queue.
+    store.end_changes(&[updated(&second, true)], NOW).await.unwrap();
+    assert_eq!(wishes().await, 0);
+    store.end_changes(&[updated(&first, true)], NOW).await.unwrap();
+    let pages = KeptPages { kind: ChangeKind::Update, ..pages(None, 10) };
+    let kept = store.kept_changes(&pages).await.unwrap().changes;
+    assert_eq!((kept.len(), kept[0].task.replicas), (1, 3));
+    // Where it is kept, it stays.
+    store.end_changes(&[updated(&kept[0], false)], NOW).await.unwrap();
+    assert_eq!(wishes().await, 1);
+    store.end_changes(&[updated(&kept[0], true)], NOW).await.unwrap();
+    assert_eq!(wishes().await, 0);
+    assert!(!kept_of(&update(&*store, &task, replicas(4)).await).is_second);
+}
+
+pub(crate) async fn of_two_reservations_the_earlier_end_stays_until_the_queue_names_one<D: Database>(db: &D) {
+    let store = db.open().await;
+    let task = row("q", "k");
+    insert_new(&*store, std::slice::from_ref(&task)).await;
+    let reserve = async |until_unix_ms: Option<i64>| {
+        let worker = WorkerName::new("w").unwrap();
+        let change = Change::Requeue(Requeue::To { worker, until_unix_ms });
+        kept_of(&store.want(&[task.task.id], &change, NOW, &[]).await.unwrap()[0])
+    };
+    let due = async |upto_unix_ms: i64| {
+        let pages = KeptPages { kind: ChangeKind::Reservation, upto_unix_ms, after: None, limit: 10 };
+        store.kept_changes(&pages).await.unwrap().changes
+    };
+    let first = reserve(Some(NOW + 100)).await;
+    assert_eq!((first.at_unix_ms, first.is_second), (NOW + 100, false));
+    // Its process may be killed before its script.
+    assert_eq!(reserve(Some(NOW + 500)).await.at_unix_ms, NOW + 100);
+    // One without an end keeps no row of its own.
+    assert_eq!(reserve(None).await.kind, ChangeKind::Requeue);
+    let kept = due(NOW + 100).await.remove(0);
+    let end = |kept: &KeptChange, end| [EndedChange { id: kept.task.id, turn: Some(kept.turn), end }];
+    // The queue has the second one. A turn of before moves nothing.
+    store.end_changes(&end(&first, Decided::ReservedUntil(NOW + 900)), NOW).await.unwrap();
+    store.end_changes(&end(&kept, Decided::ReservedUntil(NOW + 500)), NOW).await.unwrap();
+    assert_eq!(due(NOW + 499).await, []);
+    let kept = due(NOW + 500).await.remove(0);
+    assert_eq!((kept.at_unix_ms, reserve(Some(NOW + 50)).await.at_unix_ms), (NOW + 500, NOW + 50));
+    let kept = due(NOW + 50).await.remove(0);
+    store.end_changes(&end(&kept, Decided::Over), NOW).await.unwrap();
+    assert_eq!(db.number("SELECT COUNT(*) FROM changes").await, 0);
+}
+
+pub(crate) async fn credits_on_their_way_count_once_when_a_task_is_reopened<D: Database>(db: &D) {
+    let store = db.open().await;
+    let task = replicated("k", 3);
+    insert_new(&*store, std::slice::from_ref(&task)).await;
+    // The queue has credited a, b and c. The report of a has come; NUM falls to 1 and rises to 4.
+    store.settle(&[completed(&task, "a")]).await.unwrap();
+    let wish = kept_of(&update(&*store, &task, replicas(1)).await);
+    let updated = EndedChange { id: task.task.id, turn: Some(wish.turn), end: updated_to(&wish) };
+    assert_eq!(store.end_changes(&[updated], NOW).await.unwrap(), [ended(&task, Completed)]);
+    assert!(store.settle(&[completed(&task, "b")]).await.unwrap().answers[0].surplus);
+    assert_eq!(update(&*store, &task, replicas(4)).await, Wanted::Reopened);
+    let state = store.states(&[task.task.id]).await.unwrap().remove(0);
+    assert_eq!((state.status, &state.workers[..]), (Unfinished, &["a".to_owned(), "b".to_owned()][..]));
+    // c comes late, twice, and so does b once more. d is the fourth.
+    for (worker, status, repeated) in
+        [("c", Unfinished, false), ("c", Unfinished, true), ("b", Unfinished, true), ("d", Completed, false)]
+    {
+        let answer = store.settle(&[completed(&task, worker)]).await.unwrap().answers.remove(0);
+        assert_eq!((answer.status, answer.repeated, answer.surplus), (Some(status), repeated, false), "{worker}");
+    }
+    assert_eq!(detail_of(&*store, &task).await.completed, 4);
+    assert_eq!(counts(&*store).await, [count("q", Completed, 1)]);
 }

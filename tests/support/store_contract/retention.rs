@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use taskd::{
-    model::{StoredStatus, TaskId},
+    model::{Change, Requeue, StoredStatus, TaskId, WorkerName},
     store::{
         Inserted::{Duplicate, New},
         NewRow, Settled, Settlement, Store,
@@ -48,6 +48,9 @@ pub(crate) async fn what_finished_long_ago_is_removed_and_stays_a_duplicate(db: 
         epoch: None,
         at_unix_ms: now,
     };
+    // The end of a reservation that lies far ahead stays when its task ends.
+    let reserve = Requeue::To { worker: WorkerName::new("w").unwrap(), until_unix_ms: Some(i64::MAX) };
+    store.want(&[done.task.id, open.task.id], &Change::Requeue(reserve), NOW, &[]).await.unwrap();
     store.settle(&[completed(&done, "w"), died(&dead), recently, completed(&half, "w")]).await.unwrap();
     db.execute("UPDATE tasks SET status = 3, on_bus = 0 WHERE task_key = x'63616e63656c6c6564'").await;
     assert_eq!(store.remove_finished(Duration::MAX, 10).await.unwrap(), 0);
@@ -55,6 +58,7 @@ pub(crate) async fn what_finished_long_ago_is_removed_and_stays_a_duplicate(db: 
 
     assert_eq!(store.remove_finished(AGE, 10).await.unwrap(), 3);
     assert_eq!(store.remove_finished(AGE, 10).await.unwrap(), 0);
+    assert_eq!(db.number("SELECT COUNT(*) FROM changes").await, 1, "of the task that is open");
     for gone in [&done, &dead, &cancelled] {
         assert_eq!(store.task(gone.task.id).await.unwrap(), None);
         assert_eq!(store.results(gone.task.id).await.unwrap(), []);

@@ -1,5 +1,7 @@
 //! Lists of tasks by every filter, page by page.
 
+use std::collections::HashSet;
+
 use taskd::{
     model::{TaskFilter, TaskId, TaskStatus, WorkerName},
     store::{ListedTask, Store, TaskPage, TaskSearch},
@@ -33,7 +35,7 @@ impl Known {
 
 /// The ids of all pages, and how many pages there were.
 async fn listed(store: &dyn Store, filter: &TaskFilter, limit: u32, look_at: u32) -> (Vec<TaskId>, usize) {
-    let mut search = TaskSearch { filter: filter.clone(), limit, look_at, after: None };
+    let mut search = TaskSearch { filter: filter.clone(), limit, look_at, after: None, stays_in_queue: false };
     let (mut ids, mut pages) = (Vec::new(), 0);
     loop {
         let TaskPage { tasks, looked_at, next } = store.search(&search).await.unwrap();
@@ -114,7 +116,7 @@ pub(crate) async fn tasks_are_listed_by_every_filter(db: &impl Database) {
         }
     }
 
-    let search = TaskSearch { filter: q, limit: 100, look_at: 100, after: None };
+    let search = TaskSearch { filter: q, limit: 100, look_at: 100, after: None, stays_in_queue: false };
     let page = store.search(&search).await.unwrap();
     let dead = page.tasks.iter().find(|task| task.status == Dead).unwrap();
     let row = known.iter().map(|one| &one.task).find(|row| row.id == dead.id).unwrap();
@@ -136,6 +138,33 @@ pub(crate) async fn tasks_are_listed_by_every_filter(db: &impl Database) {
     assert_eq!(*dead, expected);
 }
 
+pub(crate) async fn a_page_that_stays_in_its_queue_tells_nothing_of_others(db: &impl Database) {
+    let store = db.open().await;
+    let (own, others) = (rows("q", 6), rows("other", 30));
+    insert_new(&*store, &own).await;
+    insert_new(&*store, &others).await;
+    let done: Vec<_> = own[..4].iter().chain(&others).map(|row| completed(row, "w")).collect();
+    store.settle(&done).await.unwrap();
+    let filter = TaskFilter { queue: Some(queue("q")), worker: WorkerName::new("w").ok(), ..Default::default() };
+    let ids: HashSet<TaskId> = own.iter().map(|row| row.task.id).collect();
+    for limit in [1, 3, 100] {
+        let mut search = TaskSearch { filter: filter.clone(), limit, look_at: 4, after: None, stays_in_queue: true };
+        let (mut found, mut looked_at) = (Vec::new(), 0);
+        loop {
+            let page = store.search(&search).await.unwrap();
+            found.extend(page.tasks.iter().map(|task| task.id));
+            looked_at += page.looked_at;
+            match page.next {
+                Some(next) => assert!(ids.contains(&search.after.insert(next).0), "a place of another queue"),
+                None => break,
+            }
+        }
+        let mut expected: Vec<TaskId> = own[..4].iter().map(|row| row.task.id).collect();
+        expected.sort_unstable_by(|a, b| b.cmp(a));
+        assert_eq!((found, looked_at), (expected, 6), "pages of {limit}");
+    }
+}
+
 pub(crate) async fn a_page_ends_when_it_has_looked_at_enough(db: &impl Database) {
     let store = db.open().await;
     let all = rows("q", 1500);
@@ -145,7 +174,7 @@ pub(crate) async fn a_page_ends_when_it_has_looked_at_enough(db: &impl Database)
     // The oldest one has the key that is asked for.
     let oldest = all.iter().min_by_key(|row| row.task.id).unwrap();
     let filter = TaskFilter { queue: Some(queue("q")), key_prefix: oldest.task.key.clone(), ..Default::default() };
-    let mut search = TaskSearch { filter, limit: 10, look_at: 1000, after: None };
+    let mut search = TaskSearch { filter, limit: 10, look_at: 1000, after: None, stays_in_queue: false };
     let is_alone = |id: TaskId| id == oldest.task.id;
     let first = store.search(&search).await.unwrap();
     assert_eq!((first.looked_at, first.tasks.iter().any(|task| is_alone(task.id))), (1000, false));

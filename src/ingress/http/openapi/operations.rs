@@ -120,12 +120,13 @@ fn change(path: &'static str) -> Option<Operation> {
             .takes::<json::jobs::Change>()
             .answers::<json::jobs::Changed<'_>>(),
         "/v1/tasks:change" => new("operators", "changeTasks", "Give unfinished tasks another priority or NUM")
+            .says("Tasks of ids are changed at once, those of a filter by a job.")
             .takes::<json::changes::UpdateTasks>()
-            .lists::<json::work::ItemAnswer<'_>>("results"),
+            .answers::<json::jobs::Changed<'_>>(),
         "/v1/tasks:requeue" => new("operators", "requeueTasks", "Offer tasks anew: leases and backoffs end")
-            .says("At most one of `to` and `away_from`; `reserved_for` needs `to`.")
+            .says("At most one of `to` and `away_from`; `reserved_for` needs `to`. A job requeues those of a filter.")
             .takes::<json::changes::Requeue>()
-            .lists::<json::work::ItemAnswer<'_>>("results"),
+            .answers::<json::jobs::Changed<'_>>(),
         "/v1/queues/{queue}" => Operation::new("/v1/queues/{queue}:pause", "operators", "pauseQueue", "Pause a queue")
             .says("No worker gets anything of it. Leases and inserts go on.")
             .answers::<json::changes::Pausing<'_>>(),
