@@ -36,8 +36,9 @@ worker.handle<Link>(async (task): Promise<Checked> => {
   } catch (error) {
     throw new Retry({ reason: `${url} does not answer (linked from ${payload.from})`, cause: error });
   }
-  if (page.status === 429 || page.status >= 500)
+  if (page.status === 429 || page.status >= 500) {
     throw new Retry({ reason: `${url}: ${String(page.status)}`, after: "1s" });
+  }
   // Links to other sites are checked and not followed.
   if (page.ok && page.url.startsWith(site) && page.headers.get("content-type")?.startsWith("text/html") === true) {
     for (const link of linksOf(await page.text(), page.url)) {

@@ -4,7 +4,7 @@ export * from "./errors.js";
 export type { StreamOptions } from "./insert.js";
 export { Reject, Retry } from "./rejections.js";
 export { PayloadError, type Schema, type StandardSchema } from "./schema.js";
-export type { Extension, ExtensionAnswer, GetRequest, Report, Source } from "./source.js";
+export type { Extension, GetRequest, Report, Source } from "./source.js";
 export { Task } from "./task.js";
 export type { ConnectionOptions } from "./transport.js";
 export type * from "./types.js";

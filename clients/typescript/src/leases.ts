@@ -1,14 +1,16 @@
 import { milliseconds, pause, type Duration } from "./duration.js";
 import { LeaseLostError, TaskdError } from "./errors.js";
-import type { Extension, ExtensionAnswer, Source } from "./source.js";
+import type { Extension, Source } from "./source.js";
 import type { Held } from "./task.js";
-import type { Logger } from "./types.js";
+import type { ItemAnswer, Logger } from "./types.js";
 
 /** The longest time between two extensions: a clock of taskd's that is wrong does not end leases. */
 const LONGEST = 10_000;
 const SHORTEST = 50;
 /** The time to the next extension, if nobody knows what is left of the lease, or taskd's clocks disagree. */
 const UNKNOWN = 250;
+/** The length of a lease, if nobody knows it: that of queues without settings. */
+const DEFAULT_LEASE = 30_000;
 const MOST_ITEMS = 1000;
 
 /** Extends the leases of a worker, each when half of it is over. */
@@ -42,7 +44,10 @@ export class Leases {
 
   /** Keeps a lease until `release`. */
   keep(held: Held): void {
-    held.extendAt = next(held.task.leaseLeft);
+    const { leaseLeft: left = 0 } = held.task;
+    held.extendAt = next(left);
+    // What is left of a new lease is its length, except for the way here.
+    held.lease = this.#by ?? (left > 0 ? Math.ceil(left / 1000) * 1000 : DEFAULT_LEASE);
     this.#held.set(held.task.leaseToken + held.task.id, held);
     this.#changed.abort();
   }
@@ -76,7 +81,7 @@ export class Leases {
 
   /** Extends one lease at once, and throws if the worker does not hold it any more. */
   async extendNow(held: Held, by?: Duration): Promise<void> {
-    const [answer] = await this.#ask([held], by === undefined ? this.#by : milliseconds(by, "by"));
+    const [answer] = await this.#ask([held], by === undefined ? undefined : milliseconds(by, "by"));
     if (answer === undefined || answer.status === "OK") return;
     if (answer.status === "INVALID" || answer.status === "TRY_LATER") {
       throw new TaskdError(`the lease is not extended: ${answer.error ?? answer.status}`);
@@ -86,27 +91,32 @@ export class Leases {
 
   async #extend(due: readonly Held[]): Promise<void> {
     try {
-      await this.#ask(due, this.#by);
+      await this.#ask(due);
     } catch (error) {
       if (!this.#end.aborted) throw error;
     }
   }
 
-  async #ask(due: readonly Held[], by: number | undefined): Promise<ExtensionAnswer[]> {
-    const extensions = due.map(({ task: { id, leaseToken } }): Extension => ({ id, leaseToken, by }));
+  /** Extends leases by this time, or by their own length. */
+  async #ask(due: readonly Held[], by?: number): Promise<ItemAnswer[]> {
+    const extensions = due.map(({ task: { id, leaseToken }, lease }): Extension => ({
+      id,
+      leaseToken,
+      by: by ?? lease,
+    }));
     const answers = await this.#source.extend(this.#worker, extensions, this.#end);
     due.forEach((held, nth) => {
       const answer = answers[nth];
-      if (answer !== undefined) this.#settle(held, answer);
+      if (answer !== undefined) this.#settle(held, answer, by ?? held.lease);
     });
     return answers;
   }
 
-  #settle(held: Held, answer: ExtensionAnswer): void {
+  #settle(held: Held, answer: ItemAnswer, left: number): void {
     const { status } = answer;
     if (status === "OK") {
       this.extended += 1;
-      held.extendAt = next(answer.leaseLeft);
+      held.extendAt = next(left);
     } else if (status === "TRY_LATER") {
       held.extendAt = Date.now() + UNKNOWN;
     } else if (status === "INVALID") {
@@ -124,7 +134,6 @@ export class Leases {
 }
 
 /** The time of the next extension of a lease that has so much left. */
-function next(left: number | undefined): number {
-  const after = left === undefined || left <= 0 ? UNKNOWN : Math.min(left / 2, LONGEST);
-  return Date.now() + Math.max(after, SHORTEST);
+function next(left: number): number {
+  return Date.now() + Math.max(left <= 0 ? UNKNOWN : Math.min(left / 2, LONGEST), SHORTEST);
 }

@@ -27,13 +27,8 @@ export interface Report {
 export interface Extension {
   id: string;
   leaseToken: string;
-  /** In milliseconds; absent: as long as the task says. */
-  by?: number | undefined;
-}
-
-/** An answer to an extension, with what the lease then has. */
-export interface ExtensionAnswer extends ItemAnswer {
-  leaseLeft?: number;
+  /** What the lease has then, in milliseconds from now. */
+  by: number;
 }
 
 /**
@@ -45,7 +40,7 @@ export interface Source {
   get(request: GetRequest, signal: AbortSignal): Promise<LeasedTask[]>;
   complete(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]>;
   reject(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]>;
-  extend(worker: string, extensions: readonly Extension[], signal: AbortSignal): Promise<ExtensionAnswer[]>;
+  extend(worker: string, extensions: readonly Extension[], signal: AbortSignal): Promise<ItemAnswer[]>;
 }
 
 const FOR_EVER = Infinity;
@@ -94,19 +89,11 @@ export class HttpSource implements Source {
     return this.#report("reject", "rejections", worker, reports, signal);
   }
 
-  async extend(worker: string, extensions: readonly Extension[], signal: AbortSignal): Promise<ExtensionAnswer[]> {
-    const items = extensions.map(({ id, leaseToken, by }) => ({
-      id,
-      lease_token: leaseToken,
-      by: by === undefined ? undefined : durationText(by, "by"),
-    }));
+  async extend(worker: string, extensions: readonly Extension[], signal: AbortSignal): Promise<ItemAnswer[]> {
+    const items = extensions.map(({ id, leaseToken, by }) => ({ id, lease_token: leaseToken, by: `${String(by)}ms` }));
     const body = JSON.stringify({ worker, extensions: items });
     const call: Call = { method: "POST", path: "/v1/tasks:extend", body, signal };
-    const { text, date } = await this.#call(call);
-    return itemAnswers(objectOf(text, call)).map((answer, nth): ExtensionAnswer => {
-      const left = extensions[nth]?.by ?? leaseLeft(answer.leaseExpiresAt, date);
-      return left === undefined ? answer : { ...answer, leaseLeft: left };
-    });
+    return itemAnswers(objectOf((await this.#call(call)).text, call));
   }
 
   async #report(

@@ -68,6 +68,8 @@ export class Held {
   discoveredBytes = 0;
   /** The time of the next extension, in milliseconds since 1970. */
   extendAt = 0;
+  /** The length of the lease, in milliseconds. */
+  lease = 0;
   /** The worker has said how the task ended, or does not hold it any more. */
   isOver = false;
 

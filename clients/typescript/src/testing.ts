@@ -1,7 +1,7 @@
 /** For tests of handlers without a server: `import { runHandler } from "@taskd/client/testing"`. */
 
 import { pause } from "./duration.js";
-import type { ExtensionAnswer, Extension, GetRequest, Report, Source } from "./source.js";
+import type { Extension, GetRequest, Report, Source } from "./source.js";
 import type { DiscoveredTask, ItemAnswer, ItemStatus, LeasedTask, Logger } from "./types.js";
 import { encodingOf, isObject, taskText, withValue } from "./wire.js";
 import { Worker, type HandleOptions, type Handler, type WorkerOptions } from "./worker.js";
@@ -119,14 +119,13 @@ export class MockSource implements Source {
     );
   }
 
-  async extend(_worker: string, extensions: readonly Extension[]): Promise<ExtensionAnswer[]> {
-    const { lease } = this.#options;
+  async extend(_worker: string, extensions: readonly Extension[]): Promise<ItemAnswer[]> {
     return Promise.resolve(
-      extensions.map(({ id, by }): ExtensionAnswer => {
+      extensions.map(({ id }): ItemAnswer => {
         const status = this.#lost.get(id) ?? (this.#leased.has(id) ? "OK" : "LEASE_LOST");
         if (status !== "OK") this.#leased.delete(id);
         if (status !== "OK") this.#notify();
-        return status === "OK" ? { id, status, leaseLeft: by ?? lease } : { id, status };
+        return { id, status };
       }),
     );
   }

@@ -26,7 +26,7 @@ test("the packed package works in a project of its own, and has its types", asyn
     // The worker in ten lines of README.md and docs/workers.md, with the types of the package and no other ones.
     const readme = await readFile(join(ROOT, "README.md"), "utf8");
     const worker =
-      /```ts\n(import \{[^`]*worker\.run\(\);\n)```/.exec(readme)?.[1] ?? assert.fail("no worker in README.md");
+      /```ts\n(import [\s\S]*?worker\.run\(\);\n)```/.exec(readme)?.[1] ?? assert.fail("no worker in README.md");
     await writeFile(join(folder, "worker.ts"), worker);
     await symlink(join(ROOT, "node_modules", "@types"), join(folder, "node_modules", "@types"));
     await symlink(join(ROOT, "node_modules", "undici-types"), join(folder, "node_modules", "undici-types"));

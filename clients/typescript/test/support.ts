@@ -132,6 +132,8 @@ async function isReady(url: string): Promise<boolean> {
 /** Waits until all tasks of a queue have this status, and returns them. */
 export async function allAre(client: Client, queue: string, status: string, count: number): Promise<TaskView[]> {
   return until(`${String(count)} tasks of ${queue} are ${status}`, async () => {
+    // A task that Redis calls completed is listed as unfinished until SQL has its result.
+    if ((await client.listPage({ queue, status: "UNFINISHED" }, { limit: 1 })).tasks.length > 0) return undefined;
     const tasks: TaskView[] = [];
     for await (const task of client.listTasks({ queue })) tasks.push(task);
     return tasks.length === count && tasks.every((task) => task.status === status) ? tasks : undefined;
