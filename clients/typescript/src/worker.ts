@@ -41,7 +41,7 @@ export interface WorkerOptions extends ConnectionOptions {
   /** The largest report (32 MiB): taskd's `max_request_bytes`. */
   maxRequestBytes?: number | undefined;
   /** The signals at which the process stops (SIGTERM and SIGINT); `false`: none. */
-  signals?: readonly NodeJS.Signals[] | false | undefined;
+  signals?: readonly string[] | false | undefined;
   logger?: Logger | undefined;
   /** In place of taskd: `MockSource` in tests. */
   source?: Source | undefined;
@@ -199,7 +199,7 @@ export class Worker {
   #onSignals(): () => void {
     const { signals = ["SIGTERM", "SIGINT"] } = this.#options;
     if (signals === false) return () => undefined;
-    const onSignal = (name: NodeJS.Signals): void => {
+    const onSignal = (name: string): void => {
       if (this.#stop.signal.aborted) this.#hardStop.abort();
       else this.#log.info(`${name}: waiting for ${String(this.#running)} tasks; once more stops at once`);
       this.#stop.abort();
