@@ -22,6 +22,8 @@ export interface NewTask<P = unknown> {
   headers?: Readonly<Record<string, string>> | undefined;
   /** The caller's trace, as W3C writes it. */
   traceparent?: string | undefined;
+  /** Fields of a newer taskd, with the names and values of `docs/api.md`. */
+  fields?: Readonly<Record<string, unknown>> | undefined;
 }
 
 /** A task that a handler discovers. Without a queue it goes to that of its parent. */

@@ -49,6 +49,10 @@ const MEMBERS: Readonly<Record<keyof NewTask, (value: unknown) => string>> = {
   maxAttempts: plain("max_attempts"),
   headers: plain("headers"),
   traceparent: plain("traceparent"),
+  fields: (value) =>
+    Object.entries(value as object)
+      .map(([name, field]) => `${JSON.stringify(name)}:${jsonText(field, name)}`)
+      .join(","),
 };
 
 /** A new task as JSON. Throws if a part of it has no form in JSON, or is no part of a task. */

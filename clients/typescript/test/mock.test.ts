@@ -3,8 +3,16 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { LeaseLostError, Reject, Retry, TaskTimeoutError, Worker, WorkerStoppedError } from "@taskd/client";
-import type { StandardSchema } from "@taskd/client";
+import {
+  LeaseLostError,
+  Reject,
+  Retry,
+  TaskTimeoutError,
+  TooLargeError,
+  Worker,
+  WorkerStoppedError,
+} from "@taskd/client";
+import type { ItemAnswer, Report, StandardSchema } from "@taskd/client";
 import { MockSource, runHandler } from "@taskd/client/testing";
 import { Gate, SILENT, until } from "./support.js";
 
@@ -234,4 +242,55 @@ test("another attempt has the next number", async () => {
     source.outcomes.map(({ status }) => status),
     ["rejected", "rejected", "completed"],
   );
+});
+
+test("reports share calls, within their bounds", async () => {
+  const sizes: number[] = [];
+  class Counting extends MockSource {
+    override async complete(worker: string, reports: readonly Report[]): Promise<ItemAnswer[]> {
+      sizes.push(reports.length);
+      await new Promise((resolve) => setImmediate(resolve));
+      return super.complete(worker, reports);
+    }
+  }
+  const source = new Counting(Array.from({ length: 100 }, () => ({ payload: "x".repeat(1000) })));
+  const reports = { maxItems: 20, maxBytes: 10_000 };
+  const worker = new Worker({ queue: "test", source, concurrency: 100, reports, logger: SILENT, signals: false });
+  const running = worker.handle((task) => task.payload).run();
+  await source.settled();
+  await worker.stop();
+  await running;
+  assert.equal(source.outcomes.length, 100);
+  // A report has a kilobyte and its id.
+  assert.ok(sizes.length < 100 && sizes.every((size) => size <= 9), sizes.join(" "));
+});
+
+test("a report that is too large does not harm those beside it, and one that comes too soon is sent again", async () => {
+  let later = 0;
+  class Narrow extends MockSource {
+    override async complete(worker: string, reports: readonly Report[]): Promise<ItemAnswer[]> {
+      if (reports.some(({ text }) => text.includes("huge"))) {
+        const title = "Payload Too Large";
+        throw new TooLargeError("POST", { type: "about:blank", title, status: 413, detail: "more than it may have" });
+      }
+      if (reports.length > 1 && later < 3) {
+        later += 1;
+        return reports.map(({ id }) => ({ id, status: "TRY_LATER" }));
+      }
+      return super.complete(worker, reports);
+    }
+  }
+  const source = new Narrow(["a", "huge", "b", "c"].map((payload) => ({ payload })));
+  const worker = new Worker({ queue: "test", source, logger: SILENT, signals: false });
+  const running = worker.handle((task) => task.payload).run();
+  await source.settled();
+  await worker.stop();
+  await running;
+  const ended = source.outcomes.map((outcome) => [outcome.task.payload, outcome.status]);
+  assert.deepEqual(ended.sort(), [
+    ["a", "completed"],
+    ["b", "completed"],
+    ["c", "completed"],
+    ["huge", "rejected"],
+  ]);
 });

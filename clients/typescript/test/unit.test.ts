@@ -1,6 +1,7 @@
 /** Parts that need no taskd: durations, forms on the wire, errors, addresses. */
 
 import assert from "node:assert/strict";
+import type { IncomingMessage, ServerResponse } from "node:http";
 import { test } from "node:test";
 
 import {
@@ -41,7 +42,7 @@ test("a task is written as taskd reads it", async () => {
   });
   await client.insert({ queue: "q", payload: new Uint8Array([0, 255]) });
   await client.insert({ queue: "q", payload: "text" });
-  await client.insert({ queue: "q", payload: null });
+  await client.insert({ queue: "q", payload: null, fields: { idempotency_key: "i", backoff: { kind: "linear" } } });
   assert.deepEqual(bodies, [
     {
       queue: "q",
@@ -58,7 +59,7 @@ test("a task is written as taskd reads it", async () => {
     },
     { queue: "q", payload_base64: "AP8=" },
     { queue: "q", payload: "text" },
-    { queue: "q" },
+    { queue: "q", idempotency_key: "i", backoff: { kind: "linear" } },
   ]);
   await fake.close();
 });
@@ -166,7 +167,7 @@ test("a stream inserts in bounded memory, in order, and sends again what was not
       .trimEnd()
       .split("\n")
       .map((line) => (JSON.parse(line) as { key: string }).key);
-    // The first call stores half of its lines, the second breaks off.
+    // The first call stores half of its lines.
     const open = nth === 0 ? keys.length / 2 : keys.length;
     const lines = keys.map((id, place) =>
       JSON.stringify(place < open ? { status: "CREATED", id } : { status: "TRY_LATER", error: "line 3: full" }),
@@ -237,5 +238,36 @@ test("a task that cannot be written is rejected in its place", async () => {
       [2, "CREATED"],
     ],
   );
+  await fake.close();
+});
+
+test("of an answer that breaks off, the whole lines count, and the other tasks are sent again", async () => {
+  const sent: number[] = [];
+  const fake = await fakeTaskd(() => ({ body: "" }));
+  fake.server.removeAllListeners("request");
+  fake.server.on("request", (request: IncomingMessage, response: ServerResponse) => {
+    let body = "";
+    request.on("data", (chunk: Buffer) => {
+      body += chunk.toString();
+    });
+    request.on("end", () => {
+      const lines = body
+        .trimEnd()
+        .split("\n")
+        .map(() => `{"status":"CREATED","id":"${String(sent.length)}"}\n`);
+      sent.push(lines.length);
+      response.writeHead(200, { "content-type": "application/x-ndjson" });
+      if (sent.length > 1) return response.end(lines.join(""));
+      return response.write(`${lines.slice(0, 3).join("")}{"status":"CRE`, () => {
+        setImmediate(() => response.destroy());
+      });
+    });
+  });
+  const tasks = Array.from({ length: 10 }, () => ({ queue: "q" }));
+  const answers = await new Client({ url: fake.url }).insertBatch(tasks);
+  assert.ok(answers.every(({ status, index }, nth) => status === "CREATED" && index === nth));
+  // The break may come before the answer: then all tasks are sent again.
+  assert.deepEqual(sent[0], 10);
+  assert.equal(answers.filter(({ id }) => id === "0").length, 10 - (sent.at(-1) ?? 0));
   await fake.close();
 });
