@@ -1,0 +1,180 @@
+import { durationText, type Duration } from "./duration.js";
+import { InvalidAnswerError, RejectedError } from "./errors.js";
+import { insertAnswerOf, insertStream, type StreamOptions } from "./insert.js";
+import { Transport, type ConnectionOptions } from "./transport.js";
+import type {
+  Attempt,
+  IndexedInsertAnswer,
+  InsertAnswer,
+  ItemAnswer,
+  NewTask,
+  Priority,
+  QueueView,
+  TaskFile,
+  TaskFilter,
+  TaskPage,
+  TaskResult,
+  TaskView,
+} from "./types.js";
+import { fromWire, isObject, taskText, withValue } from "./wire.js";
+
+interface CallOptions {
+  signal?: AbortSignal | undefined;
+}
+
+type Json = Record<string, unknown>;
+
+/** Calls taskd for programs that insert tasks and look after them. */
+export class Client {
+  readonly transport: Transport;
+
+  constructor(options: ConnectionOptions = {}) {
+    this.transport = new Transport(options);
+  }
+
+  /**
+   * Inserts one task. A duplicate is no error; a rejected task throws `RejectedError`.
+   *
+   * A call whose answer is lost is repeated. taskd then answers `DUPLICATE`, with the id of the stored task.
+   */
+  async insert(task: NewTask, options: CallOptions = {}): Promise<InsertAnswer> {
+    const call = { method: "POST", path: "/v1/tasks", body: taskText(task), ...options } as const;
+    const [first] = listOf(await this.transport.json(call), "results");
+    if (first === undefined) throw new InvalidAnswerError("POST /v1/tasks: there is no answer about the task");
+    const answer = insertAnswerOf(first);
+    if (answer.status === "REJECTED") throw new RejectedError(answer.error ?? "the task is rejected");
+    return answer;
+  }
+
+  /** Inserts tasks of a list, and answers for each in its order. It throws only if a call fails as a whole. */
+  async insertBatch(tasks: readonly NewTask[], options?: StreamOptions): Promise<IndexedInsertAnswer[]> {
+    const answers: IndexedInsertAnswer[] = [];
+    for await (const answer of this.insertStream(tasks, options)) answers.push(answer);
+    return answers;
+  }
+
+  /**
+   * Inserts tasks of any number in bounded memory, and yields an answer for each, in order. It reads from `tasks` only
+   * as fast as taskd stores and the caller takes answers.
+   */
+  insertStream(
+    tasks: Iterable<NewTask> | AsyncIterable<NewTask>,
+    options?: StreamOptions,
+  ): AsyncGenerator<IndexedInsertAnswer, void, undefined> {
+    return insertStream(this.transport, tasks, options);
+  }
+
+  /** A task with its payload and history. Throws `NotFoundError` if taskd has none with this id. */
+  async getTask<P = unknown>(id: string, options: CallOptions = {}): Promise<TaskFile<P>> {
+    const read = await this.transport.json({ method: "GET", path: taskPath(id), ...options });
+    const file = withValue<TaskFile<P>>(read, "payload");
+    file.history = listOf(read, "history").map((attempt) => fromWire<Attempt>(attempt));
+    return file;
+  }
+
+  /** One page of a list of tasks, the newest first. */
+  async listPage(filter: TaskFilter, page: { limit?: number; cursor?: string } & CallOptions = {}): Promise<TaskPage> {
+    const { signal, ...of } = page;
+    const path = `/v1/tasks?${query(filter, of)}`;
+    const read = await this.transport.json({ method: "GET", path, signal });
+    return { ...fromWire<TaskPage>(read), tasks: listOf(read, "tasks").map((task) => fromWire<TaskView>(task)) };
+  }
+
+  /** All tasks of a filter, the newest first, page by page. */
+  async *listTasks(filter: TaskFilter, options: CallOptions = {}): AsyncGenerator<TaskView, void, undefined> {
+    let cursor: string | undefined;
+    do {
+      const page = await this.listPage(filter, { ...options, ...(cursor === undefined ? {} : { cursor }) });
+      yield* page.tasks;
+      cursor = page.cursor;
+    } while (cursor !== undefined);
+  }
+
+  /** The results that workers reported for a task. */
+  async results<R = unknown>(id: string, options: CallOptions = {}): Promise<TaskResult<R>[]> {
+    const read = await this.transport.json({ method: "GET", path: `${taskPath(id)}/results`, ...options });
+    return listOf(read, "results").map((result) => withValue<TaskResult<R>>(result, "result"));
+  }
+
+  /** Cancels unfinished tasks, at most 1,000. `OK`: no worker is credited for the task any more. */
+  async cancel(ids: readonly string[], options?: CallOptions): Promise<ItemAnswer[]> {
+    return this.#change("cancel", { ids }, options);
+  }
+
+  /** Sends dead and cancelled tasks again, at most 1,000. */
+  async retry(ids: readonly string[], options?: CallOptions): Promise<ItemAnswer[]> {
+    return this.#change("retry", { ids }, options);
+  }
+
+  /** Gives unfinished tasks another priority or another number of workers. */
+  async change(
+    ids: readonly string[],
+    to: { priority?: Priority; replicas?: number },
+    options?: CallOptions,
+  ): Promise<ItemAnswer[]> {
+    return this.#change("change", { ids, ...to }, options);
+  }
+
+  /** Offers live tasks anew: to all workers, away from one, or only to one. */
+  async requeue(
+    ids: readonly string[],
+    whom: { to?: string; awayFrom?: string; reservedFor?: Duration } = {},
+    options?: CallOptions,
+  ): Promise<ItemAnswer[]> {
+    const { to, awayFrom, reservedFor } = whom;
+    const reserved = reservedFor === undefined ? undefined : durationText(reservedFor, "reservedFor");
+    return this.#change("requeue", { ids, to, away_from: awayFrom, reserved_for: reserved }, options);
+  }
+
+  /** The open queues with their counts. */
+  async queues(options: CallOptions = {}): Promise<QueueView[]> {
+    const read = await this.transport.json({ method: "GET", path: "/v1/queues", ...options });
+    return listOf(read, "queues").map((queue) => fromWire<QueueView>(queue));
+  }
+
+  /** Any other operation of `docs/api.md`, with JSON as taskd writes it. */
+  async call(
+    method: "GET" | "POST" | "DELETE",
+    path: string,
+    body?: unknown,
+    options: CallOptions = {},
+  ): Promise<Json> {
+    const text = body === undefined ? undefined : JSON.stringify(body);
+    return this.transport.json({ method, path, body: text, ...options });
+  }
+
+  async #change(what: string, body: Json, options?: CallOptions): Promise<ItemAnswer[]> {
+    return itemAnswers(await this.call("POST", `/v1/tasks:${what}`, body, options));
+  }
+}
+
+/** The answers about items of a call. */
+export function itemAnswers(read: Json): ItemAnswer[] {
+  return listOf(read, "results").map((answer) => fromWire<ItemAnswer>(answer));
+}
+
+/** A list in an answer. */
+export function listOf(read: Json, name: string): Json[] {
+  const list = read[name];
+  if (!Array.isArray(list) || !list.every(isObject)) {
+    throw new InvalidAnswerError(`the answer has no list ${JSON.stringify(name)}`);
+  }
+  return list;
+}
+
+function taskPath(id: string): string {
+  return `/v1/tasks/${encodeURIComponent(id)}`;
+}
+
+function query(filter: TaskFilter, page: { limit?: number; cursor?: string }): string {
+  const text = (value: unknown): string => (value instanceof Date ? value.toISOString() : String(value));
+  const parameters = new URLSearchParams();
+  for (const [name, value] of Object.entries({ ...filter, ...page })) {
+    if (value === undefined) continue;
+    if (name === "keyPrefix") parameters.set("key_prefix", text(value));
+    else if (name === "headers") {
+      for (const [header, is] of Object.entries(value as object)) parameters.set(`header.${header}`, String(is));
+    } else parameters.set(name, Array.isArray(value) ? value.join(",") : text(value));
+  }
+  return parameters.toString();
+}

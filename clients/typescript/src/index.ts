@@ -1,0 +1,11 @@
+export { Client } from "./client.js";
+export type { Duration } from "./duration.js";
+export * from "./errors.js";
+export type { StreamOptions } from "./insert.js";
+export { Reject, Retry } from "./rejections.js";
+export { PayloadError, type Schema, type StandardSchema } from "./schema.js";
+export type { Extension, GetRequest, Report, Source } from "./source.js";
+export type { Task } from "./task.js";
+export type { ConnectionOptions } from "./transport.js";
+export type * from "./types.js";
+export { Worker, type HandleOptions, type Handler, type WorkerOptions, type WorkerStats } from "./worker.js";

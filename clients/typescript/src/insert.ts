@@ -1,0 +1,179 @@
+import { Buffer } from "node:buffer";
+
+import { backoff, milliseconds, pause, type Duration } from "./duration.js";
+import { InvalidAnswerError } from "./errors.js";
+import { objectOf, type Call, type Transport } from "./transport.js";
+import type { IndexedInsertAnswer, InsertAnswer, NewTask } from "./types.js";
+import { taskText } from "./wire.js";
+
+/** How a stream of tasks is sent. The memory of a stream is about `inFlight` + 1 batches. */
+export interface StreamOptions {
+  /** The most tasks of one call (1,000). */
+  batch?: number | undefined;
+  /** The bytes of one call, about (4 MiB). */
+  batchBytes?: number | undefined;
+  /** The calls at a time (2). Answers come in the order of the tasks. */
+  inFlight?: number | undefined;
+  /** How long a task waits for others ("200ms"). */
+  linger?: Duration | undefined;
+  signal?: AbortSignal | undefined;
+}
+
+const PATH = "/v1/tasks";
+
+/** Lines of NDJSON, one for each task, or the reason why a task has none. */
+type Lines = { text: string; error?: string }[];
+
+type Tasks = Iterable<NewTask> | AsyncIterable<NewTask>;
+
+/**
+ * Inserts tasks of any number, in batches of lines, and yields an answer for each, in order.
+ *
+ * Each batch is a call of its own and not a part of one endless call: it can be sent again, also to another taskd, and
+ * it needs no request that streams while its answer does, which not every `fetch` can.
+ */
+export async function* insertStream(
+  transport: Transport,
+  tasks: Tasks,
+  options: StreamOptions = {},
+): AsyncGenerator<IndexedInsertAnswer, void, undefined> {
+  const controller = new AbortController();
+  options.signal?.throwIfAborted();
+  let abort = (): void => undefined;
+  const aborted = new Promise<never>((_, reject) => {
+    abort = () => {
+      controller.abort(options.signal?.reason);
+      reject(options.signal?.reason as Error);
+    };
+  });
+  void quietly(aborted);
+  options.signal?.addEventListener("abort", abort, { once: true });
+  const inFlight = Math.max(1, options.inFlight ?? 2);
+  const batches = batchesOf(tasks, options);
+  const calls: Promise<InsertAnswer[]>[] = [];
+  let next: Promise<IteratorResult<Lines, void>> | undefined;
+  let index = 0;
+  try {
+    for (let ended = false; !ended || calls.length > 0;) {
+      if (!ended && calls.length < inFlight) next ??= quietly(batches.next());
+      const first = calls[0];
+      const read = calls.length < inFlight ? next : undefined;
+      // The answers of a batch do not wait for a slow source.
+      const settled = [read?.then((batch) => ({ batch })), first?.then((answers) => ({ answers }))];
+      const event: { batch?: IteratorResult<Lines, void>; answers?: InsertAnswer[] } = await Promise.race(
+        [...settled, aborted].filter((promise) => promise !== undefined),
+      );
+      if (event.batch !== undefined) {
+        next = undefined;
+        if (event.batch.done === true) ended = true;
+        else calls.push(quietly(insertLines(transport, event.batch.value, controller.signal)));
+      }
+      if (event.answers === undefined) continue;
+      void calls.shift();
+      for (const answer of event.answers) {
+        yield { index, ...answer };
+        index += 1;
+      }
+    }
+  } finally {
+    options.signal?.removeEventListener("abort", abort);
+    controller.abort();
+    // The source may be in the middle of a wait, and then ends after it.
+    void quietly(batches.return());
+  }
+}
+
+/** A promise whose rejection is looked at later, or never. */
+function quietly<T>(promise: Promise<T>): Promise<T> {
+  promise.catch(() => undefined);
+  return promise;
+}
+
+/** Gathers tasks into batches. A batch is whole when it has enough tasks or bytes, or its first task has waited. */
+async function* batchesOf(tasks: Tasks, options: StreamOptions): AsyncGenerator<Lines, void, undefined> {
+  const [most, mostBytes] = [Math.max(1, options.batch ?? 1000), options.batchBytes ?? 4 << 20];
+  const linger = milliseconds(options.linger ?? "200ms", "linger");
+  const source = Symbol.asyncIterator in tasks ? tasks[Symbol.asyncIterator]() : tasks[Symbol.iterator]();
+  let ended = false;
+  try {
+    let pending: Promise<IteratorResult<NewTask>> | undefined;
+    while (!ended) {
+      const lines: Lines = [];
+      const over = new AbortController();
+      let bytes = 0;
+      let waits: Promise<"late"> | undefined;
+      while (lines.length < most && bytes < mostBytes) {
+        pending ??= Promise.resolve(source.next());
+        const read = waits === undefined ? await pending : await Promise.race([quietly(pending), waits]);
+        if (read === "late") break;
+        pending = undefined;
+        if (read.done === true) {
+          ended = true;
+          break;
+        }
+        const line = lineOf(read.value);
+        bytes += Buffer.byteLength(line.text) + 1;
+        lines.push(line);
+        waits ??= pause(linger, over.signal).then(() => "late" as const);
+      }
+      over.abort();
+      if (lines.length > 0) yield lines;
+    }
+  } finally {
+    if (!ended) await source.return?.();
+  }
+}
+
+function lineOf(task: NewTask): Lines[number] {
+  try {
+    return { text: taskText(task) };
+  } catch (error) {
+    return { text: "", error: error instanceof Error ? error.message : String(error) };
+  }
+}
+
+/**
+ * Inserts the lines of a batch, and sends those again that taskd did not store. After `retryFor` without progress
+ * they stay `TRY_LATER`; a call that fails as a whole then throws.
+ */
+async function insertLines(transport: Transport, lines: Lines, signal: AbortSignal): Promise<InsertAnswer[]> {
+  const answers = lines.map(({ error }): InsertAnswer =>
+    error === undefined ? { status: "TRY_LATER", error: "taskd did not answer" } : { status: "REJECTED", error },
+  );
+  let progress = Date.now();
+  for (let failures = 0; ;) {
+    const open = [...answers.keys()].filter((place) => answers[place]?.status === "TRY_LATER");
+    if (open.length === 0) return answers;
+    const body = open.map((place) => `${lines[place]?.text ?? ""}\n`).join("");
+    const call: Call = { method: "POST", path: PATH, body, contentType: "application/x-ndjson", signal };
+    // taskd itself waits about half a minute for room.
+    const { text, cut } = await transport.call({ ...call, wait: 60_000 });
+    const answered = linesOf(text, call, cut !== undefined);
+    if (answered.length > open.length) {
+      throw new InvalidAnswerError(`POST ${PATH}: ${String(answered.length)} answers to ${String(open.length)} tasks`);
+    }
+    answered.forEach((answer, nth) => {
+      answers[open[nth] ?? 0] = answer;
+    });
+    if (answered.some((answer) => answer.status !== "TRY_LATER")) [progress, failures] = [Date.now(), 0];
+    else failures += 1;
+    if (failures > 0 && Date.now() - progress > transport.retryFor) return answers;
+    if (failures > 0) await pause(backoff(failures), signal);
+    signal.throwIfAborted();
+  }
+}
+
+/** The answers of an NDJSON insert. Of an answer that broke off, the last line counts only if it is whole. */
+function linesOf(text: string, call: Call, isCut: boolean): InsertAnswer[] {
+  const lines = text.split("\n");
+  const last = lines.pop() ?? "";
+  if (!isCut && last !== "") lines.push(last);
+  return lines.map((line) => insertAnswerOf(objectOf(line, call)));
+}
+
+/** Reads the answer to one task. Its error then names no line: the answer's place does. */
+export function insertAnswerOf(read: Record<string, unknown>): InsertAnswer {
+  const answer = read as unknown as InsertAnswer;
+  if (answer.error !== undefined) answer.error = answer.error.replace(/^line \d+: /, "");
+  return answer;
+}

@@ -1,0 +1,108 @@
+import { Buffer } from "node:buffer";
+
+import type { Duration } from "./duration.js";
+import { TaskdError } from "./errors.js";
+import type { DiscoveredTask, LeasedTask, Priority } from "./types.js";
+import { taskText } from "./wire.js";
+
+/** The most tasks that one completion may discover. */
+const MOST_DISCOVERED = 10_000;
+
+/** A task in the hands of its handler. */
+export class Task<P = unknown> {
+  readonly id: string;
+  readonly queue: string;
+  readonly key: string;
+  /** The key, if it is not UTF-8; `key` is then only near it. */
+  readonly keyBytes: Uint8Array | undefined;
+  /** JSON, a string, or a `Uint8Array`, as it was inserted; `null` without one. */
+  readonly payload: P;
+  readonly headers: Readonly<Record<string, string>>;
+  /** The context for the handler's own spans, as W3C writes it. */
+  readonly traceparent: string;
+  /** The first attempt is 1. */
+  readonly attempt: number;
+  readonly replicas: number;
+  readonly priority: Priority;
+  /** The name of the worker. */
+  readonly worker: string;
+  /**
+   * Aborted when the worker does not hold the task any more (`LeaseLostError`), after `taskTimeout`
+   * (`TaskTimeoutError`), or when the worker stops without waiting (`WorkerStoppedError`). Give it to `fetch`.
+   */
+  readonly signal: AbortSignal;
+  readonly #held: Held;
+
+  constructor(held: Held, payload: P, worker: string) {
+    const { task } = held;
+    this.id = task.id;
+    this.queue = task.queue;
+    this.key = task.key;
+    this.keyBytes = task.keyBytes;
+    this.headers = task.headers;
+    this.traceparent = task.traceparent;
+    this.attempt = task.attempt;
+    this.replicas = task.replicas;
+    this.priority = task.priority;
+    this.payload = payload;
+    this.worker = worker;
+    this.signal = held.controller.signal;
+    this.#held = held;
+  }
+
+  /** Reports tasks that the handler found. taskd inserts them when the task is completed, and drops known ones. */
+  discover(...tasks: DiscoveredTask[]): void {
+    this.#held.discover(tasks);
+  }
+
+  /** Prolongs the lease now. The worker does so by itself before it ends; this is for a much longer lease. */
+  async extend(by?: Duration): Promise<void> {
+    await this.#held.extend(by);
+  }
+}
+
+/** A lease that the worker has not reported yet. */
+export class Held {
+  readonly controller = new AbortController();
+  readonly discovered: string[] = [];
+  discoveredBytes = 0;
+  /** The time of the next extension, in milliseconds since 1970. */
+  extendAt = 0;
+  /** The length of the lease, in milliseconds. */
+  lease = 0;
+  /** The worker has said how the task ended, or does not hold it any more. */
+  isOver = false;
+
+  readonly task: LeasedTask;
+  readonly extend: (by?: Duration) => Promise<void>;
+  readonly #mostBytes: number;
+
+  constructor(task: LeasedTask, extend: (by?: Duration) => Promise<void>, mostBytes: number) {
+    this.task = task;
+    this.extend = extend;
+    this.#mostBytes = mostBytes;
+  }
+
+  discover(tasks: readonly DiscoveredTask[]): void {
+    if (this.isOver) throw new TaskdError("the task is over: a handler discovers tasks before it ends");
+    for (const task of tasks) {
+      const text = taskText(task, this.task.queue);
+      if (this.discovered.length >= MOST_DISCOVERED) {
+        throw new RangeError(
+          `a task may discover ${String(MOST_DISCOVERED)} tasks; insert more of them by worker.client`,
+        );
+      }
+      this.discoveredBytes += Buffer.byteLength(text) + 1;
+      if (this.discoveredBytes > this.#mostBytes) {
+        throw new RangeError("the discovered tasks are too large for one report; insert some of them by worker.client");
+      }
+      this.discovered.push(text);
+    }
+  }
+
+  /** Ends the handler's right to the task. */
+  lose(reason: Error): void {
+    this.isOver = true;
+    this.controller.abort(reason);
+  }
+}

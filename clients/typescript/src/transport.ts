@@ -1,0 +1,231 @@
+import { backoff, milliseconds, pause, LONGEST_TIMER, type Duration } from "./duration.js";
+import { ConnectionError, InvalidAnswerError, Problem, TimeoutError, isTransient, problemOf } from "./errors.js";
+import { isObject } from "./wire.js";
+
+/** Where taskd is, and how to reach it. */
+export interface ConnectionOptions {
+  /** The address of taskd's HTTP, or several: if one does not answer, the next one is tried. */
+  url?: string | readonly string[] | undefined;
+  /** The access token, or a function that knows it. It is asked for each call, so a new token needs no restart. */
+  token?: string | (() => string | Promise<string>) | undefined;
+  /** The time for one try of a call ("30s"). A call that waits for tasks has this beside its wait. */
+  timeout?: Duration | undefined;
+  /** How long a call is tried again after transient errors ("1m"). Workers try for ever. */
+  retryFor?: Duration | undefined;
+  /** A header for each call. */
+  headers?: Readonly<Record<string, string>> | undefined;
+  /** In place of the global `fetch`, for example that of undici. */
+  fetch?: typeof globalThis.fetch | undefined;
+  /** undici's dispatcher, for example an `Agent` with a certificate authority and a client's certificate. */
+  dispatcher?: unknown;
+  /** More options for each `fetch`: `client` of Deno, `tls` of Bun. */
+  fetchOptions?: Readonly<Record<string, unknown>> | undefined;
+}
+
+export interface Call {
+  method: "GET" | "POST" | "DELETE";
+  path: string;
+  body?: string | undefined;
+  /** "application/json" if absent. */
+  contentType?: string;
+  /** Time that this call takes on purpose, in milliseconds. */
+  wait?: number;
+  signal?: AbortSignal | undefined;
+  /** The signal counts only until the answer begins: what it brings is not lost. */
+  keepBegunAnswer?: boolean;
+}
+
+export interface Retries {
+  /** Milliseconds; `Infinity`: for ever. */
+  for: number;
+  /** Hears of each failed try. */
+  onFailure?: (error: unknown, wait: number) => void;
+}
+
+/** An answer of taskd. */
+export interface Answer {
+  status: number;
+  text: string;
+  /** The end of the answer is missing: the connection broke. */
+  cut?: Error;
+  /** taskd's clock at the answer, in milliseconds since 1970, rounded down to a second. */
+  date: number | undefined;
+}
+
+/** Calls taskd: tries again, at the next address if one does not answer. */
+export class Transport {
+  readonly #addresses: readonly string[];
+  readonly #options: ConnectionOptions;
+  readonly #timeout: number;
+  readonly retryFor: number;
+  /** The address that answered last. */
+  #current = 0;
+
+  constructor(options: ConnectionOptions) {
+    const urls = typeof options.url === "string" ? [options.url] : (options.url ?? ["http://127.0.0.1:7600"]);
+    if (urls.length === 0) throw new TypeError("url: there is no address");
+    this.#addresses = urls.map(addressOf);
+    this.#options = options;
+    this.#timeout = milliseconds(options.timeout ?? "30s", "timeout");
+    this.retryFor = milliseconds(options.retryFor ?? "1m", "retryFor");
+  }
+
+  /** Calls until taskd answers. Throws the last error when the time for tries is over, and a final one at once. */
+  async call(call: Call, retries: Retries = { for: this.retryFor }): Promise<Answer> {
+    const begun = Date.now();
+    for (let failures = 1; ; failures += 1) {
+      const address = this.#current;
+      try {
+        return await this.#once(this.#addresses[address] ?? "", call);
+      } catch (error) {
+        if (!isTransient(error)) throw error;
+        const moved = this.#moveOn(address, error);
+        // A round over all addresses counts as one failure.
+        const wait =
+          moved && failures % this.#addresses.length !== 0
+            ? 0
+            : Math.max(backoff(Math.ceil(failures / this.#addresses.length)), retryAfterOf(error));
+        if (Date.now() - begun + wait > retries.for) throw error;
+        retries.onFailure?.(error, wait);
+        await pause(wait, call.signal);
+        call.signal?.throwIfAborted();
+      }
+    }
+  }
+
+  /** Calls, and reads the answer as a JSON object. */
+  async json(call: Call, retries?: Retries): Promise<Record<string, unknown>> {
+    return objectOf((await this.call(call, retries)).text, call);
+  }
+
+  /** Goes to the next address, unless a concurrent call has done so. A busy taskd is no reason: all share its queues. */
+  #moveOn(from: number, error: unknown): boolean {
+    if (this.#addresses.length === 1 || (error instanceof Problem && error.status === 429)) return false;
+    if (this.#current === from) this.#current = (from + 1) % this.#addresses.length;
+    return true;
+  }
+
+  async #once(address: string, call: Call): Promise<Answer> {
+    const { signal } = call;
+    signal?.throwIfAborted();
+    const controller = new AbortController();
+    const abort = (): void => {
+      controller.abort(signal?.reason);
+    };
+    const what = `${call.method} ${address}${call.path}`;
+    const limit = this.#timeout + (call.wait ?? 0);
+    const late = new TimeoutError(`${what}: no answer within ${String(limit)} ms`);
+    const timer = setTimeout(
+      () => {
+        controller.abort(late);
+      },
+      Math.min(limit, LONGEST_TIMER),
+    );
+    signal?.addEventListener("abort", abort, { once: true });
+    try {
+      const response = await this.#fetch(address, call, controller.signal);
+      if (call.keepBegunAnswer === true) signal?.removeEventListener("abort", abort);
+      const answer = await read(response, call);
+      if (response.ok || response.status === 422) return checked(answer, call);
+      throw problemOf(what, response.status, answer.text, retryAfter(response.headers));
+    } catch (error) {
+      if (controller.signal.aborted && controller.signal.reason === late) throw late;
+      if (error instanceof Problem || error instanceof InvalidAnswerError) throw error;
+      if (signal?.aborted === true) throw signal.reason;
+      throw new ConnectionError(`${what}: ${reasonOf(error)}`, { cause: error });
+    } finally {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", abort);
+    }
+  }
+
+  async #fetch(address: string, call: Call, signal: AbortSignal): Promise<Response> {
+    const { token, headers, fetch = globalThis.fetch, dispatcher, fetchOptions } = this.#options;
+    const secret = typeof token === "function" ? await token() : token;
+    const init = {
+      ...fetchOptions,
+      ...(dispatcher === undefined ? {} : { dispatcher }),
+      method: call.method,
+      headers: {
+        ...headers,
+        ...(call.body === undefined ? {} : { "content-type": call.contentType ?? "application/json" }),
+        ...(secret === undefined ? {} : { authorization: `Bearer ${secret}` }),
+      },
+      ...(call.body === undefined ? {} : { body: call.body }),
+      // taskd never redirects, and a token must not follow one.
+      redirect: "manual",
+      signal,
+    };
+    return fetch(address + call.path, init as RequestInit);
+  }
+}
+
+/** Reads an answer. Of lines, those before a break of the connection count. */
+async function read(response: Response, call: Call): Promise<Answer> {
+  const date = Date.parse(response.headers.get("date") ?? "");
+  const answer: Answer = { status: response.status, text: "", date: Number.isNaN(date) ? undefined : date };
+  if (call.contentType === undefined || response.body === null) {
+    answer.text = await response.text();
+    return answer;
+  }
+  const decoder = new TextDecoder();
+  try {
+    for await (const chunk of response.body as unknown as AsyncIterable<Uint8Array>) {
+      answer.text += decoder.decode(chunk, { stream: true });
+    }
+  } catch (error) {
+    answer.cut = error instanceof Error ? error : new Error(String(error));
+  }
+  return answer;
+}
+
+/** Checks that an answer is JSON, so that garbage of a proxy is tried again. Lines are checked one by one later. */
+function checked(answer: Answer, call: Call): Answer {
+  if (call.contentType === undefined) objectOf(answer.text, call);
+  return answer;
+}
+
+/** Reads text as a JSON object. */
+export function objectOf(text: string, call: Pick<Call, "method" | "path">): Record<string, unknown> {
+  let read: unknown;
+  try {
+    read = JSON.parse(text);
+  } catch (error) {
+    throw new InvalidAnswerError(`${call.method} ${call.path}: the answer is not JSON`, { cause: error });
+  }
+  if (!isObject(read)) throw new InvalidAnswerError(`${call.method} ${call.path}: the answer is no JSON object`);
+  return read;
+}
+
+function addressOf(text: string): string {
+  let url: URL;
+  try {
+    url = new URL(text);
+  } catch {
+    throw new TypeError(`url: ${JSON.stringify(text)} is no address; write "http://127.0.0.1:7600"`);
+  }
+  if (url.protocol !== "http:" && url.protocol !== "https:") {
+    throw new TypeError(`url: ${JSON.stringify(text)} begins neither with http:// nor with https://`);
+  }
+  return url.origin + url.pathname.replace(/\/+$/, "");
+}
+
+/** `Retry-After` in milliseconds: seconds, or a date. */
+function retryAfter(headers: Headers): number | undefined {
+  const text = headers.get("retry-after");
+  if (text === null) return undefined;
+  const ms = /^\d+$/.test(text) ? Number(text) * 1000 : Date.parse(text) - Date.now();
+  return Number.isNaN(ms) ? undefined : Math.min(Math.max(ms, 0), 60_000);
+}
+
+function retryAfterOf(error: unknown): number {
+  return error instanceof Problem ? (error.retryAfter ?? 0) : 0;
+}
+
+/** The cause of a failed `fetch`, which itself says only "fetch failed". */
+export function reasonOf(error: unknown): string {
+  if (!(error instanceof Error)) return String(error);
+  const { cause } = error;
+  if (cause instanceof AggregateError) return cause.errors.map(reasonOf).join("; ");
+  return cause instanceof Error && cause.message !== "" ? cause.message : error.message;
+}

@@ -1,0 +1,173 @@
+import type { Duration } from "./duration.js";
+
+export type Priority = "high" | "medium" | "low";
+
+/** A task to insert, or to discover. */
+export interface NewTask<P = unknown> {
+  queue: string;
+  /** The name of the task in its queue, for ever. Absent: the hash of the payload. */
+  key?: string | undefined;
+  /** Bytes stay bytes, text stays text, and any other value is written as JSON. `null` is no payload. */
+  payload?: P | undefined;
+  /** How many distinct workers must complete the task. */
+  replicas?: number | undefined;
+  priority?: Priority | undefined;
+  /** The wait before the first attempt. */
+  delay?: Duration | undefined;
+  /** The time of the first attempt, in place of `delay`. */
+  notBefore?: Date | string | undefined;
+  leaseDuration?: Duration | undefined;
+  /** Failures until the task is dead. */
+  maxAttempts?: number | undefined;
+  headers?: Readonly<Record<string, string>> | undefined;
+  /** The caller's trace, as W3C writes it. */
+  traceparent?: string | undefined;
+  /** Fields of a newer taskd, with the names and values of `docs/api.md`. */
+  fields?: Readonly<Record<string, unknown>> | undefined;
+}
+
+/** A task that a handler discovers. Without a queue it goes to that of its parent. */
+export type DiscoveredTask<P = unknown> = Omit<NewTask<P>, "queue"> & { queue?: string | undefined };
+
+export type InsertStatus = "CREATED" | "DUPLICATE" | "REJECTED" | "TRY_LATER";
+
+/** The answer about one task of an insert. */
+export interface InsertAnswer {
+  status: InsertStatus;
+  /** The id of the task: the new one, or that of the duplicate. */
+  id?: string;
+  /** The reason, if taskd did not store the task. */
+  error?: string;
+}
+
+/** The answer about one task of a list, with its place in the list. */
+export interface IndexedInsertAnswer extends InsertAnswer {
+  index: number;
+}
+
+export type ItemStatus =
+  "OK" | "LEASE_LOST" | "ALREADY_COMPLETED" | "UNKNOWN_TASK" | "CANCELLED" | "INVALID" | "TRY_LATER";
+
+/** The answer about one task of a report or a change. */
+export interface ItemAnswer {
+  id: string;
+  status: ItemStatus;
+  error?: string;
+  /** After an extension. */
+  leaseExpiresAt?: Date;
+}
+
+export type Encoding = "json" | "text" | "bytes";
+
+/** A task that a worker has leased. */
+export interface LeasedTask {
+  id: string;
+  queue: string;
+  key: string;
+  /** The key, if it is not UTF-8; `key` is then only near it. */
+  keyBytes?: Uint8Array;
+  /** JSON, a string, or a `Uint8Array`, as it was inserted; `null` without one. */
+  payload: unknown;
+  payloadEncoding?: Encoding;
+  headers: Record<string, string>;
+  traceparent: string;
+  leaseToken: string;
+  leaseExpiresAt: Date;
+  /** What is left of the lease at the time of the answer, in milliseconds. */
+  leaseLeft?: number;
+  attempt: number;
+  replicas: number;
+  priority: Priority;
+}
+
+export type TaskStatus = "PENDING" | "QUEUED" | "ASSIGNED" | "DELAYED" | "COMPLETED" | "DEAD" | "CANCELLED";
+
+/** A task as a list shows it. */
+export interface TaskView {
+  id: string;
+  queue: string;
+  key: string;
+  keyBytes?: Uint8Array;
+  status: TaskStatus;
+  replicas: number;
+  completed: number;
+  leased: number;
+  attempts: number;
+  priority: Priority;
+  createdAt: Date;
+  updatedAt: Date;
+  notBefore?: Date;
+  reason?: string;
+}
+
+/** An attempt in the history of a task. */
+export interface Attempt {
+  worker: string;
+  state: string;
+  from?: Date;
+  until?: Date;
+  leaseExpiresAt?: Date;
+  attempt?: number;
+  reason?: string;
+  surplus?: boolean;
+}
+
+/** A task with its payload and its history. */
+export interface TaskFile<P = unknown> extends TaskView {
+  payload: P;
+  payloadEncoding?: Encoding;
+  headers: Record<string, string>;
+  traceparent: string;
+  history: Attempt[];
+  acts: { id: string; at: string; who: string; what: string }[];
+  results: number;
+}
+
+/** The result that a worker reported. */
+export interface TaskResult<R = unknown> {
+  worker: string;
+  attempt: number;
+  completedAt: Date;
+  /** The task had all its replicas before. */
+  surplus: boolean;
+  result: R;
+  resultEncoding?: Encoding;
+}
+
+/** Which tasks a list shows: all parts must fit. */
+export interface TaskFilter {
+  queue?: string | undefined;
+  status?: TaskStatus | "UNFINISHED" | readonly (TaskStatus | "UNFINISHED")[] | undefined;
+  key?: string | undefined;
+  keyPrefix?: string | undefined;
+  headers?: Readonly<Record<string, string>> | undefined;
+  worker?: string | undefined;
+  since?: Date | string | undefined;
+  until?: Date | string | undefined;
+}
+
+/** A page of a list of tasks. With a `cursor` there may be more. */
+export interface TaskPage {
+  tasks: TaskView[];
+  cursor?: string;
+  lookedAt?: number;
+}
+
+/** The counts of an open queue. */
+export interface QueueView {
+  queue: string;
+  pending: number;
+  queued: number;
+  assigned: number;
+  delayed: number;
+  leases: number;
+  paused: boolean;
+  [count: string]: unknown;
+}
+
+/** A place for messages; `console` is one. */
+export interface Logger {
+  info(message: string): void;
+  warn(message: string): void;
+  error(message: string): void;
+}

@@ -1,0 +1,125 @@
+import { Buffer } from "node:buffer";
+
+import { durationText } from "./duration.js";
+import type { DiscoveredTask, Encoding, NewTask } from "./types.js";
+
+type Json = Record<string, unknown>;
+
+function bytesOf(value: unknown): Uint8Array | undefined {
+  if (value instanceof ArrayBuffer) return new Uint8Array(value);
+  if (ArrayBuffer.isView(value)) return new Uint8Array(value.buffer, value.byteOffset, value.byteLength);
+  return undefined;
+}
+
+/** Writes a value as JSON. The error says which value has no form in JSON. */
+function jsonText(value: unknown, name: string): string {
+  let text: unknown;
+  try {
+    text = JSON.stringify(value);
+  } catch (error) {
+    throw new TypeError(`${name} cannot be written as JSON: ${String(error)}`, { cause: error });
+  }
+  if (typeof text === "string") return text;
+  throw new TypeError(`${name} cannot be written as JSON: it is a ${typeof value}`);
+}
+
+/** A payload or a result as a member of a JSON object; "" if there is none. */
+function valueMember(name: "payload" | "result", value: unknown): string {
+  if (value === undefined || value === null) return "";
+  const bytes = bytesOf(value);
+  if (bytes !== undefined) {
+    return `"${name}_base64":"${Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString("base64")}"`;
+  }
+  return `"${name}":${jsonText(value, name)}`;
+}
+
+const plain = (wire: string) => (value: unknown) => `"${wire}":${jsonText(value, wire)}`;
+const duration = (wire: string) => (value: unknown) => `"${wire}":"${durationText(value as number | string, wire)}"`;
+
+/** Each field of a new task, and how taskd reads it. */
+const MEMBERS: Readonly<Record<keyof NewTask, (value: unknown) => string>> = {
+  queue: plain("queue"),
+  key: plain("key"),
+  payload: (value) => valueMember("payload", value),
+  replicas: plain("replicas"),
+  priority: plain("priority"),
+  delay: duration("delay"),
+  notBefore: plain("not_before"),
+  leaseDuration: duration("lease_duration"),
+  maxAttempts: plain("max_attempts"),
+  headers: plain("headers"),
+  traceparent: plain("traceparent"),
+  fields: (value) =>
+    Object.entries(value as object)
+      .map(([name, field]) => `${JSON.stringify(name)}:${jsonText(field, name)}`)
+      .join(","),
+};
+
+/** A new task as JSON. Throws if a part of it has no form in JSON, or is no part of a task. */
+export function taskText(task: NewTask | DiscoveredTask, queue?: string): string {
+  const members: string[] = [];
+  if (task.queue === undefined && queue !== undefined) members.push(MEMBERS.queue(queue));
+  for (const [name, value] of Object.entries(task)) {
+    if (value === undefined) continue;
+    const write = (MEMBERS as Record<string, ((value: unknown) => string) | undefined>)[name];
+    if (write === undefined) {
+      throw new TypeError(`a task has no field ${JSON.stringify(name)}; it has ${Object.keys(MEMBERS).join(", ")}`);
+    }
+    const member = write(value);
+    if (member !== "") members.push(member);
+  }
+  return `{${members.join(",")}}`;
+}
+
+/** A completion as JSON. `discovered` has tasks that are JSON already. */
+export function completionText(id: string, leaseToken: string, result: unknown, discovered: readonly string[]): string {
+  const members = [`"id":${JSON.stringify(id)}`, `"lease_token":${JSON.stringify(leaseToken)}`];
+  const value = valueMember("result", result);
+  if (value !== "") members.push(value);
+  if (discovered.length > 0) members.push(`"discovered":[${discovered.join(",")}]`);
+  return `{${members.join(",")}}`;
+}
+
+/** True for an object that is neither null nor a list. */
+export function isObject(value: unknown): value is Json {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function fromBase64(text: unknown): Uint8Array {
+  return new Uint8Array(Buffer.from(String(text), "base64"));
+}
+
+const DATES = new Set(["not_before", "from", "until"]);
+
+/**
+ * Reads an object of taskd: names in camelCase, times as `Date`, a payload or a result as what it was. It changes the
+ * names of this object only, so the payload keeps its own.
+ */
+export function fromWire<T>(read: Json): T {
+  const made: Json = {};
+  for (const [name, value] of Object.entries(read)) {
+    if (name === "payload_base64") made["payload"] = fromBase64(value);
+    else if (name === "result_base64") made["result"] = fromBase64(value);
+    else if (name === "key_base64") made["keyBytes"] = fromBase64(value);
+    else if (typeof value === "string" && (name.endsWith("_at") || DATES.has(name)))
+      made[camel(name)] = new Date(value);
+    else made[camel(name)] = value;
+  }
+  return made as T;
+}
+
+/** The same for an object with a payload or a result: `null` without one. */
+export function withValue<T>(read: Json, name: "payload" | "result"): T {
+  return fromWire<T>({ [name]: null, ...read });
+}
+
+function camel(name: string): string {
+  return name.replace(/_([a-z])/g, (_, letter: string) => letter.toUpperCase());
+}
+
+/** The kind of a value, as taskd tells it. */
+export function encodingOf(value: unknown): Encoding | undefined {
+  if (value === undefined || value === null) return undefined;
+  if (bytesOf(value) !== undefined) return "bytes";
+  return typeof value === "string" ? "text" : "json";
+}

@@ -1,0 +1,389 @@
+import { Buffer } from "node:buffer";
+import { hostname } from "node:os";
+import process from "node:process";
+import { inspect } from "node:util";
+
+import { Client } from "./client.js";
+import { LONGEST_TIMER, durationText, milliseconds, pause, type Duration } from "./duration.js";
+import { TaskTimeoutError, WorkerStoppedError } from "./errors.js";
+import { Leases } from "./leases.js";
+import { Reject } from "./rejections.js";
+import { Reports } from "./reports.js";
+import { PayloadError, checkPayload, type Schema } from "./schema.js";
+import { HttpSource, type Source } from "./source.js";
+import { Held, Task } from "./task.js";
+import type { ConnectionOptions } from "./transport.js";
+import type { LeasedTask, Logger } from "./types.js";
+import { completionText } from "./wire.js";
+
+export interface WorkerOptions extends ConnectionOptions {
+  /** The queue, or several: priorities are strict over all of them. */
+  queue: string | readonly string[];
+  /**
+   * The worker's name (host, process and a random part). taskd never credits a name twice for a task, so with
+   * `replicas` above 1 a name that stays says "the same worker as before".
+   */
+  name?: string | undefined;
+  /** How many handlers run at a time (10). */
+  concurrency?: number | undefined;
+  /** How many tasks wait here beyond those at work (0). At a stop they go back, each at the cost of an attempt. */
+  prefetch?: number | undefined;
+  /** How long taskd holds a call that finds no task ("30s"). */
+  wait?: Duration | undefined;
+  /** The lease of each task; absent: as the task or its queue says. The worker extends leases while handlers run. */
+  leaseDuration?: Duration | undefined;
+  /** The longest run of a handler. Then `task.signal` is aborted and the attempt has failed. */
+  taskTimeout?: Duration | undefined;
+  /** How long a stop waits for handlers and reports ("25s"). */
+  drainTimeout?: Duration | undefined;
+  /** The most reports of one call (100), their bytes (4 MiB), and how long a report waits for others (0). */
+  reports?: { maxItems?: number; maxBytes?: number; linger?: Duration } | undefined;
+  /** The largest report (32 MiB): taskd's `max_request_bytes`. */
+  maxRequestBytes?: number | undefined;
+  /** The signals at which the process stops (SIGTERM and SIGINT); `false`: none. */
+  signals?: readonly string[] | false | undefined;
+  logger?: Logger | undefined;
+  /** In place of taskd: `MockSource` in tests. */
+  source?: Source | undefined;
+}
+
+export interface HandleOptions<P> {
+  /** Checks each payload before the handler. A payload that does not fit is not tried again. */
+  schema?: Schema<P> | undefined;
+}
+
+/** Does a task. The result is JSON, a string or bytes; `undefined` is none. An error is a failed attempt. */
+export type Handler<P = unknown> = (task: Task<P>) => unknown;
+
+/** What a worker has done. */
+export interface WorkerStats {
+  taken: number;
+  completed: number;
+  rejected: number;
+  /** Reports that did not count: the lease had ended, or the task was cancelled. */
+  lost: number;
+  extended: number;
+  running: number;
+  waiting: number;
+  /** Reports without an answer. */
+  unreported: number;
+}
+
+/** The most bytes of reports without an answer, before a worker takes no more tasks. */
+const MOST_UNREPORTED_BYTES = 64 << 20;
+/** The time for the last reports after a hard stop. */
+const LAST_REPORTS = 5000;
+
+/** Takes tasks from taskd, hands them to a handler, and reports how they end. */
+export class Worker {
+  /** For handlers that insert tasks themselves. */
+  readonly client: Client;
+  readonly name: string;
+  readonly #options: WorkerOptions;
+  readonly #queues: readonly string[];
+  readonly #log: Logger;
+  readonly #source: Source;
+  readonly #leases: Leases;
+  readonly #reports: Reports;
+  readonly #concurrency: number;
+  readonly #prefetch: number;
+  readonly #maxBytes: number;
+  readonly #taskTimeout: number | undefined;
+  /** Takes no more tasks. */
+  readonly #stop = new AbortController();
+  /** Waits for no handler. */
+  readonly #hardStop = new AbortController();
+  /** Ends all calls. */
+  readonly #end = new AbortController();
+  readonly #waiting: Held[] = [];
+  #running = 0;
+  #handler: ((held: Held) => Promise<unknown>) | undefined;
+  #ended: Promise<void> | undefined;
+  #changed = new AbortController();
+  #fatal: { error: unknown } | undefined;
+  #counts = { taken: 0, completed: 0, rejected: 0, lost: 0 };
+
+  constructor(options: WorkerOptions) {
+    this.#options = options;
+    this.#queues = typeof options.queue === "string" ? [options.queue] : options.queue;
+    if (this.#queues.length === 0) throw new TypeError("queue: there is none");
+    this.name = options.name ?? `${hostname()}-${String(process.pid)}-${Math.random().toString(36).slice(2, 8)}`;
+    this.#concurrency = count(options.concurrency ?? 10, "concurrency", 1);
+    this.#prefetch = count(options.prefetch ?? 0, "prefetch", 0);
+    this.#maxBytes = count(options.maxRequestBytes ?? 32 << 20, "maxRequestBytes", 1024);
+    const { taskTimeout, leaseDuration, reports = {} } = options;
+    this.#taskTimeout = taskTimeout === undefined ? undefined : milliseconds(taskTimeout, "taskTimeout");
+    this.#log = options.logger ?? console;
+    this.client = new Client(options);
+    this.#source = options.source ?? new HttpSource(this.client, this.#log);
+    const by = leaseDuration === undefined ? undefined : milliseconds(leaseDuration, "leaseDuration");
+    this.#leases = new Leases(this.#source, this.name, by, this.#log, this.#end.signal);
+    const limits = {
+      maxItems: Math.min(count(reports.maxItems ?? 100, "reports.maxItems", 1), 1000),
+      maxBytes: Math.min(count(reports.maxBytes ?? 4 << 20, "reports.maxBytes", 1), this.#maxBytes),
+      linger: milliseconds(reports.linger ?? 0, "reports.linger"),
+    };
+    this.#reports = new Reports(this.#source, this.name, limits, this.#end.signal);
+    this.#listen();
+  }
+
+  /** Sets the handler. `P` is the type of the payload; a schema makes sure of it. */
+  handle<P = unknown>(handler: Handler<P>, options: HandleOptions<P> = {}): this {
+    const { schema } = options;
+    this.#handler = async (held) => {
+      const { payload } = held.task;
+      const checked = schema === undefined ? (payload as P) : await checkPayload(schema, payload);
+      return handler(new Task(held, checked, this.name));
+    };
+    return this;
+  }
+
+  get stats(): WorkerStats {
+    const [running, waiting, unreported] = [this.#running, this.#waiting.length, this.#reports.pending];
+    return { ...this.#counts, extended: this.#leases.extended, running, waiting, unreported };
+  }
+
+  /**
+   * Works until a stop, and then until the handlers have ended and taskd has their reports. It waits for a taskd that
+   * is away. It throws when taskd refuses the worker for good: its token, its name, or a queue's name.
+   */
+  async run(options: { signal?: AbortSignal } = {}): Promise<void> {
+    if (this.#handler === undefined) throw new TypeError("the worker has no handler: call worker.handle first");
+    if (this.#ended !== undefined) throw new TypeError("a worker runs once: make a new one");
+    this.#ended = this.#run(options.signal);
+    return this.#ended;
+  }
+
+  /**
+   * Stops: takes no more tasks, gives back those that have not begun, and waits for the handlers, at most
+   * `drainTimeout`. With `hard` it does not wait: it aborts the handlers' signals and rejects their tasks.
+   */
+  async stop(options: { hard?: boolean } = {}): Promise<void> {
+    this.#stop.abort();
+    if (options.hard === true) this.#hardStop.abort();
+    await this.#ended?.catch(() => undefined);
+  }
+
+  async #run(signal: AbortSignal | undefined): Promise<void> {
+    const removeSignals = this.#onSignals();
+    const stop = (): void => {
+      this.#stop.abort();
+    };
+    if (signal?.aborted === true) stop();
+    signal?.addEventListener("abort", stop, { once: true });
+    const leases = this.#leases.run().catch((error: unknown) => {
+      this.#fail(error);
+    });
+    try {
+      await this.#takeTasks();
+    } catch (error) {
+      this.#fail(error);
+    }
+    await this.#drain();
+    this.#end.abort();
+    await leases;
+    removeSignals();
+    signal?.removeEventListener("abort", stop);
+    if (this.#fatal !== undefined) throw this.#fatal.error;
+  }
+
+  /** Stops after an error that no other try would mend. */
+  #fail(error: unknown): void {
+    this.#fatal ??= { error };
+    this.#stop.abort();
+    this.#hardStop.abort();
+    this.#end.abort();
+  }
+
+  /** Listens to the first signal for a stop, and to the second for a hard one. */
+  #onSignals(): () => void {
+    const { signals = ["SIGTERM", "SIGINT"] } = this.#options;
+    if (signals === false) return () => undefined;
+    const onSignal = (name: string): void => {
+      if (this.#stop.signal.aborted) this.#hardStop.abort();
+      else this.#log.info(`${name}: waiting for ${String(this.#running)} tasks; once more stops at once`);
+      this.#stop.abort();
+    };
+    for (const name of signals) process.on(name, onSignal);
+    return () => {
+      for (const name of signals) process.off(name, onSignal);
+    };
+  }
+
+  #listen(): void {
+    for (const controller of [this.#stop, this.#hardStop, this.#end]) {
+      controller.signal.addEventListener("abort", () => {
+        this.#notify();
+      });
+    }
+    this.#leases.onLost = (held) => {
+      this.#counts.lost += 1;
+      this.#log.warn(`task ${held.task.id}: ${String(held.controller.signal.reason)}`);
+      this.#notify();
+    };
+    this.#reports.onAnswer = (held, kind, status, error) => {
+      // A refused completion becomes a rejection.
+      if (kind === "reject" || status !== "INVALID") this.#leases.release(held);
+      if (status === "OK") this.#counts[kind === "complete" ? "completed" : "rejected"] += 1;
+      else {
+        if (kind === "reject" || status !== "INVALID") this.#counts.lost += 1;
+        this.#log.warn(
+          `task ${held.task.id}: ${kind} was answered ${status}${error === undefined ? "" : `: ${error}`}`,
+        );
+      }
+      this.#notify();
+    };
+    this.#reports.onFatal = (error) => {
+      this.#fail(error);
+    };
+  }
+
+  #notify(): void {
+    this.#changed.abort();
+  }
+
+  /** Waits until something has changed, at most so long. */
+  async #change(most = LONGEST_TIMER): Promise<void> {
+    this.#changed = new AbortController();
+    await pause(most, this.#changed.signal);
+  }
+
+  async #takeTasks(): Promise<void> {
+    const { leaseDuration } = this.#options;
+    const wait = milliseconds(this.#options.wait ?? "30s", "wait");
+    const lease = leaseDuration === undefined ? undefined : milliseconds(leaseDuration, "leaseDuration");
+    while (!this.#stop.signal.aborted) {
+      const free = this.#free();
+      if (free <= 0) {
+        await this.#change();
+        continue;
+      }
+      const begun = Date.now();
+      const request = { worker: this.name, queues: this.#queues, maxTasks: free, wait, leaseDuration: lease };
+      const tasks = await this.#source.get(request, this.#stop.signal);
+      for (const task of tasks) this.#accept(task);
+      // A taskd that is about to stop does not wait.
+      if (tasks.length === 0 && Date.now() - begun < Math.min(wait, 100)) await pause(100, this.#stop.signal);
+    }
+  }
+
+  /** How many tasks the worker may take now. Reports that taskd does not take hold it up. */
+  #free(): number {
+    const { pending, pendingBytes } = this.#reports;
+    const room = this.#concurrency + this.#prefetch;
+    if (pendingBytes > MOST_UNREPORTED_BYTES || pending > Math.max(room, 1000)) return 0;
+    return Math.min(room - this.#running - this.#waiting.length, 1000);
+  }
+
+  #accept(task: LeasedTask): void {
+    const held: Held = new Held(task, async (by) => this.#leases.extendNow(held, by), this.#maxBytes);
+    this.#counts.taken += 1;
+    this.#leases.keep(held);
+    this.#waiting.push(held);
+    this.#begin();
+  }
+
+  #begin(): void {
+    while (this.#running < this.#concurrency && !this.#stop.signal.aborted) {
+      const held = this.#waiting.shift();
+      if (held === undefined) return;
+      // The lease was lost before the task could begin.
+      if (!held.isOver) void this.#do(held);
+    }
+  }
+
+  async #do(held: Held): Promise<void> {
+    this.#running += 1;
+    let timer: NodeJS.Timeout | undefined;
+    try {
+      const result = await Promise.race([
+        this.#handler?.(held),
+        new Promise<never>((_, reject) => {
+          if (this.#taskTimeout === undefined) return;
+          const late = new TaskTimeoutError(`the handler took longer than ${String(this.#taskTimeout)} ms`);
+          timer = setTimeout(
+            () => {
+              reject(late);
+              // A hard stop has said already how the task ended.
+              held.controller.abort(late);
+            },
+            Math.min(this.#taskTimeout, LONGEST_TIMER),
+          );
+        }),
+      ]);
+      if (!held.isOver) this.#complete(held, result);
+    } catch (error) {
+      if (!held.isOver) this.#reject(held, error);
+    } finally {
+      clearTimeout(timer);
+      this.#running -= 1;
+      this.#begin();
+      this.#notify();
+    }
+  }
+
+  #complete(held: Held, result: unknown): void {
+    const { id, leaseToken } = held.task;
+    const text = completionText(id, leaseToken, result, held.discovered);
+    if (Buffer.byteLength(text) > this.#maxBytes - 1024) {
+      throw new RangeError(`the result has more than ${String(this.#maxBytes)} bytes (maxRequestBytes)`);
+    }
+    this.#reports.complete(held, text);
+  }
+
+  #reject(held: Held, error: unknown): void {
+    const reason = error instanceof Error ? error.message : textOf(error);
+    if (error instanceof Reject) {
+      const { retry, after } = error;
+      this.#reports.reject(held, reason, { retry, delay: delayOf(after) });
+    } else if (error instanceof PayloadError) {
+      this.#reports.reject(held, `the payload does not fit: ${reason}`, { retry: false });
+    } else {
+      this.#log.error(
+        `task ${held.task.id} (${held.task.key}): ${error instanceof Error ? String(error.stack) : reason}`,
+      );
+      this.#reports.reject(held, error instanceof Error ? `${error.name}: ${reason}` : reason);
+    }
+  }
+
+  async #drain(): Promise<void> {
+    for (const held of this.#waiting.splice(0)) {
+      if (!held.isOver) this.#reports.reject(held, "the worker stopped before it began", { delay: "0s" });
+    }
+    const deadline = Date.now() + milliseconds(this.#options.drainTimeout ?? "25s", "drainTimeout");
+    const isDone = (): boolean => this.#running === 0 && this.#reports.pending === 0;
+    while (!isDone() && !this.#hardStop.signal.aborted && Date.now() < deadline) {
+      await this.#change(deadline - Date.now());
+    }
+    if (isDone()) return;
+    this.#hardStop.abort();
+    for (const held of this.#leases.all()) {
+      if (held.isOver) continue;
+      held.lose(new WorkerStoppedError("the worker stopped"));
+      this.#reports.reject(held, "the worker stopped");
+    }
+    const last = Date.now() + LAST_REPORTS;
+    while (this.#reports.pending > 0 && !this.#end.signal.aborted && Date.now() < last) {
+      await this.#change(last - Date.now());
+    }
+    if (this.#reports.pending > 0) {
+      this.#log.error(
+        `${String(this.#reports.pending)} reports did not reach taskd; other workers do these tasks again`,
+      );
+    }
+  }
+}
+
+/** A thing that was thrown and is no error, as text. */
+function textOf(thrown: unknown): string {
+  return typeof thrown === "string" ? thrown : inspect(thrown, { depth: 1, breakLength: Infinity });
+}
+
+function delayOf(after: Duration | undefined): string | undefined {
+  return after === undefined ? undefined : durationText(after, "after");
+}
+
+function count(value: number, name: string, least: number): number {
+  if (Number.isSafeInteger(value) && value >= least) return value;
+  throw new TypeError(`${name}: ${String(value)} is not a whole number from ${String(least)} on`);
+}

@@ -1,0 +1,296 @@
+/** Handlers without a server: `runHandler` and `MockSource`. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  LeaseLostError,
+  Reject,
+  Retry,
+  TaskTimeoutError,
+  TooLargeError,
+  Worker,
+  WorkerStoppedError,
+} from "@taskd/client";
+import type { ItemAnswer, Report, StandardSchema } from "@taskd/client";
+import { MockSource, runHandler } from "@taskd/client/testing";
+import { Gate, SILENT, until } from "./support.js";
+
+test("a handler's result and its discovered tasks are what taskd would read", async () => {
+  const outcome = await runHandler<{ url: string }>(
+    (task) => {
+      task.discover({ key: `${task.payload.url}/a`, payload: { depth: 1 } }, { queue: "other", key: "b" });
+      return { length: task.payload.url.length, at: new Date(0) };
+    },
+    { queue: "pages", payload: { url: "x" } },
+  );
+  assert.equal(outcome.status, "completed");
+  assert.deepEqual(outcome.result, { length: 1, at: "1970-01-01T00:00:00.000Z" });
+  assert.deepEqual(
+    outcome.discovered.map(({ queue, key, payload }) => [queue, key, payload]),
+    [
+      ["pages", "x/a", { depth: 1 }],
+      ["other", "b", null],
+    ],
+  );
+});
+
+test("a payload and a result stay what they were", async () => {
+  for (const value of [{ a: [1, null] }, "text", 0, false, new Uint8Array([0, 255]), null]) {
+    const outcome = await runHandler((task) => task.payload, { payload: value });
+    assert.deepEqual(outcome.status === "completed" && outcome.result, value);
+  }
+  const nothing = await runHandler(() => undefined);
+  assert.equal(nothing.status === "completed" && nothing.result, null);
+});
+
+test("what a handler throws says how its attempt failed", async () => {
+  const thrown = async (error: unknown): Promise<unknown[]> => {
+    const outcome = await runHandler(() => {
+      throw error;
+    });
+    assert.equal(outcome.status, "rejected");
+    return [outcome.reason, outcome.retry, outcome.delay];
+  };
+  assert.deepEqual(await thrown(new Reject("no")), ["no", true, undefined]);
+  assert.deepEqual(await thrown(new Reject("never", { retry: false })), ["never", false, undefined]);
+  const asks = "the handler asks for another attempt";
+  assert.deepEqual(await thrown(new Retry({ after: "5s" })), [asks, true, "5000ms"]);
+  assert.deepEqual(await thrown(new Retry({ after: 10, reason: "later" })), ["later", true, "10ms"]);
+  assert.deepEqual(await thrown(new RangeError("bad")), ["RangeError: bad", true, undefined]);
+  assert.deepEqual(await thrown("text"), ["text", true, undefined]);
+  assert.deepEqual(await thrown(Object.create(null)), ["[Object: null prototype] {}", true, undefined]);
+  const [long] = await thrown(new Error(`${"x".repeat(991)}😀y${"x".repeat(1000)}`));
+  assert.ok(typeof long === "string" && long.endsWith("\uFFFD…") && long.length === 1000);
+});
+
+test("a result without a form in JSON is a failure with a reason", async () => {
+  const circle: { self?: unknown } = {};
+  circle.self = circle;
+  for (const result of [circle, 1n, () => 1]) {
+    const outcome = await runHandler(() => result);
+    assert.match(outcome.status === "rejected" ? outcome.reason : "", /TypeError: result cannot be written as JSON/);
+  }
+  const discovered = await runHandler((task) => {
+    task.discover({ key: "k", payload: 1n });
+  });
+  assert.match(discovered.status === "rejected" ? discovered.reason : "", /payload cannot be written as JSON/);
+});
+
+test("a schema checks payloads and gives them their type", async () => {
+  const schema: StandardSchema<{ url: string }> = {
+    "~standard": {
+      version: 1,
+      vendor: "test",
+      validate: (value) =>
+        typeof (value as { url?: unknown } | null)?.url === "string"
+          ? { value: { url: (value as { url: string }).url.toUpperCase() } }
+          : { issues: [{ message: "expected a string", path: ["url"] }] },
+    },
+  };
+  const fits = await runHandler(
+    (task) => `${String(task.payload.url.length)}${task.payload.url}`,
+    { payload: { url: "x" } },
+    { schema },
+  );
+  assert.equal(fits.status === "completed" && fits.result, "1X");
+  const wrong = await runHandler((task) => task.payload.url, { payload: { url: 1 } as never }, { schema });
+  assert.deepEqual(wrong.status === "rejected" && [wrong.reason, wrong.retry], [
+    "the payload does not fit: url: expected a string",
+    false,
+  ]);
+  const number = (payload: unknown): number => {
+    if (typeof payload !== "number") throw new TypeError("no number");
+    return payload;
+  };
+  const one = await runHandler((task) => task.payload + 1, { payload: 1 }, { schema: number });
+  assert.equal(one.status === "completed" && one.result, 2);
+  const none = await runHandler((task) => task.payload, {}, { schema: number });
+  assert.equal(none.status === "rejected" && none.reason, "the payload does not fit: no number");
+});
+
+test("a handler has its bounds: discovered tasks, and the time for it", async () => {
+  const many = await runHandler((task) => {
+    for (let n = 0; n <= 10_000; n += 1) task.discover({ key: String(n) });
+  });
+  assert.match(many.status === "rejected" ? many.reason : "", /may discover 10000 tasks/);
+  let reason: unknown;
+  const late = await runHandler(
+    async (task) => {
+      await new Promise<void>((resolve) => {
+        task.signal.addEventListener("abort", () => {
+          resolve();
+        });
+      });
+      reason = task.signal.reason;
+    },
+    {},
+    { taskTimeout: "20ms" },
+  );
+  assert.match(late.status === "rejected" ? late.reason : "", /took longer than 20 ms/);
+  await until("the handler has heard of it", () => reason instanceof TaskTimeoutError);
+});
+
+test("a lease that is lost or a cancel aborts the signal, and nothing is reported", async () => {
+  for (const status of ["LEASE_LOST", "CANCELLED"] as const) {
+    const source = new MockSource([{}], { lease: 100 });
+    let heard: unknown;
+    const worker = new Worker({ queue: "test", source, logger: SILENT, signals: false }).handle(async (task) => {
+      source.endLease(task.id, status);
+      await new Promise((resolve) => {
+        task.signal.addEventListener("abort", resolve);
+      });
+      heard = task.signal.reason;
+      return "too late";
+    });
+    const running = worker.run();
+    await until("the handler has heard of it", () => heard !== undefined);
+    assert.ok(heard instanceof LeaseLostError && heard.status === status);
+    await worker.stop();
+    await running;
+    assert.deepEqual(source.outcomes, []);
+    assert.deepEqual([worker.stats.lost, worker.stats.completed], [1, 0]);
+  }
+});
+
+test("a stop finishes what has begun, and gives back what has not", async () => {
+  const source = new MockSource([{}, {}, {}]);
+  const [begun, gate] = [new Gate(), new Gate()];
+  const worker = new Worker({ queue: "test", source, concurrency: 1, prefetch: 2, logger: SILENT, signals: false });
+  worker.handle(async () => {
+    begun.open();
+    await gate.opened;
+  });
+  const running = worker.run();
+  await begun.opened;
+  await until("two tasks wait", () => worker.stats.waiting === 2);
+  const stopped = worker.stop();
+  await until("the two are given back", () => source.outcomes.length === 2);
+  assert.ok(source.outcomes.every((outcome) => outcome.status === "rejected" && outcome.delay === "0s"));
+  gate.open();
+  await Promise.all([running, stopped]);
+  assert.equal(source.outcomes[2]?.status, "completed");
+});
+
+test("a hard stop aborts the handlers and rejects their tasks", async () => {
+  const source = new MockSource([{}]);
+  const begun = new Gate();
+  let heard: unknown;
+  const worker = new Worker({ queue: "test", source, logger: SILENT, signals: false }).handle(async (task) => {
+    task.signal.addEventListener("abort", () => {
+      heard = task.signal.reason;
+    });
+    begun.open();
+    await new Promise(() => undefined);
+  });
+  const running = worker.run();
+  await begun.opened;
+  await worker.stop({ hard: true });
+  await running;
+  assert.ok(heard instanceof WorkerStoppedError);
+  assert.equal(source.outcomes[0]?.status === "rejected" && source.outcomes[0].reason, "the worker stopped");
+});
+
+test("the drain has an end, also with a handler that has none", async () => {
+  const source = new MockSource([{}]);
+  const begun = new Gate();
+  const worker = new Worker({ queue: "test", source, drainTimeout: "10ms", logger: SILENT, signals: false });
+  worker.handle(async () => {
+    begun.open();
+    await new Promise(() => undefined);
+  });
+  const running = worker.run();
+  await begun.opened;
+  await worker.stop();
+  await running;
+  assert.equal(source.outcomes[0]?.status, "rejected");
+});
+
+test("at most as many handlers as agreed run, and a mock follows discovered tasks", async () => {
+  const source = new MockSource([{ key: "root", payload: 5 }], { follow: true });
+  let [now, most] = [0, 0];
+  const worker = new Worker({ queue: "test", source, concurrency: 3, prefetch: 2, logger: SILENT, signals: false });
+  worker.handle<number>(async (task) => {
+    now += 1;
+    most = Math.max(most, now);
+    await new Promise((resolve) => setImmediate(resolve));
+    for (const child of [0, 1]) {
+      if (task.payload > 0) task.discover({ key: `${task.key}/${String(child)}`, payload: task.payload - 1 });
+    }
+    now -= 1;
+  });
+  const running = worker.run();
+  await source.settled();
+  await worker.stop();
+  await running;
+  assert.equal(source.outcomes.length, 63);
+  assert.equal(most, 3);
+  assert.deepEqual([worker.stats.taken, worker.stats.completed, worker.stats.unreported], [63, 63, 0]);
+});
+
+test("another attempt has the next number", async () => {
+  const source = new MockSource([{}], { attempts: 3 });
+  const worker = new Worker({ queue: "test", source, logger: SILENT, signals: false }).handle((task) => {
+    if (task.attempt < 3) throw new Retry();
+    return task.attempt;
+  });
+  const running = worker.run();
+  await source.settled();
+  await worker.stop();
+  await running;
+  assert.deepEqual(
+    source.outcomes.map(({ status }) => status),
+    ["rejected", "rejected", "completed"],
+  );
+});
+
+test("reports share calls, within their bounds", async () => {
+  const sizes: number[] = [];
+  class Counting extends MockSource {
+    override async complete(worker: string, reports: readonly Report[]): Promise<ItemAnswer[]> {
+      sizes.push(reports.length);
+      await new Promise((resolve) => setImmediate(resolve));
+      return super.complete(worker, reports);
+    }
+  }
+  const source = new Counting(Array.from({ length: 100 }, () => ({ payload: "x".repeat(1000) })));
+  const reports = { maxItems: 20, maxBytes: 10_000 };
+  const worker = new Worker({ queue: "test", source, concurrency: 100, reports, logger: SILENT, signals: false });
+  const running = worker.handle((task) => task.payload).run();
+  await source.settled();
+  await worker.stop();
+  await running;
+  assert.equal(source.outcomes.length, 100);
+  // A report has a kilobyte and its id.
+  assert.ok(sizes.length < 100 && sizes.every((size) => size <= 9), sizes.join(" "));
+});
+
+test("a report that is too large does not harm those beside it, and one that comes too soon is sent again", async () => {
+  let later = 0;
+  class Narrow extends MockSource {
+    override async complete(worker: string, reports: readonly Report[]): Promise<ItemAnswer[]> {
+      if (reports.some(({ text }) => text.includes("huge"))) {
+        const title = "Payload Too Large";
+        throw new TooLargeError("POST", { type: "about:blank", title, status: 413, detail: "more than it may have" });
+      }
+      if (reports.length > 1 && later < 3) {
+        later += 1;
+        return reports.map(({ id }) => ({ id, status: "TRY_LATER" }));
+      }
+      return super.complete(worker, reports);
+    }
+  }
+  const source = new Narrow(["a", "huge", "b", "c"].map((payload) => ({ payload })));
+  const worker = new Worker({ queue: "test", source, logger: SILENT, signals: false });
+  const running = worker.handle((task) => task.payload).run();
+  await source.settled();
+  await worker.stop();
+  await running;
+  const ended = source.outcomes.map((outcome) => [outcome.task.payload, outcome.status]);
+  assert.deepEqual(ended.sort(), [
+    ["a", "completed"],
+    ["b", "completed"],
+    ["c", "completed"],
+    ["huge", "rejected"],
+  ]);
+});

@@ -1,0 +1,169 @@
+/** A taskd of its own for each file of tests, and conditions to wait for. */
+
+import { execFile, spawn, type ChildProcess } from "node:child_process";
+import { once } from "node:events";
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { createServer, type Server } from "node:http";
+import { createServer as createTcpServer, type AddressInfo } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
+import { promisify } from "node:util";
+
+import { Client, type Logger, type TaskView } from "@taskd/client";
+
+const BIN = process.env["TASKD_BIN"] ?? "taskd";
+const PATIENCE = 60_000;
+/** taskd refuses variables that it does not know. */
+const ENVIRONMENT = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("TASKD_")));
+
+export const SILENT: Logger = { info: () => undefined, warn: () => undefined, error: () => undefined };
+
+/** Asks again until the answer is neither false nor undefined. */
+export async function until<T>(what: string, ask: () => T | Promise<T>): Promise<Exclude<T, false | undefined>> {
+  const deadline = Date.now() + PATIENCE;
+  for (;;) {
+    const answer = await ask();
+    if (answer !== false && answer !== undefined) return answer as Exclude<T, false | undefined>;
+    if (Date.now() > deadline) throw new Error(`this did not become true in time: ${what}`);
+    await sleep(20);
+  }
+}
+
+/** A promise, and how to end it. */
+export class Gate {
+  open!: () => void;
+  readonly opened = new Promise<void>((resolve) => {
+    this.open = resolve;
+  });
+}
+
+/** Ports that nobody uses now. */
+export async function freePorts(count: number): Promise<number[]> {
+  const servers = Array.from({ length: count }, () => createTcpServer().listen(0, "127.0.0.1"));
+  await Promise.all(servers.map((server) => once(server, "listening")));
+  const ports = servers.map((server) => (server.address() as AddressInfo).port);
+  await Promise.all(servers.map((server) => once(server.close(), "close")));
+  return ports;
+}
+
+/** A taskd with a data folder of its own. */
+export class Taskd {
+  readonly url: string;
+  readonly client: Client;
+  readonly #folder: string;
+  readonly #args: string[];
+  #process: ChildProcess | undefined;
+  #log = "";
+
+  private constructor(folder: string, ports: readonly number[], args: string[], scheme: string) {
+    this.#folder = folder;
+    const [http, grpc] = ports.map((port) => `127.0.0.1:${String(port)}`);
+    this.#args = ["--pipelines", "all", "--config", join(folder, "taskd.toml"), "--data-dir", join(folder, "data")];
+    this.#args.push("--http-listen", String(http), "--grpc-listen", String(grpc), ...args);
+    this.url = `${scheme}://${String(http)}`;
+    this.client = new Client({ url: this.url });
+  }
+
+  /** Starts it, and waits until it is ready. `ready` replaces the question for it. */
+  static async start(
+    config = "",
+    options: { scheme?: string; ready?: (url: string) => Promise<boolean> } = {},
+  ): Promise<Taskd> {
+    const folder = await mkdtemp(join(process.env["TASKD_TEST_DIR"] ?? tmpdir(), "ts-"));
+    const defaults = `[queues.default]\nbackoff = ["50ms"]\n`;
+    await writeFile(join(folder, "taskd.toml"), config.includes("[queues.default]") ? config : config + defaults);
+    const taskd = new Taskd(folder, await freePorts(2), [], options.scheme ?? "http");
+    await taskd.run(options.ready);
+    return taskd;
+  }
+
+  /** Starts the process, again perhaps, and waits until it is ready. */
+  async run(ready: (url: string) => Promise<boolean> = isReady): Promise<void> {
+    const child = spawn(BIN, this.#args, { env: ENVIRONMENT, stdio: ["ignore", "pipe", "pipe"] });
+    const gather = (chunk: Buffer): void => {
+      this.#log = (this.#log + chunk.toString()).slice(-20_000);
+    };
+    child.stdout.on("data", gather);
+    child.stderr.on("data", gather);
+    child.on("error", (error) => {
+      this.#log += String(error);
+    });
+    this.#process = child;
+    await until("taskd is ready", async () => {
+      if (child.exitCode !== null || child.pid === undefined) throw new Error(`taskd did not start:\n${this.#log}`);
+      return ready(this.url);
+    });
+  }
+
+  async kill(): Promise<void> {
+    await this.#end("SIGKILL");
+  }
+
+  async stop(): Promise<void> {
+    await this.#end("SIGTERM");
+    await rm(this.#folder, { recursive: true, force: true });
+  }
+
+  /** Runs a command of taskd on this data folder, and returns what it prints. */
+  async command(...args: string[]): Promise<string> {
+    const of = ["--config", join(this.#folder, "taskd.toml"), "--data-dir", join(this.#folder, "data")];
+    return (await promisify(execFile)(BIN, [...args, ...of], { env: ENVIRONMENT })).stdout.trim();
+  }
+
+  async #end(signal: NodeJS.Signals): Promise<void> {
+    const child = this.#process;
+    this.#process = undefined;
+    if (child === undefined || child.exitCode !== null || child.signalCode !== null) return;
+    const ended = once(child, "exit");
+    child.kill(signal);
+    await ended;
+  }
+}
+
+async function isReady(url: string): Promise<boolean> {
+  try {
+    return (await fetch(`${url}/readyz`)).ok;
+  } catch {
+    return false;
+  }
+}
+
+/** Waits until all tasks of a queue have this status, and returns them. */
+export async function allAre(client: Client, queue: string, status: string, count: number): Promise<TaskView[]> {
+  return until(`${String(count)} tasks of ${queue} are ${status}`, async () => {
+    // A task that Redis calls completed is listed as unfinished until SQL has its result.
+    if ((await client.listPage({ queue, status: "UNFINISHED" }, { limit: 1 })).tasks.length > 0) return undefined;
+    const tasks: TaskView[] = [];
+    for await (const task of client.listTasks({ queue })) tasks.push(task);
+    return tasks.length === count && tasks.every((task) => task.status === status) ? tasks : undefined;
+  });
+}
+
+/** A server that answers as the test says. */
+export async function fakeTaskd(
+  answer: (
+    path: string,
+    body: string,
+    nth: number,
+  ) => { status?: number; headers?: Record<string, string>; body: string },
+): Promise<{ url: string; server: Server; close: () => Promise<void> }> {
+  let nth = 0;
+  const server = createServer((request, response) => {
+    let body = "";
+    request.on("data", (chunk: Buffer) => {
+      body += chunk.toString();
+    });
+    request.on("end", () => {
+      const { status = 200, headers = {}, body: text } = answer(request.url ?? "", body, nth);
+      nth += 1;
+      response.writeHead(status, { "content-type": "application/json", ...headers }).end(text);
+    });
+  }).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const close = async (): Promise<void> => {
+    server.closeAllConnections();
+    await once(server.close(), "close");
+  };
+  return { url: `http://127.0.0.1:${String((server.address() as AddressInfo).port)}`, server, close };
+}

@@ -1,0 +1,273 @@
+/** Parts that need no taskd: durations, forms on the wire, errors, addresses. */
+
+import assert from "node:assert/strict";
+import type { IncomingMessage, ServerResponse } from "node:http";
+import { test } from "node:test";
+
+import {
+  BusyError,
+  Client,
+  ConnectionError,
+  InvalidAnswerError,
+  NotFoundError,
+  Problem,
+  Reject,
+  Retry,
+  TimeoutError,
+  Worker,
+} from "@taskd/client";
+import { fakeTaskd, freePorts, until } from "./support.js";
+
+const CREATED = JSON.stringify({ results: [{ status: "CREATED", id: "1" }] });
+
+test("a task is written as taskd reads it", async () => {
+  const bodies: unknown[] = [];
+  const fake = await fakeTaskd((_, body) => {
+    bodies.push(JSON.parse(body));
+    return { body: CREATED };
+  });
+  const client = new Client({ url: fake.url });
+  await client.insert({
+    queue: "q",
+    key: "k",
+    payload: { n: 1 },
+    replicas: 2,
+    priority: "high",
+    delay: "1m 30s",
+    notBefore: new Date(0),
+    leaseDuration: 1500,
+    maxAttempts: 3,
+    headers: { a: "b" },
+    traceparent: "00-",
+  });
+  await client.insert({ queue: "q", payload: new Uint8Array([0, 255]) });
+  await client.insert({ queue: "q", payload: "text" });
+  await client.insert({ queue: "q", payload: null, fields: { idempotency_key: "i", backoff: { kind: "linear" } } });
+  assert.deepEqual(bodies, [
+    {
+      queue: "q",
+      key: "k",
+      payload: { n: 1 },
+      replicas: 2,
+      priority: "high",
+      delay: "90000ms",
+      not_before: "1970-01-01T00:00:00.000Z",
+      lease_duration: "1500ms",
+      max_attempts: 3,
+      headers: { a: "b" },
+      traceparent: "00-",
+    },
+    { queue: "q", payload_base64: "AP8=" },
+    { queue: "q", payload: "text" },
+    { queue: "q", idempotency_key: "i", backoff: { kind: "linear" } },
+  ]);
+  await fake.close();
+});
+
+test("a task that has no form in JSON is an error of the caller", async () => {
+  const client = new Client({ url: "http://127.0.0.1:1" });
+  const circle: { self?: unknown } = {};
+  circle.self = circle;
+  await assert.rejects(client.insert({ queue: "q", payload: circle }), /payload cannot be written as JSON/);
+  await assert.rejects(client.insert({ queue: "q", payload: 1n }), /payload cannot be written as JSON/);
+  await assert.rejects(client.insert({ queue: "q", payload: () => 1 }), /payload cannot be written as JSON/);
+  await assert.rejects(client.insert({ queue: "q", delay: "soon" }), /delay: "soon" is not a duration/);
+  const misspelt = { queue: "q", pirority: "high" };
+  await assert.rejects(client.insert(misspelt), /a task has no field "pirority"/);
+});
+
+test("wrong options are named at once", () => {
+  assert.throws(() => new Client({ url: "127.0.0.1:7600" }), /url: "127.0.0.1:7600"/);
+  assert.throws(() => new Client({ url: "ftp://a" }), /neither with http/);
+  assert.throws(() => new Client({ url: [] }), /there is no address/);
+  assert.throws(() => new Worker({ queue: [] }), /queue: there is none/);
+  assert.throws(() => new Worker({ queue: "q", concurrency: 0 }), /concurrency: 0/);
+  assert.throws(() => new Worker({ queue: "q", taskTimeout: "x" }), /taskTimeout: "x"/);
+  assert.throws(() => new Retry({ after: "x" }), /after: "x"/);
+  assert.equal(new Reject("no").retry, true);
+});
+
+test("an error of taskd is a typed problem", async () => {
+  const details = { type: "about:blank", title: "Not Found", status: 404, detail: "there is no task" };
+  const fake = await fakeTaskd(() => ({ status: 404, body: JSON.stringify(details) }));
+  await assert.rejects(new Client({ url: fake.url }).getTask("x"), (error) => {
+    assert.ok(error instanceof NotFoundError && error instanceof Problem);
+    assert.deepEqual([error.status, error.title, error.detail], [404, "Not Found", "there is no task"]);
+    return true;
+  });
+  await fake.close();
+});
+
+test("a redirect is not followed, so that no token goes astray", async () => {
+  const fake = await fakeTaskd(() => ({ status: 302, headers: { location: "http://127.0.0.1:1/" }, body: "" }));
+  const call = new Client({ url: fake.url, token: "secret" }).queues();
+  await assert.rejects(call, (error) => error instanceof Problem && error.status === 302);
+  await fake.close();
+});
+
+test("a busy taskd is asked again after Retry-After, and in the end told as busy", async () => {
+  const busy = { title: "Too Many Requests", status: 429, detail: "full" };
+  const times: number[] = [];
+  const fake = await fakeTaskd((_, __, nth) => {
+    times.push(performance.now());
+    return nth === 0 ? { status: 429, headers: { "retry-after": "1" }, body: JSON.stringify(busy) } : { body: CREATED };
+  });
+  assert.equal((await new Client({ url: fake.url }).insert({ queue: "q" })).status, "CREATED");
+  const [first = 0, second = 0] = times;
+  assert.ok(second - first >= 990, "the second call came before Retry-After");
+  await fake.close();
+  const full = await fakeTaskd(() => ({ status: 429, headers: { "retry-after": "1" }, body: JSON.stringify(busy) }));
+  await assert.rejects(new Client({ url: full.url, retryFor: 0 }).insert({ queue: "q" }), BusyError);
+  await full.close();
+});
+
+test("garbage is tried again, and is an error of its own in the end", async () => {
+  const fake = await fakeTaskd((_, __, nth) => ({ body: nth === 0 ? "<html>" : CREATED }));
+  assert.equal((await new Client({ url: fake.url }).insert({ queue: "q" })).status, "CREATED");
+  await fake.close();
+  const broken = await fakeTaskd(() => ({ body: "[1" }));
+  await assert.rejects(new Client({ url: broken.url, retryFor: 0 }).insert({ queue: "q" }), InvalidAnswerError);
+  await broken.close();
+});
+
+test("an address that is dead does not matter while another answers", async () => {
+  const fake = await fakeTaskd(() => ({ body: CREATED }));
+  const [dead] = await freePorts(1);
+  const client = new Client({ url: [`http://127.0.0.1:${String(dead)}`, fake.url] });
+  for (let n = 0; n < 3; n += 1) assert.equal((await client.insert({ queue: "q" })).status, "CREATED");
+  const alone = new Client({ url: `http://127.0.0.1:${String(dead)}`, retryFor: 0 });
+  await assert.rejects(alone.insert({ queue: "q" }), (error) => {
+    return error instanceof ConnectionError && error.message.includes("ECONNREFUSED");
+  });
+  await fake.close();
+});
+
+test("a silent taskd is a time-out, and an abort is the caller's reason", async () => {
+  const asked: string[] = [];
+  const fake = await fakeTaskd((path) => {
+    asked.push(path);
+    return { body: "" };
+  });
+  fake.server.removeAllListeners("request");
+  fake.server.on("request", (request) => asked.push(String(request.url)));
+  const client = new Client({ url: fake.url, timeout: "50ms", retryFor: 0 });
+  await assert.rejects(client.queues(), TimeoutError);
+  const abort = new AbortController();
+  const call = new Client({ url: fake.url }).queues({ signal: abort.signal });
+  await until("the call has come", () => asked.length === 2);
+  abort.abort(new RangeError("enough"));
+  await assert.rejects(call, /enough/);
+  await fake.close();
+});
+
+test("a stream inserts in bounded memory, in order, and sends again what was not stored", async () => {
+  let stored = 0;
+  const fake = await fakeTaskd((_, body, nth) => {
+    const keys = body
+      .trimEnd()
+      .split("\n")
+      .map((line) => (JSON.parse(line) as { key: string }).key);
+    // The first call stores half of its lines.
+    const open = nth === 0 ? keys.length / 2 : keys.length;
+    const lines = keys.map((id, place) =>
+      JSON.stringify(place < open ? { status: "CREATED", id } : { status: "TRY_LATER", error: "line 3: full" }),
+    );
+    stored += Math.min(open, keys.length);
+    return { headers: { "content-type": "application/x-ndjson" }, body: `${lines.join("\n")}\n` };
+  });
+  let [made, answered, ahead] = [0, 0, 0];
+  function* tasks(): Generator<{ queue: string; key: string }> {
+    for (; made < 1000; made += 1) {
+      ahead = Math.max(ahead, made - answered);
+      yield { queue: "q", key: String(made) };
+    }
+  }
+  const client = new Client({ url: fake.url });
+  for await (const answer of client.insertStream(tasks(), { batch: 10, inFlight: 2 })) {
+    assert.deepEqual(answer, { index: answered, status: "CREATED", id: String(answered) });
+    answered += 1;
+  }
+  assert.deepEqual([made, answered, stored], [1000, 1000, 1000]);
+  assert.ok(ahead <= 40, `the stream read ${String(ahead)} tasks ahead`);
+  await fake.close();
+});
+
+test("a stream sends what it has while its source is slow, and ends when its reader does", async () => {
+  const fake = await fakeTaskd((_, body) => {
+    const line = JSON.stringify({ status: "CREATED", id: "1" });
+    return { body: `${line}\n`.repeat(body.trimEnd().split("\n").length) };
+  });
+  let isClosed = false;
+  async function* slow(): AsyncGenerator<{ queue: string }> {
+    try {
+      yield { queue: "q" };
+      yield { queue: "q" };
+      await until("the reader has left", () => isLeaving);
+      yield { queue: "q" };
+    } finally {
+      isClosed = true;
+    }
+  }
+  let [answers, isLeaving] = [0, false];
+  for await (const answer of new Client({ url: fake.url }).insertStream(slow(), { linger: "10ms" })) {
+    assert.equal(answer.status, "CREATED");
+    answers += 1;
+    if (answers === 2) {
+      isLeaving = true;
+      break;
+    }
+  }
+  await until("the source is closed", () => isClosed);
+  await fake.close();
+});
+
+test("a task that cannot be written is rejected in its place", async () => {
+  const fake = await fakeTaskd((_, body) => {
+    return { body: body.trimEnd().replace(/.+/g, JSON.stringify({ status: "CREATED", id: "1" })) };
+  });
+  const answers = await new Client({ url: fake.url }).insertBatch([
+    { queue: "q" },
+    { queue: "q", payload: 1n },
+    { queue: "q" },
+  ]);
+  assert.deepEqual(
+    answers.map(({ index, status }) => [index, status]),
+    [
+      [0, "CREATED"],
+      [1, "REJECTED"],
+      [2, "CREATED"],
+    ],
+  );
+  await fake.close();
+});
+
+test("of an answer that breaks off, the whole lines count, and the other tasks are sent again", async () => {
+  const sent: number[] = [];
+  const fake = await fakeTaskd(() => ({ body: "" }));
+  fake.server.removeAllListeners("request");
+  fake.server.on("request", (request: IncomingMessage, response: ServerResponse) => {
+    let body = "";
+    request.on("data", (chunk: Buffer) => {
+      body += chunk.toString();
+    });
+    request.on("end", () => {
+      const lines = body
+        .trimEnd()
+        .split("\n")
+        .map(() => `{"status":"CREATED","id":"${String(sent.length)}"}\n`);
+      sent.push(lines.length);
+      response.writeHead(200, { "content-type": "application/x-ndjson" });
+      if (sent.length > 1) return response.end(lines.join(""));
+      return response.write(`${lines.slice(0, 3).join("")}{"status":"CRE`, () => {
+        setImmediate(() => response.destroy());
+      });
+    });
+  });
+  const tasks = Array.from({ length: 10 }, () => ({ queue: "q" }));
+  const answers = await new Client({ url: fake.url }).insertBatch(tasks);
+  assert.ok(answers.every(({ status, index }, nth) => status === "CREATED" && index === nth));
+  // The break may come before the answer: then all tasks are sent again.
+  assert.deepEqual(sent[0], 10);
+  assert.equal(answers.filter(({ id }) => id === "0").length, 10 - (sent.at(-1) ?? 0));
+  await fake.close();
+});

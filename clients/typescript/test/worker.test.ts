@@ -1,0 +1,269 @@
+/** Workers against a real taskd. */
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+
+import {
+  BadRequestError,
+  LeaseLostError,
+  Reject,
+  Retry,
+  Worker,
+  type Handler,
+  type WorkerOptions,
+} from "@taskd/client";
+import { Gate, SILENT, Taskd, allAre, fakeTaskd, freePorts, until } from "./support.js";
+
+let taskd: Taskd;
+before(async () => {
+  const queue = 'lease = "10s"\nbackoff = ["50ms"]\nmax_attempts = 3\n';
+  taskd = await Taskd.start(`[queues.default]\n${queue}`);
+});
+after(async () => {
+  await taskd.stop();
+});
+
+/** Runs a worker while the test does something. */
+async function withWorker<P>(
+  options: Partial<WorkerOptions> & { queue: string },
+  handler: Handler<P>,
+  test: (worker: Worker) => Promise<void>,
+): Promise<void> {
+  const worker = new Worker({ url: taskd.url, logger: SILENT, signals: false, ...options }).handle(handler);
+  const running = worker.run();
+  try {
+    await Promise.race([test(worker), running]);
+  } finally {
+    await worker.stop();
+    await running;
+  }
+}
+
+test("tasks are done, with their results and what they discover", async () => {
+  const { client } = taskd;
+  const traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+  const { id = "" } = await client.insert({
+    queue: "tree",
+    key: "root",
+    payload: { depth: 5 },
+    headers: { site: "a" },
+    traceparent,
+  });
+  const seen = new Map<string, number>();
+  let root: unknown[] = [];
+  const handler: Handler<{ depth: number }> = (task) => {
+    seen.set(task.key, (seen.get(task.key) ?? 0) + 1);
+    if (task.key === "root")
+      root = [task.queue, task.headers, task.attempt, task.replicas, task.traceparent.slice(0, 35)];
+    for (const child of ["0", "1", "1"]) {
+      if (task.payload.depth > 0) task.discover({ key: task.key + child, payload: { depth: task.payload.depth - 1 } });
+    }
+    return { depth: task.payload.depth };
+  };
+  await withWorker({ queue: "tree", concurrency: 4, prefetch: 4 }, handler, async (worker) => {
+    await allAre(client, "tree", "COMPLETED", 63);
+    await until("all is reported", () => worker.stats.completed === 63);
+    assert.deepEqual([worker.stats.rejected, worker.stats.lost], [0, 0]);
+    const [result] = await client.results(id);
+    assert.deepEqual([result?.result, result?.worker], [{ depth: 5 }, worker.name]);
+  });
+  assert.ok([...seen.values()].every((times) => times === 1));
+  assert.deepEqual(root, ["tree", { site: "a" }, 1, 1, traceparent.slice(0, 35)]);
+});
+
+test("rejects, retries, throws, and results that cannot be", async () => {
+  const { client } = taskd;
+  const keys = ["throws", "never", "retry", "circle", "huge", "too huge", "bytes"];
+  const answers = await client.insertBatch(keys.map((key) => ({ queue: "fail", key })));
+  const ids = Object.fromEntries(keys.map((key, n) => [key, answers[n]?.id ?? ""]));
+  const attempts: Record<string, number> = {};
+  const handler: Handler = (task) => {
+    attempts[task.key] = task.attempt;
+    switch (task.key) {
+      case "throws":
+        throw new RangeError("this is too much");
+      case "never":
+        throw new Reject("it is nothing", { retry: false });
+      case "retry":
+        if (task.attempt === 1) throw new Retry({ after: "10ms" });
+        return "at last";
+      case "circle": {
+        const circle: { self?: unknown } = {};
+        circle.self = circle;
+        return circle;
+      }
+      case "huge":
+        return "x".repeat(3 << 20);
+      case "too huge":
+        return "x".repeat(6 << 20);
+      default:
+        return new Uint8Array([1, 2, 255]);
+    }
+  };
+  await withWorker({ queue: "fail", maxRequestBytes: 5 << 20 }, handler, async () => {
+    const ends = async (key: string, status: string): Promise<string> => {
+      const id = ids[key] ?? "";
+      const file = await until(`${key} is ${status}`, async () => {
+        const file = await client.getTask(id);
+        // SQL has the end when it has the result, or the reason.
+        const isStored = status === "DEAD" ? file.reason !== undefined : file.results > 0;
+        return file.status === status && isStored ? file : undefined;
+      });
+      return file.reason ?? "";
+    };
+    assert.match(await ends("throws", "DEAD"), /RangeError: this is too much/);
+    assert.match(await ends("never", "DEAD"), /it is nothing/);
+    await ends("retry", "COMPLETED");
+    assert.match(await ends("circle", "DEAD"), /result cannot be written as JSON/);
+    assert.match(await ends("huge", "DEAD"), /taskd refuses the completion: result has 3145728 bytes/);
+    assert.match(await ends("too huge", "DEAD"), /RangeError: the result has more than 5242880 bytes/);
+    await ends("bytes", "COMPLETED");
+  });
+  assert.deepEqual((await client.results(ids["bytes"] ?? ""))[0]?.result, new Uint8Array([1, 2, 255]));
+  assert.equal((await client.results(ids["retry"] ?? ""))[0]?.result, "at last");
+  assert.deepEqual(attempts, { throws: 3, never: 1, retry: 2, circle: 3, huge: 3, "too huge": 3, bytes: 1 });
+});
+
+test("two workers do each task of NUM = 2 once each", async () => {
+  const { client } = taskd;
+  const tasks = Array.from({ length: 30 }, (_, n) => ({ queue: "twice", key: String(n), replicas: 2 }));
+  const answers = await client.insertBatch(tasks);
+  const done: string[] = [];
+  const handler: Handler = (task) => {
+    done.push(`${task.worker} ${task.key}`);
+  };
+  await withWorker({ queue: "twice", name: "a" }, handler, async () => {
+    await withWorker({ queue: "twice", name: "b" }, handler, async () => {
+      await allAre(client, "twice", "COMPLETED", 30);
+    });
+  });
+  assert.deepEqual([done.length, new Set(done).size], [60, 60]);
+  for (const { id = "" } of answers) {
+    assert.deepEqual((await client.results(id)).map(({ worker }) => worker).sort(), ["a", "b"]);
+  }
+});
+
+test("a slow handler keeps its lease", async () => {
+  const { client } = taskd;
+  const { id = "" } = await client.insert({ queue: "slow", key: "k", leaseDuration: "1s" });
+  const gate = new Gate();
+  const begun = Date.now();
+  const handler: Handler = async (task) => {
+    await task.extend();
+    await gate.opened;
+    return task.signal.aborted;
+  };
+  await withWorker({ queue: "slow" }, handler, async (worker) => {
+    // Twice the lease, by the clock of taskd.
+    await until("the lease was extended beyond itself", async () => {
+      const [attempt] = (await client.getTask(id)).history;
+      return worker.stats.extended > 2 && (attempt?.leaseExpiresAt?.getTime() ?? 0) > begun + 3000;
+    });
+    gate.open();
+    await allAre(client, "slow", "COMPLETED", 1);
+  });
+  const [result, ...others] = await client.results(id);
+  assert.deepEqual([result?.attempt, result?.result, others.length], [1, false, 0]);
+});
+
+test("a cancel reaches the handler", async () => {
+  const { client } = taskd;
+  const { id = "" } = await client.insert({ queue: "cancel", key: "k", leaseDuration: "1s" });
+  const begun = new Gate();
+  let heard: unknown;
+  const handler: Handler = async (task) => {
+    begun.open();
+    await new Promise((resolve) => {
+      task.signal.addEventListener("abort", resolve);
+    });
+    heard = task.signal.reason;
+  };
+  await withWorker({ queue: "cancel" }, handler, async (worker) => {
+    await begun.opened;
+    assert.equal((await client.cancel([id]))[0]?.status, "OK");
+    await until("the handler has heard of it", () => heard !== undefined);
+    await until("nothing is left", () => worker.stats.running === 0);
+    assert.deepEqual([worker.stats.lost, worker.stats.completed], [1, 0]);
+  });
+  assert.ok(heard instanceof LeaseLostError && heard.status === "CANCELLED");
+});
+
+test("tasks that did not begin go back at a stop, and another worker does them", async () => {
+  const { client } = taskd;
+  await client.insertBatch(["a", "b", "c"].map((key) => ({ queue: "back", key })));
+  const [begun, gate] = [new Gate(), new Gate()];
+  const first = new Worker({
+    url: taskd.url,
+    queue: "back",
+    concurrency: 1,
+    prefetch: 2,
+    logger: SILENT,
+    signals: false,
+  }).handle(async () => {
+    begun.open();
+    await gate.opened;
+    return "first";
+  });
+  const running = first.run();
+  await begun.opened;
+  await until("two wait", () => first.stats.waiting === 2);
+  const stopped = first.stop();
+  await withWorker(
+    { queue: "back" },
+    () => "second",
+    async (second) => {
+      await until("the other worker did two", () => second.stats.completed === 2);
+      gate.open();
+      await Promise.all([running, stopped]);
+      await allAre(client, "back", "COMPLETED", 3);
+    },
+  );
+});
+
+test("a worker goes on at another address, and past garbage", async () => {
+  const { client } = taskd;
+  const [dead] = await freePorts(1);
+  const garbage = await fakeTaskd(() => ({ body: "<html>not taskd</html>" }));
+  await client.insertBatch(Array.from({ length: 20 }, (_, n) => ({ queue: "move", key: String(n) })));
+  const url = [`http://127.0.0.1:${String(dead)}`, garbage.url, taskd.url];
+  await withWorker(
+    { queue: "move", url },
+    () => "done",
+    async () => {
+      await allAre(client, "move", "COMPLETED", 20);
+    },
+  );
+  await garbage.close();
+});
+
+test("a wrong queue name, no handler, and a second run are errors at once", async () => {
+  const options = { url: taskd.url, logger: SILENT, signals: false as const };
+  const wrong = new Worker({ ...options, queue: "no name!" }).handle(() => 1);
+  await assert.rejects(wrong.run(), (error) => error instanceof BadRequestError && /no name!/.test(error.message));
+  await assert.rejects(new Worker({ ...options, queue: "q" }).run(), /no handler/);
+  const worker = new Worker({ ...options, queue: "q" }).handle(() => 1);
+  const abort = new AbortController();
+  const running = worker.run({ signal: abort.signal });
+  await assert.rejects(worker.run(), /runs once/);
+  abort.abort();
+  await running;
+});
+
+test("a report that taskd does not read does not hold up the others", async () => {
+  const { client } = taskd;
+  const keys = Array.from({ length: 40 }, (_, n) => String(n));
+  await client.insertBatch(keys.map((key) => ({ queue: "mixed", key, maxAttempts: 1 })));
+  const handler: Handler = (task) => {
+    // The key is too long: taskd refuses the completion.
+    if (Number(task.key) % 10 === 0) task.discover({ key: "x".repeat(5000) });
+    // Half a character is no text.
+    return Number(task.key) % 10 === 1 ? "\uD800" : "fine";
+  };
+  await withWorker({ queue: "mixed", concurrency: 40 }, handler, async () => {
+    await until("all tasks have ended", async () => {
+      const { tasks } = await client.listPage({ queue: "mixed" });
+      const count = (status: string): number => tasks.filter((task) => task.status === status).length;
+      return count("COMPLETED") === 32 && count("DEAD") === 8;
+    });
+  });
+});
