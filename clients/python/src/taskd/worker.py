@@ -43,7 +43,7 @@ class Options:
 
 @dataclass(slots=True)
 class Stats:
-    """What a worker has done since it was made."""
+    """The counts of a worker since it was made."""
 
     got: int = 0
     """Leases."""
