@@ -44,7 +44,7 @@ _FINAL_LOOK = 2.0
 
 
 class InsertStatus(Enum):
-    """The answer to one new task."""
+    """The kinds of answers to a new task."""
 
     CREATED = "CREATED"
     """Stored: taskd keeps the task, whatever is killed."""

@@ -119,7 +119,8 @@ class Worker:
         )
         self._handlers: dict[str | None, Handler] = {}
         self._session: tuple[asyncio.AbstractEventLoop, Session] | None = None
-        self._lock = threading.Lock()
+        # A signal handler of the user may call `stop` at any line.
+        self._lock = threading.RLock()
         self.stats = Stats()
 
     @property
