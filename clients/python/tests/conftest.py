@@ -122,9 +122,11 @@ class Taskd:
 
 @pytest.fixture(scope="session")
 def shared_taskd() -> Iterator[Taskd]:
-    taskd = Taskd().start()
-    yield taskd
-    taskd.remove()
+    taskd = Taskd()
+    try:
+        yield taskd.start()
+    finally:
+        taskd.remove()
 
 
 @pytest.fixture

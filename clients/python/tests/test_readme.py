@@ -10,6 +10,7 @@ from typing import Any
 from conftest import ROOT, Taskd
 
 import taskd
+from taskd.testing import MockSource
 
 README = (ROOT / "clients" / "python" / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -28,6 +29,17 @@ def test_the_worker_and_its_tests() -> None:
     exec(example("MockSource()"), names)
     names["test_a_page"]()
     names["test_a_crawl"]()
+
+
+def test_the_worker_of_the_documents() -> None:
+    (code,) = re.findall(r"```python\n(from taskd.*?)```", (ROOT / "docs" / "workers.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code.replace("worker.run()", ""), names)
+    source = MockSource()
+    source.insert("demo", "a", payload=[1])
+    source.run(names["worker"])
+    assert source.result("a") == {"payload": [1]}
+    assert source.task("a/child").queue == "found"
 
 
 def test_the_typed_worker() -> None:

@@ -1,6 +1,26 @@
 export { Client } from "./client.js";
 export type { Duration } from "./duration.js";
-export * from "./errors.js";
+export {
+  BadRequestError,
+  BusyError,
+  ConflictError,
+  ConnectionError,
+  ForbiddenError,
+  InvalidAnswerError,
+  LeaseLostError,
+  NotFoundError,
+  Problem,
+  RejectedError,
+  TaskTimeoutError,
+  TaskdError,
+  TimeoutError,
+  TooLargeError,
+  UnauthenticatedError,
+  UnavailableError,
+  WorkerStoppedError,
+  isTransient,
+  type ProblemDetails,
+} from "./errors.js";
 export type { StreamOptions } from "./insert.js";
 export { Reject, Retry } from "./rejections.js";
 export { PayloadError, type Schema, type StandardSchema } from "./schema.js";

@@ -88,7 +88,10 @@ export class Worker {
   readonly #concurrency: number;
   readonly #prefetch: number;
   readonly #maxBytes: number;
+  readonly #wait: number;
+  readonly #leaseDuration: number | undefined;
   readonly #taskTimeout: number | undefined;
+  readonly #drainTimeout: number;
   /** Takes no more tasks. */
   readonly #stop = new AbortController();
   /** Waits for no handler. */
@@ -112,12 +115,14 @@ export class Worker {
     this.#prefetch = count(options.prefetch ?? 0, "prefetch", 0);
     this.#maxBytes = count(options.maxRequestBytes ?? 32 << 20, "maxRequestBytes", 1024);
     const { taskTimeout, leaseDuration, reports = {} } = options;
+    this.#wait = milliseconds(options.wait ?? "30s", "wait");
+    this.#leaseDuration = leaseDuration === undefined ? undefined : milliseconds(leaseDuration, "leaseDuration");
     this.#taskTimeout = taskTimeout === undefined ? undefined : milliseconds(taskTimeout, "taskTimeout");
+    this.#drainTimeout = milliseconds(options.drainTimeout ?? "25s", "drainTimeout");
     this.#log = options.logger ?? console;
     this.client = new Client(options);
     this.#source = options.source ?? new HttpSource(this.client, this.#log);
-    const by = leaseDuration === undefined ? undefined : milliseconds(leaseDuration, "leaseDuration");
-    this.#leases = new Leases(this.#source, this.name, by, this.#log, this.#end.signal);
+    this.#leases = new Leases(this.#source, this.name, this.#leaseDuration, this.#log, this.#end.signal);
     const limits = {
       maxItems: Math.min(count(reports.maxItems ?? 100, "reports.maxItems", 1), 1000),
       maxBytes: Math.min(count(reports.maxBytes ?? 4 << 20, "reports.maxBytes", 1), this.#maxBytes),
@@ -249,9 +254,7 @@ export class Worker {
   }
 
   async #takeTasks(): Promise<void> {
-    const { leaseDuration } = this.#options;
-    const wait = milliseconds(this.#options.wait ?? "30s", "wait");
-    const lease = leaseDuration === undefined ? undefined : milliseconds(leaseDuration, "leaseDuration");
+    const [wait, leaseDuration] = [this.#wait, this.#leaseDuration];
     while (!this.#stop.signal.aborted) {
       const free = this.#free();
       if (free <= 0) {
@@ -259,7 +262,7 @@ export class Worker {
         continue;
       }
       const begun = Date.now();
-      const request = { worker: this.name, queues: this.#queues, maxTasks: free, wait, leaseDuration: lease };
+      const request = { worker: this.name, queues: this.#queues, maxTasks: free, wait, leaseDuration };
       const tasks = await this.#source.get(request, this.#stop.signal);
       for (const task of tasks) this.#accept(task);
       // A taskd that is about to stop does not wait.
@@ -350,7 +353,7 @@ export class Worker {
     for (const held of this.#waiting.splice(0)) {
       if (!held.isOver) this.#reports.reject(held, "the worker stopped before it began", { delay: "0s" });
     }
-    const deadline = Date.now() + milliseconds(this.#options.drainTimeout ?? "25s", "drainTimeout");
+    const deadline = Date.now() + this.#drainTimeout;
     const isDone = (): boolean => this.#running === 0 && this.#reports.pending === 0;
     while (!isDone() && !this.#hardStop.signal.aborted && Date.now() < deadline) {
       await this.#change(deadline - Date.now());

@@ -83,6 +83,7 @@ test("wrong options are named at once", () => {
   assert.throws(() => new Worker({ queue: [] }), /queue: there is none/);
   assert.throws(() => new Worker({ queue: "q", concurrency: 0 }), /concurrency: 0/);
   assert.throws(() => new Worker({ queue: "q", taskTimeout: "x" }), /taskTimeout: "x"/);
+  assert.throws(() => new Worker({ queue: "q", drainTimeout: -1 }), /drainTimeout: -1/);
   assert.throws(() => new Retry({ after: "x" }), /after: "x"/);
   assert.equal(new Reject("no").retry, true);
 });

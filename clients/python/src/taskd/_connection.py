@@ -74,7 +74,7 @@ EXTEND: Method[pb.ExtendTasksRequest, pb.ExtendTasksResponse] = _method(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TLS:
-    """How to speak TLS. Without `ca`, the authorities that gRPC brings decide."""
+    """The certificates for TLS. Without `ca`, the authorities that gRPC brings decide."""
 
     ca: str | Path | None = None
     """The authority of taskd's certificate (PEM)."""

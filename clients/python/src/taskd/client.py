@@ -44,7 +44,7 @@ _FINAL_LOOK = 2.0
 
 
 class InsertStatus(Enum):
-    """The answer to one new task."""
+    """The kinds of answers to a new task."""
 
     CREATED = "CREATED"
     """Stored: taskd keeps the task, whatever is killed."""
@@ -56,7 +56,7 @@ class InsertStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """What became of one new task."""
+    """The answer to one new task."""
 
     status: InsertStatus
     id: str = ""
@@ -69,13 +69,13 @@ class Inserted:
 
 @dataclass(slots=True)
 class InsertCounts:
-    """What became of many new tasks."""
+    """The answers to many new tasks, counted."""
 
     created: int = 0
     duplicates: int = 0
     rejected: int = 0
     errors: list[str] = field(default_factory=list)
-    """Why tasks were rejected: the first ten."""
+    """The first ten reasons of rejected tasks."""
 
     def add(self, inserted: Inserted) -> None:
         match inserted.status:
@@ -91,7 +91,7 @@ class InsertCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Where a task is, and why a worker does not get it."""
+    """The place of a task, and the reason why a worker does not get it."""
 
     place: str
     says: str
@@ -106,7 +106,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which tasks. All parts must fit. Those from `statuses` to `headers` need a queue."""
+    """A choice of tasks. All parts must fit. Those from `statuses` to `headers` need a queue."""
 
     queue: str = ""
     statuses: Collection[TaskStatus] = ()

@@ -18,7 +18,7 @@ PayloadT = TypeVar("PayloadT")
 
 
 class Priority(enum.Enum):
-    """How urgent a task is. Priorities are strict over all queues of a worker."""
+    """The urgency of a task. Priorities are strict over all queues of a worker."""
 
     HIGH = "high"
     MEDIUM = "medium"
@@ -38,7 +38,7 @@ def read_priority(wire: int) -> Priority:
 
 
 class TaskStatus(enum.Enum):
-    """Where a task is in its life."""
+    """The state of a task in its life."""
 
     PENDING = "PENDING"
     QUEUED = "QUEUED"

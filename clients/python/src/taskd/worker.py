@@ -43,7 +43,7 @@ class Options:
 
 @dataclass(slots=True)
 class Stats:
-    """What a worker has done since it was made."""
+    """The counts of a worker since it was made."""
 
     got: int = 0
     """Leases."""
@@ -119,7 +119,8 @@ class Worker:
         )
         self._handlers: dict[str | None, Handler] = {}
         self._session: tuple[asyncio.AbstractEventLoop, Session] | None = None
-        self._lock = threading.Lock()
+        # A signal handler of the user may call `stop` at any line.
+        self._lock = threading.RLock()
         self.stats = Stats()
 
     @property
