@@ -1,4 +1,4 @@
-//! What access tokens, histories and traces cost: each beside the same work without it, in the same run.
+//! The cost of access tokens, histories and traces: each beside the same work without it, in the same run.
 
 use std::net::SocketAddr;
 
