@@ -996,7 +996,7 @@ pub(crate) async fn an_unfinished_task_has_a_place(db: &impl Database) {
     (scheduled.unpublished, scheduled.due_unix_ms) = (Scheduled, NOW + 7);
     insert_new(&*store, &[fresh.clone(), parked.clone(), scheduled.clone()]).await;
     let place = async |row: &NewRow| store.place("g", row.task.id).await.unwrap();
-    let off = |why, due_unix_ms| Some(Place::Off { why, due_unix_ms });
+    let off = |why, due_unix_ms| Some(Place::Off { why, due_unix_ms, came_back: why == Missing });
     assert_eq!(place(&fresh).await, off(Fresh, Some(NOW + 5_000)));
     assert_eq!(place(&parked).await, off(Parked, None));
     assert_eq!(place(&scheduled).await, off(Scheduled, Some(NOW + 7)));
