@@ -215,7 +215,10 @@ mod tests {
             let misfit = schema.misfit(payload.as_bytes(), Encoding::Json).unwrap();
             assert!(misfit.says.contains("secret"), "{misfit:?}");
             assert!(!misfit.logged.contains("secret"), "{misfit:?}");
-            assert!(misfit.logged.starts_with("the payload does not fit the queue's payload_schema at /"), "{misfit:?}");
+            assert!(
+                misfit.logged.starts_with("the payload does not fit the queue's payload_schema at /"),
+                "{misfit:?}"
+            );
         }
     }
 

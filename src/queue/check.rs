@@ -153,12 +153,7 @@ impl Shards {
     }
 
     /// Looks at tasks again, each by itself, and mends what it finds. Deals with one at least.
-    pub async fn check_tasks(
-        &self,
-        shard: &ShardId,
-        tasks: &[(TaskId, Suspicion)],
-        mends: bool,
-    ) -> Result<Confirmed> {
+    pub async fn check_tasks(&self, shard: &ShardId, tasks: &[(TaskId, Suspicion)], mends: bool) -> Result<Confirmed> {
         let why: String = tasks.iter().map(|(_, suspicion)| suspicion.letter()).collect();
         let answer = self.call(&scripts::CHECK_TASK, shard, tasks.len(), |call| {
             call.arg(u8::from(mends)).arg(PASSED).arg(why);

@@ -149,6 +149,7 @@ macro_rules! store_contract {
             what_is_turned_away_adds_up,
             a_wrong_count_is_found_and_corrected,
             a_stranded_task_is_found,
+            published_tasks_are_found_by_id,
             queues_are_paused_and_resumed_with_their_acts,
             tokens_come_and_go_with_their_acts,
             of_concurrent_tokens_one_gets_the_name,

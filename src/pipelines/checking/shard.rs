@@ -170,22 +170,19 @@ impl<'a> Walk<'a> {
             for (id, _) in page.listed {
                 self.pass.unlisted.remove(&id);
                 if self.pass.live.contains(&id) {
-                    listed.insert((id, Suspicion::Listed));
+                    listed.insert(id);
                 }
             }
             from = page.next;
         }
         let unlisted = std::mem::take(&mut self.pass.unlisted).into_iter().map(|id| (id, Suspicion::Unlisted));
-        let suspects: Vec<_> = listed.into_iter().chain(unlisted).collect();
+        let listed = listed.into_iter().map(|id| (id, Suspicion::Listed));
+        let suspects: Vec<_> = listed.chain(unlisted).collect();
         self.look_again(&suspects, Looks::ToMend).await.map(drop)
     }
 
     /// Looks at suspected tasks again, each in one step. Answers those that are found.
-    async fn look_again(
-        &mut self,
-        mut suspects: &[(TaskId, Suspicion)],
-        looks: Looks,
-    ) -> Result<Vec<TaskId>, Error> {
+    async fn look_again(&mut self, mut suspects: &[(TaskId, Suspicion)], looks: Looks) -> Result<Vec<TaskId>, Error> {
         let Checker { queue, pace, .. } = self.checker;
         let mut found = Vec::new();
         while !suspects.is_empty() {
