@@ -1,6 +1,6 @@
 -- Confirms what pages of lanes and records showed at different moments, and mends it in the same step, if asked. Each
--- task may cost a walk over the lanes, and over the list of final records. Before the bound of a call is passed, it ends
--- ahead of the next task. A single task for which the bound is too low is not told: no find, and nothing is mended.
+-- task may cost a walk over the lanes, and over the list of final records. A call ends ahead of a task for which it has
+-- no room. A single task for which the bound is too low is not told: no find, and nothing is mended.
 --
 -- ARGV[2] 1 mends, 0 only reports   ARGV[3] elements to pass at most; one that Lua looks into counts for 40
 -- ARGV[4] why each is named, a character per id: e SQL shows it final | l it is listed as final | m no lane had it |
@@ -16,7 +16,7 @@ local function find(kind, id, text)
   finds[n + 1], finds[n + 2], finds[n + 3] = kind, id, text
 end
 
--- The places of the task's newest offer: {lane, index from the head, …}; nil: the bound came first, so only one place or
+-- The places of the task's newest offer: {lane, index from the head, …}; nil: the bound came first, and one place or
 -- none is known.
 local function places(id, t)
   local offer, found, is_cut = t[OFFER] or 0, {}, false

@@ -147,6 +147,10 @@ impl Looks for Asking<'_> {
         Ok(Look { at, books, is_recent })
     }
 
+    async fn wait(&self) {
+        tokio::time::sleep(SHARED_FOR).await;
+    }
+
     fn may_count(&self) -> bool {
         self.off_bus.as_ref().is_none_or(|counted| counted.is_older_than(SHARE_IN_DOUBT))
     }
@@ -221,7 +225,7 @@ fn wait_off_bus(of: &mut QueueBooks, counts: &OffBusCounts) {
     held.between = i64::try_from(held.total).unwrap_or(i64::MAX).saturating_sub(known);
 }
 
-/// Whether the places add up; `Unbalanced` is to be confirmed. `flows`: something is on the bus. `is_recent`: the outbox
+/// The state by this look; `Unbalanced` is to be confirmed. `flows`: something is on the bus. `is_recent`: the outbox
 /// was counted with the rest, so its numbers explain a difference.
 fn state(held: &Held, flows: bool, is_recent: bool) -> BooksState {
     let leaves_outbox = held.fresh + held.missing > 0;

@@ -34,6 +34,9 @@ pub(super) trait Looks: Send {
     /// Looks. A queue is `Unbalanced` where nothing that moves explains the difference.
     fn take(&mut self, counts: Counts) -> impl Future<Output = Result<Look, Error>> + Send;
 
+    /// Waits before the second look.
+    fn wait(&self) -> impl Future<Output = ()> + Send;
+
     /// True if the outbox may be counted again already.
     fn may_count(&self) -> bool;
 }
@@ -54,7 +57,7 @@ pub(super) async fn decide(last: Option<&Look>, looks: &mut impl Looks) -> Resul
     if look.has_doubts() {
         let seen = last.filter(|last| last.at.elapsed() < CONFIRMS_FOR);
         if seen.is_none_or(|seen| !look.doubts().all(|of| seen.has_same(of))) {
-            tokio::time::sleep(SHARED_FOR).await;
+            looks.wait().await;
             let first = std::mem::replace(&mut look, looks.take(Counts::Anew).await?);
             look.keep_doubts(|of| first.has_same(of));
         }
@@ -114,6 +117,8 @@ mod tests {
             Ok(self.looks.pop_front().expect("another look"))
         }
 
+        async fn wait(&self) {}
+
         fn may_count(&self) -> bool {
             self.may_count
         }
@@ -138,7 +143,7 @@ mod tests {
     use BooksState::{Balanced, Moving, Unbalanced};
     use Counts::{Anew, Shared};
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_difference_is_seen_twice_before_it_counts() {
         let recent = |state, completed| look(state, completed, true);
         let two = vec![recent(Unbalanced, 0), recent(Unbalanced, 0)];
@@ -156,7 +161,7 @@ mod tests {
         assert_eq!(decided(Some(recent(Moving, 7)), two, true).await, (Unbalanced, vec![Shared, Anew]));
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_difference_that_hangs_on_an_old_count_is_counted_again_before_anything_is_said() {
         let old = |state, completed| look(state, completed, false);
         let recent = |state, completed| look(state, completed, true);

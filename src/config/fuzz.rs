@@ -17,9 +17,19 @@ const RULES: Rules = Rules { mistake: |_: &Properties| None, is_secret: |_| fals
 
 /// A file with sections, and the sample with all settings.
 const FILES: [&str; 2] = [
-    "pipelines = [\"tasks\", \"fanout\"]\nmax_items = 7\nbus_url = \"kafka://h:9092\"\nallowed_hosts = [\"a\", \"b\"]\n\
-     [kafka]\nsasl.username = \"u\"\n\"linger.ms\" = 5\n[queues.crawl]\nlease = \"1500ms\"\nbackoff = [\"1s\", \"2s\"]\n\
-     [queues.default]\npriority = \"low\"\n",
+    r#"pipelines = ["tasks", "fanout"]
+max_items = 7
+bus_url = "kafka://h:9092"
+allowed_hosts = ["a", "b"]
+[kafka]
+sasl.username = "u"
+"linger.ms" = 5
+[queues.crawl]
+lease = "1500ms"
+backoff = ["1s", "2s"]
+[queues.default]
+priority = "low"
+"#,
     include_str!("../../taskd.toml"),
 ];
 

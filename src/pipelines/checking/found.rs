@@ -9,7 +9,7 @@ const OF_A_CHECK: usize = 5_000;
 /// The same for several checks together.
 const OF_ALL: usize = 10_000;
 
-/// What a check found.
+/// The finds of a check, and the counts of what it leaves out.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     /// Without repetitions: a scan may show an entry twice.

@@ -244,7 +244,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// What a look at a suspected task is for.
+/// The purpose of a look at a suspected task.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Looks {
     /// The find counts, and is mended if asked.

@@ -48,8 +48,8 @@ const NAME: &str = "place";
 
 pub(super) async fn of<DB: Backend>(sql: &Runner<DB>, generation: &str, id: TaskId) -> Result<Option<Place>> {
     let statement = Statement::new(
-        "SELECT tasks.queue AS queue, shard, pub_generation, pub_major, pub_minor, state, outbox.due_ms AS due_ms, turn, \
-             generation AS batch_generation, batches.due_ms AS batch_due_ms, places \
+        "SELECT tasks.queue AS queue, shard, pub_generation, pub_major, pub_minor, state, \
+             outbox.due_ms AS due_ms, turn, generation AS batch_generation, batches.due_ms AS batch_due_ms, places \
          FROM tasks LEFT JOIN outbox ON task_id = id LEFT JOIN batches ON batch = insertion \
          WHERE id = ? AND status = 0",
     )
