@@ -34,7 +34,8 @@ for i = 1, #due, 2 do
       outcome = reject(id, t, at, 1, nil, policy, 'lease expired')
       local is_dead = outcome == 'dead' and '1' or '0'
       if from then
-        report('x', id, 'w', worker, 'a', t[FAILS], 'e', is_dead, 'n', generation, 'g', grant, 's', from)
+        report('x', id, 'w', worker, 'a', t[FAILS], 'e', is_dead, 'n', generation, 'g', grant,
+          's', string.format('%.0f', from))
       else
         report('x', id, 'w', worker, 'a', t[FAILS], 'e', is_dead, 'n', generation, 'g', grant)
       end

@@ -395,7 +395,9 @@ async fn a_large_shard_is_compared_in_passes() {
         // Every seventh is in no lane, and every eleventh twice.
         pipe.hset(key("records"), id.as_bytes(), "1").hset(key("bodies"), id.as_bytes(), "\x02\0\0\0\x01\0\0\0\x01");
         let times = if n % 7 == 0 { 0 } else { 1 + usize::from(n % 11 == 0) };
-        (0..times).for_each(|_| drop(pipe.lpush(key("m:T"), element(0, &id.to_string()))));
+        for _ in 0..times {
+            pipe.lpush(key("m:T"), element(0, &id.to_string()));
+        }
     }
     let (bytes, count) = (60 * (9 + 400), ids.len());
     pipe.hset_multiple(key("counters"), &[("live", count), ("open", count), ("open_bytes", bytes)]);

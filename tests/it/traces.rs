@@ -110,20 +110,23 @@ async fn the_callers_flag_decides_and_trace_sample_where_there_is_none() {
 async fn a_page_and_its_child_reach_a_collector_over_http() {
     let (receiver, refusals) = (Receiver::default(), Arc::new(AtomicUsize::new(2)));
     let (taking, refusing) = (receiver.clone(), Arc::clone(&refusals));
-    let take = async move |headers: HeaderMap, body: Bytes| {
-        if refusing.load(Ordering::Relaxed) > 0 {
-            refusing.fetch_sub(1, Ordering::Relaxed);
-            return (StatusCode::SERVICE_UNAVAILABLE, Vec::new());
+    let take = move |headers: HeaderMap, body: Bytes| {
+        let (taking, refusing) = (taking.clone(), Arc::clone(&refusing));
+        async move {
+            if refusing.load(Ordering::Relaxed) > 0 {
+                refusing.fetch_sub(1, Ordering::Relaxed);
+                return (StatusCode::SERVICE_UNAVAILABLE, Vec::new());
+            }
+            assert_eq!(headers["content-type"], "application/x-protobuf");
+            let team = headers.get("x-team").map(|team| team.to_str().unwrap().to_owned());
+            taking.take(team, ExportTraceServiceRequest::decode(body).unwrap());
+            (StatusCode::OK, ExportTraceServiceResponse::default().encode_to_vec())
         }
-        assert_eq!(headers["content-type"], "application/x-protobuf");
-        let team = headers.get("x-team").map(|team| team.to_str().unwrap().to_owned());
-        taking.take(team, ExportTraceServiceRequest::decode(body).unwrap());
-        (StatusCode::OK, ExportTraceServiceResponse::default().encode_to_vec())
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    let server = axum::serve(listener, axum::Router::new().route("/v1/traces", axum::routing::post(take)));
-    tokio::spawn(server.into_future());
+    let router = axum::Router::new().route("/v1/traces", axum::routing::post(take));
+    tokio::spawn(async move { axum::serve(listener, router).await });
     let env = [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
