@@ -62,7 +62,7 @@ async fn expire_counts_a_failure_and_at_the_last_one_the_task_is_dead() {
     let dead = f.state().await;
     assert_eq!(dead["records"], [format!(r#"a=["D",1,2,[],[],[],{NOW},1]"#)]);
     let history = r#"[1000000,"w","lease expired",1000000,"v","lease expired"]"#;
-    let died = format!("d=a a=2 r=lease expired w=v h={history} x=a w=v a=2 e=1 n=7 g=1");
+    let died = format!("d=a a=2 r=lease expired w=v h={history} x=a w=v a=2 e=1 n=7 g=1 s=970000");
     assert_eq!(dead["outbox"], ["x=a w=w a=1 e=0 n=7 g=1 s=970000", &died], "one entry a call");
     assert_eq!((dead.get("bodies"), dead.get("leases")), (None, None));
 }
