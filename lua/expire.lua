@@ -54,4 +54,4 @@ write_reports()
 if #due < 2 * most then redis.call('ZREMRANGEBYSCORE', UNDELIVERED, '-inf', now) end
 if offered then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
 local next_deadline = redis.call('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]
-return {expired, dead, undelivered, #due == 2 * most and 1 or 0, tonumber(next_deadline or -1)}
+return {expired, dead, undelivered, #due == 2 * most and 1 or 0, math.ceil(tonumber(next_deadline or -1))}

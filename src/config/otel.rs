@@ -25,7 +25,7 @@ pub(super) fn fill(
         let value = variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
         value.map(|value| (name, value))
     };
-    if is_off(&get) && options.otlp_endpoint.is_none() {
+    if is_off(get) && options.otlp_endpoint.is_none() {
         return Ok(Vec::new());
     }
     let mut note = |key: &str, name| origins.insert(key.to_owned(), Origin::Variable(name));

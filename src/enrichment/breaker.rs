@@ -173,11 +173,11 @@ mod tests {
             false => breaker.permit(now).unwrap().succeeded(),
         };
         // A third of them is not enough, however long it goes on.
-        let third = |n: usize| n % 3 == 0;
+        let third = |n: usize| n.is_multiple_of(3);
         assert!((0..100).all(|n| call(third(n)).is_none()));
         (0..12).for_each(|_| assert_eq!(call(false), None));
         // Never three in a row: the sixth of the last twelve opens it.
-        let half: Vec<_> = (0..11).map(|n| call(n % 2 == 0)).collect();
+        let half: Vec<_> = (0..11).map(|n| call(n.is_multiple_of(2))).collect();
         assert_eq!((half.iter().flatten().count(), half[10]), (1, Some(Turned::Opened)));
         // It begins anew when it closes.
         assert_eq!(breaker.permit(now + PAUSE).unwrap().succeeded(), Some(Turned::Closed));

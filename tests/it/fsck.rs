@@ -394,7 +394,7 @@ async fn a_large_shard_is_compared_in_passes() {
     for (n, id) in ids.iter().enumerate() {
         // Every seventh is in no lane, and every eleventh twice.
         pipe.hset(key("records"), id.as_bytes(), "1").hset(key("bodies"), id.as_bytes(), "\x02\0\0\0\x01\0\0\0\x01");
-        let times = if n % 7 == 0 { 0 } else { 1 + usize::from(n % 11 == 0) };
+        let times = if n.is_multiple_of(7) { 0 } else { 1 + usize::from(n.is_multiple_of(11)) };
         for _ in 0..times {
             pipe.lpush(key("m:T"), element(0, &id.to_string()));
         }

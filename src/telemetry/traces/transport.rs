@@ -35,7 +35,7 @@ const PATH: &str = "/v1/traces";
 /// A way to a collector.
 pub(super) enum Transport {
     Grpc { client: TraceServiceClient<Channel>, headers: MetadataMap },
-    Http(Http),
+    Http(Box<Http>),
 }
 
 pub(super) struct Http {
@@ -58,7 +58,7 @@ impl Transport {
             headers.insert(name, value);
         }
         if settings.protocol == OtlpProtocol::Http {
-            return Ok(Self::Http(Http::new(&settings.endpoint, headers)?));
+            return Ok(Self::Http(Box::new(Http::new(&settings.endpoint, headers)?)));
         }
         let endpoint = Endpoint::from_shared(settings.endpoint.clone())?.connect_timeout(settings.timeout);
         let endpoint = match endpoint.uri().scheme_str() {
