@@ -3,23 +3,34 @@
 --
 -- ARGV[2] part: 'records', 'leases', 'delayed', 'bodies', or the number of a lane, for its pointers
 -- ARGV[3] cursor, '0' begins   ARGV[4] entries at most, about   ARGV[5] 1 mends, 0 only reports
--- Returns {next cursor ('0': the end), finds, tasks}
+-- ARGV[6] elements of lanes to pass at most: a task that is dropped costs a walk over its lanes
+-- Returns {next cursor ('0': the end), finds, tasks, 1 the slice is to be asked for again | 0}
 --   finds: {kind, id of the task or '', what is wrong, …}
 --   tasks, for 'records': {id, state, newest offer, …}; state: 'o' live with a replica to claim, 'l' other live ones,
 --   'f' final
--- A task that loses its record here is missing from now on: the caller publishes it again.
+-- A task that loses its record here is missing from now on: the caller publishes it again. A call drops 16 tasks at
+-- most; it neither reports nor mends the others of its slice that need that, and asks for the slice again.
+local MOST_DROPPED = 16
 local part, mends = ARGV[2], ARGV[5] == '1'
 local lane = tonumber(part)
-local finds, tasks = {}, {}
+local finds, tasks, dropped, again = {}, {}, 0, 0
+budget = tonumber(ARGV[6])
 local function find(kind, id, text)
   local n = #finds
   finds[n + 1], finds[n + 2], finds[n + 3] = kind, id, text
 end
 
--- How long the task's leases last (ms).
-local function lease_of(id)
-  local head = redis.call('HGET', BODIES, redis.call('HSTRLEN', BODIES, id) > LARGE and id .. 'h' or id)
-  return head and #head >= HEAD and struct.unpack('>I4', string.sub(head, 6, 9)) or 0
+-- Reports a task that only a new beginning mends, and drops it.
+local function find_and_drop(kind, id, text, t)
+  if mends and (dropped == MOST_DROPPED or dropped > 0 and budget <= 0) then
+    again = 1
+    return
+  end
+  find(kind, id, text)
+  if mends then
+    drop(id, t)
+    dropped = dropped + 1
+  end
 end
 
 local function check_leases(id, t)
@@ -27,20 +38,19 @@ local function check_leases(id, t)
     local grant = t[HELD][i]
     if not redis.call('ZSCORE', LEASES, id .. grant) then
       find('held_without_lease', id, t[HELD][i - 1] .. ' holds it by grant ' .. grant)
-      -- The worker may still be at work: the lease begins anew.
-      if mends then redis.call('ZADD', LEASES, now + lease_of(id), id .. grant) end
+      -- The worker may still be at work: the lease begins anew. Nobody knows when it was claimed.
+      if mends then redis.call('ZADD', LEASES, now + lease_of(id) - 0.5, id .. grant) end
     end
   end
 end
 
--- Answers whether the task was dropped.
+-- Answers whether the task is dropped, now or by the next call.
 local function check_delays(id, t)
   for _, grant in ipairs(t[WAIT]) do
     -- An earlier version named no grants.
     if grant ~= '?' and not redis.call('ZSCORE', DELAYED, id .. grant) then
       if grant == '' then
-        find('waits_without_delay', id, 'it waits for its time, and nothing says when that is')
-        if mends then drop(id, t) end
+        find_and_drop('waits_without_delay', id, 'it waits for its time, and nothing says when that is', t)
         return mends
       end
       find('waits_without_delay', id, 'a replica is in backoff since grant ' .. grant .. ', and nothing ends that')
@@ -53,15 +63,13 @@ end
 local function check_record(id, record)
   local t = load(record)
   if not t then
-    find('unreadable_record', id, #record .. ' bytes that are no record')
-    if mends then drop(id) end
+    find_and_drop('unreadable_record', id, #record .. ' bytes that are no record')
     return
   end
   local size, state = redis.call('HSTRLEN', BODIES, id), 'f'
   if t[ST] == 'L' then
     if size < HEAD then
-      find('lost_payload', id, size .. ' bytes where its payload should be')
-      if mends then drop(id, t) end
+      find_and_drop('lost_payload', id, size .. ' bytes where its payload should be', t)
       return
     end
     check_leases(id, t)
@@ -139,4 +147,4 @@ else
   page = redis.call('HSCAN', P(lane), ARGV[3], 'COUNT', ARGV[4])
   for i = 1, #page[2], 2 do check_pointer(page[2][i], page[2][i + 1]) end
 end
-return {page[1], finds, tasks}
+return {again == 1 and ARGV[3] or page[1], finds, tasks, again}

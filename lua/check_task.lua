@@ -1,47 +1,83 @@
--- Confirms what pages of lanes and records showed at different moments, and mends it in the same step, if asked. The
--- caller names few tasks: each may cost a walk over its lane.
+-- Confirms what pages of lanes and records showed at different moments, and mends it in the same step, if asked. Each
+-- task may cost a walk over the lanes, and over the list of final records. A call ends ahead of a task for which it has
+-- no room. A single task for which the bound is too low is not told: no find, and nothing is mended.
 --
--- ARGV[2] 1 mends, 0 only reports   ARGV[3] elements of a lane to look at one by one, at most
+-- ARGV[2] 1 mends, 0 only reports   ARGV[3] elements to pass at most; one that Lua looks into counts for 40
 -- ARGV[4] why each is named, a character per id: e SQL shows it final | l it is listed as final | m no lane had it |
 --         t a lane had it twice | u the list of final records did not have it   ARGV[5…] ids
--- Returns finds: {kind, id, what is wrong, …}
-local mends, most = ARGV[2] == '1', tonumber(ARGV[3])
-local finds = {}
+-- Returns {how many of the ids were dealt with: the caller asks again for the others, how many of these were not told,
+--          elements passed, finds: {kind, id, what is wrong, …}}
+local LOOKED_INTO = 40
+local mends = ARGV[2] == '1'
+local finds, dealt_with, untold = {}, 0, 0
+budget = tonumber(ARGV[3])
 local function find(kind, id, text)
   local n = #finds
   finds[n + 1], finds[n + 2], finds[n + 3] = kind, id, text
 end
 
--- The places of the task's newest offer: {lane, index from the head, …}; nil: the lanes are too long to tell.
+-- The places of the task's newest offer: {lane, index from the head, …}; nil: the bound came first, and one place or
+-- none is known.
 local function places(id, t)
-  local offer, found, is_long = t[OFFER] or 0, {}, false
+  local offer, found, is_cut = t[OFFER] or 0, {}, false
   for lane = 1, 6 do
+    local there, cut = search(lane, element(t[NUM], offer, id))
+    for _, at in ipairs(there) do found[#found + 1], found[#found + 2] = lane, at end
+    is_cut = is_cut or cut
+  end
+  -- The task may have had another NUM when it was offered.
+  for lane = 1, #found == 0 and 6 or 0 do
     local length = redis.call('LLEN', T(lane))
-    for _, at in ipairs(redis.call('LPOS', T(lane), element(t[NUM], offer, id), 'COUNT', 2)) do
-      found[#found + 1], found[#found + 2] = lane, at
-    end
-    is_long = is_long or length > most
-    -- The task may have had another NUM when it was offered.
-    if #found == 0 and length <= most then
+    if length * LOOKED_INTO <= budget then
+      budget = budget - length * LOOKED_INTO
       for at, text in ipairs(redis.call('LRANGE', T(lane), 0, -1)) do
         if id_of(text) == id and is_offer(t, text) then found[#found + 1], found[#found + 2] = lane, at - 1 end
       end
+    else
+      is_cut = true
     end
   end
-  return (#found > 0 or not is_long) and found or nil
+  return (#found > 2 or not is_cut) and found or nil
+end
+
+-- Whether the list of final records has the task; nil: the bound came first.
+local function is_listed(id)
+  local length = redis.call('LLEN', FINALS)
+  local most = math.min(length, budget)
+  if most > 0 then
+    budget = budget - most
+    if redis.call('LPOS', FINALS, id, 'MAXLEN', most) then return true end
+  end
+  if most == length then return false end
 end
 
 local function lane_for(id, t) return lane_of(head_of(id), (t[OFFER] or 0) > 0) end
 
+-- The checks answer false where the bound came first.
 local function check_listed(id)
-  if redis.call('LPOS', FINALS, id) then
+  local listed = is_listed(id)
+  if listed then
     find('live_among_finals', id, 'the task is not final, and is listed as final')
-    if mends then redis.call('LREM', FINALS, 0, id) end
+    if mends then
+      budget = budget - redis.call('LLEN', FINALS)
+      redis.call('LREM', FINALS, 0, id)
+    end
   end
+  return listed ~= nil
+end
+
+local function check_unlisted(id)
+  local listed = is_listed(id)
+  if listed == false then
+    find('final_not_listed', id, 'the task is final, and no list says so: its record would stay for ever')
+    if mends then redis.call('RPUSH', FINALS, id) end
+  end
+  return listed ~= nil
 end
 
 local function check_offer(id, t)
-  local found = left(t) > 0 and places(id, t)
+  if left(t) <= 0 then return true end
+  local found = places(id, t)
   if found and #found == 0 then
     find('open_without_element', id, left(t) .. ' of its replicas can be claimed, and no lane has it')
     if mends then redis.call('LPUSH', T(lane_for(id, t)), element(t[NUM], t[OFFER] or 0, id)) end
@@ -50,10 +86,10 @@ local function check_offer(id, t)
     -- The later one stays: no worker has passed it.
     if mends then spend(found[3], found[1] == found[3] and math.max(found[2], found[4]) or found[4]) end
   end
+  return found ~= nil
 end
 
-for i = 1, #ARGV[4] do
-  local id, why = ARGV[4 + i], string.sub(ARGV[4], i, i)
+local function check(id, why)
   local record = redis.call('HGET', RECORDS, id)
   local t = record and load(record)
   local is_live = t and t[ST] == 'L'
@@ -61,12 +97,23 @@ for i = 1, #ARGV[4] do
     find('ended_and_live', id, 'SQL shows it final, and workers can get it')
     if mends then drop(id, t) end
   elseif is_live and why == 'l' then
-    check_listed(id)
+    return check_listed(id)
   elseif is_live then
-    check_offer(id, t)
-  elseif t and why == 'u' and not redis.call('LPOS', FINALS, id) then
-    find('final_not_listed', id, 'the task is final, and no list says so: its record would stay for ever')
-    if mends then redis.call('RPUSH', FINALS, id) end
+    return check_offer(id, t)
+  elseif t and why == 'u' then
+    return check_unlisted(id)
   end
+  return true
 end
-return finds
+
+local whole = budget
+for i = 1, #ARGV[4] do
+  -- The task before took all: this one comes first in the next call.
+  if i > 1 and budget <= 0 then break end
+  local had_all = budget == whole
+  local is_told = check(ARGV[4 + i], string.sub(ARGV[4], i, i))
+  if not is_told and not had_all then break end
+  dealt_with = i
+  if not is_told then untold = untold + 1 end
+end
+return {dealt_with, untold, whole - budget, finds}

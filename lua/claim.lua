@@ -233,11 +233,11 @@ if #taken > 0 then
   -- Most leases are of one length: a length in a body's head, and a deadline as text, are read and written once.
   local lengths, deadlines, longest, place = {}, {}, 0, 0
   for r = 1, #workers do
-    local grant, latest = granted[r], nil
+    local grant, latest, latest_key = granted[r], nil, nil
     for k = place + 1, place + counts[r] do
       local id, body = taken[k], bodies[k]
       if body and #body >= HEAD then
-        local lease = asks[r].lease
+        local lease, key = asks[r].lease, nil
         if lease == 0 then
           local packed = sub(body, 6, 9)
           lease = lengths[packed]
@@ -245,16 +245,20 @@ if #taken > 0 then
             lease = struct.unpack('>I4', packed)
             lengths[packed] = lease
           end
+          key = lease
+        else
+          key = -lease
         end
-        local deadline = deadlines[lease]
+        local deadline = deadlines[key]
         if not deadline then
-          deadline = string.format('%.0f', now + lease)
-          deadlines[lease] = deadline
+          -- A lease of another length than the task's has an uneven deadline (lib/lease.lua).
+          deadline = key >= 0 and string.format('%.0f', now + lease) or string.format('%.1f', now + lease - 0.5)
+          deadlines[key] = deadline
         end
         local n = #lease_args
         lease_args[n + 1], lease_args[n + 2] = deadline, id .. grant
         record_args[n + 1], record_args[n + 2] = id, records[id]
-        if not latest or lease > latest then latest = lease end
+        if not latest or lease > latest then latest, latest_key = lease, key end
         if not is_left[k] then closed, closed_bytes = closed + 1, closed_bytes + #body + OVERHEAD end
       else
         -- A live record without a body is damage too. An error here would stop the whole lane.
@@ -266,7 +270,7 @@ if #taken > 0 then
       -- A grant is undelivered until its process reports that the worker has it. If its leases run out before, they
       -- cost nothing.
       local n = #undelivered
-      undelivered[n + 1], undelivered[n + 2] = deadlines[latest], grant
+      undelivered[n + 1], undelivered[n + 2] = deadlines[latest_key], grant
       longest = math.max(longest, latest)
     end
   end

@@ -6,6 +6,8 @@ local most = tonumber(ARGV[2])
 local function hex(text)
   return (string.gsub(text, '.', function(c) return string.format('%02x', string.byte(c)) end))
 end
+-- Some deadlines lie half a millisecond before a whole one.
+local function whole(score) return score and math.ceil(tonumber(score)) or nil end
 local function shown(list) if #list > 0 then return list end end
 
 local function decoded(id, record)
@@ -15,7 +17,7 @@ local function decoded(id, record)
   for i = 1, #t[CREDITED], 2 do credited[#credited + 1] = t[CREDITED][i] end
   for i = 1, #t[HELD], 2 do
     held[#held + 1] = {worker = t[HELD][i], grant = t[HELD][i + 1],
-      expires_ms = tonumber(redis.call('ZSCORE', LEASES, id .. t[HELD][i + 1]) or nil)}
+      expires_ms = whole(redis.call('ZSCORE', LEASES, id .. t[HELD][i + 1]))}
   end
   for i = 1, #(t[FAILED] or {}), 2 do failed[#failed + 1] = {worker = t[FAILED][i], failures = t[FAILED][i + 1]} end
   for i = 1, #(t[LOG] or {}), 3 do
@@ -36,7 +38,7 @@ local function by_time(zset, has_id)
   for i = 1, #members, 2 do
     local member = members[i]
     list[#list + 1] = {id = has_id and hex(string.sub(member, 1, 16)) or nil,
-      grant = has_id and string.sub(member, 17) or member, at_ms = tonumber(members[i + 1])}
+      grant = has_id and string.sub(member, 17) or member, at_ms = whole(members[i + 1])}
   end
   return shown(list)
 end

@@ -17,8 +17,9 @@ if counters[2] then
   clamp(UNDELIVERED, tonumber(counters[2]), most)
 end
 local expired, dead, undelivered, offered = 0, 0, 0, false
-local due = redis.call('ZRANGE', LEASES, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
-for _, lease in ipairs(due) do
+local due = redis.call('ZRANGE', LEASES, '-inf', now, 'BYSCORE', 'LIMIT', 0, most, 'WITHSCORES')
+for i = 1, #due, 2 do
+  local lease, deadline = due[i], tonumber(due[i + 1])
   local id, grant = string.sub(lease, 1, 16), string.sub(lease, 17)
   local record = redis.call('HGET', RECORDS, id)
   local t = record and load(record)
@@ -29,8 +30,15 @@ for _, lease in ipairs(due) do
       outcome = reject(id, t, at, 0, 0, policy, '')
       undelivered = undelivered + 1
     else
+      local from = began(id, deadline)
       outcome = reject(id, t, at, 1, nil, policy, 'lease expired')
-      report('x', id, 'w', worker, 'a', t[FAILS], 'e', outcome == 'dead' and '1' or '0', 'n', generation, 'g', grant)
+      local is_dead = outcome == 'dead' and '1' or '0'
+      if from then
+        report('x', id, 'w', worker, 'a', t[FAILS], 'e', is_dead, 'n', generation, 'g', grant,
+          's', string.format('%.0f', from))
+      else
+        report('x', id, 'w', worker, 'a', t[FAILS], 'e', is_dead, 'n', generation, 'g', grant)
+      end
       expired = expired + 1
     end
     redis.call('HSET', RECORDS, id, save(t))
@@ -43,7 +51,7 @@ for _, lease in ipairs(due) do
 end
 write_reports()
 -- Grants whose last deadline is over have no lease any more.
-if #due < most then redis.call('ZREMRANGEBYSCORE', UNDELIVERED, '-inf', now) end
+if #due < 2 * most then redis.call('ZREMRANGEBYSCORE', UNDELIVERED, '-inf', now) end
 if offered then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
 local next_deadline = redis.call('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]
-return {expired, dead, undelivered, #due == most and 1 or 0, tonumber(next_deadline or -1)}
+return {expired, dead, undelivered, #due == 2 * most and 1 or 0, math.ceil(tonumber(next_deadline or -1))}

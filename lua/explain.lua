@@ -8,7 +8,8 @@
 --        (ms), last failures, bar, elements before it, elements before it for the worker,
 --        reservation}
 --   reservation: {worker, until (ms)}, {} none
---   leases: {worker, deadline (ms) or -1, undelivered 0|1, …}   last failures: {ms, worker, reason, …}
+--   leases: {worker, deadline (ms) or -1, undelivered 0|1, beginning (ms) or -1, …}
+--   last failures: {ms, worker, reason, …}
 --   bar: as bar() of lib/record.lua, '' the worker may get the task
 --   elements before it: those of its priority that a claim meets first, of a new worker or of this one; -1 its element
 --   was not found
@@ -25,8 +26,10 @@ for i = 1, #t[CREDITED], 2 do credited[#credited + 1] = t[CREDITED][i] end
 for i = 1, #t[HELD], 2 do
   local grant = t[HELD][i + 1]
   leases[#leases + 1] = t[HELD][i]
-  leases[#leases + 1] = tonumber(redis.call('ZSCORE', LEASES, id .. grant) or -1)
+  local deadline = tonumber(redis.call('ZSCORE', LEASES, id .. grant) or nil)
+  leases[#leases + 1] = deadline and math.ceil(deadline) or -1
   leases[#leases + 1] = redis.call('ZSCORE', UNDELIVERED, grant) and 1 or 0
+  leases[#leases + 1] = began(id, deadline) or -1
 end
 for _, grant in ipairs(t[WAIT]) do
   local at = redis.call('ZSCORE', DELAYED, id .. grant)

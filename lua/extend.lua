@@ -7,7 +7,8 @@ for a = 2, #ARGV, 5 do
   local id, grant, by = ARGV[a], ARGV[a + 2], tonumber(ARGV[a + 4])
   local code = held(redis.call('HGET', RECORDS, id), ARGV[a + 1], grant, ARGV[a + 3])
   if code == OK then
-    redis.call('ZADD', LEASES, now + by, id .. grant)
+    -- Its length does not tell any more when it was claimed (lib/lease.lua).
+    redis.call('ZADD', LEASES, now + by - 0.5, id .. grant)
     redis.call('ZREM', UNDELIVERED, grant)
     longest = math.max(longest, by)
   end

@@ -2,17 +2,52 @@
 -- finals.lua names them again. The caller names the records in the order of the list; the script stops where another
 -- caller was faster.
 --
--- ARGV[2] flags, one character per record: 1 SQL shows the task final | 0 not yet
--- ARGV[3…] ids, at most 3,000
+-- A record that is younger than the grace time is another one than finals.lua has named: meanwhile the task was sent
+-- again, and has ended once more (enqueue.lua and cancel.lua move it to the end of the list, and the list may have no
+-- other). SQL may not have this end yet, so the record stays. A live record stays, too, and leaves the list.
+--
+-- ARGV[2] flags, one character per record: 1 SQL shows the task final | 0 not yet   ARGV[3] grace time (ms)
+-- ARGV[4…] ids, at most 3,000
 -- Returns how many records were forgotten
-local first = redis.call('LRANGE', FINALS, 0, #ARGV - 3)
+local first = redis.call('LRANGE', FINALS, 0, #ARGV - 4)
 local same = 0
-while first[same + 1] and first[same + 1] == ARGV[same + 3] do same = same + 1 end
+while first[same + 1] and first[same + 1] == ARGV[same + 4] do same = same + 1 end
 if same == 0 then return 0 end
 
-local forgotten, kept = {}, {}
+-- The functions for records are made only for a record that is not in one of the forms that are text.
+local function make_records()
+  -- include lib/record.lua
+  return load, ST, AT
+end
+local load, ST, AT
+
+-- The records of one call of complete have one time: each time is read once, as in finals.lua.
+local records, times = redis.call('HMGET', RECORDS, unpack(first, 1, same)), {}
+local before, forgotten, kept = now - tonumber(ARGV[3]), {}, {}
 for i = 1, same do
-  if string.byte(ARGV[2], i) == 49 then forgotten[#forgotten + 1] = first[i] else kept[#kept + 1] = first[i] end
+  local record, is_old, is_live = records[i], true, false
+  local form = record and string.byte(record)
+  local from, to = 2, form == 102 and string.find(record, ':', 2, true)
+  if form == 101 then from, to = 3, string.find(record, '\n', 3, true) end
+  if to then
+    local stamp = string.sub(record, from, to - 1)
+    is_old = times[stamp]
+    if is_old == nil then
+      is_old = (tonumber(stamp) or 0) <= before
+      times[stamp] = is_old
+    end
+  elseif record then
+    if not load then load, ST, AT = make_records() end
+    local t = load(record)
+    is_old, is_live = not t or t[AT] <= before, t and t[ST] == 'L'
+  end
+  if not is_live then
+    if is_old and string.byte(ARGV[2], i) == 49 then
+      forgotten[#forgotten + 1] = first[i]
+    else
+      kept[#kept + 1] = first[i]
+    end
+  end
 end
 redis.call('LTRIM', FINALS, same, -1)
 if #kept > 0 then redis.call('RPUSH', FINALS, unpack(kept)) end

@@ -14,7 +14,8 @@ local function first(zset, longest)
   if not at then return nil end
   -- A deadline farther away than any that a script wrote has to be moved.
   if tonumber(last) > now + longest then return 0 end
-  return math.max(tonumber(at) - now, 0)
+  -- Some deadlines lie half a millisecond before a whole one.
+  return math.max(math.ceil(tonumber(at)) - now, 0)
 end
 local counters = redis.call('HMGET', COUNTERS, 'open', 'live', 'longest_lease', 'longest_delay')
 local longest = tonumber(counters[3]) or math.huge

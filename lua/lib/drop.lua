@@ -1,12 +1,26 @@
 
+-- Elements of lanes that this call may pass, in all of its searches. The script sets it.
+local budget = 0
+
+-- The places of an element in a lane, two at most, counted from the head; and whether the budget ended before the lane.
+local function search(lane, wanted)
+  local length = redis.call('LLEN', T(lane))
+  local most = math.min(length, budget)
+  if most <= 0 then return {}, length > 0 end
+  budget = budget - most
+  return redis.call('LPOS', T(lane), wanted, 'COUNT', 2, 'MAXLEN', most), most < length
+end
+
 -- Removes a task from the shard: damage that only a new beginning mends. The caller publishes it again, or SQL shows it
--- final. Of its elements, the newest gives its place to one that is spent, so that all pointers stay right.
+-- final. Of its elements, the newest gives its place to one that is spent, so that all pointers stay right. An element
+-- that lies beyond the budget stays. It is spent as long as the task has no record, and later counts as one too many,
+-- which fsck finds.
 local SPENT_ID = string.rep('\0', 16)
 local function spend(lane, at) redis.call('LSET', T(lane), at, element(1, 0, SPENT_ID)) end
 local function drop(id, t)
   local num, offer = t and t[NUM] or 1, t and t[OFFER] or 0
   for lane = 1, 6 do
-    local at = redis.call('LPOS', T(lane), element(num, offer, id))
+    local at = search(lane, element(num, offer, id))[1]
     if at then spend(lane, at) end
   end
   if t and t[ST] == 'L' then

@@ -92,12 +92,23 @@ impl Facts {
         let has_failed = record.is_some_and(|record| record.failures > 0);
         match place {
             TaskPlace::Finished => Some(self.detail.updated_unix_ms),
-            TaskPlace::Outbox | TaskPlace::Scheduled => Some(task.created_unix_ms),
+            // A task that came back to SQL did so later, and nothing says when.
+            TaskPlace::Outbox | TaskPlace::Parked | TaskPlace::Scheduled => {
+                let came_back = matches!(self.place_in_sql, Some(Place::Off { came_back: true, .. }));
+                (!came_back).then_some(task.created_unix_ms)
+            }
+            TaskPlace::Bus => self.on_bus.as_ref().and_then(|on_bus| on_bus.since_unix_ms),
+            // The first of its workers.
+            TaskPlace::Leased => {
+                let since: Option<Vec<i64>> =
+                    record.and_then(|record| record.held.iter().map(|held| held.since_unix_ms).collect());
+                since.and_then(|since| since.into_iter().min())
+            }
             TaskPlace::Waiting if !has_failed => Some(task.created_unix_ms.max(task.not_before_unix_ms)),
             TaskPlace::Delayed if !has_failed => Some(task.created_unix_ms),
             TaskPlace::Delayed => last_failure,
             TaskPlace::Reported => record.map(|record| record.final_unix_ms),
-            TaskPlace::Parked | TaskPlace::Bus | TaskPlace::Waiting | TaskPlace::Leased | TaskPlace::Lost => None,
+            TaskPlace::Waiting | TaskPlace::Lost => None,
         }
     }
 
@@ -258,7 +269,7 @@ impl Facts {
 }
 
 fn lease(held: &queue::Held) -> LeaseView {
-    let queue::Held { worker, expires_unix_ms, is_delivered } = held.clone();
+    let queue::Held { worker, expires_unix_ms, is_delivered, .. } = held.clone();
     LeaseView { worker, expires_unix_ms, is_delivered }
 }
 

@@ -36,6 +36,8 @@ pub(super) struct OnBus {
     is_ahead: bool,
     /// Roughly how many records of `pipeline` are not processed.
     pub(super) backlog: u64,
+    /// When it was published; `None`: the bus does not say.
+    pub(super) since_unix_ms: Option<i64>,
 }
 
 impl Reader {
@@ -85,7 +87,8 @@ impl Reader {
                 let passed = at(&committed).flatten().max(facts.stored(self.bus.generation()));
                 let is_ahead =
                     offset.is_some_and(|offset| passed < Some(offset) && at(&ends).flatten() >= Some(offset));
-                facts.on_bus = Some(OnBus { is_ahead, backlog });
+                let since_unix_ms = offset.and_then(|offset| self.bus.published_at(offset));
+                facts.on_bus = Some(OnBus { is_ahead, backlog, since_unix_ms });
             }
             (Some(Place::Off { why: Unpublished::Parked, .. }), None) => {
                 facts.full = self.full_shard(&facts.detail.task.queue).await?;

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     model::{Act, Caller, Fsck, FsckPage, QueueName, ShardId, TaskId},
-    pipelines::checking::{self, Checker, Pace},
+    pipelines::checking::{self, Checker, Found, Pace},
     queue,
 };
 
@@ -137,11 +137,11 @@ impl Api {
 async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, mends: bool) -> Result<FsckPage, Error> {
     let (store, bus) = (reader.store.clone(), reader.bus.clone());
     let checker = Checker::new(store, reader.queue.clone(), bus, Pace::FAST);
-    let (began, mut page) = (Instant::now(), FsckPage::default());
+    let (began, mut page, mut all) = (Instant::now(), FsckPage::default(), Found::default());
     loop {
         place = match place {
             Place::Counts => {
-                page.finds.extend(checker.counts(queue, mends).await?);
+                all.absorb(checker.counts(queue, mends).await?);
                 Place::Shards(None)
             }
             Place::Shards(after) => {
@@ -149,7 +149,7 @@ async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, men
                 let mut rest = shards.filter(|shard| queue.is_none_or(|queue| shard.queue == *queue));
                 match rest.find(|shard| after.as_ref().is_none_or(|after| shard > after)) {
                     Some(shard) => {
-                        page.finds.extend(checker.shard(&shard, mends).await?);
+                        all.absorb(checker.shard(&shard, mends).await?);
                         page.shards += 1;
                         Place::Shards(Some(shard))
                     }
@@ -157,20 +157,25 @@ async fn check(reader: &Reader, queue: Option<&QueueName>, mut place: Place, men
                 }
             }
             Place::Tasks(after) => {
-                let (finds, tasks, next) = checker.published(queue, after, TASKS, mends).await?;
-                page.finds.extend(finds);
+                let (found, tasks, next) = checker.published(queue, after, TASKS, mends).await?;
+                all.absorb(found);
                 page.tasks += tasks;
                 match next {
                     Some(next) => Place::Tasks(Some(next)),
-                    None => return Ok(page),
+                    None => return Ok(with(page, all)),
                 }
             }
         };
-        if began.elapsed() >= PART || page.finds.len() >= MOST_FINDS {
+        if began.elapsed() >= PART || all.finds.len() >= MOST_FINDS {
             page.cursor = Some(place.to_string());
-            return Ok(page);
+            return Ok(with(page, all));
         }
     }
+}
+
+fn with(page: FsckPage, found: Found) -> FsckPage {
+    let Found { finds, more, unchecked } = found;
+    FsckPage { finds: finds.into_iter().collect(), more: more.into_values().sum(), unchecked, ..page }
 }
 
 impl From<checking::Error> for Error {

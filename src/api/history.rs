@@ -85,7 +85,7 @@ fn leased(shard: &Explained, ended: &[Attempt]) -> Vec<Attempt> {
     let goes_on = held.filter(|held| !has_ended(&held.worker)).map(|held| Attempt {
         worker: held.worker.clone(),
         state: AttemptState::Leased,
-        from_unix_ms: None,
+        from_unix_ms: held.since_unix_ms,
         until_unix_ms: None,
         expires_unix_ms: held.expires_unix_ms,
         attempt: 0,

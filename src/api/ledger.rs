@@ -2,7 +2,7 @@
 //!
 //! SQL, the bus and Redis are asked one after the other, so tasks that move meanwhile may be counted twice or not at
 //! all. A difference counts only where nothing moves: no record waits on the bus, no report in a shard, and a second
-//! look, a second later, finds the same numbers.
+//! look, a second later, finds the same numbers (`look.rs`).
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,10 @@ use std::{
 
 use tokio::sync::Mutex;
 
-use super::error::Error;
+use super::{
+    error::Error,
+    look::{Counts, Look, Looks, SHARED_FOR, decide},
+};
 use crate::{
     bus::{Bus, Topic},
     model::{Books, BooksState, Held, QueueBooks, QueueName, StoredStatus},
@@ -21,12 +24,10 @@ use crate::{
     store::{OffBusCounts, QueueCount, Store, TurnedAway, TurnedAwayCounts, Unpublished},
 };
 
-/// How long a look is shared. Two looks that are this far apart confirm a difference.
-const SHARED_FOR: Duration = Duration::from_secs(1);
-/// How long a look may confirm a later one.
-const CONFIRMS_FOR: Duration = Duration::from_secs(10);
 /// The pause after the outbox was counted, in the time that this took: counting takes a tenth of the time.
 const SHARE: u32 = 9;
+/// The same while a difference hangs on the count.
+const SHARE_IN_DOUBT: u32 = 3;
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The books as this process saw them last. All callers share a look.
@@ -48,11 +49,6 @@ struct Seen {
     off_bus: Option<OffBus>,
 }
 
-struct Look {
-    at: Instant,
-    books: Books,
-}
-
 /// The count of what waits off the bus.
 #[derive(Clone)]
 struct OffBus {
@@ -62,8 +58,8 @@ struct OffBus {
 }
 
 impl OffBus {
-    fn is_due(&self) -> bool {
-        self.began.elapsed() >= self.took + (self.took * SHARE).min(LONGEST_PAUSE)
+    fn is_older_than(&self, share: u32) -> bool {
+        self.began.elapsed() >= self.took + (self.took * share).min(LONGEST_PAUSE)
     }
 }
 
@@ -99,31 +95,25 @@ impl Ledger {
         if let Some(last) = seen.last.as_ref().filter(|last| last.at.elapsed() < SHARED_FOR) {
             return Ok(Arc::clone(last));
         }
-        let mut look = seen.take(&self.sources).await?;
-        let before = seen.last.take().filter(|before| before.at.elapsed() < CONFIRMS_FOR);
-        if look.has_doubts() {
-            let before = match before {
-                Some(before) => before,
-                None => {
-                    let first = Arc::new(look);
-                    tokio::time::sleep(SHARED_FOR).await;
-                    look = seen.take(&self.sources).await?;
-                    first
-                }
-            };
-            look.confirm(&before);
-        }
+        let Seen { last, off_bus } = &mut *seen;
+        let look = decide(last.as_deref(), &mut Asking { sources: &self.sources, off_bus }).await?;
         let look = Arc::new(look);
-        seen.last = Some(Arc::clone(&look));
+        *last = Some(Arc::clone(&look));
         Ok(look)
     }
 }
 
-impl Seen {
-    /// Reads all numbers. A difference is `Moving` where something moves, else `Unbalanced`, to be confirmed.
-    async fn take(&mut self, sources: &Sources) -> Result<Look, Error> {
-        let at = Instant::now();
-        let off_bus = self.off_bus(&sources.store).await?;
+/// The looks of one caller.
+struct Asking<'a> {
+    sources: &'a Sources,
+    off_bus: &'a mut Option<OffBus>,
+}
+
+impl Looks for Asking<'_> {
+    /// Reads all numbers.
+    async fn take(&mut self, counts: Counts) -> Result<Look, Error> {
+        let (at, sources) = (Instant::now(), self.sources);
+        let off_bus = self.count_off_bus(counts).await?;
         let shards = sources.queue.shards();
         let mut names: Vec<QueueName> = shards.iter().map(|shard| shard.queue.clone()).collect();
         names.extend(sources.store.unfinished().await?.into_iter().map(|(queue, _)| queue));
@@ -143,46 +133,40 @@ impl Seen {
             }
         }
         let task_results = sources.bus.backlog(Topic::TaskResults).await?;
-        let is_recent = off_bus.began >= at;
-        let flows = pipeline + task_results > 0;
+        let (flows, is_recent) = (pipeline + task_results > 0, off_bus.began >= at);
         let settle = |mut of: QueueBooks| {
             turn_away(&mut of, &away);
             wait_off_bus(&mut of, &off_bus.counts);
-            of.state = state(&of.held, flows || !is_recent);
+            of.state = state(&of.held, flows, is_recent);
             of
         };
         let queues = queues.into_values().map(settle).collect();
         let elsewhere = away.get(&(None, TurnedAway::Rejected)).copied().unwrap_or(0);
         let at_unix_ms = sources.clock.now_unix_ms();
-        Ok(Look { at, books: Books { at_unix_ms, pipeline, task_results, rejected_elsewhere: elsewhere, queues } })
+        let books = Books { at_unix_ms, pipeline, task_results, rejected_elsewhere: elsewhere, queues };
+        Ok(Look { at, books, is_recent })
     }
 
-    async fn off_bus(&mut self, store: &Arc<dyn Store>) -> Result<OffBus, Error> {
-        if let Some(counted) = self.off_bus.as_ref().filter(|counted| !counted.is_due()) {
-            return Ok(counted.clone());
-        }
-        let began = Instant::now();
-        let counts = Arc::new(store.off_bus().await?);
-        let counted = OffBus { began, took: began.elapsed(), counts };
-        self.off_bus = Some(counted.clone());
-        Ok(counted)
+    async fn wait(&self) {
+        tokio::time::sleep(SHARED_FOR).await;
+    }
+
+    fn may_count(&self) -> bool {
+        self.off_bus.as_ref().is_none_or(|counted| counted.is_older_than(SHARE_IN_DOUBT))
     }
 }
 
-impl Look {
-    fn has_doubts(&self) -> bool {
-        self.books.queues.iter().any(|of| of.state == BooksState::Unbalanced)
-    }
-
-    /// Takes back a difference that was not there, or not the same, in the look before.
-    fn confirm(&mut self, before: &Self) {
-        let before: BTreeMap<_, _> = before.books.queues.iter().map(|of| (&of.queue, of)).collect();
-        for of in self.books.queues.iter_mut().filter(|of| of.state == BooksState::Unbalanced) {
-            let has_same = |before: &&&QueueBooks| QueueBooks { state: of.state, ..(**before).clone() } == *of;
-            if before.get(&of.queue).filter(has_same).is_none() {
-                of.state = BooksState::Moving;
-            }
+impl Asking<'_> {
+    async fn count_off_bus(&mut self, counts: Counts) -> Result<OffBus, Error> {
+        let shared = self.off_bus.as_ref().filter(|counted| counts == Counts::Shared && !counted.is_older_than(SHARE));
+        if let Some(counted) = shared {
+            return Ok(counted.clone());
         }
+        let began = Instant::now();
+        let counts = Arc::new(self.sources.store.off_bus().await?);
+        let counted = OffBus { began, took: began.elapsed(), counts };
+        *self.off_bus = Some(counted.clone());
+        Ok(counted)
     }
 }
 
@@ -241,14 +225,15 @@ fn wait_off_bus(of: &mut QueueBooks, counts: &OffBusCounts) {
     held.between = i64::try_from(held.total).unwrap_or(i64::MAX).saturating_sub(known);
 }
 
-/// Whether the places add up. `flows`: something is on the bus, or a count is old.
-fn state(held: &Held, flows: bool) -> BooksState {
-    let is_on_its_way = flows || held.reports > 0 || held.fresh + held.missing > 0;
+/// The state by this look; `Unbalanced` is to be confirmed. `flows`: something is on the bus. `is_recent`: the outbox
+/// was counted with the rest, so its numbers explain a difference.
+fn state(held: &Held, flows: bool, is_recent: bool) -> BooksState {
+    let leaves_outbox = held.fresh + held.missing > 0;
     // A task that was parked by a fanout which then died may be enqueued, too. Its parked copy goes when there is room.
     let is_parked_twice = held.parked > 0 && held.between < 0;
     match held.between {
         0 => BooksState::Balanced,
-        _ if is_on_its_way || is_parked_twice => BooksState::Moving,
+        _ if flows || held.reports > 0 || is_recent && (leaves_outbox || is_parked_twice) => BooksState::Moving,
         _ => BooksState::Unbalanced,
     }
 }
@@ -272,33 +257,18 @@ mod tests {
         let ten = Holding { live: 10, open: 5, delayed: 3, leases: 2, ..Holding::default() };
         let of = books(15, &[(Unpublished::Scheduled, 4), (Unpublished::Parked, 1)], ten);
         assert_eq!((of.held.queued, of.held.delayed, of.held.assigned, of.held.between), (5, 3, 2, 0));
-        assert_eq!(state(&of.held, true), BooksState::Balanced);
+        assert_eq!(state(&of.held, true, true), BooksState::Balanced);
 
         let lost = books(11, &[], ten);
-        assert_eq!((lost.held.between, state(&lost.held, false)), (1, BooksState::Unbalanced));
-        assert_eq!(state(&lost.held, true), BooksState::Moving);
+        assert_eq!((lost.held.between, state(&lost.held, false, true)), (1, BooksState::Unbalanced));
+        assert_eq!(state(&lost.held, true, true), BooksState::Moving);
         let reported = books(11, &[], Holding { outbox: 1, ..ten });
-        assert_eq!(state(&reported.held, false), BooksState::Moving);
+        assert_eq!(state(&reported.held, false, true), BooksState::Moving);
         let fresh = books(12, &[(Unpublished::Fresh, 1)], ten);
-        assert_eq!(state(&fresh.held, false), BooksState::Moving);
+        assert_eq!(state(&fresh.held, false, true), BooksState::Moving);
         let twice = books(10, &[(Unpublished::Parked, 1)], ten);
-        assert_eq!((twice.held.between, state(&twice.held, false)), (-1, BooksState::Moving));
-    }
-
-    #[test]
-    fn a_difference_that_changes_is_no_difference() {
-        let look = |of: QueueBooks| {
-            let books = Books { at_unix_ms: 0, pipeline: 0, task_results: 0, rejected_elsewhere: 0, queues: vec![of] };
-            Look { at: Instant::now(), books }
-        };
-        let unbalanced = || QueueBooks { state: BooksState::Unbalanced, ..books(3, &[], Holding::default()) };
-        let confirmed = |before: QueueBooks| {
-            let mut later = look(unbalanced());
-            later.confirm(&look(before));
-            later.books.queues[0].state
-        };
-        assert_eq!(confirmed(unbalanced()), BooksState::Unbalanced);
-        assert_eq!(confirmed(QueueBooks { completed: 1, ..unbalanced() }), BooksState::Moving);
-        assert_eq!(confirmed(QueueBooks { state: BooksState::Moving, ..unbalanced() }), BooksState::Unbalanced);
+        assert_eq!((twice.held.between, state(&twice.held, false, true)), (-1, BooksState::Moving));
+        // Numbers of an older count explain nothing.
+        assert_eq!([state(&fresh.held, false, false), state(&twice.held, false, false)], [BooksState::Unbalanced; 2]);
     }
 }

@@ -14,6 +14,7 @@ mod items;
 mod jobs;
 mod ledger;
 mod letters;
+mod look;
 mod pauses;
 mod query;
 mod reader;

@@ -86,6 +86,11 @@ pub trait Bus: Send + Sync {
     /// The offset of the last record by partition; `None`: the partition is empty.
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
+    /// When the record at this offset was published, by the bus's clock; `None`: its offsets do not say.
+    fn published_at(&self, _offset: Offset) -> Option<i64> {
+        None
+    }
+
     /// The offset that the group has committed, by partition.
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 

@@ -27,8 +27,8 @@ Examples:
 
 A line per difference: its kind, queue and shard, the task, what is wrong, and what a repair does.
 Tasks that move are no difference. If the command breaks off, repeat it: it finds the rest.
-Exit code: 0 if nothing was found or all was mended, 1 if something was found, 2 if the request is
-wrong or the server cannot be reached.")]
+Exit code: 0 if nothing was found or all was mended, 1 if something was found or could not be
+looked at, 2 if the request is wrong or the server cannot be reached.")]
 pub struct Fsck {
     /// Only this queue
     #[arg(long, value_name = "NAME")]
@@ -51,7 +51,8 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
     let client = OperatorClient::new(args.server.connect().await?).max_decoding_message_size(64 << 20);
     let mut request =
         pb::FsckRequest { queue: args.queue.clone().unwrap_or_default(), repair: args.repair, cursor: String::new() };
-    let (mut found, mut mended, mut shards, mut tasks) = (0, 0, 0, 0);
+    let (mut found, mut mended, mut more) = (0, 0, 0);
+    let (mut shards, mut tasks, mut unchecked) = (0, 0, 0);
     loop {
         let page = ask(&client, &request).await?;
         for find in &page.finds {
@@ -60,6 +61,11 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
             found += 1;
             mended += u64::from(find.mended);
         }
+        // A part mends all that it finds, or nothing.
+        found += page.more;
+        mended += if args.repair { page.more } else { 0 };
+        more += page.more;
+        unchecked += page.unchecked;
         shards += page.shards;
         tasks += page.tasks;
         if page.cursor.is_empty() {
@@ -68,7 +74,13 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
         request.cursor = page.cursor;
     }
     eprintln!("{shards} shards and {tasks} published tasks checked: {found} differences, {mended} mended");
-    Ok(found == mended)
+    if more > 0 {
+        eprintln!("{more} of them have no line: a part of the answer shows 5,000");
+    }
+    if unchecked > 0 {
+        eprintln!("{unchecked} suspected tasks could not be looked at again; run taskd fsck again");
+    }
+    Ok(found == mended && unchecked == 0)
 }
 
 /// Asks for a part until taskd answers, for a while. Each part may be repeated.

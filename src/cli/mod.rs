@@ -269,7 +269,7 @@ fn load(options: Options, matches: &clap::ArgMatches) -> Result<config::Loaded, 
     let vars = vars.filter(|(_, value)| !value.is_empty());
     let options = Options { kafka: environment::kafka(vars), ..options };
     let origins = Origins::given(innermost(matches)).with_environment(&options.kafka);
-    Ok(config::load(options, origins, app::PROPERTY_RULES)?)
+    Ok(config::load(options, origins, app::PROPERTY_RULES, |name| std::env::var(name).ok())?)
 }
 
 /// The whole command line, for completions and manual pages.

@@ -9,14 +9,20 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::HumanCount;
 
+use terminal_size::{Height, Width, terminal_size};
+
 use super::{
+    ask::printable,
     http::HttpServer,
     queues::{Look, get},
+    top::cut,
 };
 use crate::config::Time;
 
 /// Clears the terminal, and begins at its top left (ECMA-48: ED, CUP).
 const CLEAR: &str = "\x1b[2J\x1b[H";
+/// The size of a terminal that does not say it.
+const USUAL: (u16, u16) = (80, 24);
 
 /// Show the queues of a running taskd: a table that lives on a terminal, else JSON
 #[derive(Args)]
@@ -52,17 +58,43 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
         println!("{}", String::from_utf8_lossy(&get(&server, "/v1/queues").await?));
         return Ok(());
     }
-    let mut before = None;
+    let mut before = Look::read(&server, &get(&server, "/v1/queues").await?)?;
+    if args.once {
+        println!("{}", table(&before, None));
+        return Ok(());
+    }
+    let (mut text, mut trouble) = (table(&before, None).to_string(), None);
     loop {
-        let look = Look::read(&server, &get(&server, "/v1/queues").await?)?;
-        let clear = if args.once { "" } else { CLEAR };
+        let (width, height) = terminal_size().map_or(USUAL, |(Width(width), Height(height))| (width, height));
+        let lines = screen(&text, trouble.as_deref(), usize::from(width.max(1)), usize::from(height.max(2)));
         // A terminal that went away is no failure.
-        if writeln!(io::stdout(), "{clear}{}", table(&look, before.as_ref())).is_err() || args.once {
+        if writeln!(io::stdout(), "{CLEAR}{}", lines.join("\n")).is_err() {
             return Ok(());
         }
-        before = Some(look);
         tokio::time::sleep(args.every.0.max(Duration::from_millis(100))).await;
+        // A taskd that is being restarted comes back.
+        let look = get(&server, "/v1/queues").await.and_then(|answer| Look::read(&server, &answer));
+        trouble = look.as_ref().err().map(|error| printable(&format!("{error:#}")));
+        if let Ok(look) = look {
+            text = table(&look, Some(&before)).to_string();
+            before = look;
+        }
     }
+}
+
+/// The lines of the table that fit, below the trouble of the last look. The last line of the terminal stays free.
+fn screen(table: &str, trouble: Option<&str>, width: usize, height: usize) -> Vec<String> {
+    let rows = height.saturating_sub(1 + usize::from(trouble.is_some())).max(1);
+    let lines: Vec<&str> = table.lines().collect();
+    let mut shown: Vec<String> = trouble.map(str::to_owned).into_iter().collect();
+    if lines.len() <= rows {
+        shown.extend(lines.iter().map(|line| (*line).to_owned()));
+    } else {
+        let (fit, hidden) = (rows - 1, lines.len() + 1 - rows);
+        shown.extend(lines[..fit].iter().map(|line| (*line).to_owned()));
+        shown.push(format!(" and {hidden} more queues; taskd top sorts them"));
+    }
+    shown.iter().map(|line| cut(line.trim_end(), width)).collect()
 }
 
 fn table(look: &Look, before: Option<&Look>) -> Table {
@@ -101,6 +133,20 @@ mod tests {
     use std::time::Instant;
 
     use super::{super::queues::Queue, *};
+
+    #[test]
+    fn a_small_terminal_shows_what_fits() {
+        let table = "queue  pending\na-long-name  1\nb  2\nc  3";
+        for (width, height) in [(1, 2), (5, 3), (80, 24), (20, 4)] {
+            for trouble in [None, Some("cannot reach taskd")] {
+                let lines = screen(table, trouble, width, height);
+                assert!(lines.iter().all(|line| line.chars().count() <= width), "{lines:?}");
+                assert!(lines.len() < height || height == 2, "{lines:?}");
+            }
+        }
+        assert_eq!(screen(table, None, 60, 4)[1..], ["a-long-name  1", " and 2 more queues; taskd top sorts them"]);
+        assert_eq!(screen(table, Some("trouble"), 9, 24)[..2], ["trouble", "queue  p…"]);
+    }
 
     #[test]
     fn a_queue_is_a_row_with_what_it_completed_meanwhile() {

@@ -17,7 +17,7 @@ pub struct Enrich {
     pub batch_bytes: usize,
     pub answer_bytes: usize,
     pub concurrency: usize,
-    /// The failures in a row that open the circuit …
+    /// The failures in a row that open the circuit, or twice as many among four times as many calls, …
     pub failures: u32,
     /// … for this long.
     pub pause: Duration,

@@ -9,6 +9,7 @@ use super::{
     error::Error,
     options::{Options, QueueOptions},
     origins::{Origin, Origins},
+    otel,
     properties::Rules,
     settings::Settings,
     urls,
@@ -25,8 +26,14 @@ pub struct Loaded {
 
 /// Completes `flags` (which contain the environment) from their `config` file and from the defaults.
 ///
-/// `given` are the origins of the flags, `rules` those of the properties in `[kafka]`.
-pub fn load(flags: Options, given: Origins, rules: Rules) -> Result<Loaded, Error> {
+/// `given` are the origins of the flags, `rules` those of the properties in `[kafka]`; `variable` reads a variable of
+/// OpenTelemetry.
+pub fn load(
+    flags: Options,
+    given: Origins,
+    rules: Rules,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Loaded, Error> {
     let mut settings = Settings::default();
     let mut origins = Origins::default();
     let mut options = flags;
@@ -42,6 +49,7 @@ pub fn load(flags: Options, given: Origins, rules: Rules) -> Result<Loaded, Erro
         options = options.over(of_file);
     }
     origins.extend(given);
+    settings.traces.resource = otel::fill(&mut options, &mut origins, variable)?;
     settings.redis_url = urls::given("redis_url", options.redis_url.take(), &origins)?;
     settings.database_url = urls::given("database_url", options.database_url.take(), &origins)?;
     settings.bus_url = urls::given("bus_url", options.bus_url.take(), &origins)?;
@@ -143,7 +151,7 @@ mod tests {
         let (mut flags, given) = parse(args);
         flags.config = Some(path);
         let shown = format!("{}/", dir.path().display());
-        load(flags, given, RULES).map_err(|error| error.to_string().replace(&shown, ""))
+        load(flags, given, RULES, |_| None).map_err(|error| error.to_string().replace(&shown, ""))
     }
 
     fn load_file(file: &str) -> Result<Settings, String> {
@@ -224,7 +232,7 @@ mod tests {
     #[test]
     fn a_missing_file_is_named() {
         let flags = Options { config: Some("/no/such.toml".into()), ..Default::default() };
-        let error = load(flags, Origins::default(), RULES).unwrap_err().to_string();
+        let error = load(flags, Origins::default(), RULES, |_| None).unwrap_err().to_string();
         assert!(error.starts_with("cannot read the configuration file /no/such.toml: "), "{error}");
     }
 

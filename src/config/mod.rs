@@ -6,9 +6,12 @@ mod check;
 mod check_queue;
 mod enrich;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod load;
 mod options;
 mod origins;
+mod otel;
 mod properties;
 mod schema;
 mod settings;
@@ -33,7 +36,7 @@ pub use self::{
         TlsFiles, Watchdog,
     },
     show::to_toml,
-    traces::{OtlpHeaders, TraceDiscovered, Traces},
+    traces::{OtlpHeaders, OtlpProtocol, TraceDiscovered, Traces},
     units::{ByteSize, Time},
     urls::{BusUrl, DatabaseUrl, RedisUrl, without_password},
     wording::in_field,

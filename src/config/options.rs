@@ -12,7 +12,7 @@ use super::{
     properties::Properties,
     schema::NamedSchema,
     settings::{Auth, Dedup, LogFormat, QueueSettings, Settings},
-    traces::{OtlpHeaders, TraceDiscovered},
+    traces::{OtlpHeaders, OtlpProtocol, TraceDiscovered},
     units::{Address, ByteSize, Hosts, Pipelines, PriorityName, Time},
     written::{env_name, heading, set, text},
 };
@@ -164,8 +164,11 @@ options! {
         log: String, "FILTER" => log;
     }
     "Traces" {
-        /// OTLP endpoint (gRPC) of a collector of spans, http://HOST:4317 or https:// [default: empty, no spans]
+        /// OTLP endpoint of a collector of spans, http://HOST:4317 or https:// [default: empty, no spans]
         otlp_endpoint: String, "URL" => traces.endpoint;
+        /// grpc, or http/protobuf (port 4318) [default: grpc]
+        #[arg(value_enum, hide_possible_values = true)]
+        otlp_protocol: OtlpProtocol, "NAME" => traces.protocol;
         /// Headers of each call of the collector: name=value,… [default: empty]
         otlp_headers: OtlpHeaders, "LIST" => traces.headers;
         /// The longest call of the collector [default: 10s]

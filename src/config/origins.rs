@@ -11,7 +11,12 @@ use super::{error::Error, properties::Properties};
 pub enum Origin {
     Flag,
     Environment,
-    File { path: PathBuf, line: usize },
+    /// A variable that is not taskd's own.
+    Variable(&'static str),
+    File {
+        path: PathBuf,
+        line: usize,
+    },
 }
 
 /// The origin of each key. The keys of a queue are `queues.NAME.key`.
@@ -47,6 +52,7 @@ impl Origins {
         Some(match self.0.get(key)? {
             Origin::Flag => format!("--{}", key.replace('_', "-")),
             Origin::Environment => format!("TASKD_{}", key.replace('.', "_").to_uppercase()),
+            Origin::Variable(name) => (*name).to_owned(),
             Origin::File { path, line } => format!("{}:{line}", path.display()),
         })
     }

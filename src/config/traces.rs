@@ -8,8 +8,11 @@ use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
 /// Where spans go, and of which tasks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traces {
-    /// The OTLP endpoint of a collector (gRPC). Empty: this process exports nothing.
+    /// The OTLP endpoint of a collector. Empty: this process exports nothing.
     pub endpoint: String,
+    pub protocol: OtlpProtocol,
+    /// Attributes of the resource beside, or instead of, taskd's own.
+    pub resource: Vec<(String, String)>,
     pub headers: OtlpHeaders,
     /// The limit of one call of the collector.
     pub timeout: Duration,
@@ -22,10 +25,34 @@ impl Default for Traces {
     fn default() -> Self {
         Self {
             endpoint: String::new(),
+            protocol: OtlpProtocol::Grpc,
+            resource: Vec::new(),
             headers: OtlpHeaders::default(),
             timeout: Duration::from_secs(10),
             sample: 0.0,
             discovered: TraceDiscovered::Child,
+        }
+    }
+}
+
+/// The protocol to a collector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+pub enum OtlpProtocol {
+    #[default]
+    #[value(name = "grpc")]
+    #[serde(rename = "grpc")]
+    Grpc,
+    /// POST of protobuf.
+    #[value(name = "http/protobuf")]
+    #[serde(rename = "http/protobuf")]
+    Http,
+}
+
+impl OtlpProtocol {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Http => "http/protobuf",
         }
     }
 }
@@ -49,23 +76,51 @@ impl OtlpHeaders {
     pub fn pairs(&self) -> impl Iterator<Item = (AsciiMetadataKey, AsciiMetadataValue)> + '_ {
         self.0.iter().cloned()
     }
-}
 
-impl FromStr for OtlpHeaders {
-    type Err = String;
+    /// Reads them as OpenTelemetry's variables have them: `%2C` in a value is a comma.
+    pub(super) fn encoded(text: &str) -> Result<Self, String> {
+        Self::read(text, decoded)
+    }
 
     /// An error names no value.
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str, decode: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty()).enumerate();
         let pair = |(place, pair): (usize, &str)| {
             let wrong = || format!("header {} is not name=value; write name=value,name=value", place + 1);
             let (name, value) = pair.split_once('=').ok_or_else(wrong)?;
             let name = name.trim().to_lowercase().parse().map_err(|_| wrong())?;
-            let mut value: AsciiMetadataValue = value.trim().parse().map_err(|_| wrong())?;
+            let value = decode(value).ok_or_else(wrong)?;
+            let mut value: AsciiMetadataValue = value.parse().map_err(|_| wrong())?;
             value.set_sensitive(true);
             Ok((name, value))
         };
         pairs.map(pair).collect::<Result<_, String>>().map(Self)
+    }
+}
+
+/// A text with its `%XX` decoded; `None`: it has one that is none.
+pub(super) fn decoded(text: &str) -> Option<String> {
+    let (mut bytes, mut rest) = (Vec::new(), text.trim().as_bytes());
+    while let Some((first, behind)) = rest.split_first() {
+        rest = behind;
+        bytes.push(match first {
+            b'%' => {
+                let (digits, behind) = rest.split_at_checked(2)?;
+                rest = behind;
+                let digits = std::str::from_utf8(digits).ok().filter(|digits| !digits.starts_with('+'))?;
+                u8::from_str_radix(digits, 16).ok()?
+            }
+            other => *other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+impl FromStr for OtlpHeaders {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::read(text, |value| Some(value.trim().to_owned()))
     }
 }
 

@@ -1,26 +1,53 @@
 //! The circuit breaker: while an endpoint fails, nobody waits for it.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
 
-/// Counts failures in a row. Callers share it.
+/// The calls of the window, in failures in a row that open the breaker. It opens, too, when half of them have failed.
+pub(super) const WINDOW: u32 = 4;
+
+/// Counts failures in a row, and those among the last calls. Callers share it.
 pub(super) struct Breaker {
     most: u32,
     pause: Duration,
     state: Mutex<State>,
 }
 
-#[derive(Clone, Copy)]
 enum State {
-    Closed {
-        failures: u32,
-    },
+    Closed(Calls),
     Open {
         until: Instant,
     },
     /// One call tries the endpoint.
     Probing,
+}
+
+/// The outcomes of the last calls.
+#[derive(Default)]
+struct Calls {
+    in_a_row: u32,
+    /// True for a failure.
+    window: VecDeque<bool>,
+    failed: u32,
+}
+
+impl Calls {
+    fn note(&mut self, has_failed: bool, most: u32) {
+        self.in_a_row = if has_failed { self.in_a_row + 1 } else { 0 };
+        self.window.push_back(has_failed);
+        self.failed += u32::from(has_failed);
+        if self.window.len() > (WINDOW * most) as usize {
+            self.failed -= u32::from(self.window.pop_front() == Some(true));
+        }
+    }
+
+    fn are_too_bad(&self, most: u32) -> bool {
+        self.in_a_row >= most || self.failed >= WINDOW / 2 * most
+    }
 }
 
 /// A call that the breaker lets through. Dropped without an outcome, a probe leaves the breaker open.
@@ -37,16 +64,17 @@ pub(super) enum Turned {
 }
 
 impl Breaker {
-    /// Opens after `most` failures in a row, for `pause`.
+    /// Opens for `pause` after `most` failures in a row, or when twice as many of the last four times as many calls
+    /// have failed.
     pub(super) fn new(most: u32, pause: Duration) -> Self {
-        Self { most, pause, state: Mutex::new(State::Closed { failures: 0 }) }
+        Self { most, pause, state: Mutex::new(State::Closed(Calls::default())) }
     }
 
     /// `None` while the breaker is open. After the pause, one call at a time may probe.
     pub(super) fn permit(&self, now: Instant) -> Option<Permit<'_>> {
         let mut state = self.state.lock();
         let is_probe = match *state {
-            State::Closed { .. } => false,
+            State::Closed(_) => false,
             State::Open { until } if now >= until => {
                 *state = State::Probing;
                 true
@@ -64,14 +92,14 @@ impl Breaker {
 impl Permit<'_> {
     pub(super) fn succeeded(mut self) -> Option<Turned> {
         let mut state = self.breaker.state.lock();
-        match *state {
+        match &mut *state {
             State::Probing if self.is_probe => {
                 self.is_probe = false;
-                *state = State::Closed { failures: 0 };
+                *state = State::Closed(Calls::default());
                 Some(Turned::Closed)
             }
-            State::Closed { .. } => {
-                *state = State::Closed { failures: 0 };
+            State::Closed(calls) => {
+                calls.note(false, self.breaker.most);
                 None
             }
             // A call of before the failures.
@@ -81,19 +109,19 @@ impl Permit<'_> {
 
     pub(super) fn failed(mut self, now: Instant) -> Option<Turned> {
         let mut state = self.breaker.state.lock();
-        match *state {
+        match &mut *state {
             State::Probing if self.is_probe => {
                 self.is_probe = false;
                 *state = self.breaker.open(now);
                 None
             }
-            State::Closed { failures } if failures + 1 >= self.breaker.most => {
+            State::Closed(calls) => {
+                calls.note(true, self.breaker.most);
+                if !calls.are_too_bad(self.breaker.most) {
+                    return None;
+                }
                 *state = self.breaker.open(now);
                 Some(Turned::Opened)
-            }
-            State::Closed { failures } => {
-                *state = State::Closed { failures: failures + 1 };
-                None
             }
             State::Open { .. } | State::Probing => None,
         }
@@ -135,6 +163,25 @@ mod tests {
         now += PAUSE;
         assert_eq!(breaker.permit(now).unwrap().succeeded(), Some(Turned::Closed));
         assert_eq!(fail(&breaker, now), None);
+    }
+
+    #[test]
+    fn it_opens_when_half_of_the_last_calls_have_failed() {
+        let (breaker, now) = (Breaker::new(3, PAUSE), Instant::now());
+        let call = |fails: bool| match fails {
+            true => fail(&breaker, now),
+            false => breaker.permit(now).unwrap().succeeded(),
+        };
+        // A third of them is not enough, however long it goes on.
+        let third = |n: usize| n.is_multiple_of(3);
+        assert!((0..100).all(|n| call(third(n)).is_none()));
+        (0..12).for_each(|_| assert_eq!(call(false), None));
+        // Never three in a row: the sixth of the last twelve opens it.
+        let half: Vec<_> = (0..11).map(|n| call(n.is_multiple_of(2))).collect();
+        assert_eq!((half.iter().flatten().count(), half[10]), (1, Some(Turned::Opened)));
+        // It begins anew when it closes.
+        assert_eq!(breaker.permit(now + PAUSE).unwrap().succeeded(), Some(Turned::Closed));
+        assert_eq!([call(true), call(true)], [None; 2]);
     }
 
     #[test]

@@ -9,6 +9,8 @@
 
 mod breaker;
 mod client;
+#[cfg(test)]
+mod fuzz;
 mod json;
 
 use std::{
@@ -26,7 +28,7 @@ use tokio::{
 
 pub use self::json::{Change, Verdict};
 use self::{
-    breaker::{Breaker, Turned},
+    breaker::{Breaker, Turned, WINDOW},
     client::Client,
 };
 use crate::{
@@ -228,8 +230,10 @@ impl Endpoint {
         match turned {
             None => return,
             Some(Turned::Opened) => tracing::warn!(
-                "{} failures in a row: for now new tasks go on without the enrichment of {}: {why}",
+                "too many calls fail ({} in a row, or half of the last {}): for now new tasks go on without the \
+                 enrichment of {}: {why}",
                 self.settings.failures,
+                self.settings.failures.saturating_mul(WINDOW),
                 self.name
             ),
             Some(Turned::Closed) => tracing::info!("the enrichment of {} works again", self.name),

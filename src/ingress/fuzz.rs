@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Bodies that are read, with every field.
-const BODIES: [&str; 7] = [
+const BODIES: [&str; 12] = [
     r#"{"queue":"q","key":"k","payload":{"a":[1.50,null]},"replicas":3,"priority":"High","delay":"1m 30s",
         "lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp"}"#,
     r#"[{"queue":"q","payload":"te\u00e9xt\n"},
@@ -31,12 +31,19 @@ const BODIES: [&str; 7] = [
     r#"{"worker":"w","rejections":[{"id":"1","lease_token":"t","reason":"r","retry":false,"delay":"1m"}]}"#,
     r#"{"worker":"w","extensions":[{"id":"1","lease_token":"t","by":"2m"}]}"#,
     r#"{"ids":["a"],"filter":{"queue":"q","kind":"task","since":"2030-01-02T03:04:05Z"},"dry_run":true,"limit":7}"#,
+    r#"{"filter":{"queue":"q","status":["DEAD"],"key_prefix":"k","headers":{"a":"b"},"worker":"w"},"yes":true}"#,
+    r#"{"ids":["a","b"],"priority":"high","replicas":3}"#,
+    r#"{"ids":["a"],"away_from":"w7"}"#,
+    r#"{"ids":["a"],"to":"w8","reserved_for":"10m"}"#,
+    r#"{"queue":"q","repair":true,"cursor":"shards/q:0"}"#,
 ];
-const QUERIES: [&str; 4] = [
+const QUERIES: [&str; 6] = [
     "queue=q&kind=record&since=1970-01-01T00:00:01Z&until=1970-01-01T00%3A00%3A02%2B00%3A00&limit=7&cursor=x",
     "queue=q&key=https%3A%2F%2Fa%2F%3Fb+c&worker=w",
     "id=0190a5c2-0000-7000-8000-000000000000",
     "queue=q&status=dead,CANCELLED&key_prefix=a&header.site=a+b&header.x=&limit=1&until=2030-01-01T00:00:00Z",
+    "queue=q&shard=3&limit=100",
+    "queue=a%20b",
 ];
 
 /// A part of a text is cut out, written again and again, or made to other bytes.
@@ -155,6 +162,10 @@ proptest! {
         drop(within(bytes, |tally| json::work::rejections(&body, tally)));
         drop(within(bytes, |tally| json::work::extensions(&body, tally)));
         drop(within(bytes, |tally| json::letters::change(&body, tally)));
+        drop(within(bytes, |tally| json::jobs::change(&body, tally)));
+        drop(within(bytes, |tally| json::changes::update(&body, tally)));
+        drop(within(bytes, |tally| json::changes::requeue(&body, tally)));
+        drop(json::fsck::request(&body));
     }
 
     #[test]
@@ -166,6 +177,8 @@ proptest! {
             json::letters::query(&text).err(),
             json::search::query(&text).err(),
             json::explain::question(&text).err().map(|error| error.to_string()),
+            json::fsck::dump(&text).err().map(|error| error.to_string()),
+            json::books::query(&text).err().map(|error| error.to_string()),
         ];
         for said in refusals.into_iter().flatten() {
             // Problems are cut before they are sent; the parameter that they name is cut here.

@@ -97,6 +97,10 @@ pub struct Fsck {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FsckPage {
     pub finds: Vec<Find>,
+    /// Finds beyond those, which an answer has no room for. They are mended like the others.
+    pub more: u64,
+    /// Suspected tasks that this part could not look at again: the shard is too large, or too much is wrong.
+    pub unchecked: u64,
     /// The shards that this part checked to their end, and the published tasks that it compared with Redis.
     pub shards: u64,
     pub tasks: u64,

@@ -53,7 +53,7 @@ impl PayloadSchema {
     /// The first reason why a payload does not fit, and its place as a JSON pointer. `None`: it fits.
     ///
     /// Text counts as a JSON string, and no payload as `null`.
-    pub fn misfit(&self, payload: &[u8], encoding: Encoding) -> Option<String> {
+    pub fn misfit(&self, payload: &[u8], encoding: Encoding) -> Option<Misfit> {
         let value = match encoding {
             Encoding::Text => match std::str::from_utf8(payload) {
                 Ok(text) => Value::String(text.to_owned()),
@@ -75,12 +75,25 @@ impl PayloadSchema {
             "" => "the payload".to_owned(),
             pointer => format!("payload at {}", shortened(&pointer)),
         };
-        Some(format!("{place} does not fit the queue's payload_schema: {}", shortened(&error)))
+        let says = format!("{place} does not fit the queue's payload_schema: {}", shortened(&error));
+        // The payload's own names and values are left out.
+        let rule = shortened(&error.schema_path().as_str());
+        Some(Misfit { says, logged: format!("the payload does not fit the queue's payload_schema at {rule}") })
     }
 }
 
-fn not_json(why: &str) -> String {
-    format!("the queue has a payload_schema, and the payload is not JSON: {why}")
+/// A payload that does not fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// The reason, with parts of the payload, for its sender.
+    pub says: String,
+    /// The same for the log, without them.
+    pub logged: String,
+}
+
+fn not_json(why: &str) -> Misfit {
+    let says = format!("the queue has a payload_schema, and the payload is not JSON: {why}");
+    Misfit { logged: says.clone(), says }
 }
 
 impl PartialEq for PayloadSchema {
@@ -136,7 +149,7 @@ impl PayloadCheck {
     }
 
     /// The payloads that do not fit, by place.
-    pub fn misfits(self) -> HashMap<usize, String> {
+    pub fn misfits(self) -> HashMap<usize, Misfit> {
         let payloads = self.payloads.into_iter();
         payloads
             .filter_map(|(place, schema, payload, encoding)| Some((place, schema.misfit(&payload, encoding)?)))
@@ -178,19 +191,35 @@ mod tests {
         ];
         for (payload, encoding, want) in cases {
             let misfit = page().misfit(payload, encoding).unwrap();
-            assert!(misfit.contains(want), "{misfit:?} should say {want:?}");
+            assert!(misfit.says.contains(want), "{misfit:?} should say {want:?}");
         }
     }
 
     #[test]
     fn a_message_does_not_repeat_a_large_payload() {
         let payload = format!("[\"{}\"]", "é".repeat(100_000));
-        let misfit = page().misfit(payload.as_bytes(), Encoding::Json).unwrap();
+        let misfit = page().misfit(payload.as_bytes(), Encoding::Json).unwrap().says;
         assert!(misfit.len() < 600 && misfit.ends_with('…'), "{misfit}");
         let key = format!("{{\"{}\": 1}}", "k".repeat(100_000));
         let schema = PayloadSchema::compile(r#"{"additionalProperties": {"type": "string"}}"#).unwrap();
-        let misfit = schema.misfit(key.as_bytes(), Encoding::Json).unwrap();
+        let misfit = schema.misfit(key.as_bytes(), Encoding::Json).unwrap().says;
         assert!(misfit.len() < 1200, "{misfit}");
+    }
+
+    #[test]
+    fn a_log_line_has_no_part_of_the_payload() {
+        let schema = r#"{"properties": {"url": {"maxLength": 3}}, "additionalProperties": {"type": "integer"},
+            "propertyNames": {"maxLength": 9}}"#;
+        let schema = PayloadSchema::compile(schema).unwrap();
+        for payload in [r#"{"url": "secret"}"#, r#"{"secret": "secret"}"#, r#"{"secret-secret": 1}"#] {
+            let misfit = schema.misfit(payload.as_bytes(), Encoding::Json).unwrap();
+            assert!(misfit.says.contains("secret"), "{misfit:?}");
+            assert!(!misfit.logged.contains("secret"), "{misfit:?}");
+            assert!(
+                misfit.logged.starts_with("the payload does not fit the queue's payload_schema at /"),
+                "{misfit:?}"
+            );
+        }
     }
 
     #[test]

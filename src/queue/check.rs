@@ -13,8 +13,8 @@ use crate::{
     redis_pool::scripts,
 };
 
-/// Elements that a confirmation looks at one by one, at most.
-const LOOKED_AT: usize = 20_000;
+/// Elements that a call passes in the lanes and in the list of final records, at most: some 20 ms.
+const PASSED: usize = 1_000_000;
 
 /// A part of a shard that is checked slice by slice.
 #[derive(Clone, Copy, Debug)]
@@ -62,8 +62,20 @@ pub struct Slice {
     pub finds: Vec<ShardFind>,
     /// Of records only.
     pub tasks: Vec<(TaskId, Checked)>,
-    /// `None`: this was the last one.
+    /// `None`: this was the last one. The same cursor again: the slice has more to mend than a call may.
     pub next: Option<String>,
+}
+
+/// The finds among tasks that were looked at again.
+#[derive(Debug)]
+pub struct Confirmed {
+    /// How many of the tasks, the first ones. The others are to be asked for again.
+    pub dealt_with: usize,
+    /// Those of them for which the shard is too large to tell.
+    pub untold: u64,
+    /// Elements of lanes and of the list of final records that the call passed, about.
+    pub passed: u64,
+    pub finds: Vec<ShardFind>,
 }
 
 /// The reason why a task is looked at again, alone.
@@ -105,7 +117,7 @@ impl Shards {
     /// Checks a slice, and mends what it finds.
     pub async fn check(&self, shard: &ShardId, part: Part, cursor: &str, most: usize, mends: bool) -> Result<Slice> {
         let answer = self.call(&scripts::CHECK, shard, most, |call| {
-            call.arg(part.name()).arg(cursor).arg(most).arg(u8::from(mends));
+            call.arg(part.name()).arg(cursor).arg(most).arg(u8::from(mends)).arg(PASSED);
         });
         let mut answer = items(answer.await?)?.into_iter();
         let next = text(answer.next())?;
@@ -122,7 +134,8 @@ impl Shards {
             };
             tasks.push((id, state));
         }
-        Ok(Slice { finds, tasks, next: (next != "0").then_some(next) })
+        let again = number::<u8>(answer.next())? == 1;
+        Ok(Slice { finds, tasks, next: (again || next != "0").then_some(next) })
     }
 
     /// A page of a lane, from 1 to 6; 0: of the list of final records.
@@ -139,21 +152,22 @@ impl Shards {
         Ok(OrderPage { listed, next: u64::try_from(next).ok() })
     }
 
-    /// Looks at tasks again, each by itself, and mends what it finds.
-    pub async fn check_tasks(
-        &self,
-        shard: &ShardId,
-        tasks: &[(TaskId, Suspicion)],
-        mends: bool,
-    ) -> Result<Vec<ShardFind>> {
+    /// Looks at tasks again, each by itself, and mends what it finds. Deals with one at least.
+    pub async fn check_tasks(&self, shard: &ShardId, tasks: &[(TaskId, Suspicion)], mends: bool) -> Result<Confirmed> {
         let why: String = tasks.iter().map(|(_, suspicion)| suspicion.letter()).collect();
         let answer = self.call(&scripts::CHECK_TASK, shard, tasks.len(), |call| {
-            call.arg(u8::from(mends)).arg(LOOKED_AT).arg(why);
+            call.arg(u8::from(mends)).arg(PASSED).arg(why);
             for (id, _) in tasks {
                 call.arg(id.as_bytes());
             }
         });
-        finds(Some(answer.await?))
+        let mut answer = items(answer.await?)?.into_iter();
+        Ok(Confirmed {
+            dealt_with: number(answer.next())?,
+            untold: number(answer.next())?,
+            passed: number(answer.next())?,
+            finds: finds(answer.next())?,
+        })
     }
 
     /// Counts a shard again that has at most so many records. `None`: it has more, or damaged ones.

@@ -69,6 +69,8 @@ pub struct Held {
     pub expires_unix_ms: Option<i64>,
     /// taskd knows that the worker has it.
     pub is_delivered: bool,
+    /// When it was claimed; `None`: it was extended, or has not the task's own length.
+    pub since_unix_ms: Option<i64>,
 }
 
 /// Why a worker may not get a task, by `bar` of `lua/lib/record.lua`.
@@ -164,13 +166,14 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
         final_unix_ms: number(fields.next())?,
         epoch: number(fields.next())?,
         credited: list(fields.next())?.into_iter().map(|name| text(Some(name))).collect::<Result<_>>()?,
-        held: triples(fields.next(), |[worker, deadline, undelivered]| {
-            let expires_unix_ms = Some(number(Some(deadline))?).filter(|at| *at >= 0);
+        held: groups(fields.next(), |[worker, deadline, undelivered, began]| {
+            let time = |value| number(Some(value)).map(|at| Some(at).filter(|at| *at >= 0));
             let is_delivered = number::<u8>(Some(undelivered))? == 0;
-            Ok(Held { worker: text(Some(worker))?, expires_unix_ms, is_delivered })
+            let (expires_unix_ms, since_unix_ms) = (time(deadline)?, time(began)?);
+            Ok(Held { worker: text(Some(worker))?, expires_unix_ms, is_delivered, since_unix_ms })
         })?,
         due_unix_ms: list(fields.next())?.into_iter().map(|at| number(Some(at))).collect::<Result<_>>()?,
-        log: triples(fields.next(), |[at, worker, reason]| {
+        log: groups(fields.next(), |[at, worker, reason]| {
             Ok(Failure { at_unix_ms: number(Some(at))?, worker: lossy(worker)?, reason: lossy(reason)? })
         })?,
         bar: bar(&text(fields.next())?)?,
@@ -187,12 +190,11 @@ fn list(value: Option<Value>) -> Result<Vec<Value>> {
     items(value.ok_or_else(|| Error::Answer("a list is missing".into()))?)
 }
 
-fn triples<T>(value: Option<Value>, read: impl Fn([Value; 3]) -> Result<T>) -> Result<Vec<T>> {
-    let (mut values, mut triples) = (list(value)?.into_iter(), Vec::new());
-    while let (Some(a), Some(b), Some(c)) = (values.next(), values.next(), values.next()) {
-        triples.push(read([a, b, c])?);
-    }
-    Ok(triples)
+/// A flat list of groups of values.
+fn groups<const N: usize, T>(value: Option<Value>, read: impl Fn([Value; N]) -> Result<T>) -> Result<Vec<T>> {
+    let values = list(value)?;
+    let groups = values.chunks_exact(N).filter_map(|group| <[Value; N]>::try_from(group.to_vec()).ok());
+    groups.map(read).collect()
 }
 
 /// A text that may have been cut inside a character.

@@ -35,7 +35,7 @@ use uuid::Uuid;
 pub use self::{
     books::Holding,
     change::{Arbitrated, ArbitratedTasks, Changer, NEVER},
-    check::{Checked, OrderPage, Part, ShardFind, Slice, Suspicion},
+    check::{Checked, Confirmed, OrderPage, Part, ShardFind, Slice, Suspicion},
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},

@@ -259,6 +259,8 @@ pub enum Event {
         dead: bool,
         /// `None`: an earlier version reported it.
         lease: Option<LeaseNumber>,
+        /// When the lease was given; 0: unknown.
+        leased_unix_ms: i64,
     },
     Died {
         id: TaskId,

@@ -204,13 +204,15 @@ fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> 
             Ok(Event::Died { id, attempts, reason: lossy("r")?, history, epoch })
         }
         "x" => {
-            // An earlier version does not name the lease.
+            // An earlier version does not name the lease, nor its beginning.
             let number = |name: &str| {
                 let text = rest.get(name).map(|text| String::from_utf8_lossy(text));
                 text.and_then(|text| text.parse().ok())
             };
             let lease = number("n").zip(number("g")).map(|(generation, grant)| LeaseNumber { generation, grant });
-            Ok(Event::Expired { id, worker: lossy("w")?, attempts, dead: lossy("e")? == "1", lease })
+            let leased_unix_ms = number("s").and_then(|at| i64::try_from(at).ok()).unwrap_or(0);
+            let (worker, dead) = (lossy("w")?, lossy("e")? == "1");
+            Ok(Event::Expired { id, worker, attempts, dead, lease, leased_unix_ms })
         }
         other => Err(Error::Answer(format!("an event {other:?}"))),
     }

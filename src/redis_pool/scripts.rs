@@ -104,7 +104,7 @@ table! {
         REQUEUE = "requeue" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX] lanes;
         EXTEND = "extend" [clock shard record held] at_full_memory [RECORDS LEASES COUNTERS UNDELIVERED] no_lanes;
-        EXPIRE = "expire" [clock shard many body record lanes held ending] at_full_memory
+        EXPIRE = "expire" [clock shard many body lease record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         PROMOTE = "promote" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES DELAYED COUNTERS] lanes;
@@ -113,11 +113,11 @@ table! {
             [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         PEEK = "peek" [shard lanes] with_room [] lanes;
         INSPECT = "inspect" [shard many record] with_room [RECORDS OFFSET] no_lanes;
-        EXPLAIN = "explain" [clock shard record lanes] with_room
-            [RECORDS LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED] lanes;
+        EXPLAIN = "explain" [clock shard body lease record lanes] with_room
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED] lanes;
         STATS = "stats" [shard record lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         BOOKS = "books" [shard lanes] with_room [RECORDS LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        CHECK = "check" [clock shard many body record lanes ending drop] with_room
+        CHECK = "check" [clock shard many body lease record lanes ending drop] with_room
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         CHECK_ORDER = "check_order" [shard lanes] with_room [FINALS] lanes;
         CHECK_TASK = "check_task" [clock shard many body record lanes ending drop] with_room
@@ -127,7 +127,7 @@ table! {
         DUMP = "dump" [clock shard record lanes] with_room
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
         FINALS = "finals" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
-        FORGET = "forget" [shard] at_full_memory [RECORDS FINALS] no_lanes;
+        FORGET = "forget" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
         OUTBOX = "outbox" [clock shard] at_full_memory [COUNTERS OUTBOX] no_lanes;
         FORWARDED = "forwarded" [shard many] at_full_memory [COUNTERS OUTBOX] no_lanes;
     }

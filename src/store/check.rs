@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::Result;
+use super::{PublishedTask, Result};
 use crate::model::{QueueName, TaskId};
 
 /// A queue whose count of unfinished tasks is wrong.
@@ -22,8 +22,11 @@ pub trait CheckStore: Send + Sync {
     /// Counts all unfinished tasks again, as of one moment. Goes over all of them.
     async fn wrong_counts(&self) -> Result<Vec<WrongCount>>;
 
-    /// Writes the right count of a queue. Other changes of tasks wait meanwhile, or are seen.
+    /// Writes the right count of a queue, also where there is none. Other changes of tasks wait meanwhile, or are seen.
     async fn correct_count(&self, queue: &QueueName) -> Result<()>;
+
+    /// Those of `ids` that are published and unfinished, in any order. `generation` is the topic's.
+    async fn published_among(&self, generation: &str, ids: &[TaskId]) -> Result<Vec<PublishedTask>>;
 
     /// A page of all tasks behind `after`: the unfinished ones that are neither on the bus nor in the outbox. Answers
     /// where the next page begins.

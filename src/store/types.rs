@@ -189,8 +189,9 @@ pub struct PublishedTask {
 /// Where SQL says that an unfinished task is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Not on the bus. The watchdog publishes it when it is due; `None`: when its queue has room.
-    Off { why: Unpublished, due_unix_ms: Option<i64> },
+    /// Not on the bus. The watchdog publishes it when it is due; `None`: when its queue has room. `came_back`: it was
+    /// published before, or sent again.
+    Off { why: Unpublished, due_unix_ms: Option<i64>, came_back: bool },
     /// On the bus, at or before this offset of its partition; `None`: in another generation of the topic.
     On(Option<Offset>),
 }

@@ -18,4 +18,6 @@ pub enum Error {
     Installed,
     #[error("cannot reach a collector at otlp_endpoint: {0}")]
     Endpoint(#[from] tonic::transport::Error),
+    #[error("cannot reach a collector at otlp_endpoint: {0}")]
+    OtlpUrl(String),
 }

@@ -12,9 +12,9 @@ impl From<pb::FsckRequest> for Fsck {
 
 impl From<FsckPage> for pb::FsckResponse {
     fn from(page: FsckPage) -> Self {
-        let FsckPage { finds, shards, tasks, cursor } = page;
+        let FsckPage { finds, more, unchecked, shards, tasks, cursor } = page;
         let finds = finds.into_iter().map(Into::into).collect();
-        Self { finds, shards, tasks, cursor: cursor.unwrap_or_default() }
+        Self { finds, more, unchecked, shards, tasks, cursor: cursor.unwrap_or_default() }
     }
 }
 

@@ -214,17 +214,18 @@ async fn the_command_answers_in_sentences_or_as_json_and_errors_are_one_line() {
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
     let lines: Vec<&str> = stdout.lines().collect();
     assert_eq!(lines[0], format!("Task {id} (queue q, key https://a/?b=c&d) is ASSIGNED: worker w holds it."));
+    assert!(lines[1].starts_with("Since: "), "{stdout}");
     assert!(
-        lines[1]
+        lines[2]
             .starts_with("Next: a worker completes or rejects it; otherwise it has failed when its lease expires: "),
         "{stdout}"
     );
-    assert!(lines[2].starts_with("Lease: worker w until "), "{stdout}");
+    assert!(lines[3].starts_with("Lease: worker w until "), "{stdout}");
     assert!(
-        lines[3].starts_with("Worker v does not get it: worker w holds it, and no replica is left, until "),
+        lines[4].starts_with("Worker v does not get it: worker w holds it, and no replica is left, until "),
         "{stdout}"
     );
-    assert_eq!(lines.len(), 4, "{stdout}");
+    assert_eq!(lines.len(), 5, "{stdout}");
 
     let address = server.trim_start_matches("http://");
     let (code, stdout, _) = command(&["q", "https://a/?b=c&d", "--json", "--server", address]).await;

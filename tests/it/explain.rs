@@ -1,7 +1,7 @@
 //! Places of a task that a test makes inside taskd's own servers.
 
-use serde_json::json;
-use taskd::store::{Store, sqlite::SqliteStore};
+use serde_json::{Value, json};
+use taskd::store::{Store, Unpublished, sqlite::SqliteStore};
 
 use crate::{
     columns::explain::{CONFIG, explain, insert, reason, until_at},
@@ -30,6 +30,82 @@ async fn a_stored_task_is_in_the_outbox_until_it_is_published_and_reported_until
     let reported = explain(&daemon, &id, "w").await;
     assert_eq!((&reported["place"], reason(&reported)), (&json!("REPORTED"), "COMPLETED_IT"));
     assert_eq!(reason(&explain(&daemon, &id, "v").await), "FINISHED");
+}
+
+fn unix_ms(time: &Value) -> i64 {
+    taskd::wire::time::from_rfc_3339(time.as_str().unwrap()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_tells_since_when_unless_it_was_extended_or_has_another_length() {
+    let config = format!("{CONFIG}[queues.short]\nlease = \"300ms\"\n");
+    let daemon = Daemon::start(&config, &[]).await;
+    let id = insert(&daemon, json!({"queue": "q", "key": "a", "replicas": 2})).await;
+    until_at(&daemon, &id, "WAITING", "w").await;
+    let held = daemon.lease_all("w", "q", 1).await.remove(0);
+    let leased = explain(&daemon, &id, "v").await;
+    let since = unix_ms(&leased["since"]);
+    let length = unix_ms(&held["lease_expires_at"]) - since;
+    assert!(unix_ms(&leased["task"]["created_at"]) <= since && since <= unix_ms(&leased["now"]), "{leased}");
+    let (_, file) = daemon.get(&format!("/v1/tasks/{id}")).await;
+    assert_eq!((&file["history"][0]["state"], &file["history"][0]["from"]), (&json!("LEASED"), &leased["since"]));
+
+    // Of several workers the first one counts.
+    daemon.lease_all("u", "q", 1).await;
+    assert_eq!(explain(&daemon, &id, "v").await["since"], leased["since"]);
+    // An extension hides when it began: the deadline is that of the task's own length, and would tell another time.
+    let by = format!("{length}ms");
+    let item = json!({"id": id, "lease_token": held["lease_token"], "by": by});
+    let (_, answer) = daemon.post("/v1/tasks:extend", &json!({"worker": "w", "extensions": [item]})).await;
+    assert_eq!(answer["results"][0]["status"], "OK", "{answer}");
+    let extended = explain(&daemon, &id, "v").await;
+    assert_eq!((&extended["place"], extended.get("since")), (&json!("LEASED"), None));
+    let (_, file) = daemon.get(&format!("/v1/tasks/{id}")).await;
+    let of =
+        |worker: &str| file["history"].as_array().unwrap().iter().find(|one| one["worker"] == worker).unwrap().clone();
+    assert_eq!((of("w").get("from"), of("u").get("from").is_some()), (None, true));
+
+    // Nor does a lease of a length that the worker asked for.
+    let other = insert(&daemon, json!({"queue": "other", "key": "a"})).await;
+    until_at(&daemon, &other, "WAITING", "w").await;
+    let ask = json!({"worker": "w", "queues": ["other"], "max_tasks": 1, "lease_duration": "45s"});
+    let (_, answer) = daemon.post("/v1/tasks:get", &ask).await;
+    assert_eq!(answer["tasks"].as_array().unwrap().len(), 1, "{answer}");
+    assert_eq!(explain(&daemon, &other, "v").await.get("since"), None);
+
+    // A lease that expired began its length before its end.
+    let short = insert(&daemon, json!({"queue": "short", "key": "a"})).await;
+    daemon.lease_all("w", "short", 1).await;
+    let mut expired = Value::Null;
+    until("the history has it", async || {
+        expired = daemon.get(&format!("/v1/tasks/{short}")).await.1["history"][0].clone();
+        expired["state"] == "EXPIRED"
+    })
+    .await;
+    assert!(unix_ms(&expired["until"]) - unix_ms(&expired["from"]) >= 300, "{expired}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_on_its_way_tells_since_when_where_that_is_known() {
+    let mut daemon = Daemon::start(CONFIG, &["--pipelines", "discovery"]).await;
+    let id = insert(&daemon, json!({"queue": "q", "key": "a"})).await;
+    let on_bus = until_at(&daemon, &id, "BUS", "w").await;
+    assert!(on_bus["task"]["created_at"].as_str() <= on_bus["since"].as_str(), "{on_bus}");
+    assert!(on_bus["since"].as_str() <= on_bus["now"].as_str(), "{on_bus}");
+    assert!(daemon.stop().await.success());
+
+    // Parked since its insert, and parked on its way.
+    let [mut first, later] = ["first", "later"].map(|key| store_contract::row("q", key));
+    first.unpublished = Unpublished::Parked;
+    let store = SqliteStore::open(&daemon.data().join("taskd.db"), None).await.unwrap();
+    store_contract::insert_new(&store, &[first.clone(), later.clone()]).await;
+    store.unpublish(&[later.task.id], Unpublished::Parked).await.unwrap();
+    store.close().await;
+    let daemon = Daemon::start_in_the_folder_of(daemon, &["--pipelines", "tasks"]).await;
+    let first = until_at(&daemon, &first.task.id.to_string(), "PARKED", "w").await;
+    assert_eq!(first["since"], first["task"]["created_at"]);
+    let later = until_at(&daemon, &later.task.id.to_string(), "PARKED", "w").await;
+    assert_eq!(later.get("since"), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

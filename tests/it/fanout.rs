@@ -205,7 +205,7 @@ impl Fixture {
         self.queue.upkeep.forwarded(&shard, &entries).await.unwrap();
         let done: Vec<_> = self.queue.upkeep.finals(&shard, Duration::ZERO, 10).await.unwrap();
         let done: Vec<_> = done.into_iter().map(|id| (id, true)).collect();
-        self.queue.upkeep.forget(&shard, &done).await.unwrap();
+        self.queue.upkeep.forget(&shard, Duration::ZERO, &done).await.unwrap();
     }
 
     async fn close_in_redis(&self, name: &str) {

@@ -1,14 +1,26 @@
 //! `taskd fsck`, `taskd dump` and the watchdog's checks through the running binary: each planted damage is found, named
 //! and mended, and a busy system has none.
 
-use std::{collections::BTreeSet, process::Command};
+use std::{collections::BTreeSet, process::Command, sync::Arc};
 
 use redis::{AsyncCommands as _, aio::MultiplexedConnection};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
-use taskd::model::TaskId;
+use taskd::{
+    bus::redis_streams::RedisStreams,
+    model::{FindKind, QueueName, ShardId, TaskId},
+    pipelines::checking::{Checker, Pace},
+    redis_pool::Redis,
+};
 
-use crate::support::{daemon::Daemon, until};
+use crate::support::{
+    daemon::Daemon,
+    process::Process,
+    redis::{Fsync, RedisServer},
+    sqlite::SqliteFile,
+    store_contract::Database as _,
+    until,
+};
 
 /// Nothing but fsck mends.
 const CONFIG: &str = "\
@@ -311,6 +323,102 @@ async fn wrong_counts_of_sql_are_found_and_mended() {
         tasks.sql(&format!("UPDATE queue_counts SET count = count + {by} WHERE queue = 'q' AND status = 0")).await;
         tasks.found_and_mended(&["wrong_queue_count"], None, 3).await;
     }
+}
+
+/// `count` tasks of the queue that wait, and their ids.
+async fn waiting(daemon: &Daemon, count: usize) -> Vec<String> {
+    let tasks: Vec<Value> = (0..count).map(|n| json!({"queue": "q", "key": n.to_string()})).collect();
+    let ids = daemon.insert(&tasks).await;
+    until("they wait", async || {
+        let (_, answer) = daemon.get("/v1/books?queue=q").await;
+        let books = &answer["queues"][0];
+        books["state"] == "BALANCED" && books["held"]["redis"]["queued"] == count
+    })
+    .await;
+    ids
+}
+
+/// How often the store has done this.
+async fn operations(daemon: &Daemon, name: &str) -> f64 {
+    let text = reqwest::get(format!("{}/metrics", daemon.http())).await.unwrap().text().await.unwrap();
+    let series = format!("taskd_sql_operation_duration_seconds_count{{operation=\"{name}\"}} ");
+    text.lines().find_map(|line| line.strip_prefix(&series)).map_or(0.0, |value| value.parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_lost_tasks_are_confirmed_together() {
+    let daemon = Daemon::start(CONFIG, &[]).await;
+    waiting(&daemon, 300).await;
+    let mut redis = daemon.redis().await;
+    let _: i64 = redis.del(["records", "bodies", "m:T"].map(key).to_vec()).await.unwrap();
+    for counter in ["live", "open", "open_bytes"] {
+        let _: i64 = redis.hset(key("counters"), counter, 0).await.unwrap();
+    }
+    let before = operations(&daemon, "published").await;
+    let (code, finds) = fsck(&daemon, &[]);
+    assert_eq!((code, finds.len()), (1, 300));
+    assert!(finds.iter().all(|find| find["kind"] == "lost_task"), "{finds:?}");
+    let asked = operations(&daemon, "published").await - before;
+    // Each time for the page, the places of its batches, and its shards; then once more for all that seem lost.
+    assert!(asked > 0.0 && asked < 30.0, "{asked} statements for 300 tasks");
+    assert_eq!(fsck(&daemon, &["--repair"]).0, 0);
+    assert_eq!(daemon.lease_all("v", "q", 300).await.len(), 300);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_of_many_damaged_records_goes_on_where_a_step_ended() {
+    let daemon = Daemon::start(CONFIG, &[]).await;
+    let ids = waiting(&daemon, 60).await;
+    let mut redis = daemon.redis().await;
+    for id in &ids[..50] {
+        let _: i64 = redis.hset(key("records"), bytes(id), b"\xc1").await.unwrap();
+    }
+    let (code, mended) = fsck(&daemon, &["--repair"]);
+    let kinds = |kind: &str| mended.iter().filter(|find| find["kind"] == kind && find["mended"] == true).count();
+    assert_eq!((code, kinds("unreadable_record")), (0, 50), "{mended:?}");
+    until("all is well", async || fsck(&daemon, &[]) == (0, Vec::new())).await;
+    assert_eq!(daemon.lease_all("v", "q", 60).await.len(), 60);
+}
+
+#[tokio::test]
+async fn a_large_shard_is_compared_in_passes() {
+    let (server, database) = (RedisServer::start(Fsync::EverySecond), SqliteFile::create().await);
+    let redis = Redis::connect(&server.url(), "taskd").await.unwrap();
+    let bus = Arc::new(RedisStreams::open(redis.clone(), "", 1).await.unwrap());
+    let store = database.open().await;
+    let process = Process::new(&redis, &store, bus.clone());
+    let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+    let ids: Vec<TaskId> = (0..60).map(|_| TaskId::new()).collect();
+    let mut pipe = redis::pipe();
+    pipe.set(key("generation"), 1);
+    for (n, id) in ids.iter().enumerate() {
+        // Every seventh is in no lane, and every eleventh twice.
+        pipe.hset(key("records"), id.as_bytes(), "1").hset(key("bodies"), id.as_bytes(), "\x02\0\0\0\x01\0\0\0\x01");
+        let times = if n.is_multiple_of(7) { 0 } else { 1 + usize::from(n.is_multiple_of(11)) };
+        for _ in 0..times {
+            pipe.lpush(key("m:T"), element(0, &id.to_string()));
+        }
+    }
+    let (bytes, count) = (60 * (9 + 400), ids.len());
+    pipe.hset_multiple(key("counters"), &[("live", count), ("open", count), ("open_bytes", bytes)]);
+    let () = pipe.query_async(&mut redis.conn()).await.unwrap();
+
+    for kept in [1_000, 30] {
+        let checker = Checker::new(store.clone(), process.queue.shards.clone(), bus.clone(), Pace::FAST.keeping(kept));
+        let found = checker.shard(&shard, false).await.unwrap();
+        let of = |kind| found.finds.iter().filter(|find| find.kind == kind).count();
+        assert_eq!((of(FindKind::OpenWithoutElement), of(FindKind::ElementTwice)), (9, 5), "{kept}: {:?}", found.finds);
+        assert_eq!((found.finds.len(), found.more.len(), found.unchecked), (14, 0, 0), "{kept}");
+    }
+    // A count that is too low: what has no room in a pass is not looked at, and counted.
+    let () = redis::cmd("HSET").arg(key("counters")).arg(&["live", "0"]).query_async(&mut redis.conn()).await.unwrap();
+    let checker = Checker::new(store.clone(), process.queue.shards.clone(), bus, Pace::FAST.keeping(20));
+    let found = checker.shard(&shard, true).await.unwrap();
+    assert_eq!(found.unchecked, 20);
+    assert!(found.finds.iter().any(|find| find.kind == FindKind::WrongCounter));
+    // Now the count is right.
+    let rest = checker.shard(&shard, true).await.unwrap();
+    assert_eq!((rest.unchecked, checker.shard(&shard, false).await.unwrap().finds.len()), (0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]

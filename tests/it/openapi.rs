@@ -148,10 +148,16 @@ async fn the_page_loads_nothing_from_elsewhere() {
             let file = element.attr(attribute).expect("no script is within the page");
             if file != "data:," {
                 assert!(!file.contains('/'), "{file}");
-                get(&url, &format!("/docs/{file}")).await;
+                let answer = get(&url, &format!("/docs/{file}")).await;
+                let kind = if file.ends_with(".css") { "text/css" } else { "text/javascript" };
+                let content_type = answer.headers()[header::CONTENT_TYPE].to_str().unwrap();
+                assert!(answer.status() == 200 && content_type.starts_with(kind), "{file}: {content_type}");
             }
         }
     }
+    // The page shows this taskd's own description.
+    let start = get(&url, "/docs/start.js").await.text().await.unwrap();
+    assert!(start.contains("\"../openapi.json\"") || start.contains("'../openapi.json'"), "{start}");
     let script = get(&url, "/docs/swagger-ui.js").await;
     assert_eq!(script.headers()[header::CONTENT_ENCODING], "gzip");
     let gzip = script.bytes().await.unwrap();

@@ -84,7 +84,7 @@ async fn a_worker_is_told_of_a_discovery_that_does_not_fit_and_a_late_one_become
     };
     let completed = taskd::wire::pb::Completed {
         worker: "w2".into(),
-        discovered: vec![report("late", "{}"), report("fits", "{\"url\": \"x\"}")],
+        discovered: vec![report("late", "{\"url\": [\"a secret\"]}"), report("fits", "{\"url\": \"x\"}")],
         ..Default::default()
     };
     let id: taskd::model::TaskId = leased[1]["id"].as_str().unwrap().parse().unwrap();
@@ -101,7 +101,14 @@ async fn a_worker_is_told_of_a_discovery_that_does_not_fit_and_a_late_one_become
             .unwrap();
     let letter = letters(&daemon, "discovered", 1).await.remove(0);
     assert_eq!((&letter["key"], &letter["parent_id"]), (&json!("late"), &leased[1]["id"]));
+    assert!(letter["reason"].as_str().unwrap().contains("a secret"), "{letter}");
     until("the other one is stored", async || daemon.unfinished("pages").await == 1).await;
+    // The log names the rule, and no part of the payload.
+    let log = daemon.log();
+    assert!(
+        log.contains("goes to dead-letters: the payload does not fit the queue's payload_schema at /properties/url")
+    );
+    assert!(!log.contains("a secret"), "{log}");
     assert!(daemon.stop().await.success());
 }
 

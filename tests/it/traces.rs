@@ -1,7 +1,17 @@
 //! Spans of tasks: what reaches a collector, and that a collector which is away holds up nothing.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
+use axum::http::{HeaderMap, StatusCode};
+use bytes::Bytes;
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use prost::Message as _;
 use serde_json::{Value, json};
 use taskd::wire::pb::{self, discovery_client::DiscoveryClient};
 use tokio::net::TcpListener;
@@ -36,7 +46,7 @@ async fn a_page_and_its_child_are_one_trace_in_a_collector() {
     let endpoint = format!("http://{address}");
     let mut daemon = Daemon::start("", &["--otlp-endpoint", &endpoint, "--otlp-headers", "X-Team=crawl"]).await;
     check_the_trace_of_a_page(&daemon, &receiver).await;
-    assert_eq!(receiver.headers(), ["crawl".to_owned()].into());
+    assert_eq!((receiver.headers(), receiver.services()), (["crawl".to_owned()].into(), ["taskd".to_owned()].into()));
     assert!(metric(&daemon, "taskd_traces_spans_total{outcome=\"exported\"}").await >= 14.0);
 
     // The last spans go out at the stop.
@@ -93,6 +103,48 @@ async fn the_callers_flag_decides_and_trace_sample_where_there_is_none() {
     assert!(
         receiver.spans().iter().all(|span| ["grpc", "lines"].contains(&span.attribute("messaging.destination.name")))
     );
+}
+
+/// By OTLP over HTTP, as the variables of OpenTelemetry say.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_and_its_child_reach_a_collector_over_http() {
+    let (receiver, refusals) = (Receiver::default(), Arc::new(AtomicUsize::new(2)));
+    let (taking, refusing) = (receiver.clone(), Arc::clone(&refusals));
+    let take = move |headers: HeaderMap, body: Bytes| {
+        let (taking, refusing) = (taking.clone(), Arc::clone(&refusing));
+        async move {
+            if refusing.load(Ordering::Relaxed) > 0 {
+                refusing.fetch_sub(1, Ordering::Relaxed);
+                return (StatusCode::SERVICE_UNAVAILABLE, Vec::new());
+            }
+            assert_eq!(headers["content-type"], "application/x-protobuf");
+            let team = headers.get("x-team").map(|team| team.to_str().unwrap().to_owned());
+            taking.take(team, ExportTraceServiceRequest::decode(body).unwrap());
+            (StatusCode::OK, ExportTraceServiceResponse::default().encode_to_vec())
+        }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let router = axum::Router::new().route("/v1/traces", axum::routing::post(take));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let env = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-team=crawl%20two"),
+        ("OTEL_SERVICE_NAME", "crawler"),
+    ];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    let mut daemon = Daemon::begin_in("", &[], env);
+    daemon.ready().await;
+    check_the_trace_of_a_page(&daemon, &receiver).await;
+    assert_eq!(
+        (receiver.headers(), receiver.services()),
+        (["crawl two".to_owned()].into(), ["crawler".to_owned()].into())
+    );
+    assert_eq!(refusals.load(Ordering::Relaxed), 0, "the same batch went out again");
+    assert!(daemon.stop().await.success());
+    let warned = "cannot export spans, and drops those that find no room: the collector answered 503";
+    assert!(daemon.log().contains(warned), "{}", daemon.log());
 }
 
 /// The buckets of the latency name the traces of sampled tasks, for a scraper that asks for OpenMetrics.

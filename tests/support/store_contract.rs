@@ -153,6 +153,7 @@ macro_rules! store_contract {
             what_is_turned_away_adds_up,
             a_wrong_count_is_found_and_corrected,
             a_stranded_task_is_found,
+            published_tasks_are_found_by_id,
             queues_are_paused_and_resumed_with_their_acts,
             tokens_come_and_go_with_their_acts,
             of_concurrent_tokens_one_gets_the_name,
@@ -1000,7 +1001,7 @@ pub(crate) async fn an_unfinished_task_has_a_place(db: &impl Database) {
     (scheduled.unpublished, scheduled.due_unix_ms) = (Scheduled, NOW + 7);
     insert_new(&*store, &[fresh.clone(), parked.clone(), scheduled.clone()]).await;
     let place = async |row: &NewRow| store.place("g", row.task.id).await.unwrap();
-    let off = |why, due_unix_ms| Some(Place::Off { why, due_unix_ms });
+    let off = |why, due_unix_ms| Some(Place::Off { why, due_unix_ms, came_back: why == Missing });
     assert_eq!(place(&fresh).await, off(Fresh, Some(NOW + 5_000)));
     assert_eq!(place(&parked).await, off(Parked, None));
     assert_eq!(place(&scheduled).await, off(Scheduled, Some(NOW + 7)));

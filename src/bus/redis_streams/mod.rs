@@ -101,6 +101,11 @@ impl Bus for RedisStreams {
         })
     }
 
+    /// The first part of a stream's id is the time.
+    fn published_at(&self, offset: Offset) -> Option<i64> {
+        i64::try_from(offset.major).ok()
+    }
+
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
         Ok(self.streams.extents(topic).await?.iter().map(|extent| extent.last).collect())
     }

@@ -181,7 +181,7 @@ impl View {
 }
 
 /// The first `width` characters.
-fn cut(text: &str, width: usize) -> String {
+pub(in crate::cli) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }

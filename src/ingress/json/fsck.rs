@@ -70,6 +70,10 @@ impl<'a> Dump<'a> {
 #[schemars(rename = "FsckPage")]
 pub(in crate::ingress) struct Page<'a> {
     finds: Vec<Find<'a>>,
+    /// Finds beyond those, which an answer has no room for.
+    more: u64,
+    /// Suspected tasks that this part could not look at again.
+    unchecked: u64,
     shards: u64,
     tasks: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -95,9 +99,10 @@ struct Find<'a> {
 
 impl<'a> From<&'a model::FsckPage> for Page<'a> {
     fn from(page: &'a model::FsckPage) -> Self {
-        let model::FsckPage { finds, shards, tasks, cursor } = page;
+        let model::FsckPage { finds, more, unchecked, shards, tasks, cursor } = page;
         let finds = finds.iter().map(Into::into).collect();
-        Self { finds, shards: *shards, tasks: *tasks, cursor: cursor.as_deref() }
+        let cursor = cursor.as_deref();
+        Self { finds, more: *more, unchecked: *unchecked, shards: *shards, tasks: *tasks, cursor }
     }
 }
 

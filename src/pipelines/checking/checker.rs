@@ -10,6 +10,9 @@ use crate::{
     store::Store,
 };
 
+/// Some 20 MiB.
+const KEPT: usize = 200_000;
+
 /// How fast a checker goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
@@ -17,15 +20,22 @@ pub struct Pace {
     pub(super) entries: usize,
     /// Records of a shard that are counted in one step, at most.
     pub(super) counted: usize,
+    /// Records of a shard that a pass over it keeps in memory. A larger shard takes several passes.
+    pub(super) kept: usize,
     /// The rest after a slice, in the time that the slice took.
     rest: u32,
 }
 
 impl Pace {
     /// For an operator who waits.
-    pub const FAST: Self = Self { entries: 500, counted: 10_000, rest: 0 };
+    pub const FAST: Self = Self { entries: 500, counted: 10_000, kept: KEPT, rest: 0 };
     /// Beside everything else, for ever: a hundredth of the time.
-    pub const BESIDE: Self = Self { entries: 100, counted: 2_000, rest: 99 };
+    pub const BESIDE: Self = Self { entries: 100, counted: 2_000, kept: KEPT, rest: 99 };
+
+    /// The same with so many records in memory.
+    pub fn keeping(self, kept: usize) -> Self {
+        Self { kept, ..self }
+    }
 }
 
 /// The checks. Cheap to clone.

@@ -5,13 +5,17 @@
 
 mod checker;
 mod error;
+mod found;
 mod published;
 mod shard;
+
+use std::collections::BTreeMap;
 
 use self::checker::find;
 pub use self::{
     checker::{Checker, Pace},
     error::Error,
+    found::Found,
     published::Published,
 };
 use crate::{
@@ -21,7 +25,7 @@ use crate::{
 
 impl Checker {
     /// Checks a shard against itself and SQL. A shard without a generation is the watchdog's: nothing is found there.
-    pub async fn shard(&self, shard: &ShardId, mends: bool) -> Result<Vec<Find>, Error> {
+    pub async fn shard(&self, shard: &ShardId, mends: bool) -> Result<Found, Error> {
         shard::Walk::new(self, shard, mends).run().await
     }
 
@@ -32,7 +36,7 @@ impl Checker {
         after: Option<TaskId>,
         limit: u32,
         mends: bool,
-    ) -> Result<(Vec<Find>, u64, Option<TaskId>), Error> {
+    ) -> Result<(Found, u64, Option<TaskId>), Error> {
         let page = self.published.page(after, limit).await?;
         let mut lost = page.missing;
         lost.retain(|(shard, _)| queue.is_none_or(|queue| shard.queue == *queue));
@@ -42,26 +46,26 @@ impl Checker {
         if mends {
             self.store.unpublish(&ids, Unpublished::Missing).await?;
         }
-        let find = |(shard, id): (ShardId, TaskId)| {
+        let mut found = Found::default();
+        for (shard, id) in lost {
             let says = "SQL shows it published, its offset has passed, and Redis has no record of it".to_owned();
-            find(FindKind::LostTask, &shard, Some(id), says, mends)
-        };
-        Ok((lost.into_iter().map(find).collect(), page.tasks, page.next))
+            found.add(find(FindKind::LostTask, &shard, Some(id), says, mends));
+        }
+        Ok((found, page.tasks, page.next))
     }
 
     /// Counts the unfinished tasks of all queues again, and finds those that nobody would publish where a count is too
     /// high.
-    pub async fn counts(&self, queue: Option<&QueueName>, mends: bool) -> Result<Vec<Find>, Error> {
-        let mut finds = Vec::new();
+    pub async fn counts(&self, queue: Option<&QueueName>, mends: bool) -> Result<Found, Error> {
+        let (mut found, mut stranded) = (Found::default(), BTreeMap::new());
         let mut wrong = self.store.wrong_counts().await?;
         wrong.retain(|wrong| queue.is_none_or(|queue| wrong.queue == *queue));
         // One of the two is wrong: the count, or a task that is nowhere.
         if wrong.iter().any(|wrong| wrong.kept > wrong.counted) {
-            finds.extend(self.stranded(queue, mends).await?);
+            stranded = self.stranded(queue, mends, &mut found).await?;
         }
         for wrong in wrong {
-            let stranded = finds.iter().filter(|find: &&Find| find.queue == wrong.queue.as_str()).count();
-            let counted = wrong.counted.saturating_add(i64::try_from(stranded).unwrap_or(i64::MAX));
+            let counted = wrong.counted.saturating_add(stranded.get(&wrong.queue).copied().unwrap_or(0));
             if wrong.kept == counted {
                 continue;
             }
@@ -70,29 +74,38 @@ impl Checker {
             }
             let says = format!("SQL keeps a count of {} unfinished tasks, and has {counted}", wrong.kept);
             let (kind, queue) = (FindKind::WrongQueueCount, wrong.queue.as_str().to_owned());
-            finds.push(Find { kind, queue, shard: None, task: None, says, mended: mends });
+            found.add(Find { kind, queue, shard: None, task: None, says, mended: mends });
         }
-        Ok(finds)
+        Ok(found)
     }
 
-    async fn stranded(&self, queue: Option<&QueueName>, mends: bool) -> Result<Vec<Find>, Error> {
-        let (mut finds, mut after) = (Vec::new(), None);
+    /// Goes over all tasks. Answers how many of each queue nobody would publish.
+    async fn stranded(
+        &self,
+        queue: Option<&QueueName>,
+        mends: bool,
+        found: &mut Found,
+    ) -> Result<BTreeMap<QueueName, i64>, Error> {
+        let (mut counts, mut after) = (BTreeMap::new(), None);
         loop {
-            let (mut page, next) = self.store.stranded(after).await?;
+            let (mut page, next) = self.paced(self.store.stranded(after)).await?;
             page.retain(|(of, _)| queue.is_none_or(|queue| of == queue));
             let ids: Vec<TaskId> = page.iter().map(|(_, id)| *id).collect();
             if mends && !ids.is_empty() {
                 self.store.unpublish(&ids, Unpublished::Missing).await?;
             }
-            finds.extend(page.into_iter().map(|(queue, id)| Find {
-                kind: FindKind::StrandedTask,
-                queue: queue.as_str().to_owned(),
-                shard: None,
-                task: Some(id),
-                says: "it is unfinished, and neither on the bus nor in the outbox".to_owned(),
-                mended: mends,
-            }));
-            let Some(next) = next else { return Ok(finds) };
+            for (queue, id) in page {
+                found.add(Find {
+                    kind: FindKind::StrandedTask,
+                    queue: queue.as_str().to_owned(),
+                    shard: None,
+                    task: Some(id),
+                    says: "it is unfinished, and neither on the bus nor in the outbox".to_owned(),
+                    mended: mends,
+                });
+                *counts.entry(queue).or_default() += 1;
+            }
+            let Some(next) = next else { return Ok(counts) };
             after = Some(next);
         }
     }

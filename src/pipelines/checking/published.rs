@@ -1,9 +1,6 @@
 //! Published tasks of SQL compared with Redis: for fsck, and for the watchdog's reconciler.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::error::Error;
 use crate::{
@@ -43,9 +40,14 @@ impl Published {
     pub async fn page(&self, after: Option<TaskId>, limit: u32) -> Result<PublishedPage, Error> {
         let page = self.store.published(self.bus.generation(), after, limit).await?;
         let tasks = page.len() as u64;
+        let next = (page.len() == limit as usize).then(|| page.last().map(|task| task.id)).flatten();
+        Ok(PublishedPage { tasks, missing: self.compare(page).await?, next })
+    }
+
+    /// Those of published tasks that are missing.
+    async fn compare(&self, page: Vec<PublishedTask>) -> Result<Vec<(ShardId, TaskId)>, Error> {
         // Read before the records: a task that the fanout had dealt with by then has one, or is in the outbox.
         let committed = self.bus.committed(Topic::Pipeline).await?;
-        let next = (page.len() == limit as usize).then(|| page.last().map(|task| task.id)).flatten();
         // Read after the page: a published task stands before the end, unless the bus has lost it.
         let ends = self.bus.ends(Topic::Pipeline).await?;
         let mut shards: BTreeMap<ShardId, Vec<PublishedTask>> = BTreeMap::new();
@@ -64,7 +66,7 @@ impl Published {
                 missing.extend(ids.into_iter().map(|id| (shard.clone(), id)));
             }
         }
-        Ok(PublishedPage { tasks, missing, next })
+        Ok(missing)
     }
 
     /// Those of `tasks` that are missing: the queue has no record of them, and none will come.
@@ -107,20 +109,13 @@ impl Published {
             return Ok(missing);
         }
         let rebuilding = self.store.rebuilding().await?;
-        let mut by_shard: BTreeMap<ShardId, Vec<TaskId>> = BTreeMap::new();
-        for (shard, id) in missing.into_iter().filter(|(shard, _)| !rebuilding.shards.contains_key(shard)) {
-            by_shard.entry(shard).or_default().push(id);
-        }
+        let ids: Vec<TaskId> =
+            missing.iter().filter(|(shard, _)| !rebuilding.shards.contains_key(shard)).map(|(_, id)| *id).collect();
         let mut still = Vec::new();
-        for (shard, ids) in by_shard {
-            // Again with its place: somebody may have published it anew.
-            let mut missing: HashSet<TaskId> = HashSet::new();
-            for id in &ids {
-                let before = TaskId::from_slice(&(u128::from_be_bytes(*id.as_bytes()).saturating_sub(1)).to_be_bytes());
-                let page = self.page(before, 1).await?;
-                missing.extend(page.missing.into_iter().map(|(_, id)| id));
-            }
-            still.extend(ids.into_iter().filter(|id| missing.contains(id)).map(|id| (shard.clone(), id)));
+        for ids in ids.chunks(AT_ONCE) {
+            // Again with their places: somebody may have published them anew.
+            let tasks = self.store.published_among(self.bus.generation(), ids).await?;
+            still.extend(self.compare(tasks).await?);
         }
         Ok(still)
     }

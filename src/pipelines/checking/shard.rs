@@ -1,21 +1,20 @@
 //! The walk over a shard.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use super::{
     checker::{Checker, find},
     error::Error,
+    found::Found,
 };
 use crate::{
-    model::{Find, FindKind, ShardId, StoredStatus, TaskId},
+    model::{FindKind, ShardId, StoredStatus, TaskId},
     queue::{self, Checked, Part, ShardFind, Suspicion},
     store::Unpublished,
 };
 
-/// Tasks that one script looks at again. Each may cost a walk over its lane.
-const CONFIRMED_AT_ONCE: usize = 16;
-/// Tasks that a walk looks at again, at most. The next walk finds the rest.
-const MOST_SUSPECTS: usize = 2_000;
+/// The elements that a walk passes to look at suspected tasks again, at most: some seconds. The next walk goes on.
+const MOST_PASSED: u64 = 200_000_000;
 const LANES: usize = 6;
 
 /// One walk: the parts that a script compares with the rest by itself, then the lanes and the list of final records,
@@ -24,73 +23,117 @@ pub(super) struct Walk<'a> {
     checker: &'a Checker,
     shard: &'a ShardId,
     mends: bool,
-    /// Without repetitions: a scan may show an entry twice.
-    finds: BTreeSet<Find>,
+    found: Found,
+    /// Elements that looks at suspected tasks have passed.
+    passed: u64,
+    pass: Pass,
+}
+
+/// A part of the records, by the end of the id, which is random.
+#[derive(Clone, Copy)]
+struct Portion {
+    number: u32,
+    of: u32,
+}
+
+/// The records of a portion, as far as they have to be compared with lanes, lists and SQL.
+#[derive(Default)]
+struct Pass {
     /// Tasks with a replica to claim: the newest offer, and how often a lane had it.
     open: HashMap<TaskId, (u64, u32)>,
     live: HashSet<TaskId>,
     /// Final records that the list has not shown yet.
     unlisted: HashSet<TaskId>,
-    suspects: BTreeSet<(TaskId, Suspicion)>,
+}
+
+impl Portion {
+    const WHOLE: Self = Self { number: 0, of: 1 };
+
+    fn has(self, id: TaskId) -> bool {
+        let [.., a, b, c, d] = *id.as_bytes();
+        u32::from_be_bytes([a, b, c, d]) % self.of == self.number
+    }
 }
 
 impl<'a> Walk<'a> {
     pub(super) fn new(checker: &'a Checker, shard: &'a ShardId, mends: bool) -> Self {
-        let (open, live, unlisted) = Default::default();
-        Self { checker, shard, mends, finds: BTreeSet::new(), open, live, unlisted, suspects: BTreeSet::new() }
+        let (found, pass) = Default::default();
+        Self { checker, shard, mends, found, passed: 0, pass }
     }
 
-    pub(super) async fn run(mut self) -> Result<Vec<Find>, Error> {
+    pub(super) async fn run(mut self) -> Result<Found, Error> {
         match self.walk().await {
             // It was closed, or Redis lost it, and the watchdog brings it back.
-            Err(Error::Queue(queue::Error::NoGeneration)) => Ok(Vec::new()),
+            Err(Error::Queue(queue::Error::NoGeneration)) => Ok(Found::default()),
             Err(error) => Err(error),
-            Ok(()) => Ok(self.finds.into_iter().collect()),
+            Ok(()) => Ok(self.found),
         }
     }
 
     async fn walk(&mut self) -> Result<(), Error> {
         let pointers = (1..=LANES).map(Part::Pointers);
         for part in [Part::Leases, Part::Delayed, Part::Bodies].into_iter().chain(pointers) {
-            self.slices(part).await?;
+            self.slices(part, Portion::WHOLE, self.mends).await?;
         }
-        self.slices(Part::Records).await?;
-        self.lanes().await?;
-        self.finals().await?;
-        self.confirm().await?;
-        self.confirm_ended().await?;
+        let of = self.portions().await?;
+        for number in 0..of {
+            // The first pass has mended what a record shows by itself.
+            self.slices(Part::Records, Portion { number, of }, self.mends && number == 0).await?;
+            self.lanes().await?;
+            self.finals().await?;
+            self.confirm_ended().await?;
+            self.pass = Pass::default();
+        }
         let Checker { queue, pace, .. } = self.checker;
         let recount = queue.recount(self.shard, pace.counted, self.mends);
         let wrong = self.checker.paced(recount).await?.unwrap_or_default();
         self.add(wrong);
-        self.publish_dropped().await
+        Ok(())
+    }
+
+    /// In how many passes the records go. Where the counts are wrong, a pass leaves out what has no room.
+    async fn portions(&self) -> Result<u32, Error> {
+        let holdings = self.checker.queue.holdings(std::slice::from_ref(self.shard)).await?;
+        let records = holdings.first().copied().flatten().map_or(0, |holding| holding.live + holding.finals);
+        Ok(u32::try_from(records / self.checker.pace.kept as u64).unwrap_or(u32::MAX).saturating_add(1))
     }
 
     fn add(&mut self, finds: Vec<ShardFind>) {
         let (shard, mends) = (self.shard, self.mends);
-        self.finds.extend(finds.into_iter().map(|of| find(of.kind, shard, of.task, of.says, mends)));
+        finds.into_iter().for_each(|of| self.found.add(find(of.kind, shard, of.task, of.says, mends)));
     }
 
-    /// Checks a part. Keeps what records say of lanes and of the list of final records.
-    async fn slices(&mut self, part: Part) -> Result<(), Error> {
+    /// Checks a part. Keeps what the records of a portion say of lanes and of the list of final records.
+    async fn slices(&mut self, part: Part, portion: Portion, mends: bool) -> Result<(), Error> {
         let Checker { queue, pace, .. } = self.checker;
         let mut cursor = "0".to_owned();
         loop {
-            let check = queue.check(self.shard, part, &cursor, pace.entries, self.mends);
+            let check = queue.check(self.shard, part, &cursor, pace.entries, mends);
             let slice = self.checker.paced(check).await?;
-            self.add(slice.finds);
-            for (id, state) in slice.tasks {
-                match state {
-                    Checked::Open(offer) => drop(self.open.insert(id, (offer, 0))),
-                    Checked::Final => drop(self.unlisted.insert(id)),
-                    Checked::Live => {}
-                }
-                if state != Checked::Final {
-                    self.live.insert(id);
-                }
+            // Every pass sees all records.
+            if portion.number == 0 {
+                self.publish_dropped(&slice.finds).await?;
+                self.add(slice.finds);
             }
+            slice.tasks.into_iter().filter(|(id, _)| portion.has(*id)).for_each(|(id, state)| self.keep(id, state));
             let Some(next) = slice.next else { return Ok(()) };
             cursor = next;
+        }
+    }
+
+    fn keep(&mut self, id: TaskId, state: Checked) {
+        let Pass { open, live, unlisted } = &mut self.pass;
+        if live.len() + unlisted.len() >= 2 * self.checker.pace.kept {
+            self.found.unchecked += 1;
+            return;
+        }
+        match state {
+            Checked::Open(offer) => drop(open.insert(id, (offer, 0))),
+            Checked::Final => drop(unlisted.insert(id)),
+            Checked::Live => {}
+        }
+        if state != Checked::Final {
+            live.insert(id);
         }
     }
 
@@ -103,7 +146,7 @@ impl<'a> Walk<'a> {
             while let Some(at) = from {
                 let page = self.checker.paced(queue.check_order(self.shard, lane, at, pace.entries)).await?;
                 for (id, offer) in page.listed {
-                    if let Some((newest, seen)) = self.open.get_mut(&id)
+                    if let Some((newest, seen)) = self.pass.open.get_mut(&id)
                         && (*newest == 0 || *newest == offer)
                     {
                         *seen += 1;
@@ -112,39 +155,53 @@ impl<'a> Walk<'a> {
                 from = page.next;
             }
         }
-        let odd = std::mem::take(&mut self.open).into_iter().filter(|(_, (_, seen))| *seen != 1);
+        let odd = std::mem::take(&mut self.pass.open).into_iter().filter(|(_, (_, seen))| *seen != 1);
         let why = |seen| if seen == 0 { Suspicion::Missing } else { Suspicion::Twice };
-        self.suspects.extend(odd.map(|(id, (_, seen))| (id, why(seen))));
-        Ok(())
+        let suspects: Vec<_> = odd.map(|(id, (_, seen))| (id, why(seen))).collect();
+        self.look_again(&suspects, Looks::ToMend).await.map(drop)
     }
 
     /// Goes over the list of final records from its end on, where it grows.
     async fn finals(&mut self) -> Result<(), Error> {
         let Checker { queue, pace, .. } = self.checker;
-        let mut from = Some(0);
+        let (mut from, mut listed) = (Some(0), HashSet::new());
         while let Some(at) = from {
             let page = self.checker.paced(queue.check_order(self.shard, 0, at, pace.entries)).await?;
             for (id, _) in page.listed {
-                self.unlisted.remove(&id);
-                if self.live.contains(&id) {
-                    self.suspects.insert((id, Suspicion::Listed));
+                self.pass.unlisted.remove(&id);
+                if self.pass.live.contains(&id) {
+                    listed.insert(id);
                 }
             }
             from = page.next;
         }
-        self.suspects.extend(self.unlisted.drain().map(|id| (id, Suspicion::Unlisted)));
-        Ok(())
+        let unlisted = std::mem::take(&mut self.pass.unlisted).into_iter().map(|id| (id, Suspicion::Unlisted));
+        let listed = listed.into_iter().map(|id| (id, Suspicion::Listed));
+        let suspects: Vec<_> = listed.chain(unlisted).collect();
+        self.look_again(&suspects, Looks::ToMend).await.map(drop)
     }
 
-    /// Looks at suspected tasks again, each in one step.
-    async fn confirm(&mut self) -> Result<(), Error> {
-        let suspects: Vec<_> = std::mem::take(&mut self.suspects).into_iter().take(MOST_SUSPECTS).collect();
-        for suspects in suspects.chunks(CONFIRMED_AT_ONCE) {
-            let confirm = self.checker.queue.check_tasks(self.shard, suspects, self.mends);
-            let finds = self.checker.paced(confirm).await?;
-            self.add(finds);
+    /// Looks at suspected tasks again, each in one step. Answers those that are found.
+    async fn look_again(&mut self, mut suspects: &[(TaskId, Suspicion)], looks: Looks) -> Result<Vec<TaskId>, Error> {
+        let Checker { queue, pace, .. } = self.checker;
+        let mut found = Vec::new();
+        while !suspects.is_empty() {
+            if self.passed >= MOST_PASSED {
+                self.found.unchecked += suspects.len() as u64;
+                break;
+            }
+            let some = &suspects[..suspects.len().min(pace.entries)];
+            let mends = self.mends && looks == Looks::ToMend;
+            let done = self.checker.paced(queue.check_tasks(self.shard, some, mends)).await?;
+            self.passed += done.passed;
+            self.found.unchecked += done.untold;
+            found.extend(done.finds.iter().filter_map(|find| find.task));
+            if looks == Looks::ToMend {
+                self.add(done.finds);
+            }
+            suspects = &suspects[done.dealt_with.clamp(1, some.len())..];
         }
-        Ok(())
+        Ok(found)
     }
 
     /// Finds live tasks that SQL shows final. Workers would do them for nothing.
@@ -152,32 +209,31 @@ impl<'a> Walk<'a> {
     /// A task ends in Redis first. So one that is final in SQL before Redis shows it live will never end here, unless
     /// it was sent again in between: SQL is asked a second time.
     async fn confirm_ended(&mut self) -> Result<(), Error> {
-        let live: Vec<TaskId> = std::mem::take(&mut self.live).into_iter().collect();
+        let live: Vec<TaskId> = std::mem::take(&mut self.pass.live).into_iter().collect();
         for ids in live.chunks(self.checker.pace.entries) {
-            let ended: Vec<_> = self.ended(ids).await?.into_iter().map(|id| (id, Suspicion::Ended)).collect();
-            for ended in ended.chunks(CONFIRMED_AT_ONCE) {
-                let finds = self.checker.queue.check_tasks(self.shard, ended, false).await?;
-                let found: Vec<TaskId> = finds.iter().filter_map(|find| find.task).collect();
-                let still: Vec<_> = self.ended(&found).await?.into_iter().map(|id| (id, Suspicion::Ended)).collect();
-                let confirm = self.checker.queue.check_tasks(self.shard, &still, self.mends);
-                let finds = self.checker.paced(confirm).await?;
-                self.add(finds);
-            }
+            let ended = self.ended(ids).await?;
+            let found = self.look_again(&ended, Looks::ToTell).await?;
+            let still = self.ended(&found).await?;
+            self.look_again(&still, Looks::ToMend).await?;
         }
         Ok(())
     }
 
     /// Those that SQL shows completed or dead. A cancelled task may be on its way out.
-    async fn ended(&self, ids: &[TaskId]) -> Result<Vec<TaskId>, Error> {
+    async fn ended(&self, ids: &[TaskId]) -> Result<Vec<(TaskId, Suspicion)>, Error> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
         let states = self.checker.paced(self.checker.store.states(ids)).await?;
         let is_over = |status| matches!(status, StoredStatus::Completed | StoredStatus::Dead);
-        Ok(states.into_iter().filter(|state| is_over(state.status)).map(|state| state.id).collect())
+        let ended = states.into_iter().filter(|state| is_over(state.status));
+        Ok(ended.map(|state| (state.id, Suspicion::Ended)).collect())
     }
 
-    /// Publishes the tasks again that this walk has taken out of Redis, as far as SQL shows them unfinished.
-    async fn publish_dropped(&mut self) -> Result<(), Error> {
+    /// Publishes the tasks again that a slice has taken out of Redis, as far as SQL shows them unfinished.
+    async fn publish_dropped(&self, finds: &[ShardFind]) -> Result<(), Error> {
         const DROPPED: [FindKind; 3] = [FindKind::LostPayload, FindKind::UnreadableRecord, FindKind::WaitsWithoutDelay];
-        let dropped = self.finds.iter().filter(|find| find.mended && DROPPED.contains(&find.kind));
+        let dropped = finds.iter().filter(|find| self.mends && DROPPED.contains(&find.kind));
         let ids: Vec<TaskId> = dropped.filter_map(|find| find.task).collect();
         if ids.is_empty() {
             return Ok(());
@@ -185,5 +241,30 @@ impl<'a> Walk<'a> {
         let (_, records) = self.checker.queue.inspect(self.shard, &ids).await?;
         let gone = ids.into_iter().zip(records).filter(|(_, record)| record.is_none()).map(|(id, _)| id);
         Ok(self.checker.store.unpublish(&gone.collect::<Vec<_>>(), Unpublished::Missing).await?)
+    }
+}
+
+/// The purpose of a look at a suspected task.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Looks {
+    /// The find counts, and is mended if asked.
+    ToMend,
+    /// Another look decides.
+    ToTell,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_task_is_in_one_portion() {
+        for of in [1, 2, 7] {
+            let count = |id| (0..of).filter(|number| Portion { number: *number, of }.has(id)).count();
+            assert!((0..100).all(|_| count(TaskId::new()) == 1));
+        }
+        assert!(Portion::WHOLE.has(TaskId::new()));
+        let (ids, half) = ((0..1000).map(|_| TaskId::new()), Portion { number: 1, of: 2 });
+        assert!((300..700).contains(&ids.filter(|id| half.has(*id)).count()));
     }
 }

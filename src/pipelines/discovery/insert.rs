@@ -177,7 +177,7 @@ impl Handle {
         for (place, mut task) in tasks.into_iter().enumerate() {
             let rules = settings.task_rules(&task.queue);
             let checked = validate::check(&task, &rules, now);
-            match checked.and_then(|checked| misfits.remove(&place).map_or(Ok(checked), Err)) {
+            match checked.and_then(|checked| misfits.remove(&place).map_or(Ok(checked), |misfit| Err(misfit.says))) {
                 Ok(checked) => match self.context.let_in(checked.queue()) {
                     Ok(()) => {
                         let id = TaskId::at(now, place);

@@ -306,7 +306,7 @@ impl Results {
         };
         let key = QueueName::new(&task.queue).ok().filter(|_| !task.key.is_empty());
         let key = key.map(|queue| (queue.clone(), KeyHash::new(&queue, &task.key)));
-        reports.unstored.push(Unstored { parent, task, values, key, why: Lettered::Invalid, reason });
+        reports.unstored.push(Unstored { parent, task, values, key, why: Lettered::Invalid, reason, logged: None });
         None
     }
 }

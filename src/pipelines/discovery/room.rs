@@ -29,13 +29,15 @@ pub(super) struct Unstored {
     pub(super) key: Option<(QueueName, KeyHash)>,
     pub(super) why: Lettered,
     pub(super) reason: String,
+    /// The reason in the log, if that one has parts of the payload.
+    pub(super) logged: Option<String>,
 }
 
 impl Unstored {
     /// A task that was valid.
     pub(super) fn of_row(parent: TaskId, row: &TaskRow, why: Lettered, reason: String) -> Self {
         let key = Some((row.queue.clone(), row.key_hash));
-        Self { parent, task: NewTask::from(row), values: None, key, why, reason }
+        Self { parent, task: NewTask::from(row), values: None, key, why, reason, logged: None }
     }
 }
 
@@ -154,13 +156,14 @@ pub(super) async fn send(
     let known = known(context, &keys).await?;
     let at_unix_ms = context.clock.now_unix_ms();
     let (mut letters, mut names) = (Vec::new(), Vec::new());
-    for Unstored { parent, task, values, key, why, reason } in unstored {
+    for Unstored { parent, task, values, key, why, reason, logged } in unstored {
         let name = (parent, task.queue.clone(), task.key.clone());
         if key.is_some_and(|(_, hash)| known.contains(&hash)) || sent.has(&name) {
             continue;
         }
         names.push(name);
-        tracing::warn!(%parent, "a task that {parent} discovered goes to dead-letters: {reason}");
+        let logged = logged.as_ref().unwrap_or(&reason);
+        tracing::warn!(%parent, "a task that {parent} discovered goes to dead-letters: {logged}");
         metrics::discovery_lettered(why, 1);
         letters.push(DeadLetter {
             reason,

@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use super::room::{Unstored, discovered};
 use crate::{
     config::Settings,
-    model::{NewTask, PayloadCheck},
+    model::{Misfit, NewTask, PayloadCheck},
     runtime::compute,
     store::Settlement,
     telemetry::metrics::Lettered,
 };
 
 /// The tasks whose payloads do not fit, by place, each with the reason.
-pub(super) async fn misfits(settings: &Settings, tasks: &[NewTask]) -> HashMap<usize, String> {
+pub(super) async fn misfits(settings: &Settings, tasks: &[NewTask]) -> HashMap<usize, Misfit> {
     let mut check = PayloadCheck::default();
     for (place, task) in tasks.iter().enumerate() {
         // One that is too large is refused for that.
@@ -43,8 +43,9 @@ pub(super) async fn take_misfits(settings: &Settings, reports: &mut [Settlement]
     for report in reports {
         if let Settlement::Completed { id, discovered, .. } = report {
             discovered.retain(|row| match places.next().and_then(|place| misfits.remove(&place)) {
-                Some(reason) => {
-                    unstored.push(Unstored::of_row(*id, &row.task, Lettered::Invalid, reason));
+                Some(Misfit { says, logged }) => {
+                    let one = Unstored::of_row(*id, &row.task, Lettered::Invalid, says);
+                    unstored.push(Unstored { logged: Some(logged), ..one });
                     false
                 }
                 None => true,

@@ -284,13 +284,13 @@ impl<'a> Records<'a> {
                 self.report(wire::died_report(*id, died, at_unix_ms));
                 1
             }
-            Event::Expired { id, worker, attempts, dead, lease } => {
+            Event::Expired { id, worker, attempts, dead, lease, leased_unix_ms } => {
                 if let Some(lease) = *lease {
                     let failure = FailedAttempt {
                         id: *id,
                         worker: worker.clone(),
                         state: AttemptState::Expired,
-                        leased_unix_ms: 0,
+                        leased_unix_ms: *leased_unix_ms,
                         at_unix_ms: 0,
                         attempt: *attempts,
                         lease,
@@ -366,7 +366,8 @@ mod tests {
         let mut records = Records::new(&shard, 0, false);
         let id = crate::model::TaskId::new();
         let lease = Some(crate::model::LeaseNumber { generation: 1, grant: 1 });
-        records.add(&Event::Expired { id, worker: String::new(), attempts: 1, dead: true, lease }, 1);
+        let (worker, leased_unix_ms) = (String::new(), 0);
+        records.add(&Event::Expired { id, worker, attempts: 1, dead: true, lease, leased_unix_ms }, 1);
         records.add(&Event::Died { id, attempts: 1, reason: String::new(), history: Vec::new(), epoch: 0 }, 1);
         let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
         assert_eq!(topics, [Topic::TaskResults, Topic::Expirations]);

@@ -91,7 +91,7 @@ impl Finals {
             tracing::warn!(%shard, "the reports of {} tasks of {shard} are lost: they are done again", lost.len());
         }
         let settled: Vec<_> = ids.iter().map(|id| (*id, !open.contains(id) || lost.contains(id))).collect();
-        let forgotten = self.queue.forget(shard, &settled).await?;
+        let forgotten = self.queue.forget(shard, self.settings.watchdog.grace, &settled).await?;
         metrics::watchdog_handled(Watched::Settled, count(forgotten));
         Ok(count(forgotten) == most)
     }

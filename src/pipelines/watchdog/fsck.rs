@@ -8,7 +8,7 @@ use std::{
 use super::{context::Context, error::Error, lead::Lead};
 use crate::{
     model::{Find, FindKind, ShardId},
-    pipelines::checking::{Checker, Pace},
+    pipelines::checking::{Checker, Found, Pace},
     queue::{Holding, Upkeep},
     runtime::Loop,
     telemetry::metrics,
@@ -42,26 +42,26 @@ impl Fsck {
         let mut counts_at = cx.clock().now();
         // The loops that serve begin first.
         while cx.idle(cx.pause(EVERY)).await && self.lead.wait(&cx).await {
-            let mut finds = Vec::new();
+            let mut all = Found::default();
             for shard in self.in_use().await? {
                 // It rests most of the time, and a large shard takes long. Each step of it is whole.
                 let found = cx.idle(self.checker.shard(&shard, self.mends));
                 let Some(found) = cx.stop.run_until_cancelled(found).await else { return Ok(()) };
-                finds.extend(found?);
+                all.absorb(found?);
                 cx.beat();
             }
             if counts_at <= cx.clock().now() {
                 let began = Instant::now();
                 let counted = cx.idle(self.checker.counts(None, self.mends));
-                match cx.stop.run_until_cancelled(counted).await.unwrap_or_else(|| Ok(Vec::new())) {
-                    Ok(wrong) => finds.extend(wrong),
+                match cx.stop.run_until_cancelled(counted).await.unwrap_or_else(|| Ok(Found::default())) {
+                    Ok(found) => all.absorb(found),
                     // One statement goes over all unfinished tasks. A database that cannot do that is no reason to
                     // leave out the shards.
                     Err(error) => tracing::warn!("fsck: cannot count the unfinished tasks again: {error}"),
                 }
                 counts_at = cx.clock().now() + COUNTS_EVERY.max(began.elapsed() * COUNTS_SHARE);
             }
-            known = report(finds, &known);
+            known = report(all, &known);
             cx.beat();
         }
         Ok(())
@@ -77,15 +77,15 @@ impl Fsck {
 }
 
 /// Shows the finds of a round, and logs those that the round before did not have. Answers them.
-fn report(finds: Vec<Find>, known: &BTreeSet<Find>) -> BTreeSet<Find> {
+fn report(found: Found, known: &BTreeSet<Find>) -> BTreeSet<Find> {
+    let Found { finds, more, unchecked } = found;
     let mut by_kind: BTreeMap<FindKind, u64> = FindKind::ALL.iter().map(|kind| (*kind, 0)).collect();
-    for find in &finds {
-        *by_kind.entry(find.kind).or_default() += 1;
-    }
+    let counts = finds.iter().map(|find| (find.kind, 1)).chain(more);
+    counts.for_each(|(kind, count)| *by_kind.entry(kind).or_default() += count);
     for (kind, count) in by_kind {
         metrics::invariant_violations(kind.as_str(), count);
     }
-    let finds: BTreeSet<Find> = finds.into_iter().collect();
+    metrics::fsck_unchecked(unchecked);
     for find in finds.difference(known).take(LOGGED) {
         let Find { kind, queue, shard, task, says, mended } = find;
         let (kind, shard) = (kind.as_str(), shard.map(|shard| format!(":{shard}")).unwrap_or_default());

@@ -146,11 +146,12 @@ impl Upkeep {
         items(value)?.into_iter().map(|id| task_id(Some(id))).collect()
     }
 
-    /// Forgets those that are settled (`true`), in the order of [`Self::finals`].
-    pub async fn forget(&self, shard: &ShardId, settled: &[(TaskId, bool)]) -> Result<u64> {
+    /// Forgets those that are settled (`true`), in the order of [`Self::finals`] and with its `grace`.
+    pub async fn forget(&self, shard: &ShardId, grace: Duration, settled: &[(TaskId, bool)]) -> Result<u64> {
         let value = self
             .call(&scripts::FORGET, shard, settled.len(), |call| {
                 call.arg(settled.iter().map(|(_, is_settled)| if *is_settled { '1' } else { '0' }).collect::<String>());
+                call.arg(ms(grace));
                 for (id, _) in settled {
                     call.arg(id.as_bytes());
                 }

@@ -10,11 +10,11 @@ use super::{
     runner::Runner,
     session::Session,
     statement::Statement,
-    tasks::beyond,
+    tasks::{self, beyond},
 };
 use crate::{
-    model::{QueueName, TaskId},
-    store::{CheckStore, Result, WrongCount, check::GONE_OVER},
+    model::{QueueName, StoredStatus, TaskId},
+    store::{CheckStore, PublishedTask, Result, WrongCount, check::GONE_OVER},
 };
 
 #[async_trait]
@@ -31,6 +31,10 @@ impl<DB: Backend> CheckStore for SqlStore<DB> {
     async fn correct_count(&self, queue: &QueueName) -> Result<()> {
         let correct = self.sql.run("correct_count", queue.clone(), |session, queue| Box::pin(correct(session, queue)));
         correct.await
+    }
+
+    async fn published_among(&self, generation: &str, ids: &[TaskId]) -> Result<Vec<PublishedTask>> {
+        tasks::published_among(&self.sql, generation, ids).await
     }
 
     async fn stranded(&self, after: Option<TaskId>) -> Result<(Vec<(QueueName, TaskId)>, Option<TaskId>)> {
@@ -61,10 +65,12 @@ fn wrong_counts<'a, S: Session>(first: &'a TaskId) -> Statement<'a> {
         .sql(") AS numbers GROUP BY queue HAVING SUM(kept) <> SUM(counted)")
 }
 
-/// Locks the row of the count first. A transaction changes its counts in its last step: one that has changed tasks by
-/// then waits for this one, and adds its change to the right number.
+/// Locks the row of the count first, and makes one where there is none. A transaction changes its counts in its last
+/// step: one that has changed tasks by then waits for this one, and adds its change to the right number.
 async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> Result<()> {
-    let lock = Statement::new("UPDATE queue_counts SET count = count WHERE status = 0 AND queue = ?").bind(queue);
+    let lock = Statement::new("INSERT INTO queue_counts (queue, status, count)")
+        .values([[queue.into(), StoredStatus::Unfinished.into(), 0_i64.into()]].into_iter())
+        .sql(&S::add("queue, status", "count"));
     session.execute(lock).await?;
     let first = beyond(None);
     let [on_bus, in_outbox] = counted::<S>(&first);

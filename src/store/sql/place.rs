@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     model::{Offset, ShardId, TaskId},
-    store::{Place, Result, Unpublished},
+    store::{Place, Result, Turn, Unpublished},
 };
 
 /// A task with its row in the outbox and its batch, where it has them.
@@ -25,6 +25,7 @@ struct PlaceColumns {
     pub_minor: i64,
     state: Option<i64>,
     due_ms: Option<i64>,
+    turn: Option<i64>,
     batch_generation: Option<String>,
     batch_due_ms: Option<i64>,
     places: Option<String>,
@@ -37,6 +38,7 @@ from_row!(PlaceColumns {
     pub_minor,
     state,
     due_ms,
+    turn,
     batch_generation,
     batch_due_ms,
     places
@@ -46,8 +48,8 @@ const NAME: &str = "place";
 
 pub(super) async fn of<DB: Backend>(sql: &Runner<DB>, generation: &str, id: TaskId) -> Result<Option<Place>> {
     let statement = Statement::new(
-        "SELECT tasks.queue AS queue, shard, pub_generation, pub_major, pub_minor, state, outbox.due_ms AS due_ms, \
-             generation AS batch_generation, batches.due_ms AS batch_due_ms, places \
+        "SELECT tasks.queue AS queue, shard, pub_generation, pub_major, pub_minor, state, \
+             outbox.due_ms AS due_ms, turn, generation AS batch_generation, batches.due_ms AS batch_due_ms, places \
          FROM tasks LEFT JOIN outbox ON task_id = id LEFT JOIN batches ON batch = insertion \
          WHERE id = ? AND status = 0",
     )
@@ -62,13 +64,15 @@ pub(super) async fn of<DB: Backend>(sql: &Runner<DB>, generation: &str, id: Task
 impl PlaceColumns {
     fn place(self, generation: &str, rebuilt: Option<Offset>) -> Result<Place> {
         if let (Some(state), Some(due_ms)) = (self.state, self.due_ms) {
-            return Ok(Place::Off { why: outbox::unpublished(state)?, due_unix_ms: due(due_ms) });
+            let came_back = self.turn.map(Turn) != Some(Turn::FIRST);
+            return Ok(Place::Off { why: outbox::unpublished(state)?, due_unix_ms: due(due_ms), came_back });
         }
         // A task without an offset of its own is where its batch is.
         if let ("", Some(""), Some(due_ms)) =
             (&*self.pub_generation, self.batch_generation.as_deref(), self.batch_due_ms)
         {
-            return Ok(Place::Off { why: Unpublished::Fresh, due_unix_ms: due(due_ms) });
+            let (why, due_unix_ms) = (Unpublished::Fresh, due(due_ms));
+            return Ok(Place::Off { why, due_unix_ms, came_back: false });
         }
         let own = Offset { major: number(self.pub_major)?, minor: number(self.pub_minor)? };
         let own = (self.pub_generation == generation).then_some(own);

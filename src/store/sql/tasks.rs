@@ -75,29 +75,63 @@ pub(super) async fn states_for<DB: Backend>(
     Ok(states)
 }
 
+/// Id, queue, shard, batch, and the place of the task itself.
+type PublishedColumns = (Vec<u8>, String, i64, i64, String, i64, i64);
+
+const PUBLISHED_NAME: &str = "published";
+const PUBLISHED: &str = "SELECT id, queue, shard, insertion, pub_generation, pub_major, pub_minor FROM tasks ";
+const IS_PUBLISHED: &str = " AND (pub_generation <> '' OR batch IS NULL OR generation <> '')";
+
 pub(super) async fn published<DB: Backend>(
     sql: &Runner<DB>,
     generation: &str,
     after: Option<TaskId>,
     limit: u32,
 ) -> Result<Vec<PublishedTask>> {
-    const NAME: &str = "published";
-    type Columns = (Vec<u8>, String, i64, i64, String, i64, i64);
     let after = beyond(after);
-    let page = Statement::new("SELECT id, queue, shard, insertion, pub_generation, pub_major, pub_minor FROM tasks ")
+    let page = Statement::new(PUBLISHED)
         .sql(&DB::Connection::by_index("tasks_on_bus"))
         .sql(" LEFT JOIN batches ")
         .sql(DB::Connection::BY_PRIMARY_KEY)
-        .sql(
-            " ON batch = insertion WHERE on_bus = 1 AND id > ? \
-             AND (pub_generation <> '' OR batch IS NULL OR generation <> '') ORDER BY id LIMIT ?",
-        )
+        .sql(" ON batch = insertion WHERE on_bus = 1 AND id > ?")
         .bind(&after)
+        .sql(IS_PUBLISHED)
+        .sql(" ORDER BY id LIMIT ?")
         .bind(limit);
-    let page = sql.read::<Columns>(NAME, page).await?;
+    let page = sql.read(PUBLISHED_NAME, page).await?;
+    with_places(sql, generation, page).await
+}
+
+/// Those of `ids` that [`published`] would show.
+pub(super) async fn published_among<DB: Backend>(
+    sql: &Runner<DB>,
+    generation: &str,
+    ids: &[TaskId],
+) -> Result<Vec<PublishedTask>> {
+    let mut found = Vec::new();
+    for ids in lists(ids) {
+        let some = Statement::new(PUBLISHED)
+            .sql(DB::Connection::BY_PRIMARY_KEY)
+            .sql(" LEFT JOIN batches ")
+            .sql(DB::Connection::BY_PRIMARY_KEY)
+            .sql(" ON batch = insertion WHERE on_bus = 1")
+            .sql(IS_PUBLISHED)
+            .sql(" AND id IN ")
+            .list(ids);
+        found.extend(sql.read(PUBLISHED_NAME, some).await?);
+    }
+    with_places(sql, generation, found).await
+}
+
+async fn with_places<DB: Backend>(
+    sql: &Runner<DB>,
+    generation: &str,
+    page: Vec<PublishedColumns>,
+) -> Result<Vec<PublishedTask>> {
+    const NAME: &str = PUBLISHED_NAME;
     let batches: BTreeSet<Turn> = page.iter().map(|columns| Turn(columns.3)).filter(|turn| turn.is_batch()).collect();
     let batches = batches::places_of(sql, NAME, generation, &Vec::from_iter(batches)).await?;
-    let published = |(id, queue, shard, batch, at, major, minor): Columns| {
+    let published = |(id, queue, shard, batch, at, major, minor): PublishedColumns| {
         let shard = ShardId { queue: queue_name(&queue)?, number: number(shard)? };
         let own = Offset { major: number(major)?, minor: number(minor)? };
         let own = (at == generation).then_some(own);

@@ -9,6 +9,7 @@ use super::label::label;
 pub const WATCHDOG_HANDLED: &str = "taskd_watchdog_handled_tasks_total";
 pub const WATCHDOG_LEADS: &str = "taskd_watchdog_leading_processes";
 pub const INVARIANT_VIOLATIONS: &str = "taskd_invariant_violations";
+pub const FSCK_UNCHECKED: &str = "taskd_fsck_unchecked_tasks";
 pub const WATCHDOG_STEP_DURATION: &str = "taskd_watchdog_step_duration_seconds";
 
 label! {
@@ -30,6 +31,7 @@ pub(super) fn describe() {
     describe_counter!(WATCHDOG_HANDLED, Unit::Count, "Tasks the watchdog dealt with, by what it did");
     describe_gauge!(WATCHDOG_LEADS, "1 in the one process that does the watchdog's work now");
     describe_gauge!(INVARIANT_VIOLATIONS, "Differences that the watchdog's last round of checks found, by kind");
+    describe_gauge!(FSCK_UNCHECKED, Unit::Count, "Suspected tasks that the last round could not look at again");
     describe_histogram!(WATCHDOG_STEP_DURATION, Unit::Seconds, "One step of one of its loops, by loop");
 }
 
@@ -46,6 +48,11 @@ pub fn watchdog_leads(leads: bool) {
 /// A round of checks found so many differences of a kind.
 pub fn invariant_violations(kind: &'static str, count: u64) {
     gauge!(INVARIANT_VIOLATIONS, "kind" => kind).set(count as f64);
+}
+
+/// A round of checks could not look at so many suspected tasks.
+pub fn fsck_unchecked(count: u64) {
+    gauge!(FSCK_UNCHECKED).set(count as f64);
 }
 
 /// A loop of the watchdog went round once; its waits do not count.

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use opentelemetry_proto::tonic::{
-    collector::trace::v1::{ExportTraceServiceRequest, trace_service_client::TraceServiceClient},
+    collector::trace::v1::ExportTraceServiceRequest,
     common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value},
     resource::v1::Resource,
     trace::v1::{ResourceSpans, ScopeSpans, Span as OtlpSpan, Status, span, status::StatusCode},
@@ -13,14 +13,12 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Request,
-    metadata::MetadataMap,
-    transport::{Channel, ClientTlsConfig, Endpoint},
-};
 use uuid::Uuid;
 
-use super::span::{Hop, Span};
+use super::{
+    span::{Hop, Span},
+    transport::{Refused, Transport},
+};
 use crate::{
     config::Traces,
     telemetry::{
@@ -42,8 +40,7 @@ const FLUSH_WITHIN: Duration = Duration::from_secs(3);
 
 /// Empties the queue of spans into a collector.
 pub struct Exporter {
-    client: TraceServiceClient<Channel>,
-    headers: MetadataMap,
+    transport: Transport,
     timeout: Duration,
     resource: Resource,
     spans: mpsc::Receiver<Span>,
@@ -53,25 +50,18 @@ pub struct Exporter {
 
 impl Exporter {
     pub(super) fn new(settings: &Traces, spans: mpsc::Receiver<Span>) -> Result<Self, Error> {
-        let endpoint = Endpoint::from_shared(settings.endpoint.clone())?.connect_timeout(settings.timeout);
-        let endpoint = match endpoint.uri().scheme_str() {
-            Some("https") => endpoint.tls_config(ClientTlsConfig::new().with_native_roots())?,
-            _ => endpoint,
-        };
-        let resource = Resource {
-            attributes: vec![
-                text("service.name", "taskd"),
-                text("service.version", env!("CARGO_PKG_VERSION")),
-                text("service.instance.id", Uuid::new_v4().to_string()),
-            ],
-            ..Resource::default()
-        };
-        let mut headers = MetadataMap::new();
-        for (name, value) in settings.headers.pairs() {
-            headers.insert(name, value);
+        let mut attributes = vec![
+            text("service.name", "taskd"),
+            text("service.version", env!("CARGO_PKG_VERSION")),
+            text("service.instance.id", Uuid::new_v4().to_string()),
+        ];
+        for (key, value) in &settings.resource {
+            attributes.retain(|one| one.key != *key);
+            attributes.push(text(key, value));
         }
-        let client = TraceServiceClient::new(endpoint.connect_lazy());
-        Ok(Self { client, headers, timeout: settings.timeout, resource, spans, is_failing: false })
+        let resource = Resource { attributes, ..Resource::default() };
+        let transport = Transport::new(settings)?;
+        Ok(Self { transport, timeout: settings.timeout, resource, spans, is_failing: false })
     }
 
     /// Exports until the stop, and then the spans that are left, as far as the time allows.
@@ -127,30 +117,27 @@ impl Exporter {
     /// Tries to export until it works or the time is over.
     async fn export_until(&mut self, batch: &[Span], until: Instant) {
         loop {
-            let Err(error) = self.export(batch).await else { return };
+            let Err(Refused { why, is_final }) = self.export(batch).await else { return };
             if !self.is_failing {
                 self.is_failing = true;
-                tracing::warn!("cannot export spans, and drops those that find no room: {}", error.message());
+                tracing::warn!("cannot export spans, and drops those that find no room: {why}");
             }
-            if is_final(error.code()) || Instant::now() + TRY_AGAIN_AFTER >= until {
+            if is_final || Instant::now() + TRY_AGAIN_AFTER >= until {
                 return metrics::traces_spans(SpanOutcome::Failed, batch.len());
             }
             tokio::time::sleep(TRY_AGAIN_AFTER).await;
         }
     }
 
-    async fn export(&mut self, batch: &[Span]) -> Result<(), tonic::Status> {
+    async fn export(&mut self, batch: &[Span]) -> Result<(), Refused> {
         let spans = batch.iter().map(otlp).collect();
         let scope = InstrumentationScope { name: "taskd".to_owned(), ..Default::default() };
         let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, ..Default::default() }];
         let resource = Some(self.resource.clone());
         let resource_spans = vec![ResourceSpans { resource, scope_spans, ..Default::default() }];
-        let mut request = Request::new(ExportTraceServiceRequest { resource_spans });
-        *request.metadata_mut() = self.headers.clone();
-        request.set_timeout(self.timeout);
-        let sent = tokio::time::timeout(self.timeout, self.client.export(request)).await;
-        let answer = sent.map_err(|_| tonic::Status::deadline_exceeded("no answer in time"))??.into_inner();
-        let refused = answer.partial_success.map_or(0, |partial| partial.rejected_spans);
+        let sent = self.transport.send(ExportTraceServiceRequest { resource_spans }, self.timeout);
+        let no_answer = || Refused { why: "no answer in time".to_owned(), is_final: false };
+        let refused = tokio::time::timeout(self.timeout, sent).await.map_err(|_| no_answer())??;
         let refused = usize::try_from(refused).unwrap_or(0).min(batch.len());
         metrics::traces_spans(SpanOutcome::Failed, refused);
         metrics::traces_spans(SpanOutcome::Exported, batch.len() - refused);
@@ -159,12 +146,6 @@ impl Exporter {
         }
         Ok(())
     }
-}
-
-/// True if the same batch would fail again.
-fn is_final(code: tonic::Code) -> bool {
-    use tonic::Code::{InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented};
-    matches!(code, InvalidArgument | PermissionDenied | Unauthenticated | Unimplemented)
 }
 
 /// A span in the form of OTLP, with the attributes that OpenTelemetry names for messaging.

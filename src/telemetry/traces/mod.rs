@@ -7,6 +7,7 @@
 
 mod export;
 mod span;
+mod transport;
 
 use std::{
     sync::OnceLock,

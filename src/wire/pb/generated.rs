@@ -908,6 +908,12 @@ pub struct FsckResponse {
     /// Empty: this was the last part.
     #[prost(string, tag = "4")]
     pub cursor: ::prost::alloc::string::String,
+    /// Finds beyond those, which an answer has no room for. They are mended like the others.
+    #[prost(uint64, tag = "5")]
+    pub more: u64,
+    /// Suspected tasks that this part could not look at again.
+    #[prost(uint64, tag = "6")]
+    pub unchecked: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListActsRequest {

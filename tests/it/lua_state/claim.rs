@@ -87,11 +87,11 @@ async fn claim_of_several_requests_gives_each_its_grant_and_its_lease() {
         &f.state().await,
         &[
             ("records", &["a=h1:w", "b=h1:w", "c=h2:v", "d=h3:w"]),
-            ("leases", &["c2=1005000", "b1=1009000", "a1=1030000", "d3=1030000"]),
+            ("leases", &["c2=1004999.5", "b1=1009000", "a1=1030000", "d3=1030000"]),
             ("m:T", &[]),
             ("m:C", &["4"]),
             // A grant is undelivered until the last of its leases ends.
-            ("undelivered", &["2=1005000", "1=1030000", "3=1030000"]),
+            ("undelivered", &["2=1004999.5", "1=1030000", "3=1030000"]),
             ("counters", &["open_bytes=0", "longest_lease=30000", "live=4", "grants=3", "open=0"]),
         ],
     );

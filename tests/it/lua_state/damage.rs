@@ -28,8 +28,8 @@ async fn a_damaged_record_holds_up_no_expiry_behind_it() {
                 ("records", &[record]),
                 ("leases", &[]),
                 ("mr:T", &["1/1/b"]),
-                ("outbox", &["x=b w=w a=1 e=0 n=7 g=1"]),
-                ("counters", &["open_bytes=413", "live=2", "open=1", "outbox_bytes=27"]),
+                ("outbox", &["x=b w=w a=1 e=0 n=7 g=1 s=970000"]),
+                ("counters", &["open_bytes=413", "live=2", "open=1", "outbox_bytes=34"]),
             ],
         );
     }

@@ -29,7 +29,9 @@ async fn explain_shows_a_task_with_its_leases_and_failures_and_changes_nothing()
     let failed = json!(["L", 5, 3, ["9"], ["u", "1"], ["w", "2", "v", "3"], 0, 2, ["x", -1], [NOW, "x", "no luck"]]);
     f.seed("HSET", "records", &[&id('a'), &packed(&failed)]).await;
     f.seed("ZADD", "leases", &[(NOW + 5).to_string().as_bytes(), &lease('a', 2)]).await;
-    f.seed("ZADD", "leases", &[(NOW + 7).to_string().as_bytes(), &lease('a', 3)]).await;
+    // The second was extended, so its beginning is not known.
+    f.seed("ZADD", "leases", &[b"1000006.5", &lease('a', 3)]).await;
+    f.seed("HSET", "bodies", &[&id('a'), &body(2)]).await;
     f.seed("ZADD", "undelivered", &[(NOW + 7).to_string().as_bytes(), b"3"]).await;
     f.seed("ZADD", "delayed", &[(NOW + 60).to_string().as_bytes(), &lease('a', 9)]).await;
     // Its newest offer is in the retry lane, behind two others; w has passed one of them.
@@ -41,7 +43,9 @@ async fn explain_shows_a_task_with_its_leases_and_failures_and_changes_nothing()
     let now = NOW.to_string();
     let (first, second, due) = ((NOW + 5).to_string(), (NOW + 7).to_string(), (NOW + 60).to_string());
     let shard = [&now, "topic/4-0", "1", "6", "2"];
-    let task = ["L", "5", "3", "1", "0", "0", "u", "w", &first, "0", "v", &second, "1", &due, &now, "x", "no luck"];
+    let began = (NOW + 5 - 30_000).to_string();
+    let held = ["w", &first, "0", &began, "v", &second, "1", "-1"];
+    let task = [&["L", "5", "3", "1", "0", "0", "u"], &held[..], &[&due, &now, "x", "no luck"]].concat();
     for (worker, bar, ahead) in
         [("w", "holds", "1"), ("u", "completed", "2"), ("x", "refused", "2"), ("n", "", "2"), ("", "", "2")]
     {

@@ -51,8 +51,8 @@ async fn expire_counts_a_failure_and_at_the_last_one_the_task_is_dead() {
             ("records", &[r#"a=["L",1,1,[],[],[],0,1,[],[1000000,"w","lease expired"]]"#]),
             ("leases", &[]),
             ("mr:T", &["1/1/a"]),
-            ("outbox", &["x=a w=w a=1 e=0 n=7 g=1"]),
-            ("counters", &["open_bytes=413", "live=1", "open=1", "outbox_bytes=27"]),
+            ("outbox", &["x=a w=w a=1 e=0 n=7 g=1 s=970000"]),
+            ("counters", &["open_bytes=413", "live=1", "open=1", "outbox_bytes=34"]),
         ],
     );
     f.run(&scripts::CLAIM, |call| claim(call, &[("v", 1)])).await.expect("claim");
@@ -62,8 +62,8 @@ async fn expire_counts_a_failure_and_at_the_last_one_the_task_is_dead() {
     let dead = f.state().await;
     assert_eq!(dead["records"], [format!(r#"a=["D",1,2,[],[],[],{NOW},1]"#)]);
     let history = r#"[1000000,"w","lease expired",1000000,"v","lease expired"]"#;
-    let died = format!("d=a a=2 r=lease expired w=v h={history} x=a w=v a=2 e=1 n=7 g=1");
-    assert_eq!(dead["outbox"], ["x=a w=w a=1 e=0 n=7 g=1", &died], "one entry a call");
+    let died = format!("d=a a=2 r=lease expired w=v h={history} x=a w=v a=2 e=1 n=7 g=1 s=970000");
+    assert_eq!(dead["outbox"], ["x=a w=w a=1 e=0 n=7 g=1 s=970000", &died], "one entry a call");
     assert_eq!((dead.get("bodies"), dead.get("leases")), (None, None));
 }
 
@@ -102,10 +102,49 @@ async fn forget_drops_what_sql_has_and_keeps_the_rest_for_later() {
     assert_eq!(flat(due), ["a", "b"]);
     let before = f.state().await;
     let forget = |call: &mut Call| {
-        call.arg("01").arg(id('a')).arg(id('b'));
+        call.arg("01").arg(60_000).arg(id('a')).arg(id('b'));
     };
     assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["1"]);
     changed(&before, &f.state().await, &[("records", &["a=f5:1:w"]), ("finals", &["a"])]);
+}
+
+#[tokio::test]
+async fn forget_keeps_a_record_that_has_ended_again_since_it_was_named() {
+    // Of each form, and a cancelled one: they ended a moment ago, after finals.lua had named an earlier end.
+    let fresh: [&[u8]; 4] = [
+        b"f999999:3:w",
+        b"e\x02999999\nv\tc4\nu\tc5\n",
+        b"\x97\xa1X\x01\x00\x90\x90\x90\xce\x00\x0f\x42\x3f",
+        b"\x97\xa1D\x01\x02\x90\x90\x90\xce\x00\x0f\x42\x3f",
+    ];
+    for record in fresh {
+        let f = Fixture::new().await;
+        f.seed("HSET", "records", &[&id('a'), record, &id('b'), b"f5:1:w"]).await;
+        f.seed("RPUSH", "finals", &[&id('b'), &id('a')]).await;
+        let before = f.state().await;
+        let forget = |call: &mut Call| {
+            call.arg("11").arg(60_000).arg(id('b')).arg(id('a'));
+        };
+        assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["1"]);
+        let record = before["records"].iter().find(|record| record.starts_with("a=")).expect("a record").as_str();
+        changed(&before, &f.state().await, &[("records", &[record]), ("finals", &["a"])]);
+        // A grace time later it goes.
+        let later = |call: &mut Call| {
+            call.arg("1").arg(1).arg(id('a'));
+        };
+        assert_eq!(flat(f.run(&scripts::FORGET, later).await.expect("forget")), ["1"]);
+        assert!(f.state().await.get("records").is_none());
+    }
+    // A live record stays, and is not listed any more.
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.seed("RPUSH", "finals", &[&id('a')]).await;
+    let before = f.state().await;
+    let forget = |call: &mut Call| {
+        call.arg("1").arg(60_000).arg(id('a'));
+    };
+    assert_eq!(flat(f.run(&scripts::FORGET, forget).await.expect("forget")), ["0"]);
+    changed(&before, &f.state().await, &[("finals", &[])]);
 }
 
 #[tokio::test]
@@ -118,7 +157,7 @@ async fn forget_stops_where_another_caller_was_faster() {
     let before = f.state().await;
     let forget = |flags: &'static str, letters: &'static [char]| {
         move |call: &mut Call| {
-            call.arg(flags).arg(letters.iter().map(|letter| id(*letter)).collect::<Vec<_>>());
+            call.arg(flags).arg(60_000).arg(letters.iter().map(|letter| id(*letter)).collect::<Vec<_>>());
         }
     };
     assert_eq!(flat(f.run(&scripts::FORGET, forget("11", &['a', 'b'])).await.expect("forget")), ["0"]);

@@ -443,7 +443,9 @@ impl Checked {
             let dead = self.model.reject(id, grant, RejectMode::Retry(None), "lease expired");
             let attempts = self.model.tasks[&id].failures;
             let lease = Some(LeaseNumber { generation: GENERATION, grant });
-            self.model.outbox.push_back(Event::Expired { id, worker, attempts, dead, lease });
+            // The test writes deadlines before the first lease could have begun.
+            let leased_unix_ms = 0;
+            self.model.outbox.push_back(Event::Expired { id, worker, attempts, dead, lease, leased_unix_ms });
             expected.expired += 1;
             expected.dead += u64::from(dead);
         }
@@ -538,7 +540,10 @@ impl Checked {
                     self.model.finals.push_back(*id);
                 }
             }
-            assert_eq!(self.queue.upkeep.forget(&self.shard, &finals).await.expect("forget"), forgotten);
+            assert_eq!(
+                self.queue.upkeep.forget(&self.shard, Duration::ZERO, &finals).await.expect("forget"),
+                forgotten
+            );
         }
         self.compare(false).await;
     }

@@ -35,8 +35,45 @@ pub(crate) async fn a_wrong_count_is_found_and_corrected(db: &impl Database) {
         store.correct_count(&queue("q")).await.unwrap();
         assert_eq!(wrong(&*store).await, []);
     }
+    // A row that is missing is made.
+    db.execute("DELETE FROM queue_counts WHERE queue = 'q' AND status = 0").await;
+    assert_eq!(wrong(&*store).await, [("q".to_owned(), 0, 18)]);
+    store.correct_count(&queue("q")).await.unwrap();
+    assert_eq!(wrong(&*store).await, []);
     let unfinished = store.unfinished().await.unwrap();
     assert_eq!(unfinished.into_iter().map(|(_, count)| count).collect::<Vec<_>>(), [18, 4]);
+    // A queue that has none gets no count.
+    store.correct_count(&queue("none")).await.unwrap();
+    assert_eq!((wrong(&*store).await, store.unfinished().await.unwrap().len()), (vec![], 2));
+}
+
+pub(crate) async fn published_tasks_are_found_by_id(db: &impl Database) {
+    let store = db.open().await;
+    let some = rows("q", 12);
+    let stored = store.insert(&some).await.unwrap();
+    // Six by their batch (the batch is published in part), two each by themselves, one of another generation.
+    let publish = async |rows: std::ops::Range<usize>, generation: &str, major| {
+        let tasks = ids(&some[rows]).into_iter().map(|id| (id, stored.batch)).collect();
+        let published = Published { partition: 0, offset: Offset { major, minor: 0 }, tasks };
+        store.mark_published(generation, &[published]).await.unwrap();
+    };
+    publish(0..6, "g", 1).await;
+    publish(6..8, "g", 2).await;
+    publish(8..9, "before", 3).await;
+    store.settle(&[completed(&some[0], "w")]).await.unwrap();
+    store.unpublish(&ids(&some[1..2]), Unpublished::Missing).await.unwrap();
+    let mut all = store.published("g", None, 100).await.unwrap();
+    let mut found = store.published_among("g", &ids(&some)).await.unwrap();
+    all.sort_unstable_by_key(|task| task.id);
+    found.sort_unstable_by_key(|task| task.id);
+    assert_eq!((found.len(), &found), (7, &all), "as the pages show them");
+    let two = store.published_among("g", &[some[0].task.id, some[3].task.id, some[8].task.id]).await.unwrap();
+    let mut two: Vec<_> = two.into_iter().map(|task| (task.id, task.offset.map(|offset| offset.major))).collect();
+    two.sort_unstable();
+    let mut expected = vec![(some[3].task.id, Some(1)), (some[8].task.id, None)];
+    expected.sort_unstable();
+    assert_eq!(two, expected);
+    assert_eq!(store.published_among("g", &[]).await.unwrap(), []);
 }
 
 pub(crate) async fn a_stranded_task_is_found(db: &impl Database) {

@@ -1,0 +1,180 @@
+//! Do the books balance? A single look at moving numbers cannot say it, so a difference needs two.
+//!
+//! The count of the outbox is shared for a while, because it may take long. A difference that hangs on an older count
+//! says nothing: the outbox is counted anew first.
+
+use std::time::{Duration, Instant};
+
+use super::error::Error;
+use crate::model::{Books, BooksState, QueueBooks};
+
+/// How long a look is shared. Two looks that are this far apart confirm a difference.
+pub(super) const SHARED_FOR: Duration = Duration::from_secs(1);
+/// How long a look may confirm a later one.
+const CONFIRMS_FOR: Duration = Duration::from_secs(10);
+
+/// All numbers at about one moment.
+pub(super) struct Look {
+    pub(super) at: Instant,
+    pub(super) books: Books,
+    /// The outbox was counted with the rest.
+    pub(super) is_recent: bool,
+}
+
+/// Which count of the outbox a look uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counts {
+    /// The last one, unless it is old.
+    Shared,
+    Anew,
+}
+
+/// The way to look.
+pub(super) trait Looks: Send {
+    /// Looks. A queue is `Unbalanced` where nothing that moves explains the difference.
+    fn take(&mut self, counts: Counts) -> impl Future<Output = Result<Look, Error>> + Send;
+
+    /// Waits before the second look.
+    fn wait(&self) -> impl Future<Output = ()> + Send;
+
+    /// True if the outbox may be counted again already.
+    fn may_count(&self) -> bool;
+}
+
+/// A look whose states are sure. `last` is the one before.
+pub(super) async fn decide(last: Option<&Look>, looks: &mut impl Looks) -> Result<Look, Error> {
+    let mut look = looks.take(Counts::Shared).await?;
+    let is_known = |look: &Look| last.is_some_and(|last| look.doubts().all(|of| last.confirms(of)));
+    if !look.is_recent && look.has_doubts() {
+        if !is_known(&look) && looks.may_count() {
+            look = looks.take(Counts::Anew).await?;
+        } else {
+            // Unless the same difference was confirmed, nobody knows.
+            look.keep_doubts(|of| last.is_some_and(|last| last.confirms(of)));
+            return Ok(look);
+        }
+    }
+    if look.has_doubts() {
+        let seen = last.filter(|last| last.at.elapsed() < CONFIRMS_FOR);
+        if seen.is_none_or(|seen| !look.doubts().all(|of| seen.has_same(of))) {
+            looks.wait().await;
+            let first = std::mem::replace(&mut look, looks.take(Counts::Anew).await?);
+            look.keep_doubts(|of| first.has_same(of));
+        }
+    }
+    Ok(look)
+}
+
+impl Look {
+    fn doubts(&self) -> impl Iterator<Item = &QueueBooks> {
+        self.books.queues.iter().filter(|of| of.state == BooksState::Unbalanced)
+    }
+
+    fn has_doubts(&self) -> bool {
+        self.doubts().next().is_some()
+    }
+
+    fn of(&self, queue: &QueueBooks) -> Option<&QueueBooks> {
+        // The queues are in order.
+        let place = self.books.queues.binary_search_by(|of| of.queue.cmp(&queue.queue)).ok()?;
+        self.books.queues.get(place)
+    }
+
+    /// True if this look found the same numbers.
+    fn has_same(&self, queue: &QueueBooks) -> bool {
+        self.of(queue).is_some_and(|of| QueueBooks { state: queue.state, ..of.clone() } == *queue)
+    }
+
+    /// True if this look found the same difference, and it was sure.
+    fn confirms(&self, queue: &QueueBooks) -> bool {
+        self.of(queue).is_some_and(|of| of == queue)
+    }
+
+    /// Takes back the differences of which `is_sure` is not true.
+    fn keep_doubts(&mut self, is_sure: impl Fn(&QueueBooks) -> bool) {
+        let doubts = self.books.queues.iter_mut().filter(|of| of.state == BooksState::Unbalanced);
+        doubts.filter(|of| !is_sure(of)).for_each(|of| of.state = BooksState::Moving);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::model::{Held, QueueName};
+
+    /// Looks that a test has written down, and the counts that were asked for.
+    struct Script {
+        looks: VecDeque<Look>,
+        asked: Vec<Counts>,
+        may_count: bool,
+    }
+
+    impl Looks for Script {
+        async fn take(&mut self, counts: Counts) -> Result<Look, Error> {
+            self.asked.push(counts);
+            Ok(self.looks.pop_front().expect("another look"))
+        }
+
+        async fn wait(&self) {}
+
+        fn may_count(&self) -> bool {
+            self.may_count
+        }
+    }
+
+    fn look(state: BooksState, completed: u64, is_recent: bool) -> Look {
+        let queue = QueueName::new("q").unwrap();
+        let held = Held { total: 3, between: 3, ..Held::default() };
+        let of = QueueBooks { queue, state, duplicates: 0, rejected: 0, completed, dead: 0, cancelled: 0, held };
+        let books = Books { at_unix_ms: 0, pipeline: 0, task_results: 0, rejected_elsewhere: 0, queues: vec![of] };
+        Look { at: Instant::now(), books, is_recent }
+    }
+
+    /// The state that is decided, and the counts that were asked for.
+    async fn decided(last: Option<Look>, looks: Vec<Look>, may_count: bool) -> (BooksState, Vec<Counts>) {
+        let mut script = Script { looks: looks.into(), asked: Vec::new(), may_count };
+        let look = decide(last.as_ref(), &mut script).await.unwrap();
+        assert!(script.looks.is_empty());
+        (look.books.queues[0].state, script.asked)
+    }
+
+    use BooksState::{Balanced, Moving, Unbalanced};
+    use Counts::{Anew, Shared};
+
+    #[tokio::test]
+    async fn a_difference_is_seen_twice_before_it_counts() {
+        let recent = |state, completed| look(state, completed, true);
+        let two = vec![recent(Unbalanced, 0), recent(Unbalanced, 0)];
+        assert_eq!(decided(None, two, true).await, (Unbalanced, vec![Shared, Anew]));
+        let changed = vec![recent(Unbalanced, 0), recent(Unbalanced, 1)];
+        assert_eq!(decided(None, changed, true).await, (Moving, vec![Shared, Anew]));
+        let gone = vec![recent(Unbalanced, 0), recent(Balanced, 0)];
+        assert_eq!(decided(None, gone, true).await, (Balanced, vec![Shared, Anew]));
+        // The look before counts as one, if it had the same numbers.
+        for before in [Unbalanced, Moving] {
+            let last = Some(recent(before, 0));
+            assert_eq!(decided(last, vec![recent(Unbalanced, 0)], true).await, (Unbalanced, vec![Shared]));
+        }
+        let two = vec![recent(Unbalanced, 0), recent(Unbalanced, 0)];
+        assert_eq!(decided(Some(recent(Moving, 7)), two, true).await, (Unbalanced, vec![Shared, Anew]));
+    }
+
+    #[tokio::test]
+    async fn a_difference_that_hangs_on_an_old_count_is_counted_again_before_anything_is_said() {
+        let old = |state, completed| look(state, completed, false);
+        let recent = |state, completed| look(state, completed, true);
+        let three = vec![old(Unbalanced, 0), recent(Unbalanced, 0), recent(Unbalanced, 0)];
+        assert_eq!(decided(None, three, true).await, (Unbalanced, vec![Shared, Anew, Anew]));
+        let explained = vec![old(Unbalanced, 0), recent(Moving, 0)];
+        assert_eq!(decided(None, explained, true).await, (Moving, vec![Shared, Anew]));
+        // It was confirmed, and nothing has changed: no count is needed.
+        let last = Some(recent(Unbalanced, 0));
+        assert_eq!(decided(last, vec![old(Unbalanced, 0)], true).await, (Unbalanced, vec![Shared]));
+        // Too soon after the last count.
+        let last = || Some(recent(Balanced, 0));
+        assert_eq!(decided(last(), vec![old(Unbalanced, 0)], false).await, (Moving, vec![Shared]));
+        assert_eq!(decided(last(), vec![old(Moving, 0)], true).await, (Moving, vec![Shared]));
+    }
+}
