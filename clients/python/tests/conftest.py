@@ -117,7 +117,16 @@ class Taskd:
 
     def remove(self) -> None:
         self.stop()
+        self._end_redis()
         shutil.rmtree(self.folder)
+
+    def _end_redis(self) -> None:
+        """A taskd that was killed and not started again leaves its redis-server behind."""
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((self.folder / "data" / "redis.pid").read_text())
+            # An old file may name a process that is now somebody else's.
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "redis-server":
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")

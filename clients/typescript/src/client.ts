@@ -1,7 +1,7 @@
 import { durationText, type Duration } from "./duration.js";
 import { InvalidAnswerError, RejectedError } from "./errors.js";
 import { insertAnswerOf, insertStream, type StreamOptions } from "./insert.js";
-import { Transport, type ConnectionOptions } from "./transport.js";
+import { Transport, listOf, type ConnectionOptions } from "./transport.js";
 import type {
   Attempt,
   IndexedInsertAnswer,
@@ -16,13 +16,11 @@ import type {
   TaskResult,
   TaskView,
 } from "./types.js";
-import { fromWire, isObject, taskText, withValue } from "./wire.js";
+import { fromWire, taskText, withValue, type Json } from "./wire.js";
 
 interface CallOptions {
   signal?: AbortSignal | undefined;
 }
-
-type Json = Record<string, unknown>;
 
 /** Calls taskd for programs that insert tasks and look after them. */
 export class Client {
@@ -38,8 +36,8 @@ export class Client {
    * A call whose answer is lost is repeated. taskd then answers `DUPLICATE`, with the id of the stored task.
    */
   async insert(task: NewTask, options: CallOptions = {}): Promise<InsertAnswer> {
-    const call = { method: "POST", path: "/v1/tasks", body: taskText(task), ...options } as const;
-    const [first] = listOf(await this.transport.json(call), "results");
+    const body = taskText(task);
+    const [first] = await this.transport.list({ method: "POST", path: "/v1/tasks", body, list: "results", ...options });
     if (first === undefined) throw new InvalidAnswerError("POST /v1/tasks: there is no answer about the task");
     const answer = insertAnswerOf(first);
     if (answer.status === "REJECTED") throw new RejectedError(answer.error ?? "the task is rejected");
@@ -66,7 +64,7 @@ export class Client {
 
   /** A task with its payload and history. Throws `NotFoundError` if taskd has none with this id. */
   async getTask<P = unknown>(id: string, options: CallOptions = {}): Promise<TaskFile<P>> {
-    const read = await this.transport.json({ method: "GET", path: taskPath(id), ...options });
+    const read = await this.transport.json({ method: "GET", path: taskPath(id), list: "history", ...options });
     const file = withValue<TaskFile<P>>(read, "payload");
     file.history = listOf(read, "history").map((attempt) => fromWire<Attempt>(attempt));
     return file;
@@ -76,7 +74,7 @@ export class Client {
   async listPage(filter: TaskFilter, page: { limit?: number; cursor?: string } & CallOptions = {}): Promise<TaskPage> {
     const { signal, ...of } = page;
     const path = `/v1/tasks?${query(filter, of)}`;
-    const read = await this.transport.json({ method: "GET", path, signal });
+    const read = await this.transport.json({ method: "GET", path, list: "tasks", signal });
     return { ...fromWire<TaskPage>(read), tasks: listOf(read, "tasks").map((task) => fromWire<TaskView>(task)) };
   }
 
@@ -92,8 +90,9 @@ export class Client {
 
   /** The results that workers reported for a task. */
   async results<R = unknown>(id: string, options: CallOptions = {}): Promise<TaskResult<R>[]> {
-    const read = await this.transport.json({ method: "GET", path: `${taskPath(id)}/results`, ...options });
-    return listOf(read, "results").map((result) => withValue<TaskResult<R>>(result, "result"));
+    const path = `${taskPath(id)}/results`;
+    const read = await this.transport.list({ method: "GET", path, list: "results", ...options });
+    return read.map((result) => withValue<TaskResult<R>>(result, "result"));
   }
 
   /** Cancels unfinished tasks, at most 1,000. `OK`: no worker is credited for the task any more. */
@@ -128,8 +127,8 @@ export class Client {
 
   /** The open queues with their counts. */
   async queues(options: CallOptions = {}): Promise<QueueView[]> {
-    const read = await this.transport.json({ method: "GET", path: "/v1/queues", ...options });
-    return listOf(read, "queues").map((queue) => fromWire<QueueView>(queue));
+    const read = await this.transport.list({ method: "GET", path: "/v1/queues", list: "queues", ...options });
+    return read.map((queue) => fromWire<QueueView>(queue));
   }
 
   /** Any other operation of `docs/api.md`, with JSON as taskd writes it. */
@@ -144,22 +143,9 @@ export class Client {
   }
 
   async #change(what: string, body: Json, options?: CallOptions): Promise<ItemAnswer[]> {
-    return itemAnswers(await this.call("POST", `/v1/tasks:${what}`, body, options));
+    const call = { method: "POST", path: `/v1/tasks:${what}`, body: JSON.stringify(body), list: "results" } as const;
+    return (await this.transport.list({ ...call, ...options })).map((answer) => fromWire<ItemAnswer>(answer));
   }
-}
-
-/** The answers about items of a call. */
-export function itemAnswers(read: Json): ItemAnswer[] {
-  return listOf(read, "results").map((answer) => fromWire<ItemAnswer>(answer));
-}
-
-/** A list in an answer. */
-export function listOf(read: Json, name: string): Json[] {
-  const list = read[name];
-  if (!Array.isArray(list) || !list.every(isObject)) {
-    throw new InvalidAnswerError(`the answer has no list ${JSON.stringify(name)}`);
-  }
-  return list;
 }
 
 function taskPath(id: string): string {

@@ -2,7 +2,7 @@ import { Buffer } from "node:buffer";
 
 import { backoff, milliseconds, pause, type Duration } from "./duration.js";
 import { InvalidAnswerError } from "./errors.js";
-import { objectOf, type Call, type Transport } from "./transport.js";
+import { objectOf, type Answer, type Call, type Transport } from "./transport.js";
 import type { IndexedInsertAnswer, InsertAnswer, NewTask } from "./types.js";
 import { taskText } from "./wire.js";
 
@@ -147,33 +147,46 @@ async function insertLines(transport: Transport, lines: Lines, signal: AbortSign
     const body = open.map((place) => `${lines[place]?.text ?? ""}\n`).join("");
     const call: Call = { method: "POST", path: PATH, body, contentType: "application/x-ndjson", signal };
     // taskd itself waits about half a minute for room.
-    const { text, cut } = await transport.call({ ...call, wait: 60_000 });
-    const answered = linesOf(text, call, cut !== undefined);
-    if (answered.length > open.length) {
-      throw new InvalidAnswerError(`POST ${PATH}: ${String(answered.length)} answers to ${String(open.length)} tasks`);
-    }
+    const [answered, error] = linesOf(await transport.call({ ...call, wait: 60_000 }), open.length);
     answered.forEach((answer, nth) => {
       answers[open[nth] ?? 0] = answer;
     });
     if (answered.some((answer) => answer.status !== "TRY_LATER")) [progress, failures] = [Date.now(), 0];
     else failures += 1;
-    if (failures > 0 && Date.now() - progress > transport.retryFor) return answers;
+    if (failures > 0 && Date.now() - progress > transport.retryFor) {
+      if (error !== undefined) throw error;
+      return answers;
+    }
     if (failures > 0) await pause(backoff(failures), signal);
     signal.throwIfAborted();
   }
 }
 
-/** The answers of an NDJSON insert. Of an answer that broke off, the last line counts only if it is whole. */
-function linesOf(text: string, call: Call, isCut: boolean): InsertAnswer[] {
-  const lines = text.split("\n");
+/**
+ * The answers of an NDJSON insert, up to the first line that is none. Of an answer that broke off, the last line counts
+ * only if it is whole.
+ */
+function linesOf(answer: Answer, most: number): [InsertAnswer[], InvalidAnswerError?] {
+  const lines = answer.text.split("\n");
   const last = lines.pop() ?? "";
-  if (!isCut && last !== "") lines.push(last);
-  return lines.map((line) => insertAnswerOf(objectOf(line, call)));
+  if (answer.cut === undefined && last !== "") lines.push(last);
+  const answers: InsertAnswer[] = [];
+  for (const line of lines) {
+    try {
+      answers.push(insertAnswerOf(objectOf(line, `POST ${PATH}`)));
+    } catch (error) {
+      if (error instanceof InvalidAnswerError) return [answers, error];
+      throw error;
+    }
+  }
+  if (answers.length <= most) return [answers];
+  return [[], new InvalidAnswerError(`POST ${PATH}: ${String(answers.length)} answers to ${String(most)} tasks`)];
 }
 
 /** Reads the answer to one task. Its error then names no line: the answer's place does. */
 export function insertAnswerOf(read: Record<string, unknown>): InsertAnswer {
   const answer = read as unknown as InsertAnswer;
+  if (typeof answer.status !== "string") throw new InvalidAnswerError(`POST ${PATH}: an answer has no status`);
   if (answer.error !== undefined) answer.error = answer.error.replace(/^line \d+: /, "");
   return answer;
 }

@@ -1,9 +1,8 @@
-import { itemAnswers, listOf, type Client } from "./client.js";
+import type { Client } from "./client.js";
 import { durationText } from "./duration.js";
-import type { Answer, Call } from "./transport.js";
-import { objectOf } from "./transport.js";
+import { listOf, type Answer, type Call } from "./transport.js";
 import type { ItemAnswer, LeasedTask, Logger } from "./types.js";
-import { withValue } from "./wire.js";
+import { fromWire, withValue } from "./wire.js";
 
 /** What a worker asks for. */
 export interface GetRequest {
@@ -65,16 +64,16 @@ export class HttpSource implements Source {
       wait: durationText(wait, "wait"),
       lease_duration: leaseDuration === undefined ? undefined : durationText(leaseDuration, "leaseDuration"),
     });
-    const call: Call = { method: "POST", path: "/v1/tasks:get", body, wait, signal, keepBegunAnswer: true };
+    const call: Call = { method: "POST", path: "/v1/tasks:get", body, list: "tasks", wait, signal };
     let answer: Answer;
     try {
-      answer = await this.#call(call);
+      answer = await this.#call({ ...call, keepBegunAnswer: true });
     } catch (error) {
       // taskd releases leases whose answer nobody reads.
       if (signal.aborted) return [];
       throw error;
     }
-    return listOf(objectOf(answer.text, call), "tasks").map((read) => {
+    return listOf(answer.json, "tasks").map((read) => {
       const task = withValue<LeasedTask>(read, "payload");
       const left = leaseDuration ?? leaseLeft(task.leaseExpiresAt, answer.date);
       return left === undefined ? task : { ...task, leaseLeft: left };
@@ -92,8 +91,7 @@ export class HttpSource implements Source {
   async extend(worker: string, extensions: readonly Extension[], signal: AbortSignal): Promise<ItemAnswer[]> {
     const items = extensions.map(({ id, leaseToken, by }) => ({ id, lease_token: leaseToken, by: `${String(by)}ms` }));
     const body = JSON.stringify({ worker, extensions: items });
-    const call: Call = { method: "POST", path: "/v1/tasks:extend", body, signal };
-    return itemAnswers(objectOf((await this.#call(call)).text, call));
+    return this.#items("/v1/tasks:extend", body, signal);
   }
 
   async #report(
@@ -105,8 +103,12 @@ export class HttpSource implements Source {
   ): Promise<ItemAnswer[]> {
     const items = reports.map((report) => report.text).join(",");
     const body = `{"worker":${JSON.stringify(worker)},"${list}":[${items}]}`;
-    const call: Call = { method: "POST", path: `/v1/tasks:${what}`, body, signal };
-    return itemAnswers(objectOf((await this.#call(call)).text, call));
+    return this.#items(`/v1/tasks:${what}`, body, signal);
+  }
+
+  async #items(path: string, body: string, signal: AbortSignal): Promise<ItemAnswer[]> {
+    const { json } = await this.#call({ method: "POST", path, body, list: "results", signal });
+    return listOf(json, "results").map((answer) => fromWire<ItemAnswer>(answer));
   }
 
   /** Tells once that taskd is away, and once that it is back. */

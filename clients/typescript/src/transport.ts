@@ -1,6 +1,6 @@
 import { backoff, milliseconds, pause, LONGEST_TIMER, type Duration } from "./duration.js";
 import { ConnectionError, InvalidAnswerError, Problem, TimeoutError, isTransient, problemOf } from "./errors.js";
-import { isObject } from "./wire.js";
+import { isObject, type Json } from "./wire.js";
 
 /** Where taskd is, and how to reach it. */
 export interface ConnectionOptions {
@@ -28,6 +28,8 @@ export interface Call {
   body?: string | undefined;
   /** "application/json" if absent. */
   contentType?: string;
+  /** The list that an answer must have. Without it, something else than taskd has answered. */
+  list?: string;
   /** Time that this call takes on purpose, in milliseconds. */
   wait?: number;
   signal?: AbortSignal | undefined;
@@ -46,6 +48,8 @@ export interface Retries {
 export interface Answer {
   status: number;
   text: string;
+  /** The text, read as JSON; empty for lines. */
+  json: Json;
   /** The end of the answer is missing: the connection broke. */
   cut?: Error;
   /** taskd's clock at the answer, in milliseconds since 1970, rounded down to a second. */
@@ -94,8 +98,13 @@ export class Transport {
   }
 
   /** Calls, and reads the answer as a JSON object. */
-  async json(call: Call, retries?: Retries): Promise<Record<string, unknown>> {
-    return objectOf((await this.call(call, retries)).text, call);
+  async json(call: Call, retries?: Retries): Promise<Json> {
+    return (await this.call(call, retries)).json;
+  }
+
+  /** Calls, and reads a list in the answer. */
+  async list(call: Call & { list: string }, retries?: Retries): Promise<Json[]> {
+    return listOf(await this.json(call, retries), call.list);
   }
 
   /** Goes to the next address, unless a concurrent call has done so. A busy taskd is no reason: all share its queues. */
@@ -163,7 +172,7 @@ export class Transport {
 /** Reads an answer. Of lines, those before a break of the connection count. */
 async function read(response: Response, call: Call): Promise<Answer> {
   const date = Date.parse(response.headers.get("date") ?? "");
-  const answer: Answer = { status: response.status, text: "", date: Number.isNaN(date) ? undefined : date };
+  const answer: Answer = { status: response.status, text: "", json: {}, date: Number.isNaN(date) ? undefined : date };
   if (call.contentType === undefined || response.body === null) {
     answer.text = await response.text();
     return answer;
@@ -179,22 +188,31 @@ async function read(response: Response, call: Call): Promise<Answer> {
   return answer;
 }
 
-/** Checks that an answer is JSON, so that garbage of a proxy is tried again. Lines are checked one by one later. */
+/** Reads the JSON of an answer, so that garbage of a proxy is tried again. Lines are read one by one later. */
 function checked(answer: Answer, call: Call): Answer {
-  if (call.contentType === undefined) objectOf(answer.text, call);
-  return answer;
+  if (call.contentType !== undefined) return answer;
+  const json = objectOf(answer.text, `${call.method} ${call.path}`);
+  if (call.list !== undefined) listOf(json, call.list);
+  return { ...answer, text: "", json };
 }
 
 /** Reads text as a JSON object. */
-export function objectOf(text: string, call: Pick<Call, "method" | "path">): Record<string, unknown> {
+export function objectOf(text: string, call: string): Json {
   let read: unknown;
   try {
     read = JSON.parse(text);
   } catch (error) {
-    throw new InvalidAnswerError(`${call.method} ${call.path}: the answer is not JSON`, { cause: error });
+    throw new InvalidAnswerError(`${call}: the answer is not JSON`, { cause: error });
   }
-  if (!isObject(read)) throw new InvalidAnswerError(`${call.method} ${call.path}: the answer is no JSON object`);
+  if (!isObject(read)) throw new InvalidAnswerError(`${call}: the answer is no JSON object`);
   return read;
+}
+
+/** A list of objects in an answer. */
+export function listOf(json: Json, name: string): Json[] {
+  const list = json[name];
+  if (Array.isArray(list) && list.every(isObject)) return list;
+  throw new InvalidAnswerError(`the answer has no list ${JSON.stringify(name)}`);
 }
 
 function addressOf(text: string): string {

@@ -3,7 +3,7 @@ import { Buffer } from "node:buffer";
 import { durationText } from "./duration.js";
 import type { DiscoveredTask, Encoding, NewTask } from "./types.js";
 
-type Json = Record<string, unknown>;
+export type Json = Record<string, unknown>;
 
 function bytesOf(value: unknown): Uint8Array | undefined {
   if (value instanceof ArrayBuffer) return new Uint8Array(value);

@@ -126,7 +126,15 @@ test("garbage is tried again, and is an error of its own in the end", async () =
   const fake = await fakeTaskd((_, __, nth) => ({ body: nth === 0 ? "<html>" : CREATED }));
   assert.equal((await new Client({ url: fake.url }).insert({ queue: "q" })).status, "CREATED");
   await fake.close();
+  const lines = await fakeTaskd((_, __, nth) => ({ body: nth === 0 ? "<html>\n" : '{"status":"CREATED","id":"1"}\n' }));
+  assert.deepEqual(await new Client({ url: lines.url }).insertBatch([{ queue: "q" }]), [
+    { index: 0, status: "CREATED", id: "1" },
+  ]);
+  const other = new Client({ url: lines.url, retryFor: 0 });
+  await lines.close();
+  await assert.rejects(other.insertBatch([{ queue: "q" }]), ConnectionError);
   const broken = await fakeTaskd(() => ({ body: "[1" }));
+  await assert.rejects(new Client({ url: broken.url, retryFor: 0 }).insertBatch([{ queue: "q" }]), InvalidAnswerError);
   await assert.rejects(new Client({ url: broken.url, retryFor: 0 }).insert({ queue: "q" }), InvalidAnswerError);
   await broken.close();
 });

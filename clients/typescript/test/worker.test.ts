@@ -224,8 +224,9 @@ test("a worker goes on at another address, and past garbage", async () => {
   const { client } = taskd;
   const [dead] = await freePorts(1);
   const garbage = await fakeTaskd(() => ({ body: "<html>not taskd</html>" }));
+  const other = await fakeTaskd(() => ({ body: '{"error":"not taskd"}' }));
   await client.insertBatch(Array.from({ length: 20 }, (_, n) => ({ queue: "move", key: String(n) })));
-  const url = [`http://127.0.0.1:${String(dead)}`, garbage.url, taskd.url];
+  const url = [`http://127.0.0.1:${String(dead)}`, garbage.url, other.url, taskd.url];
   await withWorker(
     { queue: "move", url },
     () => "done",
@@ -234,6 +235,7 @@ test("a worker goes on at another address, and past garbage", async () => {
     },
   );
   await garbage.close();
+  await other.close();
 });
 
 test("a wrong queue name, no handler, and a second run are errors at once", async () => {
