@@ -177,7 +177,7 @@ mod tests {
         assert!((0..100).all(|n| call(third(n)).is_none()));
         (0..12).for_each(|_| assert_eq!(call(false), None));
         // Never three in a row: the sixth of the last twelve opens it.
-        let half: Vec<_> = (0..11).map(|n| call(n.is_multiple_of(2))).collect();
+        let half: Vec<_> = (0..11_u32).map(|n| call(n.is_multiple_of(2))).collect();
         assert_eq!((half.iter().flatten().count(), half[10]), (1, Some(Turned::Opened)));
         // It begins anew when it closes.
         assert_eq!(breaker.permit(now + PAUSE).unwrap().succeeded(), Some(Turned::Closed));

@@ -47,7 +47,8 @@ async fn a_page_and_its_child_are_one_trace_in_a_collector() {
     let mut daemon = Daemon::start("", &["--otlp-endpoint", &endpoint, "--otlp-headers", "X-Team=crawl"]).await;
     check_the_trace_of_a_page(&daemon, &receiver).await;
     assert_eq!((receiver.headers(), receiver.services()), (["crawl".to_owned()].into(), ["taskd".to_owned()].into()));
-    assert!(metric(&daemon, "taskd_traces_spans_total{outcome=\"exported\"}").await >= 14.0);
+    let exported = "taskd_traces_spans_total{outcome=\"exported\"}";
+    until("they are counted", async || metric(&daemon, exported).await >= 14.0).await;
 
     // The last spans go out at the stop.
     let before = receiver.spans().len();

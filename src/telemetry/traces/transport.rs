@@ -34,8 +34,13 @@ const PATH: &str = "/v1/traces";
 
 /// A way to a collector.
 pub(super) enum Transport {
-    Grpc { client: TraceServiceClient<Channel>, headers: MetadataMap },
+    Grpc(Box<Grpc>),
     Http(Box<Http>),
+}
+
+pub(super) struct Grpc {
+    client: TraceServiceClient<Channel>,
+    headers: MetadataMap,
 }
 
 pub(super) struct Http {
@@ -65,17 +70,18 @@ impl Transport {
             Some("https") => endpoint.tls_config(ClientTlsConfig::new().with_native_roots())?,
             _ => endpoint,
         };
-        Ok(Self::Grpc { client: TraceServiceClient::new(endpoint.connect_lazy()), headers })
+        let client = TraceServiceClient::new(endpoint.connect_lazy());
+        Ok(Self::Grpc(Box::new(Grpc { client, headers })))
     }
 
     /// Sends a batch. Answers how many spans the collector refused. The caller sets a deadline, too.
     pub(super) async fn send(&mut self, batch: ExportTraceServiceRequest, timeout: Duration) -> Result<i64, Refused> {
         let answer = match self {
-            Self::Grpc { client, headers } => {
+            Self::Grpc(grpc) => {
                 let mut request = tonic::Request::new(batch);
-                *request.metadata_mut() = headers.clone();
+                *request.metadata_mut() = grpc.headers.clone();
                 request.set_timeout(timeout);
-                client.export(request).await.map(tonic::Response::into_inner).map_err(|status| {
+                grpc.client.export(request).await.map(tonic::Response::into_inner).map_err(|status| {
                     let why = status.message().to_owned();
                     Refused { why, is_final: is_final(status.code()) }
                 })?

@@ -332,7 +332,7 @@ async fn a_worker_from_whom_a_task_was_taken_does_not_get_it_again() {
     assert_eq!((got("w").await, got("v").await), (false, true));
     // Not even when v gives it back, and when w is not its holder.
     assert_eq!(f.requeued('a', "away", "x", 0).await, ["7", "1", "0"]);
-    assert_eq!(f.state().await["records"], [r#"a=["L",1,0,[],[],["v","1"],0,1,["w",-1,"x",-1]]"#]);
+    assert_eq!(f.state().await["records"], [r#"a=["L",1,0,[],[],["v","1"],0,1,["x",-1,"w",-1]]"#]);
 }
 
 #[tokio::test]
