@@ -18,6 +18,7 @@ mod pauses;
 mod query;
 mod reader;
 mod search;
+mod stream;
 mod tasks;
 mod text;
 
@@ -28,4 +29,5 @@ pub use self::{
     handle::Api,
     ledger::Ledger,
     reader::Reader,
+    stream::{FindRoom, Received, Room, Sent, StreamEnd},
 };

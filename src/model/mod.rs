@@ -13,6 +13,7 @@ mod names;
 mod records;
 mod schema;
 mod search;
+mod session;
 mod status;
 mod token;
 mod trace;
@@ -41,6 +42,7 @@ pub use records::{
     UnreadableTask, What,
 };
 pub use schema::{PayloadCheck, PayloadSchema};
+pub use session::{FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened, TaskdFrame, WorkerFrame};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};

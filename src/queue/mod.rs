@@ -20,6 +20,7 @@ pub mod keys;
 mod notes;
 mod pauses;
 mod pausing;
+mod session;
 mod shard;
 mod shards;
 mod types;
@@ -41,6 +42,7 @@ pub use self::{
     error::{Error, Result},
     explain::{Bar, Explained, ExplainedRecord, Held, Pause},
     history::History,
+    session::{EndedLease, LeaseEnd},
     shard::Shard,
     shards::{Offers, Shards},
     types::{

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use parking_lot::{Mutex, RwLock};
 use redis::Value;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, broadcast, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::{
@@ -49,7 +49,12 @@ pub(super) struct Inner {
     pauses: Pauses,
     shards: RwLock<BTreeMap<QueueName, Vec<Arc<Shard>>>>,
     released: Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
+    /// Tasks whose leases an operator ended.
+    ended: broadcast::Sender<Arc<[TaskId]>>,
 }
+
+/// Messages about ended leases that a slow listener may be behind.
+const ENDED_BEHIND: usize = 256;
 
 impl Shards {
     pub(super) fn new(redis: Redis, name: String, clock: Clock) -> Self {
@@ -57,7 +62,8 @@ impl Shards {
         let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
         let process = Process { redis, clock, release, delivered, awake, calls, history: Arc::default() };
         let (wakes, pauses, shards) = Default::default();
-        Self(Arc::new(Inner { process, name, wakes, pauses, shards, released: Mutex::new(Some(released)) }))
+        let (released, (ended, _)) = (Mutex::new(Some(released)), broadcast::channel(ENDED_BEHIND));
+        Self(Arc::new(Inner { process, name, wakes, pauses, shards, released, ended }))
     }
 
     /// Waits for the calls under way.
@@ -88,7 +94,13 @@ impl Shards {
             Some(name) => self.shards_of(name).iter().for_each(|shard| shard.offered()),
             None => self.all().iter().for_each(|shard| shard.offered()),
         };
-        self.0.wakes.listen(&self.0.process.redis, cx, woken).await
+        let ended = |ids: Vec<TaskId>| drop(self.0.ended.send(ids.into()));
+        self.0.wakes.listen(&self.0.process.redis, cx, woken, ended).await
+    }
+
+    /// Tasks whose leases an operator ended while workers held them, from now on. A message may get lost.
+    pub fn ended_leases(&self) -> broadcast::Receiver<Arc<[TaskId]>> {
+        self.0.ended.subscribe()
     }
 
     pub(super) fn wake_channel(&self) -> String {

@@ -21,7 +21,11 @@ use super::{
     error::{Error, Result},
     keys,
 };
-use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
+use crate::{
+    model::{QueueName, TaskId},
+    redis_pool::Redis,
+    runtime::Loop,
+};
 
 /// How often the connection is pinged, and how long its answer may take. Wakes may be missed meanwhile.
 const PING_EVERY: Duration = Duration::from_secs(5);
@@ -81,10 +85,17 @@ impl Wakes {
     }
 
     /// Listens until the stop; an error when the connection ends, and then it is called again. `woken` hears of each
-    /// queue, or with `None` of all of them, before the callers that wait.
-    pub async fn listen(&self, redis: &Redis, cx: &Loop, woken: impl Fn(Option<&QueueName>)) -> Result<()> {
+    /// queue, or with `None` of all of them, before the callers that wait. `ended` hears of tasks whose leases ended.
+    pub async fn listen(
+        &self,
+        redis: &Redis,
+        cx: &Loop,
+        woken: impl Fn(Option<&QueueName>),
+        ended: impl Fn(Vec<TaskId>),
+    ) -> Result<()> {
         let (mut sink, mut messages) = redis.pubsub().await?.split();
-        in_time(sink.subscribe(keys::wake_channel(redis.prefix()))).await?;
+        let ended_channel = keys::ended_channel(redis.prefix());
+        in_time(sink.subscribe(&[&keys::wake_channel(redis.prefix()), &ended_channel])).await?;
         woken(None);
         self.wake_all();
         let mut ping = tokio::time::interval(PING_EVERY);
@@ -99,6 +110,11 @@ impl Wakes {
                 () = cx.stop.cancelled() => return Ok(()),
             };
             let Some(message) = message else { return Err(Error::WakesClosed) };
+            if message.get_channel_name() == ended_channel {
+                let (ids, _) = message.get_payload_bytes().as_chunks::<16>();
+                ended(ids.iter().filter_map(|id| TaskId::from_slice(id)).collect());
+                continue;
+            }
             match message.get_payload::<String>().map(|name| QueueName::new(&name)) {
                 Ok(Ok(queue)) => {
                     woken(Some(&queue));

@@ -47,6 +47,7 @@ mod rebuild;
 mod redis_scripts;
 mod silent_connections;
 mod store_sqlite;
+mod streams;
 mod tasks_service;
 mod tls;
 mod top;
