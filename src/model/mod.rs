@@ -42,8 +42,8 @@ pub use records::{
     UnreadableTask, What,
 };
 pub use schema::{PayloadCheck, PayloadSchema};
-pub use session::{FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened, TaskdFrame, WorkerFrame};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
+pub use session::{FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened, TaskdFrame, WorkerFrame};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};

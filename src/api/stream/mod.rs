@@ -3,11 +3,7 @@
 mod report;
 mod serve;
 
-use std::{
-    any::Any,
-    sync::Arc,
-    time::Duration,
-};
+use std::{any::Any, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt};
 use tokio::{
@@ -22,9 +18,7 @@ use super::{
     handle::Api,
 };
 use crate::{
-    model::{
-        Caller, GetTasks, OpenSession, SessionOpened, TaskdFrame, WorkerFrame,
-    },
+    model::{Caller, GetTasks, OpenSession, SessionOpened, TaskdFrame, WorkerFrame},
     pipelines::tasks::{Cut, heartbeat},
     queue::Delivery,
     telemetry::metrics::SessionEnd,
@@ -48,7 +42,7 @@ pub struct Sent {
     pub deliveries: Vec<Delivery>,
     pub room: Option<Room>,
     /// Held by the one frame with tasks that may wait.
-    place: Option<OwnedSemaphorePermit>,
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 /// The end of a stream that did not end well.
@@ -86,6 +80,12 @@ impl From<Cut> for StreamEnd {
 pub type FindRoom = Arc<dyn Fn(usize) -> Result<Room, String> + Send + Sync>;
 
 impl Api {
+    /// Runs a stream beside its connection. A stop of the process waits for it.
+    pub fn spawn_stream(&self, stream: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
+        self.tasks()?.spawn_stream(stream);
+        Ok(())
+    }
+
     /// Serves a stream until one side ends it. `Ok`: the worker closed it.
     pub async fn stream(
         &self,

@@ -76,7 +76,20 @@ impl<'a> Streaming<'a> {
         let (claim, surrenders, heard, spoke, timeout) = (None, 0, now, now, attached.timeout());
         let closing = None;
         Self {
-            api, tasks, caller, attached, out, room, place, answers, claim, surrenders, heard, spoke, timeout, keeps,
+            api,
+            tasks,
+            caller,
+            attached,
+            out,
+            room,
+            place,
+            answers,
+            claim,
+            surrenders,
+            heard,
+            spoke,
+            timeout,
+            keeps,
             closing,
         }
     }
@@ -160,7 +173,7 @@ impl<'a> Streaming<'a> {
         };
         let Some((Leases { tasks, deliveries }, demand)) = self.attached.hold(leases) else { return Ok(()) };
         let frame = TaskdFrame { tasks, demand, ..TaskdFrame::default() };
-        self.send_all(Sent { frame, deliveries, room: Some(room), place: Some(place) }).await
+        self.send_all(Sent { frame, deliveries, room: Some(room), _place: Some(place) }).await
     }
 
     /// Claims again in a moment.
@@ -268,7 +281,7 @@ impl<'a> Streaming<'a> {
     }
 
     pub(super) async fn send(&mut self, frame: TaskdFrame) -> Result<(), StreamEnd> {
-        self.send_all(Sent { frame, deliveries: Vec::new(), room: None, place: None }).await
+        self.send_all(Sent { frame, deliveries: Vec::new(), room: None, _place: None }).await
     }
 
     /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session counts before.

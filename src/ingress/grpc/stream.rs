@@ -52,10 +52,8 @@ pub(super) fn serve(state: &State, request: Request<Streaming<pb::WorkerFrame>>)
         // A client that has gone does not hear of it.
         drop(say_end.send(status));
     };
-    match grpc_codec::inspector() {
-        Some(inspector) => drop(tokio::spawn(grpc_codec::inspected(inspector, served))),
-        None => drop(tokio::spawn(served)),
-    }
+    let inspector = grpc_codec::inspector().expect("each call is inspected");
+    state.api.spawn_stream(grpc_codec::inspected(inspector, served))?;
     let loading = Loading::default();
     let mut response = Response::new(Frames { sent, end: Some(end), loading: loading.clone() });
     response.extensions_mut().insert(loading);
@@ -63,7 +61,7 @@ pub(super) fn serve(state: &State, request: Request<Streaming<pb::WorkerFrame>>)
 }
 
 /// The frames on their way to the worker; behind the last one, how the stream ended.
-pub struct Frames {
+pub(in crate::ingress) struct Frames {
     sent: mpsc::Receiver<Sent>,
     end: Option<oneshot::Receiver<Result<(), Status>>>,
     loading: Loading,

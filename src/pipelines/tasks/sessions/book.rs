@@ -21,6 +21,12 @@ pub(super) struct Held {
     pub(super) is_started: bool,
 }
 
+impl Held {
+    pub(super) fn not_started(self) -> Self {
+        Self { is_started: false, ..self }
+    }
+}
+
 /// The leases by their tasks: a worker holds no task twice.
 #[derive(Debug, Default)]
 pub(super) struct Book(HashMap<TaskId, Held>);

@@ -15,6 +15,7 @@ mod session;
 use std::{
     collections::BTreeMap,
     convert::Infallible,
+    future::Future,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -22,6 +23,7 @@ use std::{
 use futures::future;
 use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
+use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 pub use self::session::{Attached, Cut, Opened, Reports};
@@ -52,20 +54,24 @@ type ById = BTreeMap<(WorkerName, Uuid), Arc<Session>>;
 
 /// The sessions of this process.
 #[derive(Default)]
-pub(super) struct Sessions(Mutex<ById>);
+pub(super) struct Sessions {
+    by_id: Mutex<ById>,
+    /// The streams under way.
+    streams: TaskTracker,
+}
 
 impl Sessions {
     fn of_worker(&self, worker: &WorkerName) -> Vec<Arc<Session>> {
-        let sessions = self.0.lock();
+        let sessions = self.by_id.lock();
         sessions.range((worker.clone(), Uuid::nil())..=(worker.clone(), Uuid::max())).map(|(_, s)| s.clone()).collect()
     }
 
     fn all(&self) -> Vec<Arc<Session>> {
-        self.0.lock().values().cloned().collect()
+        self.by_id.lock().values().cloned().collect()
     }
 
     fn remove(&self, session: &Session) {
-        let mut sessions = self.0.lock();
+        let mut sessions = self.by_id.lock();
         sessions.remove(&(session.worker.clone(), session.id));
         metrics::sessions(sessions.len());
     }
@@ -85,11 +91,13 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
             while cx.pause(LOOK_EVERY).await {
                 let now = Instant::now();
                 let away = |session: &Arc<Session>| session.is_away_since(now);
-                let ends = handle.sessions.all().into_iter().filter(away);
-                let ends = ends.map(|session| async { handle.end_session(&session, SessionEnd::Away).await });
-                future::join_all(ends).await;
+                let gone: Vec<_> = handle.sessions.all().into_iter().filter(away).collect();
+                future::join_all(gone.iter().map(|session| handle.end_session(session, SessionEnd::Away))).await;
                 cx.beat();
             }
+            // Their connections have ended before. What a stream has to give back, it gives back now.
+            handle.sessions.streams.close();
+            handle.sessions.streams.wait().await;
             Ok::<_, Infallible>(())
         }
     });
@@ -116,6 +124,11 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
 }
 
 impl Handle {
+    /// Runs a stream. The stop of the pipeline waits for it.
+    pub fn spawn_stream(&self, stream: impl Future<Output = ()> + Send + 'static) {
+        self.sessions.streams.spawn(stream);
+    }
+
     /// Opens a session, or goes on with one of this process.
     pub async fn open_session(&self, open: OpenSession) -> Result<Opened, Error> {
         let plan = self.plan(&open)?;
@@ -147,11 +160,11 @@ impl Handle {
 
     async fn resume(&self, worker: &WorkerName, open: &OpenSession, plan: &Plan) -> Option<Attached> {
         let id: Uuid = open.session.parse().ok()?;
-        let session = self.sessions.0.lock().get(&(worker.clone(), id)).cloned()?;
+        let session = self.sessions.by_id.lock().get(&(worker.clone(), id)).cloned()?;
         let holding: Vec<TaskId> = open.holding.iter().filter_map(|id| id.parse().ok()).collect();
         let (attached, missing) = session.attach_again(plan.clone(), &holding)?;
         // These did not arrive, whatever the process believed.
-        let missing = missing.into_iter().map(|(id, held)| (id, Held { is_started: false, ..held })).collect();
+        let missing = missing.into_iter().map(|(id, held)| (id, held.not_started())).collect();
         self.give_back(&session.worker, missing, "it did not reach its worker").await;
         Some(attached)
     }
@@ -162,7 +175,7 @@ impl Handle {
             WorkerName::new(&open.session).map_err(|_| Error::Invalid("session is not a session's name".into()))?;
         }
         let (session, attached) = Session::open(worker.clone(), plan);
-        let mut sessions = self.sessions.0.lock();
+        let mut sessions = self.sessions.by_id.lock();
         let most = self.settings.limits.max_sessions;
         if sessions.len() >= most {
             return Err(Error::Full(format!("{most} sessions are open here (max_sessions); try again later")));
@@ -227,7 +240,7 @@ impl Handle {
     }
 
     /// Ends a session: what its worker has not reported goes back. Once; later ends do nothing.
-    pub(super) async fn end_session(&self, session: &Session, why: SessionEnd) {
+    async fn end_session(&self, session: &Session, why: SessionEnd) {
         let Some(held) = session.end(why) else { return };
         self.sessions.remove(session);
         metrics::session_ended(why);

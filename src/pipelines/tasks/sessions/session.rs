@@ -12,7 +12,9 @@ use uuid::Uuid;
 
 use super::book::{Book, Held, Reported, by};
 use crate::{
-    model::{Completion, Extension, ItemAnswer, ItemStatus, Items, LeasedTask, QueueName, Rejection, TaskId, WorkerName},
+    model::{
+        Completion, Extension, ItemAnswer, ItemStatus, Items, LeasedTask, QueueName, Rejection, TaskId, WorkerName,
+    },
     pipelines::tasks::get::Leases,
     queue::{self, Claim, Code},
     telemetry::metrics::SessionEnd,
@@ -69,8 +71,7 @@ pub struct Opened {
 impl Session {
     pub(super) fn open(worker: WorkerName, plan: Plan) -> (Arc<Self>, Attached) {
         let (book, ended, cut) = (Book::default(), Vec::new(), CancellationToken::new());
-        let state =
-            State { plan, book, demand: 0, ended, stream: 1, cut: cut.clone(), away_since: None, end: None };
+        let state = State { plan, book, demand: 0, ended, stream: 1, cut: cut.clone(), away_since: None, end: None };
         let session = Arc::new(Self { id: Uuid::new_v4(), worker, state: Mutex::new(state), notify: Notify::new() });
         (Arc::clone(&session), Attached { session, stream: 1, cut })
     }
