@@ -1,7 +1,7 @@
 -- Cancels tasks: ends their leases and backoffs, and keeps final records. A task that has not arrived gets its final
 -- record before, so that it is known when its record on the bus comes. This step decides against a completion.
 --
--- ARGV[2] channel that tells of ended leases   ARGV[3…] per item 3 values: id, NUM, epoch of the task
+-- ARGV[2] wake channel   ARGV[3…] per item 3 values: id, NUM, epoch of the task
 -- Returns the generation, then a code per item:
 --   1 cancelled, now or before | 2 completed before | 3 dead before
 --   4 the record is of a later epoch: the task was sent again since. Nothing was changed
@@ -33,6 +33,6 @@ for a = 3, #ARGV, 3 do
   end
   answers[#answers + 1] = code
 end
--- The processes of the workers that hold them tell these.
-if #ended > 0 then redis.call('PUBLISH', ARGV[2], table.concat(ended)) end
+-- The processes whose sessions hold them tell their workers.
+if #ended > 0 then redis.call('PUBLISH', ARGV[2], '!' .. table.concat(ended)) end
 return answers

@@ -18,6 +18,7 @@ mod explain;
 mod history;
 pub mod keys;
 mod notes;
+mod notices;
 mod pauses;
 mod pausing;
 mod session;
@@ -42,6 +43,7 @@ pub use self::{
     error::{Error, Result},
     explain::{Bar, Explained, ExplainedRecord, Held, Pause},
     history::History,
+    notices::Notice,
     session::{EndedLease, LeaseEnd},
     shard::Shard,
     shards::{Offers, Shards},

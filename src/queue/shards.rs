@@ -14,6 +14,7 @@ use super::{
     history::History,
     keys,
     notes::Notes,
+    notices::Notice,
     pauses::Pauses,
     shard::{Process, Shard},
     types::{Inspected, Stats},
@@ -49,12 +50,11 @@ pub(super) struct Inner {
     pauses: Pauses,
     shards: RwLock<BTreeMap<QueueName, Vec<Arc<Shard>>>>,
     released: Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
-    /// Tasks whose leases an operator ended.
-    ended: broadcast::Sender<Arc<[TaskId]>>,
+    pub(super) notices: broadcast::Sender<Notice>,
 }
 
-/// Messages about ended leases that a slow listener may be behind.
-const ENDED_BEHIND: usize = 256;
+/// The notices that a slow listener may be behind.
+const NOTICES_BEHIND: usize = 256;
 
 impl Shards {
     pub(super) fn new(redis: Redis, name: String, clock: Clock) -> Self {
@@ -62,8 +62,8 @@ impl Shards {
         let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
         let process = Process { redis, clock, release, delivered, awake, calls, history: Arc::default() };
         let (wakes, pauses, shards) = Default::default();
-        let (released, (ended, _)) = (Mutex::new(Some(released)), broadcast::channel(ENDED_BEHIND));
-        Self(Arc::new(Inner { process, name, wakes, pauses, shards, released, ended }))
+        let (released, (notices, _)) = (Mutex::new(Some(released)), broadcast::channel(NOTICES_BEHIND));
+        Self(Arc::new(Inner { process, name, wakes, pauses, shards, released, notices }))
     }
 
     /// Waits for the calls under way.
@@ -94,13 +94,8 @@ impl Shards {
             Some(name) => self.shards_of(name).iter().for_each(|shard| shard.offered()),
             None => self.all().iter().for_each(|shard| shard.offered()),
         };
-        let ended = |ids: Vec<TaskId>| drop(self.0.ended.send(ids.into()));
-        self.0.wakes.listen(&self.0.process.redis, cx, woken, ended).await
-    }
-
-    /// Tasks whose leases an operator ended while workers held them, from now on. A message may get lost.
-    pub fn ended_leases(&self) -> broadcast::Receiver<Arc<[TaskId]>> {
-        self.0.ended.subscribe()
+        let told = |notice| drop(self.0.notices.send(notice));
+        self.0.wakes.listen(&self.0.process.redis, cx, woken, told).await
     }
 
     pub(super) fn wake_channel(&self) -> String {

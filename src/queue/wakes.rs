@@ -20,12 +20,9 @@ use tokio::sync::Notify;
 use super::{
     error::{Error, Result},
     keys,
+    notices::Notice,
 };
-use crate::{
-    model::{QueueName, TaskId},
-    redis_pool::Redis,
-    runtime::Loop,
-};
+use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
 
 /// How often the connection is pinged, and how long its answer may take. Wakes may be missed meanwhile.
 const PING_EVERY: Duration = Duration::from_secs(5);
@@ -85,17 +82,16 @@ impl Wakes {
     }
 
     /// Listens until the stop; an error when the connection ends, and then it is called again. `woken` hears of each
-    /// queue, or with `None` of all of them, before the callers that wait. `ended` hears of tasks whose leases ended.
+    /// queue, or with `None` of all of them, before the callers that wait. `told` hears of the notices.
     pub async fn listen(
         &self,
         redis: &Redis,
         cx: &Loop,
         woken: impl Fn(Option<&QueueName>),
-        ended: impl Fn(Vec<TaskId>),
+        told: impl Fn(Notice),
     ) -> Result<()> {
         let (mut sink, mut messages) = redis.pubsub().await?.split();
-        let ended_channel = keys::ended_channel(redis.prefix());
-        in_time(sink.subscribe(&[&keys::wake_channel(redis.prefix()), &ended_channel])).await?;
+        in_time(sink.subscribe(keys::wake_channel(redis.prefix()))).await?;
         woken(None);
         self.wake_all();
         let mut ping = tokio::time::interval(PING_EVERY);
@@ -110,9 +106,8 @@ impl Wakes {
                 () = cx.stop.cancelled() => return Ok(()),
             };
             let Some(message) = message else { return Err(Error::WakesClosed) };
-            if message.get_channel_name() == ended_channel {
-                let (ids, _) = message.get_payload_bytes().as_chunks::<16>();
-                ended(ids.iter().filter_map(|id| TaskId::from_slice(id)).collect());
+            if let Some(notice) = Notice::read(message.get_payload_bytes()) {
+                told(notice);
                 continue;
             }
             match message.get_payload::<String>().map(|name| QueueName::new(&name)) {

@@ -13,3 +13,4 @@ mod history;
 pub(crate) mod jobs;
 mod pauses;
 mod search;
+mod streams;

@@ -38,7 +38,7 @@ use super::{
 };
 use crate::{
     model::{GetTasks, OpenSession, ShardId, TaskId, WorkerName},
-    queue::{EndedLease, LeaseEnd},
+    queue::{EndedLease, LeaseEnd, Notice},
     runtime::{Policy, Supervisor},
     telemetry::metrics::{self, SessionEnd},
 };
@@ -102,18 +102,22 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
         }
     });
     let handle = handle.clone();
-    supervisor.spawn_loop("tasks/ended", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("tasks/notices", Policy::Restart, move |cx| {
         let handle = handle.clone();
         async move {
-            let mut ended = handle.queue.ended_leases();
+            let mut notices = handle.queue.notices();
             loop {
-                let ids = tokio::select! {
-                    ids = cx.idle(ended.recv()) => ids,
+                let notice = tokio::select! {
+                    notice = cx.idle(notices.recv()) => notice,
                     () = cx.stop.cancelled() => return Ok::<_, Infallible>(()),
                 };
-                match ids {
-                    Ok(ids) => handle.sessions.all().iter().for_each(|session| session.cancelled(&ids)),
-                    // Workers learn of the others when their leases are extended.
+                match notice {
+                    Ok(Notice::Cancelled(ids)) => {
+                        handle.sessions.all().iter().for_each(|session| session.cancelled(&ids));
+                    }
+                    Ok(Notice::Takeover { worker, session }) => handle.end_others(&worker, session).await,
+                    // Workers learn of cancelled tasks when their leases are extended. Sessions that should have been
+                    // taken over end with their worker's silence.
                     Err(RecvError::Lagged(_)) => {}
                     Err(RecvError::Closed) => return Ok(()),
                 }
@@ -138,12 +142,20 @@ impl Handle {
             None => Opened { attached: self.open_anew(plan, &open).await?, resumed: false },
         };
         if open.takeover {
-            let session = &opened.attached.session;
-            let others = self.sessions.of_worker(&worker).into_iter().filter(|other| other.id != session.id);
-            let ends = others.map(|other| async move { self.end_session(&other, SessionEnd::TakenOver).await });
-            future::join_all(ends).await;
+            let session = opened.attached.session.id;
+            self.end_others(&worker, session).await;
+            // Other processes hear of it in a moment, or end those sessions at their time-out.
+            if let Err(error) = self.queue.tell_takeover(&worker, session).await {
+                tracing::warn!("could not tell other processes that a session of {worker} takes over: {error}");
+            }
         }
         Ok(opened)
+    }
+
+    /// Ends the sessions of the worker in this process, but this one.
+    async fn end_others(&self, worker: &WorkerName, session: Uuid) {
+        let others: Vec<_> = self.sessions.of_worker(worker).into_iter().filter(|other| other.id != session).collect();
+        future::join_all(others.iter().map(|other| self.end_session(other, SessionEnd::TakenOver))).await;
     }
 
     fn plan(&self, open: &OpenSession) -> Result<Plan, Error> {
