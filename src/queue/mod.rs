@@ -44,7 +44,7 @@ pub use self::{
     explain::{Bar, Explained, ExplainedRecord, Held, Pause},
     history::History,
     notices::Notice,
-    session::{EndedLease, LeaseEnd},
+    session::{EndedLease, LeaseEnd, Started},
     shard::Shard,
     shards::{Offers, Shards},
     types::{

@@ -24,8 +24,16 @@ pub struct EndedLease {
     pub worker: WorkerName,
     /// The last deadline that the session knows. A lease with another one stays.
     pub deadline_unix_ms: i64,
-    /// It counts as a failure.
-    pub is_started: bool,
+    pub started: Started,
+}
+
+/// Whether the worker had begun with a task: then its end is a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Started {
+    No,
+    /// Nobody knows. It counts if the task has reached the worker.
+    Perhaps,
+    Yes,
 }
 
 /// What became of it.
@@ -57,7 +65,7 @@ impl WorkerQueue {
                 call.arg(OUTBOX_FULL_BYTES).arg(reason);
                 for lease in leases {
                     call.arg(lease.id.as_bytes()).arg(lease.token.generation).arg(lease.token.grant);
-                    call.arg(lease.worker.as_str()).arg(lease.deadline_unix_ms).arg(u8::from(lease.is_started));
+                    call.arg(lease.worker.as_str()).arg(lease.deadline_unix_ms).arg(lease.started as u8);
                     call.arg(self.failed_attempt(lease, reason));
                 }
             });
@@ -76,7 +84,7 @@ impl WorkerQueue {
     }
 
     fn failed_attempt(&self, lease: &EndedLease, reason: &str) -> Vec<u8> {
-        if !lease.is_started {
+        if lease.started == Started::No {
             return Vec::new();
         }
         let EndedLease { id, token, worker, .. } = lease.clone();

@@ -58,6 +58,9 @@ pub enum StreamEnd {
     Silent(Duration),
     #[error("this process stops: go on with the session at another one")]
     Stopping,
+    /// The stream went well, and the session stays for its time-out.
+    #[error("the worker closed its side")]
+    HalfClosed,
     #[error("another session of this worker took over")]
     TakenOver,
     #[error("the session goes on on another stream")]
@@ -119,6 +122,7 @@ impl Api {
             Err(StreamEnd::Silent(_)) => SessionEnd::Silent,
             Err(StreamEnd::Denied(_)) => SessionEnd::Denied,
             // The session stays for its time-out.
+            Err(StreamEnd::HalfClosed) => return Ok(()),
             Err(_) => return end,
         };
         tasks.end_attached(&attached, why).await;

@@ -122,12 +122,11 @@ impl<'a> Streaming<'a> {
                             return self.finish().await;
                         }
                     }
-                    // It closed its side: it has nothing more to report.
-                    None if self.closing.is_some() => {
+                    // It has nothing more to say.
+                    None => {
                         self.finish().await?;
-                        return Err(StreamEnd::Stopping);
+                        return Err(if self.closing.is_some() { StreamEnd::Stopping } else { StreamEnd::HalfClosed });
                     }
-                    None => return self.finish().await,
                     Some(Err(())) => return Err(StreamEnd::Broken),
                 },
                 _ = tick.tick() => self.tick().await?,

@@ -251,7 +251,7 @@ impl Worker {
     async fn failed(&mut self, call: &str, status: &Status) -> anyhow::Result<()> {
         // Another stream is opened; until then reports go by calls.
         let is_stream = self.stream.as_mut().is_some_and(|stream| stream.take().is_some());
-        if !is_transient(status) && !(is_stream && may_open_again(status)) {
+        if !(is_transient(status) || is_stream && may_open_again(status)) {
             bail!("taskd did not take a {call}: {}", status.message());
         }
         self.repeated += 1;

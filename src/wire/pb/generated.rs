@@ -600,7 +600,7 @@ pub struct WorkerFrame {
     #[prost(uint32, tag = "8")]
     pub want: u32,
     /// Ends the session: the tasks that the worker has not reported go back at once. taskd answers what came before, and
-    /// ends the stream with OK.
+    /// ends the stream with OK. A stream that ends without it leaves its session for `timeout`.
     #[prost(bool, tag = "9")]
     pub close: bool,
 }

@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::model::{Extension, Item, ItemAnswer, ItemStatus, LeaseToken, LeasedTask, TaskId};
+use crate::{
+    model::{Extension, Item, ItemAnswer, ItemStatus, LeaseToken, LeasedTask, TaskId},
+    queue::Started,
+};
 
 /// A lease in hand.
 #[derive(Clone, Debug)]
@@ -18,12 +21,12 @@ pub(super) struct Held {
     pub(super) lease: Duration,
     /// When its deadline was set, by the clock of this process.
     set: Instant,
-    pub(super) is_started: bool,
+    pub(super) started: Started,
 }
 
 impl Held {
     pub(super) fn not_started(self) -> Self {
-        Self { is_started: false, ..self }
+        Self { started: Started::No, ..self }
     }
 }
 
@@ -41,14 +44,14 @@ impl Book {
     }
 
     /// Notes a task on its way to the worker.
-    pub(super) fn hold(&mut self, task: &LeasedTask, is_started: bool, now: Instant) {
+    pub(super) fn hold(&mut self, task: &LeasedTask, started: Started, now: Instant) {
         let (token, deadline_unix_ms, lease) = (task.token.clone(), task.expires_unix_ms, task.lease);
-        self.0.insert(task.id, Held { token, deadline_unix_ms, lease, set: now, is_started });
+        self.0.insert(task.id, Held { token, deadline_unix_ms, lease, set: now, started });
     }
 
     pub(super) fn start(&mut self, id: TaskId) {
         if let Some(held) = self.0.get_mut(&id) {
-            held.is_started = true;
+            held.started = Started::Yes;
         }
     }
 
@@ -68,9 +71,9 @@ impl Book {
                 (Some((id, token)), ItemStatus::Ok, Some(deadline_unix_ms)) => {
                     let same = self.0.remove(id).filter(|held| held.token.lease() == token.lease());
                     // A worker that extends a lease which came by another way may have started the task.
-                    let is_started = same.is_none_or(|held| held.is_started);
+                    let started = same.map_or(Started::Perhaps, |held| held.started);
                     let (token, lease) = (token.clone(), item.report);
-                    self.0.insert(*id, Held { token, deadline_unix_ms, lease, set: now, is_started });
+                    self.0.insert(*id, Held { token, deadline_unix_ms, lease, set: now, started });
                 }
                 (lease, status, _) if !matches!(status, ItemStatus::TryLater | ItemStatus::Invalid) => {
                     self.forget(lease.as_ref());

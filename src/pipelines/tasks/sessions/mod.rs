@@ -274,9 +274,9 @@ impl Handle {
 
     async fn give_back(&self, worker: &WorkerName, held: Vec<(TaskId, Held)>, reason: &str) {
         let mut by_shard: BTreeMap<ShardId, Vec<EndedLease>> = BTreeMap::new();
-        for (id, Held { token, deadline_unix_ms, is_started, .. }) in held {
+        for (id, Held { token, deadline_unix_ms, started, .. }) in held {
             let (shard, worker) = (token.shard.clone(), worker.clone());
-            by_shard.entry(shard).or_default().push(EndedLease { id, token, worker, deadline_unix_ms, is_started });
+            by_shard.entry(shard).or_default().push(EndedLease { id, token, worker, deadline_unix_ms, started });
         }
         let calls = by_shard.into_iter().map(|(shard, leases)| async move {
             let backoff = &self.settings.queues.get(&shard.queue).backoff;

@@ -16,7 +16,7 @@ use crate::{
         Completion, Extension, ItemAnswer, ItemStatus, Items, LeasedTask, QueueName, Rejection, TaskId, WorkerName,
     },
     pipelines::tasks::get::Leases,
-    queue::{self, Claim, Code},
+    queue::{self, Claim, Code, Started},
     telemetry::metrics::SessionEnd,
 };
 
@@ -237,8 +237,9 @@ impl Attached {
         if state.end.is_some() || state.stream != self.stream {
             return None;
         }
-        let (now, is_started) = (Instant::now(), !state.plan.tells_started);
-        leases.tasks.iter().for_each(|task: &LeasedTask| state.book.hold(task, is_started, now));
+        let started = if state.plan.tells_started { Started::No } else { Started::Perhaps };
+        let now = Instant::now();
+        leases.tasks.iter().for_each(|task: &LeasedTask| state.book.hold(task, started, now));
         let sent = u32::try_from(leases.tasks.len()).unwrap_or(u32::MAX);
         // A claim asks for no more than the demand.
         state.demand = state.demand.saturating_sub(sent);
