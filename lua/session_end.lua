@@ -4,8 +4,9 @@
 -- ARGV[2] seed of the jitter   ARGV[3] wake channel   ARGV[4] queue   ARGV[5] backoff as msgpack array of ms
 -- ARGV[6] outbox bytes at which failed attempts are not reported: a report must not fill Redis   ARGV[7] reason
 -- then per item 7 values: id, generation, grant, worker, deadline (ms), started (0|1|2), failed attempt
---   started: 0 it was not: it counts no failure, and the task is offered again at once | 1 nobody knows: the same if its
---   grant is undelivered, else it counts one | 2 the worker said so: it counts one   failed attempt: for the task's history, as the record of the bus has it (opaque), '' none
+--   started: 0 it was not: it counts no failure, and the task is offered again at once | 1 nobody knows: the same if
+--   its grant is undelivered, else it counts one | 2 the worker said so: it counts one
+--   failed attempt: for the task's history, as the record of the bus has it (opaque), '' none
 -- Returns per item {code, outcome}; lib/held.lua names the codes, and one that was extended elsewhere has LEASE_LOST
 --   outcome: 0 it was over, or stays | 1 offered again at no cost | 2 failed | 3 failed, and the task is dead
 math.randomseed(tonumber(ARGV[2]))

@@ -1,4 +1,4 @@
-//! The frames of a session: what a worker and taskd send each other on a stream.
+//! The frames of a session, which a worker and taskd send each other on a stream.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub struct OpenSession {
 /// Items of a report, as [`super::Batch`] has them.
 pub type Items<T> = Vec<Result<Item<T>, ItemAnswer>>;
 
-/// What a worker sends.
+/// A frame of a worker.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkerFrame {
     /// `Err`: the mistake in it.
@@ -56,7 +56,7 @@ impl WorkerFrame {
     }
 }
 
-/// What taskd sends.
+/// A frame of taskd.
 #[derive(Clone, Debug, Default)]
 pub struct TaskdFrame {
     pub opened: Option<SessionOpened>,

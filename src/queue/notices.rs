@@ -1,5 +1,5 @@
-//! What processes tell each other about sessions, on the channel of wakes. A message may get lost; an earlier version logs
-//! it as a wake that names no queue.
+//! Notices about sessions, from process to process, on the channel of wakes. A message may get lost; an earlier version
+//! logs it as a wake that names no queue.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{error::Result, shards::Shards};
 use crate::model::{TaskId, WorkerName};
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// An operator cancelled these tasks while workers held them.

@@ -36,7 +36,7 @@ pub enum Started {
     Yes,
 }
 
-/// What became of it.
+/// The outcome for its task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseEnd {
     /// It was over, or was extended elsewhere.

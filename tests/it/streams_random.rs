@@ -66,7 +66,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (1..8_usize).prop_map(Step::Insert),
         3 => (slot(), 0..WORKERS.len(), 0..6_u32, prop::bool::weighted(0.2))
             .prop_map(|(slot, worker, want, takeover)| Step::Open { slot, worker, want, takeover }),
-        3 => (slot(), 0..20_u32, any::<bool>()).prop_map(|(slot, want, surrender)| Step::Want { slot, want, surrender }),
+        3 => (slot(), 0..20_u32, any::<bool>())
+            .prop_map(|(slot, want, surrender)| Step::Want { slot, want, surrender }),
         5 => (slot(), 1..6_usize, 0..6_u32).prop_map(|(slot, most, want)| Step::Complete { slot, most, want }),
         1 => (slot(), 1..4_usize).prop_map(|(slot, most)| Step::Start { slot, most }),
         1 => (slot(), 1..4_usize).prop_map(|(slot, most)| Step::Reject { slot, most }),

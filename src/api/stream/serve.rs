@@ -1,5 +1,6 @@
-//! The loop that serves a stream. It never waits for a report: up to [`OPEN_FRAMES`] are under way, and it reads no more
-//! while there are as many, or while the worker does not read. At most one frame with tasks waits for the connection.
+//! The loop that serves a stream. It never waits for a report: up to [`OPEN_FRAMES`] are under way, and it reads no
+//! more while there are as many, or while the worker does not read. At most one frame with tasks waits for the
+//! connection.
 
 use std::{
     future::Future,
@@ -141,7 +142,7 @@ impl<'a> Streaming<'a> {
     /// Lets a claim wait at the queues while there is demand, and none without.
     fn stand_claim(&mut self) {
         if self.attached.demand() == 0 || self.closing.is_some() {
-            // What it had leased goes back.
+            // Its leases go back.
             self.claim = None;
         } else if self.claim.is_none() {
             let (tasks, attached, place) = (self.tasks, self.attached, Arc::clone(&self.place));
@@ -232,7 +233,7 @@ impl<'a> Streaming<'a> {
         Ok(())
     }
 
-    /// Sends the answer to a frame. What it wants counts from now on: the tasks that it reported have made room.
+    /// Sends the answer to a frame. Its `want` counts from now on: the tasks that it reported have made room.
     async fn answer(&mut self, answered: Answered) -> Result<(), StreamEnd> {
         let Answered { mut answer, want, surrenders } = answered;
         if surrenders == self.surrenders && want > 0 {

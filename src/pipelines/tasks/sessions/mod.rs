@@ -76,7 +76,7 @@ impl Sessions {
         metrics::sessions(sessions.len());
     }
 
-    /// What all sessions of the worker have in hand and on demand.
+    /// The tasks that all sessions of the worker have in hand and on demand.
     fn taken_by(&self, worker: &WorkerName) -> usize {
         self.of_worker(worker).iter().map(|session| session.taken()).sum()
     }
@@ -95,7 +95,7 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
                 future::join_all(gone.iter().map(|session| handle.end_session(session, SessionEnd::Away))).await;
                 cx.beat();
             }
-            // Their connections have ended before. What a stream has to give back, it gives back now.
+            // Their connections have ended before. Each stream gives back its tasks now.
             handle.sessions.streams.close();
             handle.sessions.streams.wait().await;
             Ok::<_, Infallible>(())

@@ -20,7 +20,7 @@ use crate::{
     telemetry::metrics::SessionEnd,
 };
 
-/// What a worker asked for when it opened its session.
+/// A worker's wishes, as it opened its session.
 #[derive(Clone)]
 pub(super) struct Plan {
     pub(super) queues: Vec<QueueName>,
