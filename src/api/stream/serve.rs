@@ -25,7 +25,7 @@ use crate::{
 /// The frames whose answers are under way.
 const OPEN_FRAMES: usize = 16;
 /// How often a stream looks at the time, and at its token.
-const TICK: Duration = Duration::from_millis(500);
+const TICK: Duration = Duration::from_millis(700);
 /// How long a claim waits after one that failed.
 const CLAIM_AGAIN: Duration = Duration::from_secs(1);
 /// How long a worker may go on with its stream when the process stops.

@@ -47,6 +47,8 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(15);
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(2);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long a claim waits before it asks all shards once more: a wake may get lost.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// How often the process looks for sessions whose workers stay away.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -226,7 +228,7 @@ impl Handle {
             claim.max_tasks = (attached.session.demand() as usize).clamp(1, max_items);
             claim
         };
-        self.wait_for(&plan.queues, claim, self.settings.limits.max_wait).await
+        self.wait_for(&plan.queues, claim, LOOK_AGAIN).await
     }
 
     /// Extends the leases of which half is over, where the session asked for it. The ids of those that had ended are
