@@ -50,6 +50,8 @@ pub(super) struct Streaming<'a> {
     answers: FuturesUnordered<BoxFuture<'a, Result<Answered, StreamEnd>>>,
     /// The claim that waits for tasks.
     claim: Option<Pin<Box<dyn Future<Output = Claimed> + Send + 'a>>>,
+    /// The extension of leases, while one is under way.
+    keeping: Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>,
     /// Counts surrenders: what was wanted before one is no longer wanted.
     surrenders: u64,
     /// When the worker sent its last frame, and taskd sent its own.
@@ -74,8 +76,8 @@ impl<'a> Streaming<'a> {
         keeps: bool,
     ) -> Self {
         let (place, answers, now) = (Arc::new(Semaphore::new(1)), FuturesUnordered::new(), Instant::now());
-        let (claim, surrenders, heard, spoke, timeout) = (None, 0, now, now, attached.timeout());
-        let closing = None;
+        let (claim, keeping, surrenders, closing) = (None, None, 0, None);
+        let (heard, spoke, timeout) = (now, now, attached.timeout());
         Self {
             api,
             tasks,
@@ -86,6 +88,7 @@ impl<'a> Streaming<'a> {
             place,
             answers,
             claim,
+            keeping,
             surrenders,
             heard,
             spoke,
@@ -116,6 +119,7 @@ impl<'a> Streaming<'a> {
                     self.claim = None;
                     self.claimed(claimed).await?;
                 }
+                Some(()) = OptionFuture(&mut self.keeping) => self.keeping = None,
                 frame = frames.next(), if reads => match frame {
                     Some(Ok(Received { frame, room })) => {
                         self.heard = Instant::now();
@@ -268,11 +272,15 @@ impl<'a> Streaming<'a> {
         if self.closing.is_some_and(|since| since.elapsed() >= LAST_WORDS) && self.answers.is_empty() {
             return Err(StreamEnd::Stopping);
         }
+        // While so many answers are under way, nobody reads the worker's frames.
+        if self.answers.len() >= OPEN_FRAMES {
+            self.heard = Instant::now();
+        }
         if self.heard.elapsed() >= self.timeout {
             return Err(StreamEnd::Silent(self.timeout));
         }
-        if self.keeps {
-            self.tasks.keep_leases(self.attached).await;
+        if self.keeps && self.keeping.is_none() {
+            self.keeping = Some(Box::pin(self.tasks.keep_leases(self.attached)));
         }
         if self.spoke.elapsed() >= heartbeat(self.timeout) {
             self.send(self.frame()).await?;
@@ -286,9 +294,14 @@ impl<'a> Streaming<'a> {
 
     /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session counts before.
     async fn send_all(&mut self, sent: Sent) -> Result<(), StreamEnd> {
+        let stopped = async {
+            self.api.stop.cancelled().await;
+            sleep(LAST_WORDS).await;
+        };
         tokio::select! {
             sent = self.out.send(sent) => sent.map_err(|_| StreamEnd::Broken)?,
             cut = self.attached.cut() => return Err(cut.into()),
+            () = stopped => return Err(StreamEnd::Stopping),
         }
         self.spoke = Instant::now();
         Ok(())
