@@ -118,8 +118,8 @@ impl Slot {
 struct Run<'a> {
     daemon: &'a Daemon,
     slots: BTreeMap<usize, Slot>,
-    inserted: &'a mut usize,
-    completed: &'a mut BTreeSet<String>,
+    inserted: usize,
+    completed: BTreeSet<String>,
 }
 
 impl Run<'_> {
@@ -127,9 +127,9 @@ impl Run<'_> {
         match step {
             Step::Insert(count) => {
                 let task = |n: usize| json!({"queue": "q", "key": format!("key-{n}")});
-                let tasks: Vec<_> = (*self.inserted..*self.inserted + count).map(task).collect();
+                let tasks: Vec<_> = (self.inserted..self.inserted + count).map(task).collect();
                 self.daemon.insert(&tasks).await;
-                *self.inserted += count;
+                self.inserted += count;
             }
             Step::Open { slot, worker, want, takeover } => {
                 self.close(slot).await;
@@ -204,14 +204,12 @@ impl Run<'_> {
 fn random_sessions_get_no_more_than_they_want_and_leave_nothing() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let mut daemon = runtime.block_on(Daemon::start(CONFIG, &[]));
-    let (mut inserted, mut completed) = (0, BTreeSet::new());
     let config = Config { cases: 24, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
-    let state = std::cell::RefCell::new((&mut inserted, &mut completed));
+    let state = std::cell::RefCell::new((0, BTreeSet::new()));
     TestRunner::new(config)
         .run(&steps(), |steps| {
             runtime.block_on(async {
-                let mut state = state.borrow_mut();
-                let (inserted, completed) = &mut *state;
+                let (inserted, completed) = state.take();
                 let mut run = Run { daemon: &daemon, slots: BTreeMap::new(), inserted, completed };
                 for step in steps {
                     run.step(step).await;
@@ -220,10 +218,12 @@ fn random_sessions_get_no_more_than_they_want_and_leave_nothing() {
                     run.close(slot).await;
                 }
                 until("no lease is left", async || daemon.queue("q").await["leases"].as_u64().unwrap_or(0) == 0).await;
+                state.replace((run.inserted, run.completed));
             });
             Ok(())
         })
         .unwrap();
+    let (inserted, completed) = state.into_inner();
     runtime.block_on(async {
         // Whatever was not completed is still there, each task once.
         let drained = daemon.drain("last", "q").await;
