@@ -11,6 +11,7 @@ use std::{
 use serde_json::{Value, json};
 use taskd::wire::pb::{self, ItemStatus};
 
+use super::access::{TOKENS, post, taskd, token};
 use crate::{
     column,
     support::{
@@ -143,5 +144,30 @@ async fn a_crawl_on_streams_completes_each_page_once_while_its_workers_are_kille
     workers.abort_all();
     while workers.join_next().await.is_some() {}
     until("no lease is left", async || daemon.queue("q").await["leases"].as_u64().unwrap_or(0) == 0).await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
+async fn a_token_binds_its_sessions_and_its_end_is_theirs() {
+    let mut daemon = column::start(&format!("{TOKENS}{CONFIG}"), &[]).await;
+    let admin = token(&daemon, "admin", &["--roles", "admin"]).await;
+    let own = token(&daemon, "own", &["--roles", "work", "--queues", "q", "--worker", "w"]).await;
+    let task = json!([{"queue": "q", "key": "k"}]);
+    assert_eq!(post(&daemon, "/v1/tasks", &admin, task).await.0, 200);
+    let port = daemon.grpc_port();
+    let elsewhere = pb::OpenSession { queues: vec!["other".into()], ..opening("w", 1) };
+    for wrong in [opening("another", 1), elsewhere] {
+        let status = Worker::open_with(port, wrong, Some(&own)).await.err().expect("refused");
+        assert_eq!(status.code(), tonic::Code::PermissionDenied, "{status}");
+    }
+    // The token names the worker.
+    let mut worker = Worker::open_with(port, opening("", 1), Some(&own)).await.unwrap();
+    worker.tasks(1).await;
+    let (code, _, stderr) = taskd(&daemon, &["token", "revoke", "own"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(worker.end().await.unwrap_err().code(), tonic::Code::Unauthenticated);
+    let get = json!({"worker": "v", "queues": ["q"], "wait": "60s"});
+    let (_, answer) = post(&daemon, "/v1/tasks:get", &admin, get).await;
+    assert_eq!(answer["tasks"][0]["attempt"], 1, "{answer}");
     assert!(daemon.stop().await.success());
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use taskd::wire::pb::{self, ItemStatus, tasks_client::TasksClient};
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{Request, Status, Streaming, transport::Channel};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -35,13 +35,18 @@ pub(crate) async fn channel(port: u16) -> Channel {
 
 impl Worker {
     pub(crate) async fn open(port: u16, open: pb::OpenSession) -> Result<Self, Status> {
-        Self::open_on(TasksClient::new(channel(port).await), open).await
+        Self::open_with(port, open, None).await
     }
 
-    pub(crate) async fn open_on(mut client: TasksClient<Channel>, open: pb::OpenSession) -> Result<Self, Status> {
+    pub(crate) async fn open_with(port: u16, open: pb::OpenSession, token: Option<&str>) -> Result<Self, Status> {
+        let mut client = TasksClient::new(channel(port).await);
         let (to, frames) = mpsc::channel(100);
         to.send(pb::WorkerFrame { open: Some(open), ..Default::default() }).await.unwrap();
-        let mut from = client.stream_tasks(ReceiverStream::new(frames)).await?.into_inner();
+        let mut request = Request::new(ReceiverStream::new(frames));
+        if let Some(token) = token {
+            request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        }
+        let mut from = client.stream_tasks(request).await?.into_inner();
         let first = timeout(LONG, from.message()).await.unwrap()?.expect("a first frame");
         let (opened, demand) = (first.opened.expect("opened"), first.demand);
         Ok(Self { to, from, opened, number: 0, ended: Vec::new(), tasks: Vec::new(), demand })
