@@ -1,13 +1,13 @@
 -- Cancels tasks: ends their leases and backoffs, and keeps final records. A task that has not arrived gets its final
 -- record before, so that it is known when its record on the bus comes. This step decides against a completion.
 --
--- ARGV[2…] per item 3 values: id, NUM, epoch of the task
+-- ARGV[2] wake channel   ARGV[3…] per item 3 values: id, NUM, epoch of the task
 -- Returns the generation, then a code per item:
 --   1 cancelled, now or before | 2 completed before | 3 dead before
 --   4 the record is of a later epoch: the task was sent again since. Nothing was changed
-local answers = {tonumber(generation)}
+local answers, ended = {tonumber(generation)}, {}
 local ENDS = {X = 1, F = 2, D = 3}
-for a = 2, #ARGV, 3 do
+for a = 3, #ARGV, 3 do
   local id, epoch = ARGV[a], tonumber(ARGV[a + 2])
   local record = redis.call('HGET', RECORDS, id)
   local t = record and load(record)
@@ -19,6 +19,7 @@ for a = 2, #ARGV, 3 do
     code = ENDS[t[ST]]
   elseif t and t[ST] == 'L' then
     if epoch > 0 then t[EPOCH] = epoch end
+    if #t[HELD] > 0 then ended[#ended + 1] = id end
     finish(id, t, 'X')
     redis.call('HSET', RECORDS, id, save(t))
   else
@@ -32,4 +33,6 @@ for a = 2, #ARGV, 3 do
   end
   answers[#answers + 1] = code
 end
+-- The processes whose sessions hold them tell their workers.
+if #ended > 0 then redis.call('PUBLISH', ARGV[2], '!' .. table.concat(ended)) end
 return answers

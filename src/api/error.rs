@@ -83,9 +83,10 @@ impl Error {
             Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {
                 Kind::Forbidden
             }
-            Self::Insert(discovery::Error::Busy(_)) | Self::Denied(Denied::TooFast { .. }) | Self::ManyJobs => {
-                Kind::Busy
-            }
+            Self::Insert(discovery::Error::Busy(_))
+            | Self::Tasks(tasks::Error::Full(_))
+            | Self::Denied(Denied::TooFast { .. })
+            | Self::ManyJobs => Kind::Busy,
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))
             | Self::Change(_)

@@ -19,6 +19,7 @@ mod pauses;
 mod query;
 mod reader;
 mod search;
+mod stream;
 mod tasks;
 mod text;
 
@@ -29,4 +30,5 @@ pub use self::{
     handle::Api,
     ledger::Ledger,
     reader::Reader,
+    stream::{FindRoom, Received, Room, Sent, StreamEnd},
 };

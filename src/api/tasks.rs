@@ -76,7 +76,7 @@ impl Api {
         Ok(merge(known, answers))
     }
 
-    fn tasks(&self) -> Result<&Handle, Error> {
+    pub(super) fn tasks(&self) -> Result<&Handle, Error> {
         self.tasks.as_ref().ok_or(Error::NotRunHere("tasks"))
     }
 }
@@ -93,7 +93,7 @@ async fn counted<T>(
         Ok(answer) if is_empty(answer) => CallResult::Empty,
         Ok(_) => CallResult::Ok,
         Err(tasks::Error::Invalid(_)) => CallResult::Invalid,
-        Err(tasks::Error::Unavailable(_)) => CallResult::Unavailable,
+        Err(tasks::Error::Full(_) | tasks::Error::Unavailable(_)) => CallResult::Unavailable,
     };
     metrics::tasks_call(method, result, started.elapsed());
     answer

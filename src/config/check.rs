@@ -144,6 +144,9 @@ impl Checker<'_> {
         self.range("max_items", limits.max_items, BATCH)?;
         self.time("max_lease", limits.max_lease, SHORTEST_LEASE..=LONGEST_LEASE)?;
         self.time("max_wait", limits.max_wait, Duration::ZERO..=Duration::from_secs(3600))?;
+        self.range("max_sessions", limits.max_sessions, 1..=1_000_000)?;
+        self.range("max_session_tasks", limits.max_session_tasks, 1..=100_000)?;
+        self.range("max_worker_tasks", limits.max_worker_tasks, 1..=10_000_000)?;
         // Probes and people who debug need connections too.
         self.range("max_connections", limits.max_connections, 16..=1_000_000)?;
         let request = ByteSize(limits.max_request_bytes as u64);

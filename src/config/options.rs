@@ -199,6 +199,12 @@ options! {
         max_items: usize, "N" => limits.max_items;
         /// Longest wait of a get call for a task [default: 1m]
         max_wait: Time, "TIME" => limits.max_wait;
+        /// Most sessions of workers in one process [default: 10000]
+        max_sessions: usize, "N" => limits.max_sessions;
+        /// Most tasks that one session may have in hand and on demand [default: 1000]
+        max_session_tasks: u32, "N" => limits.max_session_tasks;
+        /// Most tasks that all sessions of a worker in one process may have in hand and on demand [default: 10000]
+        max_worker_tasks: usize, "N" => limits.max_worker_tasks;
     }
     "Discovery" {
         /// Tasks at which a batch is stored, 1 to 1000; four times as many while callers pile up [default: 1000]

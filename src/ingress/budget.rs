@@ -126,6 +126,12 @@ impl Share {
         most.saturating_sub(self.held.lock().bytes)
     }
 
+    /// Moves what it holds into a share of its own. A stream does so for each of its messages.
+    pub(super) fn part(&self) -> Self {
+        let held = std::mem::take(&mut *self.held.lock());
+        Self { budget: self.budget.clone(), held: Arc::new(Mutex::new(held)) }
+    }
+
     /// Gives room back. A request may be answered part by part.
     pub(super) fn shrink(&self, bytes: usize) {
         let mut held = self.held.lock();

@@ -57,6 +57,18 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The time for the last bytes to an idle client after a stop.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// How long a request may stay open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stay {
+    /// Until its answer.
+    No,
+    /// As long as its client likes. It may send little in all, and holds room of the budget only while a part of a
+    /// message passes. A stop does not wait for it.
+    Small,
+    /// As long as both sides like. Its handler gives back the room of each message, and ends it at a stop.
+    Stream,
+}
+
 /// A listener's way to answer requests. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Answering {
@@ -66,9 +78,7 @@ pub(super) struct Answering {
     pub(super) budget: Budget,
     /// The pace of a request's body; `None`: any.
     pub(super) pace: fn(&request::Parts) -> Option<Pace>,
-    /// True for a call that may stay open for as long as its client likes. It may send little in all, and holds room of
-    /// the budget only while a part of a message passes. A stop does not wait for it.
-    pub(super) may_stay: fn(&request::Parts) -> bool,
+    pub(super) stay: fn(&request::Parts) -> Stay,
     /// Makes the error that a handler finds in a cut body.
     pub(super) wrap: fn(Cut) -> Box<dyn std::error::Error + Send + Sync>,
     pub(super) stop: CancellationToken,
@@ -177,13 +187,15 @@ impl Service<Request<Incoming>> for Requests {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let Answering { protocol, router, budget, pace, may_stay, wrap, stop, .. } = &self.answering;
+        let Answering { protocol, router, budget, pace, stay, wrap, stop, .. } = &self.answering;
         let (mut parts, body) = request.into_parts();
-        let may_stay = may_stay(&parts);
-        let share = if may_stay { Budget::new(MAX_BYTES_OF_STAYING).share() } else { budget.share() };
-        let passing = may_stay.then(|| budget.share());
-        let (in_hand, unread) = (self.record.begin(!may_stay), Unread::default());
-        let body = Counted::new(body, unread.clone(), share.clone(), passing, stop.clone(), pace(&parts), *wrap);
+        let stay = stay(&parts);
+        let is_small = stay == Stay::Small;
+        let share = if is_small { Budget::new(MAX_BYTES_OF_STAYING).share() } else { budget.share() };
+        let passing = is_small.then(|| budget.share());
+        let (in_hand, unread) = (self.record.begin(!is_small), Unread::default());
+        let stop = if stay == Stay::Stream { CancellationToken::new() } else { stop.clone() };
+        let body = Counted::new(body, unread.clone(), share.clone(), passing, stop, pace(&parts), *wrap);
         parts.extensions.insert(share.clone());
         parts.extensions.insert(self.client);
         let answer = TowerToHyperService::new(router.clone()).call(Request::from_parts(parts, body));

@@ -7,6 +7,7 @@
 //! there.
 
 use std::{
+    any::Any,
     collections::HashMap,
     pin::Pin,
     sync::{
@@ -42,6 +43,35 @@ impl Deliveries {
     }
 
     fn take(&self) -> Vec<Delivery> {
+        std::mem::take(&mut *self.0.lock())
+    }
+}
+
+/// The leases and the room of one message of a stream.
+#[derive(Default)]
+pub(super) struct Cargo {
+    pub(super) deliveries: Vec<Delivery>,
+    pub(super) rooms: Vec<Box<dyn Any + Send>>,
+}
+
+impl Cargo {
+    fn is_empty(&self) -> bool {
+        self.deliveries.is_empty() && self.rooms.is_empty()
+    }
+}
+
+/// The cargo of the messages that a stream has just given to its encoder. It goes with the next piece of the body.
+#[derive(Clone, Default)]
+pub(super) struct Loading(Arc<Mutex<Cargo>>);
+
+impl Loading {
+    pub(super) fn load(&self, deliveries: Vec<Delivery>, room: Option<Box<dyn Any + Send>>) {
+        let mut cargo = self.0.lock();
+        cargo.deliveries.extend(deliveries);
+        cargo.rooms.extend(room);
+    }
+
+    fn take(&self) -> Cargo {
         std::mem::take(&mut *self.0.lock())
     }
 }
@@ -121,6 +151,7 @@ pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(
     request: Share,
 ) -> Response<Shipped<B>> {
     let deliveries = response.extensions_mut().remove::<Deliveries>().unwrap_or_default();
+    let loading = response.extensions_mut().remove::<Loading>();
     let room = response.extensions_mut().remove::<Share>().unwrap_or_else(|| {
         if let Some(bytes) = response.body().size_hint().exact() {
             request.become_answer(usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -133,7 +164,7 @@ pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(
     let (parts, is_broken) = (AtomicUsize::new(1), AtomicBool::new(false));
     let number = in_hand.record.next.fetch_add(1, Ordering::Relaxed);
     let shipment = Shipment { number, deliveries, parts, is_broken, in_hand, _room: room };
-    response.map(|inner| Shipped { inner, shipment: Arc::new(shipment), ended: false })
+    response.map(|inner| Shipped { inner, shipment: Arc::new(shipment), loading, ended: false })
 }
 
 /// One answer on its way.
@@ -198,6 +229,8 @@ impl Shipment {
 pub(super) struct Shipped<B: Body> {
     inner: B,
     shipment: Arc<Shipment>,
+    /// Of a stream.
+    loading: Option<Loading>,
     ended: bool,
 }
 
@@ -220,7 +253,8 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Shipped<B> {
             return Poll::Ready(None);
         };
         let is_last = frame.is_trailers() || self.inner.is_end_stream();
-        let frame = frame.map_data(|bytes| Piece::new(bytes, &self.shipment));
+        let cargo = self.loading.as_ref().map(Loading::take).unwrap_or_default();
+        let frame = frame.map_data(|bytes| Piece::new(bytes, &self.shipment, cargo));
         if is_last {
             self.end();
         }
@@ -252,12 +286,32 @@ impl<B: Body> Drop for Shipped<B> {
 pub(super) struct Piece {
     bytes: Bytes,
     shipment: Arc<Shipment>,
+    /// Of the messages of a stream that are in it.
+    cargo: Cargo,
 }
 
 impl Piece {
-    fn new(bytes: Bytes, shipment: &Arc<Shipment>) -> Self {
+    fn new(bytes: Bytes, shipment: &Arc<Shipment>, cargo: Cargo) -> Self {
         shipment.piece_waits();
-        Self { bytes, shipment: Arc::clone(shipment) }
+        if !cargo.deliveries.is_empty() {
+            shipment.in_hand.record.carried.fetch_add(1, Ordering::AcqRel);
+        }
+        Self { bytes, shipment: Arc::clone(shipment), cargo }
+    }
+
+    /// Takes the cargo off the connection: it arrived, or goes back.
+    fn unload(&mut self) {
+        if self.cargo.is_empty() {
+            return;
+        }
+        let Cargo { mut deliveries, rooms: _ } = std::mem::take(&mut self.cargo);
+        let record = &self.shipment.in_hand.record;
+        if !deliveries.is_empty() {
+            record.carried.fetch_sub(1, Ordering::AcqRel);
+        }
+        if !self.bytes.has_remaining() {
+            record.written.lock().append(&mut deliveries);
+        }
     }
 }
 
@@ -279,6 +333,7 @@ impl Buf for Piece {
 impl Drop for Piece {
     fn drop(&mut self) {
         self.shipment.piece_leaves();
+        self.unload();
         match self.bytes.has_remaining() {
             true => self.shipment.part_lost(),
             false => self.shipment.part_left(),

@@ -2,6 +2,7 @@
 //! of `api`.
 
 mod operator;
+mod stream;
 
 use std::{
     sync::Arc,
@@ -17,7 +18,7 @@ use axum::{
 };
 use prost::Message as _;
 use tokio::net::TcpListener;
-use tonic::{Request, Response, Status, service::Routes};
+use tonic::{Request, Response, Status, Streaming, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tonic_reflection::server::Error as ReflectionError;
 
@@ -26,7 +27,7 @@ use super::{
     authenticate::authenticate,
     body::{Cut, Pace},
     budget::Share,
-    connection::Answering,
+    connection::{Answering, Stay},
     delivery::Deliveries,
     descriptors,
     listener::{self, Door},
@@ -69,8 +70,8 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
         tls: state.tls.clone(),
         router,
         budget: state.budget.clone(),
-        pace: |head| (!may_stay(head)).then_some(PACE),
-        may_stay,
+        pace: |head| (stay(head) == Stay::No).then_some(PACE),
+        stay,
         wrap: |cut| Box::new(Status::from(cut)),
         stop: state.stop.clone(),
     };
@@ -85,17 +86,22 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
     Ok(())
 }
 
-/// True for reflection and health, whose calls are streams. A call of taskd has one message.
-fn may_stay(head: &request::Parts) -> bool {
-    may_stay_at(head.uri.path())
+/// Reflection and health are streams, and so are sessions. Another call of taskd has one message.
+fn stay(head: &request::Parts) -> Stay {
+    match head.uri.path() {
+        "/taskd.v1.Tasks/StreamTasks" => Stay::Stream,
+        path if may_stay_at(path) => Stay::Small,
+        _ => Stay::No,
+    }
 }
 
+/// True for a call that is none of taskd.
 fn may_stay_at(path: &str) -> bool {
     !path.starts_with("/taskd.v1.")
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 24] = [
+pub const METHODS: [(&str, Role); 25] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
     ("taskd.v1.Discovery/ListTasks", Role::Read),
@@ -105,6 +111,7 @@ pub const METHODS: [(&str, Role); 24] = [
     ("taskd.v1.Tasks/CompleteTasks", Role::Work),
     ("taskd.v1.Tasks/RejectTasks", Role::Work),
     ("taskd.v1.Tasks/ExtendTasks", Role::Work),
+    ("taskd.v1.Tasks/StreamTasks", Role::Work),
     ("taskd.v1.Operator/GetBooks", Role::Read),
     ("taskd.v1.Operator/Fsck", Role::Admin),
     ("taskd.v1.Operator/RetryTasks", Role::Admin),
@@ -154,7 +161,7 @@ async fn call(
         tally.keep();
         Ok(())
     };
-    measured(method, grpc_codec::inspected(Box::new(inspect), next.run(request))).await
+    measured(method, grpc_codec::inspected(Arc::new(inspect), next.run(request))).await
 }
 
 async fn measured(method: &'static str, answer: impl Future<Output = HttpResponse>) -> HttpResponse {
@@ -304,6 +311,15 @@ impl Tasks for Service {
         let (caller, request) = open(request);
         let answers = self.0.api.extend(&caller, request.into()).await?;
         Ok(Response::new(pb::ExtendTasksResponse { results: results(answers) }))
+    }
+
+    type StreamTasksStream = stream::Frames;
+
+    async fn stream_tasks(
+        &self,
+        request: Request<Streaming<pb::WorkerFrame>>,
+    ) -> Result<Response<stream::Frames>, Status> {
+        stream::serve(&self.0, request)
     }
 }
 

@@ -149,6 +149,8 @@ pub struct LeasedTask {
     pub id: TaskId,
     pub token: LeaseToken,
     pub expires_unix_ms: i64,
+    /// How long the lease is.
+    pub lease: Duration,
     pub body: TaskBody,
 }
 

@@ -13,6 +13,7 @@ mod names;
 mod records;
 mod schema;
 mod search;
+mod session;
 mod status;
 mod token;
 mod trace;
@@ -42,6 +43,7 @@ pub use records::{
 };
 pub use schema::{Misfit, PayloadCheck, PayloadSchema};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
+pub use session::{FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened, TaskdFrame, WorkerFrame};
 pub use status::StoredStatus;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};

@@ -80,6 +80,7 @@ impl Changer {
     pub async fn cancel(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks> {
         let value = self
             .call(&scripts::CANCEL, shard, tasks.len(), |call| {
+                call.arg(self.wake_channel());
                 for task in tasks {
                     call.arg(task.id.as_bytes()).arg(task.replicas).arg(task.epoch);
                 }

@@ -87,7 +87,7 @@ impl Claimed {
             let (generation, grant) = (self.generation, self.grant);
             let leased_unix_ms = if self.tells_time { self.now_unix_ms } else { 0 };
             let token = LeaseToken { shard: shard.clone(), generation, grant, attempt, trace: None, leased_unix_ms };
-            leased.push(Leased { id, token, body, expires_unix_ms });
+            leased.push(Leased { id, token, body, expires_unix_ms, lease: Duration::from_millis(lease_ms) });
         }
         self.grant += u64::from(count > 0);
         Ok(leased)

@@ -18,8 +18,10 @@ mod explain;
 mod history;
 pub mod keys;
 mod notes;
+mod notices;
 mod pauses;
 mod pausing;
+mod session;
 mod shard;
 mod shards;
 mod types;
@@ -41,6 +43,8 @@ pub use self::{
     error::{Error, Result},
     explain::{Bar, Explained, ExplainedRecord, Held, Pause},
     history::History,
+    notices::Notice,
+    session::{EndedLease, LeaseEnd, Started},
     shard::Shard,
     shards::{Offers, Shards},
     types::{

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use parking_lot::{Mutex, RwLock};
 use redis::Value;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, broadcast, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::{
@@ -14,6 +14,7 @@ use super::{
     history::History,
     keys,
     notes::Notes,
+    notices::Notice,
     pauses::Pauses,
     shard::{Process, Shard},
     types::{Inspected, Stats},
@@ -49,7 +50,11 @@ pub(super) struct Inner {
     pauses: Pauses,
     shards: RwLock<BTreeMap<QueueName, Vec<Arc<Shard>>>>,
     released: Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
+    pub(super) notices: broadcast::Sender<Notice>,
 }
+
+/// The notices that a slow listener may be behind.
+const NOTICES_BEHIND: usize = 256;
 
 impl Shards {
     pub(super) fn new(redis: Redis, name: String, clock: Clock) -> Self {
@@ -57,7 +62,8 @@ impl Shards {
         let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
         let process = Process { redis, clock, release, delivered, awake, calls, history: Arc::default() };
         let (wakes, pauses, shards) = Default::default();
-        Self(Arc::new(Inner { process, name, wakes, pauses, shards, released: Mutex::new(Some(released)) }))
+        let (released, (notices, _)) = (Mutex::new(Some(released)), broadcast::channel(NOTICES_BEHIND));
+        Self(Arc::new(Inner { process, name, wakes, pauses, shards, released, notices }))
     }
 
     /// Waits for the calls under way.
@@ -88,7 +94,8 @@ impl Shards {
             Some(name) => self.shards_of(name).iter().for_each(|shard| shard.offered()),
             None => self.all().iter().for_each(|shard| shard.offered()),
         };
-        self.0.wakes.listen(&self.0.process.redis, cx, woken).await
+        let told = |notice| drop(self.0.notices.send(notice));
+        self.0.wakes.listen(&self.0.process.redis, cx, woken, told).await
     }
 
     pub(super) fn wake_channel(&self) -> String {

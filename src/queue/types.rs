@@ -79,6 +79,8 @@ pub struct Leased {
     /// Of `wire::body_blob`.
     pub body: Bytes,
     pub expires_unix_ms: i64,
+    /// How long it is.
+    pub lease: Duration,
 }
 
 /// A completion of one task.

@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 use super::{
     error::{Error, Result},
     keys,
+    notices::Notice,
 };
 use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
 
@@ -81,8 +82,14 @@ impl Wakes {
     }
 
     /// Listens until the stop; an error when the connection ends, and then it is called again. `woken` hears of each
-    /// queue, or with `None` of all of them, before the callers that wait.
-    pub async fn listen(&self, redis: &Redis, cx: &Loop, woken: impl Fn(Option<&QueueName>)) -> Result<()> {
+    /// queue, or with `None` of all of them, before the callers that wait. `told` hears of the notices.
+    pub async fn listen(
+        &self,
+        redis: &Redis,
+        cx: &Loop,
+        woken: impl Fn(Option<&QueueName>),
+        told: impl Fn(Notice),
+    ) -> Result<()> {
         let (mut sink, mut messages) = redis.pubsub().await?.split();
         in_time(sink.subscribe(keys::wake_channel(redis.prefix()))).await?;
         woken(None);
@@ -99,6 +106,10 @@ impl Wakes {
                 () = cx.stop.cancelled() => return Ok(()),
             };
             let Some(message) = message else { return Err(Error::WakesClosed) };
+            if let Some(notice) = Notice::read(message.get_payload_bytes()) {
+                told(notice);
+                continue;
+            }
             match message.get_payload::<String>().map(|name| QueueName::new(&name)) {
                 Ok(Ok(queue)) => {
                     woken(Some(&queue));

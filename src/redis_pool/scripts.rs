@@ -97,6 +97,8 @@ table! {
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] no_lanes;
         REJECT = "reject" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
+        SESSION_END = "session_end" [clock shard many body record lanes held ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         CANCEL = "cancel" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         CHANGE = "change" [clock shard many body record lanes held ending] at_full_memory

@@ -185,7 +185,7 @@ impl TryFrom<pb::GetTasksRequest> for GetTasks {
 
 impl From<LeasedTask> for pb::LeasedTask {
     fn from(task: LeasedTask) -> Self {
-        let LeasedTask { id, token, expires_unix_ms, body } = task;
+        let LeasedTask { id, token, expires_unix_ms, lease: _, body } = task;
         Self {
             id: id.to_string(),
             queue: token.shard.queue.as_str().to_owned(),

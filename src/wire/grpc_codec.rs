@@ -3,7 +3,7 @@
 //! A message of a few bytes can become hundreds in memory. A server counts the parts of a message first
 //! ([`inspected`]), and answers an unreadable one with INVALID_ARGUMENT: it is the caller's mistake.
 
-use std::{future::Future, marker::PhantomData};
+use std::{future::Future, marker::PhantomData, sync::Arc};
 
 use bytes::Buf as _;
 use prost::Message;
@@ -19,7 +19,7 @@ fn buffers() -> BufferSettings {
 }
 
 /// Looks at an encoded message; an error is the answer to it.
-pub type Inspector = Box<dyn Fn(&[u8]) -> Result<(), Status> + Send + Sync>;
+pub type Inspector = Arc<dyn Fn(&[u8]) -> Result<(), Status> + Send + Sync>;
 
 tokio::task_local! {
     static INSPECTOR: Inspector;
@@ -28,6 +28,11 @@ tokio::task_local! {
 /// Runs `call` with `inspector` before each message that it decodes.
 pub async fn inspected<T>(inspector: Inspector, call: impl Future<Output = T>) -> T {
     INSPECTOR.scope(inspector, call).await
+}
+
+/// The inspector of the call that runs now, for a part of it that goes on elsewhere.
+pub fn inspector() -> Option<Inspector> {
+    INSPECTOR.try_with(Arc::clone).ok()
 }
 
 /// The codec of the generated services and clients.

@@ -13,6 +13,7 @@ mod letters;
 pub mod pb;
 mod records;
 mod search;
+mod session;
 pub mod time;
 
 pub use history::{failed_attempt, failure_with_time, frame_failure};

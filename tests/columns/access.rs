@@ -22,7 +22,7 @@ use crate::{
 pub(crate) const TOKENS: &str = "auth = \"tokens\"\n";
 
 /// Exit code, stdout and stderr of a command on the daemon's database.
-fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
+pub(crate) fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
     let output = command.env_clear().envs(own).args(args).args(daemon.database()).output().unwrap();

@@ -14,3 +14,4 @@ pub(crate) mod jobs;
 mod live_changes;
 mod pauses;
 mod search;
+mod streams;

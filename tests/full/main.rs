@@ -35,6 +35,7 @@ mod redis_cluster;
 mod redis_wait;
 mod retention;
 mod search;
+mod sessions;
 mod silent_servers;
 mod store_mysql;
 mod store_server;

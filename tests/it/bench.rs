@@ -152,6 +152,20 @@ async fn it_measures_a_taskd_that_runs_and_three_workers_do_each_task() {
     assert!(daemon.stop().await.success());
 }
 
+#[test]
+fn workers_with_streams_complete_each_task_once_too() {
+    for more in [&["process", "latency"][..], &["process", "--failing"]] {
+        let tmp = folder();
+        let args = [SMALL, more, &["--stream", "--runs", "1", "--json"]].concat();
+        let (code, stdout, stderr) = run(tmp.path(), &args);
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        let report: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!([&report["totals"]["lost"], &report["totals"]["doubled"]], [0, 0]);
+        assert_eq!(report["totals"]["tasks"], report["totals"]["completions"]);
+        assert!(is_empty(tmp.path()));
+    }
+}
+
 /// Small, with two levels, and more queues than a call names.
 const FLAT: &[&str] = &[
     "bench",

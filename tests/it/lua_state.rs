@@ -23,6 +23,8 @@ mod explain;
 mod random;
 #[path = "lua_state/report.rs"]
 mod report;
+#[path = "lua_state/session.rs"]
+mod session;
 #[path = "lua_state/upkeep.rs"]
 mod upkeep;
 

@@ -47,6 +47,8 @@ mod rebuild;
 mod redis_scripts;
 mod silent_connections;
 mod store_sqlite;
+mod streams;
+mod streams_random;
 mod tasks_service;
 mod tls;
 mod top;

@@ -531,7 +531,7 @@ async fn made_up_queues_cost_a_bounded_number_of_calls() {
     let service = Service::start(&[]).await;
     let made_up = |n: usize| {
         let token = format!("made-up-{n}:0:1:1:1").parse().unwrap();
-        LeasedTask { id: TaskId::new(), token, expires_unix_ms: 0, body: TaskBody::default() }
+        LeasedTask { id: TaskId::new(), token, expires_unix_ms: 0, lease: Duration::ZERO, body: TaskBody::default() }
     };
     let all: Vec<_> = (0..300).map(made_up).collect();
     let statuses = service.complete_all("w", &all.iter().collect::<Vec<_>>()).await.unwrap();

@@ -17,6 +17,7 @@ pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_private;
+pub(crate) mod session;
 pub(crate) mod spans;
 pub(crate) mod sqlite;
 #[macro_use]

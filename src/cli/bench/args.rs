@@ -135,6 +135,10 @@ pub(super) struct Work {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub(super) workers: u16,
 
+    /// Workers hold streams, and taskd sends them tasks
+    #[arg(long)]
+    pub(super) stream: bool,
+
     /// gRPC connections, shared by all calls
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(super) connections: u16,

@@ -10,6 +10,7 @@ mod machine;
 mod own;
 mod process;
 mod progress;
+mod pushed;
 mod report;
 mod run;
 mod server;

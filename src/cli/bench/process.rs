@@ -64,7 +64,7 @@ pub(super) async fn process(
     let wanted = completions(total, work);
     let mut workers = JoinSet::new();
     for number in 0..work.workers {
-        let worker = Worker::new(server.channel(number.into()), number, tasks, work.batch);
+        let worker = Worker::new(server.channel(number.into()), number, tasks, work);
         let (bar, last) = (bar.clone(), Arc::clone(&last));
         let done = move |count: usize| {
             let mut last = last.lock();

@@ -5,7 +5,10 @@ use backon::BackoffBuilder;
 use bytes::Bytes;
 use tonic::{Response, Status};
 
-use super::args::{QUEUES_A_CALL, Work};
+use super::{
+    args::{QUEUES_A_CALL, Work},
+    pushed::{Pushed, may_open_again},
+};
 use crate::{
     cli::client::{Taskd, WAITS, is_transient},
     wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
@@ -121,6 +124,8 @@ pub(super) struct Worker {
     name: String,
     queues: Vec<String>,
     batch: u32,
+    /// `None`: it calls. Else its stream, while one is open.
+    stream: Option<Option<Pushed>>,
     pub(super) repeated: u32,
 }
 
@@ -133,26 +138,55 @@ pub(super) struct Leased {
 }
 
 impl Worker {
-    pub(super) fn new(channel: Taskd, number: u16, tasks: &Tasks, batch: u16) -> Self {
+    pub(super) fn new(channel: Taskd, number: u16, tasks: &Tasks, work: &Work) -> Self {
         let name = format!("bench-{number}");
         // A worker names as many queues as a call may; the next worker names the next ones.
         let groups: Vec<&[String]> = tasks.queues.chunks(QUEUES_A_CALL.into()).collect();
         let queues = groups[usize::from(number) % groups.len()].to_vec();
-        Self { client: TasksClient::new(channel), name, queues, batch: batch.into(), repeated: 0 }
+        let (client, batch, stream) = (TasksClient::new(channel), work.batch.into(), work.stream.then_some(None));
+        Self { client, name, queues, batch, stream, repeated: 0 }
+    }
+
+    /// The next tasks on the stream, which is opened where there is none.
+    async fn pushed(&mut self) -> Result<Vec<pb::LeasedTask>, Status> {
+        let Some(stream) = &mut self.stream else { return Ok(Vec::new()) };
+        if stream.is_none() {
+            let (worker, queues, want) = (self.name.clone(), self.queues.clone(), self.batch);
+            let open = pb::OpenSession { worker, queues, want, lease_duration: LEASE, ..Default::default() };
+            *stream = Some(Pushed::open(&mut self.client, open).await?);
+        }
+        match stream {
+            Some(open) => open.tasks(self.batch).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Completes by the way that the worker has.
+    async fn report(&mut self, completions: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Status> {
+        if let Some(Some(stream)) = &mut self.stream {
+            return stream.complete(completions).await;
+        }
+        let request = pb::CompleteTasksRequest { worker: self.name.clone(), completions };
+        Ok(self.client.complete_tasks(request).await?.into_inner().results)
     }
 
     /// The next tasks; none after a while without any.
     pub(super) async fn get(&mut self) -> anyhow::Result<Vec<Leased>> {
-        let request = pb::GetTasksRequest {
-            worker: self.name.clone(),
-            queues: self.queues.clone(),
-            max_tasks: self.batch,
-            wait: WAIT,
-            lease_duration: LEASE,
-            ..Default::default()
+        let tasks = if self.stream.is_some() {
+            self.pushed().await
+        } else {
+            let request = pb::GetTasksRequest {
+                worker: self.name.clone(),
+                queues: self.queues.clone(),
+                max_tasks: self.batch,
+                wait: WAIT,
+                lease_duration: LEASE,
+                ..Default::default()
+            };
+            self.client.get_tasks(request).await.map(|answer| answer.into_inner().tasks)
         };
-        let tasks = match self.client.get_tasks(request).await {
-            Ok(answer) => answer.into_inner().tasks,
+        let tasks = match tasks {
+            Ok(tasks) => tasks,
             Err(status) => return self.failed("get", &status).await.map(|()| Vec::new()),
         };
         let leased = |task: pb::LeasedTask| {
@@ -172,10 +206,9 @@ impl Worker {
                 ..Default::default()
             };
             let completions = tasks.iter().map(completion).collect();
-            let request = pb::CompleteTasksRequest { worker: self.name.clone(), completions };
             // A repeated completion is answered OK again and counts once.
-            let results = match self.client.complete_tasks(request).await {
-                Ok(answer) => answer.into_inner().results,
+            let results = match self.report(completions).await {
+                Ok(results) => results,
                 Err(status) => {
                     self.failed("complete", &status).await?;
                     continue;
@@ -216,7 +249,9 @@ impl Worker {
 
     /// Waits a moment after an error that may pass.
     async fn failed(&mut self, call: &str, status: &Status) -> anyhow::Result<()> {
-        if !is_transient(status) {
+        // Another stream is opened; until then reports go by calls.
+        let is_stream = self.stream.as_mut().is_some_and(|stream| stream.take().is_some());
+        if !(is_transient(status) || is_stream && may_open_again(status)) {
             bail!("taskd did not take a {call}: {}", status.message());
         }
         self.repeated += 1;

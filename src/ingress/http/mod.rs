@@ -42,7 +42,7 @@ use super::{
     State,
     authenticate::authenticate,
     budget::Share,
-    connection::Answering,
+    connection::{Answering, Stay},
     delivery::Deliveries,
     descriptors,
     json::{self, Unread},
@@ -68,7 +68,7 @@ pub async fn serve(listener: TcpListener, state: State) {
         router: router(state),
         budget,
         pace,
-        may_stay: |_| false,
+        stay: |_| Stay::No,
         wrap: |cut| Box::new(cut),
         stop,
     };

@@ -12,7 +12,7 @@ use tokio::{net::TcpListener, sync::watch};
 use super::{
     super::{
         Budget, Tls,
-        connection::Answering,
+        connection::{Answering, Stay},
         listener::{self, Door},
     },
     problem::Problem,
@@ -40,7 +40,7 @@ impl Waiting {
             router: router(what.subscribe()),
             budget: Budget::new(BUDGET),
             pace,
-            may_stay: |_| false,
+            stay: |_| Stay::No,
             wrap: |cut| Box::new(cut),
             stop: server.stop_token(),
         };

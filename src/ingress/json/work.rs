@@ -274,7 +274,7 @@ pub(in crate::ingress) struct LeasedTask<'a> {
 
 impl<'a> From<&'a model::LeasedTask> for LeasedTask<'a> {
     fn from(task: &'a model::LeasedTask) -> Self {
-        let model::LeasedTask { id, token, expires_unix_ms, body } = task;
+        let model::LeasedTask { id, token, expires_unix_ms, lease: _, body } = task;
         let Shown { value, base64, encoding } = Shown::of(&body.payload, body.payload_encoding);
         Self {
             id: *id,
@@ -379,7 +379,7 @@ mod tests {
     fn a_leased_task_has_its_payload_once_and_as_what_it_was() {
         let leased = |body: TaskBody| {
             let token = "q:0:1:1:1".parse().unwrap();
-            model::LeasedTask { id: TaskId::new(), token, expires_unix_ms: 0, body }
+            model::LeasedTask { id: TaskId::new(), token, expires_unix_ms: 0, lease: Duration::ZERO, body }
         };
         let shown_as = |payload: &'static [u8], payload_encoding: Encoding| {
             let payload = Bytes::from_static(payload);

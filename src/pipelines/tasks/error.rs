@@ -8,6 +8,9 @@ pub enum Error {
     /// The request is wrong.
     #[error("{0}")]
     Invalid(String),
+    /// There is no room for it now.
+    #[error("{0}")]
+    Full(String),
     #[error("cannot reach the queue now: {0}")]
     Unavailable(#[from] queue::Error),
 }

@@ -86,15 +86,26 @@ impl Found {
 impl Handle {
     /// Leases tasks, and waits only when there is none. Dropping the future gives back what it leased.
     pub async fn get(&self, request: GetTasks) -> Result<Leases, Error> {
-        let queues = queues(&request)?;
+        let queues = queues(&request.queues)?;
         let (claim, wait) = self.claim(&request)?;
+        self.wait_for(&queues, || claim.clone(), wait).await
+    }
+
+    /// Claims as `claim` says at each look, and waits only when there is nothing.
+    pub(super) async fn wait_for(
+        &self,
+        queues: &[QueueName],
+        claim: impl Fn() -> Claim,
+        wait: Duration,
+    ) -> Result<Leases, Error> {
         let deadline = Instant::now() + wait;
-        let waiter = self.queue.wakes().waiter(&queues);
-        let mut look_at = queues.clone();
+        let waiter = self.queue.wakes().waiter(queues);
+        let mut look_at = queues.to_vec();
         let mut batons = waiter.take_batons(&[]);
         loop {
             let (since, left) = (SystemTime::now(), deadline.saturating_duration_since(Instant::now()));
             let is_last = left.is_zero() || self.stop.is_cancelled();
+            let claim = claim();
             let look = async {
                 let before = self.queue.offers(batons.queues());
                 let found = self.look(&look_at, &claim, is_last).await;
@@ -105,13 +116,13 @@ impl Handle {
             };
             let found = tokio::select! {
                 found = waiter.look_then_wait(look, left) => found,
-                () = self.stopped_while_waiting(is_last) => Err(queues.clone()),
+                () = self.stopped_while_waiting(is_last) => Err(queues.to_vec()),
             };
             match found {
                 Ok(Found { granted, error: Some(error), .. }) if granted.is_empty() => return Err(error),
                 Ok(found) => return Ok(leases(found.granted, &claim.worker, since)),
                 // Only woken queues have something new. At the deadline the call asks all once more.
-                Err(woken) if woken.is_empty() => look_at.clone_from(&queues),
+                Err(woken) if woken.is_empty() => queues.clone_into(&mut look_at),
                 Err(woken) => {
                     batons = waiter.take_batons(&woken);
                     look_at = woken;
@@ -120,7 +131,7 @@ impl Handle {
         }
     }
 
-    fn claim(&self, request: &GetTasks) -> Result<(Claim, Duration), Error> {
+    pub(super) fn claim(&self, request: &GetTasks) -> Result<(Claim, Duration), Error> {
         let worker = worker(&request.worker)?;
         let limits = &self.settings.limits;
         let max_tasks = request.max_tasks.max(1) as usize;
@@ -226,15 +237,15 @@ fn order(turn: usize) -> [Priority; 3] {
     }
 }
 
-fn queues(request: &GetTasks) -> Result<Vec<QueueName>, Error> {
-    if request.queues.is_empty() {
+pub(super) fn queues(names: &[String]) -> Result<Vec<QueueName>, Error> {
+    if names.is_empty() {
         return Err(Error::Invalid("queues is empty: name at least one".into()));
     }
-    if request.queues.len() > MAX_QUEUES {
-        return Err(Error::Invalid(format!("{} queues; at most {MAX_QUEUES}", request.queues.len())));
+    if names.len() > MAX_QUEUES {
+        return Err(Error::Invalid(format!("{} queues; at most {MAX_QUEUES}", names.len())));
     }
-    let mut queues = Vec::with_capacity(request.queues.len());
-    for name in &request.queues {
+    let mut queues = Vec::with_capacity(names.len());
+    for name in names {
         let queue = QueueName::new(name).map_err(|e| Error::Invalid(e.to_string()))?;
         if !queues.contains(&queue) {
             queues.push(queue);
@@ -254,9 +265,9 @@ fn leases(granted: Vec<Granted>, worker: &WorkerName, since: SystemTime) -> Leas
 }
 
 fn leased_task(leased: Leased) -> Option<LeasedTask> {
-    let Leased { id, token, body, expires_unix_ms } = leased;
+    let Leased { id, token, body, expires_unix_ms, lease } = leased;
     match wire::read_body(&body) {
-        Ok(body) => Some(LeasedTask { id, token, expires_unix_ms, body }),
+        Ok(body) => Some(LeasedTask { id, token, expires_unix_ms, lease, body }),
         Err(error) => {
             // taskd wrote it and the fanout checked it. The lease runs out, and at last the task is dead.
             tracing::error!(%id, "task {id} has a body that cannot be read: {error}");

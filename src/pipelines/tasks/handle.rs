@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::AtomicUsize};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{error::Error, forward::Reported};
+use super::{error::Error, forward::Reported, sessions::Sessions};
 use crate::{config::Settings, model::WorkerName, queue::WorkerQueue, store::Store};
 
 /// The service's entry for its callers. Cheap to clone.
@@ -17,6 +17,7 @@ pub struct Handle {
     pub(super) reported: Arc<Reported>,
     /// The start of the next look, so that no shard is always the last.
     pub(super) turn: Arc<AtomicUsize>,
+    pub(super) sessions: Arc<Sessions>,
     pub(super) stop: CancellationToken,
 }
 

@@ -7,12 +7,18 @@ mod get;
 mod handle;
 mod report;
 mod schema;
+mod sessions;
 mod traced;
 
 use std::{convert::Infallible, sync::Arc};
 
 use self::forward::Reported;
-pub use self::{error::Error, get::Leases, handle::Handle};
+pub use self::{
+    error::Error,
+    get::Leases,
+    handle::Handle,
+    sessions::{Attached, Cut, Opened, Reports, heartbeat},
+};
 use crate::{
     bus::Bus,
     config::Settings,
@@ -41,5 +47,8 @@ pub fn start(
         }
     });
     let stop = supervisor.stop_token();
-    Handle { queue, store, settings: Arc::clone(settings), reported, turn: Arc::default(), stop }
+    let (settings, turn, sessions) = (Arc::clone(settings), Arc::default(), Arc::default());
+    let handle = Handle { queue, store, settings, reported, turn, sessions, stop };
+    sessions::start(&handle, supervisor);
+    handle
 }

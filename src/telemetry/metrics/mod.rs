@@ -12,6 +12,7 @@ mod label;
 mod latency;
 mod process;
 mod servers;
+mod sessions;
 mod traces;
 mod watchdog;
 mod workers;
@@ -22,8 +23,8 @@ use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 pub use self::{
-    changes::*, discovery::*, enrichment::*, fanout::*, history::*, latency::*, process::*, servers::*, traces::*,
-    watchdog::*, workers::*,
+    changes::*, discovery::*, enrichment::*, fanout::*, history::*, latency::*, process::*, servers::*, sessions::*,
+    traces::*, watchdog::*, workers::*,
 };
 pub use super::series::Handle;
 use super::{error::Error, openmetrics, series::Recorders};
@@ -89,6 +90,7 @@ fn describe() {
     watchdog::describe();
     history::describe();
     servers::describe();
+    sessions::describe();
     traces::describe();
     process::describe();
 }

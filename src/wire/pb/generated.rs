@@ -562,6 +562,152 @@ pub struct ExtendTasksResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
 }
+/// Opens a session, or goes on with one whose stream broke.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenSession {
+    /// As in GetTasks.
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "2")]
+    pub queues: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The first demand: how many tasks taskd may send. As `want` of a frame.
+    #[prost(uint32, tag = "3")]
+    pub want: u32,
+    /// The session to go on with, as `opened` named it. taskd keeps a session and its leases for `timeout` after the end
+    /// of its stream. If taskd does not know it any more, or this is another process, it opens a new one and says so.
+    #[prost(string, tag = "4")]
+    pub session: ::prost::alloc::string::String,
+    /// Ids of the tasks that the worker has in hand, where it goes on with a session. What taskd sent beyond these did not
+    /// arrive, and goes back at no cost.
+    #[prost(string, repeated, tag = "5")]
+    pub holding: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Ends the other sessions of this worker: their leases are void from now on, and go back at once. For a worker that
+    /// was restarted.
+    #[prost(bool, tag = "6")]
+    pub takeover: bool,
+    /// The worker will say of each task when it starts it (`started`). Tasks that were not started cost no attempt when
+    /// the session ends. If this is false, each task that was sent counts as started.
+    #[prost(bool, tag = "7")]
+    pub tells_started: bool,
+    /// taskd extends the leases of the session while the worker lives, each before half of it is over. If this is false,
+    /// the worker extends them itself.
+    #[prost(bool, tag = "8")]
+    pub keep_leases: bool,
+    /// The session ends after so long without a frame from the worker. Absent: 15 s. From 2 s to 10 min.
+    #[prost(message, optional, tag = "9")]
+    pub timeout: ::core::option::Option<::prost_types::Duration>,
+    /// Overrides the lease durations of the tasks.
+    #[prost(message, optional, tag = "10")]
+    pub lease_duration: ::core::option::Option<::prost_types::Duration>,
+    /// Approximate bytes of tasks in a frame. As in GetTasks.
+    #[prost(uint64, tag = "11")]
+    pub max_bytes: u64,
+}
+/// What a worker sends. All fields may stand side by side; taskd takes them in the order of their numbers. A frame
+/// without any is a heartbeat.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WorkerFrame {
+    /// In the first frame, and only there.
+    #[prost(message, optional, tag = "1")]
+    pub open: ::core::option::Option<OpenSession>,
+    /// Any number other than 0: taskd answers this frame with an `answer` of the same number. A frame with reports is
+    /// always answered. Answers come in any order.
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
+    /// At most 1,000 completions, rejections and extensions together.
+    #[prost(message, repeated, tag = "3")]
+    pub completions: ::prost::alloc::vec::Vec<Completion>,
+    #[prost(message, repeated, tag = "4")]
+    pub rejections: ::prost::alloc::vec::Vec<Rejection>,
+    #[prost(message, repeated, tag = "5")]
+    pub extensions: ::prost::alloc::vec::Vec<Extension>,
+    /// Ids of tasks that the worker has started.
+    #[prost(string, repeated, tag = "6")]
+    pub started: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Sets the demand to 0. With `want` beside it: sets the demand to `want`.
+    #[prost(bool, tag = "7")]
+    pub surrender: bool,
+    /// Adds to the demand. Each task that taskd sends takes 1 from it.
+    #[prost(uint32, tag = "8")]
+    pub want: u32,
+    /// Ends the session: the tasks that the worker has not reported go back at once. taskd answers what came before, and
+    /// ends the stream with OK. A stream that ends without it leaves its session for `timeout`.
+    #[prost(bool, tag = "9")]
+    pub close: bool,
+}
+/// What taskd sends. A frame without `opened`, `tasks`, `answer`, `ended` and `closing` is a heartbeat.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TaskdFrame {
+    /// In the first frame, and only there.
+    #[prost(message, optional, tag = "1")]
+    pub opened: ::core::option::Option<SessionOpened>,
+    /// As many tasks as the demand allows, as soon as they are there.
+    #[prost(message, repeated, tag = "2")]
+    pub tasks: ::prost::alloc::vec::Vec<LeasedTask>,
+    #[prost(message, optional, tag = "3")]
+    pub answer: ::core::option::Option<FrameAnswer>,
+    /// Leases that ended although the worker has not reported them: CANCELLED (an operator cancelled the task) or
+    /// LEASE_LOST. The worker may stop this work: nobody waits for its report.
+    #[prost(message, repeated, tag = "4")]
+    pub ended: ::prost::alloc::vec::Vec<ItemResult>,
+    /// taskd is about to end this stream, and sends no more tasks on it.
+    #[prost(message, optional, tag = "5")]
+    pub closing: ::core::option::Option<SessionClosing>,
+    /// The demand behind this frame: how many tasks taskd may still send. In each frame.
+    #[prost(uint32, tag = "6")]
+    pub demand: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionOpened {
+    #[prost(string, tag = "1")]
+    pub session: ::prost::alloc::string::String,
+    /// taskd goes on with the session that the worker named. If this is false and the worker has tasks in hand, it keeps
+    /// them by extending them on this stream: taskd then counts them to this session.
+    #[prost(bool, tag = "2")]
+    pub resumed: bool,
+    /// How much of `want` taskd took; less where `max_tasks` is reached.
+    #[prost(uint32, tag = "3")]
+    pub granted: u32,
+    /// The most tasks that the session may have in hand and on demand, together.
+    #[prost(uint32, tag = "4")]
+    pub max_tasks: u32,
+    /// The worker sends a frame at least this often; a heartbeat, if it has nothing to say. taskd does the same.
+    #[prost(message, optional, tag = "5")]
+    pub heartbeat: ::core::option::Option<::prost_types::Duration>,
+    /// The session ends after so long without a frame from the worker. And if the worker hears nothing for so long, the
+    /// stream is dead: open another one.
+    #[prost(message, optional, tag = "6")]
+    pub timeout: ::core::option::Option<::prost_types::Duration>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FrameAnswer {
+    /// Of the worker's frame.
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// In the order of the frame's items.
+    #[prost(message, repeated, tag = "2")]
+    pub completions: ::prost::alloc::vec::Vec<ItemResult>,
+    #[prost(message, repeated, tag = "3")]
+    pub rejections: ::prost::alloc::vec::Vec<ItemResult>,
+    #[prost(message, repeated, tag = "4")]
+    pub extensions: ::prost::alloc::vec::Vec<ItemResult>,
+    /// How much of `want` taskd took; less where `max_tasks` is reached.
+    #[prost(uint32, tag = "5")]
+    pub granted: u32,
+    /// How much demand `surrender` took away. No task comes behind this answer until the worker wants more.
+    #[prost(uint32, tag = "6")]
+    pub surrendered: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionClosing {
+    /// Why, in words.
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+    /// taskd ends the stream after so long, or as soon as the worker closes its side. The session and its leases stay for
+    /// `timeout`: go on with it, or at another process.
+    #[prost(message, optional, tag = "2")]
+    pub within: ::core::option::Option<::prost_types::Duration>,
+}
 /// Names tasks by `ids` or by `filter`.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RetryTasksRequest {
@@ -2239,6 +2385,33 @@ pub mod tasks_client {
                 .insert(GrpcMethod::new("taskd.v1.Tasks", "ExtendTasks"));
             self.inner.unary(req, path, codec).await
         }
+        /// Opens a session: taskd sends tasks as soon as they are there, never more than the worker asked for, and takes the
+        /// worker's reports on the same stream. The first frame of the worker has `open`, the first of taskd `opened`.
+        /// Leases that came by a stream may be reported by the calls above, too, to any process, also after the stream's end.
+        pub async fn stream_tasks(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::WorkerFrame>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::TaskdFrame>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Tasks/StreamTasks",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Tasks", "StreamTasks"));
+            self.inner.streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2285,6 +2458,22 @@ pub mod tasks_server {
             request: tonic::Request<super::ExtendTasksRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ExtendTasksResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the StreamTasks method.
+        type StreamTasksStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::TaskdFrame, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Opens a session: taskd sends tasks as soon as they are there, never more than the worker asked for, and takes the
+        /// worker's reports on the same stream. The first frame of the worker has `open`, the first of taskd `opened`.
+        /// Leases that came by a stream may be reported by the calls above, too, to any process, also after the stream's end.
+        async fn stream_tasks(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::WorkerFrame>>,
+        ) -> std::result::Result<
+            tonic::Response<Self::StreamTasksStream>,
             tonic::Status,
         >;
     }
@@ -2535,6 +2724,50 @@ pub mod tasks_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Tasks/StreamTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct StreamTasksSvc<T: Tasks>(pub Arc<T>);
+                    impl<T: Tasks> tonic::server::StreamingService<super::WorkerFrame>
+                    for StreamTasksSvc<T> {
+                        type Response = super::TaskdFrame;
+                        type ResponseStream = T::StreamTasksStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::WorkerFrame>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Tasks>::stream_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StreamTasksSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

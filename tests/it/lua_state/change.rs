@@ -6,6 +6,7 @@ use super::{Fixture, NOW, WEIGHT, body, changed, element, flat, id, lease, repor
 
 /// Each item: id, NUM, epoch.
 fn cancel(call: &mut Call, items: &[(char, u32, u32)]) {
+    call.arg("t:wake");
     for (letter, num, epoch) in items {
         call.arg(id(*letter)).arg(num).arg(epoch);
     }

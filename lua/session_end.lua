@@ -1,0 +1,46 @@
+-- Ends the leases of a session that ended, so that other workers get the tasks at once. Only a lease with the deadline
+-- that the session knows ends: another one was extended elsewhere since, and its worker goes on with it there.
+--
+-- ARGV[2] seed of the jitter   ARGV[3] wake channel   ARGV[4] queue   ARGV[5] backoff as msgpack array of ms
+-- ARGV[6] outbox bytes at which failed attempts are not reported: a report must not fill Redis   ARGV[7] reason
+-- then per item 7 values: id, generation, grant, worker, deadline (ms), started (0|1|2), failed attempt
+--   started: 0 it was not: it counts no failure, and the task is offered again at once | 1 nobody knows: the same if
+--   its grant is undelivered, else it counts one | 2 the worker said so: it counts one
+--   failed attempt: for the task's history, as the record of the bus has it (opaque), '' none
+-- Returns per item {code, outcome}; lib/held.lua names the codes, and one that was extended elsewhere has LEASE_LOST
+--   outcome: 0 it was over, or stays | 1 offered again at no cost | 2 failed | 3 failed, and the task is dead
+math.randomseed(tonumber(ARGV[2]))
+local policy, reason = cmsgpack.unpack(ARGV[5]), ARGV[7]
+local answers, offered, failed, undelivered = {}, false, {}, {}
+for a = 8, #ARGV, 7 do
+  local id, grant, outcome = ARGV[a], ARGV[a + 2], 0
+  local record = redis.call('HGET', RECORDS, id)
+  local code, t, at = held(record, ARGV[a + 1], grant, ARGV[a + 3])
+  -- An uneven deadline ends half a millisecond before the one that the worker was told (lib/lease.lua).
+  local deadline = code == OK and tonumber(redis.call('ZSCORE', LEASES, id .. grant) or 0)
+  if code == OK and math.ceil(deadline) ~= tonumber(ARGV[a + 4]) then
+    code = LEASE_LOST
+  elseif code == OK then
+    local cost, delay = 1, nil
+    local is_undelivered = redis.call('ZSCORE', UNDELIVERED, grant)
+    if is_undelivered then undelivered[#undelivered + 1] = grant end
+    local started = ARGV[a + 5]
+    if started == '0' or started == '1' and is_undelivered then cost, delay = 0, 0 end
+    local due = reject(id, t, at, cost, delay, policy, reason)
+    redis.call('HSET', RECORDS, id, save(t))
+    offered = offered or due == now
+    outcome = cost == 0 and 1 or due == 'dead' and 3 or 2
+    if cost == 1 and ARGV[a + 6] ~= '' then failed[#failed + 1] = ARGV[a + 6] end
+  elseif record and not t then
+    drop_damaged(id)
+  end
+  answers[#answers + 1] = {code, outcome}
+end
+-- Behind all items: the leases of one claim share their grant.
+for _, grant in ipairs(undelivered) do redis.call('ZREM', UNDELIVERED, grant) end
+if #failed > 0 and tonumber(redis.call('HGET', COUNTERS, 'outbox_bytes') or 0) < tonumber(ARGV[6]) then
+  report_framed(table.concat(failed))
+end
+write_reports()
+if offered then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
+return answers

@@ -1,0 +1,309 @@
+//! The loop that serves a stream. It never waits for a report: up to [`OPEN_FRAMES`] are under way, and it reads no
+//! more while there are as many, or while the worker does not read. At most one frame with tasks waits for the
+//! connection.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::{FutureExt, Stream, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::{MissedTickBehavior, interval, sleep},
+};
+
+use super::{FindRoom, Received, Room, Sent, StreamEnd, report::OptionFuture};
+use crate::{
+    api::Api,
+    model::{Caller, FrameAnswer, SessionClosing, TaskdFrame, WorkerFrame},
+    pipelines::tasks::{self, Attached, Handle, Leases, heartbeat},
+};
+
+/// The frames whose answers are under way.
+const OPEN_FRAMES: usize = 16;
+/// How often a stream looks at the time, and at its token.
+const TICK: Duration = Duration::from_millis(700);
+/// How long a claim waits after one that failed.
+const CLAIM_AGAIN: Duration = Duration::from_secs(1);
+/// How long a worker may go on with its stream when the process stops.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// The answer to a frame, and how much it wants behind it, if nothing was surrendered since.
+struct Answered {
+    answer: FrameAnswer,
+    want: u32,
+    surrenders: u64,
+}
+
+pub(super) struct Streaming<'a> {
+    api: &'a Api,
+    tasks: &'a Handle,
+    caller: &'a Caller,
+    attached: &'a Attached,
+    out: mpsc::Sender<Sent>,
+    room: FindRoom,
+    /// For the one frame with tasks that waits for the connection.
+    place: Arc<Semaphore>,
+    answers: FuturesUnordered<BoxFuture<'a, Result<Answered, StreamEnd>>>,
+    /// The claim that waits for tasks.
+    claim: Option<Pin<Box<dyn Future<Output = Claimed> + Send + 'a>>>,
+    /// The extension of leases, while one is under way.
+    keeping: Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>,
+    /// Counts surrenders: what was wanted before one is no longer wanted.
+    surrenders: u64,
+    /// When the worker sent its last frame, and taskd sent its own.
+    heard: Instant,
+    spoke: Instant,
+    timeout: Duration,
+    keeps: bool,
+    /// Since when the process stops.
+    closing: Option<Instant>,
+}
+
+type Claimed = (Result<Leases, tasks::Error>, OwnedSemaphorePermit);
+
+impl<'a> Streaming<'a> {
+    pub(super) fn new(
+        api: &'a Api,
+        tasks: &'a Handle,
+        caller: &'a Caller,
+        attached: &'a Attached,
+        out: mpsc::Sender<Sent>,
+        room: FindRoom,
+        keeps: bool,
+    ) -> Self {
+        let (place, answers, now) = (Arc::new(Semaphore::new(1)), FuturesUnordered::new(), Instant::now());
+        let (claim, keeping, surrenders, closing) = (None, None, 0, None);
+        let (heard, spoke, timeout) = (now, now, attached.timeout());
+        Self {
+            api,
+            tasks,
+            caller,
+            attached,
+            out,
+            room,
+            place,
+            answers,
+            claim,
+            keeping,
+            surrenders,
+            heard,
+            spoke,
+            timeout,
+            keeps,
+            closing,
+        }
+    }
+
+    pub(super) async fn run(
+        &mut self,
+        frames: &mut (impl Stream<Item = Result<Received, ()>> + Unpin + Send),
+    ) -> Result<(), StreamEnd> {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let attached = self.attached;
+        loop {
+            self.stand_claim();
+            let reads = self.answers.len() < OPEN_FRAMES;
+            tokio::select! {
+                biased;
+                cut = attached.cut() => return Err(cut.into()),
+                () = self.out.closed() => return Err(StreamEnd::Broken),
+                () = self.api.stop.cancelled(), if self.closing.is_none() => self.close_soon().await?,
+                ended = attached.ended() => self.send(TaskdFrame { ended, ..self.frame() }).await?,
+                Some(answered) = self.answers.next() => self.answer(answered?).await?,
+                Some(claimed) = OptionFuture(&mut self.claim) => {
+                    self.claim = None;
+                    self.claimed(claimed).await?;
+                }
+                Some(()) = OptionFuture(&mut self.keeping) => self.keeping = None,
+                frame = frames.next(), if reads => match frame {
+                    Some(Ok(Received { frame, room })) => {
+                        self.heard = Instant::now();
+                        if self.receive(frame, room)? {
+                            return self.finish().await;
+                        }
+                    }
+                    // It has nothing more to say.
+                    None => {
+                        self.finish().await?;
+                        return Err(if self.closing.is_some() { StreamEnd::Stopping } else { StreamEnd::HalfClosed });
+                    }
+                    Some(Err(())) => return Err(StreamEnd::Broken),
+                },
+                _ = tick.tick() => self.tick().await?,
+            }
+        }
+    }
+
+    fn frame(&self) -> TaskdFrame {
+        TaskdFrame { demand: self.attached.demand(), ..TaskdFrame::default() }
+    }
+
+    /// Lets a claim wait at the queues while there is demand, and none without.
+    fn stand_claim(&mut self) {
+        if self.attached.demand() == 0 || self.closing.is_some() {
+            // Its leases go back.
+            self.claim = None;
+        } else if self.claim.is_none() {
+            let (tasks, attached, place) = (self.tasks, self.attached, Arc::clone(&self.place));
+            self.claim = Some(Box::pin(async move {
+                let place = place.acquire_owned().await.expect("nobody closes it");
+                (tasks.next_tasks(attached).await, place)
+            }));
+        }
+    }
+
+    /// Sends tasks that a claim brought.
+    async fn claimed(&mut self, (leases, place): Claimed) -> Result<(), StreamEnd> {
+        let leases = match leases {
+            Ok(leases) if leases.tasks.is_empty() => return Ok(()),
+            Ok(leases) => leases,
+            Err(error) => {
+                tracing::debug!("a session cannot claim: {error}");
+                self.claim_later();
+                return Ok(());
+            }
+        };
+        // The token may have been revoked while the claim waited: the leases go back.
+        self.api.authentication.still_valid(self.caller)?;
+        let bytes = leases.tasks.iter().map(|task| task.weight()).sum();
+        let Ok(room) = (self.room)(bytes) else {
+            self.claim_later();
+            return Ok(());
+        };
+        let Some((Leases { tasks, deliveries }, demand)) = self.attached.hold(leases) else { return Ok(()) };
+        let frame = TaskdFrame { tasks, demand, ..TaskdFrame::default() };
+        self.send_all(Sent { frame, deliveries, room: Some(room), _place: Some(place) }).await
+    }
+
+    /// Claims again in a moment.
+    fn claim_later(&mut self) {
+        let (tasks, attached, place) = (self.tasks, self.attached, Arc::clone(&self.place));
+        self.claim = Some(Box::pin(async move {
+            sleep(CLAIM_AGAIN).await;
+            let place = place.acquire_owned().await.expect("nobody closes it");
+            (tasks.next_tasks(attached).await, place)
+        }));
+    }
+
+    /// Takes a frame; whether it closes the session.
+    fn receive(&mut self, frame: WorkerFrame, room: Room) -> Result<bool, StreamEnd> {
+        if frame.open.is_some() {
+            return Err(StreamEnd::Wrong("only the first frame may have open".into()));
+        }
+        let closes = frame.close;
+        self.take_with(frame, Some(room))?;
+        Ok(closes)
+    }
+
+    pub(super) fn take(&mut self, frame: WorkerFrame) -> Result<(), StreamEnd> {
+        self.take_with(frame, None)
+    }
+
+    fn take_with(&mut self, frame: WorkerFrame, room: Option<Room>) -> Result<(), StreamEnd> {
+        let max = self.tasks.max_items();
+        if frame.items() > max {
+            return Err(StreamEnd::Wrong(format!("{} items in one frame; at most {max}", frame.items())));
+        }
+        self.attached.started(&frame.started);
+        let mut answer = FrameAnswer { number: frame.number, ..FrameAnswer::default() };
+        if frame.surrender {
+            self.surrenders += 1;
+            answer.surrendered = self.attached.surrender();
+            // No task may come behind the answer.
+            self.claim = None;
+        }
+        let (want, surrenders) = (frame.want, self.surrenders);
+        if frame.items() == 0 {
+            let is_asked = frame.number != 0;
+            answer.granted = self.tasks.want(self.attached, want);
+            if is_asked {
+                let answered = Answered { answer, want: 0, surrenders };
+                self.answers.push(async move { Ok(answered) }.boxed());
+            }
+            return Ok(());
+        }
+        let (api, caller, attached) = (self.api, self.caller, self.attached);
+        let report = async move {
+            let _room = room;
+            let answer = api.report_frame(caller, attached, frame, answer).await?;
+            Ok(Answered { answer, want, surrenders })
+        };
+        self.answers.push(report.boxed());
+        Ok(())
+    }
+
+    /// Sends the answer to a frame. Its `want` counts from now on: the tasks that it reported have made room.
+    async fn answer(&mut self, answered: Answered) -> Result<(), StreamEnd> {
+        let Answered { mut answer, want, surrenders } = answered;
+        if surrenders == self.surrenders && want > 0 {
+            answer.granted = self.tasks.want(self.attached, want);
+        }
+        self.send(TaskdFrame { answer: Some(answer), ..self.frame() }).await
+    }
+
+    /// Answers what is under way.
+    async fn finish(&mut self) -> Result<(), StreamEnd> {
+        self.attached.surrender();
+        self.claim = None;
+        while let Some(answered) = self.answers.next().await {
+            let answered = Answered { want: 0, ..answered? };
+            self.answer(answered).await?;
+        }
+        Ok(())
+    }
+
+    /// The process stops: no more tasks, and the worker may say what it has.
+    async fn close_soon(&mut self) -> Result<(), StreamEnd> {
+        self.closing = Some(Instant::now());
+        self.attached.surrender();
+        self.claim = None;
+        let reason = "this process stops: go on with the session at another one".to_owned();
+        let closing = Some(SessionClosing { reason, within: LAST_WORDS });
+        self.send(TaskdFrame { closing, ..self.frame() }).await
+    }
+
+    async fn tick(&mut self) -> Result<(), StreamEnd> {
+        self.api.authentication.still_valid(self.caller)?;
+        if self.closing.is_some_and(|since| since.elapsed() >= LAST_WORDS) && self.answers.is_empty() {
+            return Err(StreamEnd::Stopping);
+        }
+        // While so many answers are under way, nobody reads the worker's frames.
+        if self.answers.len() >= OPEN_FRAMES {
+            self.heard = Instant::now();
+        }
+        if self.heard.elapsed() >= self.timeout {
+            return Err(StreamEnd::Silent(self.timeout));
+        }
+        if self.keeps && self.keeping.is_none() {
+            self.keeping = Some(Box::pin(self.tasks.keep_leases(self.attached)));
+        }
+        if self.spoke.elapsed() >= heartbeat(self.timeout) {
+            self.send(self.frame()).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn send(&mut self, frame: TaskdFrame) -> Result<(), StreamEnd> {
+        self.send_all(Sent { frame, deliveries: Vec::new(), room: None, _place: None }).await
+    }
+
+    /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session counts before.
+    async fn send_all(&mut self, sent: Sent) -> Result<(), StreamEnd> {
+        let stopped = async {
+            self.api.stop.cancelled().await;
+            sleep(LAST_WORDS).await;
+        };
+        tokio::select! {
+            sent = self.out.send(sent) => sent.map_err(|_| StreamEnd::Broken)?,
+            cut = self.attached.cut() => return Err(cut.into()),
+            () = stopped => return Err(StreamEnd::Stopping),
+        }
+        self.spoke = Instant::now();
+        Ok(())
+    }
+}

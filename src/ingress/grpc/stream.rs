@@ -1,0 +1,105 @@
+//! `StreamTasks`: the frames of a session. Each frame has its room of the budget, and each frame with tasks its leases,
+//! until the connection has written it.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use futures::{Stream, StreamExt};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use crate::{
+    api::{Error, FindRoom, Received, Sent, StreamEnd},
+    ingress::{State, budget::Share, delivery::Loading},
+    model::Caller,
+    wire::{grpc_codec, pb},
+};
+
+/// The frames of taskd that may wait for the connection.
+const WAITING: usize = 8;
+
+/// Serves a stream, in a task of its own: a client that is slow to read must not keep its frames from being read.
+pub(super) fn serve(state: &State, request: Request<Streaming<pb::WorkerFrame>>) -> Result<Response<Frames>, Status> {
+    let (_, mut extensions, frames) = request.into_parts();
+    let caller: Caller = extensions.remove().expect("each call was authenticated");
+    let share: Share = extensions.remove().expect("each request has a share");
+    let (out, sent) = mpsc::channel(WAITING);
+    let (say_end, end) = oneshot::channel();
+    let (api, budget) = (state.api.clone(), state.budget.clone());
+    let room: FindRoom = Arc::new(move |bytes| match budget.answer(bytes) {
+        Ok(room) => Ok(Box::new(room) as _),
+        Err(error) => Err(error.to_string()),
+    });
+    let broken = Arc::<Mutex<Option<Status>>>::default();
+    let why = Arc::clone(&broken);
+    let frames = frames.map(move |frame| match frame {
+        Ok(frame) => Ok(Received { frame: frame.into(), room: Box::new(share.part()) }),
+        Err(status) => {
+            *broken.lock() = Some(status);
+            Err(())
+        }
+    });
+    let served = async move {
+        let status = api.stream(caller, frames, out, room).await.map_err(|end| match (end, why.lock().take()) {
+            (StreamEnd::Broken, Some(status)) => status,
+            (end, _) => end.into(),
+        });
+        // A client that has gone does not hear of it.
+        drop(say_end.send(status));
+    };
+    let inspector = grpc_codec::inspector().expect("each call is inspected");
+    state.api.spawn_stream(grpc_codec::inspected(inspector, served))?;
+    let loading = Loading::default();
+    let mut response = Response::new(Frames { sent, end: Some(end), loading: loading.clone() });
+    response.extensions_mut().insert(loading);
+    Ok(response)
+}
+
+/// The frames on their way to the worker; behind the last one, how the stream ended.
+pub(in crate::ingress) struct Frames {
+    sent: mpsc::Receiver<Sent>,
+    end: Option<oneshot::Receiver<Result<(), Status>>>,
+    loading: Loading,
+}
+
+impl Stream for Frames {
+    type Item = Result<pb::TaskdFrame, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(Sent { frame, deliveries, room, .. }) = ready!(self.sent.poll_recv(cx)) {
+            // The encoder takes the frame now, and the piece of the body that has it comes next.
+            self.loading.load(deliveries, room);
+            return Poll::Ready(Some(Ok(frame.into())));
+        }
+        let Some(end) = &mut self.end else { return Poll::Ready(None) };
+        let end = ready!(Pin::new(end).poll(cx));
+        self.end = None;
+        match end {
+            Ok(Ok(())) => Poll::Ready(None),
+            Ok(Err(status)) => Poll::Ready(Some(Err(status))),
+            Err(_) => Poll::Ready(Some(Err(Status::internal("the stream ended without a word")))),
+        }
+    }
+}
+
+impl From<StreamEnd> for Status {
+    fn from(end: StreamEnd) -> Self {
+        let why = end.to_string();
+        match end {
+            StreamEnd::Wrong(_) => Self::invalid_argument(why),
+            StreamEnd::Denied(denied) => Error::from(denied).into(),
+            StreamEnd::Refused(error) => error.into(),
+            StreamEnd::Silent(_) => Self::deadline_exceeded(why),
+            // It is no error.
+            StreamEnd::HalfClosed => Self::new(Code::Ok, ""),
+            StreamEnd::Stopping => Self::unavailable(why),
+            StreamEnd::TakenOver | StreamEnd::Displaced => Self::aborted(why),
+            StreamEnd::Broken => Self::new(Code::Cancelled, why),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The frames of a session, which a worker and taskd send each other on a stream.
+
+use std::time::Duration;
+
+use super::{Completion, Extension, Item, ItemAnswer, LeasedTask, Rejection};
+
+/// Opens a session, or goes on with one.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OpenSession {
+    pub worker: String,
+    pub queues: Vec<String>,
+    /// The first demand.
+    pub want: u32,
+    /// The session to go on with; empty: a new one.
+    pub session: String,
+    /// Ids of the tasks that the worker has in hand, where it goes on with a session.
+    pub holding: Vec<String>,
+    /// Ends the worker's other sessions.
+    pub takeover: bool,
+    /// The worker says of each task when it starts it.
+    pub tells_started: bool,
+    /// taskd extends the leases while the worker lives.
+    pub keep_leases: bool,
+    /// `None`: the default.
+    pub timeout: Option<Duration>,
+    /// Overrides the tasks' own.
+    pub lease_duration: Option<Duration>,
+    /// About so many bytes of tasks in a frame; 0: the default.
+    pub max_bytes: u64,
+}
+
+/// Items of a report, as [`super::Batch`] has them.
+pub type Items<T> = Vec<Result<Item<T>, ItemAnswer>>;
+
+/// A frame of a worker.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WorkerFrame {
+    /// `Err`: the mistake in it.
+    pub open: Option<Result<OpenSession, String>>,
+    /// 0: the frame needs no answer.
+    pub number: u64,
+    pub completions: Items<Completion>,
+    pub rejections: Items<Rejection>,
+    pub extensions: Items<Extension>,
+    /// Ids of started tasks.
+    pub started: Vec<String>,
+    pub surrender: bool,
+    pub want: u32,
+    pub close: bool,
+}
+
+impl WorkerFrame {
+    /// The completions, rejections and extensions in it.
+    pub fn items(&self) -> usize {
+        self.completions.len() + self.rejections.len() + self.extensions.len()
+    }
+}
+
+/// A frame of taskd.
+#[derive(Clone, Debug, Default)]
+pub struct TaskdFrame {
+    pub opened: Option<SessionOpened>,
+    pub tasks: Vec<LeasedTask>,
+    pub answer: Option<FrameAnswer>,
+    /// Leases that ended although the worker has not reported them.
+    pub ended: Vec<ItemAnswer>,
+    pub closing: Option<SessionClosing>,
+    /// How many tasks taskd may still send, behind this frame.
+    pub demand: u32,
+}
+
+/// The first words of taskd.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SessionOpened {
+    pub session: String,
+    pub resumed: bool,
+    pub granted: u32,
+    pub max_tasks: u32,
+    pub heartbeat: Duration,
+    pub timeout: Duration,
+}
+
+/// The answer to a worker's frame.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FrameAnswer {
+    pub number: u64,
+    pub completions: Vec<ItemAnswer>,
+    pub rejections: Vec<ItemAnswer>,
+    pub extensions: Vec<ItemAnswer>,
+    pub granted: u32,
+    pub surrendered: u32,
+}
+
+/// taskd is about to end the stream.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SessionClosing {
+    pub reason: String,
+    pub within: Duration,
+}

@@ -1,0 +1,150 @@
+//! The leases of one session that its worker has not reported.
+//!
+//! A book is a memory of the process, and Redis decides. A lease that was reported or extended by another way stays in
+//! it until it would have run out; at the session's end the queue leaves such a lease alone.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    model::{Extension, Item, ItemAnswer, ItemStatus, LeaseToken, LeasedTask, TaskId},
+    queue::Started,
+};
+
+/// A lease in hand.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) token: LeaseToken,
+    pub(super) deadline_unix_ms: i64,
+    pub(super) lease: Duration,
+    /// When its deadline was set, by the clock of this process.
+    set: Instant,
+    pub(super) started: Started,
+}
+
+impl Held {
+    pub(super) fn not_started(self) -> Self {
+        Self { started: Started::No, ..self }
+    }
+}
+
+/// The leases by their tasks: a worker holds no task twice.
+#[derive(Debug, Default)]
+pub(super) struct Book(HashMap<TaskId, Held>);
+
+impl Book {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Notes a task on its way to the worker.
+    pub(super) fn hold(&mut self, task: &LeasedTask, started: Started, now: Instant) {
+        let (token, deadline_unix_ms, lease) = (task.token.clone(), task.expires_unix_ms, task.lease);
+        self.0.insert(task.id, Held { token, deadline_unix_ms, lease, set: now, started });
+    }
+
+    pub(super) fn start(&mut self, id: TaskId) {
+        if let Some(held) = self.0.get_mut(&id) {
+            held.started = Started::Yes;
+        }
+    }
+
+    /// Notes the answers to a completion or a rejection: whatever was answered for good is no longer in hand.
+    pub(super) fn reported<T>(&mut self, items: &[Reported<T>], answers: &[ItemAnswer]) {
+        for (item, answer) in items.iter().zip(answers) {
+            if !matches!(answer.status, ItemStatus::TryLater | ItemStatus::Invalid) {
+                self.forget(item.lease.as_ref());
+            }
+        }
+    }
+
+    /// Notes the answers to extensions. A lease that the session did not have came by another way, and is its own now.
+    pub(super) fn extended(&mut self, items: &[Reported<Duration>], answers: &[ItemAnswer], now: Instant) {
+        for (item, answer) in items.iter().zip(answers) {
+            match (&item.lease, answer.status, answer.lease_expires_unix_ms) {
+                (Some((id, token)), ItemStatus::Ok, Some(deadline_unix_ms)) => {
+                    let same = self.0.remove(id).filter(|held| held.token.lease() == token.lease());
+                    // A worker that extends a lease which came by another way may have started the task.
+                    let started = same.map_or(Started::Perhaps, |held| held.started);
+                    let (token, lease) = (token.clone(), item.report);
+                    self.0.insert(*id, Held { token, deadline_unix_ms, lease, set: now, started });
+                }
+                (lease, status, _) if !matches!(status, ItemStatus::TryLater | ItemStatus::Invalid) => {
+                    self.forget(lease.as_ref());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Notes that taskd extended a lease, unless it is another one by now.
+    pub(super) fn kept(&mut self, id: TaskId, token: &LeaseToken, deadline_unix_ms: i64, now: Instant) {
+        if let Some(held) = self.0.get_mut(&id).filter(|held| held.token.lease() == token.lease()) {
+            (held.deadline_unix_ms, held.set) = (deadline_unix_ms, now);
+        }
+    }
+
+    /// Removes the lease, if the book has it; whether it had.
+    pub(super) fn forget(&mut self, lease: Option<&(TaskId, LeaseToken)>) -> bool {
+        let Some((id, token)) = lease else { return false };
+        let is_here = self.0.get(id).is_some_and(|held| is_same(&held.token, token));
+        is_here && self.0.remove(id).is_some()
+    }
+
+    pub(super) fn remove(&mut self, id: TaskId) -> bool {
+        self.0.remove(&id).is_some()
+    }
+
+    /// The leases of which half is over.
+    pub(super) fn due(&self, now: Instant) -> Vec<(TaskId, Held)> {
+        let due = self.0.iter().filter(|(_, held)| now.saturating_duration_since(held.set) * 2 >= held.lease);
+        due.map(|(id, held)| (*id, held.clone())).collect()
+    }
+
+    /// Removes the leases that are over, wherever they were extended or not.
+    pub(super) fn drop_lapsed(&mut self, now: Instant) {
+        self.0.retain(|_, held| now.saturating_duration_since(held.set) <= held.lease);
+    }
+
+    /// Takes out the leases that the worker does not have.
+    pub(super) fn take_missing(&mut self, holding: &[TaskId]) -> Vec<(TaskId, Held)> {
+        self.0.extract_if(|id, _| !holding.contains(id)).collect()
+    }
+
+    pub(super) fn take(&mut self) -> Vec<(TaskId, Held)> {
+        std::mem::take(&mut self.0).into_iter().collect()
+    }
+}
+
+fn is_same(one: &LeaseToken, other: &LeaseToken) -> bool {
+    one.shard == other.shard && one.lease() == other.lease()
+}
+
+/// An item of a report, as far as a book needs it.
+pub(super) struct Reported<T> {
+    /// `None`: it names no lease.
+    pub(super) lease: Option<(TaskId, LeaseToken)>,
+    pub(super) report: T,
+}
+
+impl<T> Reported<T> {
+    pub(super) fn of<R>(item: &Result<Item<R>, ItemAnswer>, report: impl FnOnce(&R) -> T) -> Self
+    where
+        T: Default,
+    {
+        let Ok(item) = item else { return Self { lease: None, report: T::default() } };
+        let lease = item.id.parse().ok().zip(item.lease_token.parse().ok());
+        Self { lease, report: item.report.as_ref().map(report).unwrap_or_default() }
+    }
+}
+
+/// The new length of an extended lease.
+pub(super) fn by(extension: &Extension) -> Duration {
+    extension.by.unwrap_or_default()
+}

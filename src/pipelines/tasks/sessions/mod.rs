@@ -1,0 +1,306 @@
+//! Sessions: workers to which taskd sends tasks as soon as they are there.
+//!
+//! A session claims as a long poll does: while there is demand, a claim for at most so many tasks waits at the queues,
+//! among those of `get`. So push and pull share the queue, and a lease that does not reach its worker goes back at no
+//! cost. The process keeps who the sessions are and what they have in hand; Redis keeps the leases.
+//!
+//! Crash windows. A process that dies before a frame is written: its leases run out, at no cost. One that dies later:
+//! the workers go on with their leases at another process, by their tokens; the leases of a worker that died as well
+//! run out. A session that ends while its worker has moved to another process: its worker has extended its leases
+//! there, so `lua/session_end.lua` leaves them alone.
+
+mod book;
+mod session;
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::future;
+use parking_lot::Mutex;
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+pub use self::session::{Attached, Cut, Opened, Reports};
+use self::{
+    book::Held,
+    session::{Plan, Session},
+};
+use super::{
+    error::Error,
+    get::{Leases, queues},
+    handle::Handle,
+};
+use crate::{
+    model::{GetTasks, OpenSession, ShardId, TaskId, WorkerName},
+    queue::{EndedLease, LeaseEnd, Notice},
+    runtime::{Policy, Supervisor},
+    telemetry::metrics::{self, SessionEnd},
+};
+
+/// The time without a frame after which a session ends.
+const TIMEOUT: Duration = Duration::from_secs(15);
+const SHORTEST_TIMEOUT: Duration = Duration::from_secs(2);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long a claim waits before it asks all shards once more: a wake may get lost.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+/// How often the process looks for sessions whose workers stay away.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+type ById = BTreeMap<(WorkerName, Uuid), Arc<Session>>;
+
+/// The sessions of this process.
+#[derive(Default)]
+pub(super) struct Sessions {
+    by_id: Mutex<ById>,
+    /// The streams under way.
+    streams: TaskTracker,
+}
+
+impl Sessions {
+    fn of_worker(&self, worker: &WorkerName) -> Vec<Arc<Session>> {
+        let sessions = self.by_id.lock();
+        sessions.range((worker.clone(), Uuid::nil())..=(worker.clone(), Uuid::max())).map(|(_, s)| s.clone()).collect()
+    }
+
+    fn all(&self) -> Vec<Arc<Session>> {
+        self.by_id.lock().values().cloned().collect()
+    }
+
+    fn remove(&self, session: &Session) {
+        let mut sessions = self.by_id.lock();
+        sessions.remove(&(session.worker.clone(), session.id));
+        metrics::sessions(sessions.len());
+    }
+
+    /// The tasks that all sessions of the worker have in hand and on demand.
+    fn taken_by(&self, worker: &WorkerName) -> usize {
+        self.of_worker(worker).iter().map(|session| session.taken()).sum()
+    }
+}
+
+/// Ends the sessions whose workers stay away, and tells sessions of leases that an operator ended.
+pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
+    let sessions = handle.clone();
+    supervisor.spawn_loop("tasks/sessions", Policy::Restart, move |cx| {
+        let handle = sessions.clone();
+        async move {
+            while cx.pause(LOOK_EVERY).await {
+                let now = Instant::now();
+                let away = |session: &Arc<Session>| session.is_away_since(now);
+                let gone: Vec<_> = handle.sessions.all().into_iter().filter(away).collect();
+                future::join_all(gone.iter().map(|session| handle.end_session(session, SessionEnd::Away))).await;
+                cx.beat();
+            }
+            // Their connections have ended before. Each stream gives back its tasks now.
+            handle.sessions.streams.close();
+            handle.sessions.streams.wait().await;
+            Ok::<_, Infallible>(())
+        }
+    });
+    let handle = handle.clone();
+    supervisor.spawn_loop("tasks/notices", Policy::Restart, move |cx| {
+        let handle = handle.clone();
+        async move {
+            let mut notices = handle.queue.notices();
+            loop {
+                let notice = tokio::select! {
+                    notice = cx.idle(notices.recv()) => notice,
+                    () = cx.stop.cancelled() => return Ok::<_, Infallible>(()),
+                };
+                match notice {
+                    Ok(Notice::Cancelled(ids)) => {
+                        handle.sessions.all().iter().for_each(|session| session.cancelled(&ids));
+                    }
+                    Ok(Notice::Takeover { worker, session }) => handle.end_others(&worker, session).await,
+                    // Workers learn of cancelled tasks when their leases are extended. Sessions that should have been
+                    // taken over end with their worker's silence.
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return Ok(()),
+                }
+                cx.beat();
+            }
+        }
+    });
+}
+
+impl Handle {
+    /// Runs a stream. The stop of the pipeline waits for it.
+    pub fn spawn_stream(&self, stream: impl Future<Output = ()> + Send + 'static) {
+        self.sessions.streams.spawn(stream);
+    }
+
+    /// Opens a session, or goes on with one of this process.
+    pub async fn open_session(&self, open: OpenSession) -> Result<Opened, Error> {
+        let plan = self.plan(&open)?;
+        let worker = plan.claim.worker.clone();
+        let opened = match self.resume(&worker, &open, &plan).await {
+            Some(attached) => Opened { attached, resumed: true },
+            None => Opened { attached: self.open_anew(plan, &open).await?, resumed: false },
+        };
+        if open.takeover {
+            let session = opened.attached.session.id;
+            self.end_others(&worker, session).await;
+            // Other processes hear of it in a moment, or end those sessions at their time-out.
+            if let Err(error) = self.queue.tell_takeover(&worker, session).await {
+                tracing::warn!("could not tell other processes that a session of {worker} takes over: {error}");
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Ends the sessions of the worker in this process, but this one.
+    async fn end_others(&self, worker: &WorkerName, session: Uuid) {
+        let others: Vec<_> = self.sessions.of_worker(worker).into_iter().filter(|other| other.id != session).collect();
+        future::join_all(others.iter().map(|other| self.end_session(other, SessionEnd::TakenOver))).await;
+    }
+
+    fn plan(&self, open: &OpenSession) -> Result<Plan, Error> {
+        let queues = queues(&open.queues)?;
+        let (worker, lease_duration, max_bytes) = (open.worker.clone(), open.lease_duration, open.max_bytes);
+        let (claim, _) = self.claim(&GetTasks { worker, lease_duration, max_bytes, ..GetTasks::default() })?;
+        let timeout = open.timeout.unwrap_or(TIMEOUT);
+        if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(&timeout) {
+            return Err(Error::Invalid(format!("timeout is {timeout:?}; from 2s to 10m")));
+        }
+        let (tells_started, keep_leases) = (open.tells_started, open.keep_leases);
+        Ok(Plan { queues, claim, timeout, tells_started, keep_leases })
+    }
+
+    async fn resume(&self, worker: &WorkerName, open: &OpenSession, plan: &Plan) -> Option<Attached> {
+        let id: Uuid = open.session.parse().ok()?;
+        let session = self.sessions.by_id.lock().get(&(worker.clone(), id)).cloned()?;
+        let holding: Vec<TaskId> = open.holding.iter().filter_map(|id| id.parse().ok()).collect();
+        let (attached, missing) = session.attach_again(plan.clone(), &holding)?;
+        // These did not arrive, whatever the process believed.
+        let missing = missing.into_iter().map(|(id, held)| (id, held.not_started())).collect();
+        self.give_back(&session.worker, missing, "it did not reach its worker").await;
+        Some(attached)
+    }
+
+    async fn open_anew(&self, plan: Plan, open: &OpenSession) -> Result<Attached, Error> {
+        let worker = plan.claim.worker.clone();
+        if !open.session.is_empty() {
+            WorkerName::new(&open.session).map_err(|_| Error::Invalid("session is not a session's name".into()))?;
+        }
+        let (session, attached) = Session::open(worker.clone(), plan);
+        let mut sessions = self.sessions.by_id.lock();
+        let most = self.settings.limits.max_sessions;
+        if sessions.len() >= most {
+            return Err(Error::Full(format!("{most} sessions are open here (max_sessions); try again later")));
+        }
+        sessions.insert((worker, session.id), session);
+        metrics::sessions(sessions.len());
+        Ok(attached)
+    }
+
+    /// The most items of a frame.
+    pub fn max_items(&self) -> usize {
+        self.settings.limits.max_items
+    }
+
+    /// The most tasks that a session may have in hand and on demand.
+    pub fn most_session_tasks(&self) -> u32 {
+        self.settings.limits.max_session_tasks
+    }
+
+    /// Adds to the demand of the session; answers how much it took.
+    pub fn want(&self, attached: &Attached, want: u32) -> u32 {
+        if want == 0 {
+            return 0;
+        }
+        let limits = &self.settings.limits;
+        let left = limits.max_worker_tasks.saturating_sub(self.sessions.taken_by(&attached.session.worker));
+        attached.session.want(want.min(u32::try_from(left).unwrap_or(u32::MAX)), limits.max_session_tasks)
+    }
+
+    /// Waits for tasks of the session's queues, as many as it wants. Dropping the future gives back what it leased.
+    pub async fn next_tasks(&self, attached: &Attached) -> Result<Leases, Error> {
+        let plan = attached.session.plan();
+        let max_items = self.settings.limits.max_items;
+        let claim = || {
+            let mut claim = plan.claim.clone();
+            claim.max_tasks = (attached.session.demand() as usize).clamp(1, max_items);
+            claim
+        };
+        self.wait_for(&plan.queues, claim, LOOK_AGAIN).await
+    }
+
+    /// Extends the leases of which half is over, where the session asked for it. The ids of those that had ended are
+    /// told to the worker.
+    pub async fn keep_leases(&self, attached: &Attached) {
+        let session = &attached.session;
+        let due = session.leases_to_keep(Instant::now());
+        let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, Held)>> = BTreeMap::new();
+        for (id, held) in due {
+            by_shard.entry(held.token.shard.clone()).or_default().push((id, held));
+        }
+        let calls = by_shard.into_iter().map(|(shard, held)| async move {
+            for held in held.chunks(self.settings.limits.max_items) {
+                let extensions: Vec<_> = held.iter().map(|(id, held)| session.extension(*id, held)).collect();
+                match self.queue.extend(&shard, &extensions).await {
+                    Ok(answers) => session.kept(held, &answers, Instant::now()),
+                    // They are tried again at once, and run out if Redis stays away.
+                    Err(error) => tracing::debug!(%shard, "cannot extend leases of a session: {error}"),
+                }
+            }
+        });
+        future::join_all(calls).await;
+    }
+
+    /// Ends a session: what its worker has not reported goes back. Once; later ends do nothing.
+    async fn end_session(&self, session: &Session, why: SessionEnd) {
+        let Some(held) = session.end(why) else { return };
+        self.sessions.remove(session);
+        metrics::session_ended(why);
+        let reason = match why {
+            SessionEnd::Closed => "its worker closed the session",
+            SessionEnd::Silent | SessionEnd::Away => "the worker's session timed out",
+            SessionEnd::TakenOver => "another session of the worker took over",
+            SessionEnd::Denied => "the worker's token is not valid any more",
+        };
+        self.give_back(&session.worker, held, reason).await;
+    }
+
+    /// Ends the session of a stream.
+    pub async fn end_attached(&self, attached: &Attached, why: SessionEnd) {
+        if attached.is_current() {
+            self.end_session(&attached.session, why).await;
+        }
+    }
+
+    async fn give_back(&self, worker: &WorkerName, held: Vec<(TaskId, Held)>, reason: &str) {
+        let mut by_shard: BTreeMap<ShardId, Vec<EndedLease>> = BTreeMap::new();
+        for (id, Held { token, deadline_unix_ms, started, .. }) in held {
+            let (shard, worker) = (token.shard.clone(), worker.clone());
+            by_shard.entry(shard).or_default().push(EndedLease { id, token, worker, deadline_unix_ms, started });
+        }
+        let calls = by_shard.into_iter().map(|(shard, leases)| async move {
+            let backoff = &self.settings.queues.get(&shard.queue).backoff;
+            match self.queue.end_leases(&shard, &leases, backoff, reason).await {
+                Ok(ends) => {
+                    let count = |end| ends.iter().filter(|one| **one == end).count();
+                    metrics::session_leases(count(LeaseEnd::Offered), count(LeaseEnd::Failed) + count(LeaseEnd::Dead));
+                    if count(LeaseEnd::Dead) > 0 || count(LeaseEnd::Failed) > 0 {
+                        self.reported.add([shard].into());
+                    }
+                }
+                // The leases run out by themselves.
+                Err(error) => {
+                    tracing::warn!(%shard, "could not end {} leases of a session of {worker}: {error}", leases.len());
+                }
+            }
+        });
+        future::join_all(calls).await;
+    }
+}
+
+/// The heartbeat of a session: three of them fit into the time-out.
+pub fn heartbeat(timeout: Duration) -> Duration {
+    timeout / 3
+}

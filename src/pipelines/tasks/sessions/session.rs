@@ -1,0 +1,314 @@
+//! One session, and the stream that it is attached to.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::book::{Book, Held, Reported, by};
+use crate::{
+    model::{
+        Completion, Extension, ItemAnswer, ItemStatus, Items, LeasedTask, QueueName, Rejection, TaskId, WorkerName,
+    },
+    pipelines::tasks::get::Leases,
+    queue::{self, Claim, Code, Started},
+    telemetry::metrics::SessionEnd,
+};
+
+/// A worker's wishes, as it opened its session.
+#[derive(Clone)]
+pub(super) struct Plan {
+    pub(super) queues: Vec<QueueName>,
+    pub(super) claim: Claim,
+    pub(super) timeout: Duration,
+    pub(super) tells_started: bool,
+    pub(super) keep_leases: bool,
+}
+
+/// A worker's session.
+pub(super) struct Session {
+    pub(super) id: Uuid,
+    pub(super) worker: WorkerName,
+    state: Mutex<State>,
+    /// There are ended leases to tell.
+    notify: Notify,
+}
+
+struct State {
+    plan: Plan,
+    book: Book,
+    /// How many tasks taskd may still send.
+    demand: u32,
+    /// Leases that an operator or time ended; the worker does not know it yet.
+    ended: Vec<ItemAnswer>,
+    /// The number of the stream that the session is attached to, counted from 1.
+    stream: u64,
+    cut: CancellationToken,
+    /// Since when it has no stream.
+    away_since: Option<Instant>,
+    end: Option<SessionEnd>,
+}
+
+/// Why a session's stream is no longer its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// The session goes on on another stream.
+    Displaced,
+    Ended(SessionEnd),
+}
+
+/// An opened session.
+pub struct Opened {
+    pub attached: Attached,
+    pub resumed: bool,
+}
+
+impl Session {
+    pub(super) fn open(worker: WorkerName, plan: Plan) -> (Arc<Self>, Attached) {
+        let (book, ended, cut) = (Book::default(), Vec::new(), CancellationToken::new());
+        let state = State { plan, book, demand: 0, ended, stream: 1, cut: cut.clone(), away_since: None, end: None };
+        let session = Arc::new(Self { id: Uuid::new_v4(), worker, state: Mutex::new(state), notify: Notify::new() });
+        (Arc::clone(&session), Attached { session, stream: 1, cut })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Attaches the session to another stream; with it the leases that the worker does not have. `None`: it has ended.
+    pub(super) fn attach_again(
+        self: &Arc<Self>,
+        plan: Plan,
+        holding: &[TaskId],
+    ) -> Option<(Attached, Vec<(TaskId, Held)>)> {
+        let mut state = self.state();
+        if state.end.is_some() {
+            return None;
+        }
+        state.cut.cancel();
+        state.cut = CancellationToken::new();
+        state.stream += 1;
+        (state.plan, state.demand, state.away_since) = (plan, 0, None);
+        let missing = state.book.take_missing(holding);
+        let (session, stream, cut) = (Arc::clone(self), state.stream, state.cut.clone());
+        Some((Attached { session, stream, cut }, missing))
+    }
+
+    /// True if it has had no stream for longer than its time-out.
+    pub(super) fn is_away_since(&self, now: Instant) -> bool {
+        let state = self.state();
+        state.away_since.is_some_and(|since| now.saturating_duration_since(since) > state.plan.timeout)
+    }
+
+    /// Ends it; answers what it had in hand, the first time.
+    pub(super) fn end(&self, why: SessionEnd) -> Option<Vec<(TaskId, Held)>> {
+        let mut state = self.state();
+        if state.end.is_some() {
+            return None;
+        }
+        (state.end, state.demand) = (Some(why), 0);
+        state.cut.cancel();
+        Some(state.book.take())
+    }
+
+    pub(super) fn plan(&self) -> Plan {
+        self.state().plan.clone()
+    }
+
+    pub(super) fn demand(&self) -> u32 {
+        self.state().demand
+    }
+
+    pub(super) fn taken(&self) -> usize {
+        let state = self.state();
+        state.book.len() + state.demand as usize
+    }
+
+    pub(super) fn want(&self, want: u32, most: u32) -> u32 {
+        let mut state = self.state();
+        state.book.drop_lapsed(Instant::now());
+        let in_hand = u32::try_from(state.book.len()).unwrap_or(u32::MAX);
+        let granted = want.min(most.saturating_sub(in_hand).saturating_sub(state.demand));
+        if state.end.is_none() {
+            state.demand += granted;
+        }
+        granted
+    }
+
+    /// Operators ended these tasks.
+    pub(super) fn cancelled(&self, ids: &[TaskId]) {
+        let mut state = self.state();
+        if state.book.is_empty() {
+            return;
+        }
+        for id in ids {
+            if state.book.remove(*id) {
+                state.ended.push(ItemAnswer::new(id.to_string(), ItemStatus::Cancelled));
+            }
+        }
+        if !state.ended.is_empty() {
+            self.notify.notify_one();
+        }
+    }
+
+    pub(super) fn leases_to_keep(&self, now: Instant) -> Vec<(TaskId, Held)> {
+        let state = self.state();
+        if state.plan.keep_leases && state.end.is_none() { state.book.due(now) } else { Vec::new() }
+    }
+
+    pub(super) fn extension(&self, id: TaskId, held: &Held) -> queue::Extension {
+        queue::Extension { id, token: held.token.clone(), worker: self.worker.clone(), by: held.lease }
+    }
+
+    /// Notes the answers of the queue to extensions.
+    pub(super) fn kept(&self, held: &[(TaskId, Held)], answers: &[(Code, i64)], now: Instant) {
+        let mut state = self.state();
+        for ((id, held), (code, deadline_unix_ms)) in held.iter().zip(answers) {
+            let status = match code {
+                Code::Ok | Code::Repeat => {
+                    state.book.kept(*id, &held.token, *deadline_unix_ms, now);
+                    continue;
+                }
+                Code::Cancelled => ItemStatus::Cancelled,
+                // The worker has reported it by another way, or is about to hear that it did.
+                Code::AlreadyCompleted => {
+                    state.book.forget(Some(&(*id, held.token.clone())));
+                    continue;
+                }
+                Code::LeaseLost | Code::UnknownTask => ItemStatus::LeaseLost,
+            };
+            if state.book.forget(Some(&(*id, held.token.clone()))) {
+                state.ended.push(ItemAnswer::new(id.to_string(), status));
+            }
+        }
+        if !state.ended.is_empty() {
+            self.notify.notify_one();
+        }
+    }
+}
+
+/// A stream's hold on its session. Dropped, the session stays for its time-out.
+pub struct Attached {
+    pub(super) session: Arc<Session>,
+    stream: u64,
+    cut: CancellationToken,
+}
+
+impl Attached {
+    pub fn session(&self) -> String {
+        self.session.id.to_string()
+    }
+
+    pub fn worker(&self) -> &str {
+        self.session.worker.as_str()
+    }
+
+    pub fn timeout(&self) -> Duration {
+        self.session.state().plan.timeout
+    }
+
+    pub fn demand(&self) -> u32 {
+        self.session.demand()
+    }
+
+    /// Waits until the stream is no longer the session's.
+    pub async fn cut(&self) -> Cut {
+        self.cut.cancelled().await;
+        let state = self.session.state();
+        match state.end {
+            Some(why) if state.stream == self.stream => Cut::Ended(why),
+            _ => Cut::Displaced,
+        }
+    }
+
+    pub(super) fn is_current(&self) -> bool {
+        self.session.state().stream == self.stream
+    }
+
+    /// Notes tasks on their way to the worker, and takes them off the demand; answers the tasks and the demand behind
+    /// them. `None`: the session has another stream by now, or has ended; the leases go back.
+    pub fn hold(&self, leases: Leases) -> Option<(Leases, u32)> {
+        let mut state = self.session.state();
+        if state.end.is_some() || state.stream != self.stream {
+            return None;
+        }
+        let started = if state.plan.tells_started { Started::No } else { Started::Perhaps };
+        let now = Instant::now();
+        leases.tasks.iter().for_each(|task: &LeasedTask| state.book.hold(task, started, now));
+        let sent = u32::try_from(leases.tasks.len()).unwrap_or(u32::MAX);
+        // A claim asks for no more than the demand.
+        state.demand = state.demand.saturating_sub(sent);
+        Some((leases, state.demand))
+    }
+
+    /// Sets the demand to 0; answers what it was.
+    pub fn surrender(&self) -> u32 {
+        std::mem::take(&mut self.session.state().demand)
+    }
+
+    pub fn started(&self, ids: &[String]) {
+        let mut state = self.session.state();
+        ids.iter().filter_map(|id| id.parse().ok()).for_each(|id| state.book.start(id));
+    }
+
+    /// Waits for leases that ended although the worker has not reported them.
+    pub async fn ended(&self) -> Vec<ItemAnswer> {
+        loop {
+            let ended = std::mem::take(&mut self.session.state().ended);
+            if !ended.is_empty() {
+                return ended;
+            }
+            self.session.notify.notified().await;
+        }
+    }
+
+    /// Prepares to note the answers to reports.
+    pub fn reports(
+        &self,
+        completions: &Items<Completion>,
+        rejections: &Items<Rejection>,
+        extensions: &Items<Extension>,
+    ) -> Reports {
+        Reports {
+            completions: completions.iter().map(|item| Reported::of(item, |_| ())).collect(),
+            rejections: rejections.iter().map(|item| Reported::of(item, |_| ())).collect(),
+            extensions: extensions.iter().map(|item| Reported::of(item, by)).collect(),
+        }
+    }
+
+    pub fn completed(&self, reports: &Reports, answers: &[ItemAnswer]) {
+        self.session.state().book.reported(&reports.completions, answers);
+    }
+
+    pub fn rejected(&self, reports: &Reports, answers: &[ItemAnswer]) {
+        self.session.state().book.reported(&reports.rejections, answers);
+    }
+
+    pub fn extended(&self, reports: &Reports, answers: &[ItemAnswer]) {
+        let mut state = self.session.state();
+        if state.end.is_none() {
+            state.book.extended(&reports.extensions, answers, Instant::now());
+        }
+    }
+}
+
+/// The leases that a frame reports.
+pub struct Reports {
+    completions: Vec<Reported<()>>,
+    rejections: Vec<Reported<()>>,
+    extensions: Vec<Reported<Duration>>,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let mut state = self.session.state();
+        if state.stream == self.stream {
+            (state.away_since, state.demand) = (Some(Instant::now()), 0);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Notices about sessions, from process to process, on the channel of wakes. A message may get lost; an earlier version
+//! logs it as a wake that names no queue.
+
+use std::sync::Arc;
+
+use tokio::sync::broadcast;
+use uuid::Uuid;
+
+use super::{error::Result, shards::Shards};
+use crate::model::{TaskId, WorkerName};
+
+/// The content of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// An operator cancelled these tasks while workers held them.
+    Cancelled(Arc<[TaskId]>),
+    /// The session ends all other sessions of its worker.
+    Takeover { worker: WorkerName, session: Uuid },
+}
+
+impl Notice {
+    /// `!` and ids, as `lua/cancel.lua` writes them; or `~`, the session and the worker. `None`: it is a wake.
+    pub(super) fn read(message: &[u8]) -> Option<Self> {
+        let (kind, rest) = message.split_first()?;
+        match kind {
+            b'!' => {
+                Some(Self::Cancelled(rest.as_chunks::<16>().0.iter().filter_map(|id| TaskId::from_slice(id)).collect()))
+            }
+            b'~' => {
+                let (session, worker) = std::str::from_utf8(rest).ok()?.split_once(' ')?;
+                Some(Self::Takeover { worker: WorkerName::new(worker).ok()?, session: session.parse().ok()? })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Shards {
+    /// Hears what is told from now on.
+    pub fn notices(&self) -> broadcast::Receiver<Notice> {
+        self.0.notices.subscribe()
+    }
+
+    /// Tells all processes that a session takes over.
+    pub async fn tell_takeover(&self, worker: &WorkerName, session: Uuid) -> Result<()> {
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(self.wake_channel()).arg(format!("~{session} {worker}"));
+        Ok(publish.exec_async(&mut self.conn()).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notice_is_read_and_a_wake_is_none() {
+        let (id, session, worker) = (TaskId::new(), Uuid::new_v4(), WorkerName::new("a worker").unwrap());
+        let message = [&b"!"[..], id.as_bytes(), id.as_bytes(), b"rest"].concat();
+        assert_eq!(Notice::read(&message), Some(Notice::Cancelled([id, id].into())));
+        let message = format!("~{session} {worker}");
+        assert_eq!(Notice::read(message.as_bytes()), Some(Notice::Takeover { worker, session }));
+        for message in [&b"crawl"[..], b"", b"~", b"~x y", b"~\xff"] {
+            assert_eq!(Notice::read(message), None, "{message:?}");
+        }
+    }
+}

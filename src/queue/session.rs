@@ -1,0 +1,94 @@
+//! The end of a session's leases.
+
+use std::time::Duration;
+
+use super::{
+    error::{Result, lost_without_generation},
+    types::{Code, OUTBOX_FULL_BYTES, RejectMode, Rejection},
+    wire::{packed_ms, pairs, seed},
+    worker::WorkerQueue,
+};
+use crate::{
+    model::{LeaseToken, ShardId, TaskId, WorkerName},
+    redis_pool::scripts,
+};
+
+/// Leases that go in one call.
+const AT_ONCE: usize = 500;
+
+/// A lease of a session that ended.
+#[derive(Clone, Debug)]
+pub struct EndedLease {
+    pub id: TaskId,
+    pub token: LeaseToken,
+    pub worker: WorkerName,
+    /// The last deadline that the session knows. A lease with another one stays.
+    pub deadline_unix_ms: i64,
+    pub started: Started,
+}
+
+/// Whether the worker had begun with a task: then its end is a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Started {
+    No,
+    /// Nobody knows. It counts if the task has reached the worker.
+    Perhaps,
+    Yes,
+}
+
+/// The outcome for its task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseEnd {
+    /// It was over, or was extended elsewhere.
+    None,
+    /// Its task is offered again, at no cost.
+    Offered,
+    /// It was a failure: its task waits for the backoff, …
+    Failed,
+    /// … or is dead.
+    Dead,
+}
+
+impl WorkerQueue {
+    /// Ends leases of one shard; answers per lease.
+    pub async fn end_leases(
+        &self,
+        shard: &ShardId,
+        leases: &[EndedLease],
+        backoff: &[Duration],
+        reason: &str,
+    ) -> Result<Vec<LeaseEnd>> {
+        let mut ends = Vec::with_capacity(leases.len());
+        for leases in leases.chunks(AT_ONCE) {
+            let answer = self.call(&scripts::SESSION_END, shard, leases.len(), |call| {
+                call.arg(seed()).arg(self.wake_channel()).arg(shard.queue.as_str()).arg(packed_ms(backoff));
+                call.arg(OUTBOX_FULL_BYTES).arg(reason);
+                for lease in leases {
+                    call.arg(lease.id.as_bytes()).arg(lease.token.generation).arg(lease.token.grant);
+                    call.arg(lease.worker.as_str()).arg(lease.deadline_unix_ms).arg(lease.started as u8);
+                    call.arg(self.failed_attempt(lease, reason));
+                }
+            });
+            let answer = answer.await.and_then(|value| pairs(value, leases.len()));
+            self.offered(shard);
+            // A shard that Redis lost has no leases.
+            let lost = || vec![(Code::LeaseLost, 0); leases.len()];
+            ends.extend(lost_without_generation(answer, lost)?.into_iter().map(|(_, outcome)| match outcome {
+                1 => LeaseEnd::Offered,
+                2 => LeaseEnd::Failed,
+                3 => LeaseEnd::Dead,
+                _ => LeaseEnd::None,
+            }));
+        }
+        Ok(ends)
+    }
+
+    fn failed_attempt(&self, lease: &EndedLease, reason: &str) -> Vec<u8> {
+        if lease.started == Started::No {
+            return Vec::new();
+        }
+        let EndedLease { id, token, worker, .. } = lease.clone();
+        let mode = RejectMode::Retry(None);
+        self.history().rejected(&Rejection { id, token, worker, mode, reason: reason.to_owned() })
+    }
+}

@@ -1,0 +1,121 @@
+//! The script that ends the leases of a session.
+
+use taskd::redis_pool::{Call, scripts};
+
+use super::{Fixture, NOW, changed, flat, id, lease};
+
+/// Each item: id, grant, worker, deadline, started. The failed attempt of `a` is `of a;`.
+fn end(call: &mut Call, most_bytes: u64, items: &[(char, u64, &str, i64, u8)]) {
+    // msgpack [50]
+    call.arg(1).arg("t:wake").arg("q").arg(&b"\x91\x32"[..]).arg(most_bytes).arg("over");
+    for (letter, grant, worker, deadline, started) in items {
+        call.arg(id(*letter)).arg("7").arg(*grant).arg(*worker).arg(*deadline).arg(*started);
+        call.arg(if *started > 0 { format!("of {letter};") } else { String::new() });
+    }
+}
+
+impl Fixture {
+    async fn ended(&self, items: &[(char, u64, &str, i64, u8)]) -> Vec<String> {
+        flat(self.run(&scripts::SESSION_END, |call| end(call, 1000, items)).await.expect("session_end"))
+    }
+}
+
+#[tokio::test]
+async fn a_lease_that_was_not_started_is_offered_again_at_no_cost() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.held('b', "w", 1).await;
+    let before = f.state().await;
+    assert_eq!(f.ended(&[('a', 1, "w", NOW, 0)]).await, ["1", "1"]);
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("records", &[r#"a=["L",1,0,[],[],[],0,1]"#, "b=h1:w"]),
+            ("leases", &[&format!("b1={NOW}")]),
+            ("mr:T", &["1/1/a"]),
+            ("counters", &["open=1", "open_bytes=413", "live=2"]),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn a_lease_that_was_started_is_a_failure_with_its_backoff() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    assert_eq!(f.ended(&[('a', 1, "w", NOW, 1)]).await, ["1", "2"]);
+    let after = f.state().await;
+    assert_eq!(after["records"], [r#"a=["L",1,1,["1"],[],[],0,0,[],[1000000,"w","over"]]"#]);
+    assert_eq!(after["outbox"], ["b=of a;"]);
+    assert_eq!((after.get("leases"), after.get("mr:T")), (None, None));
+    let due: i64 = after["delayed"][0].strip_prefix("a1=").unwrap().parse().unwrap();
+    assert!((NOW + 40..=NOW + 60).contains(&due), "the backoff of 50 ms, jittered: {due}");
+}
+
+#[tokio::test]
+async fn the_last_failure_kills_the_task() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 4).await;
+    // It has failed once, and may fail twice: ["L", 1, 1, [], [], ["w", "4"], 0, 1]
+    f.seed("HSET", "records", &[&id('a'), b"\x98\xa1L\x01\x01\x90\x90\x92\xa1w\xa14\x00\x01"]).await;
+    assert_eq!(f.ended(&[('a', 4, "w", NOW, 1)]).await, ["1", "3"]);
+    let after = f.state().await;
+    assert_eq!(after["records"], [format!(r#"a=["D",1,2,[],[],[],{NOW},1]"#)]);
+    assert_eq!((after.get("bodies"), after.get("leases"), &after["finals"][..]), (None, None, &["a".to_owned()][..]));
+}
+
+#[tokio::test]
+async fn a_lease_whose_grant_did_not_arrive_costs_nothing_and_so_do_all_of_its_claim() {
+    let f = Fixture::new().await;
+    for letter in ['a', 'b'] {
+        f.held(letter, "w", 1).await;
+    }
+    f.seed("ZADD", "undelivered", &[NOW.to_string().as_bytes(), b"1"]).await;
+    assert_eq!(f.ended(&[('a', 1, "w", NOW, 1), ('b', 1, "w", NOW, 1)]).await, ["1", "1", "1", "1"]);
+    let after = f.state().await;
+    assert_eq!(after["mr:T"], ["1/1/b", "1/1/a"]);
+    assert_eq!((after.get("undelivered"), after.get("outbox"), after.get("leases")), (None, None, None));
+}
+
+#[tokio::test]
+async fn a_worker_that_said_that_it_started_had_the_task() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.seed("ZADD", "undelivered", &[NOW.to_string().as_bytes(), b"1"]).await;
+    assert_eq!(f.ended(&[('a', 1, "w", NOW, 2)]).await, ["1", "2"]);
+    assert_eq!(f.state().await.get("undelivered"), None);
+}
+
+/// Extended elsewhere, reported, another's, and unknown: nothing changes.
+#[tokio::test]
+async fn a_lease_that_is_no_longer_the_sessions_stays_as_it_is() {
+    let f = Fixture::new().await;
+    for letter in ['a', 'b', 'c'] {
+        f.held(letter, "w", 1).await;
+    }
+    f.seed("ZADD", "leases", &[(NOW + 1).to_string().as_bytes(), &lease('a', 1)]).await;
+    f.seed("HSET", "records", &[&id('c'), format!("f{NOW}:1:w").as_bytes()]).await;
+    let before = f.state().await;
+    let items = [
+        ('a', 1, "w", NOW, 1),
+        ('b', 2, "w", NOW, 1),
+        ('b', 1, "v", NOW, 1),
+        ('c', 1, "w", NOW, 1),
+        ('z', 1, "w", NOW, 1),
+    ];
+    assert_eq!(f.ended(&items).await, ["3", "0", "3", "0", "3", "0", "4", "0", "5", "0"]);
+    assert_eq!(f.state().await, before);
+}
+
+#[tokio::test]
+async fn a_second_end_does_nothing_and_a_full_outbox_gets_no_history() {
+    let f = Fixture::new().await;
+    f.held('a', "w", 1).await;
+    f.seed("HSET", "counters", &[b"outbox_bytes", b"1000"]).await;
+    let items = [('a', 1, "w", NOW, 1)];
+    assert_eq!(f.ended(&items).await, ["1", "2"]);
+    let after = f.state().await;
+    assert_eq!(after.get("outbox"), None);
+    assert_eq!(f.ended(&items).await, ["3", "0"]);
+    assert_eq!(f.state().await, after);
+}
