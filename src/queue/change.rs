@@ -127,6 +127,8 @@ impl Changer {
             })
             .await?;
         self.offered(shard);
+        let announcer = self.announcer();
+        announcer.announce(&shard.queue, announcer.now_unix_ms(), tasks.iter().map(|task| (task.id, None)));
         let numbers = numbers(value, tasks.len() + 1)?;
         let answers = numbers[1..].iter().map(|number| arbitrated(*number, 0)).collect::<Result<_>>()?;
         Ok(ArbitratedTasks { generation: unsigned(numbers[0]), answers })

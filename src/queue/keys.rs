@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    model::ShardId,
+    model::{QueueName, ShardId},
     redis_pool::{Call, Script, ShardKey},
 };
 
@@ -78,4 +78,18 @@ pub(super) fn generation(prefix: &str, shard: &ShardId) -> String {
 /// The channel on which scripts publish the name of a queue that has something to hand out again.
 pub fn wake_channel(prefix: &str) -> String {
     format!("{prefix}:wake")
+}
+
+/// The queues that somebody watches, by the ends of their leases.
+pub fn watched(prefix: &str) -> String {
+    format!("{prefix}:watched")
+}
+
+/// The channel on which processes announce what became of the tasks of a queue that somebody watches.
+pub fn events_channel(prefix: &str, queue: &QueueName) -> String {
+    format!("{}{queue}", events_channel_prefix(prefix))
+}
+
+pub(super) fn events_channel_prefix(prefix: &str) -> String {
+    format!("{prefix}:events:")
 }

@@ -8,6 +8,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::{
+    announce::Announcer,
     calls::Reach,
     delivery::Undelivered,
     error::{Error, Result},
@@ -47,6 +48,7 @@ pub(super) struct Inner {
     name: String,
     wakes: Arc<Wakes>,
     pauses: Pauses,
+    announcer: Announcer,
     shards: RwLock<BTreeMap<QueueName, Vec<Arc<Shard>>>>,
     released: Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
 }
@@ -54,10 +56,11 @@ pub(super) struct Inner {
 impl Shards {
     pub(super) fn new(redis: Redis, name: String, clock: Clock) -> Self {
         let (release, released) = mpsc::unbounded_channel();
+        let announcer = Announcer::new(redis.clone(), clock.clone());
         let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
         let process = Process { redis, clock, release, delivered, awake, calls, history: Arc::default() };
         let (wakes, pauses, shards) = Default::default();
-        Self(Arc::new(Inner { process, name, wakes, pauses, shards, released: Mutex::new(Some(released)) }))
+        Self(Arc::new(Inner { process, name, wakes, pauses, announcer, shards, released: Mutex::new(Some(released)) }))
     }
 
     /// Waits for the calls under way.
@@ -93,6 +96,11 @@ impl Shards {
 
     pub(super) fn wake_channel(&self) -> String {
         keys::wake_channel(self.prefix())
+    }
+
+    /// Tells and hears what becomes of tasks.
+    pub fn announcer(&self) -> &Announcer {
+        &self.0.announcer
     }
 
     // --- which there are

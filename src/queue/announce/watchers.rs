@@ -1,0 +1,316 @@
+//! The watchers of this process.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::{Announcer, News};
+use crate::{
+    model::{EventId, QueueName, TaskEvent, TaskId},
+    telemetry::metrics,
+};
+
+/// The watchers of a process, at most.
+const MOST: usize = 10_000;
+/// What may wait for a watcher of a queue. It is cut behind that.
+const ROOM_OF_QUEUE: usize = 10_000;
+/// What may wait for a watcher of tasks, beside two for each task. It reads the tasks anew behind that.
+const ROOM: usize = 64;
+/// The tasks about which watchers ask, at most. The safety net finds the others.
+const MOST_ASKED: usize = 20_000;
+/// How long a queue stays watched without a watcher: the next one may come soon.
+const LINGER: Duration = Duration::from_secs(30);
+/// The last events of a watched queue, for watchers that come again.
+const RECENT: usize = 1_000;
+
+/// What somebody wants to hear of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Interest {
+    Ends,
+    All,
+}
+
+/// What a watcher hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// A step said so.
+    Hint(TaskEvent),
+    /// SQL and Redis say so.
+    Truth(TaskEvent),
+    /// Hints before this may be missing.
+    Gap,
+}
+
+/// So many watch already.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("{MOST} calls watch tasks already, and there may be no more in this process; try again later")]
+pub struct Full;
+
+/// What waits for one watcher.
+struct Mailbox {
+    told: Mutex<VecDeque<Told>>,
+    room: usize,
+    has_overflowed: AtomicBool,
+    notify: Notify,
+}
+
+impl Mailbox {
+    fn put(&self, told: Told) {
+        let mut waiting = self.told.lock();
+        if waiting.len() < self.room {
+            waiting.push_back(told);
+        } else {
+            self.has_overflowed.store(true, Ordering::Relaxed);
+            metrics::events_dropped(1);
+        }
+        drop(waiting);
+        self.notify.notify_one();
+    }
+}
+
+/// A task that is watched.
+struct OfTask {
+    boxes: Vec<Arc<Mailbox>>,
+    /// Something was heard since the last look at all.
+    is_heard: bool,
+}
+
+/// A queue of which something is watched.
+#[derive(Default)]
+struct OfQueue {
+    boxes: Vec<Arc<Mailbox>>,
+    all: usize,
+    ends: usize,
+    /// Since when nobody watches.
+    left: Option<(Instant, Option<Interest>)>,
+    recent: VecDeque<TaskEvent>,
+}
+
+impl OfQueue {
+    fn count(&mut self, interest: Interest) -> &mut usize {
+        match interest {
+            Interest::Ends => &mut self.ends,
+            Interest::All => &mut self.all,
+        }
+    }
+
+    fn interest(&self) -> Option<Interest> {
+        let lingers = self.left.and_then(|(since, interest)| interest.filter(|_| since.elapsed() < LINGER));
+        let now = if self.all > 0 { Some(Interest::All) } else { (self.ends > 0).then_some(Interest::Ends) };
+        now.max(lingers)
+    }
+}
+
+#[derive(Default)]
+struct Map {
+    tasks: HashMap<TaskId, OfTask>,
+    queues: HashMap<QueueName, OfQueue>,
+    watchers: usize,
+    /// Tasks whose status is asked for.
+    asked: HashSet<TaskId>,
+}
+
+#[derive(Default)]
+pub(super) struct Watchers {
+    map: Mutex<Map>,
+    asked: Notify,
+    changed: Notify,
+}
+
+impl Watchers {
+    /// The queues of which something is watched, or was a moment ago.
+    pub(super) fn watched(&self) -> HashMap<QueueName, Interest> {
+        let mut map = self.map.lock();
+        map.queues.retain(|_, of_queue| of_queue.interest().is_some());
+        map.queues.iter().filter_map(|(queue, of)| Some((queue.clone(), of.interest()?))).collect()
+    }
+
+    pub(super) async fn asked(&self) {
+        self.asked.notified().await;
+    }
+
+    pub(super) fn take_asked(&self, all: bool) -> Vec<TaskId> {
+        let mut map = self.map.lock();
+        let mut asked: HashSet<TaskId> = std::mem::take(&mut map.asked);
+        if all {
+            let unheard = map.tasks.iter().filter(|(_, of_task)| !of_task.is_heard).map(|(id, _)| *id);
+            asked.extend(unheard);
+            map.tasks.values_mut().for_each(|of_task| of_task.is_heard = false);
+        }
+        asked.into_iter().collect()
+    }
+
+    pub(super) fn ask(&self, ids: &[TaskId]) {
+        let mut map = self.map.lock();
+        for id in ids {
+            if map.asked.len() < MOST_ASKED {
+                map.asked.insert(*id);
+            }
+        }
+        drop(map);
+        self.asked.notify_one();
+    }
+
+    /// Tells what came over the channel of a queue.
+    pub(super) fn hear(&self, queue: &QueueName, news: Vec<News>) {
+        let mut unclear = Vec::new();
+        let mut hints = Vec::with_capacity(news.len());
+        {
+            let map = self.map.lock();
+            let watches_all = map.queues.get(queue).is_some_and(|of_queue| !of_queue.boxes.is_empty());
+            for News { id, status, at_unix_ms } in news {
+                match status {
+                    Some(status) => hints.push(TaskEvent { id, queue: queue.clone(), status, at_unix_ms }),
+                    None if watches_all || map.tasks.contains_key(&id) => unclear.push(id),
+                    None => {}
+                }
+            }
+        }
+        self.tell(hints.into_iter(), true);
+        if !unclear.is_empty() {
+            self.ask(&unclear);
+        }
+    }
+
+    pub(super) fn tell(&self, events: impl Iterator<Item = TaskEvent>, are_hints: bool) {
+        let mut map = self.map.lock();
+        let Map { tasks, queues, .. } = &mut *map;
+        for event in events {
+            let told = if are_hints { Told::Hint(event.clone()) } else { Told::Truth(event.clone()) };
+            if let Some(of_task) = tasks.get_mut(&event.id) {
+                of_task.is_heard |= are_hints;
+                of_task.boxes.iter().for_each(|mailbox| mailbox.put(told.clone()));
+            }
+            let Some(of_queue) = queues.get_mut(&event.queue) else { continue };
+            if of_queue.boxes.is_empty() && of_queue.recent.is_empty() {
+                continue;
+            }
+            let last = of_queue.recent.iter().rev().find(|known| known.id == event.id);
+            if last.is_some_and(|last| last.status == event.status || last.status.is_final()) {
+                continue;
+            }
+            if of_queue.recent.len() >= RECENT {
+                of_queue.recent.pop_front();
+            }
+            of_queue.recent.push_back(event);
+            of_queue.boxes.iter().for_each(|mailbox| mailbox.put(told.clone()));
+        }
+    }
+
+    /// Announcements of the queue may have been missed.
+    pub(super) fn missed(&self, queue: &QueueName) {
+        let mut map = self.map.lock();
+        map.tasks.values_mut().for_each(|of_task| of_task.is_heard = false);
+        if let Some(of_queue) = map.queues.get_mut(queue) {
+            // Nobody can go on behind an event of before.
+            of_queue.recent.clear();
+            of_queue.boxes.iter().for_each(|mailbox| mailbox.put(Told::Gap));
+        }
+    }
+
+    /// Waits for another watcher.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+}
+
+/// The interest of one call in tasks, or in a queue. Its end ends with it.
+pub struct Watch {
+    announcer: Announcer,
+    mailbox: Arc<Mailbox>,
+    queue: QueueName,
+    ids: Option<Vec<TaskId>>,
+    interest: Interest,
+}
+
+impl Watch {
+    pub(super) fn new(
+        announcer: Announcer,
+        queue: &QueueName,
+        ids: Option<&[TaskId]>,
+        interest: Interest,
+    ) -> Result<Self, Full> {
+        let room = ids.map_or(ROOM_OF_QUEUE, |ids| ROOM + 2 * ids.len());
+        let mailbox = Arc::new(Mailbox {
+            told: Mutex::default(),
+            room,
+            has_overflowed: AtomicBool::new(false),
+            notify: Notify::new(),
+        });
+        {
+            let mut map = announcer.0.watchers.map.lock();
+            if map.watchers >= MOST {
+                return Err(Full);
+            }
+            map.watchers += 1;
+            metrics::watchers(map.watchers);
+            let of_queue = map.queues.entry(queue.clone()).or_default();
+            *of_queue.count(interest) += 1;
+            match ids {
+                None => of_queue.boxes.push(Arc::clone(&mailbox)),
+                Some(ids) => {
+                    for id in ids {
+                        let new = || OfTask { boxes: Vec::new(), is_heard: true };
+                        map.tasks.entry(*id).or_insert_with(new).boxes.push(Arc::clone(&mailbox));
+                    }
+                }
+            }
+        }
+        announcer.0.watchers.changed.notify_one();
+        let ids = ids.map(<[TaskId]>::to_vec);
+        Ok(Self { announcer, mailbox, queue: queue.clone(), ids, interest })
+    }
+
+    /// What came since the last call; waits until there is something. The second part: some of it was dropped.
+    pub async fn told(&self) -> (Vec<Told>, bool) {
+        loop {
+            let told: Vec<_> = self.mailbox.told.lock().drain(..).collect();
+            let has_overflowed = self.mailbox.has_overflowed.swap(false, Ordering::Relaxed);
+            if !told.is_empty() || has_overflowed {
+                return (told, has_overflowed);
+            }
+            self.mailbox.notify.notified().await;
+        }
+    }
+
+    /// The events of the queue behind this one, as far as this process has heard them. `None`: it does not know it.
+    pub fn since(&self, last: &EventId) -> Option<Vec<TaskEvent>> {
+        let map = self.announcer.0.watchers.map.lock();
+        let recent = &map.queues.get(&self.queue)?.recent;
+        let place = recent.iter().position(|event| event.event_id() == *last)?;
+        Some(recent.iter().skip(place + 1).cloned().collect())
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut map = self.announcer.0.watchers.map.lock();
+        map.watchers -= 1;
+        metrics::watchers(map.watchers);
+        let is_own = |mailbox: &Arc<Mailbox>| Arc::ptr_eq(mailbox, &self.mailbox);
+        for id in self.ids.iter().flatten() {
+            if let Some(of_task) = map.tasks.get_mut(id) {
+                of_task.boxes.retain(|mailbox| !is_own(mailbox));
+                if of_task.boxes.is_empty() {
+                    map.tasks.remove(id);
+                }
+            }
+        }
+        if let Some(of_queue) = map.queues.get_mut(&self.queue) {
+            of_queue.boxes.retain(|mailbox| !is_own(mailbox));
+            let before = of_queue.interest();
+            *of_queue.count(self.interest) -= 1;
+            if of_queue.interest() != before {
+                of_queue.left = Some((Instant::now(), before));
+            }
+        }
+    }
+}
