@@ -32,6 +32,10 @@ pub enum Error {
     NoSuchJob(Uuid),
     #[error("{MOST_JOBS} jobs run, and there may be no more; wait for one, or stop one")]
     ManyJobs,
+    #[error("{0}")]
+    ManyWatchers(String),
+    #[error(transparent)]
+    Watchers(#[from] queue::Full),
     #[error("task {id} cannot be changed any more: {why}")]
     Final { id: TaskId, why: String },
     #[error(transparent)]
@@ -83,9 +87,11 @@ impl Error {
             Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {
                 Kind::Forbidden
             }
-            Self::Insert(discovery::Error::Busy(_)) | Self::Denied(Denied::TooFast { .. }) | Self::ManyJobs => {
-                Kind::Busy
-            }
+            Self::Insert(discovery::Error::Busy(_))
+            | Self::Denied(Denied::TooFast { .. })
+            | Self::ManyJobs
+            | Self::ManyWatchers(_)
+            | Self::Watchers(_) => Kind::Busy,
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))
             | Self::Change(_)

@@ -20,6 +20,10 @@ mod reader;
 mod search;
 mod tasks;
 mod text;
+mod waiting;
+mod watch;
+mod watchers;
+mod watching;
 
 pub(crate) use self::text::{ECHO, shorten};
 pub use self::{
@@ -28,4 +32,6 @@ pub use self::{
     handle::Api,
     ledger::Ledger,
     reader::Reader,
+    watch::Watching,
+    watchers::Watchers,
 };

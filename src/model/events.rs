@@ -101,19 +101,16 @@ pub enum WatchEnd {
     Unauthenticated,
     /// The watcher does not read as fast as events come.
     TooSlow,
-    /// The task is removed, or cannot be read.
-    Unreadable,
 }
 
 impl WatchEnd {
-    pub const ALL: [Self; 4] = [Self::Stopping, Self::Unauthenticated, Self::TooSlow, Self::Unreadable];
+    pub const ALL: [Self; 3] = [Self::Stopping, Self::Unauthenticated, Self::TooSlow];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stopping => "STOPPING",
             Self::Unauthenticated => "UNAUTHENTICATED",
             Self::TooSlow => "TOO_SLOW",
-            Self::Unreadable => "UNREADABLE",
         }
     }
 
@@ -122,7 +119,6 @@ impl WatchEnd {
             Self::Stopping => "this taskd is stopping; connect again",
             Self::Unauthenticated => "the token was revoked, or has expired",
             Self::TooSlow => "events come faster than you read; connect again, and watch fewer tasks",
-            Self::Unreadable => "the task was removed",
         }
     }
 }

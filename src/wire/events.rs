@@ -23,7 +23,7 @@ pub fn status_changes(
 }
 
 /// A change, as a channel or a record has it.
-pub type ReadChange = (TaskId, Option<TaskStatus>, i64);
+type ReadChange = (TaskId, Option<TaskStatus>, i64);
 
 /// Reads status changes. A status of a later version is not known.
 pub fn read_status_changes(bytes: &[u8]) -> Result<Vec<ReadChange>, String> {

@@ -77,7 +77,8 @@ impl Announcer {
             let (now, lease) = (self.now_unix_ms(), i64::try_from(LEASE.as_millis()).unwrap_or(i64::MAX));
             if !due.is_empty() {
                 // What has expired, and what a clock that was set back has left in the far future.
-                let (mut old, mut far, mut add) = (redis::cmd("ZREMRANGEBYSCORE"), redis::cmd("ZREMRANGEBYSCORE"), redis::cmd("ZADD"));
+                let (mut old, mut far, mut add) =
+                    (redis::cmd("ZREMRANGEBYSCORE"), redis::cmd("ZREMRANGEBYSCORE"), redis::cmd("ZADD"));
                 old.arg(&key).arg("-inf").arg(now - lease);
                 far.arg(&key).arg(now + 2 * lease).arg("+inf");
                 add.arg(&key);

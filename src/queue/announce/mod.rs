@@ -21,8 +21,8 @@ use std::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-pub use self::watchers::{Full, Interest, Told, Watch};
 use self::watchers::Watchers;
+pub use self::watchers::{Full, Interest, Told, Watch};
 use crate::{
     model::{QueueName, TaskEvent, TaskId, TaskStatus},
     redis_pool::Redis,
@@ -35,11 +35,11 @@ const MOST_WAITING: usize = 20_000;
 
 /// A step's news of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct News {
-    pub id: TaskId,
+struct News {
+    id: TaskId,
     /// `None`: the step changed the task, and does not know its status.
-    pub status: Option<TaskStatus>,
-    pub at_unix_ms: i64,
+    status: Option<TaskStatus>,
+    at_unix_ms: i64,
 }
 
 impl News {
@@ -89,7 +89,12 @@ impl Announcer {
     }
 
     /// Tells those that watch the queue, soon. Costs one look at a flag when nobody watches anything.
-    pub fn announce(&self, queue: &QueueName, at_unix_ms: i64, news: impl Iterator<Item = (TaskId, Option<TaskStatus>)>) {
+    pub fn announce(
+        &self,
+        queue: &QueueName,
+        at_unix_ms: i64,
+        news: impl Iterator<Item = (TaskId, Option<TaskStatus>)>,
+    ) {
         if !self.is_wanted() {
             return;
         }
@@ -118,11 +123,12 @@ impl Announcer {
         self.0.is_wanted.load(Ordering::Relaxed)
     }
 
-    /// Watches tasks of a queue, or all of it where `ids` is `None`. Take it, *then* read the tasks.
-    pub fn watch(&self, queue: &QueueName, ids: Option<&[TaskId]>, interest: Interest) -> Result<Watch, Full> {
-        let watch = Watch::new(self.clone(), queue, ids, interest)?;
+    /// Watches tasks, or whole queues. Take it, *then* read the tasks.
+    pub fn watch(&self, of: Vec<(QueueName, Option<Vec<TaskId>>)>, interest: Interest) -> Result<Watch, Full> {
+        let queues: Vec<QueueName> = of.iter().map(|(queue, _)| queue.clone()).collect();
+        let watch = Watch::new(self.clone(), of, interest)?;
         // Steps of this process tell at once, before Redis knows.
-        self.want(queue, interest);
+        queues.iter().for_each(|queue| self.want(queue, interest));
         self.0.look.notify_one();
         Ok(watch)
     }
@@ -144,11 +150,6 @@ impl Announcer {
     /// The tasks about which watchers ask. With `all`, also those of which nothing was heard since the last such call.
     pub fn take_asked(&self, all: bool) -> Vec<TaskId> {
         self.0.watchers.take_asked(all)
-    }
-
-    /// Asks for the status of a task.
-    pub fn ask(&self, ids: &[TaskId]) {
-        self.0.watchers.ask(ids);
     }
 
     /// Tells the watchers what SQL and Redis say.

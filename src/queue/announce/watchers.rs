@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use super::{Announcer, News};
 use crate::{
-    model::{EventId, QueueName, TaskEvent, TaskId},
+    model::{EventId, QueueName, TaskEvent, TaskId, TaskStatus},
     telemetry::metrics,
 };
 
@@ -32,7 +32,7 @@ const LINGER: Duration = Duration::from_secs(30);
 const RECENT: usize = 1_000;
 
 /// What somebody wants to hear of a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Interest {
     Ends,
     All,
@@ -92,9 +92,30 @@ struct OfQueue {
     /// Since when nobody watches.
     left: Option<(Instant, Option<Interest>)>,
     recent: VecDeque<TaskEvent>,
+    /// The last of them of each task.
+    last: HashMap<TaskId, (TaskStatus, i64)>,
 }
 
 impl OfQueue {
+    /// True for what was told before, and for what came before the end of its task.
+    fn knows(&self, event: &TaskEvent) -> bool {
+        let is_known = |(status, at): &(TaskStatus, i64)| {
+            *status == event.status || (status.is_final() && event.at_unix_ms <= *at)
+        };
+        self.last.get(&event.id).is_some_and(is_known)
+    }
+
+    fn note(&mut self, event: TaskEvent) {
+        if self.recent.len() >= RECENT
+            && let Some(old) = self.recent.pop_front()
+            && self.last.get(&old.id) == Some(&(old.status, old.at_unix_ms))
+        {
+            self.last.remove(&old.id);
+        }
+        self.last.insert(event.id, (event.status, event.at_unix_ms));
+        self.recent.push_back(event);
+    }
+
     fn count(&mut self, interest: Interest) -> &mut usize {
         match interest {
             Interest::Ends => &mut self.ends,
@@ -193,14 +214,10 @@ impl Watchers {
             if of_queue.boxes.is_empty() && of_queue.recent.is_empty() {
                 continue;
             }
-            let last = of_queue.recent.iter().rev().find(|known| known.id == event.id);
-            if last.is_some_and(|last| last.status == event.status || last.status.is_final()) {
+            if of_queue.knows(&event) {
                 continue;
             }
-            if of_queue.recent.len() >= RECENT {
-                of_queue.recent.pop_front();
-            }
-            of_queue.recent.push_back(event);
+            of_queue.note(event);
             of_queue.boxes.iter().for_each(|mailbox| mailbox.put(told.clone()));
         }
     }
@@ -212,6 +229,7 @@ impl Watchers {
         if let Some(of_queue) = map.queues.get_mut(queue) {
             // Nobody can go on behind an event of before.
             of_queue.recent.clear();
+            of_queue.last.clear();
             of_queue.boxes.iter().for_each(|mailbox| mailbox.put(Told::Gap));
         }
     }
@@ -222,26 +240,23 @@ impl Watchers {
     }
 }
 
-/// The interest of one call in tasks, or in a queue. Its end ends with it.
+/// A queue, and the tasks of it that are meant; `None`: all.
+type OfQueueWatched = (QueueName, Option<Vec<TaskId>>);
+
+/// The interest of one call. It ends when this is dropped.
 pub struct Watch {
     announcer: Announcer,
     mailbox: Arc<Mailbox>,
-    queue: QueueName,
-    ids: Option<Vec<TaskId>>,
+    of: Vec<OfQueueWatched>,
     interest: Interest,
 }
 
 impl Watch {
-    pub(super) fn new(
-        announcer: Announcer,
-        queue: &QueueName,
-        ids: Option<&[TaskId]>,
-        interest: Interest,
-    ) -> Result<Self, Full> {
-        let room = ids.map_or(ROOM_OF_QUEUE, |ids| ROOM + 2 * ids.len());
+    pub(super) fn new(announcer: Announcer, of: Vec<OfQueueWatched>, interest: Interest) -> Result<Self, Full> {
+        let rooms = of.iter().map(|(_, ids)| ids.as_ref().map_or(ROOM_OF_QUEUE, |ids| 2 * ids.len()));
         let mailbox = Arc::new(Mailbox {
             told: Mutex::default(),
-            room,
+            room: ROOM + rooms.sum::<usize>(),
             has_overflowed: AtomicBool::new(false),
             notify: Notify::new(),
         });
@@ -252,21 +267,20 @@ impl Watch {
             }
             map.watchers += 1;
             metrics::watchers(map.watchers);
-            let of_queue = map.queues.entry(queue.clone()).or_default();
-            *of_queue.count(interest) += 1;
-            match ids {
-                None => of_queue.boxes.push(Arc::clone(&mailbox)),
-                Some(ids) => {
-                    for id in ids {
-                        let new = || OfTask { boxes: Vec::new(), is_heard: true };
-                        map.tasks.entry(*id).or_insert_with(new).boxes.push(Arc::clone(&mailbox));
-                    }
+            for (queue, ids) in &of {
+                let of_queue = map.queues.entry(queue.clone()).or_default();
+                *of_queue.count(interest) += 1;
+                if ids.is_none() {
+                    of_queue.boxes.push(Arc::clone(&mailbox));
+                }
+                for id in ids.iter().flatten() {
+                    let new = || OfTask { boxes: Vec::new(), is_heard: true };
+                    map.tasks.entry(*id).or_insert_with(new).boxes.push(Arc::clone(&mailbox));
                 }
             }
+            announcer.0.watchers.changed.notify_one();
         }
-        announcer.0.watchers.changed.notify_one();
-        let ids = ids.map(<[TaskId]>::to_vec);
-        Ok(Self { announcer, mailbox, queue: queue.clone(), ids, interest })
+        Ok(Self { announcer, mailbox, of, interest })
     }
 
     /// What came since the last call; waits until there is something. The second part: some of it was dropped.
@@ -281,11 +295,19 @@ impl Watch {
         }
     }
 
-    /// The events of the queue behind this one, as far as this process has heard them. `None`: it does not know it.
+    /// Asks for the statuses of tasks.
+    pub fn ask(&self, ids: &[TaskId]) {
+        self.announcer.0.watchers.ask(ids);
+    }
+
+    /// The events of a queue behind this one, as far as this process has heard them. `None`: it does not know it.
     pub fn since(&self, last: &EventId) -> Option<Vec<TaskEvent>> {
         let map = self.announcer.0.watchers.map.lock();
-        let recent = &map.queues.get(&self.queue)?.recent;
+        let (queue, _) = self.of.first()?;
+        let recent = &map.queues.get(queue)?.recent;
         let place = recent.iter().position(|event| event.event_id() == *last)?;
+        // What waits already is among them.
+        self.mailbox.told.lock().clear();
         Some(recent.iter().skip(place + 1).cloned().collect())
     }
 }
@@ -295,21 +317,23 @@ impl Drop for Watch {
         let mut map = self.announcer.0.watchers.map.lock();
         map.watchers -= 1;
         metrics::watchers(map.watchers);
-        let is_own = |mailbox: &Arc<Mailbox>| Arc::ptr_eq(mailbox, &self.mailbox);
-        for id in self.ids.iter().flatten() {
-            if let Some(of_task) = map.tasks.get_mut(id) {
-                of_task.boxes.retain(|mailbox| !is_own(mailbox));
-                if of_task.boxes.is_empty() {
-                    map.tasks.remove(id);
+        let is_other = |mailbox: &Arc<Mailbox>| !Arc::ptr_eq(mailbox, &self.mailbox);
+        for (queue, ids) in &self.of {
+            for id in ids.iter().flatten() {
+                if let Some(of_task) = map.tasks.get_mut(id) {
+                    of_task.boxes.retain(is_other);
+                    if of_task.boxes.is_empty() {
+                        map.tasks.remove(id);
+                    }
                 }
             }
-        }
-        if let Some(of_queue) = map.queues.get_mut(&self.queue) {
-            of_queue.boxes.retain(|mailbox| !is_own(mailbox));
-            let before = of_queue.interest();
-            *of_queue.count(self.interest) -= 1;
-            if of_queue.interest() != before {
-                of_queue.left = Some((Instant::now(), before));
+            if let Some(of_queue) = map.queues.get_mut(queue) {
+                of_queue.boxes.retain(is_other);
+                let before = of_queue.interest();
+                *of_queue.count(self.interest) -= 1;
+                if of_queue.interest() != before {
+                    of_queue.left = Some((Instant::now(), before));
+                }
             }
         }
     }

@@ -168,7 +168,7 @@ impl Upkeep {
     }
 
     /// Entries of an outbox. Those that watch hear of expired leases: the script that ends them does not name them.
-    fn entries(&self, shard: &ShardId, value: Value) -> Result<Vec<OutboxEntry>> {
+    fn entries(&self, shard: &ShardId, value: redis::Value) -> Result<Vec<OutboxEntry>> {
         let entries: Vec<_> = items(value)?.into_iter().map(outbox_entry).collect::<Result<_>>()?;
         for entry in &entries {
             let expired = entry.events.iter().filter_map(|event| match event {

@@ -17,7 +17,6 @@ label! {
         Stopping = "stopping",
         Unauthenticated = "unauthenticated",
         TooSlow = "too_slow",
-        Unreadable = "unreadable",
     }
 }
 

@@ -23,8 +23,8 @@ use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 pub use self::{
-    changes::*, discovery::*, enrichment::*, events::*, fanout::*, history::*, latency::*, process::*, servers::*, traces::*,
-    watchdog::*, workers::*,
+    changes::*, discovery::*, enrichment::*, events::*, fanout::*, history::*, latency::*, process::*, servers::*,
+    traces::*, watchdog::*, workers::*,
 };
 pub use super::series::Handle;
 use super::{error::Error, openmetrics, series::Recorders};
