@@ -23,6 +23,7 @@ pub mod tasks;
 mod token;
 mod top;
 mod trust;
+pub mod watch;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -46,6 +47,7 @@ Examples:
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
   taskd insert --queue crawl urls.txt         insert one task per line
   taskd task crawl https://example.org/       show a task, its payload and its attempts
+  taskd watch --queue crawl                   show each change of a task or of a queue
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
   taskd tasks --queue crawl --status dead     list tasks, the newest first
@@ -92,6 +94,7 @@ enum Subcommands {
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Task(task::Task),
+    Watch(watch::Watch),
     Explain(explain::Explain),
     Cancel(change::Cancel),
     Change(change::Change),
@@ -150,6 +153,7 @@ pub enum Command {
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Task(task::Task),
+    Watch(watch::Watch),
     Explain(explain::Explain),
     Cancel(change::Cancel),
     Change(change::Change),
@@ -219,6 +223,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Jobs(jobs)) => Command::Jobs(jobs),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Task(task)) => Command::Task(task),
+        Some(Subcommands::Watch(watch)) => Command::Watch(watch),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),
         Some(Subcommands::Change(change)) => Command::Change(change),
