@@ -15,7 +15,7 @@ use super::{
     watchers::Counted,
 };
 use crate::{
-    model::{Caller, EventId, QueueName, TaskEvent, TaskId, WatchEnd, Watched},
+    model::{Caller, EventId, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd, Watched},
     queue::{Interest, Told, Watch},
     telemetry::metrics::{self, WatchOver},
 };
@@ -24,6 +24,8 @@ use crate::{
 const HOLD: Duration = Duration::from_millis(50);
 /// How far the clocks of two processes may differ.
 const SKEW_MS: i64 = 50;
+/// How long a task may be on its way into the queue.
+const LONGEST_STEP_MS: i64 = 1_000;
 /// The silence after which a watcher is told that taskd is there.
 const BEAT_EVERY: Duration = Duration::from_secs(15);
 /// How often a watch checks its token.
@@ -112,8 +114,14 @@ impl Life {
         if event.id != self.id || event.status == last.status {
             return false;
         }
+        if is_truth && !event.status.is_final() {
+            // It was read before what was heard since. A step that takes its time before it begins may be carried out
+            // behind the read.
+            let margin = if event.status == TaskStatus::Pending { LONGEST_STEP_MS } else { 0 };
+            return event.at_unix_ms >= last.at_unix_ms + margin;
+        }
         let goes_on = event.status.rank() > last.status.rank() && event.at_unix_ms + SKEW_MS >= last.at_unix_ms;
-        is_truth || event.status.is_final() || event.order() > last.order() || goes_on
+        event.status.is_final() || event.order() > last.order() || goes_on
     }
 }
 
@@ -234,7 +242,6 @@ impl Drop for Watching {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::TaskStatus;
 
     fn event(id: TaskId, status: TaskStatus, at_unix_ms: i64) -> TaskEvent {
         TaskEvent { id, queue: QueueName::new("q").unwrap(), status, at_unix_ms }
@@ -252,7 +259,10 @@ mod tests {
             (Queued, 990, false, false),
             (Pending, 1000, false, false),
             (Queued, 1001, false, true),
-            (Delayed, 900, true, true),
+            (Delayed, 1000, true, true),
+            (Queued, 999, true, false),
+            (Pending, 1900, true, false),
+            (Pending, 2000, true, true),
             (Completed, 1, false, true),
         ] {
             assert_eq!(life.is_news(&event(id, status, at), is_truth), is_news, "{status:?} at {at}");

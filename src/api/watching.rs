@@ -1,7 +1,7 @@
 //! The facts behind watches: what SQL and Redis say, read for all watchers of a process together.
 //!
-//! Announcements are hints. A task of which nothing is heard is read once a second, so that a lost hint delays an event
-//! by as much. A hint that names no status is read at the next tick.
+//! Announcements are hints. Watched tasks are read once a second, so that a lost hint delays an event by as much. A hint
+//! that names no status is read at the next tick.
 
 use std::{
     convert::Infallible,
@@ -15,7 +15,7 @@ use crate::{
     store::ListedTask,
 };
 
-/// How often watched tasks are read of which nothing is heard.
+/// How often all watched tasks are read.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The tasks that are read at once.
 const AT_ONCE: usize = 500;

@@ -29,7 +29,8 @@ async fn a_watcher_hears_of_what_another_process_does() {
     let leased = workers.lease_all("w", "q", 1).await;
     here.until("ASSIGNED").await;
     elsewhere.until("ASSIGNED").await;
-    let wait = inserts.post("/v1/tasks?wait=50s", &json!({"queue": "q", "key": "k"}));
+    let task = json!({"queue": "q", "key": "k"});
+    let wait = inserts.post("/v1/tasks?wait=50s", &task);
     let complete = async { assert_eq!(workers.complete("w", &leased).await, ["OK"]) };
     let ((_, answer), ()) = tokio::join!(wait, complete);
     assert_eq!(answer["results"][0]["task_status"], "COMPLETED", "{answer}");

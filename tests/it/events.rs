@@ -77,7 +77,8 @@ async fn watchers_see_changes_without_the_channel() {
     let mut events = Events::of_task(&daemon, &id).await;
     let leased = daemon.lease_all("w", "q", 1).await;
     events.until("ASSIGNED").await;
-    let wait = daemon.post("/v1/tasks?wait=50s", &json!({"queue": "q", "key": "k"}));
+    let task = json!({"queue": "q", "key": "k"});
+    let wait = daemon.post("/v1/tasks?wait=50s", &task);
     let complete = async { assert_eq!(daemon.complete("w", &leased).await, ["OK"]) };
     let ((_, answer), ()) = tokio::join!(wait, complete);
     assert_eq!(answer["results"][0]["task_status"], "COMPLETED", "{answer}");

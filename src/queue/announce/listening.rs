@@ -8,7 +8,10 @@ use std::{
 use futures::{StreamExt, future};
 use tokio::time::MissedTickBehavior;
 
-use super::{Announcer, Interest, News};
+use super::{
+    announcer::Announcer,
+    watchers::{Interest, News},
+};
 use crate::{
     model::QueueName,
     queue::{

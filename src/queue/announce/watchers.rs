@@ -12,7 +12,6 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{Announcer, News};
 use crate::{
     model::{EventId, QueueName, TaskEvent, TaskId, TaskStatus},
     telemetry::metrics,
@@ -30,6 +29,21 @@ const MOST_ASKED: usize = 20_000;
 const LINGER: Duration = Duration::from_secs(30);
 /// The last events of a watched queue, for watchers that come again.
 const RECENT: usize = 1_000;
+
+/// A step's news of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct News {
+    pub(super) id: TaskId,
+    /// `None`: the step changed the task, and does not know its status.
+    pub(super) status: Option<TaskStatus>,
+    pub(super) at_unix_ms: i64,
+}
+
+impl News {
+    pub(super) fn is_end(&self) -> bool {
+        self.status.is_some_and(TaskStatus::is_final)
+    }
+}
 
 /// What somebody wants to hear of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -79,8 +93,6 @@ impl Mailbox {
 /// A task that is watched.
 struct OfTask {
     boxes: Vec<Arc<Mailbox>>,
-    /// Something was heard since the last look at all.
-    is_heard: bool,
 }
 
 /// A queue of which something is watched.
@@ -139,8 +151,12 @@ struct Map {
     asked: HashSet<TaskId>,
 }
 
+/// Clones are the same.
+#[derive(Clone, Default)]
+pub(super) struct Watchers(Arc<Inner>);
+
 #[derive(Default)]
-pub(super) struct Watchers {
+struct Inner {
     map: Mutex<Map>,
     asked: Notify,
     changed: Notify,
@@ -149,35 +165,33 @@ pub(super) struct Watchers {
 impl Watchers {
     /// The queues of which something is watched, or was a moment ago.
     pub(super) fn watched(&self) -> HashMap<QueueName, Interest> {
-        let mut map = self.map.lock();
+        let mut map = self.0.map.lock();
         map.queues.retain(|_, of_queue| of_queue.interest().is_some());
         map.queues.iter().filter_map(|(queue, of)| Some((queue.clone(), of.interest()?))).collect()
     }
 
     pub(super) async fn asked(&self) {
-        self.asked.notified().await;
+        self.0.asked.notified().await;
     }
 
     pub(super) fn take_asked(&self, all: bool) -> Vec<TaskId> {
-        let mut map = self.map.lock();
+        let mut map = self.0.map.lock();
         let mut asked: HashSet<TaskId> = std::mem::take(&mut map.asked);
         if all {
-            let unheard = map.tasks.iter().filter(|(_, of_task)| !of_task.is_heard).map(|(id, _)| *id);
-            asked.extend(unheard);
-            map.tasks.values_mut().for_each(|of_task| of_task.is_heard = false);
+            asked.extend(map.tasks.keys());
         }
         asked.into_iter().collect()
     }
 
     pub(super) fn ask(&self, ids: &[TaskId]) {
-        let mut map = self.map.lock();
+        let mut map = self.0.map.lock();
         for id in ids {
             if map.asked.len() < MOST_ASKED {
                 map.asked.insert(*id);
             }
         }
         drop(map);
-        self.asked.notify_one();
+        self.0.asked.notify_one();
     }
 
     /// Tells what came over the channel of a queue.
@@ -185,7 +199,7 @@ impl Watchers {
         let mut unclear = Vec::new();
         let mut hints = Vec::with_capacity(news.len());
         {
-            let map = self.map.lock();
+            let map = self.0.map.lock();
             let watches_all = map.queues.get(queue).is_some_and(|of_queue| !of_queue.boxes.is_empty());
             for News { id, status, at_unix_ms } in news {
                 match status {
@@ -202,12 +216,11 @@ impl Watchers {
     }
 
     pub(super) fn tell(&self, events: impl Iterator<Item = TaskEvent>, are_hints: bool) {
-        let mut map = self.map.lock();
+        let mut map = self.0.map.lock();
         let Map { tasks, queues, .. } = &mut *map;
         for event in events {
             let told = if are_hints { Told::Hint(event.clone()) } else { Told::Truth(event.clone()) };
             if let Some(of_task) = tasks.get_mut(&event.id) {
-                of_task.is_heard |= are_hints;
                 of_task.boxes.iter().for_each(|mailbox| mailbox.put(told.clone()));
             }
             let Some(of_queue) = queues.get_mut(&event.queue) else { continue };
@@ -224,8 +237,7 @@ impl Watchers {
 
     /// Announcements of the queue may have been missed.
     pub(super) fn missed(&self, queue: &QueueName) {
-        let mut map = self.map.lock();
-        map.tasks.values_mut().for_each(|of_task| of_task.is_heard = false);
+        let mut map = self.0.map.lock();
         if let Some(of_queue) = map.queues.get_mut(queue) {
             // Nobody can go on behind an event of before.
             of_queue.recent.clear();
@@ -236,7 +248,7 @@ impl Watchers {
 
     /// Waits for another watcher.
     pub(super) async fn changed(&self) {
-        self.changed.notified().await;
+        self.0.changed.notified().await;
     }
 }
 
@@ -245,14 +257,14 @@ type OfQueueWatched = (QueueName, Option<Vec<TaskId>>);
 
 /// The interest of one call. It ends when this is dropped.
 pub struct Watch {
-    announcer: Announcer,
+    watchers: Watchers,
     mailbox: Arc<Mailbox>,
     of: Vec<OfQueueWatched>,
     interest: Interest,
 }
 
 impl Watch {
-    pub(super) fn new(announcer: Announcer, of: Vec<OfQueueWatched>, interest: Interest) -> Result<Self, Full> {
+    pub(super) fn new(watchers: Watchers, of: Vec<OfQueueWatched>, interest: Interest) -> Result<Self, Full> {
         let rooms = of.iter().map(|(_, ids)| ids.as_ref().map_or(ROOM_OF_QUEUE, |ids| 2 * ids.len()));
         let mailbox = Arc::new(Mailbox {
             told: Mutex::default(),
@@ -261,7 +273,7 @@ impl Watch {
             notify: Notify::new(),
         });
         {
-            let mut map = announcer.0.watchers.map.lock();
+            let mut map = watchers.0.map.lock();
             if map.watchers >= MOST {
                 return Err(Full);
             }
@@ -274,13 +286,13 @@ impl Watch {
                     of_queue.boxes.push(Arc::clone(&mailbox));
                 }
                 for id in ids.iter().flatten() {
-                    let new = || OfTask { boxes: Vec::new(), is_heard: true };
+                    let new = || OfTask { boxes: Vec::new() };
                     map.tasks.entry(*id).or_insert_with(new).boxes.push(Arc::clone(&mailbox));
                 }
             }
-            announcer.0.watchers.changed.notify_one();
+            watchers.0.changed.notify_one();
         }
-        Ok(Self { announcer, mailbox, of, interest })
+        Ok(Self { watchers, mailbox, of, interest })
     }
 
     /// What came since the last call; waits until there is something. The second part: some of it was dropped.
@@ -297,12 +309,12 @@ impl Watch {
 
     /// Asks for the statuses of tasks.
     pub fn ask(&self, ids: &[TaskId]) {
-        self.announcer.0.watchers.ask(ids);
+        self.watchers.ask(ids);
     }
 
     /// The events of a queue behind this one, as far as this process has heard them. `None`: it does not know it.
     pub fn since(&self, last: &EventId) -> Option<Vec<TaskEvent>> {
-        let map = self.announcer.0.watchers.map.lock();
+        let map = self.watchers.0.map.lock();
         let (queue, _) = self.of.first()?;
         let recent = &map.queues.get(queue)?.recent;
         let place = recent.iter().position(|event| event.event_id() == *last)?;
@@ -314,7 +326,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let mut map = self.announcer.0.watchers.map.lock();
+        let mut map = self.watchers.0.map.lock();
         map.watchers -= 1;
         metrics::watchers(map.watchers);
         let is_other = |mailbox: &Arc<Mailbox>| !Arc::ptr_eq(mailbox, &self.mailbox);
