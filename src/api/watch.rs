@@ -97,7 +97,7 @@ fn event_id(text: Option<&str>) -> Result<Option<EventId>, Error> {
     text.parse().map(Some).map_err(wrong)
 }
 
-/// What a watcher of a task has seen of it.
+/// The part of a task's life that its watcher has seen.
 struct Life {
     id: TaskId,
     last: Option<TaskEvent>,

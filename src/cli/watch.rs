@@ -53,7 +53,7 @@ pub struct Watch {
     server: Server,
 }
 
-/// What is watched.
+/// The task or the queue that is watched.
 enum Target {
     Task(String),
     Queue(String),

@@ -1,4 +1,4 @@
-//! What announcements of status changes cost, and that nobody depends on them.
+//! The cost of announcements of status changes, and that nobody depends on them.
 
 use serde_json::json;
 use taskd::{

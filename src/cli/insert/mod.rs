@@ -53,7 +53,8 @@ Examples:
 A key is the whole line, with the blanks in it and around it. JSON comes one task per line, not as one array.
 taskd reports a wrong line and goes on with the others. Inserting the same file twice creates no task twice.
 With --wait, the lines on stdout are about tasks, and the summary goes to stderr.
-Exit code: 0 if nothing was rejected, 1 if lines were or --wait saw tasks that were not completed, 2 if the server cannot be reached or takes no lines.")]
+Exit code: 0 if nothing was rejected, 1 if lines were or --wait saw tasks that were not completed, 2 if the server
+cannot be reached or takes no lines.")]
 pub struct Insert {
     /// File of lines to insert; - is stdin
     #[arg(value_name = "FILE", default_value = "-")]
@@ -86,7 +87,7 @@ pub struct Insert {
     #[arg(long, value_name = "TIME", default_value = "60s")]
     give_up_after: Time,
 
-    /// Wait so long for the ends of the tasks of each batch, and print a JSON line with status and results for each task
+    /// Wait so long for the ends of the tasks of each batch, and print a JSON line for each: status and results
     #[arg(long, value_name = "TIME")]
     wait: Option<Time>,
 

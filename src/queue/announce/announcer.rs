@@ -35,7 +35,7 @@ pub(super) struct Inner {
     pub(super) wanted: RwLock<HashMap<QueueName, Interest>>,
     pub(super) waiting: Mutex<HashMap<QueueName, Vec<News>>>,
     pub(super) announced: Notify,
-    /// What is wanted may have changed.
+    /// The wanted queues may be others now.
     pub(super) look: Notify,
     pub(super) watchers: Watchers,
 }

@@ -79,7 +79,7 @@ impl Announcer {
             let due: Vec<(QueueName, Interest)> = due.map(|(queue, interest)| (queue.clone(), *interest)).collect();
             let (now, lease) = (self.now_unix_ms(), i64::try_from(LEASE.as_millis()).unwrap_or(i64::MAX));
             if !due.is_empty() {
-                // What has expired, and what a clock that was set back has left in the far future.
+                // Entries that have expired, and those in the far future, which a clock that was set back has left.
                 let (mut old, mut far, mut add) =
                     (redis::cmd("ZREMRANGEBYSCORE"), redis::cmd("ZREMRANGEBYSCORE"), redis::cmd("ZADD"));
                 old.arg(&key).arg("-inf").arg(now - lease);

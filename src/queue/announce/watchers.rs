@@ -19,9 +19,9 @@ use crate::{
 
 /// The watchers of a process, at most.
 const MOST: usize = 10_000;
-/// What may wait for a watcher of a queue. It is cut behind that.
+/// The events that may wait for a watcher of a queue. It is cut behind that.
 const ROOM_OF_QUEUE: usize = 10_000;
-/// What may wait for a watcher of tasks, beside two for each task. It reads the tasks anew behind that.
+/// The events that may wait for a watcher of tasks, beside two for each task. It reads the tasks anew behind that.
 const ROOM: usize = 64;
 /// The tasks about which watchers ask, at most. The safety net finds the others.
 const MOST_ASKED: usize = 20_000;
@@ -45,14 +45,14 @@ impl News {
     }
 }
 
-/// What somebody wants to hear of a queue.
+/// The changes of a queue that somebody wants to hear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Interest {
     Ends,
     All,
 }
 
-/// What a watcher hears.
+/// A word to a watcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
     /// A step said so.
@@ -63,12 +63,12 @@ pub enum Told {
     Gap,
 }
 
-/// So many watch already.
+/// The process has no room for another watcher.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("{MOST} calls watch tasks already, and there may be no more in this process; try again later")]
 pub struct Full;
 
-/// What waits for one watcher.
+/// The words that wait for one watcher.
 struct Mailbox {
     told: Mutex<VecDeque<Told>>,
     room: usize,
@@ -295,7 +295,7 @@ impl Watch {
         Ok(Self { watchers, mailbox, of, interest })
     }
 
-    /// What came since the last call; waits until there is something. The second part: some of it was dropped.
+    /// The words since the last call; waits until there is one. The second part: some were dropped.
     pub async fn told(&self) -> (Vec<Told>, bool) {
         loop {
             let told: Vec<_> = self.mailbox.told.lock().drain(..).collect();
@@ -318,7 +318,7 @@ impl Watch {
         let (queue, _) = self.of.first()?;
         let recent = &map.queues.get(queue)?.recent;
         let place = recent.iter().position(|event| event.event_id() == *last)?;
-        // What waits already is among them.
+        // Those that wait already are among them.
         self.mailbox.told.lock().clear();
         Some(recent.iter().skip(place + 1).cloned().collect())
     }

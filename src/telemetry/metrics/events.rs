@@ -27,7 +27,7 @@ pub(super) fn describe() {
     describe_counter!(EVENTS_ENDED, Unit::Count, "Watches that ended, by reason");
 }
 
-/// So many calls watch tasks now.
+/// The number of calls that watch tasks has changed.
 pub fn watchers(count: usize) {
     gauge!(EVENTS_WATCHERS).set(count as f64);
 }
