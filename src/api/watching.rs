@@ -1,7 +1,7 @@
 //! The facts behind watches: what SQL and Redis say, read for all watchers of a process together.
 //!
-//! Announcements are hints. Watched tasks are read once a second, so that a lost hint delays an event by as much. A task
-//! of which a hint names no status is read at the next tick.
+//! Announcements are hints. Watched tasks are read once a second, so that a lost hint delays an event by as much. A
+//! task of which a hint names no status is read at the next tick.
 
 use std::{
     convert::Infallible,
