@@ -104,7 +104,8 @@ async fn main() -> anyhow::Result<()> {
 /// Puts the first page in and works until nothing is left; `seen` is told of every page.
 pub(crate) async fn crawl(args: &Args, mut seen: impl FnMut(Report)) -> anyhow::Result<()> {
     let channel = Channel::from_shared(args.grpc.clone())?.connect_lazy();
-    let first = pb::InsertTasksRequest { tasks: vec![new_task(args, normalised(args.url.clone()).as_str())] };
+    let first =
+        pb::InsertTasksRequest { tasks: vec![new_task(args, normalised(args.url.clone()).as_str())], wait: None };
     let discovery = DiscoveryClient::new(channel.clone());
     let inserted = patiently(async || discovery.clone().insert_tasks(first.clone()).await).await?;
     let refused = inserted.results.iter().find(|result| result.status() == pb::InsertStatus::Rejected);

@@ -32,6 +32,10 @@ pub enum Error {
     NoSuchJob(Uuid),
     #[error("{MOST_JOBS} jobs run, and there may be no more; wait for one, or stop one")]
     ManyJobs,
+    #[error("{0}")]
+    ManyWatchers(String),
+    #[error(transparent)]
+    Watchers(#[from] queue::Full),
     #[error("task {id} cannot be changed any more: {why}")]
     Final { id: TaskId, why: String },
     #[error(transparent)]
@@ -86,7 +90,9 @@ impl Error {
             Self::Insert(discovery::Error::Busy(_))
             | Self::Tasks(tasks::Error::Full(_))
             | Self::Denied(Denied::TooFast { .. })
-            | Self::ManyJobs => Kind::Busy,
+            | Self::ManyJobs
+            | Self::ManyWatchers(_)
+            | Self::Watchers(_) => Kind::Busy,
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))
             | Self::Change(_)

@@ -22,6 +22,10 @@ mod search;
 mod stream;
 mod tasks;
 mod text;
+mod waiting;
+mod watch;
+mod watchers;
+mod watching;
 
 pub(crate) use self::text::{ECHO, shorten};
 pub use self::{
@@ -31,4 +35,6 @@ pub use self::{
     ledger::Ledger,
     reader::Reader,
     stream::{FindRoom, Received, Room, Sent, StreamEnd},
+    watch::Watching,
+    watchers::Watchers,
 };

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use futures::StreamExt as _;
 use uuid::Uuid;
 
-use super::{error::Error, ledger::Ledger};
+use super::{error::Error, ledger::Ledger, watchers::Watchers};
 use crate::{
     bus::Bus,
     config::Settings,
@@ -29,6 +29,7 @@ pub struct Reader {
     pub settings: Arc<Settings>,
     pub clock: Clock,
     pub ledger: Arc<Ledger>,
+    pub watchers: Watchers,
 }
 
 impl Reader {

@@ -88,7 +88,7 @@ impl Reader {
     }
 
     /// The records of the unfinished tasks, as far as Redis has them.
-    async fn records(&self, tasks: &[ListedTask]) -> Result<HashMap<TaskId, Inspected>, Error> {
+    pub(super) async fn records(&self, tasks: &[ListedTask]) -> Result<HashMap<TaskId, Inspected>, Error> {
         let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, u32)>> = BTreeMap::new();
         for task in tasks.iter().filter(|task| task.status == StoredStatus::Unfinished) {
             by_shard.entry(task.shard.clone()).or_default().push((task.id, task.epoch));
@@ -114,7 +114,7 @@ impl Reader {
     }
 }
 
-fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
+pub(super) fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
     TaskView {
         status: status(task.status, task.not_before_unix_ms, record, now_unix_ms),
         id: task.id,

@@ -102,6 +102,7 @@ fn start_discovery(cx: &Context, supervisor: &Supervisor, handles: &mut Handles)
         gates: cx.gates.clone(),
         occupancy: cx.occupancy.clone(),
         clock: cx.clock.clone(),
+        announcer: cx.queue.announcer().clone(),
         settings: Arc::clone(&cx.settings),
     };
     handles.discovery = Some(discovery::start(context, supervisor));

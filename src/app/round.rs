@@ -19,7 +19,7 @@ use super::{
     greeting::greet,
 };
 use crate::{
-    api::{Api, Authentication, Ledger, Reader, TokenSync},
+    api::{Api, Authentication, Ledger, Reader, TokenSync, Watchers},
     bus,
     config::{Auth, Settings},
     coordination::Coordination,
@@ -242,19 +242,22 @@ fn state(
     let (store, filter, bus) = (Arc::clone(&cx.store), cx.filter.clone(), Arc::clone(&cx.bus));
     let kept = &cx.settings.watchdog;
     let changing = Changing::new(store, cx.queue.upkeep.changer(), filter, bus, cx.clock.clone(), kept);
+    let reader = Reader {
+        store: Arc::clone(&cx.store),
+        queue: cx.queue.shards.clone(),
+        bus: Arc::clone(&cx.bus),
+        gates: cx.gates.clone(),
+        settings: Arc::clone(&cx.settings),
+        clock: cx.clock.clone(),
+        ledger: Arc::new(ledger),
+        watchers: Watchers::default(),
+    };
+    reader.inform_watchers(supervisor);
     ingress::State {
         api: Api {
             discovery: handles.discovery,
             tasks: handles.tasks,
-            query: Some(Reader {
-                store: Arc::clone(&cx.store),
-                queue: cx.queue.shards.clone(),
-                bus: Arc::clone(&cx.bus),
-                gates: cx.gates.clone(),
-                settings: Arc::clone(&cx.settings),
-                clock: cx.clock.clone(),
-                ledger: Arc::new(ledger),
-            }),
+            query: Some(reader),
             changing: Some(changing),
             authentication,
             stop: doors.stop_token(),

@@ -24,6 +24,7 @@ mod token;
 mod top;
 mod trust;
 mod values;
+pub mod watch;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -47,6 +48,7 @@ Examples:
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
   taskd insert --queue crawl urls.txt         insert one task per line
   taskd task crawl https://example.org/       show a task, its payload and its attempts
+  taskd watch --queue crawl                   show each change of a task or of a queue
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
   taskd tasks --queue crawl --status dead     list tasks, the newest first
@@ -93,6 +95,7 @@ enum Subcommands {
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Task(task::Task),
+    Watch(watch::Watch),
     Explain(explain::Explain),
     Cancel(change::Cancel),
     Change(change::Change),
@@ -151,6 +154,7 @@ pub enum Command {
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
     Task(task::Task),
+    Watch(watch::Watch),
     Explain(explain::Explain),
     Cancel(change::Cancel),
     Change(change::Change),
@@ -220,6 +224,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Jobs(jobs)) => Command::Jobs(jobs),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),
         Some(Subcommands::Task(task)) => Command::Task(task),
+        Some(Subcommands::Watch(watch)) => Command::Watch(watch),
         Some(Subcommands::Explain(explain)) => Command::Explain(explain),
         Some(Subcommands::Cancel(cancel)) => Command::Cancel(cancel),
         Some(Subcommands::Change(change)) => Command::Change(change),

@@ -1,8 +1,9 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
 //! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a difference,
-//! `explain` or `task` found no such task, `dead`, `tasks`, `cancel`, `change` or `requeue` could not change something,
-//! or `bench` counted a task too few or too many times. 2: wrong command line or settings, or no server for a command.
+//! `explain` or `task` found no such task, `watch` saw no completion, `dead`, `tasks`, `cancel`, `change` or `requeue`
+//! could not change something, or `bench` counted a task too few or too many times. 2: wrong command line or settings,
+//! or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -14,7 +15,7 @@ use nix::{
 
 use super::{
     Command, USAGE, bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, parse, stats, task,
-    tasks, token, top,
+    tasks, token, top, watch,
 };
 use crate::{
     app,
@@ -60,7 +61,7 @@ pub fn run() -> ExitCode {
         }
         Command::Man(man) => exit(man.write(command_line()), 1),
         Command::Insert(args) => match block_on(insert::run(args)) {
-            Ok(Ok(summary)) if summary.rejected > 0 => ExitCode::from(1),
+            Ok(Ok(summary)) if summary.rejected > 0 || summary.not_completed.unwrap_or(0) > 0 => ExitCode::from(1),
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },
@@ -68,6 +69,7 @@ pub fn run() -> ExitCode {
         Command::Jobs(args) => exit_as(block_on(jobs::run(args))),
         Command::Dead(args) => exit_as(block_on(dead::run(args))),
         Command::Task(args) => exit_as(block_on(task::run(args))),
+        Command::Watch(args) => exit_as(block_on(watch::run(args))),
         Command::Explain(args) => exit_as(block_on(explain::run(args))),
         Command::Cancel(args) => exit_as(block_on(change::cancel(args))),
         Command::Change(args) => exit_as(block_on(change::change(args))),

@@ -3,6 +3,7 @@
 
 mod operator;
 mod stream;
+mod watch;
 
 use std::{
     sync::Arc,
@@ -22,6 +23,7 @@ use tonic::{Request, Response, Status, Streaming, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tonic_reflection::server::Error as ReflectionError;
 
+use self::watch::{Events, events};
 use super::{
     State,
     authenticate::authenticate,
@@ -43,7 +45,7 @@ use crate::{
     pipelines::tasks::Leases,
     telemetry::metrics,
     wire::{
-        grpc_codec,
+        grpc_codec, insert_wait,
         pb::{
             self,
             discovery_server::{Discovery, DiscoveryServer},
@@ -101,9 +103,11 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 25] = [
+pub const METHODS: [(&str, Role); 27] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
+    ("taskd.v1.Discovery/WatchTask", Role::Read),
+    ("taskd.v1.Discovery/WatchQueue", Role::Read),
     ("taskd.v1.Discovery/ListTasks", Role::Read),
     ("taskd.v1.Discovery/ExplainTask", Role::Read),
     ("taskd.v1.Discovery/CancelTasks", Role::Admin),
@@ -226,10 +230,26 @@ impl Discovery for Service {
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
         let context = traced::caller_context(request.metadata().as_ref());
         let (caller, request) = open(request);
+        let wait = insert_wait(&request);
         let mut tasks: Vec<_> = request.tasks.into_iter().map(NewTask::try_from).collect();
         traced::adopt(&mut tasks, context.as_deref());
-        let answers = self.0.api.insert(&caller, tasks).await?;
-        Ok(Response::new(pb::InsertTasksResponse { results: results(answers) }))
+        self.insert(&caller, wait, tasks).await
+    }
+
+    type WatchTaskStream = Events;
+
+    async fn watch_task(&self, request: Request<pb::WatchTaskRequest>) -> Result<Response<Events>, Status> {
+        let (caller, request) = open(request);
+        let last = Some(&request.last_event_id[..]);
+        Ok(Response::new(events(self.0.api.watch_task(&caller, &request.id, last).await?)))
+    }
+
+    type WatchQueueStream = Events;
+
+    async fn watch_queue(&self, request: Request<pb::WatchQueueRequest>) -> Result<Response<Events>, Status> {
+        let (caller, request) = open(request);
+        let last = Some(&request.last_event_id[..]);
+        Ok(Response::new(events(self.0.api.watch_queue(&caller, &request.queue, last).await?)))
     }
 
     async fn get_task(&self, request: Request<pb::GetTaskRequest>) -> Result<Response<pb::Task>, Status> {

@@ -4,6 +4,7 @@ mod access;
 mod books;
 mod call;
 mod changes;
+mod events;
 mod explain;
 mod fsck;
 mod history;
@@ -28,6 +29,7 @@ pub use call::{
 pub use changes::{
     Change, ChangeKind, Changed, ChangingTask, OwnedTask, PausedQueue, Requeue, RequeueTasks, TaskAct, Update,
 };
+pub use events::{AwaitedTask, EventId, TaskEvent, WatchEnd, Watched};
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};

@@ -132,6 +132,8 @@ impl Changer {
             })
             .await?;
         self.offered(shard);
+        let announcer = self.announcer();
+        announcer.announce(&shard.queue, announcer.now_unix_ms(), tasks.iter().map(|task| (task.id, None)));
         let numbers = numbers(value, 2 * tasks.len() + 1)?;
         let answer = |pair: &[i64]| match pair {
             [9, until_unix_ms] => Ok(Arbitrated::Reserved { until_unix_ms: *until_unix_ms }),

@@ -9,7 +9,7 @@ use super::{
     wire::{items, number, packed_strings, text},
 };
 use crate::{
-    model::{Offset, ShardId},
+    model::{Offset, ShardId, TaskStatus},
     redis_pool::{Call, scripts},
 };
 
@@ -40,6 +40,7 @@ impl Enqueuer {
     }
 
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
+        let since = self.announcer().now_unix_ms();
         let script = if batch.tasks.is_empty() { &scripts::PASS } else { &scripts::ENQUEUE };
         let value = self
             .call(script, shard, batch.tasks.len(), |call| {
@@ -53,10 +54,23 @@ impl Enqueuer {
         self.offered(shard);
         let mut answer = items(value)?.into_iter();
         match text(answer.next())?.as_str() {
-            "ok" => Ok(Enqueued::Done { dealt_with: number(answer.next())?, added: number(answer.next())? }),
+            "ok" => {
+                let (dealt_with, added) = (number(answer.next())?, number(answer.next())?);
+                self.announce_enqueued(shard, batch.tasks.get(..dealt_with).unwrap_or_default(), added, since);
+                Ok(Enqueued::Done { dealt_with, added })
+            }
             "fenced" => Ok(Enqueued::Fenced(number(answer.next())?)),
             _ => Ok(Enqueued::Behind(text(answer.next())?.parse().ok())),
         }
+    }
+
+    /// Tasks that are queued now, or that wait for their time. Where some were known, the answer does not say which.
+    fn announce_enqueued(&self, shard: &ShardId, tasks: &[EnqueueTask], added: usize, since: i64) {
+        let enqueued = tasks.iter().map(|task| {
+            let status = if task.not_before_unix_ms > since { TaskStatus::Delayed } else { TaskStatus::Queued };
+            (task.id, (added == tasks.len()).then_some(status))
+        });
+        self.announcer().announce(&shard.queue, since, enqueued);
     }
 
     /// Forgets how far the shard has read `pipeline`, because its offsets come a second time. Only the owner of the

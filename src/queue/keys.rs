@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    model::ShardId,
+    model::{QueueName, ShardId},
     redis_pool::{Call, Script, ShardKey},
 };
 
@@ -79,4 +79,18 @@ pub(super) fn generation(prefix: &str, shard: &ShardId) -> String {
 /// ids of held tasks that an operator has cancelled.
 pub fn wake_channel(prefix: &str) -> String {
     format!("{prefix}:wake")
+}
+
+/// The queues that somebody watches, by the ends of their leases.
+pub fn watched(prefix: &str) -> String {
+    format!("{prefix}:watched")
+}
+
+/// The channel on which processes announce what became of the tasks of a queue that somebody watches.
+pub fn events_channel(prefix: &str, queue: &QueueName) -> String {
+    format!("{}{queue}", events_channel_prefix(prefix))
+}
+
+pub(super) fn events_channel_prefix(prefix: &str) -> String {
+    format!("{prefix}:events:")
 }

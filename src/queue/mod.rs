@@ -4,6 +4,7 @@
 //! Each user has a type of its own, with what it may do: the fanout an [`Enqueuer`], the tasks service a
 //! [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them see the [`Shards`] of the process.
 
+mod announce;
 mod books;
 mod calls;
 mod change;
@@ -32,9 +33,11 @@ mod worker;
 
 use std::ops::Deref;
 
+use futures::{FutureExt as _, future::BoxFuture};
 use uuid::Uuid;
 
 pub use self::{
+    announce::{Announcer, Full, Interest, Told, Watch},
     books::Holding,
     change::{Arbitrated, ArbitratedTasks, Changer, NEVER},
     check::{Checked, Confirmed, OrderPage, Part, ShardFind, Slice, Suspicion},
@@ -58,7 +61,7 @@ pub use self::{
 };
 use crate::{
     redis_pool::Redis,
-    runtime::{Clock, Policy, Supervisor},
+    runtime::{Clock, Loop, Policy, Supervisor},
 };
 
 /// The queue as one process has it. Cheap to clone.
@@ -103,5 +106,12 @@ impl Queue {
             let shards = shards.clone();
             async move { shards.listen(&cx).await }
         });
+        let start = |name, run: fn(Announcer, Loop) -> BoxFuture<'static, Result<()>>| {
+            let announcer = self.shards.announcer().clone();
+            supervisor.spawn_loop(name, Policy::Restart, move |cx| run(announcer.clone(), cx));
+        };
+        start("announcements", |announcer, cx| async move { announcer.publish(&cx).await }.boxed());
+        start("announcements/watched", |announcer, cx| async move { announcer.keep_wanted(&cx).await }.boxed());
+        start("announcements/heard", |announcer, cx| async move { announcer.listen(&cx).await }.boxed());
     }
 }

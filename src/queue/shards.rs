@@ -8,6 +8,7 @@ use tokio::sync::{Notify, broadcast, mpsc};
 use tokio_util::task::TaskTracker;
 
 use super::{
+    announce::Announcer,
     calls::Reach,
     delivery::Undelivered,
     error::{Error, Result},
@@ -48,6 +49,7 @@ pub(super) struct Inner {
     name: String,
     wakes: Arc<Wakes>,
     pauses: Pauses,
+    announcer: Announcer,
     shards: RwLock<BTreeMap<QueueName, Vec<Arc<Shard>>>>,
     released: Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
     pub(super) notices: broadcast::Sender<Notice>,
@@ -59,11 +61,13 @@ const NOTICES_BEHIND: usize = 256;
 impl Shards {
     pub(super) fn new(redis: Redis, name: String, clock: Clock) -> Self {
         let (release, released) = mpsc::unbounded_channel();
+        let announcer = Announcer::new(redis.clone(), clock.clone());
         let (delivered, awake, calls) = (Arc::default(), Arc::default(), TaskTracker::new());
         let process = Process { redis, clock, release, delivered, awake, calls, history: Arc::default() };
         let (wakes, pauses, shards) = Default::default();
         let (released, (notices, _)) = (Mutex::new(Some(released)), broadcast::channel(NOTICES_BEHIND));
-        Self(Arc::new(Inner { process, name, wakes, pauses, shards, released, notices }))
+        let inner = Inner { process, name, wakes, pauses, announcer, shards, released, notices };
+        Self(Arc::new(inner))
     }
 
     /// Waits for the calls under way.
@@ -100,6 +104,11 @@ impl Shards {
 
     pub(super) fn wake_channel(&self) -> String {
         keys::wake_channel(self.prefix())
+    }
+
+    /// Tells and hears what becomes of tasks.
+    pub fn announcer(&self) -> &Announcer {
+        &self.0.announcer
     }
 
     // --- which there are

@@ -12,7 +12,7 @@ use super::{
     wire::{ms, packed_ms, pairs, seed},
 };
 use crate::{
-    model::{Priority, ShardId},
+    model::{Priority, ShardId, TaskStatus},
     redis_pool::scripts,
 };
 
@@ -38,7 +38,17 @@ impl WorkerQueue {
                 let delivery = Delivery { worker, leases: Vec::new(), shard: shard.id.clone(), notes, release };
                 Ok(Granted { tasks: Vec::new(), more: false, delivery })
             }
-            other => other,
+            other => {
+                if let Ok(granted) = &other
+                    && !granted.is_empty()
+                {
+                    // Behind the claim, and before the worker knows of it.
+                    let announcer = self.announcer();
+                    let assigned = granted.tasks.iter().map(|task| (task.id, Some(TaskStatus::Assigned)));
+                    announcer.announce(&shard.id.queue, announcer.now_unix_ms(), assigned);
+                }
+                other
+            }
         }
     }
 
@@ -77,6 +87,7 @@ impl WorkerQueue {
         rejections: &[Rejection],
         backoff: &[Duration],
     ) -> Result<Vec<(Code, bool)>> {
+        let since = self.announcer().now_unix_ms();
         let answer = self
             .call(&scripts::REJECT, shard, rejections.len(), |call| {
                 call.arg(seed()).arg(self.wake_channel()).arg(shard.queue.as_str()).arg(packed_ms(backoff));
@@ -98,6 +109,8 @@ impl WorkerQueue {
         self.offered(shard);
         let lost = || vec![(Code::LeaseLost, 0); rejections.len()];
         let answers = lost_without_generation(answer, lost)?;
+        let rejected = rejections.iter().zip(&answers).filter(|(_, (code, dead))| *code == Code::Ok && *dead == 0);
+        self.announcer().announce(&shard.queue, since, rejected.map(|(item, _)| (item.id, None)));
         Ok(answers.into_iter().map(|(code, dead)| (code, dead != 0)).collect())
     }
 

@@ -163,7 +163,7 @@ impl From<InsertAnswer> for pb::InsertResult {
             InsertStatus::TryLater => pb::InsertStatus::TryLater,
         };
         let id = answer.id.map(|id| id.to_string()).unwrap_or_default();
-        Self { status: status.into(), id, error: answer.error }
+        Self { status: status.into(), id, error: answer.error, ..Default::default() }
     }
 }
 

@@ -4,6 +4,7 @@ mod acts;
 mod books;
 mod call;
 mod changes;
+mod events;
 mod explain;
 mod fsck;
 pub mod grpc_codec;
@@ -16,6 +17,7 @@ mod search;
 mod session;
 pub mod time;
 
+pub use events::{insert_wait, read_status_changes, status_changes};
 pub use history::{failed_attempt, failure_with_time, frame_failure};
 pub use records::{
     Reports, body_blob, body_values, completed_report, dead_letter, died_report, expiration, frame_report,

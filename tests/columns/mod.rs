@@ -8,6 +8,7 @@ pub(crate) mod books;
 pub(crate) mod changes;
 pub(crate) mod dead_letters;
 mod enrichment;
+pub(crate) mod events;
 pub(crate) mod explain;
 mod history;
 pub(crate) mod jobs;

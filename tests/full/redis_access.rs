@@ -16,8 +16,9 @@ use crate::support::{
 };
 
 /// The rights that docs/backends.md gives to the user of taskd.
-const RULES: &str = "~taskd:* resetchannels &taskd:wake -@all +@read +@write +@connection +@transaction +@pubsub \
-                     -@dangerous +eval +evalsha +time +info +wait +cluster|info +cluster|slots +cluster|keyslot";
+const RULES: &str = "~taskd:* resetchannels &taskd:wake &taskd:events:* -@all +@read +@write +@connection \
+                     +@transaction +@pubsub -@dangerous +eval +evalsha +time +info +wait +cluster|info \
+                     +cluster|slots +cluster|keyslot";
 
 fn tls(certificates: &Certificates, more: &[&str]) -> PrivateRedis {
     let options = certificates.options();

@@ -298,6 +298,24 @@ impl<F: Fn(usize, usize) -> Answer + Send + Sync + 'static> Discovery for Script
         Err(Status::unimplemented(""))
     }
 
+    type WatchTaskStream = tokio_stream::Empty<Result<pb::TaskEvent, Status>>;
+
+    async fn watch_task(
+        &self,
+        _request: Request<pb::WatchTaskRequest>,
+    ) -> Result<Response<Self::WatchTaskStream>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    type WatchQueueStream = tokio_stream::Empty<Result<pb::TaskEvent, Status>>;
+
+    async fn watch_queue(
+        &self,
+        _request: Request<pb::WatchQueueRequest>,
+    ) -> Result<Response<Self::WatchQueueStream>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn list_tasks(
         &self,
         _request: Request<pb::ListTasksRequest>,

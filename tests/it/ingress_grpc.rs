@@ -31,7 +31,7 @@ async fn a_process_without_the_pipeline_says_so_and_is_not_healthy_for_it() {
     let (channel, _server) = start(idle_state(|_| {})).await;
     let tasks = vec![pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() }];
     let mut client = DiscoveryClient::new(channel.clone());
-    let status = client.insert_tasks(pb::InsertTasksRequest { tasks }).await.unwrap_err();
+    let status = client.insert_tasks(pb::InsertTasksRequest { tasks, wait: None }).await.unwrap_err();
     assert_eq!(
         (status.code(), status.message()),
         (Code::Unavailable, "this process does not run the pipeline discovery")
@@ -63,7 +63,7 @@ async fn wrong_requests_are_invalid_arguments() {
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().starts_with("\"42\" is not a task id"), "{}", status.message());
     let tasks = vec![pb::NewTask::default(); 2];
-    let status = client.insert_tasks(pb::InsertTasksRequest { tasks }).await.unwrap_err();
+    let status = client.insert_tasks(pb::InsertTasksRequest { tasks, wait: None }).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
 }
 

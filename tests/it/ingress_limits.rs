@@ -182,7 +182,7 @@ async fn four_mib_of_hostile_protobuf_cost_little_memory() {
         ("/taskd.v1.Tasks/CompleteTasks", complete(1000, 2000), "more than 50000 discovered tasks"),
         (
             "/taskd.v1.Discovery/InsertTasks",
-            pb::InsertTasksRequest { tasks: vec![task] }.encode_to_vec().into(),
+            pb::InsertTasksRequest { tasks: vec![task], wait: None }.encode_to_vec().into(),
             "bytes of memory; send fewer at once",
         ),
         ("/taskd.v1.Discovery/InsertTasks", repeated(&[0xff]), "the message cannot be read"),
@@ -363,7 +363,7 @@ async fn a_request_that_never_fits_is_not_told_to_come_again() {
     assert!(problem["detail"].as_str().unwrap().ends_with("bytes of memory; send fewer at once"), "{problem}");
     let headers: HashMap<_, _> = (0..20).map(|n| (n.to_string(), String::new())).collect();
     let task = pb::NewTask { queue: "q".into(), key: "k".into(), headers, ..Default::default() };
-    let request = pb::InsertTasksRequest { tasks: vec![task; 6000] };
+    let request = pb::InsertTasksRequest { tasks: vec![task; 6000], wait: None };
     let status = DiscoveryClient::new(channel(&daemon).await).insert_tasks(request).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{}", status.message());
     // Less of them fits.
@@ -458,7 +458,7 @@ async fn messages_and_bodies_share_the_budget() {
     assert_eq!(status.code(), Code::ResourceExhausted, "{}", status.message());
     assert!(status.message().contains("(request_budget); try again later"), "{}", status.message());
     let task = pb::NewTask { queue: "q".into(), key: "k".into(), ..Default::default() };
-    let request = pb::InsertTasksRequest { tasks: vec![task] };
+    let request = pb::InsertTasksRequest { tasks: vec![task], wait: None };
     DiscoveryClient::new(channel(&daemon).await).insert_tasks(request).await.unwrap();
     assert!(held_bytes(&daemon).await >= 50 * MIB);
     drop(held);

@@ -80,6 +80,7 @@ impl Process {
             gates: self.gates.clone(),
             occupancy: self.occupancy.clone(),
             clock: self.clock.clone(),
+            announcer: self.queue.announcer().clone(),
             settings: Arc::clone(settings),
         };
         discovery::start(context, supervisor)

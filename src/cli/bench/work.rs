@@ -68,7 +68,8 @@ pub(super) async fn insert(
 ) -> anyhow::Result<Inserted> {
     let (mut waits, mut inserted) = (WAITS.build(), Inserted::default());
     loop {
-        let request = pb::InsertTasksRequest { tasks: numbers.iter().map(|number| tasks.task(*number)).collect() };
+        let tasks = numbers.iter().map(|number| tasks.task(*number)).collect();
+        let request = pb::InsertTasksRequest { tasks, wait: None };
         match client.insert_tasks(request).await.map(Response::into_inner) {
             Ok(answer) => numbers = inserted.note(numbers, answer.results)?,
             Err(status) if is_transient(&status) => inserted.errors += 1,

@@ -1,10 +1,11 @@
 //! `taskd insert`: inserts a file or stdin, one task per line, over gRPC, several batches at once.
 
 mod progress;
+mod wait;
 
 use std::{
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
@@ -32,6 +33,8 @@ use crate::{
 const READ_BYTES: usize = 256 << 10;
 /// The longest line, as much as a server accepts by default.
 const MAX_LINE_BYTES: usize = 32 << 20;
+/// The most tasks of an insert that waits.
+const MOST_AWAITED: usize = 1_000;
 /// How often to check whether taskd has fallen silent.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -45,10 +48,13 @@ Examples:
   zcat tasks.ndjson.gz | taskd insert -                 each line is a task:
                                                         {\"queue\": \"crawl\", \"key\": \"https://…\", \"payload\": {…}}
   taskd insert --queue crawl --json urls.txt | jq .created
+  taskd insert --queue check --wait 1m urls.txt | jq -c '[.key, .status, .results[].result]'
 
 A key is the whole line, with the blanks in it and around it. JSON comes one task per line, not as one array.
 taskd reports a wrong line and goes on with the others. Inserting the same file twice creates no task twice.
-Exit code: 0 if nothing was rejected, 1 if lines were, 2 if the server cannot be reached or takes no lines.")]
+With --wait, the lines on stdout are about tasks, and the summary goes to stderr.
+Exit code: 0 if nothing was rejected, 1 if lines were or --wait saw tasks that were not completed, 2 if the server
+cannot be reached or takes no lines.")]
 pub struct Insert {
     /// File of lines to insert; - is stdin
     #[arg(value_name = "FILE", default_value = "-")]
@@ -81,6 +87,10 @@ pub struct Insert {
     #[arg(long, value_name = "TIME", default_value = "60s")]
     give_up_after: Time,
 
+    /// Wait so long for the ends of the tasks of each batch, and print a JSON line for each: status and results
+    #[arg(long, value_name = "TIME")]
+    wait: Option<Time>,
+
     /// Print the summary as one JSON object
     #[arg(long)]
     json: bool,
@@ -100,11 +110,16 @@ pub async fn run(args: Insert) -> anyhow::Result<Summary> {
     let client = DiscoveryClient::new(args.server.connect().await?);
     let (input, size) = open(&args.file).await?;
     let bar = progress_bar(size);
-    let progress = Progress::new(&args.server.grpc, args.give_up_after, &bar);
+    let patience = args.give_up_after.0 + args.wait.map_or(Duration::ZERO, |Time(wait)| wait);
+    let progress = Progress::new(&args.server.grpc, Time(patience), &bar);
     let sent = send_all(&args, client, input, &progress).await;
     bar.finish_and_clear();
     let summary = progress.summary();
-    println!("{}", if args.json { serde_json::to_string(&summary)? } else { table(&summary) });
+    let shown = if args.json { serde_json::to_string(&summary)? } else { table(&summary) };
+    match args.wait {
+        Some(_) => eprintln!("{shown}"),
+        None => println!("{shown}"),
+    }
     sent.map(|()| summary)
 }
 
@@ -158,7 +173,8 @@ fn batches<S>(args: &Insert, lines: Lines<S>) -> impl Stream<Item = anyhow::Resu
 where
     S: Stream<Item = std::io::Result<Bytes>> + Unpin,
 {
-    let (size, format) = (usize::from(args.batch), args.format);
+    let most = if args.wait.is_some() { MOST_AWAITED } else { usize::MAX };
+    let (size, format) = (usize::from(args.batch).min(most), args.format);
     stream::try_unfold((lines, format), move |(mut lines, format)| async move {
         let mut batch = lines.next_batch(size).await.context("cannot read the input")?;
         let Some(first) = batch.first_mut() else { return Ok(None) };
@@ -209,11 +225,12 @@ async fn send(
         }
     }
     let _waiting = progress.wait();
+    let all = if args.wait.is_some() { rest.clone() } else { Vec::new() };
     let mut waits = WAITS.build();
     while let Some(first) = rest.first().map(|(number, _)| *number) {
         let tasks: Vec<_> = rest.iter().map(|(_, task)| task.clone()).collect();
         // It is safe to send again, even if the answer was lost: a stored task is then a duplicate.
-        match client.insert_tasks(pb::InsertTasksRequest { tasks }).await {
+        match client.insert_tasks(pb::InsertTasksRequest { tasks, wait: None }).await {
             Ok(response) => {
                 let sent = rest.len();
                 rest = progress.answered(rest, response.into_inner().results);
@@ -230,7 +247,10 @@ async fn send(
             tokio::time::sleep(waits.next().unwrap_or_default()).await;
         }
     }
-    Ok(())
+    match args.wait {
+        Some(Time(wait)) => wait::wait(client, all, Instant::now() + wait, progress).await,
+        None => Ok(()),
+    }
 }
 
 fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, String> {

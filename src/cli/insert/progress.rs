@@ -24,6 +24,11 @@ pub struct Summary {
     pub created: u64,
     pub duplicate: u64,
     pub rejected: u64,
+    /// With `--wait`: tasks that were completed, and others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completed: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_completed: Option<u64>,
     pub seconds: f64,
     pub lines_per_second: f64,
 }
@@ -98,6 +103,15 @@ impl<'a> Progress<'a> {
         again
     }
 
+    /// The wait for a task is over.
+    pub(super) fn ended(&self, is_completed: bool) {
+        let mut state = self.state.borrow_mut();
+        let [completed, not] = [u64::from(is_completed), u64::from(!is_completed)];
+        let summary = &mut state.summary;
+        summary.completed = Some(summary.completed.unwrap_or(0) + completed);
+        summary.not_completed = Some(summary.not_completed.unwrap_or(0) + not);
+    }
+
     pub(super) fn rejected(&self, number: u64, why: &str) {
         let before = self.state.borrow().summary.rejected;
         match before {
@@ -157,7 +171,7 @@ impl<'a> Progress<'a> {
         self.say(&format!("waiting for taskd at {}: {}", self.server, state.why()));
     }
 
-    fn heard(&self) {
+    pub(super) fn heard(&self) {
         let mut state = self.state.borrow_mut();
         state.since = Instant::now();
         state.why.clear();

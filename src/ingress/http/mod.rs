@@ -4,6 +4,7 @@
 mod answer;
 mod books;
 mod changes;
+mod events;
 mod fsck;
 mod guard;
 mod jobs;
@@ -103,6 +104,8 @@ fn table() -> Vec<Route> {
         get("/v1/tasks/{id}", Role::Read, task::get_task),
         delete("/v1/tasks/{id}", Role::Admin, changes::cancel_task),
         get("/v1/tasks/{id}/results", Role::Read, get_results),
+        get("/v1/tasks/{id}/events", Role::Read, events::watch_task),
+        get("/v1/events", Role::Read, events::watch_queue),
         get("/v1/queues", Role::Read, get_queues),
         get("/v1/tasks:explain", Role::Read, explain_task),
         get("/v1/books", Role::Read, books::get_books),
@@ -193,10 +196,15 @@ async fn insert_tasks(
     Extract(state): Extract<State>,
     Extension(caller): Extension<Caller>,
     Extension(share): Extension<Share>,
+    uri: Uri,
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
+    let wait = json::events::wait(uri.query().unwrap_or_default()).map_err(Problem::bad_request)?;
     if request::is_ndjson(&headers)? {
+        if wait.is_some() {
+            return Err(Problem::bad_request("wait is for tasks in JSON, not for lines of any number"));
+        }
         return ndjson::insert(state, caller, share, traced::caller_context(&headers), body).await;
     }
     let expected = "application/json (a task or an array of them) or application/x-ndjson";
@@ -205,6 +213,9 @@ async fn insert_tasks(
     let mut asked = json::insert::new_tasks(&body, &mut tally)?;
     tally.keep();
     traced::adopt(&mut asked.tasks, traced::caller_context(&headers).as_deref());
+    if let Some(wait) = wait {
+        return events::insert_and_wait(&state, &caller, asked.tasks, asked.is_single, wait).await;
+    }
     let answers = state.api.insert(&caller, asked.tasks).await?;
     let is_rejected = asked.is_single && answers.iter().all(|answer| answer.status == InsertStatus::Rejected);
     let answer = list("results", answers)?;

@@ -6,6 +6,7 @@
 
 pub(super) mod books;
 pub(super) mod changes;
+pub(super) mod events;
 pub(super) mod explain;
 pub(super) mod fsck;
 pub(super) mod history;

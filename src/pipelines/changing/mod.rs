@@ -31,7 +31,7 @@ use crate::{
     bus::Bus,
     config,
     dedup::Filter,
-    model::{Change, ChangeKind, Changed, ChangingTask, Requeue, ShardId, StoredStatus, TaskAct, TaskId},
+    model::{Change, ChangeKind, Changed, ChangingTask, Requeue, ShardId, StoredStatus, TaskAct, TaskId, TaskStatus},
     queue::{self, Arbitrated, ArbitratedTasks, Changer, NEVER, RecordStatus},
     runtime::Clock,
     store::{Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Store, Wanted},
@@ -167,6 +167,7 @@ impl Changing {
                 again.push(wish);
                 continue;
             };
+            self.announce_end(&wish.task.shard, wish.task.id, status);
             metrics::task_changed(wish.kind.as_str(), changed.as_str());
             out.changed.insert(wish.task.id, changed);
         }
@@ -269,6 +270,13 @@ impl Changing {
         Ok(ended.into_iter().map(|end| end.status).collect())
     }
 
+    /// Tells those that watch a task of its end.
+    fn announce_end(&self, shard: &ShardId, id: TaskId, status: Option<StoredStatus>) {
+        let announcer = self.queue.announcer();
+        let end = status.and_then(TaskStatus::of_end).map(|end| (id, Some(end)));
+        announcer.announce(&shard.queue, announcer.now_unix_ms(), end.into_iter());
+    }
+
     /// Tells SQL of cancelled tasks that it does not show final, by their records. Answers those that were cancelled.
     ///
     /// The watchdog would take their reports for lost, and let workers do them again.
@@ -285,6 +293,7 @@ impl Changing {
         };
         let ends: Vec<EndedChange> = cancelled.map(end).collect();
         let ended = self.end(&ends).await?;
+        ends.iter().zip(&ended).for_each(|(end, status)| self.announce_end(shard, end.id, *status));
         let cancelled = ends.iter().zip(ended).filter(|(_, status)| *status == Some(StoredStatus::Cancelled));
         Ok(cancelled.map(|(end, _)| end.id).collect())
     }

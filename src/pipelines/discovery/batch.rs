@@ -5,6 +5,7 @@ use std::{ops::Range, sync::Arc, time::Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::{
+    announce,
     context::Context,
     error::{Error, Failure, Unavailable},
     mark_published::ToMark,
@@ -181,6 +182,8 @@ async fn store(context: &Context, batch: Vec<Pending>, asking: &mut Asking) -> V
             Vec::new()
         }
     };
+    let is_new = turns.iter().map(Option::is_some);
+    announce::new_tasks(context, rows.iter().zip(is_new).filter(|(_, is_new)| *is_new).map(|(row, _)| &row.task));
     let new = rows.into_iter().zip(turns).filter_map(|(row, turn)| Some((row.task, turn?)));
     new.filter(|(row, _)| publishing::goes_out_now(row, &context.gates, &context.settings)).collect()
 }

@@ -12,6 +12,7 @@ use crate::{
         admission::{Gates, Occupancy},
         publishing::{self, DeadLetters, Publisher},
     },
+    queue::Announcer,
     runtime::{Clock, Policy, Supervisor},
     store::{Store, Turn},
     telemetry::metrics,
@@ -28,6 +29,7 @@ pub struct Context {
     pub gates: Gates,
     pub occupancy: Occupancy,
     pub clock: Clock,
+    pub announcer: Announcer,
     pub settings: Arc<Settings>,
 }
 

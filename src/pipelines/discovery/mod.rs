@@ -10,6 +10,7 @@
 //! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its letters to
 //!   `dead-letters` are sent again. Failed attempts are in SQL, which keeps each once.
 
+mod announce;
 mod batch;
 mod context;
 mod enrich;

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{
+    announce,
     context::Context,
     enrich,
     error::Failure,
@@ -164,7 +165,9 @@ impl Results {
     /// Does what comes after the SQL commit: publish, mark, letters, filter.
     async fn follow(&self, reports: &[Settlement], stored: Stored<Settled>, started: Instant) -> Result<(), Failure> {
         let Context { gates, settings, .. } = &self.context;
+        announce::settled(&self.context, reports, &stored.answers);
         let (new, duplicates) = new_tasks(reports, &stored);
+        announce::new_tasks(&self.context, new.iter().map(|(row, _)| *row));
         duplicates.iter().for_each(|task| self.tally.duplicate(&task.queue));
         let duplicates = duplicates.len();
         metrics::discovery_batch(Source::Results, new.len() + duplicates, new.len(), duplicates, started.elapsed());

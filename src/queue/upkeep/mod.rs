@@ -14,7 +14,7 @@ use super::{
     keys,
     notes::Notes,
     shards::Shards,
-    types::{Closing, Expired, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
+    types::{Closing, Event, Expired, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
     wire::{items, look, ms, number, numbers, outbox_entry, packed_ms, seed, task_id, unsigned},
 };
 use crate::{
@@ -165,7 +165,20 @@ impl Upkeep {
     /// them.
     pub async fn outbox(&self, shard: &ShardId, most: usize, bytes: usize) -> Result<Vec<OutboxEntry>> {
         let value = self.ask_outbox(shard, most, bytes).run(&mut self.conn()).await?;
-        items(value)?.into_iter().map(outbox_entry).collect()
+        self.entries(shard, value)
+    }
+
+    /// Entries of an outbox. Those that watch hear of expired leases: the script that ends them does not name them.
+    fn entries(&self, shard: &ShardId, value: redis::Value) -> Result<Vec<OutboxEntry>> {
+        let entries: Vec<_> = items(value)?.into_iter().map(outbox_entry).collect::<Result<_>>()?;
+        for entry in &entries {
+            let expired = entry.events.iter().filter_map(|event| match event {
+                Event::Expired { id, dead: false, .. } => Some((*id, None)),
+                _ => None,
+            });
+            self.announcer().announce(&shard.queue, entry.at_unix_ms, expired);
+        }
+        Ok(entries)
     }
 
     /// Removes entries that are on the bus now, then reads as [`Self::outbox`] does, in one exchange.
@@ -185,7 +198,7 @@ impl Upkeep {
         batch.repeatable(self.ask_outbox(shard, most, bytes));
         let mut answers = batch.run_all(&mut self.conn()).await?;
         self.touch(shard);
-        items(answers.swap_remove(1))?.into_iter().map(outbox_entry).collect()
+        self.entries(shard, answers.swap_remove(1))
     }
 
     fn ask_outbox(&self, shard: &ShardId, most: usize, bytes: usize) -> Call {

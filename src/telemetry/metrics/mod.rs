@@ -6,6 +6,7 @@
 mod changes;
 mod discovery;
 mod enrichment;
+mod events;
 mod fanout;
 mod history;
 mod label;
@@ -23,7 +24,8 @@ use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 pub use self::{
-    changes::*, discovery::*, enrichment::*, fanout::*, history::*, latency::*, process::*, servers::*, sessions::*,
+    changes::*, discovery::*, enrichment::*, events::*, fanout::*, history::*, latency::*, process::*, servers::*,
+    sessions::*,
     traces::*, watchdog::*, workers::*,
 };
 pub use super::series::Handle;
@@ -84,6 +86,7 @@ fn describe() {
     changes::describe();
     discovery::describe();
     enrichment::describe();
+    events::describe();
     fanout::describe();
     workers::describe();
     latency::describe();

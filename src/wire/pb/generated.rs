@@ -44,8 +44,12 @@ pub struct NewTask {
 pub struct InsertTasksRequest {
     #[prost(message, repeated, tag = "1")]
     pub tasks: ::prost::alloc::vec::Vec<NewTask>,
+    /// Answer when all tasks are final, at the latest after this time (60 s): with the status of each, and the results of
+    /// completed ones. Needs the role read, too. At most 1,000 tasks.
+    #[prost(message, optional, tag = "2")]
+    pub wait: ::core::option::Option<::prost_types::Duration>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InsertResult {
     #[prost(enumeration = "InsertStatus", tag = "1")]
     pub status: i32,
@@ -55,11 +59,68 @@ pub struct InsertResult {
     /// Why the task was not stored. For a duplicate of a DEAD or CANCELLED task it says so.
     #[prost(string, tag = "3")]
     pub error: ::prost::alloc::string::String,
+    /// With `wait`: the status of the task at the end of the wait.
+    #[prost(enumeration = "TaskStatus", tag = "4")]
+    pub task_status: i32,
+    /// With `wait`: the results of a completed task.
+    #[prost(message, repeated, tag = "5")]
+    pub results: ::prost::alloc::vec::Vec<TaskResult>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InsertTasksResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<InsertResult>,
+}
+/// A worker's result of a task.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskResult {
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub result: ::prost::bytes::Bytes,
+    #[prost(enumeration = "Encoding", tag = "3")]
+    pub result_encoding: i32,
+    #[prost(uint32, tag = "4")]
+    pub attempt: u32,
+    #[prost(message, optional, tag = "5")]
+    pub completed_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// The task had all its replicas before.
+    #[prost(bool, tag = "6")]
+    pub surplus: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchTaskRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// The last event that the caller saw: its status does not come again.
+    #[prost(string, tag = "2")]
+    pub last_event_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchQueueRequest {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    /// Go on behind this event. If this process does not know it any more, the stream begins with a gap.
+    #[prost(string, tag = "2")]
+    pub last_event_id: ::prost::alloc::string::String,
+}
+/// A task took on a status.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskEvent {
+    /// Names the event to a later call.
+    #[prost(string, tag = "1")]
+    pub event_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(enumeration = "TaskStatus", tag = "4")]
+    pub status: i32,
+    #[prost(message, optional, tag = "5")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    /// Only of a queue: events before this point may be missing. Such a message has no other field.
+    #[prost(bool, tag = "6")]
+    pub gap: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetTaskRequest {
@@ -1720,6 +1781,58 @@ pub mod discovery_client {
                 .insert(GrpcMethod::new("taskd.v1.Discovery", "GetTask"));
             self.inner.unary(req, path, codec).await
         }
+        /// Watches one task: its current status first, then each change, until a final status ends the stream. NOT_FOUND if no
+        /// task has this id. UNAVAILABLE: the process stops; call again with the last event.
+        pub async fn watch_task(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchTaskRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::TaskEvent>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Discovery/WatchTask",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Discovery", "WatchTask"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Watches all tasks of a queue, from now on or from an event on. RESOURCE_EXHAUSTED ends a stream that is read too
+        /// slowly.
+        pub async fn watch_queue(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchQueueRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::TaskEvent>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::wire::grpc_codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Discovery/WatchQueue",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Discovery", "WatchQueue"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Lists tasks without their payloads, the newest first, page by page. Redis says which unfinished tasks are queued,
         /// assigned or delayed, so these may be a moment old.
         pub async fn list_tasks(
@@ -1829,6 +1942,30 @@ pub mod discovery_server {
             &self,
             request: tonic::Request<super::GetTaskRequest>,
         ) -> std::result::Result<tonic::Response<super::Task>, tonic::Status>;
+        /// Server streaming response type for the WatchTask method.
+        type WatchTaskStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::TaskEvent, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Watches one task: its current status first, then each change, until a final status ends the stream. NOT_FOUND if no
+        /// task has this id. UNAVAILABLE: the process stops; call again with the last event.
+        async fn watch_task(
+            &self,
+            request: tonic::Request<super::WatchTaskRequest>,
+        ) -> std::result::Result<tonic::Response<Self::WatchTaskStream>, tonic::Status>;
+        /// Server streaming response type for the WatchQueue method.
+        type WatchQueueStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::TaskEvent, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Watches all tasks of a queue, from now on or from an event on. RESOURCE_EXHAUSTED ends a stream that is read too
+        /// slowly.
+        async fn watch_queue(
+            &self,
+            request: tonic::Request<super::WatchQueueRequest>,
+        ) -> std::result::Result<tonic::Response<Self::WatchQueueStream>, tonic::Status>;
         /// Lists tasks without their payloads, the newest first, page by page. Redis says which unfinished tasks are queued,
         /// assigned or delayed, so these may be a moment old.
         async fn list_tasks(
@@ -2016,6 +2153,98 @@ pub mod discovery_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Discovery/WatchTask" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchTaskSvc<T: Discovery>(pub Arc<T>);
+                    impl<
+                        T: Discovery,
+                    > tonic::server::ServerStreamingService<super::WatchTaskRequest>
+                    for WatchTaskSvc<T> {
+                        type Response = super::TaskEvent;
+                        type ResponseStream = T::WatchTaskStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchTaskRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Discovery>::watch_task(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchTaskSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Discovery/WatchQueue" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchQueueSvc<T: Discovery>(pub Arc<T>);
+                    impl<
+                        T: Discovery,
+                    > tonic::server::ServerStreamingService<super::WatchQueueRequest>
+                    for WatchQueueSvc<T> {
+                        type Response = super::TaskEvent;
+                        type ResponseStream = T::WatchQueueStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchQueueRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Discovery>::watch_queue(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchQueueSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)
@@ -4382,4 +4611,23 @@ pub struct DeadLetter {
     /// The parent of a discovered task that could not be stored and so has no task_id. 16 bytes.
     #[prost(bytes = "bytes", tag = "12")]
     pub parent_id: ::prost::bytes::Bytes,
+}
+/// Status changes of tasks of one queue: a message of the Redis channel `<redis_prefix>:events:<queue>`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StatusChanges {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub changes: ::prost::alloc::vec::Vec<StatusChange>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StatusChange {
+    /// 16 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub id: ::prost::bytes::Bytes,
+    /// Unspecified: something changed, and SQL and Redis say what.
+    #[prost(enumeration = "TaskStatus", tag = "2")]
+    pub status: i32,
+    #[prost(int64, tag = "3")]
+    pub at_unix_ms: i64,
 }

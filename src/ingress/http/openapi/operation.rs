@@ -3,7 +3,10 @@
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::schemas::{SCHEMAS, Schemas};
+use super::{
+    super::super::json,
+    schemas::{SCHEMAS, Schemas},
+};
 use crate::{config::Auth, model};
 
 /// The groups of operations, and what they are for.
@@ -35,6 +38,8 @@ struct Parameter {
 enum Success {
     Json(SchemaOf),
     Text(&'static str),
+    /// Server-Sent Events; the type of their data.
+    Events(SchemaOf),
 }
 
 /// The description of an operation.
@@ -49,6 +54,8 @@ pub(super) struct Operation {
     /// The body and the answer may also be lines.
     lines: bool,
     success: Success,
+    /// An answer without content.
+    empty: Option<(u16, &'static str)>,
     /// Other answers of its own.
     others: Vec<(u16, &'static str, Option<SchemaOf>)>,
 }
@@ -81,6 +88,7 @@ impl Operation {
             body: None,
             lines: false,
             success: Success::Json(anything),
+            empty: None,
             others: Vec::new(),
         }
     }
@@ -119,6 +127,17 @@ impl Operation {
 
     pub(super) fn answers_text(self, content_type: &'static str) -> Self {
         Self { success: Success::Text(content_type), ..self }
+    }
+
+    /// The answer is a stream of Server-Sent Events. The generators know no type of their data; the document has it.
+    pub(super) fn answers_events(self) -> Self {
+        Self { success: Success::Events(schema::<json::events::Event<'_>>()), ..self }
+    }
+
+    /// Another answer, without content.
+    pub(super) fn or_nothing(mut self, status: u16, description: &'static str) -> Self {
+        self.empty = Some((status, description));
+        self
     }
 
     /// Another answer, with a type of its own.
@@ -185,6 +204,11 @@ impl Operation {
         let content = match &self.success {
             Success::Json(schema) => json!({"application/json": {"schema": schema(&mut schemas.answers)}}),
             Success::Text(content_type) => json!({*content_type: {"schema": {"type": "string"}}}),
+            Success::Events(schema) => {
+                // For the list of schemas: the answer as a whole is text.
+                schema(&mut schemas.answers);
+                json!({"text/event-stream": {"schema": {"type": "string"}}})
+            }
         };
         responses.insert("200".into(), json!({"description": "Done", "content": content}));
         if self.lines {
@@ -192,6 +216,9 @@ impl Operation {
                 "type": "string",
                 "description": "A line for each line, in order, each an `InsertAnswer`",
             }});
+        }
+        if let Some((status, description)) = self.empty {
+            responses.insert(status.to_string(), json!({"description": description}));
         }
         let mut add = |status: u16, response: Value| responses.insert(status.to_string(), response);
         if is_guarded(path) {

@@ -44,6 +44,23 @@ fn read(path: &'static str) -> Option<Operation> {
         "/v1/tasks/{id}" => new("tasks", "getTask", "Get a task with its status").answers::<json::read::Task<'_>>(),
         "/v1/tasks/{id}/results" => new("tasks", "getResults", "Get the results that workers reported")
             .lists::<json::read::TaskResult<'_>>("results"),
+        "/v1/tasks/{id}/events" => {
+            new("tasks", "watchTask", "Watch a task: its status now, then each change, to its end")
+                .says(
+                    "Events are named `status`; their data is `Event`. An event `end` says why the stream ends early.",
+                )
+                .query::<String>(
+                    "last_event_id",
+                    "As the header Last-Event-ID: the last event that the caller has seen",
+                )
+                .answers_events()
+                .or_nothing(204, "The caller has seen the last event")
+        }
+        "/v1/events" => new("tasks", "watchQueue", "Watch all tasks of a queue, from now on")
+            .says("Events are named `status`; their data is `Event`. Behind an event `gap` some may be missing.")
+            .query::<String>("queue", "The queue")
+            .query::<String>("last_event_id", "As the header Last-Event-ID: the last event that the caller has seen")
+            .answers_events(),
         "/v1/tasks:explain" => new("tasks", "explainTask", "Say where a task is, and why a worker does not get it")
             .query::<TaskId>("id", "The task, by its id …")
             .query::<String>("queue", "… or by its queue and its key")
@@ -93,7 +110,9 @@ fn change(path: &'static str) -> Option<Operation> {
         "/v1/tasks" => new("tasks", "insertTasks", "Insert one task, an array of tasks, or lines of any number")
             .takes::<json::insert::OneOrMore<'_>>()
             .or_lines()
-            .lists::<InsertAnswer>("results")
+            .says("With `wait`, taskd answers when all tasks are final, or when the time is over; not for lines.")
+            .query::<String>("wait", "How long to wait for the ends of the tasks: `30s`; at most `max_wait`")
+            .lists::<json::events::AwaitedTask<'_>>("results")
             .or_list::<InsertAnswer>(422, rejected, "results"),
         "/v1/tasks:get" => new("workers", "getTasks", "Lease tasks to a worker")
             .takes::<json::work::GetTasks>()

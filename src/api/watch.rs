@@ -1,0 +1,275 @@
+//! Watching tasks and queues: the current status first, then each change, in order.
+
+use std::{collections::VecDeque, time::Duration};
+
+use futures::FutureExt as _;
+use tokio::time::{Instant, sleep_until};
+use tracing::Instrument as _;
+
+use super::{
+    access::{Authentication, reaches},
+    error::Error,
+    handle::{Api, span},
+    query::task_id,
+    text::{ECHO, shorten},
+    watchers::Counted,
+};
+use crate::{
+    model::{Caller, EventId, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd, Watched},
+    queue::{Interest, Told, Watch},
+    telemetry::metrics::{self, WatchOver},
+};
+
+/// How long news wait for earlier news of other processes, which have ticks of their own.
+const HOLD: Duration = Duration::from_millis(50);
+/// How far the clocks of two processes may differ.
+const SKEW_MS: i64 = 50;
+/// How long a task may be on its way into the queue.
+const LONGEST_STEP_MS: i64 = 1_000;
+/// The silence after which a watcher is told that taskd is there.
+const BEAT_EVERY: Duration = Duration::from_secs(15);
+/// How often a watch checks its token.
+const CHECK_EVERY: Duration = Duration::from_millis(250);
+
+impl Api {
+    /// Watches a task until it is final. `last`: the last event that the caller has seen.
+    pub async fn watch_task(&self, caller: &Caller, id: &str, last: Option<&str>) -> Result<Watching, Error> {
+        let (id, last) = (task_id(id)?, event_id(last)?);
+        let query = self.query()?;
+        let counted = query.watchers.admit(caller)?;
+        let begin = async {
+            let task = query.task(id).await?.filter(|task| caller.access.reaches(task.queue.as_str()));
+            let queue = task.ok_or(Error::NoSuchTask(id))?.queue;
+            let announcer = query.queue.announcer();
+            let watch = announcer.watch(vec![(queue, Some(vec![id]))], Interest::All)?;
+            // Behind the watch: what happens from here on is heard.
+            let now = query.statuses(&[id]).await?.pop().ok_or(Error::NoSuchTask(id))?;
+            Ok::<_, Error>((watch, now))
+        };
+        let (watch, now) = begin.instrument(span("watch_task", caller)).await?;
+        let mut watching = self.watching(caller, watch, counted, Some(Life::new(id)));
+        let is_seen = last.is_some_and(|last| last.task == id && last.status == now.status);
+        watching.take(now, true, !is_seen);
+        Ok(watching)
+    }
+
+    /// Watches all tasks of a queue, from now on or behind the event `last`.
+    pub async fn watch_queue(&self, caller: &Caller, queue: &str, last: Option<&str>) -> Result<Watching, Error> {
+        let queue = QueueName::new(queue).map_err(|error| Error::Invalid(error.to_string()))?;
+        reaches(caller, queue.as_str())?;
+        let last = event_id(last)?;
+        let query = self.query()?;
+        let counted = query.watchers.admit(caller)?;
+        let watch = query.queue.announcer().watch(vec![(queue, None)], Interest::All)?;
+        let missed = last.map(|last| watch.since(&last));
+        let mut watching = self.watching(caller, watch, counted, None);
+        match missed {
+            Some(Some(events)) => watching.ready.extend(events.into_iter().map(Watched::Event)),
+            Some(None) => watching.ready.push_back(Watched::Gap),
+            None => {}
+        }
+        Ok(watching)
+    }
+
+    fn watching(&self, caller: &Caller, watch: Watch, counted: Counted, life: Option<Life>) -> Watching {
+        let now = Instant::now();
+        Watching {
+            authentication: self.authentication.clone(),
+            caller: caller.clone(),
+            stop: self.stop.clone(),
+            watch,
+            life,
+            ready: VecDeque::new(),
+            over: None,
+            beat_at: now + BEAT_EVERY,
+            check_at: now + CHECK_EVERY,
+            _counted: counted,
+        }
+    }
+}
+
+fn event_id(text: Option<&str>) -> Result<Option<EventId>, Error> {
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let wrong = |()| {
+        let text = shorten(text, ECHO);
+        Error::Invalid(format!("{text:?} is no event of taskd; send the id of the last event that you have seen"))
+    };
+    text.parse().map(Some).map_err(wrong)
+}
+
+/// The part of a task's life that its watcher has seen.
+struct Life {
+    id: TaskId,
+    last: Option<TaskEvent>,
+}
+
+impl Life {
+    fn new(id: TaskId) -> Self {
+        Self { id, last: None }
+    }
+
+    /// True for what is new, and not older than what was seen.
+    fn is_news(&self, event: &TaskEvent, is_truth: bool) -> bool {
+        let Some(last) = &self.last else { return true };
+        if event.id != self.id || event.status == last.status {
+            return false;
+        }
+        if is_truth && !event.status.is_final() {
+            // It was read before what was heard since. A step that takes its time before it begins may be carried out
+            // behind the read.
+            let margin = if event.status == TaskStatus::Pending { LONGEST_STEP_MS } else { 0 };
+            return event.at_unix_ms >= last.at_unix_ms + margin;
+        }
+        let goes_on = event.status.rank() > last.status.rank() && event.at_unix_ms + SKEW_MS >= last.at_unix_ms;
+        event.status.is_final() || event.order() > last.order() || goes_on
+    }
+}
+
+/// A watch that goes on. Its events come from [`Self::next`].
+pub struct Watching {
+    authentication: Authentication,
+    caller: Caller,
+    stop: tokio_util::sync::CancellationToken,
+    watch: Watch,
+    /// Of one task; `None`: of a queue.
+    life: Option<Life>,
+    ready: VecDeque<Watched>,
+    /// Nothing comes behind what is ready.
+    over: Option<WatchOver>,
+    beat_at: Instant,
+    check_at: Instant,
+    _counted: Counted,
+}
+
+impl Watching {
+    /// True when nothing comes any more: the caller has seen the end.
+    pub fn is_over(&self) -> bool {
+        self.over.is_some() && self.ready.is_empty()
+    }
+
+    /// The next part; `None` behind the last.
+    pub async fn next(&mut self) -> Option<Watched> {
+        loop {
+            if let Some(next) = self.ready.pop_front() {
+                if matches!(next, Watched::Event(_)) {
+                    metrics::event_sent();
+                }
+                self.beat_at = Instant::now() + BEAT_EVERY;
+                return Some(next);
+            }
+            if self.over.is_some() {
+                return None;
+            }
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => self.end(WatchEnd::Stopping),
+                () = sleep_until(self.check_at) => {
+                    self.check_at = Instant::now() + CHECK_EVERY;
+                    if self.authentication.still_valid(&self.caller).is_err() {
+                        self.end(WatchEnd::Unauthenticated);
+                    }
+                }
+                (told, has_overflowed) = self.watch.told() => self.hear(told, has_overflowed).await,
+                () = sleep_until(self.beat_at) => self.ready.push_back(Watched::Beat),
+            }
+        }
+    }
+
+    /// Sorts what came, with what comes within [`HOLD`].
+    async fn hear(&mut self, mut told: Vec<Told>, mut has_overflowed: bool) {
+        tokio::time::sleep(HOLD).await;
+        if let Some((more, overflowed)) = self.watch.told().now_or_never() {
+            told.extend(more);
+            has_overflowed |= overflowed;
+        }
+        let is_gap = has_overflowed || told.contains(&Told::Gap);
+        match &self.life {
+            // The task is read anew.
+            Some(life) if is_gap => self.watch.ask(&[life.id]),
+            None if has_overflowed => return self.end(WatchEnd::TooSlow),
+            None if is_gap => self.ready.push_back(Watched::Gap),
+            _ => {}
+        }
+        let mut events: Vec<(TaskEvent, bool)> = told
+            .into_iter()
+            .filter_map(|told| match told {
+                Told::Hint(event) => Some((event, false)),
+                Told::Truth(event) => Some((event, true)),
+                Told::Gap => None,
+            })
+            .collect();
+        events.sort_by_key(|(event, _)| event.order());
+        for (event, is_truth) in events {
+            self.take(event, is_truth, true);
+        }
+    }
+
+    /// Takes an event, which the watcher gets if it `is_shown`.
+    fn take(&mut self, event: TaskEvent, is_truth: bool, is_shown: bool) {
+        if self.over.is_some() {
+            return;
+        }
+        if let Some(life) = &mut self.life {
+            if !life.is_news(&event, is_truth) {
+                return;
+            }
+            if event.status.is_final() {
+                self.over = Some(WatchOver::Final);
+            }
+            life.last = Some(event.clone());
+        }
+        if is_shown {
+            self.ready.push_back(Watched::Event(event));
+        }
+    }
+
+    fn end(&mut self, end: WatchEnd) {
+        self.over = Some(match end {
+            WatchEnd::Stopping => WatchOver::Stopping,
+            WatchEnd::Unauthenticated => WatchOver::Unauthenticated,
+            WatchEnd::TooSlow => WatchOver::TooSlow,
+        });
+        self.ready.push_back(Watched::End(end));
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        metrics::watch_ended(self.over.unwrap_or(WatchOver::Left));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(id: TaskId, status: TaskStatus, at_unix_ms: i64) -> TaskEvent {
+        TaskEvent { id, queue: QueueName::new("q").unwrap(), status, at_unix_ms }
+    }
+
+    #[test]
+    fn a_watcher_of_a_task_sees_what_is_new_and_no_step_back() {
+        use TaskStatus::{Assigned, Completed, Delayed, Pending, Queued};
+        let id = TaskId::new();
+        let mut life = Life::new(id);
+        assert!(life.is_news(&event(id, Queued, 1000), true), "the first");
+        life.last = Some(event(id, Assigned, 1000));
+        for (status, at, is_truth, is_news) in [
+            (Assigned, 2000, true, false),
+            (Queued, 990, false, false),
+            (Pending, 1000, false, false),
+            (Queued, 1001, false, true),
+            (Delayed, 1000, true, true),
+            (Queued, 999, true, false),
+            (Pending, 1900, true, false),
+            (Pending, 2000, true, true),
+            (Completed, 1, false, true),
+        ] {
+            assert_eq!(life.is_news(&event(id, status, at), is_truth), is_news, "{status:?} at {at}");
+        }
+        life.last = Some(event(id, Queued, 1000));
+        assert!(life.is_news(&event(id, Assigned, 960), false), "the clocks of two processes differ");
+        assert!(!life.is_news(&event(id, Assigned, 940), false));
+        assert!(!life.is_news(&event(TaskId::new(), Assigned, 2000), false), "another task");
+    }
+}

@@ -1,0 +1,76 @@
+//! The facts behind watches: what SQL and Redis say, read for all watchers of a process together.
+//!
+//! Announcements are hints. Watched tasks are read once a second, so that a lost hint delays an event by as much. A
+//! task of which a hint names no status is read at the next tick.
+
+use std::{
+    convert::Infallible,
+    time::{Duration, Instant},
+};
+
+use super::{error::Error, reader::Reader, search::view};
+use crate::{
+    model::{TaskEvent, TaskId, TaskStatus},
+    runtime::{Loop, Policy, Supervisor, tick},
+    store::ListedTask,
+};
+
+/// How often all watched tasks are read.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The tasks that are read at once.
+const AT_ONCE: usize = 500;
+
+impl Reader {
+    /// Reads for the watchers of this process, until the stop.
+    pub fn inform_watchers(&self, supervisor: &Supervisor) {
+        let reader = self.clone();
+        supervisor.spawn_loop("watchers", Policy::Restart, move |cx| {
+            let reader = reader.clone();
+            async move {
+                reader.inform(&cx).await;
+                Ok::<_, Infallible>(())
+            }
+        });
+    }
+
+    async fn inform(&self, cx: &Loop) {
+        let announcer = self.queue.announcer();
+        let mut looked = Instant::now();
+        loop {
+            tokio::select! {
+                () = announcer.asked() => tick().await,
+                more = cx.pause(LOOK_EVERY) => if !more { return },
+                () = cx.stop.cancelled() => return,
+            }
+            let all = looked.elapsed() >= LOOK_EVERY;
+            if all {
+                looked = Instant::now();
+            }
+            for ids in announcer.take_asked(all).chunks(AT_ONCE) {
+                match self.statuses(ids).await {
+                    Ok(events) => announcer.tell(events),
+                    // They are read again at the next look.
+                    Err(error) => tracing::debug!("cannot read {} tasks that are watched: {error}", ids.len()),
+                }
+                cx.beat();
+            }
+            cx.beat();
+        }
+    }
+
+    /// The statuses of tasks, for watchers: a task is final when SQL has its end, and the results with it.
+    pub(super) async fn statuses(&self, ids: &[TaskId]) -> Result<Vec<TaskEvent>, Error> {
+        let now = self.now_unix_ms();
+        let tasks = self.store().listed(ids).await?;
+        let records = self.records(&tasks).await?;
+        let event = |task: ListedTask| {
+            let (record, is_final) = (records.get(&task.id).copied(), task.status.is_final());
+            let view = view(task, record, now);
+            // Its report is on the way to SQL.
+            let status = if view.status.is_final() && !is_final { TaskStatus::Assigned } else { view.status };
+            let at_unix_ms = if is_final { view.updated_unix_ms } else { now };
+            TaskEvent { id: view.id, queue: view.queue, status, at_unix_ms }
+        };
+        Ok(tasks.into_iter().map(event).collect())
+    }
+}

@@ -1,0 +1,182 @@
+//! `taskd watch`: shows each change of a task, or of all tasks of a queue, as it happens.
+
+use std::{
+    io::{IsTerminal as _, Write as _},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use backon::BackoffBuilder as _;
+use clap::Args;
+use serde_json::json;
+use tonic::{Code, Status, Streaming};
+
+use super::client::{self, Server, Taskd, WAITS, is_transient};
+use crate::{
+    model::TaskStatus,
+    wire::pb::{self, discovery_client::DiscoveryClient},
+};
+
+/// How long to go on while taskd is away.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+
+/// Watch a task to its end, or a queue: a line for each change
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  taskd watch 0197a5c0-7d1e-7b3c-9a52-3f0c6f1b2a44    the task with this id, until it is finished
+  taskd watch crawl https://example.org/              the task with this queue and key
+  taskd watch --queue crawl                           all tasks of the queue, from now on
+  taskd watch --queue crawl | jq -r .status           JSON lines where stdout is no terminal
+
+A watch outlives a taskd that starts again; for a task it then shows the status of that time.
+Exit code of a task: 0 if it is completed, 1 if it died, was cancelled, or is not there. 2 if the server
+cannot be reached or the question is wrong.")]
+pub struct Watch {
+    /// Id of the task; with a key behind it, the name of its queue
+    #[arg(value_name = "ID|QUEUE", required_unless_present = "queue", conflicts_with = "queue")]
+    task: Option<String>,
+
+    /// Key of the task
+    #[arg(value_name = "KEY")]
+    key: Option<String>,
+
+    /// Watch all tasks of this queue
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+
+    /// Print a JSON object for each change, also on a terminal
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    server: Server,
+}
+
+/// The task or the queue that is watched.
+enum Target {
+    Task(String),
+    Queue(String),
+}
+
+/// Watches, and answers whether the task was completed.
+pub async fn run(args: Watch) -> anyhow::Result<bool> {
+    let taskd = args.server.connect().await?;
+    let target = match (args.queue, args.task) {
+        (Some(queue), _) => Target::Queue(queue),
+        (None, Some(queue)) if args.key.is_some() => {
+            let key = args.key.unwrap_or_default().into_bytes().into();
+            let question = pb::ExplainTaskRequest { queue, key, ..Default::default() };
+            match DiscoveryClient::new(taskd.clone()).explain_task(question).await {
+                Ok(answer) => Target::Task(answer.into_inner().task.context("taskd names no task")?.id),
+                Err(status) => return refused(&status),
+            }
+        }
+        (None, task) => Target::Task(task.unwrap_or_default()),
+    };
+    let as_json = args.json || !std::io::stdout().is_terminal();
+    let (mut last, mut waits) = (String::new(), waits());
+    loop {
+        let ended = match open(&taskd, &target, &last).await {
+            Ok(events) => {
+                let before = last.clone();
+                let ended = follow(events, &target, &mut last, as_json).await?;
+                if last != before {
+                    waits = self::waits();
+                }
+                ended
+            }
+            Err(status) => Ended::Broken(status),
+        };
+        match ended {
+            Ended::Final(status) => return Ok(status == pb::TaskStatus::Completed),
+            Ended::Quiet => bail!("taskd ended the watch without a reason"),
+            Ended::Broken(status) if !is_transient(&status) => return refused(&status),
+            Ended::Broken(status) => match waits.next() {
+                Some(wait) => tokio::time::sleep(wait).await,
+                None => bail!("{}", client::said(&status)),
+            },
+        }
+    }
+}
+
+fn waits() -> impl Iterator<Item = Duration> + use<> {
+    WAITS.with_total_delay(Some(GIVE_UP_AFTER)).build()
+}
+
+/// False where there is no such task, which stderr says.
+fn refused(status: &Status) -> anyhow::Result<bool> {
+    if status.code() != Code::NotFound {
+        bail!("{}", client::said(status));
+    }
+    eprintln!("taskd: {}", client::said(status));
+    Ok(false)
+}
+
+async fn open(taskd: &Taskd, target: &Target, last: &str) -> Result<Streaming<pb::TaskEvent>, Status> {
+    let (mut client, last_event_id) = (DiscoveryClient::new(taskd.clone()), last.to_owned());
+    let answer = match target {
+        Target::Task(id) => client.watch_task(pb::WatchTaskRequest { id: id.clone(), last_event_id }).await,
+        Target::Queue(queue) => client.watch_queue(pb::WatchQueueRequest { queue: queue.clone(), last_event_id }).await,
+    };
+    Ok(answer?.into_inner())
+}
+
+/// How a stream ended.
+enum Ended {
+    /// The task is finished.
+    Final(pb::TaskStatus),
+    /// It has nothing more to say.
+    Quiet,
+    Broken(Status),
+}
+
+async fn follow(
+    mut events: Streaming<pb::TaskEvent>,
+    target: &Target,
+    last: &mut String,
+    as_json: bool,
+) -> anyhow::Result<Ended> {
+    let mut ended = Ended::Quiet;
+    loop {
+        match events.message().await {
+            Ok(Some(event)) => {
+                if !event.event_id.is_empty() {
+                    last.clone_from(&event.event_id);
+                }
+                print(&event, target, as_json)?;
+                let status = event.status();
+                if matches!(target, Target::Task(_)) && is_final(status) {
+                    ended = Ended::Final(status);
+                }
+            }
+            Ok(None) => return Ok(ended),
+            Err(status) => return Ok(Ended::Broken(status)),
+        }
+    }
+}
+
+fn is_final(status: pb::TaskStatus) -> bool {
+    TaskStatus::ALL.into_iter().any(|known| known.is_final() && pb::TaskStatus::from(known) == status)
+}
+
+fn name(status: pb::TaskStatus) -> &'static str {
+    let known = TaskStatus::ALL.into_iter().find(|known| pb::TaskStatus::from(*known) == status);
+    known.map_or("UNKNOWN", TaskStatus::as_str)
+}
+
+fn print(event: &pb::TaskEvent, target: &Target, as_json: bool) -> anyhow::Result<()> {
+    let at = event.at.map(|at| at.to_string()).unwrap_or_default();
+    let (id, status) = (&event.id, name(event.status()));
+    let line = match (as_json, event.gap, target) {
+        (true, true, _) => json!({"gap": true}).to_string(),
+        (true, false, _) => {
+            json!({"id": id, "queue": event.queue, "status": status, "at": at, "event_id": event.event_id}).to_string()
+        }
+        (false, true, _) => "(some changes before this may be missing)".to_owned(),
+        (false, false, Target::Task(_)) => format!("{at}  {status}"),
+        (false, false, Target::Queue(_)) => format!("{at}  {id}  {status}"),
+    };
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")
+}

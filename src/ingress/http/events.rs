@@ -1,0 +1,128 @@
+//! Events of tasks as Server-Sent Events, and inserts that wait.
+
+use std::convert::Infallible;
+
+use axum::{
+    Extension,
+    body::Body,
+    extract::{Query, State as Extract, rejection::QueryRejection},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
+use serde::Deserialize;
+
+use super::{
+    super::{
+        State,
+        json::{
+            self,
+            events::{End, Event},
+        },
+        tally::Excess,
+    },
+    answer::{Answer, list, within},
+    problem::Problem,
+    request::{Id, task_id},
+};
+use crate::{
+    api::Watching,
+    model::{Caller, InsertStatus, NewTask, Watched},
+};
+
+/// The wait of a browser before it connects again.
+const RETRY: &str = "retry: 1000\n\n";
+
+/// The last event that the caller has seen: browsers send it in a header, others may name it in the query.
+const LAST_EVENT_ID: &str = "last-event-id";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfTask {
+    last_event_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfQueue {
+    queue: String,
+    last_event_id: Option<String>,
+}
+
+pub(super) async fn watch_task(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    query: Result<Query<OfTask>, QueryRejection>,
+    id: Id,
+) -> Answer {
+    let Query(OfTask { last_event_id }) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
+    let last = last_event(&headers, last_event_id)?;
+    let watching = state.api.watch_task(&caller, &task_id(id), last.as_deref()).await?;
+    // A browser that gets 204 does not come again.
+    Ok(if watching.is_over() { StatusCode::NO_CONTENT.into_response() } else { events(watching) })
+}
+
+pub(super) async fn watch_queue(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    query: Result<Query<OfQueue>, QueryRejection>,
+) -> Answer {
+    let Query(OfQueue { queue, last_event_id }) = query.map_err(|error| Problem::bad_request(error.body_text()))?;
+    let last = last_event(&headers, last_event_id)?;
+    Ok(events(state.api.watch_queue(&caller, &queue, last.as_deref()).await?))
+}
+
+fn last_event(headers: &HeaderMap, of_query: Option<String>) -> Result<Option<String>, Problem> {
+    let Some(value) = headers.get(LAST_EVENT_ID) else { return Ok(of_query) };
+    let text = value.to_str().map_err(|_| Problem::bad_request("the header Last-Event-ID is no text"))?;
+    Ok(Some(text.to_owned()))
+}
+
+fn events(watching: Watching) -> Response {
+    let events = stream::unfold(watching, async |mut watching| {
+        let next = watching.next().await?;
+        Some((written(next), watching))
+    });
+    let events = stream::once(async { Bytes::from_static(RETRY.as_bytes()) }).chain(events);
+    let head = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-store"),
+        // A proxy that gathers bytes would hold events back.
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (head, Body::from_stream(events.map(Ok::<_, Infallible>))).into_response()
+}
+
+fn written(next: Watched) -> Bytes {
+    let text = |value: Result<String, _>| value.unwrap_or_else(|error: serde_json::Error| error.to_string());
+    let text = match next {
+        Watched::Event(event) => {
+            let (id, data) = (event.event_id(), text(serde_json::to_string(&Event::from(&event))));
+            format!("id: {id}\nevent: status\ndata: {data}\n\n")
+        }
+        Watched::Gap => "event: gap\ndata: {}\n\n".to_owned(),
+        Watched::Beat => ": beat\n\n".to_owned(),
+        Watched::End(end) => format!("event: end\ndata: {}\n\n", text(serde_json::to_string(&End::from(end)))),
+    };
+    text.into()
+}
+
+/// Inserts, and answers when the tasks are final or the wait is over.
+pub(super) async fn insert_and_wait(
+    state: &State,
+    caller: &Caller,
+    tasks: Vec<Result<NewTask, String>>,
+    is_single: bool,
+    wait: std::time::Duration,
+) -> Answer {
+    let room = |bytes| state.budget.answer(bytes).map_err(|no_room| Problem::from(Excess::from(no_room)));
+    let (awaited, room) = state.api.insert_and_wait(caller, tasks, wait, room).await?;
+    let is_rejected = is_single && awaited.iter().all(|one| one.answer.status == InsertStatus::Rejected);
+    let answer = list("results", awaited.iter().map(json::events::AwaitedTask::from))?;
+    drop((awaited, room));
+    let answer = within(&state.budget, answer)?;
+    Ok(if is_rejected { (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response() } else { answer })
+}

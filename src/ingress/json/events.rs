@@ -1,0 +1,80 @@
+//! Events of tasks, and the answers of inserts that wait.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use url::form_urlencoded;
+
+use super::{
+    read::TaskResult,
+    text::{Instant, Time},
+};
+use crate::{
+    api::{ECHO, shorten},
+    model::{self, InsertAnswer, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd},
+    wire::time::to_rfc_3339,
+};
+
+/// A task took on a status.
+#[derive(JsonSchema, Serialize)]
+pub(in crate::ingress) struct Event<'a> {
+    id: TaskId,
+    #[schemars(with = "QueueName")]
+    queue: &'a str,
+    status: TaskStatus,
+    #[schemars(with = "Instant")]
+    at: String,
+}
+
+impl<'a> From<&'a TaskEvent> for Event<'a> {
+    fn from(event: &'a TaskEvent) -> Self {
+        Self { id: event.id, queue: event.queue.as_str(), status: event.status, at: to_rfc_3339(event.at_unix_ms) }
+    }
+}
+
+/// Why a stream of events ends before its task does.
+#[derive(Serialize)]
+pub(in crate::ingress) struct End {
+    reason: &'static str,
+    detail: &'static str,
+}
+
+impl From<WatchEnd> for End {
+    fn from(end: WatchEnd) -> Self {
+        Self { reason: end.as_str(), detail: end.says() }
+    }
+}
+
+/// Reads the query of an insert: how long it waits.
+pub(in crate::ingress) fn wait(query: &str) -> Result<Option<Duration>, String> {
+    let mut wait = None;
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        if name != "wait" || wait.is_some() {
+            return Err(format!("{} is not known, or is given twice; an insert knows wait", shorten(&name, ECHO)));
+        }
+        let Time(duration) = value.parse().map_err(|why| format!("wait: {why}"))?;
+        wait = Some(duration);
+    }
+    Ok(wait)
+}
+
+/// The answer to one inserted task. With `wait`, also what became of it.
+#[derive(JsonSchema, Serialize)]
+pub(in crate::ingress) struct AwaitedTask<'a> {
+    #[serde(flatten)]
+    answer: &'a InsertAnswer,
+    /// Its status at the end of the wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task_status: Option<TaskStatus>,
+    /// Of a completed task.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    results: Vec<TaskResult<'a>>,
+}
+
+impl<'a> From<&'a model::AwaitedTask> for AwaitedTask<'a> {
+    fn from(awaited: &'a model::AwaitedTask) -> Self {
+        let model::AwaitedTask { answer, status, results } = awaited;
+        Self { answer, task_status: *status, results: results.iter().map(Into::into).collect() }
+    }
+}

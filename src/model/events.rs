@@ -1,0 +1,150 @@
+//! Events: a task took on a status, for those who watch it.
+
+use std::{fmt, str::FromStr};
+
+use super::{InsertAnswer, QueueName, StoredStatus, TaskId, TaskResult, TaskStatus};
+
+/// A task took on a status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskEvent {
+    pub id: TaskId,
+    pub queue: QueueName,
+    pub status: TaskStatus,
+    pub at_unix_ms: i64,
+}
+
+impl TaskEvent {
+    pub fn event_id(&self) -> EventId {
+        EventId { at_unix_ms: self.at_unix_ms, status: self.status, task: self.id }
+    }
+
+    /// The order of events: by time, and within a moment as a life goes.
+    pub fn order(&self) -> (i64, u8) {
+        (self.at_unix_ms, self.status.rank())
+    }
+}
+
+impl TaskStatus {
+    pub fn is_final(self) -> bool {
+        self.stored() != StoredStatus::Unfinished
+    }
+
+    /// The final status that SQL keeps.
+    pub fn of_end(stored: StoredStatus) -> Option<Self> {
+        match stored {
+            StoredStatus::Unfinished => None,
+            StoredStatus::Completed => Some(Self::Completed),
+            StoredStatus::Dead => Some(Self::Dead),
+            StoredStatus::Cancelled => Some(Self::Cancelled),
+        }
+    }
+
+    /// The place of a status in the usual life of a task.
+    pub fn rank(self) -> u8 {
+        match self {
+            Self::Pending => 0,
+            Self::Delayed => 1,
+            Self::Queued => 2,
+            Self::Assigned => 3,
+            Self::Completed | Self::Dead | Self::Cancelled => 4,
+        }
+    }
+}
+
+/// The name of an event: `<unix ms>-<status>-<task id>`. A watcher that comes again names the last one that it saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventId {
+    pub at_unix_ms: i64,
+    pub status: TaskStatus,
+    pub task: TaskId,
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}-{}", self.at_unix_ms, self.status.as_str(), self.task)
+    }
+}
+
+impl FromStr for EventId {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut parts = text.splitn(3, '-');
+        let mut part = || parts.next().ok_or(());
+        let (at, status, task) = (part()?, part()?, part()?);
+        Ok(Self {
+            at_unix_ms: at.parse().map_err(|_| ())?,
+            status: TaskStatus::ALL.into_iter().find(|known| known.as_str() == status).ok_or(())?,
+            task: task.parse().map_err(|_| ())?,
+        })
+    }
+}
+
+/// A part of what a watcher gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Watched {
+    Event(TaskEvent),
+    /// Events before this point may be missing: they happened while the watcher was away.
+    Gap,
+    /// Nothing happened for a while.
+    Beat,
+    /// The last part, unless an event with a final status was.
+    End(WatchEnd),
+}
+
+/// Why a watch ends before its task does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WatchEnd {
+    /// This process stops.
+    Stopping,
+    /// The token was revoked, or has expired.
+    Unauthenticated,
+    /// The watcher does not read as fast as events come.
+    TooSlow,
+}
+
+impl WatchEnd {
+    pub const ALL: [Self; 3] = [Self::Stopping, Self::Unauthenticated, Self::TooSlow];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stopping => "STOPPING",
+            Self::Unauthenticated => "UNAUTHENTICATED",
+            Self::TooSlow => "TOO_SLOW",
+        }
+    }
+
+    pub fn says(self) -> &'static str {
+        match self {
+            Self::Stopping => "this taskd is stopping; connect again",
+            Self::Unauthenticated => "the token was revoked, or has expired",
+            Self::TooSlow => "events come faster than you read; connect again, and watch fewer tasks",
+        }
+    }
+}
+
+/// The answer to an inserted task whose end the caller waited for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AwaitedTask {
+    pub answer: InsertAnswer,
+    /// `None`: the task was not stored, or was removed meanwhile.
+    pub status: Option<TaskStatus>,
+    /// Of a completed task.
+    pub results: Vec<TaskResult>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn event_ids_are_read_as_they_are_written() {
+        for status in TaskStatus::ALL {
+            let id = EventId { at_unix_ms: 1_700_000_000_123, status, task: TaskId::new() };
+            assert_eq!(id.to_string().parse(), Ok(id));
+        }
+        for wrong in ["", "1", "1-DEAD", "1-ENDED-0190b8c0-0000-7000-8000-000000000000", "x-DEAD-0", "1-DEAD-x"] {
+            assert_eq!(wrong.parse::<EventId>(), Err(()), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Discovery tells those that watch tasks: of new ones, and of ends, which SQL has by then.
+
+use std::iter;
+
+use super::context::Context;
+use crate::{
+    model::{TaskId, TaskRow, TaskStatus},
+    store::{Settled, Settlement},
+};
+
+/// Tasks are new in SQL.
+pub(super) fn new_tasks<'a>(context: &Context, rows: impl Iterator<Item = &'a TaskRow>) {
+    let announcer = &context.announcer;
+    if !announcer.is_wanted() {
+        return;
+    }
+    let now = announcer.now_unix_ms();
+    for row in rows {
+        let status = if row.not_before_unix_ms > now { TaskStatus::Delayed } else { TaskStatus::Pending };
+        announcer.announce(&row.queue, row.created_unix_ms, iter::once((row.id, Some(status))));
+    }
+}
+
+/// Reports are settled. A repeated one is told again: its announcement may have been lost. A credit that is no end may
+/// have changed the status.
+pub(super) fn settled(context: &Context, reports: &[Settlement], settled: &[Settled]) {
+    let announcer = &context.announcer;
+    if !announcer.is_wanted() {
+        return;
+    }
+    let now = announcer.now_unix_ms();
+    for (report, settled) in reports.iter().zip(settled) {
+        let (Some(task), Some(status)) = (&settled.task, settled.status) else { continue };
+        announcer.announce(&task.queue, now, iter::once((id_of(report), TaskStatus::of_end(status))));
+    }
+}
+
+fn id_of(report: &Settlement) -> TaskId {
+    match report {
+        Settlement::Completed { id, .. } | Settlement::Died { id, .. } => *id,
+    }
+}

@@ -1,0 +1,133 @@
+//! The process's end of announcements: steps tell, watchers ask.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
+
+use super::watchers::{Full, Interest, News, Watch, Watchers};
+use crate::{
+    model::{QueueName, TaskEvent, TaskId, TaskStatus},
+    redis_pool::Redis,
+    runtime::Clock,
+    telemetry::metrics,
+};
+
+/// The announcements of a queue that wait for the tick. More are dropped.
+const MOST_WAITING: usize = 20_000;
+
+/// Tells and hears news. Clones are the same.
+#[derive(Clone)]
+pub struct Announcer(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) redis: Redis,
+    clock: Clock,
+    /// Somebody watches something.
+    pub(super) is_wanted: AtomicBool,
+    /// The queues that other processes watch, or this one.
+    pub(super) wanted: RwLock<HashMap<QueueName, Interest>>,
+    pub(super) waiting: Mutex<HashMap<QueueName, Vec<News>>>,
+    pub(super) announced: Notify,
+    /// The wanted queues may be others now.
+    pub(super) look: Notify,
+    pub(super) watchers: Watchers,
+}
+
+impl Announcer {
+    pub(in crate::queue) fn new(redis: Redis, clock: Clock) -> Self {
+        let (wanted, waiting, watchers) = Default::default();
+        let (announced, look) = (Notify::new(), Notify::new());
+        Self(Arc::new(Inner {
+            redis,
+            clock,
+            is_wanted: AtomicBool::new(false),
+            wanted,
+            waiting,
+            announced,
+            look,
+            watchers,
+        }))
+    }
+
+    /// The present time of announcements. A step that others may follow at once takes it before it begins, so that what
+    /// follows is later.
+    pub fn now_unix_ms(&self) -> i64 {
+        self.0.clock.now_unix_ms()
+    }
+
+    /// Tells those that watch the queue, soon. Costs one look at a flag when nobody watches anything.
+    pub fn announce(
+        &self,
+        queue: &QueueName,
+        at_unix_ms: i64,
+        news: impl Iterator<Item = (TaskId, Option<TaskStatus>)>,
+    ) {
+        if !self.is_wanted() {
+            return;
+        }
+        let Some(interest) = self.0.wanted.read().get(queue).copied() else { return };
+        let news = news.map(|(id, status)| News { id, status, at_unix_ms });
+        let news = news.filter(|news| interest == Interest::All || news.is_end());
+        let mut waiting = self.0.waiting.lock();
+        let of_queue = waiting.entry(queue.clone()).or_default();
+        let mut dropped = 0;
+        for one in news {
+            if of_queue.len() < MOST_WAITING {
+                of_queue.push(one);
+            } else {
+                dropped += 1;
+            }
+        }
+        drop(waiting);
+        if dropped > 0 {
+            metrics::events_dropped(dropped);
+        }
+        self.0.announced.notify_one();
+    }
+
+    /// True while a process watches something.
+    pub fn is_wanted(&self) -> bool {
+        self.0.is_wanted.load(Ordering::Relaxed)
+    }
+
+    /// Watches tasks, or whole queues. Take it, *then* read the tasks.
+    pub fn watch(&self, of: Vec<(QueueName, Option<Vec<TaskId>>)>, interest: Interest) -> Result<Watch, Full> {
+        let queues: Vec<QueueName> = of.iter().map(|(queue, _)| queue.clone()).collect();
+        let watch = Watch::new(self.0.watchers.clone(), of, interest)?;
+        // Steps of this process tell at once, before Redis knows.
+        queues.iter().for_each(|queue| self.want(queue, interest));
+        self.0.look.notify_one();
+        Ok(watch)
+    }
+
+    fn want(&self, queue: &QueueName, interest: Interest) {
+        let mut wanted = self.0.wanted.write();
+        let known = wanted.entry(queue.clone()).or_insert(interest);
+        *known = (*known).max(interest);
+        self.0.is_wanted.store(true, Ordering::Relaxed);
+    }
+
+    // --- for the process's reader of SQL and Redis
+
+    /// Waits until a watcher needs to know the status of a task.
+    pub async fn asked(&self) {
+        self.0.watchers.asked().await;
+    }
+
+    /// The tasks about which watchers ask; with `all`, all that are watched.
+    pub fn take_asked(&self, all: bool) -> Vec<TaskId> {
+        self.0.watchers.take_asked(all)
+    }
+
+    /// Tells the watchers what SQL and Redis say.
+    pub fn tell(&self, events: Vec<TaskEvent>) {
+        self.0.watchers.tell(events.into_iter(), false);
+    }
+}

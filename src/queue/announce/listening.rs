@@ -1,0 +1,206 @@
+//! The exchange with Redis: which queues somebody watches, and the channels of announcements.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt, future};
+use tokio::time::MissedTickBehavior;
+
+use super::{
+    announcer::Announcer,
+    watchers::{Interest, News},
+};
+use crate::{
+    model::QueueName,
+    queue::{
+        error::{Error, Result},
+        keys,
+    },
+    runtime::{Loop, tick},
+    telemetry::metrics,
+    wire,
+};
+
+/// How often a process looks which queues are watched.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a queue stays watched behind its last renewal, and how often that comes.
+const LEASE: Duration = Duration::from_secs(15);
+const RENEW_EVERY: Duration = Duration::from_secs(5);
+/// The announcements of one message.
+const MESSAGE: usize = 1_000;
+/// How often the connection is pinged, and how long an answer may take.
+const PING_EVERY: Duration = Duration::from_secs(5);
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+impl Announcer {
+    /// Publishes what was announced, at each tick.
+    pub(in crate::queue) async fn publish(&self, cx: &Loop) -> Result<()> {
+        loop {
+            tokio::select! {
+                () = cx.idle(self.0.announced.notified()) => tick().await,
+                () = cx.stop.cancelled() => {}
+            }
+            let waiting = std::mem::take(&mut *self.0.waiting.lock());
+            let messages = waiting.iter().flat_map(|(queue, news)| {
+                news.chunks(MESSAGE).map(move |news| (keys::events_channel(self.0.redis.prefix(), queue), queue, news))
+            });
+            let sent = messages.map(|(channel, queue, news)| async move {
+                let news_of = news.iter().map(|news| (news.id, news.status, news.at_unix_ms));
+                let message = wire::status_changes(queue, news_of);
+                let mut publish = redis::cmd("PUBLISH");
+                publish.arg(channel).arg(&message[..]);
+                let sent = publish.exec_async(&mut self.0.redis.conn()).await;
+                if sent.is_err() {
+                    metrics::events_dropped(news.len());
+                }
+                sent
+            });
+            // They are hints: watchers ask SQL and Redis, too.
+            for error in future::join_all(sent).await.into_iter().filter_map(std::result::Result::err) {
+                tracing::debug!("could not announce what happened to tasks: {error}");
+            }
+            cx.beat();
+            if cx.stop.is_cancelled() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Keeps up what is wanted: tells Redis what this process watches, and reads what all do.
+    pub(in crate::queue) async fn keep_wanted(&self, cx: &Loop) -> Result<()> {
+        let key = keys::watched(self.0.redis.prefix());
+        let mut renewed: HashMap<(QueueName, Interest), Instant> = HashMap::new();
+        loop {
+            let own = self.0.watchers.watched();
+            renewed.retain(|(queue, interest), at| own.get(queue) == Some(interest) && at.elapsed() < RENEW_EVERY);
+            let due = own.iter().filter(|(queue, interest)| !renewed.contains_key(&((*queue).clone(), **interest)));
+            let due: Vec<(QueueName, Interest)> = due.map(|(queue, interest)| (queue.clone(), *interest)).collect();
+            let (now, lease) = (self.now_unix_ms(), i64::try_from(LEASE.as_millis()).unwrap_or(i64::MAX));
+            if !due.is_empty() {
+                // Entries that have expired, and those in the far future, which a clock that was set back has left.
+                let (mut old, mut far, mut add) =
+                    (redis::cmd("ZREMRANGEBYSCORE"), redis::cmd("ZREMRANGEBYSCORE"), redis::cmd("ZADD"));
+                old.arg(&key).arg("-inf").arg(now - lease);
+                far.arg(&key).arg(now + 2 * lease).arg("+inf");
+                add.arg(&key);
+                for (queue, interest) in &due {
+                    add.arg(now + lease).arg(entry(queue, *interest));
+                }
+                for command in [old, far, add] {
+                    command.exec_async(&mut self.0.redis.conn()).await?;
+                }
+                let at = Instant::now();
+                renewed.extend(due.into_iter().map(|entry| (entry, at)));
+            }
+            let mut read = redis::cmd("ZRANGEBYSCORE");
+            read.arg(&key).arg(now).arg(now + 2 * lease);
+            let entries: Vec<String> = read.query_async(&mut self.0.redis.conn()).await?;
+            self.set_wanted(entries.iter().filter_map(|entry| read_entry(entry)));
+            cx.beat();
+            tokio::select! {
+                () = self.0.look.notified() => {}
+                more = cx.pause(LOOK_EVERY) => if !more { return Ok(()) },
+            }
+        }
+    }
+
+    fn set_wanted(&self, of_all: impl Iterator<Item = (QueueName, Interest)>) {
+        let mut wanted = self.0.wanted.write();
+        // Behind the lock: a watcher that comes now is in one of them.
+        let own = self.0.watchers.watched();
+        let mut all: HashMap<QueueName, Interest> = own;
+        for (queue, interest) in of_all {
+            let known = all.entry(queue).or_insert(interest);
+            *known = (*known).max(interest);
+        }
+        self.0.is_wanted.store(!all.is_empty(), std::sync::atomic::Ordering::Relaxed);
+        *wanted = all;
+    }
+
+    /// Hears announcements while this process has watchers, until the stop; an error when the connection ends.
+    pub(in crate::queue) async fn listen(&self, cx: &Loop) -> Result<()> {
+        loop {
+            while self.0.watchers.watched().is_empty() {
+                tokio::select! {
+                    () = cx.idle(self.0.watchers.changed()) => {}
+                    () = cx.stop.cancelled() => return Ok(()),
+                }
+            }
+            if self.hear_while_watched(cx).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// True at the stop.
+    async fn hear_while_watched(&self, cx: &Loop) -> Result<bool> {
+        let (mut sink, mut messages) = self.0.redis.pubsub().await?.split();
+        let prefix = keys::events_channel_prefix(self.0.redis.prefix());
+        let mut heard: HashSet<QueueName> = HashSet::new();
+        let mut ping = tokio::time::interval(PING_EVERY);
+        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let watched = self.0.watchers.watched();
+            if watched.is_empty() {
+                return Ok(false);
+            }
+            let new: Vec<QueueName> = watched.keys().filter(|queue| !heard.contains(*queue)).cloned().collect();
+            for queue in new {
+                in_time(sink.subscribe(keys::events_channel(self.0.redis.prefix(), &queue))).await?;
+                // Announcements of before were missed.
+                self.0.watchers.missed(&queue);
+                heard.insert(queue);
+            }
+            let left: Vec<QueueName> = heard.iter().filter(|queue| !watched.contains_key(*queue)).cloned().collect();
+            for queue in left {
+                in_time(sink.unsubscribe(keys::events_channel(self.0.redis.prefix(), &queue))).await?;
+                heard.remove(&queue);
+            }
+            let message = tokio::select! {
+                message = cx.idle(messages.next()) => message,
+                () = self.0.watchers.changed() => continue,
+                _ = ping.tick() => {
+                    // Without a ping, a connection whose server vanished looks like one on which nothing happens.
+                    in_time(sink.ping::<redis::Value>()).await?;
+                    continue;
+                }
+                () = cx.stop.cancelled() => return Ok(true),
+            };
+            let Some(message) = message else { return Err(Error::WakesClosed) };
+            let queue = message.get_channel_name().strip_prefix(&prefix).and_then(|name| QueueName::new(name).ok());
+            let news = wire::read_status_changes(message.get_payload_bytes());
+            match (queue, news) {
+                (Some(queue), Ok(news)) => {
+                    let news = news.into_iter().map(|(id, status, at_unix_ms)| News { id, status, at_unix_ms });
+                    self.0.watchers.hear(&queue, news.collect());
+                }
+                (_, news) => tracing::warn!("ignored an announcement that cannot be read: {:?}", news.err()),
+            }
+        }
+    }
+}
+
+async fn in_time<T>(answer: impl Future<Output = redis::RedisResult<T>>) -> Result<T> {
+    let answer = tokio::time::timeout(ANSWER_WITHIN, answer).await.map_err(|_| Error::WakesSilent)?;
+    Ok(answer?)
+}
+
+/// An entry of `<p>:watched`.
+fn entry(queue: &QueueName, interest: Interest) -> String {
+    let kind = match interest {
+        Interest::Ends => "ends",
+        Interest::All => "all",
+    };
+    format!("{kind}:{queue}")
+}
+
+fn read_entry(entry: &str) -> Option<(QueueName, Interest)> {
+    let (kind, queue) = entry.split_once(':')?;
+    let interest = match kind {
+        "ends" => Interest::Ends,
+        _ => Interest::All,
+    };
+    Some((QueueName::new(queue).ok()?, interest))
+}

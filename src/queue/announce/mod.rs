@@ -1,0 +1,18 @@
+//! Announcements: steps tell the watchers of tasks which status a task took on.
+//!
+//! An announcement is a hint. It goes over a Redis channel per queue, in batches, at the tick behind the step, and only
+//! while somebody watches the queue: a process with watchers keeps a lease on the queue's entry of `<p>:watched`, and
+//! every process reads that key once a second. When nobody watches, a step looks at one flag. A lost announcement
+//! delays what a watcher sees, because its process asks SQL and Redis, too (`api/watching.rs`).
+//!
+//! `announcer.rs` is what steps and watchers call, `watchers.rs` has the watchers of this process, `listening.rs` the
+//! exchange with Redis.
+
+mod announcer;
+mod listening;
+mod watchers;
+
+pub use self::{
+    announcer::Announcer,
+    watchers::{Full, Interest, Told, Watch},
+};

@@ -1,0 +1,86 @@
+//! The cost of announcements of status changes, and that nobody depends on them.
+
+use serde_json::json;
+use taskd::{
+    model::{QueueName, ShardId},
+    queue::{Interest, Queue},
+    redis_pool::Redis,
+    runtime::Supervisor,
+};
+
+use crate::{
+    columns::events::Events,
+    support::{
+        daemon::Daemon,
+        redis::{Fsync, RedisServer},
+        until,
+    },
+};
+
+async fn stat(redis: &Redis, command: &str) -> u64 {
+    let info: String = redis::cmd("INFO").arg("commandstats").query_async(&mut redis.conn()).await.unwrap();
+    let name = format!("cmdstat_{command}:calls=");
+    let line = info.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or("0,");
+    line.split(',').next().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn nothing_is_announced_while_nobody_watches_and_little_while_somebody_does() {
+    let server = RedisServer::start(Fsync::EverySecond);
+    let redis = Redis::connect(&server.url(), "t").await.unwrap();
+    // One process works, the other watches.
+    let (works, watches, supervisor) = (Queue::new(redis.clone()), Queue::new(redis.clone()), Supervisor::new());
+    works.start_listening(&supervisor);
+    watches.start_listening(&supervisor);
+    let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+    let news = || (0..100).map(|_| (taskd::model::TaskId::new(), None));
+    let announce = || works.announcer().announce(&shard.queue, 1, news());
+    for _ in 0..100 {
+        announce();
+    }
+    let other = QueueName::new("other").unwrap();
+    let of_other = watches.announcer().watch(vec![(other, None)], Interest::All).unwrap();
+    until("the process that works knows of the watcher", async || works.announcer().is_wanted()).await;
+    announce();
+    assert_eq!(stat(&redis, "publish").await, 0);
+
+    // A hundred steps of a hundred tasks each.
+    let ends = watches.announcer().watch(vec![(shard.queue.clone(), None)], Interest::All).unwrap();
+    until("announcements go out", async || {
+        announce();
+        stat(&redis, "publish").await > 0
+    })
+    .await;
+    let before = stat(&redis, "publish").await;
+    for _ in 0..100 {
+        announce();
+    }
+    until("they are heard", async || watches.announcer().take_asked(false).len() >= 10_000).await;
+    let published = stat(&redis, "publish").await - before;
+    assert!(published <= 20, "{published} commands for 10,000 announcements");
+    drop((of_other, ends));
+    supervisor.stop();
+    supervisor.wait().await;
+}
+
+#[tokio::test]
+async fn watchers_see_changes_without_the_channel() {
+    let daemon = Daemon::start("", &[]).await;
+    // taskd may neither publish nor subscribe, but for wakes.
+    let mut redis = daemon.redis().await;
+    let () = redis::cmd("ACL")
+        .arg(&["SETUSER", "default", "resetchannels", "&taskd:wake"])
+        .query_async(&mut redis)
+        .await
+        .unwrap();
+    let id = daemon.insert(&[json!({"queue": "q", "key": "k"})]).await.remove(0);
+    let mut events = Events::of_task(&daemon, &id).await;
+    let leased = daemon.lease_all("w", "q", 1).await;
+    events.until("ASSIGNED").await;
+    let task = json!({"queue": "q", "key": "k"});
+    let wait = daemon.post("/v1/tasks?wait=50s", &task);
+    let complete = async { assert_eq!(daemon.complete("w", &leased).await, ["OK"]) };
+    let ((_, answer), ()) = tokio::join!(wait, complete);
+    assert_eq!(answer["results"][0]["task_status"], "COMPLETED", "{answer}");
+    assert_eq!(events.rest().await, ["COMPLETED"]);
+}
