@@ -307,15 +307,17 @@ impl Checked {
             self.queue.worker.complete(Completion { id: lease.id, token, worker, report: lease.report() })
         };
         let answers = join_all(leases.iter().map(completion)).await;
-        let mut codes = Vec::new();
+        let (mut codes, mut released) = (Vec::new(), Vec::new());
         for (lease, answer) in leases.iter().zip(answers) {
             let code = answer.expect("complete");
             assert_eq!(code, self.model.code(lease), "{lease:?}");
             if code == Code::Ok {
-                self.model.credit(lease);
+                released.extend(self.model.credit(lease));
             }
             codes.push(code);
         }
+        released.retain(|wait| self.model.waits.contains_key(wait));
+        self.make_due("delayed", &released).await;
         self.compare(false).await;
         codes
     }

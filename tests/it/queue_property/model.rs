@@ -278,7 +278,9 @@ impl Model {
         self.leases.insert(member(lease.id, lease.grant), None);
     }
 
-    pub(super) fn credit(&mut self, lease: &Lease) {
+    /// Answers the member of `delayed` that is due at once, where a reservation has ended.
+    pub(super) fn credit(&mut self, lease: &Lease) -> Option<Vec<u8>> {
+        let mut released = None;
         let task = self.tasks.get_mut(&lease.id).expect("a record");
         task.held.retain(|(_, grant)| *grant != lease.grant);
         task.credited.push((lease.worker.clone(), lease.grant));
@@ -293,9 +295,11 @@ impl Model {
                 task.waiting += 1;
                 task.gave_back.push((lease.worker.clone(), lease.grant));
                 self.waits.insert(member(lease.id, lease.grant), None);
+                released = Some(member(lease.id, lease.grant));
             }
         }
         self.outbox.push_back(Event::Completed(lease.report()));
+        released
     }
 
     /// A task that is live, or one that has not arrived.
