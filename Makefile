@@ -45,7 +45,7 @@ quick: ## Format, lints and the tests that need no more than redis-server: a min
 	cargo test --locked --lib --test it -- --test-threads $(or $(RUST_TEST_THREADS),8)
 
 .PHONY: proto
-proto: ## Generate src/wire/pb after a change of proto/
+proto: ## Generate the Rust code of proto/ after a change there
 	@scripts/proto
 
 .PHONY: soak

@@ -30,7 +30,7 @@ pub async fn inspected<T>(inspector: Inspector, call: impl Future<Output = T>) -
     INSPECTOR.scope(inspector, call).await
 }
 
-/// The codec of the generated services and clients.
+/// The codec of the generated services.
 pub struct Codec<T, U>(PhantomData<(T, U)>);
 
 impl<T, U> Default for Codec<T, U> {
