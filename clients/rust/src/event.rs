@@ -1,4 +1,4 @@
-//! What a worker tells of its work.
+//! The events of a worker, and its summary.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use crate::{error::Error, task::TaskInfo};
 
 pub(crate) type Tell = Arc<dyn Fn(Event<'_>) + Send + Sync>;
 
-/// What happens to a worker, for logs and progress.
+/// An event of a worker, for logs and progress.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -16,7 +16,7 @@ pub enum Event<'a> {
     Ended {
         /// The task.
         task: &'a TaskInfo,
-        /// What became of it.
+        /// How it ended.
         ended: Ended,
         /// Why it did not end well; else empty.
         reason: &'a str,
@@ -42,7 +42,7 @@ pub enum Ended {
     Lost,
 }
 
-/// What a worker did.
+/// The outcome of a run: how many tasks ended how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {

@@ -19,7 +19,7 @@ pub(crate) struct Held {
     place: Place,
     began: Option<Instant>,
     pub(crate) took: Duration,
-    /// What the task becomes when its report counts.
+    /// How the task ends if its report counts.
     pub(crate) ending: Ended,
     /// Why it did not end well.
     pub(crate) reason: String,

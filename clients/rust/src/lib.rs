@@ -48,6 +48,15 @@ mod token;
 mod unary;
 mod worker;
 
+/// Their examples are compiled.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/workers.md")]
+    struct Workers;
+}
+
 pub use self::{
     client::{Client, ClientBuilder, Inserted, InsertedAs},
     error::Error,

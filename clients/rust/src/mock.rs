@@ -20,7 +20,7 @@ const MAX_ATTEMPTS: u32 = 5;
 
 /// Gives its tasks, and those that handlers discover, until all have ended; then the worker ends.
 ///
-/// Like taskd it drops a key that it has seen in the queue, and offers a rejected task again up to `max_attempts` times.
+/// Like taskd it drops a key that it has seen in the queue, and offers a rejected task again, up to `max_attempts`.
 /// Unlike taskd it knows no time: leases do not expire, and delays are over at once. Clones are the same mock.
 ///
 /// ```

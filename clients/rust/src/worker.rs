@@ -94,7 +94,7 @@ impl Worker {
         self
     }
 
-    /// What stops this worker from elsewhere.
+    /// Stops this worker from elsewhere.
     pub fn stop(&self) -> Stop {
         self.options.stop.clone()
     }

@@ -161,17 +161,20 @@ async fn a_second_stop_drops_what_runs() {
 }
 
 /// One task, whose lease is lost at the first extension; reports fail for a while.
+#[derive(Clone, Default)]
+struct Losing(Arc<Counts>);
+
 #[derive(Default)]
-struct Losing {
+struct Counts {
     given: AtomicUsize,
     extended: AtomicUsize,
     reports: AtomicUsize,
 }
 
-impl Source for Arc<Losing> {
+impl Source for Losing {
     async fn get(&self, _: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
         let task = |id: &str| pb::LeasedTask { id: id.to_owned(), key: id.to_owned().into(), ..Default::default() };
-        match self.given.fetch_add(1, SeqCst) {
+        match self.0.given.fetch_add(1, SeqCst) {
             0 => Err(Error::Away { address: "here".to_owned(), message: "later".to_owned() }),
             1 => Ok(Some(vec![task("lost")])),
             2 => Ok(Some(vec![task("done")])),
@@ -180,7 +183,7 @@ impl Source for Arc<Losing> {
     }
 
     async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
-        let status = match self.reports.fetch_add(1, SeqCst) {
+        let status = match self.0.reports.fetch_add(1, SeqCst) {
             0 => return Err(Error::Away { address: "here".to_owned(), message: "later".to_owned() }),
             1 => ItemStatus::TryLater,
             _ => ItemStatus::Ok,
@@ -196,7 +199,7 @@ impl Source for Arc<Losing> {
     }
 
     async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
-        self.extended.fetch_add(1, SeqCst);
+        self.0.extended.fetch_add(1, SeqCst);
         let status = ItemStatus::Cancelled.into();
         Ok(all.into_iter().map(|one| pb::ItemResult { id: one.id, status, ..Default::default() }).collect())
     }
@@ -204,7 +207,7 @@ impl Source for Arc<Losing> {
 
 #[tokio::test]
 async fn a_lost_lease_ends_its_handler_and_reports_are_repeated() {
-    let source = Arc::new(Losing::default());
+    let source = Losing::default();
     let handler = async |task: Task| {
         if task.key() == "lost" {
             std::future::pending::<()>().await;
@@ -213,7 +216,7 @@ async fn a_lost_lease_ends_its_handler_and_reports_are_repeated() {
     };
     let summary = worker().lease(Duration::from_millis(300)).run_on(source.clone(), handler).await.unwrap();
     assert_eq!((summary.lost, summary.completed), (1, 1));
-    assert_eq!(source.reports.load(SeqCst), 3);
+    assert_eq!(source.0.reports.load(SeqCst), 3);
 }
 
 #[tokio::test]

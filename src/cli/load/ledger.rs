@@ -1,4 +1,4 @@
-//! What happened to each task, as this process saw it.
+//! The fate of each task, as this process saw it.
 
 use std::{
     sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed},

@@ -24,7 +24,7 @@ pub(super) struct Plan {
     padding: usize,
 }
 
-/// What is to become of a new task.
+/// The planned fate of a new task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,

@@ -1,4 +1,4 @@
-//! What was asked for, beside what happened.
+//! The report: counts that were asked for, beside those that happened.
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -22,7 +22,7 @@ pub(super) struct Report<'a> {
     workers: u16,
     asked: Counts,
     happened: Counts,
-    /// What SQL shows; none for a caller who may not read it.
+    /// The counts in SQL; none for a caller who may not read them.
     books: Option<Counts>,
     sent_per_second: f64,
     ended_per_second: f64,

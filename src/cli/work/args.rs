@@ -90,7 +90,7 @@ pub struct Work {
     pub(super) command: Vec<OsString>,
 }
 
-/// What a command may do.
+/// The bounds of a command, and the meaning of its output.
 #[derive(Args)]
 pub(super) struct Commands {
     /// Exit code of a command that means: do not try this task again
@@ -146,7 +146,7 @@ pub(super) struct Checks {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=20))]
     pub(super) redirects: u8,
 
-    /// What the check calls itself; name a page or an address at which its owner can be reached
+    /// Name of the check for the servers; add a page or an address at which its owner can be reached
     #[arg(long, value_name = "TEXT", default_value = concat!("taskd/", env!("CARGO_PKG_VERSION"), " (http-check)"))]
     pub(super) user_agent: String,
 }

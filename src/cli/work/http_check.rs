@@ -47,7 +47,7 @@ struct Checked<'a> {
     seconds: f64,
     /// To the head of the last answer.
     first_byte_seconds: f64,
-    /// What was read of the body.
+    /// The part of the body that was read.
     bytes: u64,
     /// There was more.
     truncated: bool,

@@ -56,7 +56,7 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What to do with a task.
+/// The work on a task.
 enum Handler {
     Command(Arc<Plan>),
     HttpCheck(Arc<Checker>),

@@ -113,7 +113,8 @@ impl Show {
         match self.bar {
             Some(_) => println!("{completed} completed, {rejected} rejected, {given_back} given back, {lost} lost"),
             None => line(&json!({
-                "event": "summary", "completed": completed, "rejected": rejected, "given_back": given_back, "lost": lost,
+                "event": "summary", "completed": completed, "rejected": rejected, "given_back": given_back,
+                "lost": lost,
             })),
         }
     }
