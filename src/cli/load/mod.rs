@@ -1,5 +1,6 @@
 //! `taskd load`: made-up work at a rate, workers for it, and a comparison of what was asked for with what happened.
 
+mod args;
 mod ledger;
 mod plan;
 mod report;
@@ -11,19 +12,16 @@ use std::{
 };
 
 use anyhow::Context as _;
-use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use taskd_client::{Client, Inserted, InsertedAs};
 use tokio::task::JoinSet;
 use tonic::Code;
 use uuid::Uuid;
 
+pub use self::args::Load;
 use self::{ledger::Ledger, plan::Plan, report::Report};
 use super::client::{Server, Taskd, is_transient, refused, said};
-use crate::{
-    config::{ByteSize, Time},
-    wire::pb::{GetBooksRequest, QueueBooks, operator_client::OperatorClient},
-};
+use crate::wire::pb::{GetBooksRequest, QueueBooks, operator_client::OperatorClient};
 
 /// How often tasks are sent. A rate of thousands a second sends several at a time.
 const EVERY: Duration = Duration::from_millis(20);
@@ -36,76 +34,6 @@ const LONGEST_SETTLE: Duration = Duration::from_secs(30);
 const MOST_INSERTS: usize = 64;
 /// taskd holds a bounded number of calls on one connection.
 const WORKERS_A_CONNECTION: u16 = 50;
-
-/// Send made-up work to a taskd, work on it, and count what becomes of it
-#[derive(Args)]
-#[command(after_help = "\
-Examples:
-  taskd load                                      1,000 tasks a second for 10 s, 200 workers
-  taskd load --rate 5000 --duration 1m --workers 500
-  taskd load --duplicates 50% --failing 10% --dying 1% --slow 5%
-  taskd load --json | jq '{wrong, latency_ms}'
-
-Of the tasks, the share --duplicates has the key of an earlier one; --failing is rejected at its first attempt;
---dying is rejected for good; --slow takes --slow-time. Their order is the same each time.
-
-The tasks go into a queue of their own, load-…, and stay there as finished tasks until taskd's retention removes
-them; those that die have dead letters. The workers are in this process, each with a name and calls of its own.
-
-It ends when each task has ended, and then compares its own count with the books of the queue in SQL.
-Exit code: 0 if all counts are as asked for, 1 if not, 2 for a wrong command line or a taskd that cannot be reached.")]
-pub struct Load {
-    /// Tasks a second
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    rate: u32,
-
-    /// How long tasks come
-    #[arg(long, value_name = "TIME", default_value = "10s")]
-    duration: Time,
-
-    /// Workers in this process
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..=5000))]
-    workers: u16,
-
-    /// Tasks of one worker at a time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    concurrency: u16,
-
-    /// Share of tasks whose key came before
-    #[arg(long, value_name = "SHARE", default_value = "10%", value_parser = plan::share)]
-    duplicates: u32,
-
-    /// Share of tasks whose first attempt fails
-    #[arg(long, value_name = "SHARE", default_value = "5%", value_parser = plan::share)]
-    failing: u32,
-
-    /// Share of tasks that fail for good
-    #[arg(long, value_name = "SHARE", default_value = "1%", value_parser = plan::share)]
-    dying: u32,
-
-    /// Share of tasks that take long
-    #[arg(long, value_name = "SHARE", default_value = "2%", value_parser = plan::share)]
-    slow: u32,
-
-    /// How long these take
-    #[arg(long, value_name = "TIME", default_value = "200ms")]
-    slow_time: Time,
-
-    /// Payload of a task
-    #[arg(long, value_name = "SIZE", default_value = "100")]
-    payload: ByteSize,
-
-    /// How long to go on while nothing ends
-    #[arg(long, value_name = "TIME", default_value = "60s")]
-    give_up_after: Time,
-
-    /// Print one JSON object instead of the table
-    #[arg(long)]
-    json: bool,
-
-    #[command(flatten)]
-    server: Server,
-}
 
 /// Answers whether all counts are as asked for.
 pub(super) async fn run(args: Load) -> anyhow::Result<bool> {

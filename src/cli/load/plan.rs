@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use taskd_client::NewTask;
 
-use super::Load;
+use super::args::Load;
 
 /// Shares are in tenths of a percent: a run of this many tasks has them exactly.
 const WHOLE: u32 = 1000;
@@ -32,16 +32,6 @@ pub(super) enum Kind {
     Failing,
     Dying,
     Slow,
-}
-
-/// `10%` or `0.5%`, in tenths of a percent.
-pub(super) fn share(text: &str) -> Result<u32, String> {
-    let wrong = || format!("{text:?} is no share; write 10% or 0.5%");
-    let percent: f64 = text.strip_suffix('%').unwrap_or(text).trim().parse().map_err(|_| wrong())?;
-    if !(0.0..=100.0).contains(&percent) {
-        return Err(wrong());
-    }
-    Ok((percent * 10.0).round() as u32)
 }
 
 impl Plan {
@@ -145,8 +135,6 @@ mod tests {
         let kinds = [Kind::Failing, Kind::Dying, Kind::Slow, Kind::Plain].map(|kind| plan.of_kind(kind));
         assert_eq!(kinds.iter().sum::<u32>(), 9001);
         assert!(kinds.iter().zip([450, 90, 180]).all(|(has, wants)| has.abs_diff(wants) <= wants / 2), "{kinds:?}");
-        assert_eq!(["10%", "0.5%", "100"].map(share), [Ok(100), Ok(5), Ok(1000)]);
-        assert!(share("101%").is_err() && share("x").is_err() && share("NaN%").is_err());
     }
 
     #[test]

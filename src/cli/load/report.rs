@@ -7,7 +7,7 @@ use indicatif::HumanCount;
 use serde::Serialize;
 
 use super::{
-    Load,
+    args::Load,
     ledger::Ledger,
     plan::{Kind, Plan},
 };
