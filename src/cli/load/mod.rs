@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 pub use self::args::Load;
 use self::{ledger::Ledger, plan::Plan, report::Report};
-use super::client::{Server, Taskd, is_transient, refused, said};
+use super::client::{Taskd, is_transient, refused, said};
 use crate::wire::pb::{GetBooksRequest, QueueBooks, operator_client::OperatorClient};
 
 /// How often tasks are sent. A rate of thousands a second sends several at a time.
