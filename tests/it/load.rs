@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use crate::support::daemon::Daemon;
+use crate::support::{daemon::Daemon, until};
 
 /// Exit code, stdout, stderr.
 async fn load(args: Vec<String>) -> (i32, String, String) {
@@ -43,6 +43,26 @@ async fn it_counts_what_it_asked_for() {
     assert_eq!(counts, [asked("completed"), asked("died")]);
     let (code, table, _) = load(args(&daemon, &["--workers", "10"])).await;
     assert!(code == 0 && table.contains("asked for") && table.contains("insert to handler"), "{table}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_taskd_that_is_killed_meanwhile_loses_and_doubles_nothing() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let more = ["--duration", "4s", "--workers", "30", "--lease", "3s", "--failing", "0%", "--dying", "0%", "--json"];
+    let mut args = args(&daemon, &more);
+    args.drain(4..6);
+    let loaded = tokio::spawn(load(args));
+    until("some are completed", async || {
+        let Some((200, answer)) = daemon.try_get("/v1/queues").await else { return false };
+        answer["queues"][0]["completed"].as_u64().is_some_and(|completed| completed > 100)
+    })
+    .await;
+    daemon.kill9_and_restart();
+    daemon.ready().await;
+    let (code, stdout, stderr) = loaded.await.unwrap();
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(report["books"]["completed"], report["asked"]["completed"], "{report}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

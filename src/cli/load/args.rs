@@ -41,6 +41,10 @@ pub struct Load {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(super) concurrency: u16,
 
+    /// How soon a worker gets the tasks that another one lost, or that were on their way when taskd was killed
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub(super) lease: Time,
+
     /// Share of tasks whose key came before
     #[arg(long, value_name = "SHARE", default_value = "10%", value_parser = share)]
     pub(super) duplicates: u32,

@@ -47,7 +47,7 @@ pub(super) async fn run(args: Load) -> anyhow::Result<bool> {
     for first in (0..args.workers).step_by(WORKERS_A_CONNECTION.into()) {
         let client = args.server.another_client()?;
         for number in first..args.workers.min(first + WORKERS_A_CONNECTION) {
-            let worker = work::worker(number, &queue, args.concurrency, &ledger);
+            let worker = work::worker(number, &queue, args.concurrency, &ledger).lease(args.lease.0);
             stops.push(worker.stop());
             let (client, plan, ledger) = (client.clone(), plan.clone(), ledger.clone());
             workers.spawn(async move { work::run(worker, &client, plan, ledger).await });
