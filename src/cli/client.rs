@@ -5,6 +5,7 @@ use std::{convert::Infallible, time::Duration};
 use anyhow::Context as _;
 use backon::ExponentialBuilder;
 use clap::Args;
+use taskd_client::Client;
 use tonic::{
     Code, Status,
     service::interceptor::InterceptedService,
@@ -16,7 +17,7 @@ use super::trust::{self, Token, Trust};
 /// The address of taskd's gRPC port, and the way to call it.
 #[derive(Args)]
 pub(super) struct Server {
-    /// gRPC address of taskd; host:port is enough
+    /// gRPC address of taskd; host:port is enough; work and load take several, with commas between them
     #[arg(
         long,
         env = "TASKD_GRPC_URL",
@@ -38,11 +39,41 @@ impl Server {
     pub(super) async fn connect(&self) -> anyhow::Result<Taskd> {
         connect(&self.grpc, &self.trust).await
     }
+
+    /// Connects to the first of several addresses that answers.
+    pub(super) async fn connect_to_any(&self) -> anyhow::Result<Taskd> {
+        let mut first = None;
+        for address in self.grpc.split(',') {
+            match connect(address, &self.trust).await {
+                Ok(taskd) => return Ok(taskd),
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        Err(first.unwrap_or_else(|| anyhow::anyhow!("--grpc names no address")))
+    }
+
+    /// A client of all addresses, after a look whether any of them answers.
+    pub(super) async fn client(&self) -> anyhow::Result<Client> {
+        self.connect_to_any().await?;
+        self.another_client()
+    }
+
+    /// A client with connections of its own.
+    pub(super) fn another_client(&self) -> anyhow::Result<Client> {
+        let addresses = self.grpc.split(',');
+        Ok(Client::builder(addresses).token(self.trust.token()).tls(self.trust.over_grpc()?).build()?)
+    }
 }
 
 /// The words of a refusal.
 pub(super) fn said(status: &Status) -> String {
     trust::with_hint(status.message(), status.code() == Code::Unauthenticated)
+}
+
+/// The words of a refusal, from the crate.
+pub(super) fn refused(error: &taskd_client::Error) -> anyhow::Error {
+    let is_unauthenticated = matches!(error, taskd_client::Error::Refused { code: Code::Unauthenticated, .. });
+    anyhow::anyhow!("{}", trust::with_hint(&error.to_string(), is_unauthenticated))
 }
 
 /// How long to wait for an answer before the next try.
@@ -54,9 +85,10 @@ pub(super) const WAITS: ExponentialBuilder = ExponentialBuilder::new()
     .with_max_delay(Duration::from_secs(2))
     .without_max_times();
 
-/// A URL of taskd; host:port is enough.
+/// A URL of taskd, or several with commas between them; host:port is enough.
 pub(super) fn with_scheme(text: &str) -> Result<String, Infallible> {
-    Ok(if text.contains("://") { text.to_owned() } else { format!("http://{text}") })
+    let url = |text: &str| if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    Ok(text.split(',').map(|text| url(text.trim())).collect::<Vec<_>>().join(","))
 }
 
 /// Connects to the gRPC port of taskd.

@@ -13,6 +13,7 @@ mod fsck;
 mod http;
 pub mod insert;
 pub mod jobs;
+pub mod load;
 mod manual;
 mod patience;
 mod queues;
@@ -25,6 +26,7 @@ mod top;
 mod trust;
 mod values;
 pub mod watch;
+pub mod work;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -47,6 +49,7 @@ Examples:
   taskd --pipelines all                       run everything in one process; needs nothing else
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
   taskd insert --queue crawl urls.txt         insert one task per line
+  taskd work --queue crawl -- ./fetch {key}   run a command for each task
   taskd task crawl https://example.org/       show a task, its payload and its attempts
   taskd watch --queue crawl                   show each change of a task or of a queue
   taskd explain crawl https://example.org/    say where a task is and what happens next
@@ -58,6 +61,7 @@ Examples:
   taskd books                                 count what came in, went out, and is held where
   taskd fsck                                  find where SQL, the bus and Redis do not agree
   taskd bench                                 measure a taskd of its own: tasks a second, latency
+  taskd load                                  send it made-up work and count what becomes of it
   taskd check-config --config prod.toml       print the effective settings and their origins
 
 Each flag is also an environment variable (--http-listen: TASKD_HTTP_LISTEN) and a key of the
@@ -91,6 +95,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Subcommands {
     Insert(insert::Insert),
+    Work(Box<work::Work>),
     Tasks(tasks::Tasks),
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
@@ -103,6 +108,7 @@ enum Subcommands {
     Pause(change::Pause),
     Resume(change::Resume),
     Bench(bench::Bench),
+    Load(load::Load),
     Migrate(Migrate),
     Partitions(Partitions),
     Token(token::Token),
@@ -150,6 +156,7 @@ pub enum Command {
     Token(token::Command, Settings),
     Acts(token::Acts, Settings),
     Insert(insert::Insert),
+    Work(Box<work::Work>),
     Tasks(tasks::Tasks),
     Jobs(jobs::Jobs),
     Dead(dead::Dead),
@@ -169,6 +176,7 @@ pub enum Command {
     Completions(manual::Completions),
     Man(manual::Man),
     Bench(bench::Bench),
+    Load(load::Load),
 }
 
 /// The reason why taskd does nothing, for the user.
@@ -220,6 +228,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     let load = |options| load(options, &matches);
     Ok(match cli.command {
         Some(Subcommands::Insert(insert)) => Command::Insert(insert),
+        Some(Subcommands::Work(work)) => Command::Work(work),
+        Some(Subcommands::Load(load)) => Command::Load(load),
         Some(Subcommands::Tasks(tasks)) => Command::Tasks(tasks),
         Some(Subcommands::Jobs(jobs)) => Command::Jobs(jobs),
         Some(Subcommands::Dead(dead)) => Command::Dead(dead),

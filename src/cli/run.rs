@@ -2,8 +2,8 @@
 //!
 //! 0: done. 1: failed, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a difference,
 //! `explain` or `task` found no such task, `watch` saw no completion, `dead`, `tasks`, `cancel`, `change` or `requeue`
-//! could not change something, or `bench` counted a task too few or too many times. 2: wrong command line or settings,
-//! or no server for a command.
+//! could not change something, or `bench` or `load` counted a task too few or too many times. 2: wrong command line or
+//! settings, or no server for a command.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -14,8 +14,8 @@ use nix::{
 };
 
 use super::{
-    Command, USAGE, bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, parse, stats, task,
-    tasks, token, top, watch,
+    Command, USAGE, bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, load, parse, stats,
+    task, tasks, token, top, watch, work,
 };
 use crate::{
     app,
@@ -65,6 +65,8 @@ pub fn run() -> ExitCode {
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },
+        Command::Work(args) => exit(block_on(work::run(*args)).flatten(), USAGE),
+        Command::Load(args) => exit_as(block_on(load::run(args))),
         Command::Tasks(args) => exit_as(block_on(tasks::run(args))),
         Command::Jobs(args) => exit_as(block_on(jobs::run(args))),
         Command::Dead(args) => exit_as(block_on(dead::run(args))),

@@ -2,7 +2,6 @@
 
 use std::{
     path::{Path, PathBuf},
-    str::FromStr,
     sync::Arc,
 };
 
@@ -12,12 +11,8 @@ use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
-use tonic::{
-    Request, Status,
-    metadata::{Ascii, MetadataValue},
-    service::Interceptor,
-    transport::{Certificate, ClientTlsConfig, Identity},
-};
+pub(super) use taskd_client::Token;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 /// The token of the caller, and the certificates of both sides.
 #[derive(Args, Clone, Default)]
@@ -92,39 +87,6 @@ fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
 fn certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let certificates = CertificateDer::pem_slice_iter(&read(file)?).collect::<Result<_, _>>();
     certificates.with_context(|| format!("{} has no certificate in PEM", file.display()))
-}
-
-/// An access token, sent with each call. The default is none.
-#[derive(Clone, Default)]
-pub(super) struct Token(Option<Bearer>);
-
-type Bearer = MetadataValue<Ascii>;
-
-impl FromStr for Token {
-    type Err = String;
-
-    fn from_str(token: &str) -> Result<Self, String> {
-        let bearer = format!("Bearer {}", token.trim()).parse();
-        let mut bearer: Bearer = bearer.map_err(|_| "it is no token: it has odd characters".to_owned())?;
-        bearer.set_sensitive(true);
-        Ok(Self(Some(bearer)))
-    }
-}
-
-impl Token {
-    /// The header `Authorization` of HTTP.
-    pub(super) fn header(&self) -> Option<&[u8]> {
-        self.0.as_ref().map(Bearer::as_encoded_bytes)
-    }
-}
-
-impl Interceptor for Token {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(bearer) = &self.0 {
-            request.metadata_mut().insert("authorization", bearer.clone());
-        }
-        Ok(request)
-    }
 }
 
 /// The words of taskd, and the way to give a command a token.

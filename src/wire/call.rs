@@ -148,10 +148,9 @@ pub(super) fn with_values(task: NewTask, values: RecordedValues) -> pb::NewTask 
     pb::NewTask { payload_encoding, priority, delay, lease_duration, ..task.into() }
 }
 
-impl From<DiscoveredTask> for pb::NewTask {
-    fn from(task: DiscoveredTask) -> Self {
-        task.map_or_else(|unreadable| with_values(unreadable.task, unreadable.values), Self::from)
-    }
+/// Writes a discovered task of a report.
+pub(super) fn of_discovered(task: DiscoveredTask) -> pb::NewTask {
+    task.map_or_else(|unreadable| with_values(unreadable.task, unreadable.values), pb::NewTask::from)
 }
 
 impl From<InsertAnswer> for pb::InsertResult {

@@ -35,7 +35,7 @@ pub fn inspector() -> Option<Inspector> {
     INSPECTOR.try_with(Arc::clone).ok()
 }
 
-/// The codec of the generated services and clients.
+/// The codec of the generated services.
 pub struct Codec<T, U>(PhantomData<(T, U)>);
 
 impl<T, U> Default for Codec<T, U> {

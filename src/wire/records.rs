@@ -4,7 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use super::{
-    call::{discovered_task, with_values},
+    call::{discovered_task, of_discovered, with_values},
     history::read_failure,
     pb,
 };
@@ -130,7 +130,7 @@ pub fn completed_report(id: TaskId, completed: Completed, max: usize) -> Result<
         worker: completed.worker,
         result: completed.result,
         result_encoding: pb::Encoding::from(completed.result_encoding).into(),
-        discovered: completed.discovered.into_iter().map(Into::into).collect(),
+        discovered: completed.discovered.into_iter().map(of_discovered).collect(),
         attempt: completed.attempt,
         generation: completed.lease.generation,
         grant: completed.lease.grant,

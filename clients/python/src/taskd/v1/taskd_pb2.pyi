@@ -224,26 +224,80 @@ class NewTask(_message.Message):
     def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class InsertTasksRequest(_message.Message):
-    __slots__ = ("tasks",)
+    __slots__ = ("tasks", "wait")
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[NewTask]
-    def __init__(self, tasks: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ...) -> None: ...
+    wait: _duration_pb2.Duration
+    def __init__(self, tasks: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class InsertResult(_message.Message):
-    __slots__ = ("status", "id", "error")
+    __slots__ = ("status", "id", "error", "task_status", "results")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    TASK_STATUS_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     status: InsertStatus
     id: str
     error: str
-    def __init__(self, status: _Optional[_Union[InsertStatus, str]] = ..., id: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    task_status: TaskStatus
+    results: _containers.RepeatedCompositeFieldContainer[TaskResult]
+    def __init__(self, status: _Optional[_Union[InsertStatus, str]] = ..., id: _Optional[str] = ..., error: _Optional[str] = ..., task_status: _Optional[_Union[TaskStatus, str]] = ..., results: _Optional[_Iterable[_Union[TaskResult, _Mapping]]] = ...) -> None: ...
 
 class InsertTasksResponse(_message.Message):
     __slots__ = ("results",)
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[InsertResult]
     def __init__(self, results: _Optional[_Iterable[_Union[InsertResult, _Mapping]]] = ...) -> None: ...
+
+class TaskResult(_message.Message):
+    __slots__ = ("worker", "result", "result_encoding", "attempt", "completed_at", "surplus")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    RESULT_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_AT_FIELD_NUMBER: _ClassVar[int]
+    SURPLUS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    result: bytes
+    result_encoding: Encoding
+    attempt: int
+    completed_at: _timestamp_pb2.Timestamp
+    surplus: bool
+    def __init__(self, worker: _Optional[str] = ..., result: _Optional[bytes] = ..., result_encoding: _Optional[_Union[Encoding, str]] = ..., attempt: _Optional[int] = ..., completed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., surplus: bool = ...) -> None: ...
+
+class WatchTaskRequest(_message.Message):
+    __slots__ = ("id", "last_event_id")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_EVENT_ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    last_event_id: str
+    def __init__(self, id: _Optional[str] = ..., last_event_id: _Optional[str] = ...) -> None: ...
+
+class WatchQueueRequest(_message.Message):
+    __slots__ = ("queue", "last_event_id")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LAST_EVENT_ID_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    last_event_id: str
+    def __init__(self, queue: _Optional[str] = ..., last_event_id: _Optional[str] = ...) -> None: ...
+
+class TaskEvent(_message.Message):
+    __slots__ = ("event_id", "id", "queue", "status", "at", "gap")
+    EVENT_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    GAP_FIELD_NUMBER: _ClassVar[int]
+    event_id: str
+    id: str
+    queue: str
+    status: TaskStatus
+    at: _timestamp_pb2.Timestamp
+    gap: bool
+    def __init__(self, event_id: _Optional[str] = ..., id: _Optional[str] = ..., queue: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., gap: bool = ...) -> None: ...
 
 class GetTaskRequest(_message.Message):
     __slots__ = ("id",)
@@ -479,38 +533,58 @@ class ResumeQueueResponse(_message.Message):
     def __init__(self, changed: bool = ...) -> None: ...
 
 class ChangeTasksRequest(_message.Message):
-    __slots__ = ("ids", "priority", "replicas")
+    __slots__ = ("ids", "priority", "replicas", "filter", "dry_run", "yes")
     IDS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    YES_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[str]
     priority: Priority
     replicas: int
-    def __init__(self, ids: _Optional[_Iterable[str]] = ..., priority: _Optional[_Union[Priority, str]] = ..., replicas: _Optional[int] = ...) -> None: ...
+    filter: TaskFilter
+    dry_run: bool
+    yes: bool
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., priority: _Optional[_Union[Priority, str]] = ..., replicas: _Optional[int] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., dry_run: bool = ..., yes: bool = ...) -> None: ...
 
 class ChangeTasksResponse(_message.Message):
-    __slots__ = ("results",)
+    __slots__ = ("results", "count", "job")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[ItemResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ...) -> None: ...
+    count: TaskCount
+    job: Job
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class RequeueTasksRequest(_message.Message):
-    __slots__ = ("ids", "to", "away_from", "reserved_for")
+    __slots__ = ("ids", "to", "away_from", "reserved_for", "filter", "dry_run", "yes")
     IDS_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
     AWAY_FROM_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FOR_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    YES_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[str]
     to: str
     away_from: str
     reserved_for: _duration_pb2.Duration
-    def __init__(self, ids: _Optional[_Iterable[str]] = ..., to: _Optional[str] = ..., away_from: _Optional[str] = ..., reserved_for: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    filter: TaskFilter
+    dry_run: bool
+    yes: bool
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., to: _Optional[str] = ..., away_from: _Optional[str] = ..., reserved_for: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., dry_run: bool = ..., yes: bool = ...) -> None: ...
 
 class RequeueTasksResponse(_message.Message):
-    __slots__ = ("results",)
+    __slots__ = ("results", "count", "job")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[ItemResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ...) -> None: ...
+    count: TaskCount
+    job: Job
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class CancelTasksRequest(_message.Message):
     __slots__ = ("ids", "filter", "dry_run", "yes")
@@ -682,6 +756,110 @@ class ExtendTasksResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[ItemResult]
     def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ...) -> None: ...
+
+class OpenSession(_message.Message):
+    __slots__ = ("worker", "queues", "want", "session", "holding", "takeover", "tells_started", "keep_leases", "timeout", "lease_duration", "max_bytes")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
+    TAKEOVER_FIELD_NUMBER: _ClassVar[int]
+    TELLS_STARTED_FIELD_NUMBER: _ClassVar[int]
+    KEEP_LEASES_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    queues: _containers.RepeatedScalarFieldContainer[str]
+    want: int
+    session: str
+    holding: _containers.RepeatedScalarFieldContainer[str]
+    takeover: bool
+    tells_started: bool
+    keep_leases: bool
+    timeout: _duration_pb2.Duration
+    lease_duration: _duration_pb2.Duration
+    max_bytes: int
+    def __init__(self, worker: _Optional[str] = ..., queues: _Optional[_Iterable[str]] = ..., want: _Optional[int] = ..., session: _Optional[str] = ..., holding: _Optional[_Iterable[str]] = ..., takeover: bool = ..., tells_started: bool = ..., keep_leases: bool = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class WorkerFrame(_message.Message):
+    __slots__ = ("open", "number", "completions", "rejections", "extensions", "started", "surrender", "want", "close")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    REJECTIONS_FIELD_NUMBER: _ClassVar[int]
+    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    SURRENDER_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    open: OpenSession
+    number: int
+    completions: _containers.RepeatedCompositeFieldContainer[Completion]
+    rejections: _containers.RepeatedCompositeFieldContainer[Rejection]
+    extensions: _containers.RepeatedCompositeFieldContainer[Extension]
+    started: _containers.RepeatedScalarFieldContainer[str]
+    surrender: bool
+    want: int
+    close: bool
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., number: _Optional[int] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., rejections: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ..., extensions: _Optional[_Iterable[_Union[Extension, _Mapping]]] = ..., started: _Optional[_Iterable[str]] = ..., surrender: bool = ..., want: _Optional[int] = ..., close: bool = ...) -> None: ...
+
+class TaskdFrame(_message.Message):
+    __slots__ = ("opened", "tasks", "answer", "ended", "closing", "demand")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    opened: SessionOpened
+    tasks: _containers.RepeatedCompositeFieldContainer[LeasedTask]
+    answer: FrameAnswer
+    ended: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    closing: SessionClosing
+    demand: int
+    def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ..., answer: _Optional[_Union[FrameAnswer, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., closing: _Optional[_Union[SessionClosing, _Mapping]] = ..., demand: _Optional[int] = ...) -> None: ...
+
+class SessionOpened(_message.Message):
+    __slots__ = ("session", "resumed", "granted", "max_tasks", "heartbeat", "timeout")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    MAX_TASKS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    resumed: bool
+    granted: int
+    max_tasks: int
+    heartbeat: _duration_pb2.Duration
+    timeout: _duration_pb2.Duration
+    def __init__(self, session: _Optional[str] = ..., resumed: bool = ..., granted: _Optional[int] = ..., max_tasks: _Optional[int] = ..., heartbeat: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class FrameAnswer(_message.Message):
+    __slots__ = ("number", "completions", "rejections", "extensions", "granted", "surrendered")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    REJECTIONS_FIELD_NUMBER: _ClassVar[int]
+    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    SURRENDERED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    completions: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    rejections: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    extensions: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    granted: int
+    surrendered: int
+    def __init__(self, number: _Optional[int] = ..., completions: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., rejections: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., extensions: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., granted: _Optional[int] = ..., surrendered: _Optional[int] = ...) -> None: ...
+
+class SessionClosing(_message.Message):
+    __slots__ = ("reason", "within")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    within: _duration_pb2.Duration
+    def __init__(self, reason: _Optional[str] = ..., within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RetryTasksRequest(_message.Message):
     __slots__ = ("ids", "filter", "dry_run", "yes")
@@ -985,16 +1163,20 @@ class FsckFind(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., queue: _Optional[str] = ..., shard: _Optional[int] = ..., task_id: _Optional[str] = ..., says: _Optional[str] = ..., repair: _Optional[str] = ..., mended: bool = ...) -> None: ...
 
 class FsckResponse(_message.Message):
-    __slots__ = ("finds", "shards", "tasks", "cursor")
+    __slots__ = ("finds", "shards", "tasks", "cursor", "more", "unchecked")
     FINDS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    UNCHECKED_FIELD_NUMBER: _ClassVar[int]
     finds: _containers.RepeatedCompositeFieldContainer[FsckFind]
     shards: int
     tasks: int
     cursor: str
-    def __init__(self, finds: _Optional[_Iterable[_Union[FsckFind, _Mapping]]] = ..., shards: _Optional[int] = ..., tasks: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+    more: int
+    unchecked: int
+    def __init__(self, finds: _Optional[_Iterable[_Union[FsckFind, _Mapping]]] = ..., shards: _Optional[int] = ..., tasks: _Optional[int] = ..., cursor: _Optional[str] = ..., more: _Optional[int] = ..., unchecked: _Optional[int] = ...) -> None: ...
 
 class ListActsRequest(_message.Message):
     __slots__ = ("before", "limit")

@@ -1,0 +1,94 @@
+//! The servers that a client may call, and which one it calls now.
+
+use std::{
+    future::Future,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use tonic::{
+    Code, Response, Status,
+    service::interceptor::InterceptedService,
+    transport::{Channel, ClientTlsConfig, Endpoint},
+};
+
+use crate::{error::Error, token::Token};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A connection without an answer to a ping is given up: this finds a peer that vanished without a word.
+const PING_EVERY: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// The largest answer: one task of the largest payload that taskd can be set to take comes alone.
+pub(crate) const LARGEST_ANSWER: usize = 16 << 20;
+
+/// A connection that sends the token with each call.
+pub(crate) type Taskd = InterceptedService<Channel, Token>;
+
+/// Servers of one installation. A call that finds its server away makes the next call go to the next one.
+pub(crate) struct Servers {
+    all: Vec<Server>,
+    current: AtomicUsize,
+}
+
+struct Server {
+    address: String,
+    taskd: Taskd,
+}
+
+impl Servers {
+    /// Connects with the first call, and again when a connection broke.
+    pub(crate) fn new(addresses: &[String], token: &Token, tls: &ClientTlsConfig) -> Result<Self, Error> {
+        if addresses.is_empty() {
+            return Err(Error::Options("no address of taskd is given; write http://host:7601".to_owned()));
+        }
+        let all = addresses.iter().map(|address| Server::new(address, token, tls)).collect::<Result<_, _>>()?;
+        Ok(Self { all, current: AtomicUsize::new(0) })
+    }
+
+    /// One call to the current server, which has to answer within `limit`.
+    pub(crate) async fn call<T, F>(&self, limit: Duration, call: impl FnOnce(Taskd) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let current = self.current.load(Ordering::Relaxed);
+        let server = &self.all[current % self.all.len()];
+        let answer = match tokio::time::timeout(limit, call(server.taskd.clone())).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Status::deadline_exceeded("no answer in time")),
+        };
+        answer.map(Response::into_inner).map_err(|status| {
+            let error = Error::of(&status, &server.address);
+            // A full queue is full everywhere.
+            if error.may_pass() && status.code() != Code::ResourceExhausted {
+                let next = current.wrapping_add(1);
+                // Others that found the same server away move on only once.
+                self.current.compare_exchange(current, next, Ordering::Relaxed, Ordering::Relaxed).ok();
+            }
+            error
+        })
+    }
+
+    /// The server that the next call goes to.
+    pub(crate) fn current(&self) -> &str {
+        &self.all[self.current.load(Ordering::Relaxed) % self.all.len()].address
+    }
+}
+
+impl Server {
+    fn new(address: &str, token: &Token, tls: &ClientTlsConfig) -> Result<Self, Error> {
+        let address = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
+        let wrong = |_| Error::Options(format!("{address:?} is not a URL; write http://host:7601"));
+        let mut endpoint = Endpoint::from_shared(address.clone())
+            .map_err(wrong)?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .tcp_nodelay(true);
+        if address.starts_with("https://") {
+            let unusable = |error| Error::Options(format!("cannot use these certificates: {error}"));
+            endpoint = endpoint.tls_config(tls.clone()).map_err(unusable)?;
+        }
+        let taskd = InterceptedService::new(endpoint.connect_lazy(), token.clone());
+        Ok(Self { address, taskd })
+    }
+}

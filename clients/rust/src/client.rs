@@ -1,0 +1,210 @@
+//! A client: the servers of an installation, a token, certificates; and inserts.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use backon::{BackoffBuilder as _, ExponentialBuilder};
+use prost::Message as _;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+use crate::{
+    address::Servers,
+    error::Error,
+    new_task::NewTask,
+    pb::{self, discovery_client::DiscoveryClient},
+    token::Token,
+};
+
+/// How long a call may take, apart from the time that it asked taskd to wait.
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The waits between two tries.
+pub(crate) const WAITS: ExponentialBuilder = ExponentialBuilder::new()
+    .with_jitter()
+    .with_min_delay(Duration::from_millis(50))
+    .with_max_delay(Duration::from_secs(2))
+    .without_max_times();
+/// The tasks of one insert call, and their bytes.
+const INSERT_TASKS: usize = 500;
+const INSERT_BYTES: usize = 2 << 20;
+
+/// A taskd, at one address or at several. Clones share the connections.
+#[derive(Clone)]
+pub struct Client {
+    servers: Arc<Servers>,
+    give_up_after: Duration,
+}
+
+/// The options of a [`Client`].
+#[derive(Clone)]
+pub struct ClientBuilder {
+    addresses: Vec<String>,
+    token: Token,
+    tls: Option<ClientTlsConfig>,
+    authority: Option<Vec<u8>>,
+    identity: Option<(Vec<u8>, Vec<u8>)>,
+    give_up_after: Duration,
+}
+
+/// taskd's answer to one new task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inserted {
+    /// The id of the task; empty for a rejected one.
+    pub id: String,
+    /// The outcome.
+    pub status: InsertedAs,
+    /// Why a task was rejected, or the end of the task that had its key before.
+    pub note: String,
+}
+
+/// The outcome of the insert of one task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InsertedAs {
+    /// taskd has stored it.
+    Created,
+    /// taskd had a task with this key.
+    Duplicate,
+    /// It is wrong, and would be rejected again.
+    Rejected,
+}
+
+impl Client {
+    /// A client of the taskd at `address`, without a token. It connects with its first call.
+    pub fn new(address: impl Into<String>) -> Result<Self, Error> {
+        Self::builder([address]).build()
+    }
+
+    /// A client of the taskd processes at `addresses`: while one is away, it calls the next one.
+    pub fn builder(addresses: impl IntoIterator<Item = impl Into<String>>) -> ClientBuilder {
+        ClientBuilder {
+            addresses: addresses.into_iter().map(Into::into).collect(),
+            token: Token::default(),
+            tls: None,
+            authority: None,
+            identity: None,
+            give_up_after: Duration::from_secs(60),
+        }
+    }
+
+    /// Inserts tasks, in calls of up to 500. The answers are in the order of the tasks.
+    ///
+    /// It goes on while taskd is away or full, up to [`ClientBuilder::give_up_after`] without any progress. `Err`: some
+    /// tasks may be stored; an insert of all of them again makes no task twice.
+    pub async fn insert(&self, tasks: impl IntoIterator<Item = NewTask>) -> Result<Vec<Inserted>, Error> {
+        let mut inserted = Vec::new();
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        for NewTask(task) in tasks {
+            let more = task.encoded_len();
+            if !batch.is_empty() && (batch.len() == INSERT_TASKS || bytes + more > INSERT_BYTES) {
+                inserted.extend(self.insert_batch(std::mem::take(&mut batch)).await?);
+                bytes = 0;
+            }
+            bytes += more;
+            batch.push(task);
+        }
+        if !batch.is_empty() {
+            inserted.extend(self.insert_batch(batch).await?);
+        }
+        Ok(inserted)
+    }
+
+    async fn insert_batch(&self, tasks: Vec<pb::NewTask>) -> Result<Vec<Inserted>, Error> {
+        let mut inserted: Vec<Option<Inserted>> = vec![None; tasks.len()];
+        // Those without an answer, with their places.
+        let mut rest: Vec<(usize, pb::NewTask)> = tasks.into_iter().enumerate().collect();
+        let (mut waits, mut since) = (WAITS.build(), Instant::now());
+        loop {
+            let request = pb::InsertTasksRequest { tasks: rest.iter().map(|(_, task)| task.clone()).collect() };
+            let insert = |taskd| async move { DiscoveryClient::new(taskd).insert_tasks(request).await };
+            let error = match self.servers.call(CALL_TIMEOUT, insert).await {
+                Ok(answer) => {
+                    let before = rest.len();
+                    let mut results = answer.results.into_iter();
+                    rest.retain(|(place, _)| {
+                        inserted[*place] = results.next().and_then(Inserted::read);
+                        inserted[*place].is_none()
+                    });
+                    if rest.len() < before {
+                        (waits, since) = (WAITS.build(), Instant::now());
+                    }
+                    let address = self.servers.current().to_owned();
+                    Error::Away { address, message: "it asks to try later".to_owned() }
+                }
+                Err(error) => error,
+            };
+            if rest.is_empty() {
+                return Ok(inserted.into_iter().flatten().collect());
+            }
+            if !error.may_pass() || since.elapsed() >= self.give_up_after {
+                return Err(error);
+            }
+            tokio::time::sleep(waits.next().unwrap_or_default()).await;
+        }
+    }
+
+    pub(crate) fn servers(&self) -> &Servers {
+        &self.servers
+    }
+}
+
+impl Inserted {
+    /// `None`: taskd asks to try later.
+    fn read(result: pb::InsertResult) -> Option<Self> {
+        let status = match result.status() {
+            pb::InsertStatus::Created => InsertedAs::Created,
+            pb::InsertStatus::Duplicate => InsertedAs::Duplicate,
+            pb::InsertStatus::Rejected => InsertedAs::Rejected,
+            pb::InsertStatus::TryLater | pb::InsertStatus::Unspecified => return None,
+        };
+        Some(Self { id: result.id, status, note: result.error })
+    }
+}
+
+impl ClientBuilder {
+    /// The access token, if taskd asks for one.
+    #[must_use]
+    pub fn token(self, token: Token) -> Self {
+        Self { token, ..self }
+    }
+
+    /// The authority of the certificates of `https://` addresses, in PEM, instead of the authorities of the system.
+    #[must_use]
+    pub fn authority(self, pem: impl Into<Vec<u8>>) -> Self {
+        Self { authority: Some(pem.into()), ..self }
+    }
+
+    /// The certificate of this client and its key, in PEM, if taskd asks for one.
+    #[must_use]
+    pub fn identity(self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        Self { identity: Some((certificate.into(), key.into())), ..self }
+    }
+
+    /// All of TLS, instead of [`Self::authority`] and [`Self::identity`].
+    #[must_use]
+    pub fn tls(self, tls: ClientTlsConfig) -> Self {
+        Self { tls: Some(tls), ..self }
+    }
+
+    /// How long an insert goes on while taskd takes nothing. By default a minute. A worker never gives up.
+    #[must_use]
+    pub fn give_up_after(self, give_up_after: Duration) -> Self {
+        Self { give_up_after, ..self }
+    }
+
+    /// `Err`: an address or a certificate is of no use.
+    pub fn build(self) -> Result<Client, Error> {
+        let tls = self.tls.unwrap_or_else(|| {
+            let tls = match self.authority {
+                Some(pem) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)),
+                None => ClientTlsConfig::new().with_native_roots(),
+            };
+            match self.identity {
+                Some((certificate, key)) => tls.identity(Identity::from_pem(certificate, key)),
+                None => tls,
+            }
+        });
+        let servers = Arc::new(Servers::new(&self.addresses, &self.token, &tls)?);
+        Ok(Client { servers, give_up_after: self.give_up_after })
+    }
+}

@@ -1,0 +1,139 @@
+//! The tasks in the hands of a worker, from the answer that brought them to the answer to their report.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use tokio::task::{AbortHandle, Id};
+
+use crate::{event::Ended, pb, task::TaskInfo};
+
+/// The number of a task here. An id would not do: a worker may hold a task that it has lost and got again.
+pub(crate) type Number = u64;
+
+pub(crate) struct Held {
+    pub(crate) info: Arc<TaskInfo>,
+    place: Place,
+    began: Option<Instant>,
+    pub(crate) took: Duration,
+    /// How the task ends if its report counts.
+    pub(crate) ending: Ended,
+    /// Why it did not end well.
+    pub(crate) reason: String,
+}
+
+impl Held {
+    pub(crate) fn is_reported(&self) -> bool {
+        matches!(self.place, Place::Reported)
+    }
+}
+
+enum Place {
+    Waiting(Bytes),
+    Running(AbortHandle),
+    /// Its report waits, or waits for an answer.
+    Reported,
+}
+
+#[derive(Default)]
+pub(crate) struct Table {
+    all: BTreeMap<Number, Held>,
+    waiting: VecDeque<Number>,
+    by_handler: HashMap<Id, Number>,
+    last: Number,
+}
+
+impl Table {
+    pub(crate) fn add(&mut self, task: pb::LeasedTask) {
+        let (info, payload) = TaskInfo::split(task);
+        self.last += 1;
+        let held = Held {
+            info: Arc::new(info),
+            place: Place::Waiting(payload),
+            began: None,
+            took: Duration::ZERO,
+            ending: Ended::Lost,
+            reason: String::new(),
+        };
+        self.all.insert(self.last, held);
+        self.waiting.push_back(self.last);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Those that wait or run.
+    pub(crate) fn unfinished(&self) -> usize {
+        self.waiting.len() + self.by_handler.len()
+    }
+
+    pub(crate) fn running(&self) -> usize {
+        self.by_handler.len()
+    }
+
+    /// The next task that waits, with its payload.
+    pub(crate) fn next(&mut self) -> Option<(Number, Arc<TaskInfo>, Bytes)> {
+        let number = self.waiting.pop_front()?;
+        let held = self.all.get_mut(&number)?;
+        match std::mem::replace(&mut held.place, Place::Reported) {
+            Place::Waiting(payload) => Some((number, held.info.clone(), payload)),
+            Place::Running(_) | Place::Reported => None,
+        }
+    }
+
+    pub(crate) fn started(&mut self, number: Number, handler: AbortHandle) {
+        self.by_handler.insert(handler.id(), number);
+        if let Some(held) = self.all.get_mut(&number) {
+            held.place = Place::Running(handler);
+            held.began = Some(Instant::now());
+        }
+    }
+
+    /// The task of a handler that ended. `None`: the task was lost before.
+    pub(crate) fn ended(&mut self, handler: Id) -> Option<(Number, &mut Held)> {
+        let number = self.by_handler.remove(&handler)?;
+        let held = self.all.get_mut(&number)?;
+        held.place = Place::Reported;
+        held.took = held.began.map(|began| began.elapsed()).unwrap_or_default();
+        Some((number, held))
+    }
+
+    /// Takes a task out of the table, and ends its handler.
+    pub(crate) fn remove(&mut self, number: Number) -> Option<Held> {
+        let mut held = self.all.remove(&number)?;
+        match &held.place {
+            Place::Waiting(_) => self.waiting.retain(|waiting| *waiting != number),
+            Place::Running(handler) => {
+                handler.abort();
+                held.took = held.began.map(|began| began.elapsed()).unwrap_or_default();
+            }
+            Place::Reported => {}
+        }
+        Some(held)
+    }
+
+    pub(crate) fn get_mut(&mut self, number: Number) -> Option<&mut Held> {
+        self.all.get_mut(&number)
+    }
+
+    pub(crate) fn abort_all(&self) {
+        for held in self.all.values() {
+            if let Place::Running(handler) = &held.place {
+                handler.abort();
+            }
+        }
+    }
+
+    /// All leases, in order.
+    pub(crate) fn leases(&self) -> impl Iterator<Item = (Number, &TaskInfo)> {
+        self.all.iter().map(|(number, held)| (*number, &*held.info))
+    }
+}

@@ -1,0 +1,73 @@
+//! The client of taskd: workers, and inserts, over gRPC.
+//!
+//! A worker is a function that is called once for each task. This crate calls it for as many tasks at a time as
+//! [`Worker::concurrency`] says, extends their leases while it runs, reports what it returns in batches, goes on when
+//! taskd is away for a while, and stops in order.
+//!
+//! ```no_run
+//! use taskd_client::{Client, Done, Failure, Json, NewTask, Task, Worker};
+//!
+//! #[tokio::main]
+//! async fn main() -> Result<(), taskd_client::Error> {
+//!     let client = Client::new("http://127.0.0.1:7601")?;
+//!     Worker::new("rs-1", ["demo"]).concurrency(8).stop_on_signals().run(&client, work).await.map(drop)
+//! }
+//! async fn work(task: Task<Json<Page>>) -> Result<Done, Failure> {
+//!     let depth = task.payload.depth;
+//!     println!("{}", task.key());
+//!     let child = |n| NewTask::new("demo", format!("{}/{n}", task.key())).json(&Page { depth: depth - 1 });
+//!     let found = if depth > 0 { vec![child(0)?, child(1)?] } else { vec![] };
+//!     Ok(Done::text("done").discover(found))
+//! }
+//! #[derive(serde::Deserialize, serde::Serialize)]
+//! struct Page {
+//!     depth: u32,
+//! }
+//! ```
+//!
+//! A handler that returns an error rejects its task: taskd tries it again after the backoff of its queue
+//! ([`Failure`] says more). [`Client::insert`] inserts tasks. [`Mock`] stands in for taskd in tests.
+
+mod address;
+mod client;
+mod codec;
+mod error;
+mod event;
+mod held;
+mod mock;
+mod new_task;
+mod options;
+mod outcome;
+pub mod pb;
+mod report;
+mod run;
+mod source;
+mod stop;
+mod task;
+mod token;
+mod unary;
+mod worker;
+
+/// Their examples are compiled.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/workers.md")]
+    struct Workers;
+}
+
+pub use self::{
+    client::{Client, ClientBuilder, Inserted, InsertedAs},
+    error::Error,
+    event::{Ended, Event, Summary},
+    mock::Mock,
+    new_task::{NewTask, Priority},
+    outcome::{Done, Failure},
+    source::Source,
+    stop::Stop,
+    task::{FromPayload, Json, Task, TaskInfo},
+    token::Token,
+    unary::Unary,
+    worker::Worker,
+};

@@ -1,0 +1,191 @@
+//! A stand-in for taskd in tests of handlers: it keeps tasks in memory.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use crate::{
+    error::Error,
+    new_task::NewTask,
+    pb::{self, ItemStatus},
+    source::Source,
+};
+
+/// taskd's default.
+const MAX_ATTEMPTS: u32 = 5;
+
+/// Gives its tasks, and those that handlers discover, until all have ended; then the worker ends.
+///
+/// Like taskd it drops a key that it has seen in the queue, and offers a rejected task again, up to `max_attempts`.
+/// Unlike taskd it knows no time: leases do not expire, and delays are over at once. Clones are the same mock.
+///
+/// ```
+/// # use taskd_client::{Done, Failure, Mock, NewTask, Task, Worker};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), taskd_client::Error> {
+/// let mock = Mock::new([NewTask::new("q", "a").text("ab"), NewTask::new("q", "b").text("abc")]);
+/// let length = async |task: Task<String>| Ok::<_, Failure>(Done::text(task.payload.len().to_string()));
+/// Worker::new("w", ["q"]).run_on(mock.clone(), length).await?;
+/// assert_eq!(mock.result("q", "b").unwrap(), "3");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+pub struct Mock(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+type Name = (String, Bytes);
+
+#[derive(Default)]
+struct State {
+    seen: HashSet<Name>,
+    /// Tasks that can be claimed, with their attempts so far.
+    offered: VecDeque<(pb::NewTask, u32)>,
+    leased: HashMap<String, (pb::NewTask, u32)>,
+    completed: HashMap<Name, Bytes>,
+    dead: HashMap<Name, String>,
+    last: u64,
+}
+
+impl Mock {
+    /// A mock with these tasks.
+    pub fn new(tasks: impl IntoIterator<Item = NewTask>) -> Self {
+        let mock = Self::default();
+        mock.state().add(tasks.into_iter().map(|task| task.0));
+        mock
+    }
+
+    /// The result of a completed task.
+    pub fn result(&self, queue: &str, key: impl Into<Bytes>) -> Option<Bytes> {
+        self.state().completed.get(&(queue.to_owned(), key.into())).cloned()
+    }
+
+    /// The last reason of a task that failed for good.
+    pub fn dead(&self, queue: &str, key: impl Into<Bytes>) -> Option<String> {
+        self.state().dead.get(&(queue.to_owned(), key.into())).cloned()
+    }
+
+    /// How many tasks are completed.
+    pub fn completed(&self) -> usize {
+        self.state().completed.len()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No method panics with the state half changed.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reports one task, and answers as taskd does.
+    fn report(&self, id: String, report: impl FnOnce(&mut State, pb::NewTask, u32)) -> pb::ItemResult {
+        let mut state = self.state();
+        let status = match state.leased.remove(&id) {
+            Some((task, attempt)) => {
+                report(&mut state, task, attempt);
+                ItemStatus::Ok
+            }
+            None => ItemStatus::LeaseLost,
+        };
+        self.0.changed.notify_waiters();
+        pb::ItemResult { id, status: status.into(), ..Default::default() }
+    }
+}
+
+impl State {
+    fn add(&mut self, tasks: impl IntoIterator<Item = pb::NewTask>) {
+        for task in tasks {
+            if self.seen.insert(name(&task)) {
+                self.offered.push_back((task, 0));
+            }
+        }
+    }
+
+    fn lease(&mut self, most: usize) -> Vec<pb::LeasedTask> {
+        let mut leased = Vec::new();
+        while leased.len() < most {
+            let Some((task, attempts)) = self.offered.pop_front() else { break };
+            self.last += 1;
+            let id = format!("mock-{}", self.last);
+            leased.push(pb::LeasedTask {
+                id: id.clone(),
+                queue: task.queue.clone(),
+                key: task.key.clone(),
+                payload: task.payload.clone(),
+                payload_encoding: task.payload_encoding,
+                headers: task.headers.clone(),
+                lease_token: id.clone(),
+                attempt: attempts + 1,
+                ..Default::default()
+            });
+            self.leased.insert(id, (task, attempts + 1));
+        }
+        leased
+    }
+}
+
+fn name(task: &pb::NewTask) -> Name {
+    (task.queue.clone(), task.key.clone())
+}
+
+impl Source for Mock {
+    async fn get(&self, most: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
+        loop {
+            let mut changed = std::pin::pin!(self.0.changed.notified());
+            // From now on a change is noticed, so none falls between the look and the wait.
+            changed.as_mut().enable();
+            {
+                let mut state = self.state();
+                let leased = state.lease(most);
+                if !leased.is_empty() {
+                    return Ok(Some(leased));
+                }
+                if state.leased.is_empty() {
+                    return Ok(None);
+                }
+            }
+            changed.await;
+        }
+    }
+
+    async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
+        let complete = |completion: pb::Completion| {
+            self.report(completion.id, |state, task, _| {
+                state.completed.insert(name(&task), completion.result);
+                state.add(completion.discovered);
+            })
+        };
+        Ok(all.into_iter().map(complete).collect())
+    }
+
+    async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        let reject = |rejection: pb::Rejection| {
+            self.report(rejection.id, |state, task, attempt| {
+                let most = task.max_attempts.unwrap_or(MAX_ATTEMPTS);
+                if rejection.retry == Some(false) || attempt >= most {
+                    state.dead.insert(name(&task), rejection.reason);
+                } else {
+                    state.offered.push_back((task, attempt));
+                }
+            })
+        };
+        Ok(all.into_iter().map(reject).collect())
+    }
+
+    async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
+        let state = self.state();
+        let extend = |extension: pb::Extension| {
+            let is_held = state.leased.contains_key(&extension.id);
+            let status = if is_held { ItemStatus::Ok } else { ItemStatus::LeaseLost };
+            pb::ItemResult { id: extension.id, status: status.into(), ..Default::default() }
+        };
+        Ok(all.into_iter().map(extend).collect())
+    }
+}

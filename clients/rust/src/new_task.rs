@@ -1,0 +1,90 @@
+//! Tasks to insert, and tasks that a worker discovered.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use crate::pb;
+pub use crate::pb::Priority;
+
+/// A task that taskd does not have yet. Unset fields take the settings of the queue.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NewTask(pub(crate) pb::NewTask);
+
+impl NewTask {
+    /// A task with an empty payload. The key is its name, unique in the queue for ever.
+    pub fn new(queue: impl Into<String>, key: impl Into<Bytes>) -> Self {
+        Self(pb::NewTask { queue: queue.into(), key: key.into(), ..Default::default() })
+    }
+
+    /// The payload as JSON. `Err`: serde cannot write the value.
+    pub fn json(self, value: &(impl Serialize + ?Sized)) -> Result<Self, serde_json::Error> {
+        Ok(self.encoded(serde_json::to_vec(value)?, pb::Encoding::Json))
+    }
+
+    /// The payload as text.
+    #[must_use]
+    pub fn text(self, text: impl Into<String>) -> Self {
+        self.encoded(text.into(), pb::Encoding::Text)
+    }
+
+    /// The payload as bytes.
+    #[must_use]
+    pub fn bytes(self, bytes: impl Into<Bytes>) -> Self {
+        self.encoded(bytes, pb::Encoding::Bytes)
+    }
+
+    /// How many distinct workers must complete the task.
+    #[must_use]
+    pub fn replicas(self, replicas: u32) -> Self {
+        Self(pb::NewTask { replicas: Some(replicas), ..self.0 })
+    }
+
+    /// Which tasks come first.
+    #[must_use]
+    pub fn priority(self, priority: Priority) -> Self {
+        Self(pb::NewTask { priority: priority.into(), ..self.0 })
+    }
+
+    /// No worker gets the task before.
+    #[must_use]
+    pub fn delay(self, delay: Duration) -> Self {
+        Self(pb::NewTask { delay: Some(proto(delay)), not_before: None, ..self.0 })
+    }
+
+    /// No worker gets the task before.
+    #[must_use]
+    pub fn not_before(self, time: SystemTime) -> Self {
+        Self(pb::NewTask { not_before: Some(time.into()), delay: None, ..self.0 })
+    }
+
+    /// Failures of a replica after which the task is dead.
+    #[must_use]
+    pub fn max_attempts(self, attempts: u32) -> Self {
+        Self(pb::NewTask { max_attempts: Some(attempts), ..self.0 })
+    }
+
+    /// A header, which the worker gets.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.0.headers.insert(name.into(), value.into());
+        self
+    }
+
+    fn encoded(self, payload: impl Into<Bytes>, encoding: pb::Encoding) -> Self {
+        Self(pb::NewTask { payload: payload.into(), payload_encoding: encoding.into(), ..self.0 })
+    }
+}
+
+impl From<pb::NewTask> for NewTask {
+    fn from(task: pb::NewTask) -> Self {
+        Self(task)
+    }
+}
+
+/// A duration as protobuf has it. One that protobuf cannot hold becomes the longest that it can.
+pub(crate) fn proto(duration: Duration) -> prost_types::Duration {
+    let longest = prost_types::Duration { seconds: i64::MAX, nanos: 999_999_999 };
+    duration.try_into().unwrap_or(longest)
+}

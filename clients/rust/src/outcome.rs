@@ -1,0 +1,110 @@
+//! The outcomes of a handler: the task is done, or the attempt failed.
+
+use std::{fmt::Display, time::Duration};
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use crate::{
+    new_task::{NewTask, proto},
+    pb,
+};
+
+/// A task that is done: its result, and the tasks discovered on the way.
+#[derive(Clone, Debug, Default)]
+pub struct Done {
+    result: Bytes,
+    encoding: pb::Encoding,
+    discovered: Vec<pb::NewTask>,
+}
+
+impl Done {
+    /// Done, with an empty result.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Done, with a result in JSON. `Err`: serde cannot write the value.
+    pub fn json(value: &(impl Serialize + ?Sized)) -> Result<Self, serde_json::Error> {
+        Ok(Self { result: serde_json::to_vec(value)?.into(), encoding: pb::Encoding::Json, discovered: Vec::new() })
+    }
+
+    /// Done, with a text as its result.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self { result: text.into().into(), encoding: pb::Encoding::Text, discovered: Vec::new() }
+    }
+
+    /// Done, with bytes as its result.
+    pub fn bytes(bytes: impl Into<Bytes>) -> Self {
+        Self { result: bytes.into(), encoding: pb::Encoding::Bytes, discovered: Vec::new() }
+    }
+
+    /// Tasks that the handler discovered. taskd drops those that it has seen before.
+    #[must_use]
+    pub fn discover(mut self, tasks: impl IntoIterator<Item = NewTask>) -> Self {
+        self.discovered.extend(tasks.into_iter().map(|task| task.0));
+        self
+    }
+
+    pub(crate) fn completion(self, id: &str, lease_token: &str) -> pb::Completion {
+        pb::Completion {
+            id: id.to_owned(),
+            lease_token: lease_token.to_owned(),
+            result: self.result,
+            discovered: self.discovered,
+            result_encoding: self.encoding.into(),
+        }
+    }
+}
+
+impl From<()> for Done {
+    fn from((): ()) -> Self {
+        Self::new()
+    }
+}
+
+/// An attempt that failed: taskd tries the task again after the backoff of its queue, until `max_attempts` failed.
+///
+/// Everything with words becomes one, so `?` works on any error in a handler.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub(crate) reason: String,
+    pub(crate) retry: bool,
+    pub(crate) delay: Option<Duration>,
+}
+
+impl Failure {
+    /// A failed attempt. Operators read the reason in the history of the task.
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), retry: true, delay: None }
+    }
+
+    /// No further attempt: the task is dead.
+    #[must_use]
+    pub fn never_again(self) -> Self {
+        Self { retry: false, ..self }
+    }
+
+    /// Waits so long before the next attempt, instead of the backoff of the queue.
+    #[must_use]
+    pub fn again_after(self, delay: Duration) -> Self {
+        Self { delay: Some(delay), ..self }
+    }
+
+    pub(crate) fn rejection(self, id: &str, lease_token: &str) -> pb::Rejection {
+        pb::Rejection {
+            id: id.to_owned(),
+            lease_token: lease_token.to_owned(),
+            reason: self.reason,
+            retry: Some(self.retry),
+            delay: self.delay.map(proto),
+        }
+    }
+}
+
+impl<E: Display> From<E> for Failure {
+    fn from(error: E) -> Self {
+        // The causes of an error that shows them.
+        Self::new(format!("{error:#}"))
+    }
+}

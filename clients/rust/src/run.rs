@@ -1,0 +1,341 @@
+//! The run of a worker: one task of tokio owns all of its state, and hears of handlers, answers, time and stops.
+
+use std::{
+    future::{Future, pending},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use backon::BackoffBuilder as _;
+use bytes::Bytes;
+use tokio::{
+    sync::watch,
+    task::{Id, JoinError, JoinSet},
+    time::{Instant, MissedTickBehavior, interval_at, sleep_until},
+};
+
+use crate::{
+    client::WAITS,
+    error::Error,
+    event::{Ended, Event, Summary},
+    held::{Number, Table},
+    new_task::proto,
+    options::Options,
+    outcome::{Done, Failure},
+    pb::{self, ItemStatus},
+    report::{Answered, Kind, Reports},
+    source::Source,
+    stop::{Level, Stop},
+    task::TaskInfo,
+};
+
+/// Tasks whose reports have no answer yet, above which the worker takes no more.
+const MOST_UNREPORTED: usize = 2000;
+/// Leases that one call extends.
+const MOST_EXTENSIONS: usize = 1000;
+/// How long the last reports may take after the handlers have been ended.
+const LAST_REPORTS: Duration = Duration::from_secs(10);
+
+type Outcome = Result<Done, Failure>;
+pub(crate) type Handler =
+    Box<dyn Fn(&Arc<TaskInfo>, Bytes) -> Pin<Box<dyn Future<Output = Outcome> + Send>> + Send + Sync>;
+type Got = Result<Option<Vec<pb::LeasedTask>>, Error>;
+type Extended = Result<Vec<(Number, pb::ItemResult)>, Error>;
+
+pub(crate) struct Run<S> {
+    source: Arc<S>,
+    handler: Handler,
+    options: Options,
+    table: Table,
+    handlers: JoinSet<Outcome>,
+    reports: Reports<S>,
+    extensions: JoinSet<Extended>,
+    get: Option<Pin<Box<dyn Future<Output = Got> + Send>>>,
+    stops: watch::Receiver<Level>,
+    level: Level,
+    /// When the present level has taken long enough.
+    deadline: Option<Instant>,
+    summary: Summary,
+}
+
+impl<S: Source> Run<S> {
+    pub(crate) fn new(source: S, handler: Handler, options: Options) -> Self {
+        let source = Arc::new(source);
+        Self {
+            reports: Reports::new(source.clone(), options.tell.clone()),
+            source,
+            handler,
+            table: Table::default(),
+            handlers: JoinSet::new(),
+            extensions: JoinSet::new(),
+            get: None,
+            stops: options.stop.watch(),
+            level: Level::Run,
+            deadline: None,
+            summary: Summary::default(),
+            options,
+        }
+    }
+
+    /// Until a stop, or an error that does not pass.
+    pub(crate) async fn run(mut self) -> Result<Summary, Error> {
+        let every = self.options.lease / 3;
+        let mut extend = interval_at(Instant::now() + every, every);
+        extend.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut signals = JoinSet::new();
+        if self.options.has_signals {
+            signals.spawn(stop_on_signals(self.options.stop.clone()));
+        }
+        let level = *self.stops.borrow();
+        self.raise(level);
+        loop {
+            self.start_handlers();
+            self.reports.send();
+            self.start_get();
+            if self.level > Level::Run && self.table.is_empty() {
+                return Ok(self.summary);
+            }
+            tokio::select! {
+                got = ready(&mut self.get) => {
+                    self.get = None;
+                    match got? {
+                        Some(tasks) => tasks.into_iter().for_each(|task| self.table.add(task)),
+                        None => self.raise(Level::Drain),
+                    }
+                }
+                Some(ended) = self.handlers.join_next_with_id() => self.ended(ended),
+                Some(answered) = self.reports.answered() => self.answered(answered?),
+                _ = extend.tick() => self.extend(),
+                Some(extended) = self.extensions.join_next() => self.extended(extended)?,
+                changed = self.stops.changed() => {
+                    // The sender lives in `options`.
+                    changed.ok();
+                    let level = *self.stops.borrow_and_update();
+                    self.raise(level);
+                }
+                () = until(self.deadline) => match self.level {
+                    // The leases of what has no answer expire.
+                    Level::Now => return Ok(self.summary),
+                    Level::Run | Level::Drain => self.raise(Level::Now),
+                },
+                Some(failed) = signals.join_next() => if let Ok(Err(error)) = failed {
+                    return Err(Error::Options(format!("cannot hear signals: {error}")));
+                },
+            }
+        }
+    }
+
+    fn start_handlers(&mut self) {
+        while self.level == Level::Run && self.table.running() < self.options.concurrency {
+            let Some((number, info, payload)) = self.table.next() else { return };
+            (self.options.tell)(Event::Started(&info));
+            let handler = self.handlers.spawn((self.handler)(&info, payload));
+            self.table.started(number, handler);
+        }
+    }
+
+    /// Asks for as many tasks as there is room for.
+    fn start_get(&mut self) {
+        let most = self.options.concurrency + self.options.prefetch;
+        let room = most.saturating_sub(self.table.unfinished());
+        if self.level > Level::Run || self.get.is_some() || room == 0 || self.table.len() > most + MOST_UNREPORTED {
+            return;
+        }
+        let (source, tell) = (self.source.clone(), self.options.tell.clone());
+        self.get = Some(Box::pin(async move {
+            let mut waits = WAITS.build();
+            loop {
+                match source.get(room).await {
+                    Err(error) if error.may_pass() => tell(Event::Away(&error)),
+                    got => return got,
+                }
+                tokio::time::sleep(waits.next().unwrap_or(Duration::from_secs(1))).await;
+            }
+        }));
+    }
+
+    fn ended(&mut self, ended: Result<(Id, Outcome), JoinError>) {
+        let (handler, outcome) = match ended {
+            Ok((handler, outcome)) => (handler, Some(outcome)),
+            Err(error) if error.is_panic() => {
+                (error.id(), Some(Err(Failure::new(format!("the handler panicked: {}", words(error))))))
+            }
+            // Its task is lost, or the worker stops.
+            Err(error) => (error.id(), None),
+        };
+        let Some((number, held)) = self.table.ended(handler) else { return };
+        match outcome {
+            Some(Ok(done)) => {
+                held.ending = Ended::Completed;
+                let completion = done.completion(held.info.id(), &held.info.lease_token);
+                self.reports.complete(number, completion);
+            }
+            Some(Err(failure)) => self.reject(number, Ended::Rejected, failure),
+            None => {
+                self.reject(number, Ended::GivenBack, Failure::new("the worker stopped").again_after(Duration::ZERO))
+            }
+        }
+    }
+
+    fn reject(&mut self, number: Number, ending: Ended, failure: Failure) {
+        let Some(held) = self.table.get_mut(number) else { return };
+        held.ending = ending;
+        held.reason.clone_from(&failure.reason);
+        let rejection = failure.rejection(held.info.id(), &held.info.lease_token);
+        self.reports.reject(number, rejection);
+    }
+
+    fn answered(&mut self, answered: Answered) {
+        for (number, result) in answered.items {
+            match (result.status(), answered.kind) {
+                (ItemStatus::Ok, _) => self.leave(number, None),
+                (ItemStatus::Invalid, Kind::Completions) => {
+                    let why = Failure::new(format!("taskd refused the completion: {}", result.error)).never_again();
+                    self.reject(number, Ended::Rejected, why);
+                }
+                (status, _) => self.leave(number, Some(&lost(status, &result.error))),
+            }
+        }
+    }
+
+    /// A task leaves the hands of the worker; it is lost for a reason, or ended as its report says.
+    fn leave(&mut self, number: Number, lost: Option<&str>) {
+        let Some(held) = self.table.remove(number) else { return };
+        let ended = if lost.is_some() { Ended::Lost } else { held.ending };
+        match ended {
+            Ended::Completed => self.summary.completed += 1,
+            Ended::Rejected => self.summary.rejected += 1,
+            Ended::GivenBack => self.summary.given_back += 1,
+            Ended::Lost => self.summary.lost += 1,
+        }
+        let reason = lost.unwrap_or(&held.reason);
+        (self.options.tell)(Event::Ended { task: &held.info, ended, reason, took: held.took });
+    }
+
+    /// Extends all leases, those of tasks that wait and of unanswered reports, too.
+    fn extend(&mut self) {
+        // A call that takes so long is as good as the next one.
+        if self.table.is_empty() || !self.extensions.is_empty() {
+            return;
+        }
+        let extension = |info: &TaskInfo| pb::Extension {
+            id: info.id().to_owned(),
+            lease_token: info.lease_token.clone(),
+            by: Some(proto(self.options.lease)),
+        };
+        let all: Vec<_> = self.table.leases().map(|(number, info)| (number, extension(info))).collect();
+        let (source, tell) = (self.source.clone(), self.options.tell.clone());
+        let until = Instant::now() + self.options.lease / 3;
+        self.extensions.spawn(async move {
+            let mut extended = Vec::with_capacity(all.len());
+            for part in all.chunks(MOST_EXTENSIONS) {
+                let (numbers, extensions): (Vec<_>, Vec<_>) = part.iter().cloned().unzip();
+                let mut waits = WAITS.build();
+                loop {
+                    match source.extend(extensions.clone()).await {
+                        Ok(results) => break extended.extend(numbers.into_iter().zip(results)),
+                        // The next call comes soon.
+                        Err(error) if error.may_pass() && Instant::now() > until => break,
+                        Err(error) if error.may_pass() => tell(Event::Away(&error)),
+                        Err(error) => return Err(error),
+                    }
+                    tokio::time::sleep(waits.next().unwrap_or(Duration::from_secs(1))).await;
+                }
+            }
+            Ok(extended)
+        });
+    }
+
+    /// Ends the handlers of tasks that are not this worker's any more.
+    fn extended(&mut self, extended: Result<Extended, JoinError>) -> Result<(), Error> {
+        // The code of the call does not panic.
+        let Ok(extended) = extended else { return Ok(()) };
+        for (number, result) in extended? {
+            let is_lost = match result.status() {
+                ItemStatus::Ok | ItemStatus::TryLater | ItemStatus::Invalid | ItemStatus::Unspecified => false,
+                ItemStatus::LeaseLost
+                | ItemStatus::AlreadyCompleted
+                | ItemStatus::UnknownTask
+                | ItemStatus::Cancelled => true,
+            };
+            // A report has an answer of its own.
+            if is_lost && self.table.get_mut(number).is_some_and(|held| !held.is_reported()) {
+                self.leave(number, Some(&lost(result.status(), &result.error)));
+            }
+        }
+        Ok(())
+    }
+
+    fn raise(&mut self, level: Level) {
+        if level <= self.level {
+            return;
+        }
+        if self.level == Level::Run {
+            (self.options.tell)(Event::Draining(self.table.len()));
+            // taskd takes back what an answer on its way holds.
+            self.get = None;
+            while let Some((number, ..)) = self.table.next() {
+                let failure = Failure::new("not started: the worker stopped").again_after(Duration::ZERO);
+                self.reject(number, Ended::GivenBack, failure);
+            }
+        }
+        self.level = level;
+        let limit = match level {
+            Level::Now => LAST_REPORTS,
+            Level::Run | Level::Drain => self.options.drain_limit,
+        };
+        self.deadline = Some(Instant::now() + limit);
+        if level == Level::Now {
+            self.table.abort_all();
+        }
+    }
+}
+
+/// The answer of a get call, if one is under way.
+async fn ready(get: &mut Option<Pin<Box<dyn Future<Output = Got> + Send>>>) -> Got {
+    match get {
+        Some(get) => get.await,
+        None => pending().await,
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => pending().await,
+    }
+}
+
+/// The reason of a task that is lost.
+fn lost(status: ItemStatus, error: &str) -> String {
+    let status = status.as_str_name().trim_start_matches("ITEM_STATUS_");
+    if error.is_empty() { status.to_owned() } else { format!("{status}: {error}") }
+}
+
+/// The message of a panic.
+fn words(error: JoinError) -> String {
+    let panic = error.into_panic();
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string).or_else(|| panic.downcast_ref().cloned());
+    text.unwrap_or_default()
+}
+
+#[cfg(unix)]
+async fn stop_on_signals(stop: Stop) -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => stop.next(),
+            _ = terminate.recv() => stop.next(),
+        }
+    }
+}
+
+#[cfg(not(unix))]
+async fn stop_on_signals(stop: Stop) -> std::io::Result<()> {
+    loop {
+        tokio::signal::ctrl_c().await?;
+        stop.next();
+    }
+}

@@ -1,0 +1,53 @@
+//! How a worker is told to stop.
+
+use tokio::sync::watch;
+
+/// Stops the worker that it comes from. Clones stop the same worker.
+#[derive(Clone, Debug)]
+pub struct Stop(watch::Sender<Level>);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    #[default]
+    Run,
+    /// Take nothing new, finish what runs.
+    Drain,
+    /// End what runs, too.
+    Now,
+}
+
+impl Default for Stop {
+    fn default() -> Self {
+        Self(watch::Sender::new(Level::Run))
+    }
+}
+
+impl Stop {
+    /// The worker takes no more tasks, gives back those that it has not started, finishes those that run, and reports.
+    pub fn drain(&self) {
+        self.raise(Level::Drain);
+    }
+
+    /// The worker also drops the handlers that run, and rejects their tasks: another worker gets them at once.
+    pub fn now(&self) {
+        self.raise(Level::Now);
+    }
+
+    /// The first call drains, the next one stops now: for signals.
+    pub fn next(&self) {
+        let now = *self.0.borrow() >= Level::Drain;
+        self.raise(if now { Level::Now } else { Level::Drain });
+    }
+
+    fn raise(&self, level: Level) {
+        self.0.send_if_modified(|now| {
+            let higher = level > *now;
+            *now = level.max(*now);
+            higher
+        });
+    }
+
+    pub(crate) fn watch(&self) -> watch::Receiver<Level> {
+        self.0.subscribe()
+    }
+}

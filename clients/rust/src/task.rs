@@ -1,0 +1,129 @@
+//! A task in the hands of a worker.
+
+use std::{borrow::Cow, collections::HashMap, ops::Deref, sync::Arc};
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+
+use crate::pb;
+
+/// A task that this worker has a lease on, with its payload as `P`.
+#[derive(Clone, Debug)]
+pub struct Task<P = Bytes> {
+    /// The payload, as the insert gave it.
+    pub payload: P,
+    info: Arc<TaskInfo>,
+}
+
+/// A leased task, apart from its payload.
+#[derive(Clone, Debug)]
+pub struct TaskInfo {
+    id: String,
+    queue: String,
+    key: Bytes,
+    headers: HashMap<String, String>,
+    traceparent: String,
+    attempt: u32,
+    pub(crate) lease_token: String,
+}
+
+impl<P> Deref for Task<P> {
+    type Target = TaskInfo;
+
+    fn deref(&self) -> &TaskInfo {
+        &self.info
+    }
+}
+
+impl<P: FromPayload> Task<P> {
+    /// `Err`: the payload is of another kind.
+    pub(crate) fn new(info: Arc<TaskInfo>, payload: Bytes) -> Result<Self, String> {
+        Ok(Self { payload: P::from_payload(payload)?, info })
+    }
+}
+
+impl TaskInfo {
+    /// The leased task, and its payload.
+    pub(crate) fn split(task: pb::LeasedTask) -> (Self, Bytes) {
+        let pb::LeasedTask { id, queue, key, payload, headers, traceparent, lease_token, attempt, .. } = task;
+        (Self { id, queue, key, headers, traceparent, attempt, lease_token }, payload)
+    }
+
+    /// taskd's name for the task.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The queue of the task.
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// The key of the task, with marks in place of what is not UTF-8.
+    pub fn key(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.key)
+    }
+
+    /// The key of the task, byte for byte.
+    pub fn key_bytes(&self) -> &Bytes {
+        &self.key
+    }
+
+    /// The headers that the insert gave.
+    pub fn headers(&self) -> &HashMap<String, String> {
+        &self.headers
+    }
+
+    /// The W3C trace context for the spans of the worker.
+    pub fn traceparent(&self) -> &str {
+        &self.traceparent
+    }
+
+    /// 1 for the first attempt.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+}
+
+/// A payload in the form that a handler takes. A task whose payload has another form is rejected for good.
+pub trait FromPayload: Sized + Send + 'static {
+    /// Reads it; the error says what is wrong.
+    fn from_payload(payload: Bytes) -> Result<Self, String>;
+}
+
+impl FromPayload for Bytes {
+    fn from_payload(payload: Bytes) -> Result<Self, String> {
+        Ok(payload)
+    }
+}
+
+/// The payload does not matter.
+impl FromPayload for () {
+    fn from_payload(_: Bytes) -> Result<Self, String> {
+        Ok(())
+    }
+}
+
+impl FromPayload for String {
+    fn from_payload(payload: Bytes) -> Result<Self, String> {
+        Self::from_utf8(payload.into()).map_err(|error| format!("the payload is no text: {error}"))
+    }
+}
+
+/// A payload in JSON, read by serde.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Json<T>(pub T);
+
+impl<T: DeserializeOwned + Send + 'static> FromPayload for Json<T> {
+    fn from_payload(payload: Bytes) -> Result<Self, String> {
+        serde_json::from_slice(&payload).map(Self).map_err(|error| format!("the payload is not as expected: {error}"))
+    }
+}
+
+impl<T> Deref for Json<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}

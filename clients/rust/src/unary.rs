@@ -1,0 +1,66 @@
+//! The source that asks taskd: long polls, and calls that report batches.
+
+use std::time::Duration;
+
+use crate::{
+    address::LARGEST_ANSWER,
+    client::{CALL_TIMEOUT, Client},
+    error::Error,
+    new_task::proto,
+    pb::{self, tasks_client::TasksClient},
+    source::Source,
+};
+
+/// The most tasks that taskd gives in one answer.
+const MOST_TASKS: usize = 1000;
+
+/// Long polls to a running taskd, for one worker.
+pub struct Unary {
+    client: Client,
+    worker: String,
+    queues: Vec<String>,
+    wait: Duration,
+    lease: Duration,
+}
+
+impl Unary {
+    /// `wait`: how long taskd keeps a call that finds nothing.
+    pub fn new(client: &Client, worker: &str, queues: &[String], wait: Duration, lease: Duration) -> Self {
+        Self { client: client.clone(), worker: worker.to_owned(), queues: queues.to_vec(), wait, lease }
+    }
+}
+
+impl Source for Unary {
+    async fn get(&self, most: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
+        let request = pb::GetTasksRequest {
+            worker: self.worker.clone(),
+            queues: self.queues.clone(),
+            max_tasks: u32::try_from(most.min(MOST_TASKS)).unwrap_or(1),
+            wait: Some(proto(self.wait)),
+            lease_duration: Some(proto(self.lease)),
+            ..Default::default()
+        };
+        let get = |taskd| async move {
+            TasksClient::new(taskd).max_decoding_message_size(LARGEST_ANSWER).get_tasks(request).await
+        };
+        self.client.servers().call(self.wait + CALL_TIMEOUT, get).await.map(|answer| Some(answer.tasks))
+    }
+
+    async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
+        let request = pb::CompleteTasksRequest { worker: self.worker.clone(), completions: all };
+        let complete = |taskd| async move { TasksClient::new(taskd).complete_tasks(request).await };
+        self.client.servers().call(CALL_TIMEOUT, complete).await.map(|answer| answer.results)
+    }
+
+    async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        let request = pb::RejectTasksRequest { worker: self.worker.clone(), rejections: all };
+        let reject = |taskd| async move { TasksClient::new(taskd).reject_tasks(request).await };
+        self.client.servers().call(CALL_TIMEOUT, reject).await.map(|answer| answer.results)
+    }
+
+    async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
+        let request = pb::ExtendTasksRequest { worker: self.worker.clone(), extensions: all };
+        let extend = |taskd| async move { TasksClient::new(taskd).extend_tasks(request).await };
+        self.client.servers().call(CALL_TIMEOUT, extend).await.map(|answer| answer.results)
+    }
+}

@@ -1,0 +1,139 @@
+//! A worker and its options.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use crate::{
+    client::Client,
+    error::Error,
+    event::{Event, Summary},
+    options::Options,
+    outcome::{Done, Failure},
+    run::{Handler, Run},
+    source::Source,
+    stop::Stop,
+    task::{FromPayload, Task, TaskInfo},
+    unary::Unary,
+};
+
+/// Calls a handler for each task that it gets.
+#[must_use]
+pub struct Worker {
+    name: String,
+    queues: Vec<String>,
+    wait: Duration,
+    pub(crate) options: Options,
+}
+
+impl Worker {
+    /// A worker of these queues. taskd never gives a task to the same name twice at a time, and credits a name once a
+    /// task; so each process of a fleet has a name of its own.
+    pub fn new(name: impl Into<String>, queues: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        let options = Options {
+            concurrency: 1,
+            prefetch: 0,
+            lease: Duration::from_secs(30),
+            time_limit: Duration::from_secs(3600),
+            drain_limit: Duration::from_secs(30),
+            has_signals: false,
+            stop: Stop::default(),
+            tell: Arc::new(|_| ()),
+        };
+        let queues = queues.into_iter().map(Into::into).collect();
+        Self { name: name.into(), queues, wait: Duration::from_secs(20), options }
+    }
+
+    /// How many handlers run at a time. By default 1.
+    pub fn concurrency(mut self, concurrency: usize) -> Self {
+        self.options.concurrency = concurrency.max(1);
+        self
+    }
+
+    /// How many tasks wait in this process, so that a handler that ends finds the next one. By default 0: a task that
+    /// waits here could run elsewhere, and one that a stop gives back has used an attempt.
+    pub fn prefetch(mut self, prefetch: usize) -> Self {
+        self.options.prefetch = prefetch;
+        self
+    }
+
+    /// How long a lease is. The worker extends it every third of that, so it says how soon another worker gets the
+    /// tasks of one that died. By default 30 s.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.options.lease = lease.max(Duration::from_millis(300));
+        self
+    }
+
+    /// How long taskd keeps a call that finds no task. By default 20 s.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// How long a handler may run; then it is dropped, and its task rejected. By default an hour.
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.options.time_limit = limit;
+        self
+    }
+
+    /// How long a drain may take before it becomes a stop. By default 30 s.
+    pub fn drain_limit(mut self, limit: Duration) -> Self {
+        self.options.drain_limit = limit;
+        self
+    }
+
+    /// Drains at the first SIGINT (Ctrl-C) or SIGTERM, and stops at the second.
+    pub fn stop_on_signals(mut self) -> Self {
+        self.options.has_signals = true;
+        self
+    }
+
+    /// Calls `tell` with all that happens. It must not block.
+    pub fn on_event(mut self, tell: impl Fn(Event<'_>) + Send + Sync + 'static) -> Self {
+        self.options.tell = Arc::new(tell);
+        self
+    }
+
+    /// Stops this worker from elsewhere.
+    pub fn stop(&self) -> Stop {
+        self.options.stop.clone()
+    }
+
+    /// Works until it is stopped, or taskd refuses a call: for example, because the token is of no use.
+    pub async fn run<P, H, F, D, E>(self, client: &Client, handler: H) -> Result<Summary, Error>
+    where
+        P: FromPayload,
+        H: Fn(Task<P>) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<D, E>> + Send + 'static,
+        D: Into<Done> + 'static,
+        E: Into<Failure> + 'static,
+    {
+        let source = Unary::new(client, &self.name, &self.queues, self.wait, self.options.lease);
+        self.run_on(source, handler).await
+    }
+
+    /// Works on tasks of another source: a [`Mock`](crate::Mock) in tests.
+    pub async fn run_on<S, P, H, F, D, E>(self, source: S, handler: H) -> Result<Summary, Error>
+    where
+        S: Source,
+        P: FromPayload,
+        H: Fn(Task<P>) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<D, E>> + Send + 'static,
+        D: Into<Done> + 'static,
+        E: Into<Failure> + 'static,
+    {
+        let limit = self.options.time_limit;
+        let handler = Arc::new(handler);
+        let erased: Handler = Box::new(move |info: &Arc<TaskInfo>, payload: Bytes| {
+            let (handler, info) = (handler.clone(), info.clone());
+            Box::pin(async move {
+                let task = Task::new(info, payload).map_err(|why| Failure::new(why).never_again())?;
+                match tokio::time::timeout(limit, handler(task)).await {
+                    Ok(done) => done.map(Into::into).map_err(Into::into),
+                    Err(_) => Err(Failure::new(format!("it took longer than {limit:?}"))),
+                }
+            })
+        });
+        Box::pin(Run::new(source, erased, self.options).run()).await
+    }
+}

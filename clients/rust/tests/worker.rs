@@ -1,0 +1,229 @@
+//! Workers on the mock, and on a source that loses leases.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use taskd_client::{
+    Client, Done, Ended, Error, Event, Failure, Json, Mock, NewTask, Source, Task, Worker,
+    pb::{self, ItemStatus},
+};
+use tokio::sync::{Notify, Semaphore};
+
+fn tasks(count: usize) -> impl Iterator<Item = NewTask> {
+    (0..count).map(|number| NewTask::new("q", format!("k{number}")).text(number.to_string()))
+}
+
+fn worker() -> Worker {
+    Worker::new("w", ["q"])
+}
+
+#[derive(serde::Deserialize, serde::Serialize)]
+struct Page {
+    depth: u32,
+}
+
+#[tokio::test]
+async fn discovered_tasks_are_worked_on_once() {
+    let mock = Mock::new([NewTask::new("q", "root").json(&Page { depth: 2 }).unwrap()]);
+    let handler = async |task: Task<Json<Page>>| {
+        let depth = task.payload.depth;
+        let child = |name: &str| NewTask::new("q", format!("{}/{name}", task.key())).json(&Page { depth: depth - 1 });
+        // The same key twice: one task.
+        let found = if depth > 0 { vec![child("a")?, child("b")?, child("a")?] } else { vec![] };
+        Ok::<_, Failure>(Done::json(&depth)?.discover(found))
+    };
+    let summary = worker().concurrency(3).run_on(mock.clone(), handler).await.unwrap();
+    assert_eq!((summary.completed, mock.completed()), (7, 7));
+    assert_eq!(mock.result("q", "root/b/a").unwrap(), "0");
+}
+
+#[tokio::test]
+async fn errors_reject_and_panics_do_too() {
+    let mock = Mock::new(tasks(4).map(|task| task.max_attempts(2)));
+    let handler = async |task: Task<String>| match (task.payload.as_str(), task.attempt()) {
+        ("0", _) => Err(Failure::new("never").never_again()),
+        ("1", _) => panic!("this is the test's own"),
+        ("2", 1) => Err("once".into()),
+        _ => Ok(()),
+    };
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let heard = events.clone();
+    let worker = worker().on_event(move |event| {
+        if let Event::Ended { task, ended, reason, .. } = event {
+            heard.lock().unwrap().push((task.key().into_owned(), ended, reason.to_owned()));
+        }
+    });
+    let summary = worker.run_on(mock.clone(), handler).await.unwrap();
+    assert_eq!((summary.completed, summary.rejected), (2, 4));
+    assert_eq!(mock.dead("q", "k0").unwrap(), "never");
+    assert_eq!(mock.dead("q", "k1").unwrap(), "the handler panicked: this is the test's own");
+    let events = events.lock().unwrap();
+    assert!(events.contains(&("k2".to_owned(), Ended::Rejected, "once".to_owned())), "{events:?}");
+    assert!(events.contains(&("k2".to_owned(), Ended::Completed, String::new())), "{events:?}");
+}
+
+#[tokio::test]
+async fn a_payload_of_another_form_is_rejected_for_good() {
+    let mock = Mock::new([NewTask::new("q", "k").text("no JSON")]);
+    let handler = async |_: Task<Json<Page>>| Ok::<_, Failure>(Done::new());
+    worker().run_on(mock.clone(), handler).await.unwrap();
+    assert!(mock.dead("q", "k").unwrap().starts_with("the payload is not as expected: "));
+}
+
+#[tokio::test]
+async fn never_more_handlers_than_asked_for_and_as_many() {
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let all_run = Arc::new(Semaphore::new(0));
+    let handler = {
+        let (running, most, all_run) = (running.clone(), most.clone(), all_run.clone());
+        move |_: Task| {
+            let (running, most, all_run) = (running.clone(), most.clone(), all_run.clone());
+            async move {
+                let now = running.fetch_add(1, SeqCst) + 1;
+                most.fetch_max(now, SeqCst);
+                if now == 4 {
+                    all_run.add_permits(1000);
+                }
+                // Four wait for each other.
+                all_run.acquire().await.unwrap().forget();
+                tokio::task::yield_now().await;
+                running.fetch_sub(1, SeqCst);
+                Ok::<_, Failure>(Done::new())
+            }
+        }
+    };
+    let mock = Mock::new(tasks(40));
+    worker().concurrency(4).prefetch(3).run_on(mock.clone(), handler).await.unwrap();
+    assert_eq!((mock.completed(), most.load(SeqCst)), (40, 4));
+}
+
+#[tokio::test]
+async fn a_handler_that_takes_too_long_is_dropped() {
+    let mock = Mock::new(tasks(1).map(|task| task.max_attempts(1)));
+    let handler = async |_: Task| {
+        std::future::pending::<()>().await;
+        Ok::<_, Failure>(Done::new())
+    };
+    worker().time_limit(Duration::from_millis(10)).run_on(mock.clone(), handler).await.unwrap();
+    assert_eq!(mock.dead("q", "k0").unwrap(), "it took longer than 10ms");
+}
+
+/// A handler that says when it has begun, and ends when it may.
+fn held(began: &Arc<Notify>, may_end: &Arc<Notify>) -> impl Fn(Task) -> Handled + use<> {
+    let (began, may_end) = (began.clone(), may_end.clone());
+    move |_| {
+        let (began, may_end) = (began.clone(), may_end.clone());
+        Box::pin(async move {
+            began.notify_one();
+            may_end.notified().await;
+            Ok(Done::new())
+        })
+    }
+}
+
+type Handled = std::pin::Pin<Box<dyn Future<Output = Result<Done, Failure>> + Send>>;
+
+#[tokio::test]
+async fn a_drain_finishes_what_runs_and_gives_back_what_waits() {
+    let mock = Mock::new(tasks(5));
+    let (began, may_end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let worker = worker().prefetch(2);
+    let stop = worker.stop();
+    let stopped = async {
+        began.notified().await;
+        stop.drain();
+        may_end.notify_one();
+    };
+    let (summary, ()) = tokio::join!(worker.run_on(mock.clone(), held(&began, &may_end)), stopped);
+    let summary = summary.unwrap();
+    assert_eq!((summary.completed, summary.given_back), (1, 2));
+    assert_eq!(mock.completed(), 1);
+}
+
+#[tokio::test]
+async fn a_second_stop_drops_what_runs() {
+    let mock = Mock::new(tasks(2));
+    let (began, may_end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let worker = worker();
+    let stop = worker.stop();
+    let stopped = async {
+        began.notified().await;
+        stop.next();
+        stop.next();
+    };
+    let (summary, ()) = tokio::join!(worker.run_on(mock.clone(), held(&began, &may_end)), stopped);
+    assert_eq!(summary.unwrap().given_back, 1);
+}
+
+/// One task, whose lease is lost at the first extension; reports fail for a while.
+#[derive(Clone, Default)]
+struct Losing(Arc<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    given: AtomicUsize,
+    extended: AtomicUsize,
+    reports: AtomicUsize,
+}
+
+impl Source for Losing {
+    async fn get(&self, _: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
+        let task = |id: &str| pb::LeasedTask { id: id.to_owned(), key: id.to_owned().into(), ..Default::default() };
+        match self.0.given.fetch_add(1, SeqCst) {
+            0 => Err(Error::Away { address: "here".to_owned(), message: "later".to_owned() }),
+            1 => Ok(Some(vec![task("lost")])),
+            2 => Ok(Some(vec![task("done")])),
+            _ => Ok(None),
+        }
+    }
+
+    async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
+        let status = match self.0.reports.fetch_add(1, SeqCst) {
+            0 => return Err(Error::Away { address: "here".to_owned(), message: "later".to_owned() }),
+            1 => ItemStatus::TryLater,
+            _ => ItemStatus::Ok,
+        };
+        Ok(all
+            .into_iter()
+            .map(|one| pb::ItemResult { id: one.id, status: status.into(), ..Default::default() })
+            .collect())
+    }
+
+    async fn reject(&self, _: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        panic!("nothing is rejected");
+    }
+
+    async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
+        self.0.extended.fetch_add(1, SeqCst);
+        let status = ItemStatus::Cancelled.into();
+        Ok(all.into_iter().map(|one| pb::ItemResult { id: one.id, status, ..Default::default() }).collect())
+    }
+}
+
+#[tokio::test]
+async fn a_lost_lease_ends_its_handler_and_reports_are_repeated() {
+    let source = Losing::default();
+    let handler = async |task: Task| {
+        if task.key() == "lost" {
+            std::future::pending::<()>().await;
+        }
+        Ok::<_, Failure>(Done::new())
+    };
+    let summary = worker().lease(Duration::from_millis(300)).run_on(source.clone(), handler).await.unwrap();
+    assert_eq!((summary.lost, summary.completed), (1, 1));
+    assert_eq!(source.0.reports.load(SeqCst), 3);
+}
+
+#[tokio::test]
+async fn an_address_of_no_use_is_told_at_once() {
+    assert!(Client::new("http://a b").is_err());
+    assert!(Client::builder(Vec::<String>::new()).build().is_err());
+    let nobody = Client::builder(["127.0.0.1:1"]).give_up_after(Duration::ZERO).build().unwrap();
+    let error = nobody.insert([NewTask::new("q", "k")]).await.unwrap_err();
+    assert!(error.may_pass() && error.to_string().contains("127.0.0.1:1"), "{error}");
+}

@@ -1,0 +1,180 @@
+//! `taskd load`: made-up work at a rate, workers for it, and a comparison of what was asked for with what happened.
+
+mod args;
+mod ledger;
+mod plan;
+mod report;
+mod work;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressStyle};
+use taskd_client::{Client, Inserted, InsertedAs};
+use tokio::task::JoinSet;
+use tonic::Code;
+use uuid::Uuid;
+
+pub use self::args::Load;
+use self::{ledger::Ledger, plan::Plan, report::Report};
+use super::client::{Taskd, is_transient, refused, said};
+use crate::wire::pb::{GetBooksRequest, QueueBooks, operator_client::OperatorClient};
+
+/// How often tasks are sent. A rate of thousands a second sends several at a time.
+const EVERY: Duration = Duration::from_millis(20);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long nothing ends before SQL is asked.
+const ASK_AFTER: Duration = Duration::from_secs(2);
+/// How long SQL may take to show the last ends.
+const LONGEST_SETTLE: Duration = Duration::from_secs(30);
+/// How many inserts may wait for their answers.
+const MOST_INSERTS: usize = 64;
+/// taskd holds a bounded number of calls on one connection.
+const WORKERS_A_CONNECTION: u16 = 50;
+
+/// Answers whether all counts are as asked for.
+pub(super) async fn run(args: Load) -> anyhow::Result<bool> {
+    let plan = Arc::new(Plan::new(&args)?);
+    // Workers wait on connections of their own, so that they cannot keep inserts waiting.
+    let client = args.server.client().await?;
+    let queue = format!("load-{}", &Uuid::new_v4().simple().to_string()[..12]);
+    let ledger = Arc::new(Ledger::new(plan.count()));
+    let mut workers = JoinSet::new();
+    let mut stops = Vec::new();
+    for first in (0..args.workers).step_by(WORKERS_A_CONNECTION.into()) {
+        let client = args.server.another_client()?;
+        for number in first..args.workers.min(first + WORKERS_A_CONNECTION) {
+            let worker = work::worker(number, &queue, args.concurrency, &ledger).lease(args.lease.0);
+            stops.push(worker.stop());
+            let (client, plan, ledger) = (client.clone(), plan.clone(), ledger.clone());
+            workers.spawn(async move { work::run(worker, &client, plan, ledger).await });
+        }
+    }
+    let mut books = Books { operator: OperatorClient::new(args.server.connect_to_any().await?), queue: queue.clone() };
+    let bar = bar(plan.new_tasks());
+    let began = Instant::now();
+    let worked = async {
+        send(&client, &plan, &queue, &ledger, began).await?;
+        let sent = began.elapsed();
+        wait_for_ends(&mut books, &ledger, &bar, args.give_up_after.0).await?;
+        Ok::<_, anyhow::Error>(sent)
+    };
+    let sent = tokio::select! {
+        sent = worked => sent?,
+        Some(ended) = workers.join_next() => {
+            return Err(refused(&ended?.err().context("a worker ended by itself")?));
+        }
+    };
+    let took = began.elapsed();
+    stops.iter().for_each(taskd_client::Stop::drain);
+    while let Some(ended) = workers.join_next().await {
+        ended?.map_err(|error| refused(&error))?;
+    }
+    bar.finish_and_clear();
+    let books = books.settled(u64::from(plan.new_tasks()), args.give_up_after.0).await?;
+    let report = Report::new(&args, &queue, &plan, &ledger, books.as_ref(), sent, took);
+    println!("{}", if args.json { serde_json::to_string(&report)? } else { report.table() });
+    report.wrong.iter().for_each(|line| eprintln!("taskd: {line}"));
+    Ok(report.wrong.is_empty())
+}
+
+/// Sends each task when it is due, however long the answers take.
+async fn send(
+    client: &Client,
+    plan: &Arc<Plan>,
+    queue: &str,
+    ledger: &Arc<Ledger>,
+    began: Instant,
+) -> anyhow::Result<()> {
+    let mut calls: JoinSet<Result<(std::ops::Range<u32>, Vec<Inserted>), taskd_client::Error>> = JoinSet::new();
+    let mut ticks = tokio::time::interval(EVERY);
+    let mut next = 0;
+    while next < plan.count() || !calls.is_empty() {
+        tokio::select! {
+            _ = ticks.tick(), if next < plan.count() && calls.len() < MOST_INSERTS => {
+                let due = plan.due(began.elapsed());
+                if due > next {
+                    let numbers = next..due;
+                    numbers.clone().for_each(|number| ledger.sent(number));
+                    let tasks: Vec<_> = numbers.clone().map(|number| plan.task(number, queue)).collect();
+                    let client = client.clone();
+                    calls.spawn(async move { client.insert(tasks).await.map(|answers| (numbers, answers)) });
+                    next = due;
+                }
+            }
+            Some(answered) = calls.join_next() => {
+                let (numbers, answers) = answered?.map_err(|error| refused(&error))?;
+                for (number, answer) in numbers.zip(answers) {
+                    anyhow::ensure!(answer.status != InsertedAs::Rejected, "taskd rejected a task: {}", answer.note);
+                    ledger.inserted(plan.original(number), answer.status);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Until each task has ended, or nothing has ended for so long.
+async fn wait_for_ends(
+    books: &mut Books,
+    ledger: &Ledger,
+    bar: &ProgressBar,
+    give_up_after: Duration,
+) -> anyhow::Result<()> {
+    let (mut before, mut since, mut asked) = (0, Instant::now(), Instant::now());
+    loop {
+        let ended = ledger.ended();
+        bar.set_position(ended);
+        if ended >= ledger.created() || since.elapsed() > give_up_after {
+            return Ok(());
+        }
+        if ended > before {
+            (before, since) = (ended, Instant::now());
+        }
+        // While taskd is killed, the answer to a rejection may be lost: then only SQL knows of the end.
+        if since.elapsed() > ASK_AFTER && asked.elapsed() > ASK_AFTER {
+            asked = Instant::now();
+            if books.look().await?.is_some_and(|books| books.completed + books.dead >= ledger.created()) {
+                return Ok(());
+            }
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The books of the queue, as taskd counts them.
+struct Books {
+    operator: OperatorClient<Taskd>,
+    queue: String,
+}
+
+impl Books {
+    /// `None`: taskd does not answer now, or this caller may not read.
+    async fn look(&mut self) -> anyhow::Result<Option<QueueBooks>> {
+        match self.operator.get_books(GetBooksRequest { queue: self.queue.clone() }).await {
+            Ok(answer) => Ok(answer.into_inner().queues.into_iter().next()),
+            Err(status) if is_transient(&status) || status.code() == Code::PermissionDenied => Ok(None),
+            Err(status) => anyhow::bail!("{}", said(&status)),
+        }
+    }
+
+    /// The books as soon as `tasks` have ended in SQL; those of the end if they do not in time.
+    async fn settled(&mut self, tasks: u64, patience: Duration) -> anyhow::Result<Option<QueueBooks>> {
+        let deadline = Instant::now() + patience.min(LONGEST_SETTLE);
+        loop {
+            let books = self.look().await?;
+            if books.as_ref().is_some_and(|books| books.completed + books.dead >= tasks) || Instant::now() > deadline {
+                return Ok(books);
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+}
+
+fn bar(tasks: u32) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} ended  {per_sec}  {elapsed}");
+    ProgressBar::new(tasks.into()).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

@@ -1,0 +1,307 @@
+//! A command for a task: started without a shell, fed, watched, and killed with all that it started.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    io::{PipeReader, Write as _},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            ffi::{OsStrExt as _, OsStringExt as _},
+            fs::PermissionsExt as _,
+        },
+    },
+    path::{Path, PathBuf},
+    pin::pin,
+    process::{ExitStatus, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use bytes::Bytes;
+use command_fds::{CommandFdExt as _, FdMapping};
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
+use taskd_client::{Done, Failure, Task};
+use tokio::{net::unix::pipe, process::Command, time::timeout};
+use uuid::Uuid;
+
+use super::{
+    args::Work,
+    capture::{self, Excess},
+    found,
+};
+
+/// Between the polite signal and the last one; and how long a process that was left behind may hold an output open.
+pub(super) const KILL_AFTER: Duration = Duration::from_secs(5);
+/// The end of stderr that becomes the reason.
+const REASON_BYTES: usize = 1000;
+const FOUND_BYTES: u64 = 8 << 20;
+/// The descriptor on which a command names discovered tasks.
+const FOUND_FD: i32 = 3;
+
+/// The command of all tasks.
+pub(super) struct Plan {
+    command: Vec<OsString>,
+    has_file: bool,
+    timeout: Duration,
+    dead_code: u8,
+    max_output: u64,
+    is_json: bool,
+    has_found: bool,
+    prefix: Option<String>,
+    queue: Option<String>,
+}
+
+impl Plan {
+    /// `Err`: there is no such command.
+    pub(super) fn new(args: &Work) -> anyhow::Result<Self> {
+        let command = args.command.clone();
+        let program = command.first().context("no command is given")?;
+        ensure!(is_there(program), "there is no command {program:?}; taskd work runs a program, not a line of a shell");
+        let wants = &args.commands;
+        Ok(Self {
+            has_file: command.iter().any(|part| contains(part.as_bytes(), b"{file}")),
+            command,
+            timeout: args.timeout.0,
+            dead_code: wants.dead_code,
+            max_output: wants.max_output.0,
+            is_json: wants.json_result,
+            has_found: wants.discover_fd,
+            prefix: wants.discover_prefix.clone(),
+            queue: wants.discover_queue.clone(),
+        })
+    }
+}
+
+/// Runs the command of a task.
+pub(super) async fn run(plan: Arc<Plan>, task: Task) -> Result<Done, Failure> {
+    if task.key_bytes().contains(&0) {
+        return Err(Failure::new("the key has a zero byte, which no command takes").never_again());
+    }
+    let file = if plan.has_file { Some(PayloadFile::write(&task.payload)?) } else { None };
+    let (mut child, found) = start(&plan, &task, file.as_ref().map(|file| file.0.as_path()))?;
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+    // From here on all ways out end the group.
+    let group = Group(pid.map(Pid::from_raw));
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (Some(stdout), Some(stderr)) = (stdout, stderr) else { return Err(Failure::new("the command has no output")) };
+    let mut outputs = pin!(async {
+        let fed = async {
+            if let Some(stdin) = stdin {
+                capture::feed(stdin, &task.payload).await;
+            }
+            Ok(())
+        };
+        let named = async {
+            match found {
+                Some(found) => {
+                    capture::all(found, FOUND_BYTES).await.map_err(|why| excess(&why, "discovered", FOUND_BYTES))
+                }
+                None => Ok(Vec::new()),
+            }
+        };
+        let stdout = async {
+            capture::all(stdout, plan.max_output).await.map_err(|why| excess(&why, "stdout", plan.max_output))
+        };
+        let stderr = async { capture::tail(stderr, REASON_BYTES).await.map_err(Failure::from) };
+        let ((), stdout, stderr, named) = tokio::try_join!(fed, stdout, stderr, named)?;
+        Ok::<_, Failure>((stdout, stderr, named))
+    });
+    let ended = timeout(plan.timeout, async {
+        let mut output = None;
+        let status = tokio::select! {
+            status = child.wait() => status?,
+            read = &mut outputs => {
+                output = Some(read?);
+                child.wait().await?
+            }
+        };
+        Ok::<_, Failure>((status, output))
+    });
+    let (status, output) = match ended.await {
+        Ok(ended) => ended?,
+        Err(_) => {
+            group.signal(Signal::SIGTERM);
+            timeout(KILL_AFTER, child.wait()).await.ok();
+            return Err(Failure::new(format!("it took longer than {}", humantime::format_duration(plan.timeout))));
+        }
+    };
+    let (stdout, stderr, named) = match output {
+        Some(output) => output,
+        // A process that the command left behind may hold an output open.
+        None => match timeout(KILL_AFTER, &mut outputs).await {
+            Ok(output) => output?,
+            Err(_) => return Err(Failure::new("a process that it left behind keeps its output open")),
+        },
+    };
+    finish(&plan, &task, status, &stdout, &stderr, &named)
+}
+
+fn excess(excess: &Excess, which: &str, most: u64) -> Failure {
+    match excess {
+        Excess::TooMuch => Failure::new(format!("it wrote more than {most} bytes ({which})")),
+        Excess::Unreadable(error) => Failure::new(format!("its output ({which}) cannot be read: {error}")),
+    }
+}
+
+fn start(
+    plan: &Plan,
+    task: &Task,
+    file: Option<&Path>,
+) -> Result<(tokio::process::Child, Option<pipe::Receiver>), Failure> {
+    let mut parts = plan.command.iter().map(|part| fill(part, task, file));
+    let mut command = Command::new(parts.next().unwrap_or_default());
+    command.args(parts).env_remove("TASKD_TOKEN").envs(environment(task));
+    command.stdin(if file.is_some() { Stdio::null() } else { Stdio::piped() });
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).kill_on_drop(true);
+    let found = if plan.has_found {
+        let (reader, writer): (PipeReader, _) = std::io::pipe()?;
+        let mapping = FdMapping { parent_fd: OwnedFd::from(writer), child_fd: FOUND_FD };
+        command.fd_mappings(vec![mapping])?;
+        Some(pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?)
+    } else {
+        None
+    };
+    let child = command.spawn().map_err(|error| Failure::new(format!("cannot start the command: {error}")))?;
+    // The command dies here, and with it this end of the pipe: otherwise nobody would see the end of the other.
+    Ok((child, found))
+}
+
+/// The argument with the values of the task in place of their names. One pass: a key may have the name of another.
+fn fill(part: &OsStr, task: &Task, file: Option<&Path>) -> OsString {
+    let attempt = task.attempt().to_string();
+    let file = file.map(|file| file.as_os_str().as_bytes()).unwrap_or_default();
+    let values: [(&[u8], &[u8]); 5] = [
+        (b"{key}", task.key_bytes()),
+        (b"{id}", task.id().as_bytes()),
+        (b"{queue}", task.queue().as_bytes()),
+        (b"{attempt}", attempt.as_bytes()),
+        (b"{file}", file),
+    ];
+    let (mut rest, mut filled) = (part.as_bytes(), Vec::new());
+    while let Some(&first) = rest.first() {
+        match values.iter().find(|(name, _)| rest.starts_with(name)) {
+            Some((name, value)) => {
+                filled.extend_from_slice(value);
+                rest = &rest[name.len()..];
+            }
+            None => {
+                filled.push(first);
+                rest = &rest[1..];
+            }
+        }
+    }
+    OsString::from_vec(filled)
+}
+
+fn environment(task: &Task) -> Vec<(OsString, OsString)> {
+    let text = |name: &str, value: &str| (OsString::from(name), OsString::from(value));
+    let mut all = vec![
+        text("TASKD_ID", task.id()),
+        (OsString::from("TASKD_KEY"), OsStr::from_bytes(task.key_bytes()).to_owned()),
+        text("TASKD_QUEUE", task.queue()),
+        text("TASKD_ATTEMPT", &task.attempt().to_string()),
+        text("TRACEPARENT", task.traceparent()),
+    ];
+    // A variable with a zero byte would keep the command from starting.
+    let headers = task.headers().iter().filter(|(_, value)| !value.contains('\0'));
+    all.extend(headers.map(|(name, value)| {
+        let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        text(&format!("TASKD_HEADER_{}", name.to_uppercase()), value)
+    }));
+    all
+}
+
+fn finish(
+    plan: &Plan,
+    task: &Task,
+    status: ExitStatus,
+    stdout: &[u8],
+    stderr: &[u8],
+    named: &[u8],
+) -> Result<Done, Failure> {
+    if !status.success() {
+        let said = String::from_utf8_lossy(stderr);
+        let said = said.trim();
+        let how = match status.code() {
+            Some(code) => format!("exit code {code}"),
+            None => status.to_string(),
+        };
+        let failure = Failure::new(if said.is_empty() { how } else { format!("{how}: {said}") });
+        let is_dead = status.code() == Some(plan.dead_code.into());
+        return Err(if is_dead { failure.never_again() } else { failure });
+    }
+    let (result, lines) = found::split(stdout, plan.prefix.as_deref());
+    let queue = plan.queue.as_deref().unwrap_or(task.queue());
+    let named = named.split(|byte| *byte == b'\n');
+    let discovered = found::read(lines.into_iter().chain(named), queue).map_err(Failure::new)?;
+    let done = if plan.is_json {
+        let value: &serde_json::value::RawValue = serde_json::from_slice(&result)
+            .map_err(|error| Failure::new(format!("its output is not JSON: {error}")))?;
+        Done::json(value)?
+    } else {
+        match String::from_utf8(result) {
+            Ok(text) => Done::text(text.strip_suffix('\n').unwrap_or(&text)),
+            Err(error) => Done::bytes(Bytes::from(error.into_bytes())),
+        }
+    };
+    Ok(done.discover(discovered))
+}
+
+/// The process group of a command. Nothing of it survives the handler, also if that is dropped.
+struct Group(Option<Pid>);
+
+impl Group {
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.0 {
+            // It fails when nothing is left of the group.
+            killpg(group, signal).ok();
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+    }
+}
+
+/// A file with the payload, removed when dropped. Only this user may read it.
+struct PayloadFile(PathBuf);
+
+impl PayloadFile {
+    fn write(payload: &[u8]) -> std::io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("taskd-work-{}", Uuid::new_v4().simple()));
+        let mut file = File::create_new(&path)?;
+        let written = Self(path);
+        file.write_all(payload)?;
+        Ok(written)
+    }
+}
+
+impl Drop for PayloadFile {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            eprintln!("taskd: cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// True if the program can be started, as far as one can see.
+fn is_there(program: &OsStr) -> bool {
+    let is_program =
+        |path: &Path| path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0);
+    if program.as_bytes().contains(&b'/') || contains(program.as_bytes(), b"{") {
+        return contains(program.as_bytes(), b"{") || is_program(Path::new(program));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| is_program(&folder.join(program)))
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}

@@ -1,0 +1,152 @@
+//! The ready worker that asks for each key as a URL. The answer of the server, whatever its status, is the result.
+
+mod gate;
+mod hop;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+use hyper::{Method, StatusCode, header::HeaderValue};
+use rustls::{ClientConfig, RootCertStore};
+use serde::Serialize;
+use taskd_client::{Done, Failure, Task};
+use tokio::time::timeout;
+use url::Url;
+
+use self::{
+    gate::Gates,
+    hop::{Answer, Hop},
+};
+use super::args::Checks;
+
+/// The longest wait that a server may ask for.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+
+pub(super) struct Checker {
+    is_head: bool,
+    redirects: u8,
+    answer_timeout: Duration,
+    timeout: Duration,
+    gates: Gates,
+    hop: Hop,
+}
+
+/// The result of a task.
+#[derive(Serialize)]
+struct Checked<'a> {
+    url: &'a str,
+    status: u16,
+    method: &'a str,
+    /// The last of the redirects.
+    final_url: &'a str,
+    redirects: &'a [Redirect],
+    /// From the first request to the end of the last answer, without the waits for other requests to a host.
+    seconds: f64,
+    /// To the head of the last answer.
+    first_byte_seconds: f64,
+    /// The part of the body that was read.
+    bytes: u64,
+    /// There was more.
+    truncated: bool,
+    content_length: Option<u64>,
+    content_type: Option<&'a str>,
+    server: &'a str,
+    tls_expires_at: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Redirect {
+    status: u16,
+    to: String,
+}
+
+impl Checker {
+    pub(super) fn new(checks: &Checks, timeout: Duration) -> anyhow::Result<Self> {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let user_agent = HeaderValue::from_str(&checks.user_agent);
+        ensure!(user_agent.is_ok(), "--user-agent {:?} is no value of a header", checks.user_agent);
+        let tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        Ok(Self {
+            is_head: checks.head,
+            redirects: checks.redirects,
+            answer_timeout: checks.answer_timeout.0,
+            timeout,
+            gates: Gates::new(checks.per_host.into(), checks.host_delay.0),
+            hop: Hop { tls: Arc::new(tls), user_agent: user_agent?, most_bytes: checks.max_body.0 },
+        })
+    }
+
+    /// One request, when its host has room.
+    async fn ask(&self, url: &Url, method: &Method) -> Result<(Answer, Duration), Failure> {
+        let host = url.host_str().unwrap_or_default();
+        let _place = self.gates.enter(host).await;
+        let began = Instant::now();
+        match timeout(self.answer_timeout, self.hop.ask(url, method)).await {
+            Ok(answer) => Ok((answer.map_err(|why| Failure::new(format!("{url}: {why}")))?, began.elapsed())),
+            Err(_) => Err(Failure::new(format!("{url}: no answer within {:?}", self.answer_timeout))),
+        }
+    }
+
+    async fn follow(&self, first: Url) -> Result<Done, Failure> {
+        let mut method = if self.is_head { Method::HEAD } else { Method::GET };
+        let (mut url, mut redirects, mut took) = (first.clone(), Vec::new(), Duration::ZERO);
+        loop {
+            let (answer, time) = self.ask(&url, &method).await?;
+            took += time;
+            if method == Method::HEAD
+                && matches!(answer.status, StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED)
+            {
+                method = Method::GET;
+                continue;
+            }
+            if let Some(wait) = answer.asks_to_wait() {
+                let failure = Failure::new(format!("{url}: {} with Retry-After", answer.status));
+                return Err(failure.again_after(wait.min(LONGEST_WAIT)));
+            }
+            if let Some(target) = answer.redirect() {
+                let to = url.join(target).ok().filter(is_http);
+                let to = to.ok_or_else(|| Failure::new(format!("{url}: a redirect to {target:?}")).never_again())?;
+                if redirects.len() == usize::from(self.redirects) {
+                    return Err(Failure::new(format!("{first}: more than {} redirects", self.redirects)).never_again());
+                }
+                redirects.push(Redirect { status: answer.status.as_u16(), to: to.to_string() });
+                url = to;
+                continue;
+            }
+            return Ok(Done::json(&Checked {
+                url: first.as_str(),
+                status: answer.status.as_u16(),
+                method: method.as_str(),
+                final_url: url.as_str(),
+                redirects: &redirects,
+                seconds: took.as_secs_f64(),
+                first_byte_seconds: answer.first_byte.as_secs_f64(),
+                bytes: answer.bytes,
+                truncated: answer.is_truncated,
+                content_length: answer.content_length(),
+                content_type: answer.content_type(),
+                server: &answer.server,
+                tls_expires_at: answer.tls_expires_at.as_deref(),
+            })?);
+        }
+    }
+}
+
+/// Checks the URL of a task.
+pub(super) async fn check(checker: Arc<Checker>, task: Task<()>) -> Result<Done, Failure> {
+    let key = task.key();
+    let url = Url::parse(&key).ok().filter(is_http);
+    let url = url.ok_or_else(|| Failure::new("the key is no URL with http:// or https://").never_again())?;
+    match timeout(checker.timeout, Box::pin(checker.follow(url))).await {
+        Ok(done) => done,
+        Err(_) => Err(Failure::new(format!("it took longer than {}", humantime::format_duration(checker.timeout)))),
+    }
+}
+
+fn is_http(url: &Url) -> bool {
+    matches!(url.scheme(), "http" | "https") && url.host_str().is_some()
+}

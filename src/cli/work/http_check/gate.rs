@@ -1,0 +1,80 @@
+//! How many requests go to one host at a time, and how soon after each other.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep_until},
+};
+
+/// Hosts without a request are forgotten above this number.
+const MOST_HOSTS: usize = 4096;
+
+pub(super) struct Gates {
+    per_host: usize,
+    delay: Duration,
+    hosts: Mutex<HashMap<String, Arc<Host>>>,
+}
+
+struct Host {
+    places: Arc<Semaphore>,
+    /// When the next request may begin.
+    next: Mutex<Instant>,
+}
+
+impl Gates {
+    pub(super) fn new(per_host: usize, delay: Duration) -> Self {
+        Self { per_host, delay, hosts: Mutex::default() }
+    }
+
+    /// Waits for a place at the host. It is free again when the answer is dropped.
+    pub(super) async fn enter(&self, host: &str) -> Option<OwnedSemaphorePermit> {
+        let host = self.host(host);
+        // Nobody closes the semaphore.
+        let place = host.places.clone().acquire_owned().await.ok();
+        let turn = {
+            let mut next = host.next.lock().unwrap_or_else(PoisonError::into_inner);
+            let turn = Instant::now().max(*next);
+            *next = turn + self.delay;
+            turn
+        };
+        sleep_until(turn).await;
+        place
+    }
+
+    fn host(&self, name: &str) -> Arc<Host> {
+        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        if hosts.len() >= MOST_HOSTS {
+            let now = Instant::now();
+            let is_ahead = |host: &Host| *host.next.lock().unwrap_or_else(PoisonError::into_inner) > now;
+            hosts.retain(|_, host| Arc::strong_count(host) > 1 || is_ahead(host));
+        }
+        let new = || Host { places: Arc::new(Semaphore::new(self.per_host)), next: Instant::now().into() };
+        hosts.entry(name.to_owned()).or_insert_with(|| Arc::new(new())).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_host_has_places_and_a_pace() {
+        let gates = Gates::new(1, Duration::from_secs(1));
+        let began = Instant::now();
+        let first = gates.enter("a").await;
+        let other = gates.enter("b").await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        let second = gates.enter("a");
+        tokio::pin!(second);
+        assert!(tokio::time::timeout(Duration::from_secs(5), &mut second).await.is_err(), "the place is taken");
+        drop((first, other));
+        second.await;
+        gates.enter("a").await;
+        assert_eq!(began.elapsed(), Duration::from_secs(6));
+    }
+}

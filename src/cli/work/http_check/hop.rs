@@ -1,0 +1,153 @@
+//! One request over a connection of its own, so that its times and its certificate belong to it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::{
+    HeaderMap, Method, Request, StatusCode,
+    body::Incoming,
+    client::conn::http1,
+    header::{self, HeaderName, HeaderValue},
+};
+use hyper_util::rt::TokioIo;
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    task::JoinSet,
+};
+use tokio_rustls::TlsConnector;
+use url::Url;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use crate::wire::time::to_rfc_3339;
+
+pub(super) struct Hop {
+    pub(super) tls: Arc<ClientConfig>,
+    pub(super) user_agent: HeaderValue,
+    pub(super) most_bytes: u64,
+}
+
+/// The answer of a server.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    headers: HeaderMap,
+    pub(super) first_byte: Duration,
+    pub(super) bytes: u64,
+    pub(super) is_truncated: bool,
+    /// The address that answered.
+    pub(super) server: String,
+    pub(super) tls_expires_at: Option<String>,
+}
+
+impl Answer {
+    pub(super) fn redirect(&self) -> Option<&str> {
+        let is_redirect = matches!(self.status.as_u16(), 301 | 302 | 303 | 307 | 308);
+        self.text(header::LOCATION).filter(|_| is_redirect)
+    }
+
+    /// The wait that a busy server asks for.
+    pub(super) fn asks_to_wait(&self) -> Option<Duration> {
+        let is_busy = matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        self.text(header::RETRY_AFTER).filter(|_| is_busy)?.parse().ok().map(Duration::from_secs)
+    }
+
+    pub(super) fn content_length(&self) -> Option<u64> {
+        self.text(header::CONTENT_LENGTH)?.parse().ok()
+    }
+
+    pub(super) fn content_type(&self) -> Option<&str> {
+        self.text(header::CONTENT_TYPE)
+    }
+
+    fn text(&self, name: HeaderName) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+}
+
+impl Hop {
+    /// The answer; the error says at which step there was none. The caller sets a deadline.
+    pub(super) async fn ask(&self, url: &Url, method: &Method) -> Result<Answer, String> {
+        // All causes: that of TLS is the last one.
+        self.request(url, method).await.map_err(|error| format!("{error:#}"))
+    }
+
+    async fn request(&self, url: &Url, method: &Method) -> anyhow::Result<Answer> {
+        let began = Instant::now();
+        let host = url.host_str().context("it has no host")?.trim_matches(['[', ']']);
+        let port = url.port_or_known_default().context("it has no port")?;
+        let socket = TcpStream::connect((host, port)).await.context("cannot connect")?;
+        let server = socket.peer_addr()?.to_string();
+        let mut tls_expires_at = None;
+        let mut driver = JoinSet::new();
+        let mut sender = if url.scheme() == "https" {
+            let name = ServerName::try_from(host.to_owned())?;
+            let encrypted =
+                TlsConnector::from(self.tls.clone()).connect(name, socket).await.context("cannot speak TLS")?;
+            let certificate = encrypted.get_ref().1.peer_certificates().and_then(<[_]>::first);
+            tls_expires_at = certificate.and_then(|certificate| expires_at(certificate));
+            handshake(encrypted, &mut driver).await?
+        } else {
+            handshake(socket, &mut driver).await?
+        };
+        let mut authority = url.host_str().unwrap_or_default().to_owned();
+        if let Some(port) = url.port() {
+            authority = format!("{authority}:{port}");
+        }
+        let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, authority)
+            .header(header::USER_AGENT, &self.user_agent)
+            .header(header::ACCEPT, "*/*")
+            .header(header::CONNECTION, "close")
+            .body(Empty::new())?;
+        let answer = sender.send_request(request).await.context("no answer")?;
+        let first_byte = began.elapsed();
+        let (head, body) = answer.into_parts();
+        let (bytes, is_truncated) = self.read(body).await?;
+        Ok(Answer {
+            status: head.status,
+            headers: head.headers,
+            first_byte,
+            bytes,
+            is_truncated,
+            server,
+            tls_expires_at,
+        })
+    }
+
+    /// How much of the body was read, and whether there is more.
+    async fn read(&self, mut body: Incoming) -> anyhow::Result<(u64, bool)> {
+        let mut bytes = 0;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| anyhow!("the answer breaks off: {error}"))?;
+            bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+            if bytes > self.most_bytes {
+                return Ok((self.most_bytes, true));
+            }
+        }
+        Ok((bytes, false))
+    }
+}
+
+async fn handshake(
+    io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    driver: &mut JoinSet<hyper::Result<()>>,
+) -> anyhow::Result<http1::SendRequest<Empty<Bytes>>> {
+    let (sender, connection) = http1::handshake(TokioIo::new(io)).await?;
+    driver.spawn(connection);
+    Ok(sender)
+}
+
+/// The end of a certificate, as RFC 3339 has it.
+fn expires_at(certificate: &[u8]) -> Option<String> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    Some(to_rfc_3339(certificate.validity().not_after.timestamp().checked_mul(1000)?))
+}

@@ -1,0 +1,390 @@
+//! `taskd work` and the crate `taskd-client`, with a running taskd.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+use taskd_client::{Client, Done, Failure, NewTask, Task, Worker};
+
+use crate::support::{daemon::Daemon, until};
+
+/// A `taskd work` for one queue, with a folder of its own.
+struct Work {
+    dir: tempfile::TempDir,
+    args: Vec<String>,
+}
+
+impl Work {
+    fn new(daemon: &Daemon, args: &[&str]) -> Self {
+        let dir = tempfile::Builder::new().prefix("taskd-it-").tempdir_in("/tmp").unwrap();
+        let mut all = vec!["work".to_owned(), "--grpc".to_owned(), daemon.grpc(), "--queue".to_owned(), "q".to_owned()];
+        all.extend(args.iter().map(ToString::to_string));
+        Self { dir, args: all }
+    }
+
+    /// A script in the folder.
+    fn script(&self, text: &str) -> PathBuf {
+        let path = self.dir.path().join("script");
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        path
+    }
+
+    fn command(&self, command: &[&str]) -> Command {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_taskd"));
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
+            program.env_remove(name);
+        }
+        program.args(&self.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if !command.is_empty() {
+            program.arg("--").args(command);
+        }
+        program.current_dir(self.dir.path());
+        program
+    }
+
+    /// Runs until nothing comes; the lines, which have the statuses of the tasks.
+    async fn run(&self, command: &[&str]) -> Vec<Value> {
+        let (code, lines, stderr) = finish(self.command(command).spawn().unwrap()).await;
+        assert_eq!((code, stderr.as_str()), (0, ""), "{lines:?}");
+        lines
+    }
+
+    /// Exit code and stderr of a mistake.
+    async fn refused(&self, command: &[&str]) -> String {
+        let (code, _, stderr) = finish(self.command(command).spawn().unwrap()).await;
+        assert_eq!((code, stderr.lines().count()), (2, 1), "{stderr}");
+        stderr
+    }
+}
+
+/// Exit code, JSON lines, stderr.
+async fn finish(child: Child) -> (i32, Vec<Value>, String) {
+    let Output { status, stdout, stderr } =
+        tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap();
+    let lines = String::from_utf8(stdout).unwrap();
+    let lines = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    (status.code().unwrap_or(-1), lines, String::from_utf8(stderr).unwrap())
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
+}
+
+/// The outcomes of the tasks: key, status, reason.
+fn outcomes(lines: &[Value]) -> Vec<(&str, &str, &str)> {
+    let tasks = lines.iter().filter(|line| line["event"] == "task");
+    let mut all: Vec<_> = tasks
+        .map(|line| ["key", "status", "reason"].map(|field| line[field].as_str().unwrap()))
+        .map(|[key, status, reason]| (key, status, reason))
+        .collect();
+    all.sort_unstable();
+    all
+}
+
+/// The first result of a task, and its payload's kind.
+async fn result(daemon: &Daemon, id: &str) -> Value {
+    let mut result = Value::Null;
+    until("the result is in SQL", async || {
+        let (_, answer) = daemon.get(&format!("/v1/tasks/{id}/results")).await;
+        result = answer["results"][0].clone();
+        !result.is_null()
+    })
+    .await;
+    result
+}
+
+const ONCE: &[&str] = &["--exit-when-idle", "700ms"];
+const QUICK: &str = "[queues.default]\nbackoff = [\"10ms\"]\nmax_attempts = 2\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_gets_the_task_and_its_output_is_the_result() {
+    let daemon = Daemon::start("", &[]).await;
+    let odd = "a b; touch pwned $(id) '\" {id}";
+    let ids = daemon
+        .insert(&[
+            json!({"queue": "q", "key": odd, "payload": "hello", "headers": {"x-lang": "en"}}),
+            json!({"queue": "q", "key": "second", "payload": {"n": 1}}),
+        ])
+        .await;
+    let work = Work::new(&daemon, ONCE);
+    let script = work.script(
+        "printf '%s|%s|' \"$1\" \"$2\" \"$TASKD_QUEUE\" \"$TASKD_ATTEMPT\" \"$TASKD_HEADER_X_LANG\" \"$#\"; cat",
+    );
+    let lines = work.run(&[script.to_str().unwrap(), "key={key}", "{id}"]).await;
+    assert_eq!(outcomes(&lines), [(odd, "completed", ""), ("second", "completed", "")]);
+    assert_eq!(result(&daemon, &ids[0]).await["result"], format!("key={odd}|{}|q|1|en|2|hello", ids[0]));
+    assert_eq!(result(&daemon, &ids[1]).await["result"], format!("key=second|{}|q|1||2|{{\"n\":1}}", ids[1]));
+    let summary = json!({"event": "summary", "completed": 2, "rejected": 0, "given_back": 0, "lost": 0});
+    assert_eq!(lines.last(), Some(&summary));
+    assert_eq!(fs::read_dir(work.dir.path()).unwrap().count(), 1, "no shell has read the key");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_payload_comes_as_a_file_and_json_as_the_result() {
+    let daemon = Daemon::start("", &[]).await;
+    let ids = daemon.insert(&[json!({"queue": "q", "key": "k", "payload": {"n": [1, 2]}})]).await;
+    let work = Work::new(&daemon, &[ONCE, &["--json-result"]].concat());
+    let lines = work.run(&["cat", "{file}"]).await;
+    assert_eq!(outcomes(&lines), [("k", "completed", "")]);
+    assert_eq!(result(&daemon, &ids[0]).await["result"], json!({"n": [1, 2]}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exit_codes_say_what_becomes_of_a_task() {
+    let daemon = Daemon::start(QUICK, &[]).await;
+    let keys = ["0", "3", "65", "kill"];
+    let tasks = keys.map(|key| json!({"queue": "q", "key": key}));
+    daemon.insert(&tasks).await;
+    let work = Work::new(&daemon, &[ONCE, &["--concurrency", "4"]].concat());
+    let script = work.script("echo \"no $1\" >&2; [ \"$1\" = kill ] && kill -9 $$; exit \"$1\"");
+    let lines = work.run(&[script.to_str().unwrap(), "{key}"]).await;
+    let killed = ("kill", "rejected", "signal: 9 (SIGKILL): no kill");
+    let want = [
+        ("0", "completed", ""),
+        ("3", "rejected", "exit code 3: no 3"),
+        ("3", "rejected", "exit code 3: no 3"),
+        ("65", "rejected", "exit code 65: no 65"),
+        killed,
+        killed,
+    ];
+    assert_eq!(outcomes(&lines), want);
+    until("three are dead", async || daemon.queue("q").await["dead"] == 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_discovers_tasks_in_two_ways() {
+    let daemon = Daemon::start("", &[]).await;
+    let ids = daemon.insert(&[json!({"queue": "q", "key": "root"})]).await;
+    let work =
+        Work::new(&daemon, &[ONCE, &["--discover-fd", "--discover-prefix", "NEW ", "--discover-queue", "q"]].concat());
+    let script = work.script(
+        "[ \"$1\" = root ] || exit 0\n\
+         echo before; echo 'NEW a'; echo after; echo b >&3; echo '{\"queue\":\"other\",\"key\":\"c\"}' >&3; echo a >&3",
+    );
+    let lines = work.run(&[script.to_str().unwrap(), "{key}"]).await;
+    let done = ["a", "b", "root"].map(|key| (key, "completed", ""));
+    assert_eq!(outcomes(&lines), done);
+    assert_eq!(result(&daemon, &ids[0]).await["result"], "before\nafter");
+    assert_eq!(daemon.lease_all("w", "other", 1).await[0]["key"], "c");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_is_kept_within_bounds() {
+    let daemon = Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await;
+    let tasks = ["hang", "flood", "noise", "left"].map(|key| json!({"queue": "q", "key": key}));
+    daemon.insert(&tasks).await;
+    let args = ["--concurrency", "4", "--timeout", "2s", "--max-output", "10000"];
+    let work = Work::new(&daemon, &[ONCE, &args].concat());
+    let script = work.script(
+        "case $1 in\n\
+         hang) sleep 600 & echo $! > hang.pid; wait;;\n\
+         flood) exec yes;;\n\
+         noise) head -c 1000000 /dev/zero | tr '\\0' x >&2; echo the end >&2; exit 1;;\n\
+         left) sleep 600 & echo $! > left.pid;;\n\
+         esac",
+    );
+    let lines = work.run(&[script.to_str().unwrap(), "{key}"]).await;
+    let outcomes = outcomes(&lines);
+    let reason = |key: &str| outcomes.iter().find(|outcome| outcome.0 == key).unwrap().2;
+    assert_eq!(reason("hang"), "it took longer than 2s");
+    assert_eq!(reason("flood"), "it wrote more than 10000 bytes (stdout)");
+    assert!(reason("noise").ends_with("xthe end") && reason("noise").len() < 1100, "{}", reason("noise"));
+    assert_eq!(reason("left"), "a process that it left behind keeps its output open");
+    for name in ["hang.pid", "left.pid"] {
+        let pid = fs::read_to_string(work.dir.path().join(name)).unwrap().trim().parse().unwrap();
+        until("the process is gone", async || is_gone(pid)).await;
+    }
+}
+
+/// A zombie, which the reaper of the machine has not collected, is gone, too.
+fn is_gone(pid: i32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_are_one_line() {
+    let daemon = Daemon::start("auth = \"tokens\"\n", &[]).await;
+    let work = Work::new(&daemon, &[]);
+    let said = work.refused(&["no-such-command", "{key}"]).await;
+    assert!(said.contains("there is no command \"no-such-command\""), "{said}");
+    let said = work.refused(&["true"]).await;
+    assert!(said.contains("--token or TASKD_TOKEN"), "{said}");
+    let open = Daemon::start("", &[]).await;
+    let mut named = Work::new(&open, &[]);
+    named.args.extend(["--queue".to_owned(), "no queue".to_owned()]);
+    let said = named.refused(&["true"]).await;
+    assert!(said.contains("no queue"), "{said}");
+    let mut nowhere = Work::new(&open, &[]);
+    nowhere.args.extend(["--grpc".to_owned(), "127.0.0.1:1".to_owned()]);
+    nowhere.args.drain(1..3);
+    let said = nowhere.refused(&["true"]).await;
+    assert!(said.contains("cannot reach taskd at http://127.0.0.1:1"), "{said}");
+    let said = work.refused(&[]).await;
+    assert!(said.contains("CMD"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_drains_and_a_second_one_gives_back() {
+    let daemon = Daemon::start("", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "1"})]).await;
+    // It ends when there is a file `end`.
+    let text = "touch began; while [ ! -e end ]; do sleep 0.05; done";
+    let work = Work::new(&daemon, &[]);
+    let script = work.script(text);
+    let child = work.command(&[script.to_str().unwrap()]).spawn().unwrap();
+    until("the command runs", async || work.dir.path().join("began").exists()).await;
+    signal(&child, Signal::SIGINT);
+    // It takes nothing new, and finishes this one.
+    daemon.insert(&[json!({"queue": "q", "key": "2"})]).await;
+    fs::write(work.dir.path().join("end"), "").unwrap();
+    let (code, lines, stderr) = finish(child).await;
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert_eq!(outcomes(&lines), [("1", "completed", "")]);
+
+    let work = Work::new(&daemon, &[]);
+    let script = work.script(&format!("echo $$ > pid; {text}"));
+    let child = work.command(&[script.to_str().unwrap()]).spawn().unwrap();
+    until("the command runs", async || work.dir.path().join("began").exists()).await;
+    signal(&child, Signal::SIGTERM);
+    signal(&child, Signal::SIGINT);
+    let (code, lines, _) = finish(child).await;
+    assert_eq!((code, outcomes(&lines)), (0, vec![("2", "given_back", "the worker stopped")]));
+    let pid = fs::read_to_string(work.dir.path().join("pid")).unwrap().trim().parse().unwrap();
+    until("the command is gone", async || is_gone(pid)).await;
+    assert_eq!(daemon.lease_all("w", "q", 1).await[0]["key"], "2", "another worker gets it at once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_goes_on_when_taskd_was_killed_and_keeps_its_lease() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let first = daemon.insert(&[json!({"queue": "q", "key": "long"})]).await.remove(0);
+    let work = Work::new(&daemon, &["--lease", "2s"]);
+    let script = work.script("echo x >> began; while [ ! -e end ]; do sleep 0.05; done");
+    let child = work.command(&[script.to_str().unwrap()]).spawn().unwrap();
+    until("the command runs", async || work.dir.path().join("began").exists()).await;
+    // Longer than its lease: it is extended.
+    let expires = async || {
+        let (_, task) = daemon.get(&format!("/v1/tasks/{first}")).await;
+        task["history"][0]["lease_expires_at"].as_str().map(ToOwned::to_owned)
+    };
+    let (mut seen, mut moves) = (expires().await, 0);
+    until("the lease was extended three times", async || {
+        let now = expires().await;
+        moves += u32::from(now.is_some() && now != seen);
+        seen = now;
+        moves >= 3
+    })
+    .await;
+    daemon.kill9_and_restart();
+    daemon.ready().await;
+    fs::write(work.dir.path().join("end"), "").unwrap();
+    until("it is completed", async || daemon.queue("q").await["completed"] == 1).await;
+    daemon.insert(&[json!({"queue": "q", "key": "next"})]).await;
+    until("the next one, too", async || daemon.queue("q").await["completed"] == 2).await;
+    signal(&child, Signal::SIGTERM);
+    assert_eq!(finish(child).await.0, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_crate_inserts_and_works_with_a_server_that_is_away_beside_it() {
+    let daemon = Daemon::start("", &[]).await;
+    let client = Client::builder(["127.0.0.1:1".to_owned(), daemon.grpc()]).build().unwrap();
+    let tasks = || (0..1200).map(|number| NewTask::new("q", number.to_string()).json(&number).unwrap());
+    let inserted = client.insert(tasks()).await.unwrap();
+    assert_eq!(inserted.len(), 1200);
+    assert!(inserted.iter().all(|one| one.status == taskd_client::InsertedAs::Created && !one.id.is_empty()));
+    let again = client.insert(tasks()).await.unwrap();
+    assert!(again.iter().all(|one| one.status == taskd_client::InsertedAs::Duplicate));
+    let worker = Worker::new("w", ["q"]).concurrency(50).prefetch(50).wait(Duration::from_secs(1));
+    let stop = worker.stop();
+    let handler = async |task: Task<taskd_client::Json<u32>>| {
+        let number = *task.payload;
+        let found = (number < 100).then(|| NewTask::new("q", format!("found-{number}")).json(&1000)).transpose()?;
+        Ok::<_, Failure>(Done::json(&number)?.discover(found))
+    };
+    let done = async {
+        until("all are completed", async || daemon.queue("q").await["completed"] == 1300).await;
+        stop.drain();
+    };
+    let (summary, ()) = tokio::join!(worker.run(&client, handler), done);
+    assert_eq!(summary.unwrap().completed, 1300);
+}
+
+/// A site on loopback: two pages, a redirect, a file, and links to nothing.
+async fn site() -> String {
+    use axum::{
+        Router,
+        http::{StatusCode, header},
+        response::{Html, IntoResponse as _, Redirect},
+        routing::get,
+    };
+    let page = |text: &'static str| get(async move || Html(text));
+    let router = Router::new()
+        .route("/", page("<a href=\"two.html\">2</a> <a href=\"/gone\">gone</a> <a href=\"mailto:a@b\">m</a>"))
+        .route("/two.html", page("<a href=\"/\">1</a> <a href=\"/moved#x\">m</a> <a href=\"big.bin\">b</a>"))
+        .route("/moved", get(async || Redirect::permanent("/two.html")))
+        .route("/round", get(async || Redirect::temporary("/round")))
+        .route("/big.bin", get(async || vec![0_u8; 100_000]))
+        .route("/busy", get(async || (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")]).into_response()));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    format!("http://{address}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn urls_are_checked() {
+    let (daemon, site) = (Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await, site().await);
+    let keys = ["/two.html", "/moved", "/gone", "/big.bin", "/round", "/busy"].map(|path| format!("{site}{path}"));
+    let strange = ["ftp://127.0.0.1/x".to_owned(), "http://127.0.0.1:1/".to_owned()];
+    let tasks: Vec<_> = keys.iter().chain(&strange).map(|key| json!({"queue": "q", "key": key})).collect();
+    let ids = daemon.insert(&tasks).await;
+    let args =
+        ["--http-check", "--concurrency", "8", "--max-body", "1000", "--user-agent", "tests (nobody@example.org)"];
+    let work = Work::new(&daemon, &[ONCE, &args].concat());
+    let lines = work.run(&[]).await;
+    let outcomes = outcomes(&lines);
+    let reason = |key: &str| outcomes.iter().find(|outcome| outcome.0 == key).unwrap().2;
+    assert!(reason(&keys[4]).contains("more than 5 redirects"), "{outcomes:?}");
+    assert!(reason(&keys[5]).contains("503 Service Unavailable with Retry-After"), "{outcomes:?}");
+    assert_eq!(reason(&strange[0]), "the key is no URL with http:// or https://");
+    assert!(reason(&strange[1]).contains("cannot connect"), "{outcomes:?}");
+    let mut results = Vec::new();
+    for id in &ids[..4] {
+        results.push(result(&daemon, id).await["result"].clone());
+    }
+    let statuses: Vec<_> = results.iter().map(|result| result["status"].as_u64().unwrap()).collect();
+    assert_eq!(statuses, [200, 200, 404, 200]);
+    assert_eq!(results[1]["redirects"], json!([{"status": 308, "to": format!("{site}/two.html")}]));
+    assert_eq!((&results[1]["final_url"], &results[1]["method"]), (&json!(format!("{site}/two.html")), &json!("GET")));
+    assert_eq!(results[3]["bytes"], 1000);
+    assert_eq!((&results[3]["truncated"], &results[3]["content_length"]), (&json!(true), &json!(100_000)));
+    assert_eq!(results[0]["content_type"], "text/html; charset=utf-8");
+    assert!(results[0]["seconds"].as_f64().unwrap() > 0.0 && results[0]["tls_expires_at"].is_null());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_finds_broken_links() {
+    let (daemon, site) = (Daemon::start("", &[]).await, site().await);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/check-links");
+    let mut command = Command::new(script);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
+        command.env_remove(name);
+    }
+    command.args([&site, env!("CARGO_BIN_EXE_taskd")]).env("TASKD_GRPC_URL", daemon.grpc());
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(stdout, format!("broken: {site}/gone (exit code 65: 404)\n"), "{:?}", output.stderr);
+    assert!(output.status.success());
+}
