@@ -35,6 +35,9 @@ const MOST_INSERTS: usize = 64;
 /// taskd holds a bounded number of calls on one connection.
 const WORKERS_A_CONNECTION: u16 = 50;
 
+/// The numbers of an insert, and its answers.
+type Answered = Result<(std::ops::Range<u32>, Vec<Inserted>), taskd_client::Error>;
+
 /// Answers whether all counts are as asked for.
 pub(super) async fn run(args: Load) -> anyhow::Result<bool> {
     let plan = Arc::new(Plan::new(&args)?);
@@ -89,7 +92,7 @@ async fn send(
     ledger: &Arc<Ledger>,
     began: Instant,
 ) -> anyhow::Result<()> {
-    let mut calls: JoinSet<Result<(std::ops::Range<u32>, Vec<Inserted>), taskd_client::Error>> = JoinSet::new();
+    let mut calls: JoinSet<Answered> = JoinSet::new();
     let mut ticks = tokio::time::interval(EVERY);
     let mut next = 0;
     while next < plan.count() || !calls.is_empty() {

@@ -46,6 +46,9 @@ struct Counts {
     failed_once: Option<u64>,
 }
 
+/// One of the counts.
+type Count = fn(&Counts) -> u64;
+
 #[derive(Default, Serialize)]
 struct Latency {
     p50: f64,
@@ -156,8 +159,8 @@ impl<'a> Report<'a> {
         table.load_style(presets::NOTHING);
         table.set_header(["", "asked for", "happened", "in SQL"]);
         let count = |count: u64| HumanCount(count).to_string();
-        let books = |of: fn(&Counts) -> u64| self.books.as_ref().map_or(String::new(), |books| count(of(books)));
-        let rows: [(&str, fn(&Counts) -> u64); 4] = [
+        let books = |of: Count| self.books.as_ref().map_or(String::new(), |books| count(of(books)));
+        let rows: [(&str, Count); 4] = [
             ("new tasks", |counts| counts.new),
             ("duplicates", |counts| counts.duplicates),
             ("completed", |counts| counts.completed),
