@@ -10,11 +10,11 @@ use backon::BackoffBuilder as _;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde_json::{Value, json, value::RawValue};
 
-use super::{Client, progress::Progress};
+use super::progress::Progress;
 use crate::{
-    cli::client::{self, WAITS, is_transient},
+    cli::client::{self, Taskd, WAITS, is_transient},
     model::TaskStatus,
-    wire::pb,
+    wire::pb::{self, discovery_client::DiscoveryClient},
 };
 
 /// The longest wait of one call, which is shorter than the patience with an answer.
@@ -24,7 +24,7 @@ const OF_A_CALL: Duration = Duration::from_secs(30);
 ///
 /// An insert of a task that is there is answered `DUPLICATE`, and waits for it as the first one did.
 pub(super) async fn wait(
-    mut client: Client,
+    mut client: DiscoveryClient<Taskd>,
     mut open: Vec<(u64, pb::NewTask)>,
     until: Instant,
     progress: &Progress<'_>,

@@ -204,11 +204,11 @@ impl Operation {
         let content = match &self.success {
             Success::Json(schema) => json!({"application/json": {"schema": schema(&mut schemas.answers)}}),
             Success::Text(content_type) => json!({*content_type: {"schema": {"type": "string"}}}),
-            Success::Events(schema) => {
-                // For the list of schemas: the answer as a whole is text.
-                schema(&mut schemas.answers);
-                json!({"text/event-stream": {"schema": {"type": "string"}}})
-            }
+            // The document has no way to type the data of an event.
+            Success::Events(schema) => json!({"text/event-stream": {
+                "schema": {"type": "string"},
+                "x-event-data": schema(&mut schemas.answers),
+            }}),
         };
         responses.insert("200".into(), json!({"description": "Done", "content": content}));
         if self.lines {

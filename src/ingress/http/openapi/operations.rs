@@ -29,6 +29,44 @@ pub(super) fn of(method: &Method, path: &'static str) -> Operation {
 fn read(path: &'static str) -> Option<Operation> {
     let new = |tag, id, summary| Operation::new(path, tag, id, summary);
     Some(match path {
+        "/v1/queues" => new("operators", "listQueues", "List the open queues").lists::<QueueView>("queues"),
+        "/v1/books" => new("operators", "getBooks", "Count what came in, what went out, and where the rest is")
+            .query::<String>("queue", "Only this queue")
+            .answers::<json::books::Books<'_>>(),
+        "/v1/dump" => new("operators", "dumpQueue", "Show what Redis holds of a queue, decoded")
+            .query::<String>("queue", "The queue")
+            .query::<u32>("shard", "Only this shard")
+            .query::<u32>("limit", "At most so many entries of each key (100; at most 1,000)")
+            .answers::<json::fsck::Dump<'_>>(),
+        "/v1/jobs" => new("operators", "listJobs", "List jobs, the latest first")
+            .query::<uuid::Uuid>("before", "Only jobs before this one")
+            .query::<u32>("limit", "At most this many (100; at most 1,000)")
+            .lists::<json::jobs::Job<'_>>("jobs"),
+        "/v1/jobs/{id}" => new("operators", "getJob", "Get a job with its progress").answers::<json::jobs::Job<'_>>(),
+        "/v1/acts" => new("operators", "listActs", "List what operators did, the latest first")
+            .query::<uuid::Uuid>("before", "Only acts before this one")
+            .query::<u32>("limit", "At most this many (100; at most 1,000)")
+            .lists::<json::read::Act<'_>>("acts"),
+        "/v1/dead-letters" => new("operators", "listDeadLetters", "List dead letters, the newest first")
+            .query::<String>("queue", "Only of this queue")
+            .query::<LetterKind>("kind", "Only of this kind")
+            .query::<json::Instant>("since", "Only from this time on")
+            .query::<json::Instant>("until", "Only before this time")
+            .query::<String>("reason", "Only with a reason that begins so; it needs `queue`")
+            .query::<u32>("limit", "At most this many (100; at most 1,000)")
+            .query::<String>("cursor", "The cursor of the answer before")
+            .answers::<json::letters::Page<'_>>(),
+        "/v1/dead-letters/{id}" => new("operators", "getDeadLetter", "Get a dead letter with all that it has")
+            .answers::<json::letters::Letter<'_>>(),
+        "/metrics" => new("process", "getMetrics", "Get the metrics of this process, as Prometheus reads them")
+            .answers_text("text/plain"),
+        _ => return read_tasks(path),
+    })
+}
+
+fn read_tasks(path: &'static str) -> Option<Operation> {
+    let new = |tag, id, summary| Operation::new(path, tag, id, summary);
+    Some(match path {
         "/v1/tasks" => new("tasks", "listTasks", "List tasks, the newest first")
             .says("`header.NAME=VALUE` chooses tasks with this header. Status, key and header need a queue.")
             .query::<String>("queue", "Only of this queue")
@@ -68,37 +106,6 @@ fn read(path: &'static str) -> Option<Operation> {
             .query::<String>("worker", "Say also whether this worker may get it")
             .answers::<json::explain::Explanation<'_>>()
             .or_problem(404, "There is no such task, or not any more"),
-        "/v1/queues" => new("operators", "listQueues", "List the open queues").lists::<QueueView>("queues"),
-        "/v1/books" => new("operators", "getBooks", "Count what came in, what went out, and where the rest is")
-            .query::<String>("queue", "Only this queue")
-            .answers::<json::books::Books<'_>>(),
-        "/v1/dump" => new("operators", "dumpQueue", "Show what Redis holds of a queue, decoded")
-            .query::<String>("queue", "The queue")
-            .query::<u32>("shard", "Only this shard")
-            .query::<u32>("limit", "At most so many entries of each key (100; at most 1,000)")
-            .answers::<json::fsck::Dump<'_>>(),
-        "/v1/jobs" => new("operators", "listJobs", "List jobs, the latest first")
-            .query::<uuid::Uuid>("before", "Only jobs before this one")
-            .query::<u32>("limit", "At most this many (100; at most 1,000)")
-            .lists::<json::jobs::Job<'_>>("jobs"),
-        "/v1/jobs/{id}" => new("operators", "getJob", "Get a job with its progress").answers::<json::jobs::Job<'_>>(),
-        "/v1/acts" => new("operators", "listActs", "List what operators did, the latest first")
-            .query::<uuid::Uuid>("before", "Only acts before this one")
-            .query::<u32>("limit", "At most this many (100; at most 1,000)")
-            .lists::<json::read::Act<'_>>("acts"),
-        "/v1/dead-letters" => new("operators", "listDeadLetters", "List dead letters, the newest first")
-            .query::<String>("queue", "Only of this queue")
-            .query::<LetterKind>("kind", "Only of this kind")
-            .query::<json::Instant>("since", "Only from this time on")
-            .query::<json::Instant>("until", "Only before this time")
-            .query::<String>("reason", "Only with a reason that begins so; it needs `queue`")
-            .query::<u32>("limit", "At most this many (100; at most 1,000)")
-            .query::<String>("cursor", "The cursor of the answer before")
-            .answers::<json::letters::Page<'_>>(),
-        "/v1/dead-letters/{id}" => new("operators", "getDeadLetter", "Get a dead letter with all that it has")
-            .answers::<json::letters::Letter<'_>>(),
-        "/metrics" => new("process", "getMetrics", "Get the metrics of this process, as Prometheus reads them")
-            .answers_text("text/plain"),
         _ => return None,
     })
 }
