@@ -358,7 +358,7 @@ mod tests {
             }
         }
         let filter = LetterFilter { queue: Some(queue.clone()), kind: Some(LetterKind::Task), ..Default::default() };
-        let page = store.letters(&LetterPages { filter, limit: 1, after: None, stays_in_queue: false }).await.unwrap();
+        let page = store.letters(&LetterPages { filter, limit: 1, after: None }).await.unwrap();
         assert_eq!(page.next.map(|next| next.id), Some(dead));
         assert!(store.letter(dead).await.unwrap().is_some() && store.letter(record.id()).await.unwrap().is_some());
         assert_eq!(store.letter_kinds(&[dead, record.id()]).await.unwrap().len(), 2);
