@@ -184,7 +184,8 @@ async fn live_work_survives_an_operator_and_kills() {
     .await;
 
     let mut ends: BTreeMap<String, usize> = BTreeMap::new();
-    let (credited, cancelled, lowered) = (shared.credited.lock(), shared.cancelled.lock(), shared.lowered.lock());
+    let credited = shared.credited.lock().clone();
+    let [cancelled, lowered] = [&shared.cancelled, &shared.lowered].map(|ids| ids.lock().clone());
     for id in &ids {
         let (_, task) = daemon.get(&format!("/v1/tasks/{id}")).await;
         let (_, answer) = daemon.get(&format!("/v1/tasks/{id}/results")).await;
