@@ -51,7 +51,7 @@ async fn a_session_gets_what_it_asks_for_and_never_more() {
     let pulled = daemon.lease_all("puller", "q", 2).await;
     assert_eq!(daemon.complete("puller", &pulled).await, vec!["OK"; 2]);
     worker.close().await;
-    assert_eq!(daemon.unfinished("q").await, 0);
+    until("SQL has all reports", async || daemon.unfinished("q").await == 0).await;
     assert!(daemon.stop().await.success());
 }
 
