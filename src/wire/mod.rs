@@ -3,7 +3,7 @@
 mod acts;
 mod books;
 mod call;
-mod changes;
+pub mod changes;
 mod events;
 mod explain;
 mod fsck;

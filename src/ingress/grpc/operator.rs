@@ -5,7 +5,7 @@ use tonic::{Request, Response, Status};
 use super::{Service, open, results};
 use crate::{
     model::{ChangeLetters, ChangeTasks, LetterPages},
-    wire::pb::{self, operator_server::Operator},
+    wire::{changes, pb::{self, operator_server::Operator},
 };
 
 /// The acts of an answer where the caller names no limit.
@@ -94,7 +94,7 @@ impl Operator for Service {
         request: Request<pb::ChangeTasksRequest>,
     ) -> Result<Response<pb::ChangeTasksResponse>, Status> {
         let (caller, request) = open(request);
-        let (tasks, update) = request.into();
+        let (tasks, update) = changes::update(request);
         Ok(Response::new(self.0.api.update_tasks(&caller, tasks, update).await?.into()))
     }
 
@@ -103,7 +103,7 @@ impl Operator for Service {
         request: Request<pb::RequeueTasksRequest>,
     ) -> Result<Response<pb::RequeueTasksResponse>, Status> {
         let (caller, request) = open(request);
-        let (tasks, requeue) = request.into();
+        let (tasks, requeue) = changes::requeue(request);
         Ok(Response::new(self.0.api.requeue_tasks(&caller, tasks, requeue).await?.into()))
     }
 
