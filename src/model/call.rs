@@ -60,6 +60,8 @@ pub struct NewTask {
     pub headers: HashMap<String, String>,
     /// Empty: taskd makes one.
     pub traceparent: String,
+    /// Empty: none. An insert that is sent again with the same one is answered as the first time.
+    pub idempotency_key: String,
 }
 
 /// A stored task as an insert takes it, with every default filled in.
@@ -78,6 +80,8 @@ impl From<&TaskRow> for NewTask {
             max_attempts: Some(row.max_attempts),
             headers: row.headers.iter().cloned().collect(),
             traceparent: row.traceparent.clone(),
+            // Its window began with the insert, and the row has only a hash.
+            idempotency_key: String::new(),
         }
     }
 }

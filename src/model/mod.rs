@@ -7,6 +7,7 @@ mod changes;
 mod explain;
 mod fsck;
 mod history;
+mod idempotency;
 mod jobs;
 mod letters;
 mod names;
@@ -30,6 +31,7 @@ pub use changes::{
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};
+pub use idempotency::{Idempotency, MAX_IDEMPOTENCY_KEY_BYTES};
 pub use jobs::{ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
@@ -216,6 +218,8 @@ pub struct TaskRow {
     pub headers: Vec<(String, String)>,
     pub traceparent: String,
     pub created_unix_ms: i64,
+    /// Only of a task that an insert brings.
+    pub idempotency: Option<Box<Idempotency>>,
 }
 
 impl TaskRow {

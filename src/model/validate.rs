@@ -7,7 +7,10 @@ use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{Encoding, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow, is_traceparent};
+use super::{
+    Encoding, Idempotency, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow, idempotency,
+    is_traceparent,
+};
 
 /// The longest key. InnoDB cannot index a longer one; more data belongs in the payload.
 pub const MAX_KEY_BYTES: usize = 4096;
@@ -35,6 +38,7 @@ pub struct TaskRules {
     pub priority: Priority,
     pub lease: Duration,
     pub max_attempts: u32,
+    pub idempotency_window: Duration,
 }
 
 /// The outcome of a check: the parts of the row that it computed.
@@ -47,6 +51,7 @@ pub struct Checked {
     lease: Duration,
     not_before_unix_ms: i64,
     created_unix_ms: i64,
+    idempotency_window: Duration,
 }
 
 /// Turns `task` into a row with the id `id`.
@@ -72,6 +77,9 @@ impl Checked {
         let mut headers: Vec<_> = task.headers.into_iter().collect();
         headers.sort();
         let key_hash = KeyHash::new(&self.queue, &key);
+        let (now, window) = (self.created_unix_ms, self.idempotency_window);
+        let idempotency =
+            Idempotency::new(&task.idempotency_key, &self.queue, &key_hash, &task.payload, now, window);
         TaskRow {
             id,
             partition: key_hash.partition(partitions),
@@ -88,6 +96,7 @@ impl Checked {
             headers,
             traceparent: if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent },
             created_unix_ms: self.created_unix_ms,
+            idempotency,
         }
     }
 }
@@ -118,6 +127,7 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
     lease_duration("lease_duration", lease, rules.max_lease)?;
     let not_before_unix_ms = not_before(task, now_unix_ms)?;
     traceparent(&task.traceparent)?;
+    idempotency::check(&task.idempotency_key)?;
     let weight = weight(task);
     if weight > MAX_RECORD_BYTES {
         return Err(format!("the task has {weight} bytes with key and headers; at most {MAX_RECORD_BYTES}"));
@@ -131,6 +141,7 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
         lease,
         not_before_unix_ms,
         created_unix_ms: now_unix_ms,
+        idempotency_window: rules.idempotency_window,
     })
 }
 
@@ -250,6 +261,7 @@ mod tests {
             priority: Priority::Medium,
             lease: Duration::from_secs(30),
             max_attempts: 5,
+            idempotency_window: Duration::from_secs(60),
         }
     }
 

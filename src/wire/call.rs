@@ -86,6 +86,7 @@ impl Values {
             max_attempts: task.max_attempts,
             headers: task.headers,
             traceparent: task.traceparent,
+            idempotency_key: task.idempotency_key,
         }
     }
 }
@@ -133,6 +134,7 @@ impl From<NewTask> for pb::NewTask {
             max_attempts: task.max_attempts,
             headers: task.headers,
             traceparent: task.traceparent,
+            idempotency_key: task.idempotency_key,
         }
     }
 }
@@ -313,6 +315,7 @@ mod tests {
             traceparent: "t".into(),
             payload_encoding: pb::Encoding::Text.into(),
             delay: duration(Duration::from_secs(9)),
+            idempotency_key: "i".into(),
         }
     }
 

@@ -10,6 +10,7 @@ pub(crate) mod dead_letters;
 mod enrichment;
 pub(crate) mod explain;
 mod history;
+mod idempotency;
 pub(crate) mod jobs;
 mod pauses;
 mod search;

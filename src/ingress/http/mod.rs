@@ -6,6 +6,7 @@ mod books;
 mod changes;
 mod fsck;
 mod guard;
+mod idempotency;
 mod jobs;
 mod letters;
 mod ndjson;
@@ -197,6 +198,7 @@ async fn insert_tasks(
     body: Body,
 ) -> Answer {
     if request::is_ndjson(&headers)? {
+        idempotency::refuse(&headers)?;
         return ndjson::insert(state, caller, share, traced::caller_context(&headers), body).await;
     }
     let expected = "application/json (a task or an array of them) or application/x-ndjson";
@@ -204,6 +206,7 @@ async fn insert_tasks(
     let mut tally = Tally::new(&state.settings, &share, body.len());
     let mut asked = json::insert::new_tasks(&body, &mut tally)?;
     tally.keep();
+    idempotency::adopt(&headers, &mut asked)?;
     traced::adopt(&mut asked.tasks, traced::caller_context(&headers).as_deref());
     let answers = state.api.insert(&caller, asked.tasks).await?;
     let is_rejected = asked.is_single && answers.iter().all(|answer| answer.status == InsertStatus::Rejected);

@@ -51,6 +51,11 @@ pub(in crate::ingress) struct NewTask<'a> {
     /// The caller's trace, as W3C writes it. Empty: taskd makes one.
     #[schemars(length(max = 256))]
     traceparent: String,
+    #[serde(default)]
+    /// An insert that is sent again with the same one, within the queue's `idempotency_window`, is answered as the first
+    /// time. Not for discovered tasks.
+    #[schemars(length(max = 256))]
+    idempotency_key: String,
 }
 
 /// One task or an array of them, as [`new_tasks`] reads them.
@@ -178,6 +183,7 @@ fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
         max_attempts: task.max_attempts,
         headers: task.headers,
         traceparent: task.traceparent,
+        idempotency_key: task.idempotency_key,
     })
 }
 
@@ -226,7 +232,8 @@ mod tests {
     fn every_field_of_a_task_is_read() {
         let task = read(
             r#"{"queue":"q","key":"k","payload":{"a": 1},"replicas":3,"priority":"High","delay":"90s",
-                "lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp"}"#,
+                "lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp",
+                "idempotency_key":"i"}"#,
         )
         .unwrap();
         let expected = model::NewTask {
@@ -242,6 +249,7 @@ mod tests {
             max_attempts: Some(7),
             headers: HashMap::from([("h".into(), "v".into())]),
             traceparent: "tp".into(),
+            idempotency_key: "i".into(),
         };
         assert_eq!(task, expected);
     }

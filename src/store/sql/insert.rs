@@ -11,6 +11,7 @@ use std::{
 use super::{
     batches,
     counts::Counts,
+    idempotency,
     outbox::{self, Entry},
     retention::{Removed, removed},
     rows::{headers_text, key_hash, status, task_id},
@@ -64,7 +65,8 @@ pub(super) async fn insert<S: Session>(
     counts: &mut Counts,
     old_keys: &OldKeys,
 ) -> Result<Vec<Inserted>> {
-    let candidates = first_of_each_key(rows);
+    let keys = idempotency::take(session, rows).await?;
+    let candidates = first_of_each_key(keys.unanswered(rows));
     let owners = insert_candidates(session, &candidates, batch, old_keys).await?;
     let is_fresh = |row: &&&NewRow| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh);
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
@@ -74,7 +76,9 @@ pub(super) async fn insert<S: Session>(
     let mut entries: Vec<Entry> = alone.into_iter().map(Entry::of_new).collect();
     entries.sort_unstable_by_key(Entry::task);
     outbox::put(session, &entries).await?;
-    Ok(rows.iter().map(|row| answer(row, &owners)).collect())
+    let mut answers: Vec<Inserted> = rows.iter().map(|row| answer(row, &owners)).collect();
+    keys.finish(session, rows, &mut answers).await?;
+    Ok(answers)
 }
 
 /// Whether the row goes to the bus with its batch.
@@ -83,8 +87,8 @@ fn is_batched(row: &NewRow) -> bool {
 }
 
 /// The first row of each key, in the order of key hashes, in which every transaction takes them.
-fn first_of_each_key<'a>(rows: &[&'a NewRow]) -> Vec<&'a NewRow> {
-    let mut candidates = rows.to_vec();
+fn first_of_each_key(rows: Vec<&NewRow>) -> Vec<&NewRow> {
+    let mut candidates = rows;
     candidates.sort_by_key(|row| row.task.key_hash); // stable: the first of equals stays first
     candidates.dedup_by_key(|row| row.task.key_hash);
     candidates

@@ -89,6 +89,7 @@ impl TryFrom<TaskColumns> for TaskRow {
             headers: serde_json::from_str(&columns.headers).map_err(|e| corrupt(format!("headers: {e}")))?,
             traceparent: columns.traceparent,
             created_unix_ms: columns.created_ms,
+            idempotency: None,
         })
     }
 }
