@@ -6,7 +6,7 @@ use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use super::{Access, Encoding, LeaseToken, Priority, QueueName, TaskId, TaskRow};
+use super::{Access, Encoding, LeaseToken, NewBackoff, Priority, QueueName, TaskId, TaskRow};
 
 /// The client of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +57,7 @@ pub struct NewTask {
     pub not_before_unix_ms: Option<i64>,
     pub lease_duration: Option<Duration>,
     pub max_attempts: Option<u32>,
+    pub backoff: Option<NewBackoff>,
     pub headers: HashMap<String, String>,
     /// Empty: taskd makes one.
     pub traceparent: String,
@@ -78,6 +79,7 @@ impl From<&TaskRow> for NewTask {
             not_before_unix_ms: (row.not_before_unix_ms > 0).then_some(row.not_before_unix_ms),
             lease_duration: Some(Duration::from_millis(row.lease_ms.into())),
             max_attempts: Some(row.max_attempts),
+            backoff: row.backoff.map(NewBackoff::from),
             headers: row.headers.iter().cloned().collect(),
             traceparent: row.traceparent.clone(),
             // Its window began with the insert, and the row has only a hash.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::{KeyHash, QueueName};
+use super::names::QueueName;
 
 /// The longest idempotency key.
 pub const MAX_IDEMPOTENCY_KEY_BYTES: usize = 256;
@@ -13,7 +13,7 @@ pub const MAX_IDEMPOTENCY_KEY_BYTES: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Idempotency {
     /// SHA-256 of the queue and the idempotency key.
-    pub hash: KeyHash,
+    pub hash: [u8; 32],
     /// SHA-256 of the task's queue, key and payload, as the caller sent them. Of another task it is another one.
     pub fingerprint: [u8; 32],
     /// The end of the window, in which the idempotency key belongs to this task.
@@ -25,7 +25,7 @@ impl Idempotency {
     pub(super) fn new(
         text: &str,
         queue: &QueueName,
-        key_hash: &KeyHash,
+        key_hash: &[u8; 32],
         payload: &[u8],
         now_unix_ms: i64,
         window: Duration,
@@ -35,8 +35,9 @@ impl Idempotency {
         }
         let window_ms = i64::try_from(window.as_millis()).unwrap_or(i64::MAX);
         Some(Box::new(Self {
-            hash: KeyHash::new(queue, text.as_bytes()),
-            fingerprint: Sha256::new().chain_update(key_hash.0).chain_update(payload).finalize().into(),
+            // No queue's name has a NUL.
+            hash: Sha256::new().chain_update(queue.as_str()).chain_update([0]).chain_update(text).finalize().into(),
+            fingerprint: Sha256::new().chain_update(key_hash).chain_update(payload).finalize().into(),
             expires_unix_ms: now_unix_ms.saturating_add(window_ms),
         }))
     }
@@ -59,7 +60,7 @@ mod tests {
 
     fn of(text: &str, queue: &str, key: &str, payload: &str) -> Option<Box<Idempotency>> {
         let queue = QueueName::new(queue).unwrap();
-        let key_hash = KeyHash::new(&queue, key.as_bytes());
+        let key_hash = Sha256::new().chain_update(key).finalize().into();
         Idempotency::new(text, &queue, &key_hash, payload.as_bytes(), 1_000, Duration::from_secs(2))
     }
 

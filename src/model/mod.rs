@@ -1,6 +1,7 @@
 //! Tasks, calls and reports, in the words of no protocol. No I/O.
 
 mod access;
+mod backoff;
 mod books;
 mod call;
 mod changes;
@@ -20,6 +21,7 @@ mod trace;
 pub mod validate;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
+pub use backoff::{BACKOFF_BYTES, Backoff, BackoffKind, NewBackoff};
 pub use books::{Books, BooksState, Held, QueueBooks};
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
@@ -218,6 +220,8 @@ pub struct TaskRow {
     pub headers: Vec<(String, String)>,
     pub traceparent: String,
     pub created_unix_ms: i64,
+    /// `None`: that of its queue.
+    pub backoff: Option<Backoff>,
     /// Only of a task that an insert brings.
     pub idempotency: Option<Box<Idempotency>>,
 }

@@ -1,5 +1,10 @@
 //! Idempotency keys of inserts, through the running binary.
 
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
 use serde_json::{Value, json};
 
 use crate::{
@@ -78,8 +83,12 @@ async fn an_insert_that_is_sent_again_is_answered_as_the_first_time() {
     })
     .await;
     assert_eq!(answer["status"], "CREATED");
-    let (_, books) = daemon.get("/v1/books").await;
-    assert_eq!(books["state"], "BALANCED", "{books}");
+    until("the books balance", async || {
+        let (_, books) = daemon.get("/v1/books").await;
+        let queues = books["queues"].as_array().unwrap();
+        queues.len() == 2 && queues.iter().all(|queue| queue["state"] == "BALANCED")
+    })
+    .await;
     assert!(daemon.stop().await.success());
 }
 
@@ -129,5 +138,36 @@ async fn an_insert_whose_answer_a_kill_took_is_answered_again() {
         }
         assert!(round < 60, "no kill came between a commit and its answer");
     }
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_inserted_again_line_by_line() {
+    let mut daemon = column::start("[queues.default]\nbackoff = [\"1h\"]\n", &[]).await;
+    let insert = |lines: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+        command.args(["insert", "--grpc", &daemon.grpc(), "--queue", "q", "--json", "--idempotency", "import-7"]);
+        command.args(["--backoff", "{\"kind\": \"constant\", \"initial\": \"0s\"}", "-"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default())
+    };
+    for _ in 0..2 {
+        let (code, summary) = insert("a\nb\nc\n");
+        assert_eq!((code, &summary["created"], &summary["duplicate"]), (Some(0), &json!(3), &json!(0)), "{summary}");
+    }
+    let (code, summary) = insert("a\nother\nc\n");
+    assert_eq!((code, &summary["created"], &summary["rejected"]), (Some(1), &json!(2), &json!(1)), "{summary}");
+    assert_eq!(daemon.unfinished("q").await, 3);
+    // The backoff of the command is that of each line.
+    let task = daemon.lease_all("w", "q", 1).await.remove(0);
+    let rejection = json!({"id": task["id"], "lease_token": task["lease_token"]});
+    daemon.post("/v1/tasks:reject", &json!({"worker": "w", "rejections": [rejection]})).await;
+    let tasks = daemon.lease_all("w", "q", 3).await;
+    assert!(tasks.iter().any(|again| again["id"] == task["id"] && again["attempt"] == 2), "{tasks:?}");
+    let (_, shown) = daemon.get(&format!("/v1/tasks/{}", task["id"].as_str().unwrap())).await;
+    let backoff = json!({"kind": "constant", "initial": "0s", "maximum": "1day", "jitter": 0.2});
+    assert_eq!(shown["backoff"], backoff, "{shown}");
     assert!(daemon.stop().await.success());
 }

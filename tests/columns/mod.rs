@@ -3,6 +3,7 @@
 
 pub(crate) mod access;
 mod acts;
+mod backoff;
 mod bitmap;
 pub(crate) mod books;
 pub(crate) mod changes;

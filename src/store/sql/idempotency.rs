@@ -7,19 +7,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use async_trait::async_trait;
-
 use super::{
-    SqlStore,
-    backend::Backend,
     rows::{corrupt, key_hash, task_id},
     session::Session,
     statement::{Statement, lists, pieces},
 };
 use crate::model::{Idempotency, KeyHash, TaskId};
-use crate::store::{IdempotencyKeys, Inserted, NewRow, Result};
+use crate::store::{Inserted, NewRow, Result};
 
-/// What the idempotency keys of an insert say about its rows.
+/// The answers that the idempotency keys of an insert give its rows.
 #[derive(Default)]
 pub(super) struct Keys {
     /// By place, the answers of rows that are not inserted.
@@ -69,7 +65,7 @@ impl Keys {
             };
         }
         let known = self.leaders.into_iter().filter(|place| answers[*place] != Inserted::New);
-        let mut known: Vec<KeyHash> = known.filter_map(|place| Some(key_of(rows[place])?.hash)).collect();
+        let mut known: Vec<KeyHash> = known.filter_map(|place| key_of(rows[place]).map(hash_of)).collect();
         known.sort_unstable();
         for hashes in lists(&known) {
             let statement = Statement::new("UPDATE idempotency_keys SET created = 0 WHERE hash IN ").list(hashes);
@@ -83,6 +79,10 @@ fn key_of(row: &NewRow) -> Option<&Idempotency> {
     row.task.idempotency.as_deref()
 }
 
+fn hash_of(key: &Idempotency) -> KeyHash {
+    KeyHash(key.hash)
+}
+
 /// Takes the idempotency keys of new rows, and says what those that are taken mean. Most inserts have none.
 pub(super) async fn take<S: Session>(session: &mut S, rows: &[&NewRow]) -> Result<Keys> {
     let mut keys = Keys::default();
@@ -90,7 +90,7 @@ pub(super) async fn take<S: Session>(session: &mut S, rows: &[&NewRow]) -> Resul
     let mut first: BTreeMap<KeyHash, usize> = BTreeMap::new();
     for (place, row) in rows.iter().enumerate() {
         if let Some(key) = key_of(row) {
-            first.entry(key.hash).or_insert(place);
+            first.entry(hash_of(key)).or_insert(place);
         }
     }
     if first.is_empty() {
@@ -99,7 +99,7 @@ pub(super) async fn take<S: Session>(session: &mut S, rows: &[&NewRow]) -> Resul
     let holders = holders(session, rows, &first).await?;
     for (place, row) in rows.iter().enumerate() {
         let Some(key) = key_of(row) else { continue };
-        let (leader, holder) = (first[&key.hash], &holders[&key.hash]);
+        let (leader, holder) = (first[&hash_of(key)], &holders[&hash_of(key)]);
         if holder.fingerprint != key.fingerprint {
             keys.answers.insert(place, Inserted::KeyReused);
         } else if holder.task != rows[leader].task.id {
@@ -128,19 +128,18 @@ async fn holders<S: Session>(
     for piece in pieces(&wanted, |_| 0) {
         let values = piece.iter().map(|(row, key)| {
             [
-                (&key.hash).into(),
+                (&key.hash[..]).into(),
                 (&row.task.id).into(),
                 (&key.fingerprint[..]).into(),
                 key.expires_unix_ms.into(),
                 true.into(),
             ]
         });
-        let insert =
-            Statement::new("INSERT INTO idempotency_keys (hash, task_id, fingerprint, expires_ms, created)");
+        let insert = Statement::new("INSERT INTO idempotency_keys (hash, task_id, fingerprint, expires_ms, created)");
         inserted += session.execute(insert.values(values).sql(&S::keep_first("created"))).await?;
     }
     let mut holders: HashMap<KeyHash, Holder> =
-        wanted.iter().map(|(row, key)| (key.hash, Holder::of(row, key))).collect();
+        wanted.iter().map(|(row, key)| (hash_of(key), Holder::of(row, key))).collect();
     if S::COUNTS_INSERTED && inserted == wanted.len() as u64 {
         return Ok(holders);
     }
@@ -164,48 +163,17 @@ async fn holders<S: Session>(
     }
     // The watchdog has not come to them yet.
     for (row, key) in wanted {
-        if holders.get(&key.hash).is_some_and(|holder| holder.expires_ms <= row.task.created_unix_ms) {
+        if holders.get(&hash_of(key)).is_some_and(|holder| holder.expires_ms <= row.task.created_unix_ms) {
             let replace = "UPDATE idempotency_keys SET task_id = ?, fingerprint = ?, expires_ms = ?, created = 1 \
                            WHERE hash = ?";
             let replace = Statement::new(replace)
                 .bind(&row.task.id)
                 .bind(&key.fingerprint[..])
                 .bind(key.expires_unix_ms)
-                .bind(&key.hash);
+                .bind(&key.hash[..]);
             session.execute(replace).await?;
-            holders.insert(key.hash, Holder::of(row, key));
+            holders.insert(hash_of(key), Holder::of(row, key));
         }
     }
     Ok(holders)
-}
-
-#[async_trait]
-impl<DB: Backend> IdempotencyKeys for SqlStore<DB> {
-    async fn remove_expired_keys(&self, now_unix_ms: i64, limit: u32) -> Result<u64> {
-        const NAME: &str = "remove_expired_keys";
-        let expired = Statement::new("SELECT hash FROM idempotency_keys ")
-            .sql(&DB::Connection::by_index("idempotency_keys_expire"))
-            .sql(" WHERE expires_ms <= ? ORDER BY expires_ms LIMIT ?")
-            .bind(now_unix_ms)
-            .bind(limit);
-        let expired = self.sql.read::<(Vec<u8>,)>(NAME, expired).await?;
-        let mut hashes = expired.into_iter().map(|(hash,)| key_hash(&hash)).collect::<Result<Vec<_>>>()?;
-        if hashes.is_empty() {
-            return Ok(0);
-        }
-        hashes.sort_unstable();
-        self.sql.run(NAME, (hashes, now_unix_ms), |session, (hashes, now)| Box::pin(remove(session, hashes, *now))).await
-    }
-}
-
-async fn remove<S: Session>(session: &mut S, hashes: &[KeyHash], now_unix_ms: i64) -> Result<u64> {
-    let mut removed = 0;
-    for hashes in lists(hashes) {
-        // An insert may have taken one again since the read.
-        let remove = Statement::new("DELETE FROM idempotency_keys WHERE expires_ms <= ? AND hash IN ")
-            .bind(now_unix_ms)
-            .list(hashes);
-        removed += session.execute(remove).await?;
-    }
-    Ok(removed)
 }

@@ -143,14 +143,17 @@ async fn insert_tasks<S: Session>(
 ) -> Result<HashMap<KeyHash, Owner>> {
     let mut inserted = 0;
     for piece in pieces(candidates, |row| row.task.weight()) {
-        let statement = Statement::new(
+        let insert = Statement::new(
             "INSERT INTO tasks (id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, lease_ms, \
              not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, on_bus, \
-             payload_encoding, payload)",
-        )
-        .values(piece.iter().map(|row| task_values(row, insertion)))
-        .sql(&S::keep_first("id"));
-        inserted += session.execute(statement).await?;
+             payload_encoding, payload",
+        );
+        // Most tasks have nothing of what follows, and pay nothing for it.
+        let insert = match piece.iter().any(|row| row.task.backoff.is_some()) {
+            true => insert.sql(", backoff)").values(piece.iter().map(|row| all_values(row, insertion))),
+            false => insert.sql(")").values(piece.iter().map(|row| task_values(row, insertion))),
+        };
+        inserted += session.execute(insert.sql(&S::keep_first("id"))).await?;
     }
     if S::COUNTS_INSERTED && inserted == candidates.len() as u64 {
         return Ok(candidates.iter().map(|row| (row.task.key_hash, Owner::fresh(row.task.id))).collect());
@@ -180,6 +183,13 @@ fn task_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 18] {
         task.payload_encoding.into(),
         (&task.payload[..]).into(),
     ]
+}
+
+/// The same, and the backoff.
+fn all_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 19] {
+    let backoff = row.task.backoff.map(|backoff| backoff.packed(backoff.give_up_after_ms).to_vec());
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r] = task_values(row, insertion);
+    [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, backoff.unwrap_or_default().into()]
 }
 
 async fn owners<S: Session>(session: &mut S, hashes: &[KeyHash], insertion: Turn) -> Result<HashMap<KeyHash, Owner>> {

@@ -30,6 +30,7 @@ mod check;
 mod columns;
 mod counts;
 mod dialect;
+mod expired_keys;
 mod history;
 mod idempotency;
 mod insert;

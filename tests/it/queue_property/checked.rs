@@ -18,7 +18,7 @@ use taskd::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::model::{BACKOFF, GENERATION, HOUR, Lease, Model, Task, due, id_of, member};
+use super::model::{BACKOFF, GENERATION, HOUR, Lease, Model, Own, Task, due, id_of, member};
 use crate::support::redis::{Fsync, RedisServer};
 
 pub(super) const WORKERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
@@ -37,6 +37,7 @@ pub(super) struct NewTask {
     pub(super) size: usize,
     pub(super) credited: u8,
     pub(super) later: bool,
+    pub(super) backoff: Own,
 }
 
 pub(super) struct Ask {
@@ -110,7 +111,7 @@ impl Checked {
         // The first 48 bits are the time it was made.
         let id = id_of(&[&self.next.to_be_bytes()[2..], &[7; 10][..]].concat());
         let head = [&[new.priority][..], &u32::from(new.max_attempts).to_be_bytes(), &3_600_000_u32.to_be_bytes()];
-        let body = [head.concat(), vec![b'-'; new.size]].concat().into();
+        let body = [head.concat(), new.backoff.field(), vec![b'-'; new.size]].concat().into();
         let credited = (0..6).filter(|w| new.credited >> w & 1 == 1).map(|w| WORKERS[w].to_owned()).collect();
         let not_before_unix_ms = if new.later { i64::MAX >> 12 } else { 0 };
         EnqueueTask { offset, id, replicas: new.replicas, not_before_unix_ms, body, credited, epoch: 0 }
@@ -655,6 +656,7 @@ impl Checked {
             match task.status {
                 RecordStatus::Completed => assert_eq!(workers.len(), task.replicas),
                 RecordStatus::Cancelled => {}
+                RecordStatus::Dead if task.backoff == Own::GivesUp => assert!(!task.history.is_empty()),
                 _ => assert!(task.failures >= task.max_attempts * u32::try_from(task.replicas).expect("few")),
             }
         }

@@ -13,7 +13,7 @@ fn with(idempotency_key: &str, key: &str) -> NewRow {
 
 fn at(now: i64, idempotency_key: &str, key: &str) -> NewRow {
     let task = task("q", key);
-    let hash = KeyHash::new(&task.queue, idempotency_key.as_bytes());
+    let hash = KeyHash::new(&task.queue, idempotency_key.as_bytes()).0;
     let idempotency = Idempotency { hash, fingerprint: task.key_hash.0, expires_unix_ms: now + WINDOW };
     fresh(TaskRow { created_unix_ms: now, idempotency: Some(Box::new(idempotency)), ..task })
 }
@@ -74,7 +74,7 @@ pub(crate) async fn an_idempotency_key_is_for_one_task<D: Database>(db: &D) {
     let mut elsewhere = with("i", "k");
     elsewhere.task.queue = queue("r");
     elsewhere.task.key_hash = KeyHash::new(&queue("r"), b"k");
-    elsewhere.task.idempotency.as_mut().unwrap().hash = KeyHash::new(&queue("r"), b"i");
+    elsewhere.task.idempotency.as_mut().unwrap().hash = KeyHash::new(&queue("r"), b"i").0;
     assert_eq!(insert(&store, &[elsewhere]).await, [New]);
 }
 

@@ -91,6 +91,7 @@ fn change(path: &'static str) -> Option<Operation> {
     let rejected = "The only task of the request is rejected";
     Some(match path {
         "/v1/tasks" => new("tasks", "insertTasks", "Insert one task, an array of tasks, or lines of any number")
+            .header("Idempotency-Key", "The `idempotency_key` of a body of one task")
             .takes::<json::insert::OneOrMore<'_>>()
             .or_lines()
             .lists::<InsertAnswer>("results")
