@@ -60,7 +60,8 @@ local function rewrite_body(id, priority, tail)
   if not body or #body < HEAD then return end
   body = string.char(priority) .. string.sub(without_tail(body), 2) .. tail
   redis.call('HSET', BODIES, id, body)
-  if #body > LARGE then redis.call('HSET', BODIES, id .. 'h', string.sub(body, 1, HEAD)) end
+  local head = string.byte(body, HEAD + 1) == OWN and HEAD + OWN_BYTES or HEAD
+  if #body > LARGE then redis.call('HSET', BODIES, id .. 'h', string.sub(body, 1, head)) end
   if #body > tonumber(redis.call('HGET', COUNTERS, 'largest_body') or 0) then
     redis.call('HSET', COUNTERS, 'largest_body', #body)
   end

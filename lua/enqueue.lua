@@ -166,7 +166,10 @@ for i = 1, count do
         end
         places[added + 1] = i
         record_args[2 * added + 1], record_args[2 * added + 2] = id, task.record
-        if size > LARGE then heads[#heads + 1], heads[#heads + 2] = id .. 'h', string.sub(body, 1, HEAD) end
+        if size > LARGE then
+          local head = string.byte(body, HEAD + 1) == OWN and HEAD + OWN_BYTES or HEAD
+          heads[#heads + 1], heads[#heads + 2] = id .. 'h', string.sub(body, 1, head)
+        end
         if size > biggest then biggest = size end
         if task.is_revived then revived[#revived + 1] = id end
         live = live + 1

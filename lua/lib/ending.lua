@@ -1,12 +1,44 @@
 
 -- The ends of leases and tasks.
 
--- Priority and max_attempts of a task.
-local function head_of(id)
-  local head = redis.call('HSTRLEN', BODIES, id) > LARGE and redis.call('HGET', BODIES, id .. 'h')
-    or redis.call('HGET', BODIES, id)
-  if not head or #head < 5 then return 2, 1 end
+-- The beginning of a task's body.
+local function head_text(id)
+  return redis.call('HSTRLEN', BODIES, id) > LARGE and redis.call('HGET', BODIES, id .. 'h')
+    or redis.call('HGET', BODIES, id) or ''
+end
+
+-- Priority and max_attempts of a task, by the beginning of its body.
+local function head_in(head)
+  if #head < 5 then return 2, 1 end
   return struct.unpack('>BI4', head)
+end
+local function head_of(id) return head_in(head_text(id)) end
+
+-- The task's own backoff, by the beginning of its body, or none: its kind (0 the queue's waits, 1 constant, 2 linear,
+-- 3 exponential), the first and the longest wait (ms), the jitter (percent), and the time at which the task gives up
+-- (ms, 0 never).
+local function own_backoff(head)
+  if string.byte(head, HEAD + 1) ~= OWN or #head < HEAD + OWN_BYTES then return 0, 0, 0, 0, 0 end
+  return struct.unpack('>BI4I4BI8', head, HEAD + 3)
+end
+
+-- The wait after the failure number `n` of a replica, jittered; `policy` are the waits of the queue.
+local function backoff(head, n, policy)
+  local kind, initial, longest, percent = own_backoff(head)
+  local base, jitter = policy[math.min(n, #policy)], 0.2
+  if kind > 0 then
+    base, jitter = initial, percent / 100
+    if kind == 2 then base = initial * n elseif kind == 3 then base = initial * 2 ^ (n - 1) end
+    base = math.min(base, longest)
+  end
+  return math.floor(base * (1 - jitter + 2 * jitter * math.random()))
+end
+
+-- Whether the task gives up before the next attempt, which is due in `delay` (ms). An operator who sends a task again
+-- lifts its limit in time.
+local function gives_up(head, t, delay)
+  local _, _, _, _, at = own_backoff(head)
+  return at > 0 and (t[EPOCH] or 0) == 0 and now + delay > at
 end
 
 local function weight_of(id) return redis.call('HSTRLEN', BODIES, id) + OVERHEAD end
@@ -93,17 +125,25 @@ local function log_failure(t, worker, reason)
 end
 
 -- Ends the lease at `i` of t[HELD] with `cost` failures (-1: max_attempts). The replica waits for the backoff of this
--- failure, jittered by up to a fifth, or for `delay` (ms) when given. `policy` = {backoff (ms), …}.
+-- failure, its task's own or the queue's, or for `delay` (ms) when given. `policy` = {backoff (ms), …} of the queue.
 -- Returns 'dead', or when the replica is due (ms).
 local function reject(id, t, i, cost, delay, policy, reason)
   local worker, grant = t[HELD][i], t[HELD][i + 1]
   redis.call('ZREM', LEASES, id .. grant)
-  local priority, max_attempts = head_of(id)
+  local head = head_text(id)
+  local priority, max_attempts = head_in(head)
   if cost ~= 0 then
     t[FAILS] = t[FAILS] + blame(t, worker, cost < 0 and max_attempts or cost, max_attempts)
     log_failure(t, worker, reason)
   end
-  if cost ~= 0 and t[FAILS] >= max_attempts * t[NUM] then
+  local is_dead = cost ~= 0 and t[FAILS] >= max_attempts * t[NUM]
+  if not is_dead then
+    delay = delay or backoff(head, math.max(math.ceil(t[FAILS] / t[NUM]), 1), policy)
+    if cost ~= 0 and gives_up(head, t, delay) then
+      is_dead, reason = true, reason .. ' (the next attempt would begin after give_up_after)'
+    end
+  end
+  if is_dead then
     local log = cmsgpack.pack(t[LOG])
     remove_pair(t[HELD], i)
     -- finish() subtracts an open task's replicas; the one whose lease has just ended must not count.
@@ -118,10 +158,6 @@ local function reject(id, t, i, cost, delay, policy, reason)
   end
   -- Nobody else would get a task that is reserved for a worker that may not have it again.
   if t[RESERVED] and t[RESERVED][1] == worker and is_refused(t, worker) then t[RESERVED] = nil end
-  if not delay then
-    local base = policy[math.min(math.max(math.ceil(t[FAILS] / t[NUM]), 1), #policy)]
-    delay = math.floor(base * (0.8 + 0.4 * math.random()))
-  end
   if delay <= 0 then
     offer(id, t, lane_of(priority, true))
     remove_pair(t[HELD], i)

@@ -1,5 +1,7 @@
 //! Explains where a task is and why a worker does not get it, in words for people who do not know taskd's inside.
 
+use std::time::Duration;
+
 use super::{
     error::Error,
     facts::Facts,
@@ -166,6 +168,12 @@ impl Facts {
                 }
             }
             _ => {}
+        }
+        let limit = task.backoff.map_or(0, |backoff| backoff.give_up_after_ms);
+        if limit > 0 && place != TaskPlace::Finished && self.detail.epoch == 0 {
+            let limit = humantime::format_duration(Duration::from_millis(limit));
+            let from = if task.not_before_unix_ms > task.created_unix_ms { "its not_before" } else { "its insert" };
+            notes.push(format!("it is dead if its next attempt would begin later than {limit} after {from}"));
         }
         if let Some(on_bus) = &self.on_bus {
             notes.push(format!("about {} records of pipeline are not processed yet", on_bus.backlog));

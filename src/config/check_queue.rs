@@ -35,6 +35,8 @@ impl Checker<'_> {
             return self.fail(&key("backoff"), "[]", "must hold at least one wait, such as [\"1s\", \"5s\"]");
         }
         queue.backoff.iter().try_for_each(|wait| self.time(&key("backoff"), *wait, Duration::ZERO..=DAY))?;
+        let window = Duration::from_secs(1)..=30 * DAY;
+        self.time(&key("idempotency_window"), queue.idempotency_window, window)?;
         self.range(&key("high_water_tasks"), queue.high_water_tasks, 1..=u64::MAX)?;
         self.range(&key("high_water_bytes"), queue.high_water_bytes, 1..=u64::MAX)?;
         self.range(&key("max_unfinished"), queue.max_unfinished, 1..=u64::MAX)?;

@@ -277,6 +277,7 @@ queue_options! {
     lease: Time,
     max_attempts: u32,
     backoff: Vec<Time>,
+    idempotency_window: Time,
     high_water_tasks: u64,
     high_water_bytes: ByteSize,
     max_unfinished: u64,

@@ -281,6 +281,8 @@ settings! {
         pub max_attempts: u32 = 5,
         /// The waits before the second, third, … attempt; the last one repeats. Each has a jitter of up to a fifth.
         pub backoff: Vec<Duration> = [1, 5, 15, 30, 60].map(Duration::from_secs).to_vec(),
+        /// How long an insert that is sent again with its idempotency key is answered as the first time.
+        pub idempotency_window: Duration = Duration::from_secs(24 * 3600),
         /// The tasks in Redis, per shard, ahead of the foremost worker, beyond which new ones stay in SQL …
         pub high_water_tasks: u64 = 100_000,
         /// … or their bytes.
@@ -378,6 +380,7 @@ impl Settings {
             priority: queue.priority,
             lease: queue.lease,
             max_attempts: queue.max_attempts,
+            idempotency_window: queue.idempotency_window,
         }
     }
 }

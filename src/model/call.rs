@@ -6,7 +6,7 @@ use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use super::{Access, Encoding, LeaseToken, Priority, QueueName, TaskId, TaskRow};
+use super::{Access, Encoding, LeaseToken, NewBackoff, Priority, QueueName, TaskId, TaskRow};
 
 /// The client of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -57,9 +57,12 @@ pub struct NewTask {
     pub not_before_unix_ms: Option<i64>,
     pub lease_duration: Option<Duration>,
     pub max_attempts: Option<u32>,
+    pub backoff: Option<NewBackoff>,
     pub headers: HashMap<String, String>,
     /// Empty: taskd makes one.
     pub traceparent: String,
+    /// Empty: none. An insert that is sent again with the same one is answered as the first time.
+    pub idempotency_key: String,
 }
 
 /// A stored task as an insert takes it, with every default filled in.
@@ -76,8 +79,11 @@ impl From<&TaskRow> for NewTask {
             not_before_unix_ms: (row.not_before_unix_ms > 0).then_some(row.not_before_unix_ms),
             lease_duration: Some(Duration::from_millis(row.lease_ms.into())),
             max_attempts: Some(row.max_attempts),
+            backoff: row.backoff.map(NewBackoff::from),
             headers: row.headers.iter().cloned().collect(),
             traceparent: row.traceparent.clone(),
+            // Its window began with the insert, and the row has only a hash.
+            idempotency_key: String::new(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::{Act, Encoding, LeaseNumber, TaskId, TaskView};
+use super::{Act, Encoding, LeaseNumber, NewBackoff, TaskId, TaskView};
 
 /// The end of an attempt, or that it goes on. SQL and protobuf keep the discriminants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -82,6 +82,8 @@ pub struct TaskFile {
     pub payload_encoding: Encoding,
     pub headers: HashMap<String, String>,
     pub traceparent: String,
+    /// Its own.
+    pub backoff: Option<NewBackoff>,
     /// The earliest first.
     pub history: Vec<Attempt>,
     /// The earliest first.

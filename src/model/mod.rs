@@ -1,6 +1,7 @@
 //! Tasks, calls and reports, in the words of no protocol. No I/O.
 
 mod access;
+mod backoff;
 mod books;
 mod call;
 mod changes;
@@ -8,6 +9,7 @@ mod events;
 mod explain;
 mod fsck;
 mod history;
+mod idempotency;
 mod jobs;
 mod letters;
 mod names;
@@ -21,6 +23,7 @@ mod trace;
 pub mod validate;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
+pub use backoff::{BACKOFF_BYTES, Backoff, BackoffKind, NewBackoff};
 pub use books::{Books, BooksState, Held, QueueBooks};
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer, ItemStatus,
@@ -33,6 +36,7 @@ pub use events::{AwaitedTask, EventId, TaskEvent, WatchEnd, Watched};
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};
+pub use idempotency::{Idempotency, MAX_IDEMPOTENCY_KEY_BYTES};
 pub use jobs::{ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
@@ -220,6 +224,10 @@ pub struct TaskRow {
     pub headers: Vec<(String, String)>,
     pub traceparent: String,
     pub created_unix_ms: i64,
+    /// `None`: that of its queue.
+    pub backoff: Option<Backoff>,
+    /// Only of a task that an insert brings.
+    pub idempotency: Option<Box<Idempotency>>,
 }
 
 impl TaskRow {

@@ -7,7 +7,10 @@ use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{Encoding, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow, is_traceparent};
+use super::{
+    Backoff, Encoding, Idempotency, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow,
+    idempotency, is_traceparent,
+};
 
 /// The longest key. InnoDB cannot index a longer one; more data belongs in the payload.
 pub const MAX_KEY_BYTES: usize = 4096;
@@ -35,6 +38,7 @@ pub struct TaskRules {
     pub priority: Priority,
     pub lease: Duration,
     pub max_attempts: u32,
+    pub idempotency_window: Duration,
 }
 
 /// The outcome of a check: the parts of the row that it computed.
@@ -47,6 +51,8 @@ pub struct Checked {
     lease: Duration,
     not_before_unix_ms: i64,
     created_unix_ms: i64,
+    backoff: Option<Backoff>,
+    idempotency_window: Duration,
 }
 
 /// Turns `task` into a row with the id `id`.
@@ -72,6 +78,8 @@ impl Checked {
         let mut headers: Vec<_> = task.headers.into_iter().collect();
         headers.sort();
         let key_hash = KeyHash::new(&self.queue, &key);
+        let (now, window) = (self.created_unix_ms, self.idempotency_window);
+        let idempotency = Idempotency::new(&task.idempotency_key, &self.queue, &key_hash.0, &task.payload, now, window);
         TaskRow {
             id,
             partition: key_hash.partition(partitions),
@@ -88,6 +96,8 @@ impl Checked {
             headers,
             traceparent: if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent },
             created_unix_ms: self.created_unix_ms,
+            backoff: self.backoff,
+            idempotency,
         }
     }
 }
@@ -118,6 +128,8 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
     lease_duration("lease_duration", lease, rules.max_lease)?;
     let not_before_unix_ms = not_before(task, now_unix_ms)?;
     traceparent(&task.traceparent)?;
+    idempotency::check(&task.idempotency_key)?;
+    let backoff = task.backoff.as_ref().map_or(Ok(None), Backoff::new)?;
     let weight = weight(task);
     if weight > MAX_RECORD_BYTES {
         return Err(format!("the task has {weight} bytes with key and headers; at most {MAX_RECORD_BYTES}"));
@@ -131,6 +143,8 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
         lease,
         not_before_unix_ms,
         created_unix_ms: now_unix_ms,
+        backoff,
+        idempotency_window: rules.idempotency_window,
     })
 }
 
@@ -239,6 +253,7 @@ fn new_traceparent() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::NewBackoff;
 
     fn rules() -> TaskRules {
         TaskRules {
@@ -250,6 +265,7 @@ mod tests {
             priority: Priority::Medium,
             lease: Duration::from_secs(30),
             max_attempts: 5,
+            idempotency_window: Duration::from_secs(60),
         }
     }
 
@@ -348,6 +364,8 @@ mod tests {
             (NewTask { replicas: Some(101), ..task() }, "replicas is 101"),
             (NewTask { max_attempts: Some(0), ..task() }, "max_attempts is 0"),
             (NewTask { lease_duration: d(0), ..task() }, "lease_duration is 0s"),
+            (NewTask { idempotency_key: "i".repeat(257), ..task() }, "idempotency_key has 257 bytes"),
+            (NewTask { backoff: Some(NewBackoff { initial: d(1), ..Default::default() }), ..task() }, "has no kind"),
             (NewTask { delay: d(1), not_before_unix_ms: Some(0), ..task() }, "both given"),
             (NewTask { delay: d(253_402_300_800), ..task() }, "year 9999 is the last"),
             (NewTask { not_before_unix_ms: Some(253_402_300_800_000), ..task() }, "year 9999 is the last"),

@@ -8,6 +8,7 @@ mod changes;
 mod check;
 mod error;
 mod history;
+mod idempotency;
 mod jobs;
 pub mod mysql;
 mod owned;
@@ -29,6 +30,7 @@ pub use self::{
     check::{CheckStore, WrongCount},
     error::{Cause, Error, Result},
     history::{Attempts, FAILURES_STAY, History},
+    idempotency::IdempotencyKeys,
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
     owned::KeyOwners,
     pauses::{MOST_PAUSED, Pauses, Pausing},
@@ -47,14 +49,17 @@ use crate::model::{
 
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
-pub trait Store: BookStore + Changes + CheckStore + History + Jobs + KeyOwners + Pauses + Search + Send + Sync {
+pub trait Store:
+    BookStore + Changes + CheckStore + History + IdempotencyKeys + Jobs + KeyOwners + Pauses + Search + Send + Sync
+{
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;
 
     /// Stores new rows and counts them. Answers per row, in order.
     ///
     /// The fresh ones of a call are one batch; others get rows in the outbox. Of two rows with one key the first is
-    /// new. A row whose id is stored already is `New` again and stays as it is.
+    /// new. A row whose id is stored already is `New` again and stays as it is. The first row with an idempotency key
+    /// takes it until its window ends: the others are `Repeated`, or `KeyReused` if they are another task.
     async fn insert(&self, rows: &[NewRow]) -> Result<Stored<Inserted>>;
 
     /// Stores results, statuses and discovered tasks in one transaction. One answer per report, in order.

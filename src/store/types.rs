@@ -18,6 +18,12 @@ pub enum Inserted {
         id: TaskId,
         status: StoredStatus,
     },
+    /// An earlier insert with this idempotency key stored this task.
+    Repeated {
+        id: TaskId,
+    },
+    /// The idempotency key belongs to another task.
+    KeyReused,
 }
 
 /// Why a task is not on the bus. SQL stores the discriminants.

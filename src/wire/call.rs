@@ -5,13 +5,13 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{
-    pb,
+    backoff, pb,
     time::{duration, read_duration, timestamp, unix_ms},
 };
 use crate::model::{
     Batch, Completion, DiscoveredTask, Encoding, Extension, GetTasks, InsertAnswer, InsertStatus, Item, ItemAnswer,
-    ItemStatus, LeasedTask, NewTask, Priority, RecordedDuration, RecordedValues, Rejection, TaskStatus, TaskView,
-    UnreadableTask,
+    ItemStatus, LeasedTask, NewBackoff, NewTask, Priority, RecordedDuration, RecordedValues, Rejection, TaskStatus,
+    TaskView, UnreadableTask,
 };
 
 impl From<Priority> for pb::Priority {
@@ -60,6 +60,7 @@ struct Values {
     priority: Option<Priority>,
     lease_duration: Option<Duration>,
     delay: Option<Duration>,
+    backoff: Option<NewBackoff>,
 }
 
 impl Values {
@@ -69,6 +70,7 @@ impl Values {
             priority: read_priority(task.priority)?,
             lease_duration: task.lease_duration.map(|lease| read_duration("lease_duration", lease)).transpose()?,
             delay: task.delay.map(|delay| read_duration("delay", delay)).transpose()?,
+            backoff: task.backoff.map(backoff::read).transpose()?,
         })
     }
 
@@ -79,6 +81,7 @@ impl Values {
             delay: self.delay,
             not_before_unix_ms: task.not_before.map(unix_ms),
             lease_duration: self.lease_duration,
+            backoff: self.backoff,
             queue: task.queue,
             key: task.key,
             payload: task.payload,
@@ -86,6 +89,7 @@ impl Values {
             max_attempts: task.max_attempts,
             headers: task.headers,
             traceparent: task.traceparent,
+            idempotency_key: task.idempotency_key,
         }
     }
 }
@@ -133,6 +137,8 @@ impl From<NewTask> for pb::NewTask {
             max_attempts: task.max_attempts,
             headers: task.headers,
             traceparent: task.traceparent,
+            idempotency_key: task.idempotency_key,
+            backoff: task.backoff.map(Into::into),
         }
     }
 }
@@ -312,6 +318,13 @@ mod tests {
             traceparent: "t".into(),
             payload_encoding: pb::Encoding::Text.into(),
             delay: duration(Duration::from_secs(9)),
+            idempotency_key: "i".into(),
+            backoff: Some(pb::Backoff {
+                kind: pb::BackoffKind::Linear.into(),
+                initial: duration(Duration::from_secs(1)),
+                jitter: Some(0.5),
+                ..Default::default()
+            }),
         }
     }
 

@@ -93,12 +93,13 @@ impl From<Act> for pb::TaskAct {
 
 impl From<TaskFile> for pb::Task {
     fn from(file: TaskFile) -> Self {
-        let TaskFile { task, payload, payload_encoding, headers, traceparent, history, acts, results } = file;
+        let TaskFile { task, payload, payload_encoding, headers, traceparent, backoff, history, acts, results } = file;
         Self {
             payload,
             payload_encoding: pb::Encoding::from(payload_encoding).into(),
             headers,
             traceparent,
+            backoff: backoff.map(Into::into),
             history: history.into_iter().map(Into::into).collect(),
             acts: acts.into_iter().map(Into::into).collect(),
             results,

@@ -1,6 +1,7 @@
 //! Protobuf: the generated messages, every conversion between them and `model`, and gRPC's codec.
 
 mod acts;
+mod backoff;
 mod books;
 mod call;
 pub mod changes;

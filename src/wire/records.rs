@@ -4,6 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use super::{
+    backoff,
     call::{discovered_task, of_discovered, with_values},
     history::read_failure,
     pb,
@@ -27,6 +28,8 @@ fn body(row: &TaskRow, traceparent: &str) -> pb::TaskBody {
         traceparent: traceparent.to_owned(),
         replicas: row.replicas,
         priority: pb::Priority::from(row.priority).into(),
+        // `backoff::put_before` has it.
+        backoff: Bytes::new(),
     }
 }
 
@@ -34,6 +37,7 @@ fn body(row: &TaskRow, traceparent: &str) -> pb::TaskBody {
 pub fn pipeline_record(row: &TaskRow, published: Option<TraceContext>, again: bool, published_unix_ms: i64) -> Bytes {
     let published = published.map(|published| published.to_string());
     let traceparent = published.as_deref().unwrap_or(&row.traceparent);
+    let first_due_unix_ms = row.created_unix_ms.max(row.not_before_unix_ms);
     let record = pb::PipelineRecord {
         id: id_bytes(row.id),
         queue: row.queue.as_str().to_owned(),
@@ -44,7 +48,7 @@ pub fn pipeline_record(row: &TaskRow, published: Option<TraceContext>, again: bo
         max_attempts: row.max_attempts,
         lease_ms: row.lease_ms,
         not_before_unix_ms: row.not_before_unix_ms,
-        body: body(row, traceparent).encode_to_vec().into(),
+        body: backoff::put_before(&body(row, traceparent), row.backoff, first_due_unix_ms).into(),
         traceparent: TraceContext::sampled(traceparent).map(|_| traceparent.to_owned()).unwrap_or_default(),
     };
     record.encode_to_vec().into()
@@ -82,7 +86,7 @@ pub fn read_pipeline_record(value: &Bytes) -> Result<PipelineTask, String> {
 }
 
 /// Bytes before the encoded [`pb::TaskBody`] in Redis, which Lua reads with `struct.unpack('>BI4I4', …)`:
-/// priority, max_attempts, lease in milliseconds.
+/// priority, max_attempts, lease in milliseconds. A backoff follows as the first field of the body.
 const HEAD: usize = 9;
 
 /// The bytes that Redis keeps of a task until it is final.

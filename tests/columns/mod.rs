@@ -3,6 +3,7 @@
 
 pub(crate) mod access;
 mod acts;
+mod backoff;
 mod bitmap;
 pub(crate) mod books;
 pub(crate) mod changes;
@@ -11,6 +12,7 @@ mod enrichment;
 pub(crate) mod events;
 pub(crate) mod explain;
 mod history;
+mod idempotency;
 pub(crate) mod jobs;
 mod live_changes;
 mod pauses;

@@ -5,6 +5,8 @@
 //! workers as `m<NUM>/<held>/<credited> <worker>:h<grant> …` and `e<NUM> at <ms> <worker>:c<grant> …`. Stream ids and
 //! the order of hashes are not compared. The script's clock is `NOW`.
 
+#[path = "lua_state/backoff.rs"]
+mod backoff;
 #[path = "lua_state/change.rs"]
 mod change;
 #[path = "lua_state/check.rs"]

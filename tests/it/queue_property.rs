@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     checked::{ANY_WEIGHT, Ask, Checked, NewTask, WORKERS},
-    model::{HOUR, Lease},
+    model::{HOUR, Lease, Own},
 };
 use crate::support::redis::{Fsync, RedisServer};
 
@@ -124,14 +124,21 @@ fn shown() -> impl Strategy<Value = Shown> {
 
 fn new_task() -> impl Strategy<Value = NewTask> {
     let credited = prop_oneof![4 => Just(0), 1 => 0..64_u8];
-    (1..=4_u32, 1..=3_u8, 1..=3_u8, 0..40_usize, credited, prop::bool::weighted(0.2)).prop_map(
-        |(replicas, priority, max_attempts, size, credited, later)| NewTask {
+    let backoff = prop_oneof![
+        6 => Just(Own::Nothing),
+        1 => Just(Own::GivesUp),
+        1 => Just(Own::AtOnce),
+        1 => Just(Own::Hours),
+    ];
+    (1..=4_u32, 1..=3_u8, 1..=3_u8, 0..40_usize, credited, prop::bool::weighted(0.2), backoff).prop_map(
+        |(replicas, priority, max_attempts, size, credited, later, backoff)| NewTask {
             replicas,
             priority,
             max_attempts,
             size,
             credited,
             later,
+            backoff,
         },
     )
 }
@@ -292,7 +299,7 @@ fn random_histories_agree_with_the_model() {
 // --- the shortest history of each rule
 
 fn task(replicas: u32) -> NewTask {
-    NewTask { replicas, priority: 2, max_attempts: 9, size: 4, credited: 0, later: false }
+    NewTask { replicas, priority: 2, max_attempts: 9, size: 4, credited: 0, later: false, backoff: Own::Nothing }
 }
 
 const LATER: RejectMode = RejectMode::Retry(Some(HOUR));

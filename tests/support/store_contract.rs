@@ -25,6 +25,7 @@ mod books;
 mod changes;
 mod check;
 mod history;
+mod idempotency;
 mod jobs;
 mod letters;
 mod pauses;
@@ -39,6 +40,7 @@ pub(crate) use books::*;
 pub(crate) use changes::*;
 pub(crate) use check::*;
 pub(crate) use history::*;
+pub(crate) use idempotency::*;
 pub(crate) use jobs::*;
 pub(crate) use letters::*;
 pub(crate) use pauses::*;
@@ -163,6 +165,10 @@ macro_rules! store_contract {
             everything_is_there_after_a_restart,
             a_newer_schema_is_used_where_it_allows_it,
             of_concurrent_inserts_one_wins_each_key,
+            an_insert_with_an_idempotency_key_is_answered_again,
+            an_idempotency_key_is_for_one_task,
+            an_idempotency_key_is_free_after_its_window,
+            of_concurrent_inserts_one_takes_an_idempotency_key,
             of_concurrent_settlements_one_credits_each_worker,
         );
     };
@@ -204,6 +210,8 @@ fn task(queue_name: &str, key: impl AsRef<[u8]>) -> TaskRow {
         headers: vec![],
         traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into(),
         created_unix_ms: NOW,
+        backoff: None,
+        idempotency: None,
     }
 }
 
@@ -1101,6 +1109,7 @@ pub(crate) async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) 
         match answer {
             New => owners.entry(task.key).or_default().push(task.id),
             Duplicate { id, status } => duplicates.push((task.key, id, status)),
+            other => panic!("{other:?} without an idempotency key"),
         }
     }
     assert_eq!(owners.len(), KEYS);

@@ -27,6 +27,7 @@ use crate::{
         json,
         lines::{Line, Lines},
     },
+    model::NewBackoff,
     wire::pb::{self, discovery_client::DiscoveryClient},
 };
 
@@ -74,6 +75,14 @@ pub struct Insert {
     /// Distinct workers that must complete each task whose line does not say
     #[arg(long, value_name = "N")]
     replicas: Option<u32>,
+
+    /// Backoff of each task whose line does not say, in JSON: {"kind": "exponential", "initial": "1s"}
+    #[arg(long, value_name = "JSON", value_parser = json::backoff::read)]
+    backoff: Option<NewBackoff>,
+
+    /// Give each task whose line has none the idempotency key NAME:LINE, so that the file may be sent again
+    #[arg(long, value_name = "NAME")]
+    idempotency: Option<String>,
 
     /// Tasks in one request
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u16).range(1..=10_000))]
@@ -263,6 +272,10 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
         task.queue = args.queue.clone().unwrap_or_default();
     }
     task.replicas = task.replicas.or(args.replicas);
+    task.backoff = task.backoff.or_else(|| args.backoff.map(Into::into));
+    if let (true, Some(name)) = (task.idempotency_key.is_empty(), &args.idempotency) {
+        task.idempotency_key = format!("{name}:{}", line.number);
+    }
     Ok(task)
 }
 

@@ -7,6 +7,7 @@ mod changes;
 mod events;
 mod fsck;
 mod guard;
+mod idempotency;
 mod jobs;
 mod letters;
 mod ndjson;
@@ -205,6 +206,7 @@ async fn insert_tasks(
         if wait.is_some() {
             return Err(Problem::bad_request("wait is for tasks in JSON, not for lines of any number"));
         }
+        idempotency::refuse(&headers)?;
         return ndjson::insert(state, caller, share, traced::caller_context(&headers), body).await;
     }
     let expected = "application/json (a task or an array of them) or application/x-ndjson";
@@ -212,6 +214,7 @@ async fn insert_tasks(
     let mut tally = Tally::new(&state.settings, &share, body.len());
     let mut asked = json::insert::new_tasks(&body, &mut tally)?;
     tally.keep();
+    idempotency::adopt(&headers, &mut asked)?;
     traced::adopt(&mut asked.tasks, traced::caller_context(&headers).as_deref());
     if let Some(wait) = wait {
         return events::insert_and_wait(&state, &caller, asked.tasks, asked.is_single, wait).await;

@@ -6,6 +6,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::{
+    backoff::OwnBackoff,
     read::Task,
     value::{Shown, Value},
 };
@@ -26,6 +27,8 @@ pub(in crate::ingress) struct TaskFile<'a> {
     payload_encoding: Option<&'static str>,
     headers: &'a HashMap<String, String>,
     traceparent: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backoff: Option<OwnBackoff>,
     history: Vec<Attempt<'a>>,
     acts: Vec<Act<'a>>,
     results: u32,
@@ -41,6 +44,7 @@ impl<'a> From<&'a model::TaskFile> for TaskFile<'a> {
             payload_encoding: encoding,
             headers: &file.headers,
             traceparent: &file.traceparent,
+            backoff: file.backoff.as_ref().map(Into::into),
             history: file.history.iter().map(Into::into).collect(),
             acts: file.acts.iter().map(Into::into).collect(),
             results: file.results,

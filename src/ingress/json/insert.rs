@@ -9,7 +9,9 @@ use serde_json::value::RawValue;
 
 use super::{
     super::tally::{Excess, Tally},
-    Unread, first_byte, item,
+    Unread,
+    backoff::Backoff,
+    first_byte, item,
     text::{Instant, Priority, Time},
     utf8, value,
 };
@@ -44,6 +46,7 @@ pub(in crate::ingress) struct NewTask<'a> {
     lease_duration: Option<Time>,
     /// Failures until the task is dead.
     max_attempts: Option<u32>,
+    backoff: Option<Backoff>,
     #[serde(default, deserialize_with = "headers")]
     #[schemars(with = "HashMap<String, String>", extend("maxProperties" = MAX_HEADERS))]
     headers: HashMap<String, String>,
@@ -51,6 +54,11 @@ pub(in crate::ingress) struct NewTask<'a> {
     /// The caller's trace, as W3C writes it. Empty: taskd makes one.
     #[schemars(length(max = 256))]
     traceparent: String,
+    #[serde(default)]
+    /// An insert that is sent again with the same one is answered as the first time, for the queue's
+    /// `idempotency_window`. Not for discovered tasks.
+    #[schemars(length(max = 256))]
+    idempotency_key: String,
 }
 
 /// One task or an array of them, as [`new_tasks`] reads them.
@@ -176,8 +184,10 @@ fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
         not_before_unix_ms: task.not_before.map(|time| time.0),
         lease_duration: task.lease_duration.map(|time| time.0),
         max_attempts: task.max_attempts,
+        backoff: task.backoff.map(Into::into),
         headers: task.headers,
         traceparent: task.traceparent,
+        idempotency_key: task.idempotency_key,
     })
 }
 
@@ -226,7 +236,8 @@ mod tests {
     fn every_field_of_a_task_is_read() {
         let task = read(
             r#"{"queue":"q","key":"k","payload":{"a": 1},"replicas":3,"priority":"High","delay":"90s",
-                "lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp"}"#,
+                "lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp",
+                "idempotency_key":"i","backoff":{"kind":"Linear","initial":"2s","jitter":0.1,"give_up_after":"1h"}}"#,
         )
         .unwrap();
         let expected = model::NewTask {
@@ -242,6 +253,14 @@ mod tests {
             max_attempts: Some(7),
             headers: HashMap::from([("h".into(), "v".into())]),
             traceparent: "tp".into(),
+            idempotency_key: "i".into(),
+            backoff: Some(model::NewBackoff {
+                kind: model::BackoffKind::Linear,
+                initial: Some(Duration::from_secs(2)),
+                maximum: None,
+                jitter: Some(0.1),
+                give_up_after: Some(Duration::from_secs(3600)),
+            }),
         };
         assert_eq!(task, expected);
     }
@@ -293,6 +312,7 @@ mod tests {
                 r#"{"replicas":-1}"#,
                 "replicas: invalid value: integer `-1`, expected a whole number from 0 to 4294967295",
             ),
+            (r#"{"backoff":{"kind":"wild"}}"#, "backoff.kind: unknown kind \"wild\"; expected constant, linear or"),
             (r#"["q","k"]"#, "expected a task: a JSON object"),
             (r#"{"queue":"q""#, "not JSON at column 12: EOF"),
             ("", "not JSON at column 0: EOF"),

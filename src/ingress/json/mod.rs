@@ -4,6 +4,7 @@
 //! not a copy. The reader counts a list before it reads the entries, and reads each entry on its own: a wrong entry
 //! does not spoil the others.
 
+pub mod backoff;
 pub(super) mod books;
 pub(super) mod changes;
 pub(super) mod events;

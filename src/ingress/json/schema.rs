@@ -6,6 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use super::{
     AtMost,
+    backoff::Kind,
     text::{Instant, Priority, Time},
     value::Value,
 };
@@ -38,6 +39,7 @@ inline!(Time, {
 inline!(Instant, { "type": "string", "format": "date-time", "examples": ["2030-01-31T12:00:00Z"] });
 // In any case; answers have them as they stand here.
 inline!(Priority, { "type": "string", "enum": model::Priority::ALL.map(model::Priority::as_str) });
+inline!(Kind, { "type": "string", "enum": model::BackoffKind::OWN.map(model::BackoffKind::as_str) });
 inline!(model::Priority, { "type": "string", "enum": Self::ALL.map(Self::as_str) });
 inline!(LetterKind, { "type": "string", "enum": Self::ALL.map(Self::as_str) });
 inline!(ItemStatus, { "type": "string", "enum": Self::ALL.map(Self::as_str) });

@@ -197,10 +197,13 @@ fn turns_of_new(stored: &Stored<Inserted>, rows: &[NewRow]) -> Vec<Option<Turn>>
 /// Drops the tasks whose keys the filter knows; makes rows of the others.
 async fn unseen(context: &Context, batch: Vec<Pending>, asking: &Asking) -> (Vec<Caller>, Vec<NewRow>) {
     let tasks: Vec<&TaskRow> = batch.iter().flat_map(|pending| &pending.rows).collect();
-    let seen = match asking.about(tasks.len()) {
+    let mut seen = match asking.about(tasks.len()) {
         true => seen::owners(&context.filter, &*context.store, &context.settings.queues, &tasks).await,
         false => vec![None; tasks.len()],
     };
+    // The filter knows the key of a task, and not how its first insert was answered.
+    let repeatable = tasks.iter().zip(&mut seen).filter(|(task, _)| task.idempotency.is_some());
+    repeatable.for_each(|(_, seen)| *seen = None);
     let (mut callers, mut rows, mut seen) = (Vec::with_capacity(batch.len()), Vec::new(), seen.into_iter());
     for Pending { rows: tasks, answer, room } in batch {
         let (seen, first): (Vec<_>, _) = (seen.by_ref().take(tasks.len()).collect(), rows.len());

@@ -235,8 +235,13 @@ impl Handle {
         let inserted = answered.await.unwrap_or(Err(stopping));
         self.show_depth();
         let inserted = inserted?;
-        let is_known = |(_, inserted): &(_, &Inserted)| matches!(inserted, Inserted::Duplicate { .. });
-        queues.iter().zip(&inserted).filter(is_known).for_each(|(queue, _)| self.tally.duplicate(queue));
+        for (queue, inserted) in queues.iter().zip(&inserted) {
+            match inserted {
+                Inserted::New => {}
+                Inserted::Duplicate { .. } | Inserted::Repeated { .. } => self.tally.duplicate(queue),
+                Inserted::KeyReused => self.tally.rejected(queue.as_str()),
+            }
+        }
         Ok(ids.into_iter().zip(inserted).collect())
     }
 
@@ -322,5 +327,9 @@ fn answer(id: TaskId, inserted: Inserted) -> InsertAnswer {
             };
             InsertAnswer { status: InsertStatus::Duplicate, id: Some(id), error: error.to_owned() }
         }
+        Inserted::Repeated { id } => InsertAnswer { status: InsertStatus::Created, id: Some(id), error: String::new() },
+        Inserted::KeyReused => InsertAnswer::rejected(
+            "the idempotency_key was used with another task, whose key or payload is not this one's".into(),
+        ),
     }
 }

@@ -296,6 +296,8 @@ impl Results {
     ) -> Option<TaskRow> {
         let (task, values, reason) = match task {
             Ok(mut task) => {
+                // The ids of discovered tasks make their reports repeatable.
+                task.idempotency_key.clear();
                 let rules = self.context.settings.task_rules(&task.queue);
                 match validate::check(&task, &rules, self.context.clock.now_unix_ms()) {
                     Ok(checked) => {
@@ -347,7 +349,9 @@ fn new_tasks<'a>(reports: &'a [Settlement], stored: &Stored<Settled>) -> (Vec<(&
         for (row, inserted) in discovered(report).iter().zip(&settled.discovered) {
             match inserted {
                 Inserted::New => new.push((&row.task, stored.turn_of(row))),
-                Inserted::Duplicate { .. } => duplicates.push(&row.task),
+                Inserted::Duplicate { .. } | Inserted::Repeated { .. } | Inserted::KeyReused => {
+                    duplicates.push(&row.task);
+                }
             }
         }
     }

@@ -87,7 +87,8 @@ impl Discoveries {
             if let Some(begun) = self.0.remove(&task.id) {
                 let (id, outcome) = match inserted {
                     Inserted::New => (task.id, "created"),
-                    Inserted::Duplicate { id, .. } => (*id, "duplicate"),
+                    Inserted::Duplicate { id, .. } | Inserted::Repeated { id } => (*id, "duplicate"),
+                    Inserted::KeyReused => (task.id, "refused"),
                 };
                 begun.end(Hop::Insert, id, &task.queue, outcome, String::new());
             }

@@ -95,6 +95,11 @@ impl Handle {
         let result_encoding = validate::encoding("result", report.result_encoding, &report.result)?;
         let now = model::now_unix_ms();
         for (index, task) in report.discovered.iter().enumerate() {
+            if !task.idempotency_key.is_empty() {
+                return Err(format!(
+                    "discovered[{index}]: idempotency_key is for inserts; a completion may be repeated without it"
+                ));
+            }
             // Nobody could tell the worker later that its task is wrong.
             validate::check(task, &self.settings.task_rules(&task.queue), now)
                 .map_err(|error| format!("discovered[{index}]: {error}"))?;

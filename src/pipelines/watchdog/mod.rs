@@ -8,6 +8,7 @@
 //!   with Redis;
 //! - `retention`: tasks that finished longer ago than `retention` leave SQL, letters after `letter_retention`,
 //!   and failed attempts after `history_retention`;
+//! - `idempotency`: idempotency keys whose window is over leave SQL;
 //! - `jobs`: changes of all tasks of a filter, page by page;
 //! - `closing`: shards that had nothing for `forget_queues_after` are closed;
 //! - `trim`: old records that everybody has read leave the bus, once a minute;
@@ -23,6 +24,7 @@ mod depths;
 mod error;
 mod finals;
 mod fsck;
+mod idempotency;
 mod jobs;
 mod lead;
 mod leases;
@@ -63,6 +65,8 @@ pub fn start(context: Context, supervisor: &Supervisor) {
         loops.start("watchdog/closing", closing, closing::Closing::run);
     }
     loops.start("watchdog/fsck", fsck::Fsck::new(&context, &lead), fsck::Fsck::run);
+    let keys = idempotency::Idempotency::new(&context, &lead);
+    loops.start("watchdog/idempotency", keys, idempotency::Idempotency::run);
     loops.start("watchdog/jobs", jobs::Jobs::new(&context, &lead), jobs::Jobs::run);
     loops.start("watchdog/depths", depths::Depths::new(&context), depths::Depths::run);
     loops.start("watchdog/trim", trim::Trim::new(&context, &lead), trim::Trim::run);

@@ -11,6 +11,7 @@ use std::{
 use super::{
     batches,
     counts::Counts,
+    idempotency,
     outbox::{self, Entry},
     retention::{Removed, removed},
     rows::{headers_text, key_hash, status, task_id},
@@ -64,7 +65,8 @@ pub(super) async fn insert<S: Session>(
     counts: &mut Counts,
     old_keys: &OldKeys,
 ) -> Result<Vec<Inserted>> {
-    let candidates = first_of_each_key(rows);
+    let keys = idempotency::take(session, rows).await?;
+    let candidates = first_of_each_key(keys.unanswered(rows));
     let owners = insert_candidates(session, &candidates, batch, old_keys).await?;
     let is_fresh = |row: &&&NewRow| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh);
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
@@ -74,7 +76,9 @@ pub(super) async fn insert<S: Session>(
     let mut entries: Vec<Entry> = alone.into_iter().map(Entry::of_new).collect();
     entries.sort_unstable_by_key(Entry::task);
     outbox::put(session, &entries).await?;
-    Ok(rows.iter().map(|row| answer(row, &owners)).collect())
+    let mut answers: Vec<Inserted> = rows.iter().map(|row| answer(row, &owners)).collect();
+    keys.finish(session, rows, &mut answers).await?;
+    Ok(answers)
 }
 
 /// Whether the row goes to the bus with its batch.
@@ -83,8 +87,8 @@ fn is_batched(row: &NewRow) -> bool {
 }
 
 /// The first row of each key, in the order of key hashes, in which every transaction takes them.
-fn first_of_each_key<'a>(rows: &[&'a NewRow]) -> Vec<&'a NewRow> {
-    let mut candidates = rows.to_vec();
+fn first_of_each_key(rows: Vec<&NewRow>) -> Vec<&NewRow> {
+    let mut candidates = rows;
     candidates.sort_by_key(|row| row.task.key_hash); // stable: the first of equals stays first
     candidates.dedup_by_key(|row| row.task.key_hash);
     candidates
@@ -139,14 +143,17 @@ async fn insert_tasks<S: Session>(
 ) -> Result<HashMap<KeyHash, Owner>> {
     let mut inserted = 0;
     for piece in pieces(candidates, |row| row.task.weight()) {
-        let statement = Statement::new(
+        let insert = Statement::new(
             "INSERT INTO tasks (id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, lease_ms, \
              not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, on_bus, \
-             payload_encoding, payload)",
-        )
-        .values(piece.iter().map(|row| task_values(row, insertion)))
-        .sql(&S::keep_first("id"));
-        inserted += session.execute(statement).await?;
+             payload_encoding, payload",
+        );
+        // Most tasks have nothing of what follows, and pay nothing for it.
+        let insert = match piece.iter().any(|row| row.task.backoff.is_some()) {
+            true => insert.sql(", backoff)").values(piece.iter().map(|row| all_values(row, insertion))),
+            false => insert.sql(")").values(piece.iter().map(|row| task_values(row, insertion))),
+        };
+        inserted += session.execute(insert.sql(&S::keep_first("id"))).await?;
     }
     if S::COUNTS_INSERTED && inserted == candidates.len() as u64 {
         return Ok(candidates.iter().map(|row| (row.task.key_hash, Owner::fresh(row.task.id))).collect());
@@ -176,6 +183,13 @@ fn task_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 18] {
         task.payload_encoding.into(),
         (&task.payload[..]).into(),
     ]
+}
+
+/// The same, and the backoff.
+fn all_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 19] {
+    let backoff = row.task.backoff.map(|backoff| backoff.packed(backoff.give_up_after_ms).to_vec());
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r] = task_values(row, insertion);
+    [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, backoff.unwrap_or_default().into()]
 }
 
 async fn owners<S: Session>(session: &mut S, hashes: &[KeyHash], insertion: Turn) -> Result<HashMap<KeyHash, Owner>> {

@@ -10,6 +10,7 @@
 //! - `letters`: dead letters; that of a dead task has its id.
 //! - `shards`: the shards that ever were, each with its generation, whether it is closed, whether it is being rebuilt,
 //!   and the offset at which the last rebuild published its tasks.
+//! - `idempotency_keys`: the idempotency keys of inserts, until the end of their windows.
 //! - `jobs`: changes of all tasks of a filter, and how far they have come.
 //! - `turned_away`: how many tasks came in and were not stored.
 //! - `changes`: what somebody wants of unfinished tasks, until the queue has it.
@@ -29,7 +30,9 @@ mod check;
 mod columns;
 mod counts;
 mod dialect;
+mod expired_keys;
 mod history;
+mod idempotency;
 mod insert;
 mod jobs;
 mod letters;

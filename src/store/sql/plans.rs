@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-const GROWING: [&str; 8] = ["tasks", "outbox", "batches", "results", "seen", "letters", "changes", "history"];
+const GROWING: [&str; 9] =
+    ["tasks", "outbox", "batches", "results", "seen", "letters", "changes", "history", "idempotency_keys"];
 
 pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
     let mut plan = db.prepare(&format!("EXPLAIN QUERY PLAN {text}")).expect("SQLite explains what it can run");

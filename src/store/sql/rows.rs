@@ -2,12 +2,13 @@
 
 use bytes::Bytes;
 
-use crate::model::{Encoding, KeyHash, Priority, QueueName, StoredStatus, TaskId, TaskRow};
+use crate::model::{Backoff, Encoding, KeyHash, Priority, QueueName, StoredStatus, TaskId, TaskRow};
 use crate::store::{Error, Result, TaskDetail};
 
 /// The columns of [`TaskColumns`].
 pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, \
-     replicas, tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms";
+     replicas, tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms, \
+     backoff";
 
 /// Implements `FromRow` of both databases: a field from the column of its name, a `#[flatten]` field from the row.
 /// The derive of sqlx would compile sqlx a second time.
@@ -50,6 +51,7 @@ pub struct TaskColumns {
     headers: String,
     traceparent: String,
     created_ms: i64,
+    backoff: Vec<u8>,
 }
 from_row!(TaskColumns {
     id,
@@ -66,7 +68,8 @@ from_row!(TaskColumns {
     not_before_ms,
     headers,
     traceparent,
-    created_ms
+    created_ms,
+    backoff
 });
 
 impl TryFrom<TaskColumns> for TaskRow {
@@ -89,6 +92,11 @@ impl TryFrom<TaskColumns> for TaskRow {
             headers: serde_json::from_str(&columns.headers).map_err(|e| corrupt(format!("headers: {e}")))?,
             traceparent: columns.traceparent,
             created_unix_ms: columns.created_ms,
+            backoff: match &columns.backoff[..] {
+                [] => None,
+                bytes => Some(Backoff::unpacked(bytes).map_err(corrupt)?),
+            },
+            idempotency: None,
         })
     }
 }

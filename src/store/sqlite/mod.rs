@@ -155,8 +155,8 @@ mod tests {
             QueueName, ShardId, TaskFilter, TaskId, TaskStatus, WorkerName, validate,
         },
         store::{
-            BookStore as _, CheckStore as _, NewRow, Published, Rebuilt, Search as _, Settlement, Store, TaskSearch,
-            Turn, TurnedAway, Unpublished,
+            BookStore as _, CheckStore as _, IdempotencyKeys as _, NewRow, Published, Rebuilt, Search as _, Settlement,
+            Store, TaskSearch, Turn, TurnedAway, Unpublished,
         },
     };
 
@@ -218,6 +218,30 @@ mod tests {
         let row = row("k");
         store.insert(std::slice::from_ref(&row)).await.unwrap();
         assert!(store.place("g", row.task.id).await.unwrap().is_some());
+    }
+
+    /// The cost of idempotency keys: a statement for each piece of a batch, and nothing where there are none (the test
+    /// above).
+    #[tokio::test]
+    async fn idempotency_keys_cost_a_statement_a_piece_and_no_scan() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&dir.path().join("taskd.db"), None).await.unwrap();
+        let with_key = |key: &str| {
+            let (queue, idempotency_key) = ("q".into(), format!("of {key}"));
+            let task = NewTask { queue, key: key.to_owned().into(), idempotency_key, ..Default::default() };
+            let task = validate::task_row(task, TaskId::new(), &Settings::default().task_rules("q"), 1, 1).unwrap();
+            NewRow { task, unpublished: Unpublished::Fresh, due_unix_ms: 0 }
+        };
+        let batch = |from: usize| (from..from + 100).map(|n| n.to_string()).collect::<Vec<_>>();
+        store.asked();
+        store.insert(&batch(0).iter().map(|key| row(key)).collect::<Vec<_>>()).await.unwrap();
+        let without = store.asked();
+        let keyed: Vec<NewRow> = batch(100).iter().map(|key| with_key(key)).collect();
+        store.insert(&keyed).await.unwrap();
+        assert_eq!(store.asked().statements, without.statements + 4, "a hundred rows are four pieces");
+        // Sent again, with new ids; and one that was a duplicate.
+        store.insert(&batch(99).iter().map(|key| with_key(key)).collect::<Vec<_>>()).await.unwrap();
+        assert_eq!(store.remove_expired_keys(i64::MAX, 10).await.unwrap(), 10);
     }
 
     #[tokio::test]

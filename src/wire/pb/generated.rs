@@ -1923,7 +1923,7 @@ pub struct PipelineRecord {
     #[prost(string, tag = "11")]
     pub traceparent: ::prost::alloc::string::String,
 }
-/// What the queue keeps for the worker. Lua never looks inside.
+/// What the queue keeps for the worker. Lua looks only at `backoff`.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TaskBody {
     #[prost(bytes = "bytes", tag = "1")]
@@ -1943,6 +1943,9 @@ pub struct TaskBody {
     pub priority: i32,
     #[prost(enumeration = "::taskd_client::pb::Encoding", tag = "7")]
     pub payload_encoding: i32,
+    /// Stands before all other fields, where the scripts look for it: `wire::backoff`.
+    #[prost(bytes = "bytes", tag = "15")]
+    pub backoff: ::prost::bytes::Bytes,
 }
 /// Topic `task-results`: reports of one shard, in order. Its partition is the shard.
 #[derive(Clone, PartialEq, ::prost::Message)]

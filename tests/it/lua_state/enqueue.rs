@@ -2,7 +2,7 @@
 
 use taskd::redis_pool::{Call, scripts};
 
-use super::{Fixture, NOW, State, WEIGHT, body, changed, element, flat, id};
+use super::{Fixture, NOW, State, WEIGHT, backoff::body_with, body, changed, element, flat, id};
 
 #[tokio::test]
 async fn open_empties_what_is_left_of_an_old_life_but_the_outbox() {
@@ -290,6 +290,31 @@ async fn enqueue_keeps_the_head_of_a_large_body_apart() {
             ("offset", &["topic/1-0"]),
             ("records", &["a=1"]),
             ("bodies", &[&format!("a={whole}"), &format!("ah={head}")]),
+            ("m:T", &["1/0/a"]),
+            (
+                "counters",
+                &[&format!("largest_body={bytes}"), &format!("open_bytes={}", bytes + 400), "live=1", "open=1"],
+            ),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn enqueue_keeps_the_backoff_of_a_large_body_with_its_head() {
+    let f = Fixture::new().await;
+    let before = f.state().await;
+    let large = [body_with(3, 1, 2, 3, 4), vec![b'.'; 1200]].concat();
+    let enqueue = |call: &mut Call| enqueue_bodies(call, 1000, &[("1-0", 'a', large.clone())]);
+    f.run(&scripts::ENQUEUE, enqueue).await.expect("enqueue");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let bytes = large.len();
+    changed(
+        &before,
+        &f.state().await,
+        &[
+            ("offset", &["topic/1-0"]),
+            ("records", &["a=1"]),
+            ("bodies", &[&format!("a={}", text(&large)), &format!("ah={}", text(&large[..29]))]),
             ("m:T", &["1/0/a"]),
             (
                 "counters",

@@ -18,7 +18,7 @@ use taskd::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::model::{BACKOFF, GENERATION, HOUR, Lease, Model, Task, due, id_of, member};
+use super::model::{BACKOFF, GENERATION, HOUR, Lease, Model, Own, Task, due, id_of, member};
 use crate::support::redis::{Fsync, RedisServer};
 
 pub(super) const WORKERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
@@ -37,6 +37,7 @@ pub(super) struct NewTask {
     pub(super) size: usize,
     pub(super) credited: u8,
     pub(super) later: bool,
+    pub(super) backoff: Own,
 }
 
 pub(super) struct Ask {
@@ -112,7 +113,7 @@ impl Checked {
         let head = [&[new.priority][..], &u32::from(new.max_attempts).to_be_bytes(), &3_600_000_u32.to_be_bytes()];
         // A body of protobuf: a change finds the values of the one before.
         let size = u8::try_from(new.size).expect("one byte");
-        let body = [head.concat(), vec![0x12, size], vec![b'-'; new.size]].concat().into();
+        let body = [head.concat(), new.backoff.field(), vec![0x12, size], vec![b'-'; new.size]].concat().into();
         let credited = (0..6).filter(|w| new.credited >> w & 1 == 1).map(|w| WORKERS[w].to_owned()).collect();
         let not_before_unix_ms = if new.later { i64::MAX >> 12 } else { 0 };
         EnqueueTask { offset, id, replicas: new.replicas, not_before_unix_ms, body, credited, epoch: 0 }
@@ -693,6 +694,7 @@ impl Checked {
                 RecordStatus::Completed if task.lowered => assert!(workers.len() >= task.replicas),
                 RecordStatus::Completed => assert_eq!(workers.len(), task.replicas),
                 RecordStatus::Cancelled => {}
+                RecordStatus::Dead if task.backoff == Own::GivesUp => assert!(!task.history.is_empty()),
                 _ => assert!(task.failures >= task.max_attempts * u32::try_from(task.replicas).expect("few")),
             }
         }

@@ -17,12 +17,49 @@ pub(super) const HOUR: Duration = Duration::from_secs(3600);
 /// The second failure of a replica is offered again at once.
 pub(super) const BACKOFF: [Duration; 3] = [HOUR, Duration::ZERO, HOUR];
 
+/// The backoff that a task brings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Own {
+    Nothing,
+    /// The waits of the queue, and a limit in time that is over.
+    GivesUp,
+    /// Constant, without a wait.
+    AtOnce,
+    /// Exponential.
+    Hours,
+}
+
+impl Own {
+    /// The field of the body that the scripts read.
+    pub(super) fn field(self) -> Vec<u8> {
+        let [kind, wait, limit]: [u64; 3] = match self {
+            Self::Nothing => return Vec::new(),
+            Self::GivesUp => [0, 0, 1],
+            Self::AtOnce => [1, 0, 0],
+            Self::Hours => [3, 3_600_000, 0],
+        };
+        let waits = [1, 2].map(|_| (wait as u32).to_be_bytes()).concat();
+        [&[0x7a, 18, kind as u8][..], &waits, &[20], &limit.to_be_bytes()].concat()
+    }
+
+    /// The one in a body.
+    fn of(body: &[u8]) -> Self {
+        match body.get(9..12) {
+            Some([0x7a, 18, 0]) => Self::GivesUp,
+            Some([0x7a, 18, 1]) => Self::AtOnce,
+            Some([0x7a, 18, 3]) => Self::Hours,
+            _ => Self::Nothing,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) body: Bytes,
     pub(super) replicas: usize,
     pub(super) priority: usize,
     pub(super) max_attempts: u32,
+    pub(super) backoff: Own,
     pub(super) status: RecordStatus,
     pub(super) credited: Vec<(String, u64)>,
     pub(super) held: Vec<(String, u64)>,
@@ -55,6 +92,7 @@ impl Task {
             replicas,
             priority: usize::from(record.body[0]),
             max_attempts: u32::from(record.body[4]),
+            backoff: Own::of(&record.body),
             status: RecordStatus::Live,
             credited: record.credited.iter().map(|worker| (worker.clone(), 0)).collect(),
             held: Vec::new(),
@@ -440,23 +478,27 @@ impl Model {
             self.unseen.remove(&grant);
         }
         let num = u32::try_from(task.replicas).expect("few");
-        if failures > 0 && task.failures >= task.max_attempts * num {
+        let has_failed = task.failures >= task.max_attempts * num;
+        if failures > 0 && (has_failed || task.backoff == Own::GivesUp) {
             for (_, other) in task.held.drain(..) {
                 self.leases.remove(&member(id, other));
             }
             (task.status, task.waiting) = (RecordStatus::Dead, 0);
             self.finals.push_back(id);
             self.waits.retain(|member, _| id_of(member) != id);
-            let (attempts, reason, history) = (task.failures, reason.into(), task.history.clone());
+            let why = if has_failed { "" } else { " (the next attempt would begin after give_up_after)" };
+            let (attempts, reason, history) = (task.failures, format!("{reason}{why}"), task.history.clone());
             self.outbox.push_back(Event::Died { id, attempts, reason, history, epoch: 0 });
             return true;
         }
         let at_once = match mode {
             RejectMode::Release => true,
             RejectMode::Retry(Some(delay)) => delay.is_zero(),
-            RejectMode::Retry(None) | RejectMode::Never => {
-                BACKOFF[task.failures.div_ceil(num).min(3) as usize - 1].is_zero()
-            }
+            RejectMode::Retry(None) | RejectMode::Never => match task.backoff {
+                Own::AtOnce => true,
+                Own::Hours => false,
+                Own::Nothing | Own::GivesUp => BACKOFF[task.failures.div_ceil(num).min(3) as usize - 1].is_zero(),
+            },
         };
         if at_once {
             task.offer += 1;

@@ -39,6 +39,33 @@ pub struct NewTask {
     /// The kind of the payload. taskd rejects a payload of another kind; an empty payload may have any.
     #[prost(enumeration = "Encoding", tag = "12")]
     pub payload_encoding: i32,
+    /// An insert that is sent again with the same idempotency key and queue is answered as the first time: CREATED with the
+    /// same id. Of another key or payload it is REJECTED. The key is free again after the queue's idempotency_window (24 h).
+    /// At most 256 bytes. Not for discovered tasks. Earlier versions ignore it.
+    #[prost(string, tag = "13")]
+    pub idempotency_key: ::prost::alloc::string::String,
+    /// Its own waits between attempts. Absent: those of its queue. Earlier versions ignore it.
+    #[prost(message, optional, tag = "14")]
+    pub backoff: ::core::option::Option<Backoff>,
+}
+/// The waits of a task between its attempts. Without a kind it has only give_up_after.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct Backoff {
+    #[prost(enumeration = "BackoffKind", tag = "1")]
+    pub kind: i32,
+    /// The wait after the first failure.
+    #[prost(message, optional, tag = "2")]
+    pub initial: ::core::option::Option<::prost_types::Duration>,
+    /// The longest wait: at most, and if absent, a day.
+    #[prost(message, optional, tag = "3")]
+    pub maximum: ::core::option::Option<::prost_types::Duration>,
+    /// The share, 0 to 1, by which a wait may be longer or shorter. Absent: 0.2.
+    #[prost(double, optional, tag = "4")]
+    pub jitter: ::core::option::Option<f64>,
+    /// The task is dead when its next attempt would begin later than this after its insert, or after its not_before. A task
+    /// that is sent again has no limit in time any more.
+    #[prost(message, optional, tag = "5")]
+    pub give_up_after: ::core::option::Option<::prost_types::Duration>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InsertTasksRequest {
@@ -180,6 +207,9 @@ pub struct Task {
     /// How many results it has.
     #[prost(uint32, tag = "20")]
     pub results: u32,
+    /// Its own backoff, if it has one.
+    #[prost(message, optional, tag = "24")]
+    pub backoff: ::core::option::Option<Backoff>,
 }
 /// One worker's attempt at a task.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1219,6 +1249,43 @@ impl Encoding {
             "ENCODING_BYTES" => Some(Self::Bytes),
             "ENCODING_TEXT" => Some(Self::Text),
             "ENCODING_JSON" => Some(Self::Json),
+            _ => None,
+        }
+    }
+}
+/// The growth of the waits, from failure to failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum BackoffKind {
+    /// The waits of the queue.
+    Unspecified = 0,
+    /// Always `initial`.
+    Constant = 1,
+    /// `initial` more after each failure.
+    Linear = 2,
+    /// Twice as long after each failure.
+    Exponential = 3,
+}
+impl BackoffKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "BACKOFF_KIND_UNSPECIFIED",
+            Self::Constant => "BACKOFF_KIND_CONSTANT",
+            Self::Linear => "BACKOFF_KIND_LINEAR",
+            Self::Exponential => "BACKOFF_KIND_EXPONENTIAL",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "BACKOFF_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "BACKOFF_KIND_CONSTANT" => Some(Self::Constant),
+            "BACKOFF_KIND_LINEAR" => Some(Self::Linear),
+            "BACKOFF_KIND_EXPONENTIAL" => Some(Self::Exponential),
             _ => None,
         }
     }

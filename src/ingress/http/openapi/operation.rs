@@ -27,7 +27,7 @@ pub(super) enum Role {
 
 type SchemaOf = Box<dyn Fn(&mut SchemaGenerator) -> Value>;
 
-/// A parameter of a query.
+/// A parameter of a query, or a header.
 struct Parameter {
     name: &'static str,
     description: &'static str,
@@ -50,6 +50,7 @@ pub(super) struct Operation {
     summary: &'static str,
     note: &'static str,
     query: Vec<Parameter>,
+    headers: Vec<Parameter>,
     body: Option<SchemaOf>,
     /// The body and the answer may also be lines.
     lines: bool,
@@ -85,6 +86,7 @@ impl Operation {
             summary,
             note: "",
             query: Vec::new(),
+            headers: Vec::new(),
             body: None,
             lines: false,
             success: Success::Json(anything),
@@ -102,6 +104,13 @@ impl Operation {
     pub(super) fn query<T: JsonSchema>(mut self, name: &'static str, description: &'static str) -> Self {
         let schema = SchemaGenerator::default().subschema_for::<T>().to_value();
         self.query.push(Parameter { name, description, schema });
+        self
+    }
+
+    /// Adds a header of the request.
+    pub(super) fn header(mut self, name: &'static str, description: &'static str) -> Self {
+        let schema = json!({"type": "string"});
+        self.headers.push(Parameter { name, description, schema });
         self
     }
 
@@ -193,10 +202,13 @@ impl Operation {
             };
             json!({"name": name, "in": "path", "required": true, "schema": schema})
         });
-        let in_query = self.query.iter().map(|Parameter { name, description, schema }| {
-            json!({"name": name, "in": "query", "description": description, "schema": schema})
-        });
-        in_path.chain(in_query).collect()
+        let given = |place: &'static str, parameters: &[Parameter]| -> Vec<Value> {
+            let written = parameters.iter().map(|Parameter { name, description, schema }| {
+                json!({"name": name, "in": place, "description": description, "schema": schema})
+            });
+            written.collect()
+        };
+        in_path.chain(given("query", &self.query)).chain(given("header", &self.headers)).collect()
     }
 
     fn responses(&self, path: &str, role: Role, schemas: &mut Schemas) -> Map<String, Value> {

@@ -115,6 +115,7 @@ fn change(path: &'static str) -> Option<Operation> {
     let rejected = "The only task of the request is rejected";
     Some(match path {
         "/v1/tasks" => new("tasks", "insertTasks", "Insert one task, an array of tasks, or lines of any number")
+            .header("Idempotency-Key", "The `idempotency_key` of a body of one task")
             .takes::<json::insert::OneOrMore<'_>>()
             .or_lines()
             .says("With `wait`, taskd answers when all tasks are final, or when the time is over; not for lines.")

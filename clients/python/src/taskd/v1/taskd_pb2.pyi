@@ -25,6 +25,13 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_TEXT: _ClassVar[Encoding]
     ENCODING_JSON: _ClassVar[Encoding]
 
+class BackoffKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BACKOFF_KIND_UNSPECIFIED: _ClassVar[BackoffKind]
+    BACKOFF_KIND_CONSTANT: _ClassVar[BackoffKind]
+    BACKOFF_KIND_LINEAR: _ClassVar[BackoffKind]
+    BACKOFF_KIND_EXPONENTIAL: _ClassVar[BackoffKind]
+
 class InsertStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     INSERT_STATUS_UNSPECIFIED: _ClassVar[InsertStatus]
@@ -123,6 +130,10 @@ ENCODING_UNSPECIFIED: Encoding
 ENCODING_BYTES: Encoding
 ENCODING_TEXT: Encoding
 ENCODING_JSON: Encoding
+BACKOFF_KIND_UNSPECIFIED: BackoffKind
+BACKOFF_KIND_CONSTANT: BackoffKind
+BACKOFF_KIND_LINEAR: BackoffKind
+BACKOFF_KIND_EXPONENTIAL: BackoffKind
 INSERT_STATUS_UNSPECIFIED: InsertStatus
 INSERT_STATUS_CREATED: InsertStatus
 INSERT_STATUS_DUPLICATE: InsertStatus
@@ -189,7 +200,7 @@ BOOKS_STATE_MOVING: BooksState
 BOOKS_STATE_UNBALANCED: BooksState
 
 class NewTask(_message.Message):
-    __slots__ = ("queue", "key", "payload", "replicas", "priority", "delay", "not_before", "lease_duration", "max_attempts", "headers", "traceparent", "payload_encoding")
+    __slots__ = ("queue", "key", "payload", "replicas", "priority", "delay", "not_before", "lease_duration", "max_attempts", "headers", "traceparent", "payload_encoding", "idempotency_key", "backoff")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +220,8 @@ class NewTask(_message.Message):
     HEADERS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_FIELD_NUMBER: _ClassVar[int]
     queue: str
     key: bytes
     payload: bytes
@@ -221,7 +234,23 @@ class NewTask(_message.Message):
     headers: _containers.ScalarMap[str, str]
     traceparent: str
     payload_encoding: Encoding
-    def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
+    idempotency_key: str
+    backoff: Backoff
+    def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., idempotency_key: _Optional[str] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ...) -> None: ...
+
+class Backoff(_message.Message):
+    __slots__ = ("kind", "initial", "maximum", "jitter", "give_up_after")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUM_FIELD_NUMBER: _ClassVar[int]
+    JITTER_FIELD_NUMBER: _ClassVar[int]
+    GIVE_UP_AFTER_FIELD_NUMBER: _ClassVar[int]
+    kind: BackoffKind
+    initial: _duration_pb2.Duration
+    maximum: _duration_pb2.Duration
+    jitter: float
+    give_up_after: _duration_pb2.Duration
+    def __init__(self, kind: _Optional[_Union[BackoffKind, str]] = ..., initial: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., maximum: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., jitter: _Optional[float] = ..., give_up_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class InsertTasksRequest(_message.Message):
     __slots__ = ("tasks", "wait")
@@ -306,7 +335,7 @@ class GetTaskRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("id", "queue", "key", "status", "replicas", "completed", "leased", "attempts", "priority", "created_at", "updated_at", "not_before", "reason", "payload", "payload_encoding", "headers", "traceparent", "history", "acts", "results")
+    __slots__ = ("id", "queue", "key", "status", "replicas", "completed", "leased", "attempts", "priority", "created_at", "updated_at", "not_before", "reason", "payload", "payload_encoding", "headers", "traceparent", "history", "acts", "results", "backoff")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -334,6 +363,7 @@ class Task(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     ACTS_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_FIELD_NUMBER: _ClassVar[int]
     id: str
     queue: str
     key: bytes
@@ -354,7 +384,8 @@ class Task(_message.Message):
     history: _containers.RepeatedCompositeFieldContainer[TaskAttempt]
     acts: _containers.RepeatedCompositeFieldContainer[TaskAct]
     results: int
-    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., key: _Optional[bytes] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., replicas: _Optional[int] = ..., completed: _Optional[int] = ..., leased: _Optional[int] = ..., attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., payload: _Optional[bytes] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., history: _Optional[_Iterable[_Union[TaskAttempt, _Mapping]]] = ..., acts: _Optional[_Iterable[_Union[TaskAct, _Mapping]]] = ..., results: _Optional[int] = ...) -> None: ...
+    backoff: Backoff
+    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., key: _Optional[bytes] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., replicas: _Optional[int] = ..., completed: _Optional[int] = ..., leased: _Optional[int] = ..., attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., payload: _Optional[bytes] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., history: _Optional[_Iterable[_Union[TaskAttempt, _Mapping]]] = ..., acts: _Optional[_Iterable[_Union[TaskAct, _Mapping]]] = ..., results: _Optional[int] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ...) -> None: ...
 
 class TaskAttempt(_message.Message):
     __slots__ = ("worker", "state", "until", "lease_expires_at", "attempt", "reason", "surplus")
