@@ -5,7 +5,10 @@ use tonic::{Request, Response, Status};
 use super::{Service, open, results};
 use crate::{
     model::{ChangeLetters, ChangeTasks, LetterPages},
-    wire::{changes, pb::{self, operator_server::Operator},
+    wire::{
+        changes,
+        pb::{self, operator_server::Operator},
+    },
 };
 
 /// The acts of an answer where the caller names no limit.
