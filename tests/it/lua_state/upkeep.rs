@@ -133,7 +133,7 @@ async fn forget_keeps_a_record_that_has_ended_again_since_it_was_named() {
             call.arg("1").arg(1).arg(id('a'));
         };
         assert_eq!(flat(f.run(&scripts::FORGET, later).await.expect("forget")), ["1"]);
-        assert!(f.state().await.get("records").is_none());
+        assert!(!f.state().await.contains_key("records"));
     }
     // A live record stays, and is not listed any more.
     let f = Fixture::new().await;
