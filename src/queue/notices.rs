@@ -3,10 +3,8 @@
 
 use std::sync::Arc;
 
-use tokio::sync::broadcast;
 use uuid::Uuid;
 
-use super::{error::Result, shards::Shards};
 use crate::model::{TaskId, WorkerName};
 
 /// The content of a message.
@@ -32,20 +30,6 @@ impl Notice {
             }
             _ => None,
         }
-    }
-}
-
-impl Shards {
-    /// Hears what is told from now on.
-    pub fn notices(&self) -> broadcast::Receiver<Notice> {
-        self.0.notices.subscribe()
-    }
-
-    /// Tells all processes that a session takes over.
-    pub async fn tell_takeover(&self, worker: &WorkerName, session: Uuid) -> Result<()> {
-        let mut publish = redis::cmd("PUBLISH");
-        publish.arg(self.wake_channel()).arg(format!("~{session} {worker}"));
-        Ok(publish.exec_async(&mut self.conn()).await?)
     }
 }
 

@@ -23,7 +23,7 @@ use super::{
     wire::{inspected, items, numbers, stored_offset, text, unsigned},
 };
 use crate::{
-    model::{Offset, QueueName, ShardId, TaskId},
+    model::{Offset, QueueName, ShardId, TaskId, WorkerName},
     redis_pool::{Call, Connection, Redis, Script, scripts},
     runtime::{Clock, Loop},
 };
@@ -100,6 +100,18 @@ impl Shards {
         };
         let told = |notice| drop(self.0.notices.send(notice));
         self.0.wakes.listen(&self.0.process.redis, cx, woken, told).await
+    }
+
+    /// Hears what is told from now on.
+    pub fn notices(&self) -> broadcast::Receiver<Notice> {
+        self.0.notices.subscribe()
+    }
+
+    /// Tells all processes that a session takes over.
+    pub async fn tell_takeover(&self, worker: &WorkerName, session: uuid::Uuid) -> Result<()> {
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(self.wake_channel()).arg(format!("~{session} {worker}"));
+        Ok(publish.exec_async(&mut self.conn()).await?)
     }
 
     pub(super) fn wake_channel(&self) -> String {

@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::StreamEnd;
+use super::frames::StreamEnd;
 use crate::{
     api::{Api, Error},
     model::{Batch, Caller, FrameAnswer, ItemAnswer, ItemStatus, Items, WorkerFrame},

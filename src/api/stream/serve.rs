@@ -15,7 +15,10 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 
-use super::{FindRoom, Received, Room, Sent, StreamEnd, report::OptionFuture};
+use super::{
+    frames::{FindRoom, Received, Room, Sent, StreamEnd},
+    report::OptionFuture,
+};
 use crate::{
     api::Api,
     model::{Caller, FrameAnswer, SessionClosing, TaskdFrame, WorkerFrame},
@@ -175,7 +178,8 @@ impl<'a> Streaming<'a> {
             self.claim_later();
             return Ok(());
         };
-        let Some((Leases { tasks, deliveries }, demand)) = self.attached.hold(leases) else { return Ok(()) };
+        let Some(demand) = self.attached.hold(&leases.tasks) else { return Ok(()) };
+        let Leases { tasks, deliveries } = leases;
         let frame = TaskdFrame { tasks, demand, ..TaskdFrame::default() };
         self.send_all(Sent { frame, deliveries, room: Some(room), _place: Some(place) }).await
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::AtomicUsize};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{error::Error, forward::Reported, sessions::Sessions};
+use super::{error::Error, forward::Reported, sessions::registry::Sessions};
 use crate::{config::Settings, model::WorkerName, queue::WorkerQueue, store::Store};
 
 /// The service's entry for its callers. Cheap to clone.

@@ -10,6 +10,7 @@
 //! there, so `lua/session_end.lua` leaves them alone.
 
 mod book;
+pub(super) mod registry;
 mod session;
 
 use std::{
@@ -21,9 +22,7 @@ use std::{
 };
 
 use futures::future;
-use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
-use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 pub use self::session::{Attached, Cut, Opened, Reports};
@@ -51,38 +50,6 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// How often the process looks for sessions whose workers stay away.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-
-type ById = BTreeMap<(WorkerName, Uuid), Arc<Session>>;
-
-/// The sessions of this process.
-#[derive(Default)]
-pub(super) struct Sessions {
-    by_id: Mutex<ById>,
-    /// The streams under way.
-    streams: TaskTracker,
-}
-
-impl Sessions {
-    fn of_worker(&self, worker: &WorkerName) -> Vec<Arc<Session>> {
-        let sessions = self.by_id.lock();
-        sessions.range((worker.clone(), Uuid::nil())..=(worker.clone(), Uuid::max())).map(|(_, s)| s.clone()).collect()
-    }
-
-    fn all(&self) -> Vec<Arc<Session>> {
-        self.by_id.lock().values().cloned().collect()
-    }
-
-    fn remove(&self, session: &Session) {
-        let mut sessions = self.by_id.lock();
-        sessions.remove(&(session.worker.clone(), session.id));
-        metrics::sessions(sessions.len());
-    }
-
-    /// The tasks that all sessions of the worker have in hand and on demand.
-    fn taken_by(&self, worker: &WorkerName) -> usize {
-        self.of_worker(worker).iter().map(|session| session.taken()).sum()
-    }
-}
 
 /// Ends the sessions whose workers stay away, and tells sessions of leases that an operator ended.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {

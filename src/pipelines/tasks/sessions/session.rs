@@ -15,7 +15,6 @@ use crate::{
     model::{
         Completion, Extension, ItemAnswer, ItemStatus, Items, LeasedTask, QueueName, Rejection, TaskId, WorkerName,
     },
-    pipelines::tasks::get::Leases,
     queue::{self, Claim, Code, Started},
     telemetry::metrics::SessionEnd,
 };
@@ -230,20 +229,19 @@ impl Attached {
         self.session.state().stream == self.stream
     }
 
-    /// Notes tasks on their way to the worker, and takes them off the demand; answers the tasks and the demand behind
-    /// them. `None`: the session has another stream by now, or has ended; the leases go back.
-    pub fn hold(&self, leases: Leases) -> Option<(Leases, u32)> {
+    /// Notes tasks on their way to the worker, and takes them off the demand; answers the demand behind them. `None`:
+    /// the session has another stream by now, or has ended; the leases go back.
+    pub fn hold(&self, tasks: &[LeasedTask]) -> Option<u32> {
         let mut state = self.session.state();
         if state.end.is_some() || state.stream != self.stream {
             return None;
         }
         let started = if state.plan.tells_started { Started::No } else { Started::Perhaps };
         let now = Instant::now();
-        leases.tasks.iter().for_each(|task: &LeasedTask| state.book.hold(task, started, now));
-        let sent = u32::try_from(leases.tasks.len()).unwrap_or(u32::MAX);
+        tasks.iter().for_each(|task| state.book.hold(task, started, now));
         // A claim asks for no more than the demand.
-        state.demand = state.demand.saturating_sub(sent);
-        Some((leases, state.demand))
+        state.demand = state.demand.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
+        Some(state.demand)
     }
 
     /// Sets the demand to 0; answers what it was.

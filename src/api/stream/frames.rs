@@ -1,0 +1,67 @@
+//! The frames of a stream with what they carry, and the ends of a stream.
+
+use std::{any::Any, sync::Arc, time::Duration};
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::{
+    api::{access::Denied, error::Error},
+    model::{TaskdFrame, WorkerFrame},
+    pipelines::tasks::Cut,
+    queue::Delivery,
+};
+
+/// Room for bytes in hand; dropped, it is free again.
+pub type Room = Box<dyn Any + Send>;
+
+/// A worker's frame, with the room that it takes.
+pub struct Received {
+    pub frame: WorkerFrame,
+    pub room: Room,
+}
+
+/// A frame on its way to the worker, with the leases that it carries.
+pub struct Sent {
+    pub frame: TaskdFrame,
+    pub deliveries: Vec<Delivery>,
+    pub room: Option<Room>,
+    /// Held by the one frame with tasks that may wait.
+    pub(super) _place: Option<OwnedSemaphorePermit>,
+}
+
+/// The end of a stream that did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamEnd {
+    #[error("{0}")]
+    Wrong(String),
+    #[error(transparent)]
+    Denied(#[from] Denied),
+    #[error(transparent)]
+    Refused(#[from] Error),
+    #[error("no frame came for {0:?}: the session is over")]
+    Silent(Duration),
+    #[error("this process stops: go on with the session at another one")]
+    Stopping,
+    /// The stream went well, and the session stays for its time-out.
+    #[error("the worker closed its side")]
+    HalfClosed,
+    #[error("another session of this worker took over")]
+    TakenOver,
+    #[error("the session goes on on another stream")]
+    Displaced,
+    /// The client is gone, or its frames cannot be read; the connection knows why.
+    #[error("the stream broke")]
+    Broken,
+}
+
+impl From<Cut> for StreamEnd {
+    fn from(cut: Cut) -> Self {
+        match cut {
+            Cut::Displaced => Self::Displaced,
+            Cut::Ended(_) => Self::TakenOver,
+        }
+    }
+}
+
+/// Finds room for an answer of so many bytes.
+pub type FindRoom = Arc<dyn Fn(usize) -> Result<Room, String> + Send + Sync>;

@@ -1,0 +1,42 @@
+//! The sessions of a process.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::Mutex;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::session::Session;
+use crate::{model::WorkerName, telemetry::metrics};
+
+type ById = BTreeMap<(WorkerName, Uuid), Arc<Session>>;
+
+/// The sessions of this process.
+#[derive(Default)]
+pub(in crate::pipelines::tasks) struct Sessions {
+    pub(super) by_id: Mutex<ById>,
+    /// The streams under way.
+    pub(super) streams: TaskTracker,
+}
+
+impl Sessions {
+    pub(super) fn of_worker(&self, worker: &WorkerName) -> Vec<Arc<Session>> {
+        let sessions = self.by_id.lock();
+        sessions.range((worker.clone(), Uuid::nil())..=(worker.clone(), Uuid::max())).map(|(_, s)| s.clone()).collect()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Session>> {
+        self.by_id.lock().values().cloned().collect()
+    }
+
+    pub(super) fn remove(&self, session: &Session) {
+        let mut sessions = self.by_id.lock();
+        sessions.remove(&(session.worker.clone(), session.id));
+        metrics::sessions(sessions.len());
+    }
+
+    /// The tasks that all sessions of the worker have in hand and on demand.
+    pub(super) fn taken_by(&self, worker: &WorkerName) -> usize {
+        self.of_worker(worker).iter().map(|session| session.taken()).sum()
+    }
+}
