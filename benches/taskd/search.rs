@@ -125,7 +125,8 @@ async fn measure(store: &SqliteStore, tasks: usize) -> anyhow::Result<Took> {
         let mut after: Option<TaskCursor> = None;
         let began = Instant::now();
         for _ in 0..PAGES {
-            let search = TaskSearch { filter: filter.clone(), limit: LIMIT, look_at: LOOK_AT, after };
+            let search =
+                TaskSearch { filter: filter.clone(), limit: LIMIT, look_at: LOOK_AT, after, stays_in_queue: false };
             let page = store.search(&search).await?;
             ensure!(page.tasks.is_sorted_by(|one, next| one.id > next.id), "{name}: a page is not in order");
             ensure!(page.looked_at <= LOOK_AT, "{name}: a page looked at {} tasks", page.looked_at);

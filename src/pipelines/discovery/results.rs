@@ -35,7 +35,6 @@ use crate::{
 
 /// Records of `task-results` that are read at once. Each has up to a thousand reports.
 const RECORDS: usize = 64;
-
 /// Reports in one transaction. A retry after a statement timeout would be as large.
 const SETTLED_AT_ONCE: usize = 1000;
 /// Dead tasks whose rows are read at once. Each may have 8 MiB.

@@ -25,8 +25,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 pub use self::{
     changes::*, discovery::*, enrichment::*, events::*, fanout::*, history::*, latency::*, process::*, servers::*,
-    sessions::*,
-    traces::*, watchdog::*, workers::*,
+    sessions::*, traces::*, watchdog::*, workers::*,
 };
 pub use super::series::Handle;
 use super::{error::Error, openmetrics, series::Recorders};
