@@ -3,6 +3,7 @@
 
 mod operator;
 mod stream;
+mod waiting;
 mod watch;
 
 use std::{

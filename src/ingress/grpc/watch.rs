@@ -1,14 +1,13 @@
-//! Watching tasks and queues over gRPC, and inserts that wait.
+//! Watching tasks and queues over gRPC.
 
 use std::pin::Pin;
 
 use futures::{Stream, stream};
-use tonic::{Response, Status};
+use tonic::Status;
 
-use super::{Service, results};
 use crate::{
     api::Watching,
-    model::{Caller, NewTask, WatchEnd, Watched},
+    model::{WatchEnd, Watched},
     wire::pb,
 };
 
@@ -36,26 +35,5 @@ fn status(end: WatchEnd) -> Status {
         WatchEnd::Stopping => Status::unavailable(end.says()),
         WatchEnd::Unauthenticated => Status::unauthenticated(end.says()),
         WatchEnd::TooSlow => Status::resource_exhausted(end.says()),
-    }
-}
-
-impl Service {
-    /// Inserts, and waits for the ends of the tasks where the request says so.
-    pub(super) async fn insert(
-        &self,
-        caller: &Caller,
-        wait: Result<Option<std::time::Duration>, String>,
-        tasks: Vec<Result<NewTask, String>>,
-    ) -> Result<Response<pb::InsertTasksResponse>, Status> {
-        let Some(wait) = wait.map_err(Status::invalid_argument)? else {
-            let answers = self.0.api.insert(caller, tasks).await?;
-            return Ok(Response::new(pb::InsertTasksResponse { results: results(answers) }));
-        };
-        let room = |bytes| {
-            let room = self.0.budget.answer(bytes);
-            room.map_err(|error| Status::resource_exhausted(error.to_string()))
-        };
-        let (awaited, _room) = self.0.api.insert_and_wait(caller, tasks, wait, room).await?;
-        self.within(pb::InsertTasksResponse { results: results(awaited) })
     }
 }
