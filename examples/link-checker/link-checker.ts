@@ -34,10 +34,10 @@ worker.handle<Link>(async (task): Promise<Checked> => {
   try {
     page = await fetch(url, { signal });
   } catch (error) {
-    throw new Retry({ reason: `${url} does not answer (linked from ${payload.from})`, cause: error });
+    throw new Retry(`${url} does not answer (linked from ${payload.from})`, { cause: error });
   }
   if (page.status === 429 || page.status >= 500) {
-    throw new Retry({ reason: `${url}: ${String(page.status)}`, after: "1s" });
+    throw new Retry(`${url}: ${String(page.status)}`, { after: "1s" });
   }
   // Links to other sites are checked and not followed.
   if (page.ok && page.url.startsWith(site) && page.headers.get("content-type")?.startsWith("text/html") === true) {

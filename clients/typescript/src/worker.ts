@@ -7,7 +7,7 @@ import { Client } from "./client.js";
 import { LONGEST_TIMER, durationText, milliseconds, pause, type Duration } from "./duration.js";
 import { TaskTimeoutError, WorkerStoppedError } from "./errors.js";
 import { Leases } from "./leases.js";
-import { Reject } from "./rejections.js";
+import { Reject, Retry } from "./rejections.js";
 import { Reports } from "./reports.js";
 import { PayloadError, checkPayload, type Schema } from "./schema.js";
 import { HttpSource, type Source } from "./source.js";
@@ -336,9 +336,10 @@ export class Worker {
 
   #reject(held: Held, error: unknown): void {
     const reason = error instanceof Error ? error.message : textOf(error);
-    if (error instanceof Reject) {
-      const { retry, after } = error;
-      this.#reports.reject(held, reason, { retry, delay: delayOf(after) });
+    if (error instanceof Retry) {
+      this.#reports.reject(held, reason, { delay: delayOf(error.after) });
+    } else if (error instanceof Reject) {
+      this.#reports.reject(held, reason, { retry: false });
     } else if (error instanceof PayloadError) {
       this.#reports.reject(held, `the payload does not fit: ${reason}`, { retry: false });
     } else {

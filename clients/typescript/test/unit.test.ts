@@ -11,7 +11,6 @@ import {
   InvalidAnswerError,
   NotFoundError,
   Problem,
-  Reject,
   Retry,
   TimeoutError,
   Worker,
@@ -84,8 +83,7 @@ test("wrong options are named at once", () => {
   assert.throws(() => new Worker({ queue: "q", concurrency: 0 }), /concurrency: 0/);
   assert.throws(() => new Worker({ queue: "q", taskTimeout: "x" }), /taskTimeout: "x"/);
   assert.throws(() => new Worker({ queue: "q", drainTimeout: -1 }), /drainTimeout: -1/);
-  assert.throws(() => new Retry({ after: "x" }), /after: "x"/);
-  assert.equal(new Reject("no").retry, true);
+  assert.throws(() => new Retry("later", { after: "x" }), /after: "x"/);
 });
 
 test("an error of taskd is a typed problem", async () => {

@@ -83,9 +83,9 @@ test("rejects, retries, throws, and results that cannot be", async () => {
       case "throws":
         throw new RangeError("this is too much");
       case "never":
-        throw new Reject("it is nothing", { retry: false });
+        throw new Reject("it is nothing");
       case "retry":
-        if (task.attempt === 1) throw new Retry({ after: "10ms" });
+        if (task.attempt === 1) throw new Retry("not yet", { after: "10ms" });
         return "at last";
       case "circle": {
         const circle: { self?: unknown } = {};

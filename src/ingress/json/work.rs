@@ -60,7 +60,7 @@ struct Rejection {
 struct Extension {
     id: String,
     lease_token: String,
-    /// From now on; absent: as long as the task's lease.
+    /// From now on. Without it the answer is INVALID.
     by: Option<Time>,
 }
 
