@@ -40,8 +40,8 @@ macro_rules! migration_files {
             "0012_keep_jobs",
             "0013_change_live_tasks",
             "0014_count_what_is_turned_away",
-            "0019_remember_inserts",
-            "0020_keep_backoffs",
+            "0015_remember_inserts",
+            "0016_keep_backoffs",
         )
     };
     ($backend:literal: $($name:literal,)+) => {
