@@ -1,15 +1,20 @@
 -- Makes leases run until `by` from now, with the same tokens. A worker that extends a lease has received it.
 --
 -- ARGV[2…] per item 5 values: id, generation, grant, worker, by (ms)
+--   behind all items, perhaps, one value more: taskd extends them by itself, and the worker may not have them yet
 -- Returns per item {code, deadline (ms)}; lib/held.lua names the codes
-local answers, longest = {}, 0
-for a = 2, #ARGV, 5 do
+local answers, longest, by_taskd = {}, 0, #ARGV % 5 == 2
+for a = 2, #ARGV - 4, 5 do
   local id, grant, by = ARGV[a], ARGV[a + 2], tonumber(ARGV[a + 4])
   local code = held(redis.call('HGET', RECORDS, id), ARGV[a + 1], grant, ARGV[a + 3])
   if code == OK then
     -- Its length does not tell any more when it was claimed (lib/lease.lua).
     redis.call('ZADD', LEASES, now + by - 0.5, id .. grant)
-    redis.call('ZREM', UNDELIVERED, grant)
+    if by_taskd then
+      redis.call('ZADD', UNDELIVERED, 'XX', 'GT', now + by, grant)
+    else
+      redis.call('ZREM', UNDELIVERED, grant)
+    end
     longest = math.max(longest, by)
   end
   answers[#answers + 1] = {code, code == OK and now + by or 0}

@@ -6,12 +6,13 @@
 -- then per item 7 values: id, generation, grant, worker, deadline (ms), started (0|1|2), failed attempt
 --   started: 0 it was not: it counts no failure, and the task is offered again at once | 1 nobody knows: the same if
 --   its grant is undelivered, else it counts one | 2 the worker said so: it counts one
+--   An undelivered grant stays so: another call may end more of its leases. `expire` clears it.
 --   failed attempt: for the task's history, as the record of the bus has it (opaque), '' none
 -- Returns per item {code, outcome}; lib/held.lua names the codes, and one that was extended elsewhere has LEASE_LOST
 --   outcome: 0 it was over, or stays | 1 offered again at no cost | 2 failed | 3 failed, and the task is dead
 math.randomseed(tonumber(ARGV[2]))
 local policy, reason = cmsgpack.unpack(ARGV[5]), ARGV[7]
-local answers, offered, failed, undelivered = {}, false, {}, {}
+local answers, offered, failed = {}, false, {}
 for a = 8, #ARGV, 7 do
   local id, grant, outcome = ARGV[a], ARGV[a + 2], 0
   local record = redis.call('HGET', RECORDS, id)
@@ -23,7 +24,6 @@ for a = 8, #ARGV, 7 do
   elseif code == OK then
     local cost, delay = 1, nil
     local is_undelivered = redis.call('ZSCORE', UNDELIVERED, grant)
-    if is_undelivered then undelivered[#undelivered + 1] = grant end
     local started = ARGV[a + 5]
     if started == '0' or started == '1' and is_undelivered then cost, delay = 0, 0 end
     local due = reject(id, t, at, cost, delay, policy, reason)
@@ -36,8 +36,6 @@ for a = 8, #ARGV, 7 do
   end
   answers[#answers + 1] = {code, outcome}
 end
--- Behind all items: the leases of one claim share their grant.
-for _, grant in ipairs(undelivered) do redis.call('ZREM', UNDELIVERED, grant) end
 if #failed > 0 and tonumber(redis.call('HGET', COUNTERS, 'outbox_bytes') or 0) < tonumber(ARGV[6]) then
   report_framed(table.concat(failed))
 end

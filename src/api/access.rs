@@ -244,6 +244,12 @@ pub(super) fn may_get(caller: &Caller, request: &mut GetTasks) -> Result<(), Den
     request.queues.iter().try_for_each(|queue| reaches(caller, queue))
 }
 
+/// Checks that the caller may end all sessions of a worker: they may be of any queue.
+pub(super) fn may_take_over(caller: &Caller) -> Result<(), Denied> {
+    let is_own = caller.access.token().is_some_and(|token| token.worker.is_some());
+    if is_own { Ok(()) } else { reaches_everything(caller) }
+}
+
 /// Checks a report's worker, and answers each item of a queue that the caller does not reach.
 pub(super) fn may_report<T>(caller: &Caller, batch: &mut Batch<T>) -> Result<(), Denied> {
     as_worker(caller, &mut batch.worker)?;

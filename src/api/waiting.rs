@@ -1,11 +1,11 @@
 //! Inserts that wait for the ends of their tasks.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     time::Duration,
 };
 
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
@@ -16,29 +16,33 @@ use super::{
     reader::Reader,
 };
 use crate::{
-    model::{AwaitedTask, Caller, InsertAnswer, NewTask, QueueName, Role, TaskId, TaskStatus},
+    model::{AwaitedTask, Caller, InsertAnswer, NewTask, QueueName, Role, TaskId, TaskResult, TaskStatus},
     queue::{Interest, Told, Watch},
 };
 
 /// The tasks of one insert that waits.
 const MOST: usize = 1000;
+/// The bytes of results in an answer.
+const MOST_BYTES: usize = 32 << 20;
 /// The tasks whose results are read at a time.
 const AT_ONCE: usize = 16;
 
+type Results = HashMap<TaskId, Vec<TaskResult>>;
+
 impl Api {
-    /// Inserts as [`Self::insert`] does, and waits until the tasks are final, at most for `wait`. `room` gives the room
-    /// for the bytes of results.
-    pub async fn insert_and_wait<R, E: From<Error>>(
+    /// Inserts as [`Self::insert`] does, calls `stored`, and waits until the tasks are final, at most for `wait`.
+    /// `room` gives the room for the bytes of results; without it, the answers have none.
+    pub async fn insert_and_wait<R>(
         &self,
         caller: &Caller,
         tasks: Vec<Result<NewTask, String>>,
         wait: Duration,
-        room: impl FnOnce(usize) -> Result<R, E>,
-    ) -> Result<(Vec<AwaitedTask>, R), E> {
-        may_read(caller).map_err(Error::from)?;
+        stored: impl FnOnce(),
+        room: impl FnOnce(usize) -> Option<R>,
+    ) -> Result<(Vec<AwaitedTask>, Option<R>), Error> {
+        may_read(caller)?;
         if tasks.len() > MOST {
-            let why = format!("{} tasks in an insert that waits; at most {MOST}", tasks.len());
-            return Err(Error::Invalid(why).into());
+            return Err(Error::Invalid(format!("{} tasks in an insert that waits; at most {MOST}", tasks.len())));
         }
         let query = self.query()?;
         let deadline = Instant::now() + wait.min(query.settings.limits.max_wait);
@@ -49,21 +53,29 @@ impl Api {
         let early: BTreeMap<QueueName, Vec<TaskId>> = early.map(|queue| (queue.clone(), Vec::new())).collect();
         let early = query.watch_ends(early)?;
         let answers = self.insert(caller, tasks).await?;
-        let mut stored: BTreeMap<QueueName, Vec<TaskId>> = BTreeMap::new();
+        // The caller hears what was stored, even if all else fails from here on.
+        stored();
+        let mut of: BTreeMap<QueueName, Vec<TaskId>> = BTreeMap::new();
+        let mut ids = HashSet::new();
         for (queue, answer) in queues.into_iter().zip(&answers) {
-            if let (Some(queue), Some(id)) = (queue, answer.id) {
-                stored.entry(queue).or_default().push(id);
+            // Two tasks of an insert may have one key.
+            if let (Some(queue), Some(id)) = (queue, answer.id)
+                && ids.insert(id)
+            {
+                of.entry(queue).or_default().push(id);
             }
         }
-        let ids: Vec<TaskId> = stored.values().flatten().copied().collect();
-        let watch = query.watch_ends(stored)?;
+        let ids: Vec<TaskId> = ids.into_iter().collect();
+        // Its place is free for the next one, and the queues stay watched for a while.
         drop(early);
-        let wait = query.ends(&watch, &ids, deadline, self.stop.cancelled());
-        let statuses = wait.instrument(span("wait", caller)).await;
+        let watch = query.watch_ends(of).ok();
+        let wait = query.ends(watch.as_ref(), &ids, deadline, self.stop.cancelled());
+        let mut statuses = wait.instrument(span("wait", caller)).await;
         drop((watch, counted));
-        let completed = answers.iter().filter_map(|answer| answer.id);
-        let completed: Vec<TaskId> = completed.filter(|id| statuses.get(id) == Some(&TaskStatus::Completed)).collect();
-        query.with_results(answers, &statuses, &completed, room).await
+        if self.authentication.still_valid(caller).is_err() {
+            statuses.clear();
+        }
+        Ok(query.awaited(answers, &statuses, room).await)
     }
 }
 
@@ -83,16 +95,19 @@ impl Reader {
         Ok(self.queue.announcer().watch(of, Interest::Ends)?)
     }
 
-    /// The statuses of tasks when all are final, or at the deadline, or at the stop.
+    /// The statuses of tasks when all are final, or at the deadline, or at the stop. Without a watch: now.
     async fn ends(
         &self,
-        watch: &Watch,
+        watch: Option<&Watch>,
         ids: &[TaskId],
         deadline: Instant,
         stop: impl Future<Output = ()>,
     ) -> HashMap<TaskId, TaskStatus> {
         let mut statuses = HashMap::new();
-        self.read_open(ids, &mut statuses).await;
+        let is_read = self.read_open(ids, &mut statuses).await;
+        let Some(watch) = watch else { return statuses };
+        // A task that SQL does not have was removed.
+        let ids: Vec<TaskId> = ids.iter().copied().filter(|id| !is_read || statuses.contains_key(id)).collect();
         let wait = async {
             while ids.iter().any(|id| !is_final(&statuses, id)) {
                 let (told, is_incomplete) = watch.told().await;
@@ -104,7 +119,7 @@ impl Reader {
                     }
                 }
                 if is_incomplete {
-                    watch.ask(ids);
+                    watch.ask(&ids);
                 }
             }
         };
@@ -113,44 +128,75 @@ impl Reader {
             () = stop => false,
         };
         if !is_over {
-            self.read_open(ids, &mut statuses).await;
+            self.read_open(&ids, &mut statuses).await;
         }
         statuses
     }
 
-    /// Reads the statuses of those that are not known to be final. Where it cannot, they stay as they are.
-    async fn read_open(&self, ids: &[TaskId], statuses: &mut HashMap<TaskId, TaskStatus>) {
+    /// Reads the statuses of those that are not known to be final. Where it cannot (`false`), they stay as they are.
+    async fn read_open(&self, ids: &[TaskId], statuses: &mut HashMap<TaskId, TaskStatus>) -> bool {
         let open: Vec<TaskId> = ids.iter().filter(|id| !is_final(statuses, id)).copied().collect();
         if open.is_empty() {
-            return;
+            return true;
         }
         match self.statuses(&open).await {
-            Ok(events) => statuses.extend(events.into_iter().map(|event| (event.id, event.status))),
-            Err(error) => tracing::debug!("an insert that waits cannot read {} tasks: {error}", open.len()),
+            Ok(events) => {
+                statuses.extend(events.into_iter().map(|event| (event.id, event.status)));
+                true
+            }
+            Err(error) => {
+                tracing::debug!("an insert that waits cannot read {} tasks: {error}", open.len());
+                false
+            }
         }
     }
 
-    async fn with_results<R, E: From<Error>>(
+    /// The first answer of a completed task has its results, if they can be read now.
+    async fn awaited<R>(
         &self,
         answers: Vec<InsertAnswer>,
         statuses: &HashMap<TaskId, TaskStatus>,
-        completed: &[TaskId],
-        room: impl FnOnce(usize) -> Result<R, E>,
-    ) -> Result<(Vec<AwaitedTask>, R), E> {
-        let ids = || futures::stream::iter(completed.iter().copied());
-        let bytes = ids().map(|id| self.results_bytes(id)).buffer_unordered(AT_ONCE);
-        let bytes = bytes.try_fold(0, async |sum, bytes| Ok(sum + bytes)).await?;
-        let room = room(bytes)?;
-        let read = async |id| Ok::<_, Error>((id, self.results(id).await?.unwrap_or_default()));
-        let results: Vec<_> = ids().map(read).buffer_unordered(AT_ONCE).try_collect().await?;
-        let results: HashMap<TaskId, _> = results.into_iter().collect();
+        room: impl FnOnce(usize) -> Option<R>,
+    ) -> (Vec<AwaitedTask>, Option<R>) {
+        let mut seen = HashSet::new();
+        let completed = answers.iter().filter_map(|answer| answer.id);
+        let completed = completed.filter(|id| statuses.get(id) == Some(&TaskStatus::Completed) && seen.insert(*id));
+        let completed: Vec<TaskId> = completed.collect();
+        let (mut results, room) = match self.results_within(completed, room).await {
+            Ok(read) => read,
+            Err(error) => {
+                tracing::debug!("an insert that waits cannot read results: {error}");
+                (Results::new(), None)
+            }
+        };
         let awaited = |answer: InsertAnswer| {
             let status = answer.id.and_then(|id| statuses.get(&id).copied());
-            // Two tasks of an insert may have one key.
-            let results = answer.id.and_then(|id| results.get(&id).cloned()).unwrap_or_default();
+            let results = answer.id.and_then(|id| results.remove(&id)).unwrap_or_default();
             AwaitedTask { answer, status, results }
         };
-        Ok((answers.into_iter().map(awaited).collect(), room))
+        (answers.into_iter().map(awaited).collect(), room)
+    }
+
+    /// The results of tasks, in order, as long as they have [`MOST_BYTES`] together; none without room.
+    async fn results_within<R>(
+        &self,
+        completed: Vec<TaskId>,
+        room: impl FnOnce(usize) -> Option<R>,
+    ) -> Result<(Results, Option<R>), Error> {
+        let size = async |id| Ok::<_, Error>((id, self.results_bytes(id).await?));
+        let sizes: Vec<(TaskId, usize)> = stream::iter(completed).map(size).buffered(AT_ONCE).try_collect().await?;
+        let (mut ids, mut bytes) = (Vec::new(), 0);
+        for (id, size) in sizes {
+            if bytes + size > MOST_BYTES {
+                break;
+            }
+            bytes += size;
+            ids.push(id);
+        }
+        let Some(room) = room(bytes) else { return Ok((Results::new(), None)) };
+        let read = async |id| Ok::<_, Error>((id, self.results(id).await?.unwrap_or_default()));
+        let results: Results = stream::iter(ids).map(read).buffer_unordered(AT_ONCE).try_collect().await?;
+        Ok((results, Some(room)))
     }
 }
 

@@ -60,6 +60,7 @@ impl WorkerQueue {
     ) -> Result<Vec<LeaseEnd>> {
         let mut ends = Vec::with_capacity(leases.len());
         for leases in leases.chunks(AT_ONCE) {
+            let since = self.announcer().now_unix_ms();
             let answer = self.call(&scripts::SESSION_END, shard, leases.len(), |call| {
                 call.arg(seed()).arg(self.wake_channel()).arg(shard.queue.as_str()).arg(packed_ms(backoff));
                 call.arg(OUTBOX_FULL_BYTES).arg(reason);
@@ -73,7 +74,10 @@ impl WorkerQueue {
             self.offered(shard);
             // A shard that Redis lost has no leases.
             let lost = || vec![(Code::LeaseLost, 0); leases.len()];
-            ends.extend(lost_without_generation(answer, lost)?.into_iter().map(|(_, outcome)| match outcome {
+            let answers = lost_without_generation(answer, lost)?;
+            let ended = leases.iter().zip(&answers).filter(|(_, (_, outcome))| matches!(outcome, 1 | 2));
+            self.announcer().announce(&shard.queue, since, ended.map(|(lease, _)| (lease.id, None)));
+            ends.extend(answers.into_iter().map(|(_, outcome)| match outcome {
                 1 => LeaseEnd::Offered,
                 2 => LeaseEnd::Failed,
                 3 => LeaseEnd::Dead,

@@ -116,11 +116,23 @@ impl WorkerQueue {
 
     /// Extends leases of one shard; answers per item, and the new deadline in unix ms.
     pub async fn extend(&self, shard: &ShardId, extensions: &[Extension]) -> Result<Vec<(Code, i64)>> {
+        self.prolong(shard, extensions, false).await
+    }
+
+    /// The same for leases that their worker may not have yet: an undelivered one stays undelivered.
+    pub async fn keep(&self, shard: &ShardId, extensions: &[Extension]) -> Result<Vec<(Code, i64)>> {
+        self.prolong(shard, extensions, true).await
+    }
+
+    async fn prolong(&self, shard: &ShardId, extensions: &[Extension], by_taskd: bool) -> Result<Vec<(Code, i64)>> {
         let answer = self
             .call(&scripts::EXTEND, shard, extensions.len(), |call| {
                 for item in extensions {
                     call.arg(item.id.as_bytes()).arg(item.token.generation).arg(item.token.grant);
                     call.arg(item.worker.as_str()).arg(ms(item.by));
+                }
+                if by_taskd {
+                    call.arg("taskd");
                 }
             })
             .await

@@ -358,12 +358,16 @@ async fn wrong_frames_end_the_stream_with_a_reason() {
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
         assert!(status.message().contains(why), "{status}");
     }
+    insert(&daemon, 0, 1).await;
     let mut worker = Worker::open(port, opening("w", 1)).await.unwrap();
+    let tasks = worker.tasks(1).await;
     let status = refused(opening("v", 1)).await;
     assert_eq!((status.code(), status.message().contains("max_sessions")), (Code::ResourceExhausted, true), "{status}");
     let twice = pb::WorkerFrame { open: Some(opening("w", 1)), ..Default::default() };
     assert_eq!(worker.ask(twice).await.unwrap_err().code(), Code::InvalidArgument);
-    let open = pb::OpenSession { session: worker.opened.session.clone(), ..opening("w", 0) };
+    // With a task in hand the session stays.
+    let (session, holding) = (worker.opened.session.clone(), vec![tasks[0].id.clone()]);
+    let open = pb::OpenSession { session, holding, ..opening("w", 0) };
     let mut worker = Worker::open(port, open).await.unwrap();
     assert!(worker.opened.resumed);
     let completions = vec![pb::Completion::default(); 3];

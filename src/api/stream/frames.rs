@@ -42,7 +42,7 @@ pub enum StreamEnd {
     Silent(Duration),
     #[error("this process stops: go on with the session at another one")]
     Stopping,
-    /// The stream went well, and the session stays for its time-out.
+    /// The stream went well, and a session with tasks in hand stays for its time-out.
     #[error("the worker closed its side")]
     HalfClosed,
     #[error("another session of this worker took over")]

@@ -41,7 +41,11 @@ impl Api {
         room: FindRoom,
     ) -> Result<(), StreamEnd> {
         let tasks = self.tasks()?;
-        let first = timeout(OPEN_WITHIN, frames.next()).await.map_err(|_| StreamEnd::Silent(OPEN_WITHIN))?;
+        let first = tokio::select! {
+            first = timeout(OPEN_WITHIN, frames.next()) => first.map_err(|_| StreamEnd::Silent(OPEN_WITHIN))?,
+            () = self.stop.cancelled() => return Err(StreamEnd::Stopping),
+            () = out.closed() => return Err(StreamEnd::Broken),
+        };
         let Some(Ok(Received { mut frame, room: _ })) = first else { return Err(StreamEnd::Broken) };
         let open = frame.open.take().ok_or_else(|| StreamEnd::Wrong("the first frame must have open".into()))?;
         let open = self.admitted(&caller, open.map_err(StreamEnd::Wrong)?)?;
@@ -59,6 +63,7 @@ impl Api {
         // The rest of the first frame counts as well.
         stream.take(frame)?;
         let end = stream.run(&mut frames).await;
+        stream.settle().await;
         drop(stream);
         let why = match &end {
             Ok(()) => SessionEnd::Closed,
@@ -77,6 +82,9 @@ impl Api {
         let (worker, queues) = (std::mem::take(&mut open.worker), open.queues.clone());
         let mut get = GetTasks { worker, queues, ..GetTasks::default() };
         access::may_get(caller, &mut get)?;
+        if open.takeover {
+            access::may_take_over(caller)?;
+        }
         open.worker = get.worker;
         Ok(open)
     }

@@ -12,7 +12,7 @@ use std::{
 use futures::{FutureExt, Stream, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    time::{MissedTickBehavior, interval, sleep},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
 use super::{
@@ -33,6 +33,8 @@ const TICK: Duration = Duration::from_millis(700);
 const CLAIM_AGAIN: Duration = Duration::from_secs(1);
 /// How long a worker may go on with its stream when the process stops.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long the end of a session waits for an extension of its leases.
+const KEPT_WITHIN: Duration = Duration::from_secs(3);
 
 /// The answer to a frame, and how much it wants behind it, if nothing was surrendered since.
 struct Answered {
@@ -163,7 +165,11 @@ impl<'a> Streaming<'a> {
     /// Sends tasks that a claim brought.
     async fn claimed(&mut self, (leases, place): Claimed) -> Result<(), StreamEnd> {
         let leases = match leases {
-            Ok(leases) if leases.tasks.is_empty() => return Ok(()),
+            Ok(leases) if leases.tasks.is_empty() => {
+                // Nobody can read the tasks of these leases. They run out, and at last the tasks are dead.
+                leases.deliver();
+                return Ok(());
+            }
             Ok(leases) => leases,
             Err(error) => {
                 tracing::debug!("a session cannot claim: {error}");
@@ -259,6 +265,15 @@ impl<'a> Streaming<'a> {
             self.answer(answered).await?;
         }
         Ok(())
+    }
+
+    /// Gives back what a claim leased, and waits for an extension under way: the session's end needs the deadlines that
+    /// Redis has.
+    pub(super) async fn settle(&mut self) {
+        self.claim = None;
+        if let Some(keeping) = self.keeping.take() {
+            drop(timeout(KEPT_WITHIN, keeping).await);
+        }
     }
 
     /// The process stops: no more tasks, and the worker may say what it has.

@@ -19,6 +19,8 @@ use crate::{
 
 /// The longest wait of one call, which is shorter than the patience with an answer.
 const OF_A_CALL: Duration = Duration::from_secs(30);
+/// An answer that comes sooner than this, and not with all ends, is asked for again after a pause.
+const SOON: Duration = Duration::from_secs(1);
 
 /// Waits for tasks that taskd has, by their lines, and prints each when it is final, or when the time is over.
 ///
@@ -34,10 +36,10 @@ pub(super) async fn wait(
         let left = until.saturating_duration_since(Instant::now());
         let tasks = open.iter().map(|(_, task)| task.clone()).collect();
         let wait = prost_types::Duration::try_from(left.min(OF_A_CALL)).ok();
+        let asked = Instant::now();
         match client.insert_tasks(pb::InsertTasksRequest { tasks, wait }).await {
             Ok(answer) => {
                 progress.heard();
-                waits = WAITS.build();
                 let mut still = Vec::new();
                 for ((number, task), result) in open.into_iter().zip(answer.into_inner().results) {
                     // Its line is reported already.
@@ -53,6 +55,12 @@ pub(super) async fn wait(
                     progress.ended(status == Some(TaskStatus::Completed));
                 }
                 open = still;
+                // taskd may answer early with what it knows: it had no place for a watch, or the task was removed.
+                if asked.elapsed() > SOON {
+                    waits = WAITS.build();
+                } else if !open.is_empty() {
+                    tokio::time::sleep(waits.next().unwrap_or_default()).await;
+                }
             }
             Err(status) if is_transient(&status) && !left.is_zero() => {
                 progress.failed(&status);

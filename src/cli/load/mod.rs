@@ -62,7 +62,7 @@ pub(super) async fn run(args: Load) -> anyhow::Result<bool> {
     let worked = async {
         send(&client, &plan, &queue, &ledger, began).await?;
         let sent = began.elapsed();
-        wait_for_ends(&mut books, &ledger, &bar, args.give_up_after.0).await?;
+        wait_for_ends(&mut books, &ledger, u64::from(plan.new_tasks()), &bar, args.give_up_after.0).await?;
         Ok::<_, anyhow::Error>(sent)
     };
     let sent = tokio::select! {
@@ -120,10 +120,11 @@ async fn send(
     Ok(())
 }
 
-/// Until each task has ended, or nothing has ended for so long.
+/// Until all `tasks` have ended, also those whose insert was answered by nobody, or nothing has ended for so long.
 async fn wait_for_ends(
     books: &mut Books,
     ledger: &Ledger,
+    tasks: u64,
     bar: &ProgressBar,
     give_up_after: Duration,
 ) -> anyhow::Result<()> {
@@ -131,7 +132,7 @@ async fn wait_for_ends(
     loop {
         let ended = ledger.ended();
         bar.set_position(ended);
-        if ended >= ledger.created() || since.elapsed() > give_up_after {
+        if ended >= tasks || since.elapsed() > give_up_after {
             return Ok(());
         }
         if ended > before {
@@ -140,7 +141,7 @@ async fn wait_for_ends(
         // While taskd is killed, the answer to a rejection may be lost: then only SQL knows of the end.
         if since.elapsed() > ASK_AFTER && asked.elapsed() > ASK_AFTER {
             asked = Instant::now();
-            if books.look().await?.is_some_and(|books| books.completed + books.dead >= ledger.created()) {
+            if books.look().await?.is_some_and(|books| books.completed + books.dead >= tasks) {
                 return Ok(());
             }
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use prost::Message as _;
 use tonic::{Response, Status};
 
 use super::{Service, results};
@@ -22,11 +23,19 @@ impl Service {
             let answers = self.0.api.insert(caller, tasks).await?;
             return Ok(Response::new(pb::InsertTasksResponse { results: results(answers) }));
         };
-        let room = |bytes| {
-            let room = self.0.budget.answer(bytes);
-            room.map_err(|error| Status::resource_exhausted(error.to_string()))
-        };
-        let (awaited, _room) = self.0.api.insert_and_wait(caller, tasks, wait, room).await?;
-        self.within(pb::InsertTasksResponse { results: results(awaited) })
+        let room = |bytes| self.0.budget.answer(bytes).ok();
+        let (awaited, room) = self.0.api.insert_and_wait(caller, tasks, wait, || {}, room).await?;
+        let mut answer = pb::InsertTasksResponse { results: results(awaited) };
+        drop(room);
+        let room = self.0.budget.answer(answer.encoded_len());
+        if room.is_err() {
+            // The tasks are stored: the caller hears so.
+            answer.results.iter_mut().for_each(|one| one.results.clear());
+        }
+        let mut response = Response::new(answer);
+        if let Ok(room) = room {
+            response.extensions_mut().insert(room);
+        }
+        Ok(response)
     }
 }

@@ -16,11 +16,12 @@ use serde::Deserialize;
 use super::{
     super::{
         State,
+        budget::Share,
         json::{
             self,
             events::{End, Event},
+            insert::NewTasks,
         },
-        tally::Excess,
     },
     answer::{Answer, list, within},
     problem::Problem,
@@ -28,7 +29,7 @@ use super::{
 };
 use crate::{
     api::Watching,
-    model::{Caller, InsertStatus, NewTask, Watched},
+    model::{Caller, InsertStatus, Watched},
 };
 
 /// The wait of a browser before it connects again.
@@ -36,6 +37,9 @@ const RETRY: &str = "retry: 1000\n\n";
 
 /// The last event that the caller has seen: browsers send it in a header, others may name it in the query.
 const LAST_EVENT_ID: &str = "last-event-id";
+
+/// The memory of an insert that waits, for each of its tasks, about.
+const WAITING_TASK: usize = 512;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -110,19 +114,29 @@ fn written(next: Watched) -> Bytes {
     text.into()
 }
 
-/// Inserts, and answers when the tasks are final or the wait is over.
+/// Inserts, and answers when the tasks are final or the wait is over. The room of the request's parts returns before
+/// the wait.
 pub(super) async fn insert_and_wait(
     state: &State,
     caller: &Caller,
-    tasks: Vec<Result<NewTask, String>>,
-    is_single: bool,
+    share: &Share,
+    asked: NewTasks,
     wait: std::time::Duration,
 ) -> Answer {
-    let room = |bytes| state.budget.answer(bytes).map_err(|no_room| Problem::from(Excess::from(no_room)));
-    let (awaited, room) = state.api.insert_and_wait(caller, tasks, wait, room).await?;
+    let NewTasks { tasks, is_single } = asked;
+    let bytes = tasks.len() * WAITING_TASK;
+    let (stored, room) = (|| share.become_answer(bytes), |bytes| state.budget.answer(bytes).ok());
+    let (mut awaited, room) = state.api.insert_and_wait(caller, tasks, wait, stored, room).await?;
     let is_rejected = is_single && awaited.iter().all(|one| one.answer.status == InsertStatus::Rejected);
     let answer = list("results", awaited.iter().map(json::events::AwaitedTask::from))?;
-    drop((awaited, room));
-    let answer = within(&state.budget, answer)?;
+    drop(room);
+    let answer = match within(&state.budget, answer) {
+        Ok(answer) => answer,
+        // The tasks are stored: the caller hears so.
+        Err(_) => {
+            awaited.iter_mut().for_each(|one| one.results.clear());
+            list("results", awaited.iter().map(json::events::AwaitedTask::from))?
+        }
+    };
     Ok(if is_rejected { (StatusCode::UNPROCESSABLE_ENTITY, answer).into_response() } else { answer })
 }

@@ -217,7 +217,9 @@ async fn insert_tasks(
     idempotency::adopt(&headers, &mut asked)?;
     traced::adopt(&mut asked.tasks, traced::caller_context(&headers).as_deref());
     if let Some(wait) = wait {
-        return events::insert_and_wait(&state, &caller, asked.tasks, asked.is_single, wait).await;
+        // It must not last as long as the wait.
+        drop(body);
+        return events::insert_and_wait(&state, &caller, &share, asked, wait).await;
     }
     let answers = state.api.insert(&caller, asked.tasks).await?;
     let is_rejected = asked.is_single && answers.iter().all(|answer| answer.status == InsertStatus::Rejected);

@@ -140,6 +140,14 @@ impl OfQueue {
         let now = if self.all > 0 { Some(Interest::All) } else { (self.ends > 0).then_some(Interest::Ends) };
         now.max(lingers)
     }
+
+    /// Steps tell only ends while nobody watches all: then nobody can go on behind an event of before.
+    fn forget_unless_all(&mut self) {
+        if self.interest() != Some(Interest::All) {
+            self.recent.clear();
+            self.last.clear();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -167,6 +175,7 @@ impl Watchers {
     pub(super) fn watched(&self) -> HashMap<QueueName, Interest> {
         let mut map = self.0.map.lock();
         map.queues.retain(|_, of_queue| of_queue.interest().is_some());
+        map.queues.values_mut().for_each(OfQueue::forget_unless_all);
         map.queues.iter().filter_map(|(queue, of)| Some((queue.clone(), of.interest()?))).collect()
     }
 
@@ -281,6 +290,7 @@ impl Watch {
             metrics::watchers(map.watchers);
             for (queue, ids) in &of {
                 let of_queue = map.queues.entry(queue.clone()).or_default();
+                of_queue.forget_unless_all();
                 *of_queue.count(interest) += 1;
                 if ids.is_none() {
                     of_queue.boxes.push(Arc::clone(&mailbox));
@@ -348,5 +358,25 @@ impl Drop for Watch {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_goes_on_behind_a_time_in_which_only_ends_were_watched() {
+        let (watchers, queue) = (Watchers::default(), QueueName::new("q").unwrap());
+        let event = TaskEvent { id: TaskId::new(), queue: queue.clone(), status: TaskStatus::Queued, at_unix_ms: 1 };
+        let all = || Watch::new(watchers.clone(), vec![(queue.clone(), None)], Interest::All).unwrap();
+        let first = all();
+        watchers.tell([event.clone()].into_iter(), true);
+        let ends = Watch::new(watchers.clone(), vec![(queue.clone(), Some(Vec::new()))], Interest::Ends).unwrap();
+        drop(first);
+        assert_eq!(all().since(&event.event_id()), Some(Vec::new()), "the queue stays watched for a while");
+        watchers.0.map.lock().queues.get_mut(&queue).unwrap().left = None;
+        assert_eq!(all().since(&event.event_id()), None);
+        drop(ends);
     }
 }

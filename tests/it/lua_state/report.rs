@@ -329,6 +329,15 @@ async fn extend_moves_the_deadline_of_the_holder_only() {
     f.seed("ZADD", "undelivered", &[b"5", b"1"]).await;
     f.run(&scripts::EXTEND, extend("w")).await.expect("extend");
     assert_eq!(f.state().await.get("undelivered"), None);
+
+    // Where taskd extends by itself, the worker may not have it yet.
+    f.seed("ZADD", "undelivered", &[b"5", b"1"]).await;
+    let keep = |call: &mut Call| {
+        extend("w")(call);
+        call.arg("taskd");
+    };
+    assert_eq!(flat(f.run(&scripts::EXTEND, keep).await.expect("extend")), ["1", &until]);
+    assert_eq!(f.state().await["undelivered"], [format!("1={until}")]);
 }
 
 #[tokio::test]

@@ -14,6 +14,8 @@ use taskd::{
 
 pub(super) const GENERATION: u64 = 7;
 pub(super) const HOUR: Duration = Duration::from_secs(3600);
+/// No name of a worker.
+pub(super) const ANYBODY: &str = "";
 /// The second failure of a replica is offered again at once.
 pub(super) const BACKOFF: [Duration; 3] = [HOUR, Duration::ZERO, HOUR];
 
@@ -64,7 +66,7 @@ pub(super) struct Task {
     pub(super) credited: Vec<(String, u64)>,
     pub(super) held: Vec<(String, u64)>,
     pub(super) waiting: usize,
-    /// Whose replicas are in backoff: they have passed the elements that stand.
+    /// Whose replicas are in backoff: they have passed the elements that stand. `ANYBODY` where a reservation ended.
     pub(super) gave_back: Vec<(String, u64)>,
     /// Its time has not come; all that is left of it waits.
     pub(super) scheduled: bool,
@@ -331,7 +333,7 @@ impl Model {
             task.reserved = None;
             if task.left() > 0 {
                 task.waiting += 1;
-                task.gave_back.push((lease.worker.clone(), lease.grant));
+                task.gave_back.push((ANYBODY.to_owned(), lease.grant));
                 self.waits.insert(member(lease.id, lease.grant), None);
                 released = Some(member(lease.id, lease.grant));
             }
@@ -462,7 +464,7 @@ impl Model {
     pub(super) fn reject(&mut self, id: TaskId, grant: u64, mode: RejectMode, reason: &str) -> bool {
         let task = self.tasks.get_mut(&id).expect("a record");
         let at = task.held.iter().position(|(_, other)| *other == grant).expect("a holder");
-        let holder = task.held.remove(at);
+        let mut holder = task.held.remove(at);
         self.leases.remove(&member(id, grant));
         let failures = match mode {
             RejectMode::Release => 0,
@@ -472,6 +474,7 @@ impl Model {
         task.blame(&holder.0, failures, reason);
         if task.reserved.as_ref().is_some_and(|(only, _)| *only == holder.0) && task.is_barred(&holder.0) {
             task.reserved = None;
+            holder.0 = ANYBODY.to_owned();
         }
         if mode == RejectMode::Release {
             // taskd gives back all of a grant.

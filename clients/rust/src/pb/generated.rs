@@ -664,8 +664,9 @@ pub struct OpenSession {
     /// The first demand: how many tasks taskd may send. As `want` of a frame.
     #[prost(uint32, tag = "3")]
     pub want: u32,
-    /// The session to go on with, as `opened` named it. taskd keeps a session and its leases for `timeout` after the end
-    /// of its stream. If taskd does not know it any more, or this is another process, it opens a new one and says so.
+    /// The session to go on with, as `opened` named it. taskd keeps a session with tasks in hand, and their leases, for
+    /// `timeout` after the end of its stream. If taskd does not know it any more, or this is another process, it opens a
+    /// new one and says so.
     #[prost(string, tag = "4")]
     pub session: ::prost::alloc::string::String,
     /// Ids of the tasks that the worker has in hand, where it goes on with a session. What taskd sent beyond these did not
@@ -673,7 +674,7 @@ pub struct OpenSession {
     #[prost(string, repeated, tag = "5")]
     pub holding: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Ends the other sessions of this worker: their leases are void from now on, and go back at once. For a worker that
-    /// was restarted.
+    /// was restarted. A token that is limited to queues must fix the worker.
     #[prost(bool, tag = "6")]
     pub takeover: bool,
     /// The worker will say of each task when it starts it (`started`). Tasks that were not started cost no attempt when
@@ -722,7 +723,8 @@ pub struct WorkerFrame {
     #[prost(uint32, tag = "8")]
     pub want: u32,
     /// Ends the session: the tasks that the worker has not reported go back at once. taskd answers what came before, and
-    /// ends the stream with OK. A stream that ends without it leaves its session for `timeout`.
+    /// ends the stream with OK. A stream that ends without it leaves its session for `timeout`,
+    /// if the worker has tasks in hand.
     #[prost(bool, tag = "9")]
     pub close: bool,
 }
@@ -794,8 +796,8 @@ pub struct SessionClosing {
     /// Why, in words.
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
-    /// taskd ends the stream after so long, or as soon as the worker closes its side. The session and its leases stay for
-    /// `timeout`: go on with it, or at another process.
+    /// taskd ends the stream after so long, or as soon as the worker closes its side. The leases in hand stay for
+    /// `timeout`: go on with the session, or at another process.
     #[prost(message, optional, tag = "2")]
     pub within: ::core::option::Option<::prost_types::Duration>,
 }

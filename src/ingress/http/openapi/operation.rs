@@ -216,11 +216,16 @@ impl Operation {
         let content = match &self.success {
             Success::Json(schema) => json!({"application/json": {"schema": schema(&mut schemas.answers)}}),
             Success::Text(content_type) => json!({*content_type: {"schema": {"type": "string"}}}),
-            // The document has no way to type the data of an event.
-            Success::Events(schema) => json!({"text/event-stream": {
-                "schema": {"type": "string"},
-                "x-event-data": schema(&mut schemas.answers),
-            }}),
+            // The schema is that of one event.
+            Success::Events(schema) => json!({"text/event-stream": {"schema": {"type": "object", "properties": {
+                "id": {"type": "string"},
+                "event": {"type": "string"},
+                "data": {
+                    "type": "string",
+                    "contentMediaType": "application/json",
+                    "contentSchema": schema(&mut schemas.answers),
+                },
+            }}}}),
         };
         responses.insert("200".into(), json!({"description": "Done", "content": content}));
         if self.lines {

@@ -210,7 +210,7 @@ impl Handle {
         let calls = by_shard.into_iter().map(|(shard, held)| async move {
             for held in held.chunks(self.settings.limits.max_items) {
                 let extensions: Vec<_> = held.iter().map(|(id, held)| session.extension(*id, held)).collect();
-                match self.queue.extend(&shard, &extensions).await {
+                match self.queue.keep(&shard, &extensions).await {
                     Ok(answers) => session.kept(held, &answers, Instant::now()),
                     // They are tried again at once, and run out if Redis stays away.
                     Err(error) => tracing::debug!(%shard, "cannot extend leases of a session: {error}"),

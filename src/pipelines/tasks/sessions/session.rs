@@ -98,10 +98,12 @@ impl Session {
         Some((Attached { session, stream, cut }, missing))
     }
 
-    /// True if it has had no stream for longer than its time-out.
+    /// True if it has no stream and nothing to keep, or has had no stream for longer than its time-out.
     pub(super) fn is_away_since(&self, now: Instant) -> bool {
-        let state = self.state();
-        state.away_since.is_some_and(|since| now.saturating_duration_since(since) > state.plan.timeout)
+        let mut state = self.state();
+        let Some(since) = state.away_since else { return false };
+        state.book.drop_lapsed(now);
+        state.book.is_empty() || now.saturating_duration_since(since) > state.plan.timeout
     }
 
     /// Ends it; answers what it had in hand, the first time.
@@ -124,7 +126,8 @@ impl Session {
     }
 
     pub(super) fn taken(&self) -> usize {
-        let state = self.state();
+        let mut state = self.state();
+        state.book.drop_lapsed(Instant::now());
         state.book.len() + state.demand as usize
     }
 
@@ -191,7 +194,7 @@ impl Session {
     }
 }
 
-/// A stream's hold on its session. Dropped, the session stays for its time-out.
+/// A stream's hold on its session. Dropped, a session with tasks in hand stays for its time-out.
 pub struct Attached {
     pub(super) session: Arc<Session>,
     stream: u64,
