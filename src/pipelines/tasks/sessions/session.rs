@@ -218,6 +218,11 @@ impl Attached {
         self.session.demand()
     }
 
+    /// True while the worker has tasks in hand.
+    pub fn has_tasks(&self) -> bool {
+        !self.session.state().book.is_empty()
+    }
+
     /// Waits until the stream is no longer the session's.
     pub async fn cut(&self) -> Cut {
         self.cut.cancelled().await;
