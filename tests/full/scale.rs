@@ -91,12 +91,7 @@ impl Crowd {
     }
 
     /// Works until all is done, or an error of the stream.
-    async fn serve(
-        &self,
-        name: &str,
-        stream: &mut Worker,
-        in_hand: &mut Vec<pb::LeasedTask>,
-    ) -> Result<(), Status> {
+    async fn serve(&self, name: &str, stream: &mut Worker, in_hand: &mut Vec<pb::LeasedTask>) -> Result<(), Status> {
         let mut wanted = DEMAND;
         loop {
             while !in_hand.is_empty() {
