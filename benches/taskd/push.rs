@@ -216,8 +216,8 @@ where
     let channels = daemon.channels(scale.waiting_workers.div_ceil(WORKERS_A_CONNECTION)).await?;
     // What the first ones need, all have.
     let mut workers = JoinSet::new();
-    for number in 0..channels.len() {
-        workers.spawn(wait(channels[number].clone(), number).await?);
+    for (number, channel) in channels.iter().enumerate() {
+        workers.spawn(wait(channel.clone(), number).await?);
     }
     settle().await;
     let before = daemon.used().await?;

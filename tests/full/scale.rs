@@ -126,8 +126,9 @@ impl Crowd {
                     credits.entry(task.id.clone()).or_default().insert(name.to_owned());
                     false
                 }
-                // Its lease has ended, because the process that gave it is gone, or this machine is slow.
-                ItemStatus::LeaseLost | ItemStatus::AlreadyCompleted => false,
+                // Its lease has ended, because the process that gave it is gone, or this machine is slow. Redis may
+                // have forgotten the task that others completed.
+                ItemStatus::LeaseLost | ItemStatus::AlreadyCompleted | ItemStatus::UnknownTask => false,
                 ItemStatus::TryLater => true,
                 other => panic!("{other:?}: {result:?}"),
             }
