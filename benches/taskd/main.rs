@@ -43,8 +43,8 @@ use scale::Scale;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: command, costs, delay, push, claim, queues, production; search runs
-    /// only when it is named
+    /// Only the benchmarks whose name contains this: command, costs, delay, push, claim, queues, production; search
+    /// runs only when it is named
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
     #[arg(long)]

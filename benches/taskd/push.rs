@@ -145,8 +145,9 @@ fn throughput(scale: &Scale, figures: &Figures) -> Table {
         bench: "push",
         title: "push: tasks a second",
         conditions: format!(
-            "`taskd bench process` against one taskd on embedded defaults. 64 workers on 4 connections; {} tasks, {BATCH} \
-             a call or frame; 1 a call: {} tasks. The last two: tasks come one a call, faster than taskd takes them.",
+            "`taskd bench process` against one taskd on embedded defaults. 64 workers on 4 connections; {} tasks, \
+             {BATCH} a call or frame; 1 a call: {} tasks. The last two: tasks come one a call, faster than taskd \
+             takes them.",
             scale.tasks, scale.single_tasks
         ),
         references: vec!["polls, 1 a call".into(), format!("polls, {BATCH} a call")],
@@ -214,7 +215,7 @@ where
 {
     let daemon = Daemon::start_as("all", &[], CONFIG).await?;
     let channels = daemon.channels(scale.waiting_workers.div_ceil(WORKERS_A_CONNECTION)).await?;
-    // What the first ones need, all have.
+    // The first ones pay for what all share.
     let mut workers = JoinSet::new();
     for (number, channel) in channels.iter().enumerate() {
         workers.spawn(wait(channel.clone(), number).await?);

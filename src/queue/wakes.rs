@@ -2,8 +2,8 @@
 //! process listens.
 //!
 //! Such a wake goes to the caller that has waited longest, with a *baton*: this caller wakes others unless its look
-//! leaves the queue empty. If it took tasks, it wakes [`HEIRS`] others, each with a baton, and otherwise all. So one task
-//! wakes one caller, many tasks wake all of them in a few steps, and two tasks do not wake ten thousand sessions.
+//! leaves the queue empty. If it took tasks, it wakes [`HEIRS`] others, each with a baton, and otherwise all. So one
+//! task wakes one caller, many tasks wake all of them in a few steps, and two do not wake ten thousand sessions.
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,5 @@
-//! Twenty workers, of which some lie, crash, stall, reject and repeat themselves, and one who inserts. Half of each kind
-//! has streams, and the other half polls.
+//! Twenty workers, of which some lie, crash, stall, reject and repeat themselves, and one who inserts. Half of them
+//! have streams, and the other half polls.
 
 use std::{
     collections::VecDeque,
@@ -274,7 +274,7 @@ impl Worker {
         let ledger = Arc::clone(&self.crowd.ledger);
         let goes_on = !self.session.is_empty() && self.dice.chance(50);
         let takeover = !goes_on && self.dice.chance(30);
-        // Whoever forgets tasks must not keep them.
+        // A worker that forgets tasks must not keep them.
         let keep_leases = matches!(self.kind, Kind::Honest | Kind::Repeats) && self.dice.chance(40);
         let mut open = pb::OpenSession { takeover, keep_leases, ..opening(&self.name, want) };
         open.queues = QUEUES.iter().map(|(queue, _)| (*queue).to_owned()).collect();

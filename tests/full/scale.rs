@@ -32,7 +32,7 @@ const NUM: usize = 3;
 const CONNECTIONS: usize = 4;
 /// How many tasks a session wants, at any time.
 const DEMAND: u32 = 2;
-/// What the names of all workers begin with, and nothing else in Redis has.
+/// The beginning of the names of all workers, which nothing else in Redis has.
 const NAME: &str = "streamer-";
 
 /// The lease is what the tasks of the killed process wait for.
@@ -45,7 +45,7 @@ const CONFIG: &str = "\
     max_attempts = 1000\n\
     backoff = [\"0s\"]\n";
 
-/// What the workers know together.
+/// The knowledge that the workers share.
 struct Crowd {
     ports: [u16; 2],
     /// By task: the workers whose completion was answered OK.
@@ -81,7 +81,7 @@ impl Crowd {
             };
             assert_eq!(stream.opened.granted, DEMAND);
             self.open.fetch_add(1, Ordering::SeqCst);
-            // What it has in hand of another stream is reported here.
+            // It reports here the tasks of its last stream, too.
             let served = self.serve(&name, &mut stream, &mut in_hand).await;
             self.open.fetch_sub(1, Ordering::SeqCst);
             if served.is_ok() {
@@ -210,7 +210,7 @@ async fn a_thousand_streams_complete_each_task_num_times_while_a_process_is_kill
     database.remove().await;
 }
 
-/// What SQL has and what the workers were answered agree.
+/// SQL and the answers to the workers agree.
 async fn each_is_done_by_num_workers(daemon: &Daemon, credits: &BTreeMap<String, BTreeSet<String>>) {
     let (status, answer) = daemon.get(&format!("/v1/tasks?queue=q&limit={TASKS}")).await;
     assert_eq!(status, 200, "{answer}");
