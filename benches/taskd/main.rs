@@ -20,6 +20,7 @@ mod lines;
 mod machine;
 mod production;
 mod progress;
+mod push;
 mod queues;
 mod rebuild;
 mod redis_server;
@@ -42,8 +43,8 @@ use scale::Scale;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: command, costs, delay, claim, queues, production; search runs only
-    /// when it is named
+    /// Only the benchmarks whose name contains this: command, costs, delay, push, claim, queues, production; search
+    /// runs only when it is named
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
     #[arg(long)]
@@ -94,6 +95,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     if wanted("delay") {
         show(form, &delay::run(&scale, &Progress::new()).await?);
+    }
+    if wanted("push") {
+        show(form, &push::run(&scale, &Progress::new()).await?);
     }
     if wanted("claim") {
         show(form, &claim::run(&scale, &Progress::new()).await?);

@@ -1,5 +1,7 @@
 //! The sizes of a run: the full one, and a quick one that measures nothing.
 
+use std::time::Duration;
+
 /// The sizes of a run.
 pub(crate) struct Scale {
     pub(crate) runs: usize,
@@ -27,6 +29,12 @@ pub(crate) struct Scale {
     pub(crate) tasks_of_replicas: usize,
     /// Tasks of a database that is searched.
     pub(crate) searched: Vec<usize>,
+    /// How long tasks come faster than taskd can take them, and how long at a part of that.
+    pub(crate) overloaded_for: &'static str,
+    pub(crate) loaded_for: &'static str,
+    /// Workers that wait for tasks, and how long.
+    pub(crate) waiting_workers: usize,
+    pub(crate) wait_for: Duration,
 }
 
 impl Scale {
@@ -48,6 +56,10 @@ impl Scale {
             replicas: vec![1, 10, 100, 1000],
             tasks_of_replicas: 100,
             searched: vec![10_000, 10_000_000],
+            overloaded_for: "1s",
+            loaded_for: "10s",
+            waiting_workers: 10_000,
+            wait_for: Duration::from_secs(20),
         }
     }
 
@@ -68,6 +80,10 @@ impl Scale {
             replicas: vec![1, 5],
             tasks_of_replicas: 10,
             searched: vec![2_000, 20_000],
+            overloaded_for: "50ms",
+            loaded_for: "1s",
+            waiting_workers: 600,
+            wait_for: Duration::from_secs(2),
         }
     }
 }

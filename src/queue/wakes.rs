@@ -1,8 +1,9 @@
 //! Wakes for callers that wait for work: scripts publish the name of a queue that has something to hand out, and every
 //! process listens.
 //!
-//! Such a wake goes to the caller that has waited longest, with a *baton*: this caller wakes the others unless its look
-//! leaves the queue empty. So one task wakes one caller, and many tasks all of them, in two steps.
+//! Such a wake goes to the caller that has waited longest, with a *baton*: this caller wakes others unless its look
+//! leaves the queue empty. If it took tasks, it wakes [`HEIRS`] others, each with a baton, and otherwise all. So one
+//! task wakes one caller, many tasks wake all of them in a few steps, and two do not wake ten thousand sessions.
 
 use std::{
     collections::HashMap,
@@ -28,12 +29,26 @@ use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
 const PING_EVERY: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
+/// The callers that get a baton from one that took tasks and left some. Each of them that takes tasks and leaves some
+/// does the same, so ten thousand are awake in three steps.
+const HEIRS: usize = 32;
+
 /// The callers that wait for one queue.
 #[derive(Default)]
 struct Waiting {
     notify: Notify,
     /// Wakes of one caller that no caller has taken on yet.
     batons: AtomicUsize,
+}
+
+impl Waiting {
+    fn give_batons(&self, count: usize) {
+        // Batons that nobody has taken are there for the next callers, and are no reason for more of them.
+        let more = |batons: usize| (batons < HEIRS).then_some(batons + count);
+        self.batons.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok();
+        // Where nobody waits at this moment, the next caller that does is woken.
+        (0..count).for_each(|_| self.notify.notify_one());
+    }
 }
 
 /// Waiters by queue.
@@ -57,9 +72,18 @@ impl Wakes {
     fn wake_one(&self, queue: &QueueName) {
         let waiting = self.lock().get(queue).cloned();
         if let Some(waiting) = waiting {
-            waiting.batons.fetch_add(1, Ordering::SeqCst);
-            // Where nobody waits at this moment, the next caller that does is woken.
-            waiting.notify.notify_one();
+            waiting.give_batons(1);
+        }
+    }
+
+    /// Wakes some callers, with batons; all of them where they are few, and then nobody needs to pass anything on.
+    fn wake_some(&self, queue: &QueueName) {
+        let waiting = self.lock().get(queue).cloned();
+        let Some(waiting) = waiting else { return };
+        // Without the map and this function.
+        match Arc::strong_count(&waiting).saturating_sub(2) > HEIRS {
+            true => waiting.give_batons(HEIRS),
+            false => waiting.notify.notify_waiters(),
         }
     }
 
@@ -171,9 +195,9 @@ impl Waiter {
     }
 }
 
-/// The duty to wake the other callers of some queues.
+/// The duty to wake other callers of some queues.
 ///
-/// Dropped, as when its caller goes away, it wakes them.
+/// Dropped, as when its caller goes away, it wakes all of them.
 pub struct Batons {
     wakes: Arc<Wakes>,
     queues: Vec<QueueName>,
@@ -184,16 +208,21 @@ impl Batons {
         &self.queues
     }
 
-    /// Wakes the callers of the queues that still have something, or that may have.
-    pub fn pass_on(&mut self, is_empty: impl Fn(&QueueName) -> bool) {
+    /// Wakes callers of the queues that still have something, or that may have. Where this caller `took` nothing,
+    /// what is left may be for others than the next ones, so all are woken. Each step with batons takes tasks, so the
+    /// steps end.
+    pub fn pass_on(&mut self, took: bool, is_empty: impl Fn(&QueueName) -> bool) {
         let queues = std::mem::take(&mut self.queues).into_iter();
-        queues.filter(|queue| !is_empty(queue)).for_each(|queue| self.wakes.wake(&queue));
+        queues.filter(|queue| !is_empty(queue)).for_each(|queue| match took {
+            true => self.wakes.wake_some(&queue),
+            false => self.wakes.wake(&queue),
+        });
     }
 }
 
 impl Drop for Batons {
     fn drop(&mut self) {
-        self.pass_on(|_| false);
+        self.pass_on(false, |_| false);
     }
 }
 
@@ -212,6 +241,8 @@ impl Drop for Waiter {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -237,14 +268,14 @@ mod tests {
         let mut first = all.remove(0).now_or_never().expect("the one that has waited longest");
         assert!(all.iter_mut().all(|one| one.now_or_never().is_none()));
         assert_eq!(first.queues, [queue("q")]);
-        first.pass_on(|_| true);
+        first.pass_on(false, |_| true);
         assert!(all.iter_mut().all(|one| one.now_or_never().is_none()), "it left nothing");
 
         wakes.wake_one(&queue("q"));
         drop(all.remove(0).now_or_never().expect("the next one"));
         let mut last = all.remove(0).now_or_never().expect("its caller went away");
         assert!(last.queues.is_empty(), "the others have no baton, so this ends");
-        last.pass_on(|_| false);
+        last.pass_on(false, |_| false);
     }
 
     #[tokio::test]
@@ -255,8 +286,62 @@ mod tests {
         let mut first = woken(&waiters[0]).now_or_never().expect("it was woken before");
         let mut others: Vec<_> = waiters[1..].iter().map(|waiter| Box::pin(woken(waiter))).collect();
         assert!(others.iter_mut().all(|one| one.now_or_never().is_none()));
-        first.pass_on(|_| false);
+        first.pass_on(false, |_| false);
         assert!(others.iter_mut().all(|one| one.now_or_never().is_some()));
         assert_eq!(waiters[0].waiting[0].batons.load(Ordering::SeqCst), 0);
+    }
+    /// Takes out the callers that are awake now.
+    fn get_up<F: Future<Output = Batons>>(asleep: &mut Vec<Pin<Box<F>>>) -> Vec<Batons> {
+        let mut awake = Vec::new();
+        asleep.retain_mut(|one| match one.as_mut().now_or_never() {
+            Some(batons) => {
+                awake.push(batons);
+                false
+            }
+            None => true,
+        });
+        awake
+    }
+
+    #[tokio::test]
+    async fn of_many_callers_those_are_woken_that_may_find_something() {
+        let wakes = Arc::<Wakes>::default();
+        let waiters: Vec<_> = (0..2000).map(|_| wakes.waiter(&[queue("q")])).collect();
+        let mut asleep: Vec<_> = waiters.iter().map(|waiter| Box::pin(woken(waiter))).collect();
+        assert!(get_up(&mut asleep).is_empty());
+        wakes.wake_one(&queue("q"));
+        // The first one leaves something, of its heirs one does, and the heirs of that one find nothing.
+        let mut first = get_up(&mut asleep);
+        assert_eq!(first.len(), 1);
+        first[0].pass_on(true, |_| false);
+        let mut heirs = get_up(&mut asleep);
+        assert_eq!(heirs.len(), HEIRS);
+        assert!(heirs.iter().all(|batons| batons.queues() == [queue("q")]));
+        heirs[0].pass_on(true, |_| false);
+        heirs.iter_mut().for_each(|batons| batons.pass_on(false, |_| true));
+        let mut third = get_up(&mut asleep);
+        assert_eq!(third.len(), HEIRS);
+        third.iter_mut().for_each(|batons| batons.pass_on(false, |_| true));
+        assert!(get_up(&mut asleep).is_empty(), "{} sleep on", asleep.len());
+        // Something is left that the next caller may not have: all look.
+        wakes.wake_one(&queue("q"));
+        get_up(&mut asleep)[0].pass_on(false, |_| false);
+        let all = get_up(&mut asleep);
+        assert!(asleep.is_empty());
+        assert!(all.iter().all(|batons| batons.queues().is_empty()), "they have no batons, so this ends");
+    }
+
+    #[tokio::test]
+    async fn every_caller_is_woken_while_each_finds_something() {
+        let wakes = Arc::<Wakes>::default();
+        let waiters: Vec<_> = (0..500).map(|_| wakes.waiter(&[queue("q")])).collect();
+        let mut asleep: Vec<_> = waiters.iter().map(|waiter| Box::pin(woken(waiter))).collect();
+        assert!(get_up(&mut asleep).is_empty());
+        wakes.wake_one(&queue("q"));
+        while !asleep.is_empty() {
+            let mut awake = get_up(&mut asleep);
+            assert!(!awake.is_empty(), "{} sleep on", asleep.len());
+            awake.iter_mut().for_each(|batons| batons.pass_on(true, |_| false));
+        }
     }
 }

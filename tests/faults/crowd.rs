@@ -1,31 +1,35 @@
-//! Twenty workers, of which some lie, crash, stall, reject and repeat themselves, and one who inserts.
+//! Twenty workers, of which some lie, crash, stall, reject and repeat themselves, and one who inserts. Half of them
+//! have streams, and the other half polls.
 
 use std::{
     collections::VecDeque,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
+use taskd::wire::pb;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     dice::Dice,
     ledger::{Key, Lease, Ledger, now_ms},
+    pushed::{self, Pushed},
+    support::session::{opening, seconds},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Honest,
-    /// Takes tasks and is never heard of again.
+    /// Takes tasks and is never heard of again. On a stream: it goes, or stays and forgets them.
     Crashes,
     /// Answers when its lease has run out.
     Stalls,
-    /// Completes with tokens of others, with made-up ones, as somebody else.
+    /// Completes with tokens of others, with made-up ones, as somebody else. Goes on with the sessions of others.
     Lies,
     /// Sends each completion several times, at once and much later, to all processes.
     Repeats,
@@ -45,14 +49,18 @@ const KINDS: [Kind; 20] = {
 pub(crate) const QUEUES: [(&str, usize); 4] = [("one", 1), ("two", 2), ("three", 3), ("doomed", 1)];
 pub(crate) const DOOMED: &str = "doomed";
 /// As a caller would: then it asks another process.
-const PATIENCE: Duration = Duration::from_secs(4);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(4);
 
 pub(crate) struct Crowd {
     client: reqwest::Client,
     /// Of the processes.
     urls: Vec<String>,
+    /// Where the processes take streams.
+    ports: Vec<u16>,
     seed: u64,
     pub(crate) ledger: Arc<Ledger>,
+    /// The sessions that workers have had.
+    sessions: Mutex<Vec<String>>,
     /// All are honest now, so that the work ends.
     honest: AtomicBool,
     inserting: CancellationToken,
@@ -67,13 +75,15 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn start(urls: Vec<String>, seed: u64) -> Self {
+    pub(crate) fn start(urls: Vec<String>, ports: Vec<u16>, seed: u64) -> Self {
         let client = reqwest::Client::builder().timeout(PATIENCE).build().unwrap();
         let crowd = Arc::new(Crowd {
             client,
             urls,
+            ports,
             seed,
             ledger: Arc::default(),
+            sessions: Mutex::default(),
             honest: AtomicBool::new(false),
             inserting: CancellationToken::new(),
             stop: CancellationToken::new(),
@@ -177,10 +187,18 @@ fn delay(dice: &mut Dice) -> u64 {
     }
 }
 
+/// The answer to one item of a report: its status, and the new deadline of its lease.
+type Answer = (String, Option<u128>);
+
 struct Worker {
     crowd: Arc<Crowd>,
     name: String,
     kind: Kind,
+    /// It does not poll.
+    is_pushed: bool,
+    stream: Option<Pushed>,
+    /// Of its last stream.
+    session: String,
     dice: Dice,
     /// To be answered at this time.
     late: VecDeque<(Instant, Vec<Lease>)>,
@@ -193,7 +211,10 @@ impl Worker {
     fn new(crowd: Arc<Crowd>, n: usize, kind: Kind) -> Self {
         let name = format!("w{n}-{kind:?}").to_lowercase();
         let dice = Dice::new(crowd.seed, &name);
-        Self { crowd, name, kind, dice, late: VecDeque::new(), old: Vec::new(), children: 0 }
+        // The kinds stand in pairs.
+        let (is_pushed, stream, session) = (n % 2 == 1, None, String::new());
+        let (late, old, children) = (VecDeque::new(), Vec::new(), 0);
+        Self { crowd, name, kind, is_pushed, stream, session, dice, late, old, children }
     }
 
     async fn run(mut self) {
@@ -210,9 +231,88 @@ impl Worker {
                 self.complete(&leases).await;
             }
         }
+        if let Some(stream) = self.stream.take() {
+            stream.close().await;
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        if self.crowd.honest.load(Ordering::Relaxed) { Kind::Honest } else { self.kind }
     }
 
     async fn get(&mut self) -> Vec<Lease> {
+        match self.is_pushed {
+            true => self.next_pushed().await,
+            false => self.poll().await,
+        }
+    }
+
+    /// Waits for tasks on its stream. One that breaks is left, and the next call opens another.
+    async fn next_pushed(&mut self) -> Vec<Lease> {
+        let most = 1 + u32::try_from(self.dice.below(10)).unwrap();
+        let stream = match self.stream.take() {
+            Some(stream) => Some(stream),
+            None => self.open(most).await,
+        };
+        let Some(mut stream) = stream else { return Vec::new() };
+        let ledger = Arc::clone(&self.crowd.ledger);
+        if self.dice.chance(5) && stream.surrender(&ledger).await.is_err() {
+            return Vec::new();
+        }
+        let Ok((tasks, asked)) = stream.tasks(most, &ledger).await else { return Vec::new() };
+        self.stream = Some(stream);
+        let leases: Vec<_> = tasks.iter().map(|task| self.pushed_lease(task)).collect();
+        for lease in &leases {
+            ledger.leased(&self.name, lease, asked);
+        }
+        ledger.book().pushed += leases.len();
+        leases
+    }
+
+    /// Goes on with its session, takes over from it, or forgets it, at any process that answers.
+    async fn open(&mut self, want: u32) -> Option<Pushed> {
+        let ledger = Arc::clone(&self.crowd.ledger);
+        let goes_on = !self.session.is_empty() && self.dice.chance(50);
+        let takeover = !goes_on && self.dice.chance(30);
+        // A worker that forgets tasks must not keep them.
+        let keep_leases = matches!(self.kind, Kind::Honest | Kind::Repeats) && self.dice.chance(40);
+        let mut open = pb::OpenSession { takeover, keep_leases, ..opening(&self.name, want) };
+        open.queues = QUEUES.iter().map(|(queue, _)| (*queue).to_owned()).collect();
+        open.tells_started = self.dice.chance(50);
+        if goes_on {
+            open.session.clone_from(&self.session);
+            open.holding = self.late.iter().flat_map(|(_, leases)| leases).map(|lease| lease.id.clone()).collect();
+        }
+        if goes_on || takeover {
+            ledger.lets_go(&self.name, &open.holding);
+        }
+        let steals = self.kind() == Kind::Lies && self.dice.chance(30);
+        if steals {
+            let sessions = self.crowd.sessions.lock().unwrap();
+            let others: Vec<_> = sessions.iter().filter(|session| **session != self.session).collect();
+            if !others.is_empty() {
+                open.session = self.dice.pick(&others).to_string();
+                open.holding.clear();
+            }
+        }
+        let (first, all) = (self.dice.below(self.crowd.ports.len()), self.crowd.ports.len());
+        for n in 0..all {
+            let port = self.crowd.ports[(first + n) % all];
+            let Ok(stream) = Pushed::open(port, open.clone(), &ledger).await else { continue };
+            let opened = stream.opened();
+            let is_own = self.session == open.session;
+            if opened.resumed && !is_own {
+                ledger.broken(format!("{} goes on with a session of another: {}", self.name, open.session));
+            }
+            self.session.clone_from(&opened.session);
+            self.crowd.sessions.lock().unwrap().push(opened.session.clone());
+            return Some(stream);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        None
+    }
+
+    async fn poll(&mut self) -> Vec<Lease> {
         let queues: Vec<_> = QUEUES.iter().map(|(queue, _)| queue).collect();
         let most = 1 + self.dice.below(10);
         let body = json!({"worker": self.name, "queues": queues, "max_tasks": most, "wait": "200ms"});
@@ -237,6 +337,19 @@ impl Worker {
             replicas: task["replicas"].as_u64().unwrap() as usize,
             expires_ms: rfc3339_ms(&text("lease_expires_at")),
             children,
+        }
+    }
+
+    fn pushed_lease(&mut self, task: &pb::LeasedTask) -> Lease {
+        let key = String::from_utf8(task.key.to_vec()).unwrap();
+        assert_eq!(task.payload, key.split('/').next_back().unwrap(), "{task:?}");
+        Lease {
+            id: task.id.clone(),
+            token: task.lease_token.clone(),
+            replicas: task.replicas as usize,
+            expires_ms: pushed::unix_ms(task.lease_expires_at.unwrap()),
+            children: self.discover(&key),
+            key: (task.queue.clone(), key),
         }
     }
 
@@ -268,12 +381,13 @@ impl Worker {
         if leases.is_empty() {
             return;
         }
-        let kind = match self.crowd.honest.load(Ordering::Relaxed) {
-            true => Kind::Honest,
-            false => self.kind,
-        };
-        match kind {
-            Kind::Crashes if self.dice.chance(70) => {}
+        match self.kind() {
+            Kind::Crashes if self.dice.chance(70) => {
+                if self.dice.chance(50) {
+                    self.crowd.ledger.lets_go(&self.name, &[]);
+                    self.stream = None;
+                }
+            }
             Kind::Stalls if self.dice.chance(70) => {
                 let longest = leases.iter().map(|lease| lease.expires_ms).max().unwrap();
                 let late = longest.saturating_sub(now_ms()) as u64 + self.dice.below(1000) as u64;
@@ -317,14 +431,36 @@ impl Worker {
     async fn complete_once(&mut self, leases: &[Lease]) -> bool {
         let completions: Vec<_> = leases.iter().map(|lease| self.completion(lease)).collect();
         let body = json!({"worker": self.name, "completions": completions});
+        let completions = leases.iter().map(|lease| pushed::completion(lease, &self.name)).collect();
+        let frame = pb::WorkerFrame { completions, ..Default::default() };
         let ledger = Arc::clone(&self.crowd.ledger);
         ledger.ending(leases, true);
         let sent = ledger.sending();
-        let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:complete", &body).await else { return false };
-        for (lease, status) in leases.iter().zip(statuses(&answer)) {
-            ledger.answered(lease, status, sent);
+        let Some(answers) = self.report("/v1/tasks:complete", &body, frame).await else { return false };
+        for (lease, (status, _)) in leases.iter().zip(answers) {
+            ledger.answered(lease, &status, sent);
         }
         true
+    }
+
+    /// Sends a report on its stream, if it has one, or by a call. `None`: it was not answered.
+    async fn report(&mut self, path: &str, body: &Value, frame: pb::WorkerFrame) -> Option<Vec<Answer>> {
+        let calls = self.dice.chance(10);
+        let Some(mut stream) = self.stream.take_if(|_| !calls) else {
+            let answer = self.crowd.call(&mut self.dice, path, body).await?;
+            return Some(answer["results"].as_array().unwrap().iter().map(read).collect());
+        };
+        match stream.ask(frame).await {
+            Ok(answer) => {
+                self.stream = Some(stream);
+                let all = answer.completions.iter().chain(&answer.rejections).chain(&answer.extensions);
+                Some(all.map(pushed::read).collect())
+            }
+            Err(_) => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                None
+            }
+        }
     }
 
     async fn repeat(&mut self, leases: Vec<Lease>) {
@@ -348,12 +484,20 @@ impl Worker {
             one
         };
         let body = json!({"worker": self.name, "rejections": leases.iter().map(one).collect::<Vec<_>>()});
+        let millis = |delay: &str| i32::try_from(humantime::parse_duration(delay).unwrap().as_millis()).unwrap();
+        let delay =
+            delay.filter(|_| retry).map(|delay| prost_types::Duration { seconds: 0, nanos: millis(delay) * 1_000_000 });
+        let one = |lease: &Lease| {
+            let (id, lease_token, reason) = (lease.id.clone(), lease.token.clone(), "no".to_owned());
+            pb::Rejection { id, lease_token, reason, retry: Some(retry), delay }
+        };
+        let frame = pb::WorkerFrame { rejections: leases.iter().map(one).collect(), ..Default::default() };
         let ledger = Arc::clone(&self.crowd.ledger);
         ledger.ending(leases, false);
         let sent = ledger.sending();
-        let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:reject", &body).await else { return };
-        for (lease, status) in leases.iter().zip(statuses(&answer)) {
-            ledger.rejected(lease, status, sent);
+        let Some(answers) = self.report("/v1/tasks:reject", &body, frame).await else { return };
+        for (lease, (status, _)) in leases.iter().zip(answers) {
+            ledger.rejected(lease, &status, sent);
         }
         // It thinks better of it, too late.
         if self.dice.chance(20) {
@@ -364,10 +508,15 @@ impl Worker {
     async fn extend(&mut self, leases: &[Lease]) {
         let one = |lease: &Lease| json!({"id": lease.id, "lease_token": lease.token, "by": "2s"});
         let body = json!({"worker": self.name, "extensions": leases.iter().map(one).collect::<Vec<_>>()});
-        let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:extend", &body).await else { return };
-        for (lease, result) in leases.iter().zip(answer["results"].as_array().unwrap()) {
-            if let Some(until) = result["lease_expires_at"].as_str() {
-                self.crowd.ledger.extended(lease, rfc3339_ms(until));
+        let one = |lease: &Lease| {
+            let (id, lease_token, by) = (lease.id.clone(), lease.token.clone(), seconds(2));
+            pb::Extension { id, lease_token, by }
+        };
+        let frame = pb::WorkerFrame { extensions: leases.iter().map(one).collect(), ..Default::default() };
+        let Some(answers) = self.report("/v1/tasks:extend", &body, frame).await else { return };
+        for (lease, (_, until)) in leases.iter().zip(answers) {
+            if let Some(until) = until {
+                self.crowd.ledger.extended(lease, until);
             }
         }
     }
@@ -396,8 +545,23 @@ impl Worker {
         for (lie, worker, id, token) in lies {
             let completion = json!({"id": id, "lease_token": token, "result": "a lie"});
             let body = json!({"worker": worker, "completions": [completion]});
-            if let Some(answer) = self.crowd.call(&mut self.dice, "/v1/tasks:complete", &body).await {
-                self.crowd.ledger.lied(&format!("{lie}, {worker} {id} {token}"), statuses(&answer)[0]);
+            let (of, said) = (self.name == worker, format!("{lie}, {worker} {id} {token}"));
+            let answers = match of {
+                true => {
+                    let one = pb::Completion { id, lease_token: token, result: "a lie".into(), ..Default::default() };
+                    // It says that it has started what is not its own, too.
+                    let (completions, started) = (vec![one.clone()], vec![one.id]);
+                    let frame = pb::WorkerFrame { completions, started, ..Default::default() };
+                    self.report("/v1/tasks:complete", &body, frame).await
+                }
+                // On a stream everybody is its worker.
+                false => {
+                    let answer = self.crowd.call(&mut self.dice, "/v1/tasks:complete", &body).await;
+                    answer.map(|answer| answer["results"].as_array().unwrap().iter().map(read).collect())
+                }
+            };
+            if let Some((status, _)) = answers.and_then(|answers: Vec<Answer>| answers.into_iter().next()) {
+                self.crowd.ledger.lied(&said, &status);
             }
         }
     }
@@ -411,8 +575,8 @@ fn changed(token: &str, dice: &mut Dice) -> String {
     parts.join(":")
 }
 
-fn statuses(answer: &Value) -> Vec<&str> {
-    answer["results"].as_array().unwrap().iter().map(|one| one["status"].as_str().unwrap()).collect()
+fn read(result: &Value) -> Answer {
+    (result["status"].as_str().unwrap().to_owned(), result["lease_expires_at"].as_str().map(rfc3339_ms))
 }
 
 fn rfc3339_ms(text: &str) -> u128 {

@@ -9,18 +9,23 @@ use std::{
 };
 
 use serde_json::json;
+use taskd::wire::pb;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     task::JoinSet,
 };
 
-use crate::support::daemon::Daemon;
+use crate::support::{
+    daemon::Daemon,
+    session::{Worker, opening, seconds, try_channel},
+};
 
 const MIB: usize = 1 << 20;
 /// All of them together are more than `request_budget`.
 const STALLED: usize = 12;
 const STALLED_BYTES: usize = 24 * MIB;
+const BABBLED: usize = 30;
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
@@ -36,9 +41,16 @@ enum Kind {
     HangsUp,
     /// Waits for a hundred queues that there never were, and goes.
     Waits,
+    /// Opens a stream, wants tasks, and never reads.
+    IsDeaf,
+    /// Opens streams by the dozen, and sends frames that make no sense on each.
+    Babbles,
 }
 
-const KINDS: [Kind; 6] = [Kind::Silent, Kind::Stalls, Kind::Swells, Kind::MakesUp, Kind::HangsUp, Kind::Waits];
+const KINDS: [Kind; 8] = {
+    use Kind::*;
+    [Silent, Stalls, Swells, MakesUp, HangsUp, Waits, IsDeaf, Babbles]
+};
 
 /// Ends when dropped.
 pub(crate) struct Hostile {
@@ -135,6 +147,51 @@ async fn round(kind: Kind, (http, grpc): (u16, u16)) -> std::io::Result<()> {
             tokio::time::sleep(Duration::from_secs(1)).await;
             Ok(())
         }
+        Kind::IsDeaf => {
+            let stream = Worker::open_on(channel(grpc).await?, session(100), None).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            stream.map(drop).map_err(std::io::Error::other)
+        }
+        Kind::Babbles => {
+            let channel = channel(grpc).await?;
+            let mut held = Vec::new();
+            for n in 0..BABBLED {
+                let stream = Worker::open_on(channel.clone(), session(0), None).await.map_err(std::io::Error::other)?;
+                // One that was ended takes no more frames.
+                drop(stream.to.try_send(nonsense(n)));
+                held.push(stream);
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            Ok(())
+        }
+    }
+}
+
+async fn channel(port: u16) -> std::io::Result<tonic::transport::Channel> {
+    try_channel(port).await.map_err(std::io::Error::other)
+}
+
+fn session(want: u32) -> pb::OpenSession {
+    let queues = ["one", "two", "three"].map(ToOwned::to_owned).into();
+    pb::OpenSession { queues, ..opening("hostile", want) }
+}
+
+/// A frame that ends its stream, or that should change nothing.
+fn nonsense(n: usize) -> pb::WorkerFrame {
+    let id = || "01a201ac-c680-7000-8000-e681572e49a2".to_owned();
+    match n % 5 {
+        // A second session on the stream.
+        0 => pb::WorkerFrame { open: Some(session(u32::MAX)), ..Default::default() },
+        // More items than a frame may have.
+        1 => pb::WorkerFrame { completions: vec![pb::Completion::default(); 5000], ..Default::default() },
+        2 => {
+            let one = |n| pb::Extension { id: id(), lease_token: format!("no-{n}:0:1:1:1"), by: seconds(i64::MAX) };
+            pb::WorkerFrame { extensions: (0..500).map(one).collect(), ..Default::default() }
+        }
+        // Tasks that nobody gave it.
+        3 => pb::WorkerFrame { started: (0..1000).map(|_| id()).collect(), surrender: true, ..Default::default() },
+        // It asks, and asks not to be asked.
+        _ => pb::WorkerFrame { want: u32::MAX, surrender: true, close: true, number: u64::MAX, ..Default::default() },
     }
 }
 

@@ -71,6 +71,8 @@ pub(crate) struct Book {
     /// How often Redis has lost something that it had answered.
     pub(crate) losses: usize,
     pub(crate) completed: usize,
+    /// Tasks that came on streams.
+    pub(crate) pushed: usize,
     /// When the request was sent that was answered OK; the latest.
     pub(crate) last_ok: Option<Instant>,
     pub(crate) refused: BTreeMap<String, usize>,
@@ -193,6 +195,19 @@ impl Ledger {
         if let Some(grant) = grant {
             grant.expires_ms = until_ms;
         }
+    }
+
+    /// A session of the worker ends, or goes on with these tasks: taskd may take back all others.
+    pub(crate) fn lets_go(&self, worker: &str, keeps: &[String]) {
+        let mut book = self.book();
+        let others = book.tasks.iter_mut().filter(|(id, _)| !keeps.contains(id));
+        let grants = others.flat_map(|(_, seen)| seen.grants.values_mut());
+        grants.filter(|grant| grant.worker == worker).for_each(|grant| grant.ended = true);
+    }
+
+    /// Notes a promise that was broken.
+    pub(crate) fn broken(&self, what: String) {
+        self.book().violations.push(what);
     }
 
     /// The holder is about to complete or reject.

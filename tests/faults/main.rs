@@ -20,6 +20,7 @@ mod disk;
 mod fault;
 mod hostile;
 mod ledger;
+mod pushed;
 mod servers;
 mod soak;
 mod world;

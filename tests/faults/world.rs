@@ -207,7 +207,8 @@ impl<'a> World<'a> {
             daemon.ready().await;
         }
         let urls = world.daemons.iter().map(Daemon::http).collect();
-        let running = Running::start(urls, plan.seed);
+        let ports = world.daemons.iter().map(Daemon::grpc_port).collect();
+        let running = Running::start(urls, ports, plan.seed);
         world.ledger = Arc::clone(&running.crowd.ledger);
         world.running = Some(running);
         world
@@ -383,5 +384,9 @@ pub(crate) fn clock() -> String {
 pub(crate) fn summary(ledger: &Ledger) -> String {
     let book = ledger.book();
     let answers: BTreeMap<_, _> = book.refused.iter().collect();
-    format!("{} inserted, {} completed, answers {answers:?}, {} lies", book.inserts.len(), book.completed, book.lies)
+    let (inserted, completed, pushed) = (book.inserts.len(), book.completed, book.pushed);
+    format!(
+        "{inserted} inserted, {pushed} leases on streams, {completed} completed, answers {answers:?}, {} lies",
+        book.lies
+    )
 }

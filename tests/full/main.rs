@@ -35,6 +35,7 @@ mod redis_access;
 mod redis_cluster;
 mod redis_wait;
 mod retention;
+mod scale;
 mod search;
 mod sessions;
 mod silent_servers;

@@ -30,6 +30,7 @@ mod filter_bits;
 mod fsck;
 mod full_memory;
 mod idle;
+mod idle_streams;
 mod ingress_cli;
 mod ingress_delivery;
 mod ingress_door;

@@ -30,7 +30,13 @@ pub(crate) fn opening(worker: &str, want: u32) -> pb::OpenSession {
 }
 
 pub(crate) async fn channel(port: u16) -> Channel {
-    Channel::from_shared(format!("http://127.0.0.1:{port}")).unwrap().connect().await.unwrap()
+    try_channel(port).await.unwrap()
+}
+
+/// The same where taskd may be away.
+pub(crate) async fn try_channel(port: u16) -> Result<Channel, Status> {
+    let endpoint = Channel::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
+    endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))
 }
 
 impl Worker {
@@ -39,7 +45,12 @@ impl Worker {
     }
 
     pub(crate) async fn open_with(port: u16, open: pb::OpenSession, token: Option<&str>) -> Result<Self, Status> {
-        let mut client = TasksClient::new(channel(port).await);
+        Self::open_on(channel(port).await, open, token).await
+    }
+
+    /// The same on a connection that may carry others.
+    pub(crate) async fn open_on(channel: Channel, open: pb::OpenSession, token: Option<&str>) -> Result<Self, Status> {
+        let mut client = TasksClient::new(channel);
         let (to, frames) = mpsc::channel(100);
         to.send(pb::WorkerFrame { open: Some(open), ..Default::default() }).await.unwrap();
         let mut request = Request::new(ReceiverStream::new(frames));
@@ -47,7 +58,7 @@ impl Worker {
             request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
         }
         let mut from = client.stream_tasks(request).await?.into_inner();
-        let first = timeout(LONG, from.message()).await.unwrap()?.expect("a first frame");
+        let first = timeout(LONG, from.message()).await.unwrap()?.ok_or_else(has_ended)?;
         let (opened, demand) = (first.opened.expect("opened"), first.demand);
         Ok(Self { to, from, opened, number: 0, ended: Vec::new(), tasks: Vec::new(), demand })
     }
@@ -79,9 +90,9 @@ impl Worker {
     pub(crate) async fn ask(&mut self, frame: pb::WorkerFrame) -> Result<pb::FrameAnswer, Status> {
         self.number += 1;
         let number = self.number;
-        self.send(pb::WorkerFrame { number, ..frame }).await;
+        self.to.send(pb::WorkerFrame { number, ..frame }).await.map_err(|_| has_ended())?;
         loop {
-            let frame = self.read().await?.expect("the stream goes on");
+            let frame = self.read().await?.ok_or_else(has_ended)?;
             if let Some(answer) = frame.answer {
                 assert_eq!(answer.number, number);
                 return Ok(answer);
@@ -110,6 +121,10 @@ impl Worker {
         self.send(pb::WorkerFrame { close: true, ..Default::default() }).await;
         self.end().await.unwrap();
     }
+}
+
+fn has_ended() -> Status {
+    Status::unavailable("the stream has ended")
 }
 
 pub(crate) fn completion(task: &pb::LeasedTask) -> pb::Completion {

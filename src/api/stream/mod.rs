@@ -37,7 +37,7 @@ impl Api {
         &self,
         caller: Caller,
         mut frames: impl Stream<Item = Result<Received, ()>> + Unpin + Send,
-        out: mpsc::Sender<Sent>,
+        out: mpsc::Sender<Box<Sent>>,
         room: FindRoom,
     ) -> Result<(), StreamEnd> {
         let tasks = self.tasks()?;

@@ -4,7 +4,7 @@
 
 use std::{
     future::Future,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,7 +12,7 @@ use std::{
 use futures::{FutureExt, Stream, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    time::{MissedTickBehavior, interval, sleep, timeout},
+    time::{sleep, sleep_until, timeout},
 };
 
 use super::{
@@ -27,7 +27,8 @@ use crate::{
 
 /// The frames whose answers are under way.
 const OPEN_FRAMES: usize = 16;
-/// How often a stream looks at the time, and at its token.
+/// How often a stream looks at the time while its token may be revoked, its leases may run out, or the process stops.
+/// Any other stream looks when a heartbeat or its time-out is due: ten thousand idle ones cost next to nothing.
 const TICK: Duration = Duration::from_millis(700);
 /// How long a claim waits after one that failed.
 const CLAIM_AGAIN: Duration = Duration::from_secs(1);
@@ -48,7 +49,7 @@ pub(super) struct Streaming<'a> {
     tasks: &'a Handle,
     caller: &'a Caller,
     attached: &'a Attached,
-    out: mpsc::Sender<Sent>,
+    out: mpsc::Sender<Box<Sent>>,
     room: FindRoom,
     /// For the one frame with tasks that waits for the connection.
     place: Arc<Semaphore>,
@@ -62,6 +63,8 @@ pub(super) struct Streaming<'a> {
     /// When the worker sent its last frame, and taskd sent its own.
     heard: Instant,
     spoke: Instant,
+    /// When it last looked at the time.
+    looked: Instant,
     timeout: Duration,
     keeps: bool,
     /// Since when the process stops.
@@ -76,13 +79,13 @@ impl<'a> Streaming<'a> {
         tasks: &'a Handle,
         caller: &'a Caller,
         attached: &'a Attached,
-        out: mpsc::Sender<Sent>,
+        out: mpsc::Sender<Box<Sent>>,
         room: FindRoom,
         keeps: bool,
     ) -> Self {
         let (place, answers, now) = (Arc::new(Semaphore::new(1)), FuturesUnordered::new(), Instant::now());
         let (claim, keeping, surrenders, closing) = (None, None, 0, None);
-        let (heard, spoke, timeout) = (now, now, attached.timeout());
+        let (heard, spoke, looked, timeout) = (now, now, now, attached.timeout());
         Self {
             api,
             tasks,
@@ -97,6 +100,7 @@ impl<'a> Streaming<'a> {
             surrenders,
             heard,
             spoke,
+            looked,
             timeout,
             keeps,
             closing,
@@ -107,11 +111,14 @@ impl<'a> Streaming<'a> {
         &mut self,
         frames: &mut (impl Stream<Item = Result<Received, ()>> + Unpin + Send),
     ) -> Result<(), StreamEnd> {
-        let mut tick = interval(TICK);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut alarm = pin!(sleep_until(self.look_at().into()));
         let attached = self.attached;
         loop {
             self.stand_claim();
+            let at = self.look_at().into();
+            if at < alarm.deadline() {
+                alarm.as_mut().reset(at);
+            }
             let reads = self.answers.len() < OPEN_FRAMES;
             tokio::select! {
                 biased;
@@ -139,8 +146,21 @@ impl<'a> Streaming<'a> {
                     }
                     Some(Err(())) => return Err(StreamEnd::Broken),
                 },
-                _ = tick.tick() => self.tick().await?,
+                () = alarm.as_mut() => {
+                    self.look().await?;
+                    alarm.as_mut().reset(self.look_at().into());
+                }
             }
+        }
+    }
+
+    /// When the time changes something for this stream.
+    fn look_at(&self) -> Instant {
+        let due = (self.heard + self.timeout).min(self.spoke + heartbeat(self.timeout));
+        let keeps = self.keeps && self.attached.has_tasks();
+        match keeps || self.closing.is_some() || self.caller.access.token().is_some() {
+            true => due.min(self.looked + TICK),
+            false => due,
         }
     }
 
@@ -187,7 +207,7 @@ impl<'a> Streaming<'a> {
         let Some(demand) = self.attached.hold(&leases.tasks) else { return Ok(()) };
         let Leases { tasks, deliveries } = leases;
         let frame = TaskdFrame { tasks, demand, ..TaskdFrame::default() };
-        self.send_all(Sent { frame, deliveries, room: Some(room), _place: Some(place) }).await
+        self.send_all(Box::new(Sent { frame, deliveries, room: Some(room), _place: Some(place) })).await
     }
 
     /// Claims again in a moment.
@@ -286,7 +306,8 @@ impl<'a> Streaming<'a> {
         self.send(TaskdFrame { closing, ..self.frame() }).await
     }
 
-    async fn tick(&mut self) -> Result<(), StreamEnd> {
+    async fn look(&mut self) -> Result<(), StreamEnd> {
+        self.looked = Instant::now();
         self.api.authentication.still_valid(self.caller)?;
         if self.closing.is_some_and(|since| since.elapsed() >= LAST_WORDS) && self.answers.is_empty() {
             return Err(StreamEnd::Stopping);
@@ -298,7 +319,7 @@ impl<'a> Streaming<'a> {
         if self.heard.elapsed() >= self.timeout {
             return Err(StreamEnd::Silent(self.timeout));
         }
-        if self.keeps && self.keeping.is_none() {
+        if self.keeps && self.keeping.is_none() && self.attached.has_tasks() {
             self.keeping = Some(Box::pin(self.tasks.keep_leases(self.attached)));
         }
         if self.spoke.elapsed() >= heartbeat(self.timeout) {
@@ -308,11 +329,11 @@ impl<'a> Streaming<'a> {
     }
 
     pub(super) async fn send(&mut self, frame: TaskdFrame) -> Result<(), StreamEnd> {
-        self.send_all(Sent { frame, deliveries: Vec::new(), room: None, _place: None }).await
+        self.send_all(Box::new(Sent { frame, deliveries: Vec::new(), room: None, _place: None })).await
     }
 
     /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session counts before.
-    async fn send_all(&mut self, sent: Sent) -> Result<(), StreamEnd> {
+    async fn send_all(&mut self, sent: Box<Sent>) -> Result<(), StreamEnd> {
         let stopped = async {
             self.api.stop.cancelled().await;
             sleep(LAST_WORDS).await;

@@ -62,7 +62,7 @@ pub(super) fn serve(state: &State, request: Request<Streaming<pb::WorkerFrame>>)
 
 /// The frames on their way to the worker; behind the last one, how the stream ended.
 pub(in crate::ingress) struct Frames {
-    sent: mpsc::Receiver<Sent>,
+    sent: mpsc::Receiver<Box<Sent>>,
     end: Option<oneshot::Receiver<Result<(), Status>>>,
     loading: Loading,
 }
@@ -71,7 +71,8 @@ impl Stream for Frames {
     type Item = Result<pb::TaskdFrame, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if let Some(Sent { frame, deliveries, room, .. }) = ready!(self.sent.poll_recv(cx)) {
+        if let Some(sent) = ready!(self.sent.poll_recv(cx)) {
+            let Sent { frame, deliveries, room, .. } = *sent;
             // The encoder takes the frame now, and the piece of the body that has it comes next.
             self.loading.load(deliveries, room);
             return Poll::Ready(Some(Ok(frame.into())));

@@ -106,14 +106,15 @@ impl Handle {
             let (since, left) = (SystemTime::now(), deadline.saturating_duration_since(Instant::now()));
             let is_last = left.is_zero() || self.stop.is_cancelled();
             let claim = claim();
-            let look = async {
+            // In a box: a call that waits, and ten thousand may, need not keep room for a look.
+            let look = Box::pin(async {
                 let before = self.queue.offers(batons.queues());
                 let found = self.look(&look_at, &claim, is_last).await;
-                batons.pass_on(|queue| before.are_taken(queue));
+                batons.pass_on(!found.granted.is_empty(), |queue| before.are_taken(queue));
                 // The call waits on for the other shards when one fails.
                 let wait_on = found.granted.is_empty() && !is_last && (found.error.is_none() || found.any_asked);
                 (!wait_on).then_some(found)
-            };
+            });
             let found = tokio::select! {
                 found = waiter.look_then_wait(look, left) => found,
                 () = self.stopped_while_waiting(is_last) => Err(queues.to_vec()),

@@ -4,7 +4,7 @@
 //! it until it would have run out; at the session's end the queue leaves such a lease alone.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     time::{Duration, Instant},
 };
 
@@ -97,8 +97,13 @@ impl Book {
         is_here && self.0.remove(id).is_some()
     }
 
-    pub(super) fn remove(&mut self, id: TaskId) -> bool {
-        self.0.remove(&id).is_some()
+    /// Removes the leases of these tasks; those that it had.
+    pub(super) fn remove_all(&mut self, ids: &HashSet<TaskId>) -> Vec<TaskId> {
+        // A process has thousands of books, and most of them a few tasks.
+        match self.0.len() < ids.len() {
+            true => self.0.extract_if(|id, _| ids.contains(id)).map(|(id, _)| id).collect(),
+            false => ids.iter().copied().filter(|id| self.0.remove(id).is_some()).collect(),
+        }
     }
 
     /// The leases of which half is over.

@@ -82,6 +82,7 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
                 };
                 match notice {
                     Ok(Notice::Cancelled(ids)) => {
+                        let ids = ids.iter().copied().collect();
                         handle.sessions.all().iter().for_each(|session| session.cancelled(&ids));
                     }
                     Ok(Notice::Takeover { worker, session }) => handle.end_others(&worker, session).await,

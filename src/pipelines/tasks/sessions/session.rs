@@ -1,6 +1,7 @@
 //! One session, and the stream that it is attached to.
 
 use std::{
+    collections::HashSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -143,16 +144,10 @@ impl Session {
     }
 
     /// Operators ended these tasks.
-    pub(super) fn cancelled(&self, ids: &[TaskId]) {
+    pub(super) fn cancelled(&self, ids: &HashSet<TaskId>) {
         let mut state = self.state();
-        if state.book.is_empty() {
-            return;
-        }
-        for id in ids {
-            if state.book.remove(*id) {
-                state.ended.push(ItemAnswer::new(id.to_string(), ItemStatus::Cancelled));
-            }
-        }
+        let ended = state.book.remove_all(ids);
+        state.ended.extend(ended.iter().map(|id| ItemAnswer::new(id.to_string(), ItemStatus::Cancelled)));
         if !state.ended.is_empty() {
             self.notify.notify_one();
         }
@@ -216,6 +211,11 @@ impl Attached {
 
     pub fn demand(&self) -> u32 {
         self.session.demand()
+    }
+
+    /// True while the worker has tasks in hand.
+    pub fn has_tasks(&self) -> bool {
+        !self.session.state().book.is_empty()
     }
 
     /// Waits until the stream is no longer the session's.
