@@ -211,6 +211,7 @@ fn task(queue_name: &str, key: impl AsRef<[u8]>) -> TaskRow {
         traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into(),
         created_unix_ms: NOW,
         backoff: None,
+        deadline_unix_ms: 0,
         idempotency: None,
     }
 }

@@ -142,15 +142,15 @@ impl Session {
         granted
     }
 
-    /// Operators ended these tasks.
-    pub(super) fn cancelled(&self, ids: &[TaskId]) {
+    /// These tasks ended, and with them their leases.
+    pub(super) fn ended(&self, ids: &[TaskId], status: ItemStatus) {
         let mut state = self.state();
         if state.book.is_empty() {
             return;
         }
         for id in ids {
             if state.book.remove(*id) {
-                state.ended.push(ItemAnswer::new(id.to_string(), ItemStatus::Cancelled));
+                state.ended.push(ItemAnswer::new(id.to_string(), status));
             }
         }
         if !state.ended.is_empty() {
