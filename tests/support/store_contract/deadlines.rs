@@ -60,7 +60,7 @@ pub(crate) async fn a_deadline_comes_until_its_task_is_final<D: Database>(db: &D
     store.settle(&[died(early), died(late), died(&parked)]).await.unwrap();
     assert_eq!(due(&*store, NOW + 400 + 2 * DAY, 10).await, (vec![], false));
     assert_eq!((db.number(KEPT).await, db.number("SELECT COUNT(*) FROM outbox").await), (0, 0));
-    // What nobody has ended goes with its task.
+    // A row that is not due goes with its task.
     let gone = within("gone", 100);
     insert_new(&*store, std::slice::from_ref(&gone)).await;
     store.settle(&[completed(&gone, "w")]).await.unwrap();
