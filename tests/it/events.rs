@@ -94,7 +94,7 @@ async fn watchers_of_a_queue_are_told_that_announcements_got_lost() {
     };
     // The process that works may not publish what happens.
     acl(&["on", ">secret", "~*", "+@all", "resetchannels", "&t:wake"]).await;
-    let url = server.url().replace("redis://", "redis://works:secret@");
+    let url = format!("{}?user=works&pass=secret", server.url());
     let works = Queue::new(Redis::connect(&url, "t").await.unwrap());
     let (watches, supervisor) = (Queue::new(redis.clone()), Supervisor::new());
     works.start_listening(&supervisor);

@@ -78,7 +78,7 @@ impl Announcer {
         }
     }
 
-    /// Tells the watchers of queues, in all processes, that announcements got lost. A gap that cannot be told now waits.
+    /// Tells the watchers of queues, in all processes, of gaps. A gap that cannot be told now waits.
     async fn tell_gaps(&self, gaps: HashSet<QueueName>) {
         for queue in gaps {
             let mut publish = redis::cmd("PUBLISH");

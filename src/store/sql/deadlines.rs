@@ -11,11 +11,10 @@ use super::{
     rows::{corrupt, from_row, number, queue_name, task_id},
     session::Session,
     statement::{Statement, lists},
-    wishes,
 };
 use crate::{
     model::{ChangeKind, ChangingTask, Priority, ShardId, TaskId},
-    store::{Deadlines, DueDeadlines, NewRow, Overdue, Result, sql::outbox},
+    store::{Deadlines, DueDeadlines, Overdue, Result},
 };
 
 #[async_trait]
@@ -27,15 +26,6 @@ impl<DB: Backend> Deadlines for SqlStore<DB> {
             });
         due.await
     }
-}
-
-/// Keeps the deadlines of new tasks.
-pub(super) async fn keep<S: Session>(session: &mut S, new: &[&NewRow]) -> Result<()> {
-    let with = new.iter().filter(|row| row.task.deadline_unix_ms > 0);
-    let mut wishes: Vec<wishes::Row> =
-        with.map(|row| (row.task.id, outbox::new_turn(), row.task.deadline_unix_ms)).collect();
-    wishes.sort_unstable_by_key(|(id, ..)| *id);
-    wishes::keep(session, ChangeKind::Deadline, &wishes).await
 }
 
 const KIND: i64 = ChangeKind::Deadline as i64;

@@ -11,12 +11,13 @@ use std::{
 use super::{
     batches,
     counts::Counts,
-    deadlines, idempotency,
+    idempotency,
     outbox::{self, Entry},
     retention::{Removed, removed},
     rows::{headers_text, key_hash, status, task_id},
     session::Session,
     statement::{Statement, Value, lists, pieces},
+    wishes,
 };
 use crate::model::{KeyHash, StoredStatus, TaskId};
 use crate::store::{Inserted, NewRow, Result, Turn, Unpublished};
@@ -71,7 +72,7 @@ pub(super) async fn insert<S: Session>(
     let is_fresh = |row: &&&NewRow| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh);
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
     new.iter().for_each(|row| counts.added(&row.task.queue));
-    deadlines::keep(session, &new).await?;
+    wishes::keep_deadlines(session, &new).await?;
     let (together, alone): (Vec<&NewRow>, Vec<&NewRow>) = new.into_iter().partition(|row| is_batched(row));
     batches::add(session, batch, &together).await?;
     let mut entries: Vec<Entry> = alone.into_iter().map(Entry::of_new).collect();
