@@ -9,9 +9,13 @@ use super::{
 };
 use crate::{
     config::QueueSettings,
-    model::{Explanation, Failure, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason, WorkerView},
+    model::{
+        Explanation, Failure, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason, WorkerView,
+        deadline_passed,
+    },
     queue::{self, Bar, ExplainedRecord, Pause, RecordStatus},
     store::Place,
+    wire::time::to_rfc_3339,
 };
 
 impl Reader {
@@ -175,6 +179,9 @@ impl Facts {
             let from = if task.not_before_unix_ms > task.created_unix_ms { "its not_before" } else { "its insert" };
             notes.push(format!("it is dead if its next attempt would begin later than {limit} after {from}"));
         }
+        if let Some(deadline) = self.deadline(place) {
+            notes.push(deadline);
+        }
         if let Some(on_bus) = &self.on_bus {
             notes.push(format!("about {} records of pipeline are not processed yet", on_bus.backlog));
         }
@@ -205,6 +212,17 @@ impl Facts {
             notes.push(format!("shard {}:{number} gives no worker anything now: {why}", task.queue));
         }
         notes
+    }
+
+    fn deadline(&self, place: TaskPlace) -> Option<String> {
+        let deadline = self.detail.task.deadline_unix_ms;
+        if deadline == 0 || self.detail.epoch > 0 || matches!(place, TaskPlace::Finished | TaskPlace::Reported) {
+            return None;
+        }
+        Some(match deadline > self.now_unix_ms {
+            true => format!("it is dead if it is not completed by {}", to_rfc_3339(deadline)),
+            false => format!("{}: the watchdog is about to end it", deadline_passed(deadline)),
+        })
     }
 
     fn pause(&self) -> Option<Pause> {

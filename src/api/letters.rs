@@ -210,7 +210,8 @@ async fn insert_again(
         let Some(StoredLetter { letter, .. }) = query.store().letter(*id).await? else { continue };
         match (letter.task, letter.values) {
             (Some(task), None) => {
-                tasks.push(task);
+                // An operator who sends a task again lifts its deadline.
+                tasks.push(NewTask { deadline_unix_ms: None, finish_within: None, ..task });
                 sent.push(*id);
             }
             _ => changed.failed.push((*id, "this version of taskd cannot read the task".into())),

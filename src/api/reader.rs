@@ -164,6 +164,7 @@ pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i
         created_unix_ms: row.created_unix_ms,
         updated_unix_ms: detail.updated_unix_ms,
         not_before_unix_ms: (row.not_before_unix_ms > 0).then_some(row.not_before_unix_ms),
+        deadline_unix_ms: (row.deadline_unix_ms > 0 && detail.epoch == 0).then_some(row.deadline_unix_ms),
         reason: detail.reason,
     }
 }

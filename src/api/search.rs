@@ -128,6 +128,7 @@ pub(super) fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64
         created_unix_ms: task.created_unix_ms,
         updated_unix_ms: task.updated_unix_ms,
         not_before_unix_ms: (task.not_before_unix_ms > 0).then_some(task.not_before_unix_ms),
+        deadline_unix_ms: (task.deadline_unix_ms > 0 && task.epoch == 0).then_some(task.deadline_unix_ms),
         reason: task.reason,
     }
 }

@@ -46,7 +46,7 @@ impl Api {
         }
         let query = self.query()?;
         let deadline = Instant::now() + wait.min(query.settings.limits.max_wait);
-        let counted = query.watchers.admit(caller)?;
+        let counted = query.watchers.admit(caller, tasks.len())?;
         let queues: Vec<Option<QueueName>> = tasks.iter().map(queue_of).collect();
         // The processes hear of the interest while SQL stores the tasks.
         let early = queues.iter().flatten().filter(|queue| caller.access.reaches(queue.as_str()));

@@ -36,7 +36,7 @@ impl Api {
     pub async fn watch_task(&self, caller: &Caller, id: &str, last: Option<&str>) -> Result<Watching, Error> {
         let (id, last) = (task_id(id)?, event_id(last)?);
         let query = self.query()?;
-        let counted = query.watchers.admit(caller)?;
+        let counted = query.watchers.admit(caller, 1)?;
         let begin = async {
             let task = query.task(id).await?.filter(|task| caller.access.reaches(task.queue.as_str()));
             let queue = task.ok_or(Error::NoSuchTask(id))?.queue;
@@ -59,7 +59,7 @@ impl Api {
         reaches(caller, queue.as_str())?;
         let last = event_id(last)?;
         let query = self.query()?;
-        let counted = query.watchers.admit(caller)?;
+        let counted = query.watchers.admit(caller, 0)?;
         let watch = query.queue.announcer().watch(vec![(queue, None)], Interest::All)?;
         let missed = last.map(|last| watch.since(&last));
         let mut watching = self.watching(caller, watch, counted, None);

@@ -97,6 +97,7 @@ struct Answer {
     created_at: String,
     updated_at: String,
     not_before: Option<String>,
+    deadline: Option<String>,
     #[serde(default)]
     reason: String,
     payload: Option<Value>,
@@ -159,6 +160,7 @@ impl Answer {
         .map(|(name, value)| (name.to_owned(), value))
         .into();
         facts.extend(self.not_before.iter().map(|at| ("not before".to_owned(), at.clone())));
+        facts.extend(self.deadline.iter().map(|at| ("deadline".to_owned(), at.clone())));
         if !self.reason.is_empty() {
             facts.push(("reason".into(), self.reason.clone()));
         }

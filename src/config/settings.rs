@@ -381,6 +381,7 @@ impl Settings {
             lease: queue.lease,
             max_attempts: queue.max_attempts,
             idempotency_window: queue.idempotency_window,
+            is_accepted: false,
         }
     }
 }

@@ -14,6 +14,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const UNIT: usize = 1 << 10;
 /// The size up to which requests may use all of the budget.
 const SMALL: usize = 64 << 10;
+/// The memory of an insert that waits, for each of its tasks, about.
+pub(super) const WAITING_TASK: usize = 512;
 /// The part of the budget that larger requests leave: a worker's report gets through beside large uploads.
 const KEPT_FOR_SMALL: usize = 8;
 

@@ -24,7 +24,7 @@ const BODIES: [&str; 12] = [
     r#"{"queue":"q","key":"k","payload":{"a":[1.50,null]},"replicas":3,"priority":"High","delay":"1m 30s",
         "lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp"}"#,
     r#"[{"queue":"q","payload":"te\u00e9xt\n"},
-        {"queue":"q","payload_base64":"AP8=","not_before":"2030-01-02T03:04:05Z"}]"#,
+        {"queue":"q","payload_base64":"AP8=","not_before":"2030-01-02T03:04:05Z","deadline":"2030-01-03T03:04:05Z"}]"#,
     r#"{"worker":"w","queues":["a","b"],"max_tasks":3,"wait":"30s","lease_duration":"1m","max_bytes":100}"#,
     r#"{"worker":"w","completions":[
         {"id":"1","lease_token":"q:0:1:1:1","result":{"x":1},"discovered":[{"key":"x"}]}]}"#,
@@ -111,10 +111,13 @@ fn written(task: &NewTask) -> String {
     set("key", String::from_utf8(task.key.to_vec()).unwrap().into());
     set("replicas", task.replicas.into());
     set("priority", task.priority.map(|priority| priority.as_str()).into());
-    for (name, time) in [("delay", task.delay), ("lease_duration", task.lease_duration)] {
+    let durations =
+        [("delay", task.delay), ("finish_within", task.finish_within), ("lease_duration", task.lease_duration)];
+    for (name, time) in durations {
         set(name, time.map(|time| humantime::format_duration(time).to_string()).into());
     }
     set("not_before", task.not_before_unix_ms.map(to_rfc_3339).into());
+    set("deadline", task.deadline_unix_ms.map(to_rfc_3339).into());
     set("max_attempts", task.max_attempts.into());
     set("headers", serde_json::to_value(&task.headers).unwrap());
     set("traceparent", task.traceparent.clone().into());

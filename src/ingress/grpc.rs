@@ -230,11 +230,12 @@ impl Discovery for Service {
         request: Request<pb::InsertTasksRequest>,
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
         let context = traced::caller_context(request.metadata().as_ref());
+        let share: Share = request.extensions().get().cloned().expect("each request has a share");
         let (caller, request) = open(request);
         let wait = insert_wait(&request);
         let mut tasks: Vec<_> = request.tasks.into_iter().map(NewTask::try_from).collect();
         traced::adopt(&mut tasks, context.as_deref());
-        self.insert(&caller, wait, tasks).await
+        self.insert(&caller, &share, wait, tasks).await
     }
 
     type WatchTaskStream = Events;

@@ -55,6 +55,9 @@ pub struct NewTask {
     /// The wait before the first claim. At most one of this and `not_before_unix_ms` is set.
     pub delay: Option<Duration>,
     pub not_before_unix_ms: Option<i64>,
+    /// The time until which it must have its NUM completions. At most one of this and `finish_within` is set.
+    pub deadline_unix_ms: Option<i64>,
+    pub finish_within: Option<Duration>,
     pub lease_duration: Option<Duration>,
     pub max_attempts: Option<u32>,
     pub backoff: Option<NewBackoff>,
@@ -77,6 +80,8 @@ impl From<&TaskRow> for NewTask {
             priority: Some(row.priority),
             delay: None,
             not_before_unix_ms: (row.not_before_unix_ms > 0).then_some(row.not_before_unix_ms),
+            deadline_unix_ms: (row.deadline_unix_ms > 0).then_some(row.deadline_unix_ms),
+            finish_within: None,
             lease_duration: Some(Duration::from_millis(row.lease_ms.into())),
             max_attempts: Some(row.max_attempts),
             backoff: row.backoff.map(NewBackoff::from),
@@ -307,6 +312,8 @@ pub struct TaskView {
     pub created_unix_ms: i64,
     pub updated_unix_ms: i64,
     pub not_before_unix_ms: Option<i64>,
+    /// `None`: it has none, or an operator has lifted it by sending the task again.
+    pub deadline_unix_ms: Option<i64>,
     /// The reason of its death.
     pub reason: String,
 }

@@ -114,6 +114,8 @@ pub enum ChangeKind {
     Reservation = 3,
     /// SQL keeps none.
     Requeue = 4,
+    /// The end of a task at its deadline. Not an operator wants it, but the insert: `store::Deadlines` has it.
+    Deadline = 5,
 }
 
 impl ChangeKind {
@@ -126,6 +128,7 @@ impl ChangeKind {
             Self::Update => "update",
             Self::Reservation => "reservation",
             Self::Requeue => "requeue",
+            Self::Deadline => "deadline",
         }
     }
 }

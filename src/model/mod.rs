@@ -18,6 +18,7 @@ mod schema;
 mod search;
 mod session;
 mod status;
+mod times;
 mod token;
 mod trace;
 pub mod validate;
@@ -51,6 +52,7 @@ pub use schema::{Misfit, PayloadCheck, PayloadSchema};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use session::{FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened, TaskdFrame, WorkerFrame};
 pub use status::StoredStatus;
+pub use times::deadline_passed;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use validate::TaskRules;
@@ -226,6 +228,8 @@ pub struct TaskRow {
     pub created_unix_ms: i64,
     /// `None`: that of its queue.
     pub backoff: Option<Backoff>,
+    /// The time until which it must have its NUM completions; 0: none.
+    pub deadline_unix_ms: i64,
     /// Only of a task that an insert brings.
     pub idempotency: Option<Box<Idempotency>>,
 }

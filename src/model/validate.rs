@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{
     Backoff, Encoding, Idempotency, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName, TaskId, TaskRow,
-    idempotency, is_traceparent,
+    idempotency, is_traceparent, times::Times,
 };
 
 /// The longest key. InnoDB cannot index a longer one; more data belongs in the payload.
@@ -20,9 +20,6 @@ const MAX_TRACEPARENT_BYTES: usize = 256;
 
 /// The most headers of a task, beside the limit of their bytes: each costs more than its bytes.
 pub const MAX_HEADERS: usize = 1000;
-
-/// The end of year 9999, the last that RFC 3339 can write.
-const LAST_UNIX_MS: i64 = 253_402_300_799_999;
 
 /// The characters of a SHA-256 in hex.
 const HASH_CHARACTERS: usize = 64;
@@ -39,6 +36,16 @@ pub struct TaskRules {
     pub lease: Duration,
     pub max_attempts: u32,
     pub idempotency_window: Duration,
+    /// Somebody was told that the task is valid: its deadline may have passed since.
+    pub is_accepted: bool,
+}
+
+impl TaskRules {
+    /// The rules for a task that a worker reported: its completion was answered.
+    #[must_use]
+    pub fn for_accepted(self) -> Self {
+        Self { is_accepted: true, ..self }
+    }
 }
 
 /// The outcome of a check: the parts of the row that it computed.
@@ -49,7 +56,7 @@ pub struct Checked {
     priority: Priority,
     max_attempts: u32,
     lease: Duration,
-    not_before_unix_ms: i64,
+    times: Times,
     created_unix_ms: i64,
     backoff: Option<Backoff>,
     idempotency_window: Duration,
@@ -92,11 +99,12 @@ impl Checked {
             priority: self.priority,
             max_attempts: self.max_attempts,
             lease_ms: u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX),
-            not_before_unix_ms: self.not_before_unix_ms,
+            not_before_unix_ms: self.times.not_before_unix_ms,
             headers,
             traceparent: if task.traceparent.is_empty() { new_traceparent() } else { task.traceparent },
             created_unix_ms: self.created_unix_ms,
             backoff: self.backoff,
+            deadline_unix_ms: self.times.deadline_unix_ms,
             idempotency,
         }
     }
@@ -126,7 +134,7 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
     }
     let lease = task.lease_duration.unwrap_or(rules.lease);
     lease_duration("lease_duration", lease, rules.max_lease)?;
-    let not_before_unix_ms = not_before(task, now_unix_ms)?;
+    let times = Times::new(task, rules.is_accepted, now_unix_ms)?;
     traceparent(&task.traceparent)?;
     idempotency::check(&task.idempotency_key)?;
     let backoff = task.backoff.as_ref().map_or(Ok(None), Backoff::new)?;
@@ -141,27 +149,11 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
         priority: task.priority.unwrap_or(rules.priority),
         max_attempts,
         lease,
-        not_before_unix_ms,
+        times,
         created_unix_ms: now_unix_ms,
         backoff,
         idempotency_window: rules.idempotency_window,
     })
-}
-
-/// The time of the first claim; 0: at once.
-fn not_before(task: &NewTask, now_unix_ms: i64) -> Result<i64, String> {
-    let at = match (task.delay, task.not_before_unix_ms) {
-        (Some(_), Some(_)) => return Err("delay and not_before are both given; use one".into()),
-        (Some(delay), None) => now_unix_ms.saturating_add(ms(delay)),
-        (None, at) => at.unwrap_or(0),
-    };
-    if at <= now_unix_ms {
-        return Ok(0);
-    }
-    if at > LAST_UNIX_MS {
-        return Err("delay or not_before is too far in the future: year 9999 is the last".into());
-    }
-    Ok(at)
 }
 
 /// The [`TaskRow::weight`] of the task's row.
@@ -234,10 +226,6 @@ fn traceparent(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn ms(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
 fn payload_key(payload: &[u8]) -> Bytes {
     let hash = Sha256::digest(payload);
     hash.iter().map(|b| format!("{b:02x}")).collect::<String>().into()
@@ -266,6 +254,7 @@ mod tests {
             lease: Duration::from_secs(30),
             max_attempts: 5,
             idempotency_window: Duration::from_secs(60),
+            is_accepted: false,
         }
     }
 

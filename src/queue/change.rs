@@ -41,6 +41,8 @@ pub enum Arbitrated {
     Reserved {
         until_unix_ms: i64,
     },
+    /// Nothing was changed: the bus takes no reports.
+    OutboxFull,
 }
 
 /// The answers of one shard, and the generation that it has.
@@ -144,7 +146,7 @@ impl Changer {
     }
 }
 
-fn arbitrated(number: i64, credited: u32) -> Result<Arbitrated> {
+pub(super) fn arbitrated(number: i64, credited: u32) -> Result<Arbitrated> {
     Ok(match number {
         1 => Arbitrated::Done,
         2 => Arbitrated::Completed { credited },

@@ -11,6 +11,7 @@ mod change;
 mod check;
 mod claimed;
 mod combiner;
+mod deadline;
 mod deliveries;
 mod delivery;
 mod enqueue;

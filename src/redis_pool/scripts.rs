@@ -101,6 +101,8 @@ table! {
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         CANCEL = "cancel" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        DEADLINE = "deadline" [clock shard many body record lanes held ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         CHANGE = "change" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         REQUEUE = "requeue" [clock shard many body record lanes held ending] at_full_memory

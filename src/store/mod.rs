@@ -6,6 +6,7 @@
 mod books;
 mod changes;
 mod check;
+mod deadlines;
 mod error;
 mod history;
 mod idempotency;
@@ -28,6 +29,7 @@ pub use self::{
     books::{BookStore, OffBusCounts, TurnedAway, TurnedAwayCounts},
     changes::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Wanted},
     check::{CheckStore, WrongCount},
+    deadlines::{Deadlines, DueDeadlines, Overdue},
     error::{Cause, Error, Result},
     history::{Attempts, FAILURES_STAY, History},
     idempotency::IdempotencyKeys,
@@ -50,7 +52,18 @@ use crate::model::{
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
 pub trait Store:
-    BookStore + Changes + CheckStore + History + IdempotencyKeys + Jobs + KeyOwners + Pauses + Search + Send + Sync
+    BookStore
+    + Changes
+    + CheckStore
+    + Deadlines
+    + History
+    + IdempotencyKeys
+    + Jobs
+    + KeyOwners
+    + Pauses
+    + Search
+    + Send
+    + Sync
 {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;

@@ -55,6 +55,8 @@ pub struct ListedTask {
     pub updated_unix_ms: i64,
     /// 0: at once.
     pub not_before_unix_ms: i64,
+    /// 0: none.
+    pub deadline_unix_ms: i64,
     pub reason: String,
     /// How often it was sent again.
     pub epoch: u32,

@@ -60,6 +60,7 @@ struct Values {
     priority: Option<Priority>,
     lease_duration: Option<Duration>,
     delay: Option<Duration>,
+    finish_within: Option<Duration>,
     backoff: Option<NewBackoff>,
 }
 
@@ -70,6 +71,7 @@ impl Values {
             priority: read_priority(task.priority)?,
             lease_duration: task.lease_duration.map(|lease| read_duration("lease_duration", lease)).transpose()?,
             delay: task.delay.map(|delay| read_duration("delay", delay)).transpose()?,
+            finish_within: task.finish_within.map(|within| read_duration("finish_within", within)).transpose()?,
             backoff: task.backoff.map(backoff::read).transpose()?,
         })
     }
@@ -80,6 +82,8 @@ impl Values {
             priority: self.priority,
             delay: self.delay,
             not_before_unix_ms: task.not_before.map(unix_ms),
+            deadline_unix_ms: task.deadline.map(unix_ms),
+            finish_within: self.finish_within,
             lease_duration: self.lease_duration,
             backoff: self.backoff,
             queue: task.queue,
@@ -133,6 +137,8 @@ impl From<NewTask> for pb::NewTask {
             priority: task.priority.map_or(pb::Priority::Unspecified, Into::into).into(),
             delay: task.delay.and_then(duration),
             not_before: task.not_before_unix_ms.map(timestamp),
+            deadline: task.deadline_unix_ms.map(timestamp),
+            finish_within: task.finish_within.and_then(duration),
             lease_duration: task.lease_duration.and_then(duration),
             max_attempts: task.max_attempts,
             headers: task.headers,
@@ -294,6 +300,7 @@ impl From<TaskView> for pb::Task {
             created_at: Some(timestamp(task.created_unix_ms)),
             updated_at: Some(timestamp(task.updated_unix_ms)),
             not_before: task.not_before_unix_ms.map(timestamp),
+            deadline: task.deadline_unix_ms.map(timestamp),
             reason: task.reason,
             ..Default::default()
         }
@@ -319,6 +326,8 @@ mod tests {
             payload_encoding: pb::Encoding::Text.into(),
             delay: duration(Duration::from_secs(9)),
             idempotency_key: "i".into(),
+            deadline: Some(timestamp(2_500)),
+            finish_within: duration(Duration::from_secs(8)),
             backoff: Some(pb::Backoff {
                 kind: pb::BackoffKind::Linear.into(),
                 initial: duration(Duration::from_secs(1)),
@@ -346,6 +355,7 @@ mod tests {
             ),
             (pb::NewTask { delay: negative, ..task() }, "delay is negative or out of range"),
             (pb::NewTask { lease_duration: negative, ..task() }, "lease_duration is negative or out of range"),
+            (pb::NewTask { finish_within: negative, ..task() }, "finish_within is negative or out of range"),
         ];
         for (task, why) in cases {
             assert_eq!(NewTask::try_from(task.clone()).unwrap_err(), why);

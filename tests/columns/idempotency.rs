@@ -7,6 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 
+use super::books::until_books;
 use crate::{
     column,
     support::{daemon::Daemon, until},
@@ -169,5 +170,29 @@ async fn a_file_is_inserted_again_line_by_line() {
     let (_, shown) = daemon.get(&format!("/v1/tasks/{}", task["id"].as_str().unwrap())).await;
     let backoff = json!({"kind": "constant", "initial": "0s", "maximum": "1day", "jitter": 0.2});
     assert_eq!(shown["backoff"], backoff, "{shown}");
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idempotency_key_that_is_used_again_counts_as_rejected_everywhere() {
+    let mut daemon = column::start("", &[]).await;
+    let sent = [task("i", "k", "p"), task("i", "other", "p"), task("i", "k", "other"), task("j", "k", "p")];
+    let mut answers = Vec::new();
+    for one in sent {
+        answers.push(insert(&daemon, &[one]).await[0]["status"].clone());
+    }
+    assert_eq!(answers, ["CREATED", "REJECTED", "REJECTED", "DUPLICATE"]);
+    let books = until_books(&daemon, "q", |books| books["in"]["rejected"] == 2).await;
+    assert_eq!((&books["in"]["stored"], &books["in"]["duplicates"]), (&json!(1), &json!(1)), "{books}");
+    let (_, metrics) = daemon.get("/metrics").await;
+    let metrics = metrics.as_str().unwrap();
+    for line in [
+        "taskd_discovery_in_tasks_total{source=\"api\"} 4",
+        "taskd_discovery_created_tasks_total 1",
+        "taskd_discovery_dropped_tasks_total{reason=\"rejected\"} 2",
+        "taskd_discovery_dropped_tasks_total{reason=\"duplicate\"} 1",
+    ] {
+        assert!(metrics.lines().any(|one| one == line), "{line}: {metrics}");
+    }
     assert!(daemon.stop().await.success());
 }

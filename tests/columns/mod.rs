@@ -8,6 +8,7 @@ mod bitmap;
 pub(crate) mod books;
 pub(crate) mod changes;
 pub(crate) mod dead_letters;
+mod deadline;
 mod enrichment;
 pub(crate) mod events;
 pub(crate) mod explain;

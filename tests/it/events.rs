@@ -2,8 +2,8 @@
 
 use serde_json::json;
 use taskd::{
-    model::{QueueName, ShardId},
-    queue::{Interest, Queue},
+    model::{QueueName, ShardId, TaskId, TaskStatus},
+    queue::{Interest, Queue, Told},
     redis_pool::Redis,
     runtime::Supervisor,
 };
@@ -33,7 +33,7 @@ async fn nothing_is_announced_while_nobody_watches_and_little_while_somebody_doe
     works.start_listening(&supervisor);
     watches.start_listening(&supervisor);
     let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
-    let news = || (0..100).map(|_| (taskd::model::TaskId::new(), None));
+    let news = || (0..100).map(|_| (TaskId::new(), None));
     let announce = || works.announcer().announce(&shard.queue, 1, news());
     for _ in 0..100 {
         announce();
@@ -83,4 +83,36 @@ async fn watchers_see_changes_without_the_channel() {
     let ((_, answer), ()) = tokio::join!(wait, complete);
     assert_eq!(answer["results"][0]["task_status"], "COMPLETED", "{answer}");
     assert_eq!(events.rest().await, ["COMPLETED"]);
+}
+
+#[tokio::test]
+async fn watchers_of_a_queue_are_told_that_announcements_got_lost() {
+    let server = RedisServer::start(Fsync::EverySecond);
+    let redis = Redis::connect(&server.url(), "t").await.unwrap();
+    let acl = async |rules: &[&str]| {
+        let () = redis::cmd("ACL").arg("SETUSER").arg("works").arg(rules).query_async(&mut redis.conn()).await.unwrap();
+    };
+    // The process that works may not publish what happens.
+    acl(&["on", ">secret", "~*", "+@all", "resetchannels", "&t:wake"]).await;
+    let url = format!("{}?user=works&pass=secret", server.url());
+    let works = Queue::new(Redis::connect(&url, "t").await.unwrap());
+    let (watches, supervisor) = (Queue::new(redis.clone()), Supervisor::new());
+    works.start_listening(&supervisor);
+    watches.start_listening(&supervisor);
+    let queue = QueueName::new("q").unwrap();
+    let watch = watches.announcer().watch(vec![(queue.clone(), None)], Interest::All).unwrap();
+    assert_eq!(watch.told().await, (vec![Told::Gap], false), "what was before the subscription");
+    until("the process that works knows of the watcher", async || works.announcer().is_wanted()).await;
+    works.announcer().announce(&queue, 1, std::iter::once((TaskId::new(), Some(TaskStatus::Completed))));
+    let refused = async || {
+        let info: String = redis::cmd("INFO").arg("commandstats").query_async(&mut redis.conn()).await.unwrap();
+        info.lines().any(|line| line.starts_with("cmdstat_publish:") && !line.contains("rejected_calls=0"))
+    };
+    until("an announcement is refused", refused).await;
+    acl(&["allchannels"]).await;
+    assert_eq!(watch.told().await, (vec![Told::Gap], false));
+    works.announcer().announce(&queue, 2, std::iter::once((TaskId::new(), Some(TaskStatus::Completed))));
+    assert!(matches!(&watch.told().await.0[..], [Told::Hint(event)] if event.at_unix_ms == 2));
+    supervisor.stop();
+    supervisor.wait().await;
 }

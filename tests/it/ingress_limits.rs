@@ -466,6 +466,24 @@ async fn messages_and_bodies_share_the_budget() {
     assert!(daemon.stop().await.success());
 }
 
+#[tokio::test]
+async fn an_insert_over_grpc_that_waits_keeps_no_room_of_its_request() {
+    let mut daemon = Daemon::start("max_payload_bytes = \"8MiB\"\nmax_request_bytes = \"10MiB\"\n", &[]).await;
+    let mut client = DiscoveryClient::new(channel(&daemon).await);
+    let task =
+        pb::NewTask { queue: "q".into(), key: "k".into(), payload: vec![7; 4 * MIB].into(), ..Default::default() };
+    let wait = Some(prost_types::Duration { seconds: 60, nanos: 0 });
+    let call =
+        tokio::spawn(async move { client.insert_tasks(pb::InsertTasksRequest { tasks: vec![task], wait }).await });
+    let leased = daemon.lease_all("w", "q", 1).await;
+    until("its room is free again", async || held_bytes(&daemon).await < MIB).await;
+    assert!(!call.is_finished());
+    assert_eq!(daemon.complete("w", &leased).await, ["OK"]);
+    let answer = call.await.unwrap().unwrap().into_inner();
+    assert_eq!(answer.results[0].task_status(), pb::TaskStatus::Completed);
+    assert!(daemon.stop().await.success());
+}
+
 /// Bytes of the budget that are taken.
 async fn held_bytes(daemon: &Daemon) -> usize {
     let (_, metrics) = daemon.get("/metrics").await;

@@ -17,6 +17,8 @@ mod claim;
 mod commands;
 #[path = "lua_state/damage.rs"]
 mod damage;
+#[path = "lua_state/deadline.rs"]
+mod deadline;
 #[path = "lua_state/enqueue.rs"]
 mod enqueue;
 #[path = "lua_state/explain.rs"]

@@ -20,7 +20,8 @@ use proptest::{
 use taskd::{
     model::{LeaseToken, Requeue, ShardId, WorkerName},
     queue::{
-        Claim, Code, Completion, EnqueueTask, Event, Leased, OUTBOX_FULL, Queue, RejectMode, Rejection, Shard, Stats,
+        Claim, Code, Completion, EnqueueTask, Event, Leased, OUTBOX_FULL, Queue, RecordStatus, RejectMode, Rejection,
+        Shard, Stats,
     },
     redis_pool::Redis,
     runtime::Progress,
@@ -48,6 +49,10 @@ enum Step {
     },
     RedisFellBack,
     Cancel {
+        which: usize,
+        new: Option<NewTask>,
+    },
+    DeadlinePasses {
         which: usize,
         new: Option<NewTask>,
     },
@@ -171,6 +176,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::RedisFellBack),
         2 => (any::<usize>(), prop::option::weighted(0.2, new_task()))
             .prop_map(|(which, new)| Step::Cancel { which, new }),
+        1 => (any::<usize>(), prop::option::weighted(0.2, new_task()))
+            .prop_map(|(which, new)| Step::DeadlinePasses { which, new }),
         3 => (any::<usize>(), 1..=4_u32, 1..=3_u8)
             .prop_map(|(which, replicas, priority)| Step::Change { which, replicas, priority }),
         4 => (any::<usize>(), requeue()).prop_map(|(which, how)| Step::Requeue { which, how }),
@@ -221,7 +228,10 @@ async fn take(c: &mut Checked, step: &Step) {
             c.enqueue(&[record], u64::MAX).await;
         }
         Step::Cancel { which, new } if new.is_some() || !c.records.is_empty() => {
-            c.cancel(*which, new.as_ref()).await;
+            c.end(*which, new.as_ref(), RecordStatus::Cancelled).await;
+        }
+        Step::DeadlinePasses { which, new } if new.is_some() || !c.records.is_empty() => {
+            c.end(*which, new.as_ref(), RecordStatus::Dead).await;
         }
         Step::Change { which, replicas, priority } if !c.records.is_empty() => {
             c.change(*which, *replicas, *priority).await;
@@ -267,7 +277,8 @@ async fn take(c: &mut Checked, step: &Step) {
         Step::Forward { most } => c.forward(*most).await,
         Step::Forget { most, settled } => c.forget(*most, *settled).await,
         // There is nothing yet that they could be about.
-        Step::Cancel { .. } | Step::EnqueueAgain { .. } | Step::Change { .. } | Step::Requeue { .. } => {}
+        Step::Cancel { .. } | Step::DeadlinePasses { .. } => {}
+        Step::EnqueueAgain { .. } | Step::Change { .. } | Step::Requeue { .. } => {}
         Step::Complete(_) | Step::Reject(_) | Step::Extend(_) => {}
     }
 }

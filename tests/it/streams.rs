@@ -301,6 +301,21 @@ async fn a_cancelled_task_is_told_to_the_session_that_holds_it() {
 }
 
 #[tokio::test]
+async fn a_passed_deadline_is_told_to_the_session_that_holds_the_task() {
+    let mut daemon = Daemon::start(CONFIG, &[]).await;
+    let mut worker = Worker::open(daemon.grpc_port(), opening("w", 1)).await.unwrap();
+    let ids = daemon.insert(&[json!({"queue": "q", "key": "k", "finish_within": "2s"})]).await;
+    let tasks = worker.tasks(1).await;
+    while worker.ended.is_empty() {
+        worker.read().await.unwrap().expect("the stream goes on");
+    }
+    assert_eq!((&worker.ended[0].id, worker.ended[0].status()), (&ids[0], ItemStatus::LeaseLost));
+    assert_eq!(worker.complete(&tasks, 1).await, [ItemStatus::LeaseLost]);
+    worker.close().await;
+    assert!(daemon.stop().await.success());
+}
+
+#[tokio::test]
 async fn leases_are_kept_while_the_worker_lives() {
     let mut daemon = Daemon::start("[queues.q]\nlease = \"2s\"", &[]).await;
     let ids = insert(&daemon, 0, 1).await;

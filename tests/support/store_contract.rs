@@ -24,6 +24,7 @@ mod batches;
 mod books;
 mod changes;
 mod check;
+mod deadlines;
 mod history;
 mod idempotency;
 mod jobs;
@@ -39,6 +40,7 @@ pub(crate) use batches::*;
 pub(crate) use books::*;
 pub(crate) use changes::*;
 pub(crate) use check::*;
+pub(crate) use deadlines::*;
 pub(crate) use history::*;
 pub(crate) use idempotency::*;
 pub(crate) use jobs::*;
@@ -115,6 +117,8 @@ macro_rules! store_contract {
             of_two_changes_at_once_the_queue_gets_the_later,
             of_two_reservations_the_earlier_end_stays_until_the_queue_names_one,
             credits_on_their_way_count_once_when_a_task_is_reopened,
+            a_deadline_comes_until_its_task_is_final,
+            a_deadline_ends_with_the_first_life_of_its_task,
             new_values_are_stored_with_their_wish,
             a_higher_num_reopens_a_completed_task,
             a_completion_before_a_higher_num_reopens_once_sql_has_it,
@@ -211,6 +215,7 @@ fn task(queue_name: &str, key: impl AsRef<[u8]>) -> TaskRow {
         traceparent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into(),
         created_unix_ms: NOW,
         backoff: None,
+        deadline_unix_ms: 0,
         idempotency: None,
     }
 }

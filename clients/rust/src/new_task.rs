@@ -59,6 +59,18 @@ impl NewTask {
         Self(pb::NewTask { not_before: Some(time.into()), delay: None, ..self.0 })
     }
 
+    /// The task is dead if it is not completed by then.
+    #[must_use]
+    pub fn deadline(self, time: SystemTime) -> Self {
+        Self(pb::NewTask { deadline: Some(time.into()), finish_within: None, ..self.0 })
+    }
+
+    /// The task is dead if it is not completed within this time from its insert.
+    #[must_use]
+    pub fn finish_within(self, time: Duration) -> Self {
+        Self(pb::NewTask { finish_within: Some(proto(time)), deadline: None, ..self.0 })
+    }
+
     /// Failures of a replica after which the task is dead.
     #[must_use]
     pub fn max_attempts(self, attempts: u32) -> Self {

@@ -28,7 +28,10 @@ use crate::{
         lines::{Line, Lines},
     },
     model::NewBackoff,
-    wire::pb::{self, discovery_client::DiscoveryClient},
+    wire::{
+        pb::{self, discovery_client::DiscoveryClient},
+        time::{from_rfc_3339, timestamp},
+    },
 };
 
 const READ_BYTES: usize = 256 << 10;
@@ -79,6 +82,14 @@ pub struct Insert {
     /// Backoff of each task whose line does not say, in JSON: {"kind": "exponential", "initial": "1s"}
     #[arg(long, value_name = "JSON", value_parser = json::backoff::read)]
     backoff: Option<NewBackoff>,
+
+    /// Deadline of each task whose line has none, in RFC 3339: it is dead if it is not completed by then
+    #[arg(long, value_name = "TIME", value_parser = deadline, conflicts_with = "finish_within")]
+    deadline: Option<i64>,
+
+    /// Deadline of each task whose line has none, as a time from its insert
+    #[arg(long, value_name = "TIME")]
+    finish_within: Option<Time>,
 
     /// Give each task whose line has none the idempotency key NAME:LINE, so that the file may be sent again
     #[arg(long, value_name = "NAME")]
@@ -273,10 +284,19 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
     }
     task.replicas = task.replicas.or(args.replicas);
     task.backoff = task.backoff.or_else(|| args.backoff.map(Into::into));
+    if task.deadline.is_none() && task.finish_within.is_none() {
+        task.deadline = args.deadline.map(timestamp);
+        task.finish_within = args.finish_within.and_then(|Time(within)| within.try_into().ok());
+    }
     if let (true, Some(name)) = (task.idempotency_key.is_empty(), &args.idempotency) {
         task.idempotency_key = format!("{name}:{}", line.number);
     }
     Ok(task)
+}
+
+/// Reads a time of the command line.
+fn deadline(text: &str) -> Result<i64, String> {
+    from_rfc_3339(text).ok_or_else(|| format!("{text:?} is not a time; write 2030-01-31T12:00:00Z"))
 }
 
 fn table(summary: &Summary) -> String {

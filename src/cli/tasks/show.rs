@@ -53,7 +53,12 @@ pub(super) fn json(task: &pb::Task) -> Value {
     set("leased", task.leased.into());
     set("attempts", task.attempts.into());
     set("priority", Priority::from_number(task.priority.into()).as_str().into());
-    let times = [("created_at", task.created_at), ("updated_at", task.updated_at), ("not_before", task.not_before)];
+    let times = [
+        ("created_at", task.created_at),
+        ("updated_at", task.updated_at),
+        ("not_before", task.not_before),
+        ("deadline", task.deadline),
+    ];
     for (name, at) in times {
         if let Some(at) = at {
             set(name, at.to_string().into());

@@ -7,15 +7,18 @@ use tonic::{Response, Status};
 
 use super::{Service, results};
 use crate::{
+    ingress::budget::{Share, WAITING_TASK},
     model::{Caller, NewTask},
     wire::pb,
 };
 
 impl Service {
-    /// Inserts, and waits for the ends of the tasks where the request says so.
+    /// Inserts, and waits for the ends of the tasks where the request says so. The room of the request's parts returns
+    /// before the wait.
     pub(super) async fn insert(
         &self,
         caller: &Caller,
+        share: &Share,
         wait: Result<Option<Duration>, String>,
         tasks: Vec<Result<NewTask, String>>,
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
@@ -23,8 +26,9 @@ impl Service {
             let answers = self.0.api.insert(caller, tasks).await?;
             return Ok(Response::new(pb::InsertTasksResponse { results: results(answers) }));
         };
-        let room = |bytes| self.0.budget.answer(bytes).ok();
-        let (awaited, room) = self.0.api.insert_and_wait(caller, tasks, wait, || {}, room).await?;
+        let bytes = tasks.len() * WAITING_TASK;
+        let (stored, room) = (|| share.become_answer(bytes), |bytes| self.0.budget.answer(bytes).ok());
+        let (awaited, room) = self.0.api.insert_and_wait(caller, tasks, wait, stored, room).await?;
         let mut answer = pb::InsertTasksResponse { results: results(awaited) };
         drop(room);
         let room = self.0.budget.answer(answer.encoded_len());

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::{
     super::{
         State,
-        budget::Share,
+        budget::{Share, WAITING_TASK},
         json::{
             self,
             events::{End, Event},
@@ -37,9 +37,6 @@ const RETRY: &str = "retry: 1000\n\n";
 
 /// The last event that the caller has seen: browsers send it in a header, others may name it in the query.
 const LAST_EVENT_ID: &str = "last-event-id";
-
-/// The memory of an insert that waits, for each of its tasks, about.
-const WAITING_TASK: usize = 512;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -43,6 +43,10 @@ pub(in crate::ingress) struct NewTask<'a> {
     delay: Option<Time>,
     /// The time of the first attempt, in place of `delay`.
     not_before: Option<Instant>,
+    /// The time until which the task must have its completions: then it is dead.
+    deadline: Option<Instant>,
+    /// How long after the insert that is, in place of `deadline`.
+    finish_within: Option<Time>,
     lease_duration: Option<Time>,
     /// Failures until the task is dead.
     max_attempts: Option<u32>,
@@ -182,6 +186,8 @@ fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
         priority: task.priority.map(|priority| priority.0),
         delay: task.delay.map(|time| time.0),
         not_before_unix_ms: task.not_before.map(|time| time.0),
+        deadline_unix_ms: task.deadline.map(|time| time.0),
+        finish_within: task.finish_within.map(|time| time.0),
         lease_duration: task.lease_duration.map(|time| time.0),
         max_attempts: task.max_attempts,
         backoff: task.backoff.map(Into::into),
@@ -236,7 +242,7 @@ mod tests {
     fn every_field_of_a_task_is_read() {
         let task = read(
             r#"{"queue":"q","key":"k","payload":{"a": 1},"replicas":3,"priority":"High","delay":"90s",
-                "lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp",
+                "finish_within":"2h","lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp",
                 "idempotency_key":"i","backoff":{"kind":"Linear","initial":"2s","jitter":0.1,"give_up_after":"1h"}}"#,
         )
         .unwrap();
@@ -249,6 +255,8 @@ mod tests {
             priority: Some(model::Priority::High),
             delay: Some(Duration::from_secs(90)),
             not_before_unix_ms: None,
+            deadline_unix_ms: None,
+            finish_within: Some(Duration::from_secs(7200)),
             lease_duration: Some(Duration::from_millis(1500)),
             max_attempts: Some(7),
             headers: HashMap::from([("h".into(), "v".into())]),
@@ -305,6 +313,7 @@ mod tests {
             (r#"{"delay":"soon"}"#, "delay: \"soon\" is not a duration; write \"250ms\""),
             (r#"{"delay":30}"#, "delay: invalid type: integer `30`, expected a string"),
             (r#"{"headers":{"a":1}}"#, "headers.a: invalid type: integer `1`, expected a string"),
+            (r#"{"deadline":"tomorrow"}"#, "deadline: \"tomorrow\" is not a time; write it as RFC 3339"),
             (r#"{"not_before":"tomorrow"}"#, "not_before: \"tomorrow\" is not a time; write it as RFC 3339"),
             (r#"{"payload":1,"payload_base64":"AA=="}"#, "payload and payload_base64 are both given"),
             (r#"{"payload_base64":"%"}"#, "payload_base64 is not base64"),

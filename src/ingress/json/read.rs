@@ -35,6 +35,9 @@ pub(in crate::ingress) struct Task<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Instant>")]
     not_before: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Instant>")]
+    deadline: Option<String>,
     #[serde(skip_serializing_if = "str::is_empty")]
     reason: &'a str,
 }
@@ -54,6 +57,7 @@ impl<'a> From<&'a TaskView> for Task<'a> {
             created_at: to_rfc_3339(task.created_unix_ms),
             updated_at: to_rfc_3339(task.updated_unix_ms),
             not_before: task.not_before_unix_ms.map(to_rfc_3339),
+            deadline: task.deadline_unix_ms.map(to_rfc_3339),
             reason: &task.reason,
         }
     }

@@ -16,10 +16,12 @@
 //!   still there, for the watchdog.
 //! - Redis loses the shard between script and SQL: SQL refuses a decision of the generation before, and the wish stays.
 
+mod deadlines;
 mod error;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    future::Future,
     sync::Arc,
     time::Duration,
 };
@@ -177,7 +179,7 @@ impl Changing {
     async fn decide(&self, shard: &ShardId, wishes: &[KeptChange], change: &Change) -> Result<ArbitratedTasks, Error> {
         let tasks: Vec<&ChangingTask> = wishes.iter().map(|wish| &wish.task).collect();
         let answer = match change {
-            Change::Cancel => return self.cancel(shard, &tasks).await,
+            Change::Cancel => return self.when_open(shard, || self.queue.cancel(shard, &tasks)).await,
             Change::Update(_) => self.queue.update(shard, &tasks).await,
             Change::Requeue(requeue) => self.queue.requeue(shard, &tasks, requeue).await,
         };
@@ -190,19 +192,23 @@ impl Changing {
         }
     }
 
-    /// Cancels tasks of a shard. Opens one that is new or closed: a task's record on the bus may come later.
-    async fn cancel(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks, Error> {
-        match self.queue.cancel(shard, tasks).await {
+    /// Asks a shard, whose script keeps final records. Opens one that is new or closed: a task's record on the bus may
+    /// come later.
+    async fn when_open<Asked>(&self, shard: &ShardId, ask: impl Fn() -> Asked) -> Result<ArbitratedTasks, Error>
+    where
+        Asked: Future<Output = queue::Result<ArbitratedTasks>>,
+    {
+        match ask().await {
             Err(queue::Error::NoGeneration) => {}
             other => return Ok(other?),
         }
         let opening = self.store.open_shards(std::slice::from_ref(shard)).await?;
         let Some(opening) = opening.first().filter(|opening| opening.is_new) else {
-            return self.cancel_when_open(shard, tasks).await;
+            return wait_until_open(ask).await;
         };
         self.queue.open_shards(&[(shard.clone(), opening.generation)], self.bus.generation()).await?;
         self.queue.add_shard(shard);
-        Ok(self.queue.cancel(shard, tasks).await?)
+        Ok(ask().await?)
     }
 
     /// The end of a wish by the queue's answer. Without a turn the wish stays.
@@ -243,18 +249,6 @@ impl Changing {
             _ => {}
         }
         EndedChange { id: task.id, turn, end }
-    }
-
-    /// Asks a shard that is open in SQL: the fanout is about to open it in Redis, or Redis lost it.
-    async fn cancel_when_open(&self, shard: &ShardId, tasks: &[&ChangingTask]) -> Result<ArbitratedTasks, Error> {
-        for _ in 0..OPENING_LOOKS {
-            tokio::time::sleep(OPENING).await;
-            match self.queue.cancel(shard, tasks).await {
-                Err(queue::Error::NoGeneration) => {}
-                other => return Ok(other?),
-            }
-        }
-        Err(queue::Error::NoGeneration.into())
     }
 
     /// Takes over decisions into SQL. Answers the status of each task.
@@ -305,6 +299,21 @@ impl CarriedOut {
     }
 }
 
+/// Asks a shard that is open in SQL: the fanout is about to open it in Redis, or Redis lost it.
+async fn wait_until_open<Asked>(ask: impl Fn() -> Asked) -> Result<ArbitratedTasks, Error>
+where
+    Asked: Future<Output = queue::Result<ArbitratedTasks>>,
+{
+    for _ in 0..OPENING_LOOKS {
+        tokio::time::sleep(OPENING).await;
+        match ask().await {
+            Err(queue::Error::NoGeneration) => {}
+            other => return Ok(other?),
+        }
+    }
+    Err(queue::Error::NoGeneration.into())
+}
+
 /// The tasks of one call of a script.
 fn at_once(change: &Change) -> usize {
     match change {
@@ -326,7 +335,7 @@ fn outcome(wish: &KeptChange, answer: Arbitrated, status: Option<StoredStatus>, 
         (_, Arbitrated::Dead) => Changed::Dead,
         (_, Arbitrated::Cancelled) => Changed::Cancelled,
         // The wish came before.
-        (_, Arbitrated::SentAgain) => Changed::Later,
+        (_, Arbitrated::SentAgain | Arbitrated::OutboxFull) => Changed::Later,
         // SQL has the new values, and it arrives with them.
         (ChangeKind::Update, Arbitrated::Absent) => Changed::Done,
         (_, Arbitrated::Absent) => Changed::NotQueued,

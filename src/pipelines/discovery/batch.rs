@@ -16,7 +16,7 @@ use crate::{
     pipelines::publishing,
     runtime::Loop,
     store::{self, Inserted, NewRow, Stored, Turn},
-    telemetry::metrics::{self, Source},
+    telemetry::metrics::{self, Dropped, Source},
 };
 
 /// Batches that wait to be published. Beyond that the next batch waits, and so do its callers.
@@ -243,9 +243,13 @@ async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow
 
 /// Counts the tasks of a batch; answers how many were duplicates.
 fn count_batch(callers: &[Caller], inserted: &[Inserted], started: Instant) -> usize {
-    let (tasks, created) = (tasks_of(callers), inserted.iter().filter(|one| **one == Inserted::New).count());
-    metrics::discovery_batch(Source::Api, tasks, created, tasks - created, started.elapsed());
-    tasks - created
+    let count = |of| inserted.iter().filter(|one| **one == of).count();
+    let (created, rejected) = (count(Inserted::New), count(Inserted::KeyReused));
+    let taken = tasks_of(callers) - rejected;
+    metrics::discovery_batch(Source::Api, taken, created, taken - created, started.elapsed());
+    // As the books count them.
+    metrics::discovery_dropped(Source::Api, Dropped::Rejected, rejected);
+    taken - created
 }
 
 /// Answers callers none of whose rows is stored.

@@ -297,7 +297,7 @@ impl Results {
             Ok(mut task) => {
                 // The ids of discovered tasks make their reports repeatable.
                 task.idempotency_key.clear();
-                let rules = self.context.settings.task_rules(&task.queue);
+                let rules = self.context.settings.task_rules(&task.queue).for_accepted();
                 match validate::check(&task, &rules, self.context.clock.now_unix_ms()) {
                     Ok(checked) => {
                         reports.discoveries.begin(id, &mut task, trace, self.context.settings.traces.discovered);

@@ -51,7 +51,7 @@ impl Changes {
             ChangeKind::Cancel => Change::Cancel,
             // SQL has the new values.
             ChangeKind::Update => Change::Update(Update::default()),
-            ChangeKind::Reservation | ChangeKind::Requeue => Change::Requeue(Requeue::Free),
+            ChangeKind::Reservation | ChangeKind::Requeue | ChangeKind::Deadline => Change::Requeue(Requeue::Free),
         };
         let is_timed = kind == ChangeKind::Reservation;
         let upto_unix_ms = if is_timed { self.clock.now_unix_ms() } else { i64::MAX };

@@ -4,6 +4,7 @@
 //! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, `parked` rows whose queue has room;
 //! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost (`lost_reports`);
 //! - `changes`: changes of live work that nobody carried out;
+//! - `deadlines`: tasks whose deadline has passed;
 //! - `reconcile`: shards that Redis lost (`lost_shards`, `rebuild`); every `reconcile_every` a page of SQL compared
 //!   with Redis;
 //! - `retention`: tasks that finished longer ago than `retention` leave SQL, letters after `letter_retention`,
@@ -20,6 +21,7 @@
 mod changes;
 mod closing;
 mod context;
+mod deadlines;
 mod depths;
 mod error;
 mod finals;
@@ -54,6 +56,7 @@ pub fn start(context: Context, supervisor: &Supervisor) {
     loops.start("watchdog/outbox", outbox::Outbox::new(&context, &lead), outbox::Outbox::run);
     loops.start("watchdog/finals", finals::Finals::new(&context, &lead), finals::Finals::run);
     loops.start("watchdog/changes", changes::Changes::new(&context, &lead), changes::Changes::run);
+    loops.start("watchdog/deadlines", deadlines::Deadlines::new(&context, &lead), deadlines::Deadlines::run);
     let reconcile = reconcile::Reconcile::new(&context, &lead, &moves_shards);
     loops.start("watchdog/reconcile", reconcile, reconcile::Reconcile::run);
     let kept = &context.settings.watchdog;

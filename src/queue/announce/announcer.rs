@@ -1,7 +1,7 @@
 //! The process's end of announcements: steps tell, watchers ask.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -34,6 +34,8 @@ pub(super) struct Inner {
     /// The queues that other processes watch, or this one.
     pub(super) wanted: RwLock<HashMap<QueueName, Interest>>,
     pub(super) waiting: Mutex<HashMap<QueueName, Vec<News>>>,
+    /// Queues of which announcements got lost on the way out. Their watchers are told of a gap.
+    pub(super) gaps: Mutex<HashSet<QueueName>>,
     pub(super) announced: Notify,
     /// The wanted queues may be others now.
     pub(super) look: Notify,
@@ -42,7 +44,7 @@ pub(super) struct Inner {
 
 impl Announcer {
     pub(in crate::queue) fn new(redis: Redis, clock: Clock) -> Self {
-        let (wanted, waiting, watchers) = Default::default();
+        let (wanted, waiting, gaps, watchers) = Default::default();
         let (announced, look) = (Notify::new(), Notify::new());
         Self(Arc::new(Inner {
             redis,
@@ -50,6 +52,7 @@ impl Announcer {
             is_wanted: AtomicBool::new(false),
             wanted,
             waiting,
+            gaps,
             announced,
             look,
             watchers,
@@ -88,6 +91,7 @@ impl Announcer {
         drop(waiting);
         if dropped > 0 {
             metrics::events_dropped(dropped);
+            self.0.gaps.lock().insert(queue.clone());
         }
         self.0.announced.notify_one();
     }

@@ -28,6 +28,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a queue stays watched behind its last renewal, and how often that comes.
 const LEASE: Duration = Duration::from_secs(15);
 const RENEW_EVERY: Duration = Duration::from_secs(5);
+/// How long a gap waits that could not be told.
+const TELL_GAPS_EVERY: Duration = Duration::from_secs(1);
 /// The announcements of one message.
 const MESSAGE: usize = 1_000;
 /// How often the connection is pinged, and how long an answer may take.
@@ -35,13 +37,19 @@ const PING_EVERY: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 impl Announcer {
-    /// Publishes what was announced, at each tick.
+    /// Publishes what was announced, at each tick. A message without changes tells all processes of a gap.
+    ///
+    /// Crash window: killed between a message that failed and that of its gap, watchers of a queue miss those changes,
+    /// and nobody says so. Watchers of tasks ask SQL and Redis.
     pub(in crate::queue) async fn publish(&self, cx: &Loop) -> Result<()> {
         loop {
+            let has_gaps = !self.0.gaps.lock().is_empty();
             tokio::select! {
                 () = cx.idle(self.0.announced.notified()) => tick().await,
+                () = tokio::time::sleep(TELL_GAPS_EVERY), if has_gaps => {}
                 () = cx.stop.cancelled() => {}
             }
+            let gaps = std::mem::take(&mut *self.0.gaps.lock());
             let waiting = std::mem::take(&mut *self.0.waiting.lock());
             let messages = waiting.iter().flat_map(|(queue, news)| {
                 news.chunks(MESSAGE).map(move |news| (keys::events_channel(self.0.redis.prefix(), queue), queue, news))
@@ -55,15 +63,29 @@ impl Announcer {
                 if sent.is_err() {
                     metrics::events_dropped(news.len());
                 }
-                sent
+                sent.map_err(|error| (queue.clone(), error))
             });
             // They are hints: watchers ask SQL and Redis, too.
-            for error in future::join_all(sent).await.into_iter().filter_map(std::result::Result::err) {
+            for (queue, error) in future::join_all(sent).await.into_iter().filter_map(std::result::Result::err) {
                 tracing::debug!("could not announce what happened to tasks: {error}");
+                self.0.gaps.lock().insert(queue);
             }
+            self.tell_gaps(gaps).await;
             cx.beat();
             if cx.stop.is_cancelled() {
                 return Ok(());
+            }
+        }
+    }
+
+    /// Tells the watchers of queues, in all processes, of gaps. A gap that cannot be told now waits.
+    async fn tell_gaps(&self, gaps: HashSet<QueueName>) {
+        for queue in gaps {
+            let mut publish = redis::cmd("PUBLISH");
+            publish.arg(keys::events_channel(self.0.redis.prefix(), &queue));
+            publish.arg(&wire::status_changes(&queue, std::iter::empty())[..]);
+            if publish.exec_async(&mut self.0.redis.conn()).await.is_err() {
+                self.0.gaps.lock().insert(queue);
             }
         }
     }
@@ -172,6 +194,7 @@ impl Announcer {
             let queue = message.get_channel_name().strip_prefix(&prefix).and_then(|name| QueueName::new(name).ok());
             let news = wire::read_status_changes(message.get_payload_bytes());
             match (queue, news) {
+                (Some(queue), Ok(news)) if news.is_empty() => self.0.watchers.missed(&queue),
                 (Some(queue), Ok(news)) => {
                     let news = news.into_iter().map(|(id, status, at_unix_ms)| News { id, status, at_unix_ms });
                     self.0.watchers.hear(&queue, news.collect());

@@ -17,6 +17,7 @@ use super::{
     rows::{headers_text, key_hash, status, task_id},
     session::Session,
     statement::{Statement, Value, lists, pieces},
+    wishes,
 };
 use crate::model::{KeyHash, StoredStatus, TaskId};
 use crate::store::{Inserted, NewRow, Result, Turn, Unpublished};
@@ -71,6 +72,7 @@ pub(super) async fn insert<S: Session>(
     let is_fresh = |row: &&&NewRow| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh);
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
     new.iter().for_each(|row| counts.added(&row.task.queue));
+    wishes::keep_deadlines(session, &new).await?;
     let (together, alone): (Vec<&NewRow>, Vec<&NewRow>) = new.into_iter().partition(|row| is_batched(row));
     batches::add(session, batch, &together).await?;
     let mut entries: Vec<Entry> = alone.into_iter().map(Entry::of_new).collect();
@@ -149,8 +151,9 @@ async fn insert_tasks<S: Session>(
              payload_encoding, payload",
         );
         // Most tasks have nothing of what follows, and pay nothing for it.
-        let insert = match piece.iter().any(|row| row.task.backoff.is_some()) {
-            true => insert.sql(", backoff)").values(piece.iter().map(|row| all_values(row, insertion))),
+        let has_more = |row: &&NewRow| row.task.backoff.is_some() || row.task.deadline_unix_ms > 0;
+        let insert = match piece.iter().any(has_more) {
+            true => insert.sql(", backoff, deadline_ms)").values(piece.iter().map(|row| all_values(row, insertion))),
             false => insert.sql(")").values(piece.iter().map(|row| task_values(row, insertion))),
         };
         inserted += session.execute(insert.sql(&S::keep_first("id"))).await?;
@@ -185,11 +188,12 @@ fn task_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 18] {
     ]
 }
 
-/// The same, and the backoff.
-fn all_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 19] {
+/// The same, the backoff, and the deadline.
+fn all_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 20] {
     let backoff = row.task.backoff.map(|backoff| backoff.packed(backoff.give_up_after_ms).to_vec());
     let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r] = task_values(row, insertion);
-    [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, backoff.unwrap_or_default().into()]
+    let (backoff, deadline) = (backoff.unwrap_or_default().into(), row.task.deadline_unix_ms.into());
+    [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, backoff, deadline]
 }
 
 async fn owners<S: Session>(session: &mut S, hashes: &[KeyHash], insertion: Turn) -> Result<HashMap<KeyHash, Owner>> {

@@ -13,7 +13,7 @@
 //! - `idempotency_keys`: the idempotency keys of inserts, until the end of their windows.
 //! - `jobs`: changes of all tasks of a filter, and how far they have come.
 //! - `turned_away`: how many tasks came in and were not stored.
-//! - `changes`: what somebody wants of unfinished tasks, until the queue has it.
+//! - `changes`: what somebody wants of unfinished tasks, until the queue has it; and the deadlines of tasks.
 //! - `paused_queues`: the queues of which no worker gets anything.
 //! - `tokens`, `acts`: who may do what, and what operators did.
 //! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the few rows briefly.
@@ -29,6 +29,7 @@ mod changes;
 mod check;
 mod columns;
 mod counts;
+mod deadlines;
 mod dialect;
 mod expired_keys;
 mod history;

@@ -8,7 +8,7 @@ use crate::store::{Error, Result, TaskDetail};
 /// The columns of [`TaskColumns`].
 pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, \
      replicas, tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms, \
-     backoff";
+     backoff, COALESCE(deadline_ms, 0) AS deadline";
 
 /// Implements `FromRow` of both databases: a field from the column of its name, a `#[flatten]` field from the row.
 /// The derive of sqlx would compile sqlx a second time.
@@ -52,6 +52,7 @@ pub struct TaskColumns {
     traceparent: String,
     created_ms: i64,
     backoff: Vec<u8>,
+    deadline: i64,
 }
 from_row!(TaskColumns {
     id,
@@ -69,7 +70,8 @@ from_row!(TaskColumns {
     headers,
     traceparent,
     created_ms,
-    backoff
+    backoff,
+    deadline
 });
 
 impl TryFrom<TaskColumns> for TaskRow {
@@ -96,6 +98,7 @@ impl TryFrom<TaskColumns> for TaskRow {
                 [] => None,
                 bytes => Some(Backoff::unpacked(bytes).map_err(corrupt)?),
             },
+            deadline_unix_ms: columns.deadline,
             idempotency: None,
         })
     }

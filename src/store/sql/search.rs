@@ -185,6 +185,7 @@ struct Columns {
     created_ms: i64,
     updated_ms: i64,
     not_before_ms: i64,
+    deadline: i64,
     shown_reason: String,
     shown_headers: String,
     epoch: i64,
@@ -202,6 +203,7 @@ from_row!(Columns {
     created_ms,
     updated_ms,
     not_before_ms,
+    deadline,
     shown_reason,
     shown_headers,
     epoch
@@ -218,8 +220,8 @@ async fn rows<DB: Backend>(
     for ids in lists(ids) {
         let found = Statement::new(format!(
             "SELECT id, queue, shard, task_key, status, replicas, completed, attempts, priority, created_ms, \
-             updated_ms, not_before_ms, SUBSTR(reason, 1, 4096) AS shown_reason, {headers} AS shown_headers, epoch \
-             FROM tasks "
+             updated_ms, not_before_ms, COALESCE(deadline_ms, 0) AS deadline, \
+             SUBSTR(reason, 1, 4096) AS shown_reason, {headers} AS shown_headers, epoch FROM tasks "
         ))
         .sql(DB::Connection::BY_PRIMARY_KEY)
         .sql(" WHERE id IN ")
@@ -260,6 +262,7 @@ impl Columns {
             created_unix_ms: self.created_ms,
             updated_unix_ms: self.updated_ms,
             not_before_unix_ms: self.not_before_ms,
+            deadline_unix_ms: self.deadline,
             reason: self.shown_reason,
             epoch: number(self.epoch)?,
         })

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::{
+    outbox,
     rows::task_id,
     session::Session,
     statement::{Statement, lists, pieces},
 };
 use crate::{
     model::{ChangeKind, TaskId},
-    store::{KeptChange, Result, Turn},
+    store::{KeptChange, NewRow, Result, Turn},
 };
 
 /// A wish about a task: its turn, and its time.
@@ -26,6 +27,15 @@ pub(super) async fn keep<S: Session>(session: &mut S, kind: ChangeKind, wishes: 
         session.execute(keep).await?;
     }
     Ok(())
+}
+
+/// Keeps the deadlines of new tasks.
+pub(super) async fn keep_deadlines<S: Session>(session: &mut S, new: &[&NewRow]) -> Result<()> {
+    let with = new.iter().filter(|row| row.task.deadline_unix_ms > 0);
+    let mut deadlines: Vec<Row> =
+        with.map(|row| (row.task.id, outbox::new_turn(), row.task.deadline_unix_ms)).collect();
+    deadlines.sort_unstable_by_key(|(id, ..)| *id);
+    keep(session, ChangeKind::Deadline, &deadlines).await
 }
 
 /// Gives wishes of a kind other times, unless later ones have replaced them.

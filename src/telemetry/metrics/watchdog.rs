@@ -24,6 +24,7 @@ label! {
         Removed = "removed",
         Undelivered = "undelivered",
         Changed = "changed",
+        Overdue = "overdue",
     }
 }
 

@@ -53,14 +53,18 @@ async fn no_record_of_any_bytes_raises_an_error() {
     let promote: fn(&mut Call) = |call| {
         call.arg("t:wake").arg("q").arg(10).arg(600_000);
     };
+    let deadline: fn(&mut Call) = |call| {
+        call.arg("t:wake").arg(100).arg(1000).arg(id('a')).arg(2).arg("too late");
+    };
     let claim: fn(&mut Call) = |call| claim(call, &[("w", 9), ("v", 9)]);
     let complete: fn(&mut Call) = |call| complete(call, &[('a', "7", 5, "w"), ('a', "7", 2, "v")]);
-    let steps: [Step; 5] = [
+    let steps: [Step; 6] = [
         (&scripts::EXPLAIN, explain),
         (&scripts::CLAIM, claim),
         (&scripts::COMPLETE, complete),
         (&scripts::EXPIRE, expire),
         (&scripts::PROMOTE, promote),
+        (&scripts::DEADLINE, deadline),
     ];
     let redis = f.redis.clone();
     for case in 0..CASES {

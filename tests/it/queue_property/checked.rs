@@ -18,7 +18,7 @@ use taskd::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::model::{ANYBODY, BACKOFF, GENERATION, HOUR, Lease, Model, Own, Task, due, id_of, member};
+use super::model::{ANYBODY, BACKOFF, GENERATION, HOUR, Lease, Model, OVERDUE, Own, Task, due, id_of, member};
 use crate::support::redis::{Fsync, RedisServer};
 
 pub(super) const WORKERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
@@ -355,8 +355,8 @@ impl Checked {
         self.model.tasks.get(&id).is_some_and(|task| task.status == RecordStatus::Cancelled)
     }
 
-    /// Cancels a task that stood on `pipeline`, or one that has not come.
-    pub(super) async fn cancel(&mut self, which: usize, new: Option<&NewTask>) {
+    /// Ends a task that stood on `pipeline`, or one that has not come: cancelled, or dead at its deadline.
+    pub(super) async fn end(&mut self, which: usize, new: Option<&NewTask>, status: RecordStatus) {
         let record = match new {
             Some(new) => {
                 let record = self.record(new);
@@ -370,14 +370,20 @@ impl Checked {
         let priority = Priority::from_number(record.body[0].into());
         let (id, shard, replicas) = (record.id, self.shard.clone(), record.replicas);
         let task = ChangingTask { id, shard, replicas, priority, epoch: 0 };
-        let answer = self.queue.upkeep.changer().cancel(&self.shard, &[&task]).await.expect("cancel");
+        let changer = self.queue.upkeep.changer();
+        let answer = match status {
+            RecordStatus::Dead => changer.end_overdue(&self.shard, &[(&task, OVERDUE.into())]).await.expect("deadline"),
+            _ => changer.cancel(&self.shard, &[&task]).await.expect("cancel"),
+        };
         let expected = match before {
-            None | Some(RecordStatus::Live | RecordStatus::Cancelled) => Arbitrated::Done,
+            None | Some(RecordStatus::Live) => Arbitrated::Done,
             Some(RecordStatus::Completed) => Arbitrated::Completed { credited: 0 },
             Some(RecordStatus::Dead) => Arbitrated::Dead,
+            Some(RecordStatus::Cancelled) if status == RecordStatus::Cancelled => Arbitrated::Done,
+            Some(RecordStatus::Cancelled) => Arbitrated::Cancelled,
         };
         assert_eq!(answer, ArbitratedTasks { generation: GENERATION, answers: vec![expected] });
-        self.model.cancel(&record);
+        self.model.end(&record, status);
         self.compare(false).await;
     }
 
@@ -695,6 +701,7 @@ impl Checked {
                 RecordStatus::Completed if task.lowered => assert!(workers.len() >= task.replicas),
                 RecordStatus::Completed => assert_eq!(workers.len(), task.replicas),
                 RecordStatus::Cancelled => {}
+                RecordStatus::Dead if task.is_overdue => {}
                 RecordStatus::Dead if task.backoff == Own::GivesUp => assert!(!task.history.is_empty()),
                 _ => assert!(task.failures >= task.max_attempts * u32::try_from(task.replicas).expect("few")),
             }

@@ -80,6 +80,8 @@ pub(super) struct Task {
     pub(super) has_epoch: bool,
     /// An operator gave it a lower NUM: it may have more credits.
     pub(super) lowered: bool,
+    /// It died because its deadline passed.
+    pub(super) is_overdue: bool,
     /// The last ones; times are not compared.
     pub(super) history: Vec<Failure>,
     /// The newest offer: elements of others are spent. 0: its first element.
@@ -106,6 +108,7 @@ impl Task {
             reserved: None,
             has_epoch: false,
             lowered: false,
+            is_overdue: false,
             history: Vec::new(),
             offer: 0,
         }
@@ -245,6 +248,9 @@ pub(super) fn due(timers: &Timers, most: usize) -> Vec<Vec<u8>> {
     due.into_iter().take(most).map(|(_, member)| member).collect()
 }
 
+/// The reason of a task whose deadline passed.
+pub(super) const OVERDUE: &str = "too late";
+
 #[derive(Default)]
 pub(super) struct Model {
     pub(super) tasks: BTreeMap<TaskId, Task>,
@@ -342,22 +348,27 @@ impl Model {
         released
     }
 
-    /// A task that is live, or one that has not arrived.
-    pub(super) fn cancel(&mut self, new: &EnqueueTask) {
-        let finals = &mut self.finals;
-        let task = self.tasks.entry(new.id).or_insert_with(|| {
-            finals.push_back(new.id);
-            Task { status: RecordStatus::Cancelled, credited: Vec::new(), waiting: 0, ..Task::new(new) }
-        });
+    /// A task that is live, or one that has not arrived, is cancelled, or dead because its deadline passed.
+    pub(super) fn end(&mut self, new: &EnqueueTask, status: RecordStatus) {
+        let is_new = !self.tasks.contains_key(&new.id);
+        let task = self.tasks.entry(new.id).or_insert_with(|| Task::new(new));
+        if is_new {
+            task.credited.clear();
+        }
         if task.status != RecordStatus::Live {
             return;
         }
         for (_, grant) in task.held.drain(..) {
             self.leases.remove(&member(new.id, grant));
         }
-        (task.status, task.waiting) = (RecordStatus::Cancelled, 0);
+        (task.status, task.waiting) = (status, 0);
         self.waits.retain(|member, _| id_of(member) != new.id);
         self.finals.push_back(new.id);
+        if status == RecordStatus::Dead {
+            task.is_overdue = true;
+            let (id, attempts, history) = (new.id, task.failures, task.history.clone());
+            self.outbox.push_back(Event::Died { id, attempts, reason: OVERDUE.into(), history, epoch: 0 });
+        }
     }
 
     fn offer(&mut self, id: TaskId) {

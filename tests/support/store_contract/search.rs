@@ -132,6 +132,7 @@ pub(crate) async fn tasks_are_listed_by_every_filter(db: &impl Database) {
         created_unix_ms: NOW,
         updated_unix_ms: NOW + 20,
         not_before_unix_ms: 0,
+        deadline_unix_ms: 0,
         reason: "no luck".into(),
         epoch: 0,
     };

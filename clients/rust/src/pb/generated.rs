@@ -47,6 +47,13 @@ pub struct NewTask {
     /// Its own waits between attempts. Absent: those of its queue. Earlier versions ignore it.
     #[prost(message, optional, tag = "14")]
     pub backoff: ::core::option::Option<Backoff>,
+    /// The time until which the task must have its completions; otherwise it is dead then, wherever it is. At most one of
+    /// the two; the second counts from the time at which taskd takes the task in. A task that is sent again has no deadline
+    /// any more. Earlier versions ignore it.
+    #[prost(message, optional, tag = "15")]
+    pub deadline: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "16")]
+    pub finish_within: ::core::option::Option<::prost_types::Duration>,
 }
 /// The waits of a task between its attempts. Without a kind it has only give_up_after.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -210,6 +217,9 @@ pub struct Task {
     /// Its own backoff, if it has one.
     #[prost(message, optional, tag = "24")]
     pub backoff: ::core::option::Option<Backoff>,
+    /// Its deadline, if it has one. Also in lists.
+    #[prost(message, optional, tag = "25")]
+    pub deadline: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// One worker's attempt at a task.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -740,7 +750,8 @@ pub struct TaskdFrame {
     #[prost(message, optional, tag = "3")]
     pub answer: ::core::option::Option<FrameAnswer>,
     /// Leases that ended although the worker has not reported them: CANCELLED (an operator cancelled the task) or
-    /// LEASE_LOST. The worker may stop this work: nobody waits for its report.
+    /// LEASE_LOST (also because the deadline of the task passed). The worker may stop this work: nobody waits for its
+    /// report.
     #[prost(message, repeated, tag = "4")]
     pub ended: ::prost::alloc::vec::Vec<ItemResult>,
     /// taskd is about to end this stream, and sends no more tasks on it.

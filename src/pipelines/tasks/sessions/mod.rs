@@ -36,7 +36,7 @@ use super::{
     handle::Handle,
 };
 use crate::{
-    model::{GetTasks, OpenSession, ShardId, TaskId, WorkerName},
+    model::{GetTasks, ItemStatus, OpenSession, ShardId, TaskId, WorkerName},
     queue::{EndedLease, LeaseEnd, Notice},
     runtime::{Policy, Supervisor},
     telemetry::metrics::{self, SessionEnd},
@@ -83,7 +83,11 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
                 match notice {
                     Ok(Notice::Cancelled(ids)) => {
                         let ids = ids.iter().copied().collect();
-                        handle.sessions.all().iter().for_each(|session| session.cancelled(&ids));
+                        handle.sessions.all().iter().for_each(|session| session.ended(&ids, ItemStatus::Cancelled));
+                    }
+                    Ok(Notice::Overdue(ids)) => {
+                        let ids = ids.iter().copied().collect();
+                        handle.sessions.all().iter().for_each(|session| session.ended(&ids, ItemStatus::LeaseLost));
                     }
                     Ok(Notice::Takeover { worker, session }) => handle.end_others(&worker, session).await,
                     // Workers learn of cancelled tasks when their leases are extended. Sessions that should have been

@@ -143,11 +143,11 @@ impl Session {
         granted
     }
 
-    /// Operators ended these tasks.
-    pub(super) fn cancelled(&self, ids: &HashSet<TaskId>) {
+    /// These tasks ended, and with them their leases.
+    pub(super) fn ended(&self, ids: &HashSet<TaskId>, status: ItemStatus) {
         let mut state = self.state();
         let ended = state.book.remove_all(ids);
-        state.ended.extend(ended.iter().map(|id| ItemAnswer::new(id.to_string(), ItemStatus::Cancelled)));
+        state.ended.extend(ended.iter().map(|id| ItemAnswer::new(id.to_string(), status)));
         if !state.ended.is_empty() {
             self.notify.notify_one();
         }

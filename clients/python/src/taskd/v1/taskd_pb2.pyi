@@ -200,7 +200,7 @@ BOOKS_STATE_MOVING: BooksState
 BOOKS_STATE_UNBALANCED: BooksState
 
 class NewTask(_message.Message):
-    __slots__ = ("queue", "key", "payload", "replicas", "priority", "delay", "not_before", "lease_duration", "max_attempts", "headers", "traceparent", "payload_encoding", "idempotency_key", "backoff")
+    __slots__ = ("queue", "key", "payload", "replicas", "priority", "delay", "not_before", "lease_duration", "max_attempts", "headers", "traceparent", "payload_encoding", "idempotency_key", "backoff", "deadline", "finish_within")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +222,8 @@ class NewTask(_message.Message):
     PAYLOAD_ENCODING_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    FINISH_WITHIN_FIELD_NUMBER: _ClassVar[int]
     queue: str
     key: bytes
     payload: bytes
@@ -236,7 +238,9 @@ class NewTask(_message.Message):
     payload_encoding: Encoding
     idempotency_key: str
     backoff: Backoff
-    def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., idempotency_key: _Optional[str] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ...) -> None: ...
+    deadline: _timestamp_pb2.Timestamp
+    finish_within: _duration_pb2.Duration
+    def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., idempotency_key: _Optional[str] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finish_within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Backoff(_message.Message):
     __slots__ = ("kind", "initial", "maximum", "jitter", "give_up_after")
@@ -335,7 +339,7 @@ class GetTaskRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("id", "queue", "key", "status", "replicas", "completed", "leased", "attempts", "priority", "created_at", "updated_at", "not_before", "reason", "payload", "payload_encoding", "headers", "traceparent", "history", "acts", "results", "backoff")
+    __slots__ = ("id", "queue", "key", "status", "replicas", "completed", "leased", "attempts", "priority", "created_at", "updated_at", "not_before", "reason", "payload", "payload_encoding", "headers", "traceparent", "history", "acts", "results", "backoff", "deadline")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +368,7 @@ class Task(_message.Message):
     ACTS_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
     id: str
     queue: str
     key: bytes
@@ -385,7 +390,8 @@ class Task(_message.Message):
     acts: _containers.RepeatedCompositeFieldContainer[TaskAct]
     results: int
     backoff: Backoff
-    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., key: _Optional[bytes] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., replicas: _Optional[int] = ..., completed: _Optional[int] = ..., leased: _Optional[int] = ..., attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., payload: _Optional[bytes] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., history: _Optional[_Iterable[_Union[TaskAttempt, _Mapping]]] = ..., acts: _Optional[_Iterable[_Union[TaskAct, _Mapping]]] = ..., results: _Optional[int] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ...) -> None: ...
+    deadline: _timestamp_pb2.Timestamp
+    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., key: _Optional[bytes] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., replicas: _Optional[int] = ..., completed: _Optional[int] = ..., leased: _Optional[int] = ..., attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., payload: _Optional[bytes] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., history: _Optional[_Iterable[_Union[TaskAttempt, _Mapping]]] = ..., acts: _Optional[_Iterable[_Union[TaskAct, _Mapping]]] = ..., results: _Optional[int] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class TaskAttempt(_message.Message):
     __slots__ = ("worker", "state", "until", "lease_expires_at", "attempt", "reason", "surplus")

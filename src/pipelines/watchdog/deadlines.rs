@@ -1,0 +1,70 @@
+//! Tasks whose deadline has passed.
+//!
+//! Crash windows:
+//!
+//! - killed behind the page of SQL: the page comes again after [`AGAIN`];
+//! - killed behind the script: the report is in the outbox of the shard, and the forwarder finds it. When the deadline
+//!   comes again, SQL has the end, or the script says that the task is dead;
+//! - Redis or the bus loses the report: the task lives again, and the deadline comes again;
+//! - SQL is set back: it has the deadline, or has not the task.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{context::Context, error::Error, lead::Lead};
+use crate::{
+    pipelines::changing::Changing,
+    runtime::{Clock, Loop},
+    store::Store,
+    telemetry::metrics::{self, Watched},
+};
+
+/// How often the watchdog looks.
+const EVERY: Duration = Duration::from_millis(500);
+/// When a deadline comes again, unless SQL shows the end of its task by then.
+const AGAIN: Duration = Duration::from_secs(10);
+/// The deadlines of one page.
+const PAGE: u32 = 500;
+
+#[derive(Clone)]
+pub(super) struct Deadlines {
+    store: Arc<dyn Store>,
+    changing: Changing,
+    clock: Clock,
+    lead: Lead,
+}
+
+impl Deadlines {
+    pub(super) fn new(context: &Context, lead: &Lead) -> Self {
+        let (store, changing, clock) = (context.store.clone(), context.changing(), context.clock.clone());
+        Self { store, changing, clock, lead: lead.clone() }
+    }
+
+    pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
+        while self.lead.wait(&cx).await {
+            let started = Instant::now();
+            let is_full = self.page().await?;
+            metrics::watchdog_step("deadlines", started.elapsed());
+            cx.beat();
+            if !is_full && !cx.idle(cx.pause(EVERY)).await {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the tasks of a page; whether there may be more. A shard that does not answer holds up no other.
+    async fn page(&self) -> Result<bool, Error> {
+        let now = self.clock.now_unix_ms();
+        let again = now + i64::try_from(AGAIN.as_millis()).unwrap_or(i64::MAX);
+        let page = self.store.due_deadlines(now, again, PAGE).await?;
+        let (dead, failed) = self.changing.end_overdue(page.overdue).await;
+        metrics::watchdog_handled(Watched::Overdue, dead);
+        match failed.filter(|error| !error.is_without_generation()) {
+            Some(error) => Err(error.into()),
+            None => Ok(page.is_full),
+        }
+    }
+}
