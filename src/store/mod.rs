@@ -7,6 +7,7 @@ mod books;
 mod changes;
 mod check;
 mod error;
+mod events;
 mod history;
 mod idempotency;
 mod jobs;
@@ -29,6 +30,7 @@ pub use self::{
     changes::{ChangeEnd, Changes, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Wanted},
     check::{CheckStore, WrongCount},
     error::{Cause, Error, Result},
+    events::{Events, KeptEvents},
     history::{Attempts, FAILURES_STAY, History},
     idempotency::IdempotencyKeys,
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
@@ -50,7 +52,7 @@ use crate::model::{
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
 pub trait Store:
-    BookStore + Changes + CheckStore + History + IdempotencyKeys + Jobs + KeyOwners + Pauses + Search + Send + Sync
+    BookStore + Changes + CheckStore + Events + History + IdempotencyKeys + Jobs + KeyOwners + Pauses + Search + Send + Sync
 {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;

@@ -42,6 +42,7 @@ macro_rules! migration_files {
             "0014_count_what_is_turned_away",
             "0015_remember_inserts",
             "0016_keep_backoffs",
+            "0018_keep_events",
         )
     };
     ($backend:literal: $($name:literal,)+) => {
