@@ -9,6 +9,7 @@ pub(crate) mod books;
 pub(crate) mod changes;
 pub(crate) mod dead_letters;
 mod enrichment;
+mod event_topic;
 pub(crate) mod events;
 pub(crate) mod explain;
 mod history;
