@@ -52,7 +52,7 @@ use crate::model::{
 /// The store. `sqlite.rs` and `mysql.rs` are its backends; `tests/support/store_contract.rs` runs on both.
 #[async_trait]
 pub trait Store:
-    BookStore + Changes + CheckStore + Events + History + IdempotencyKeys + Jobs + KeyOwners + Pauses + Search + Send + Sync
+    BookStore + Changes + CheckStore + Events + History + IdempotencyKeys + Jobs + KeyOwners + Pauses + Search
 {
     /// The random name that the database got when it was made. Redis remembers whose tasks it holds.
     async fn store_id(&self) -> Result<String>;

@@ -30,7 +30,7 @@ fn completed(row: &NewRow) -> Settlement {
     }
 }
 
-/// What an insert of a hundred tasks and its settlement ask. Each statement is checked for scans.
+/// The work for an insert of a hundred tasks and for its settlement. Each statement is checked for scans.
 async fn asked(store: &SqliteStore, prefix: &str) -> [Asked; 2] {
     let rows = rows(prefix);
     store.asked();
