@@ -11,7 +11,7 @@ use crate::{
         kafka::{self, Kafka},
         redis_streams::RedisStreams,
     },
-    config::{DatabaseUrl, Rules, Settings, without_password},
+    config::{DatabaseUrl, EventQueues, Rules, Settings, without_password},
     coordination,
     ingress::{Tls, Waiting},
     redis_pool::{self, Redis},
@@ -111,11 +111,13 @@ pub(super) async fn store(settings: &Settings) -> Result<Arc<dyn Store>, Unreach
             MysqlStore::connect(url, settings.database_pool).await.map(|store| Arc::new(store) as Arc<dyn Store>)
         }
     };
-    opened.map_err(|error| {
+    let opened = opened.map_err(|error| {
         let is_transient = error.is_transient();
         let error = anyhow::Error::new(error).context(format!("cannot open {}", store_name(settings)));
         Unreachable::new(error, is_transient)
-    })
+    })?;
+    opened.keep_events_of(EventQueues::of(&settings.queues));
+    Ok(opened)
 }
 
 async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     api::{Api, Authentication, Ledger, Reader, TokenSync, Watchers},
     bus,
-    config::{Auth, Settings},
+    config::{Auth, EventQueues, Settings},
     coordination::Coordination,
     dedup::Filter,
     ingress::{self, Budget, Tls},
@@ -201,6 +201,7 @@ async fn meet_needs(backends: &Backends, wait: &Wait<'_>, filter: &Filter) -> an
 async fn queue(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Queue>> {
     let Backends { settings, redis, store, process, clock, .. } = backends;
     let queue = Queue::with_clock(redis.clone(), process.clone(), clock.clone());
+    queue.announcer().always_announce(EventQueues::of(&settings.queues));
     if settings.history {
         let times_from = || async { store.lease_times_from().await.map_err(unreadable) };
         let Some(times_from) = wait.until("the database", times_from).await? else { return Ok(None) };

@@ -9,10 +9,11 @@ pub enum Topic {
     TaskResults,
     Expirations,
     DeadLetters,
+    Events,
 }
 
 impl Topic {
-    pub const ALL: [Self; 4] = [Self::Pipeline, Self::TaskResults, Self::Expirations, Self::DeadLetters];
+    pub const ALL: [Self; 5] = [Self::Pipeline, Self::TaskResults, Self::Expirations, Self::DeadLetters, Self::Events];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -20,6 +21,7 @@ impl Topic {
             Self::TaskResults => "task-results",
             Self::Expirations => "expirations",
             Self::DeadLetters => "dead-letters",
+            Self::Events => "events",
         }
     }
 

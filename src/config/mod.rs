@@ -6,6 +6,7 @@ mod check;
 mod check_queue;
 mod enrich;
 mod error;
+mod events;
 #[cfg(test)]
 mod fuzz;
 mod load;
@@ -26,6 +27,7 @@ pub use self::{
     check::MOST_PARTITIONS,
     enrich::{Enrich, EnrichUrl, SecretHeader},
     error::Error,
+    events::EventQueues,
     load::{Loaded, load},
     options::Options,
     origins::{Origin, Origins},

@@ -284,6 +284,7 @@ queue_options! {
     filter_keys: u64,
     dedup: Dedup,
     keep_refused: bool,
+    events: bool,
     payload_schema: NamedSchema,
     enrich_url: EnrichUrl,
     enrich_header: SecretHeader,

@@ -295,6 +295,8 @@ settings! {
         pub dedup: Dedup = Dedup::Hash,
         /// True: a task that an insert does not accept becomes a dead letter.
         pub keep_refused: bool = false,
+        /// True: events of its tasks go to topic `events` and to its channel.
+        pub events: bool = false,
         /// The schema that every payload must fit.
         pub payload_schema: NamedSchema = NamedSchema::default(),
         /// The endpoint that sees new tasks before they are stored, …

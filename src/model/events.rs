@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use bytes::Bytes;
+
 use super::{InsertAnswer, QueueName, StoredStatus, TaskId, TaskResult, TaskStatus};
 
 /// A task took on a status.
@@ -21,6 +23,39 @@ impl TaskEvent {
     /// The order of events: by time, and within a moment as a life goes.
     pub fn order(&self) -> (i64, u8) {
         (self.at_unix_ms, self.status.rank())
+    }
+}
+
+/// The most events that SQL keeps in one row.
+pub const MOST_KEPT_TOGETHER: usize = 1_000;
+
+/// An event on its way to topic `events`: SQL has the status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventRecord {
+    pub id: TaskId,
+    pub queue: QueueName,
+    pub key: Bytes,
+    pub status: TaskStatus,
+    pub at_unix_ms: i64,
+    pub epoch: u32,
+    /// The worker of the last completion, and its attempt.
+    pub worker: String,
+    pub attempt: u32,
+    /// Failures that SQL knows of.
+    pub attempts: u32,
+    pub reason: String,
+}
+
+impl EventRecord {
+    pub fn new(id: TaskId, queue: QueueName) -> Self {
+        let (status, at_unix_ms, epoch, attempt, attempts) = (TaskStatus::Pending, 0, 0, 0, 0);
+        let (key, worker, reason) = Default::default();
+        Self { id, queue, key, status, at_unix_ms, epoch, worker, attempt, attempts, reason }
+    }
+
+    /// The number of the event at `place` of row `kept`. Of a task, a later event has a greater one.
+    pub fn number(kept: i64, place: usize) -> u64 {
+        kept.unsigned_abs() * MOST_KEPT_TOGETHER as u64 + place as u64
     }
 }
 

@@ -33,7 +33,7 @@ pub use call::{
 pub use changes::{
     Change, ChangeKind, Changed, ChangingTask, OwnedTask, PausedQueue, Requeue, RequeueTasks, TaskAct, Update,
 };
-pub use events::{AwaitedTask, EventId, TaskEvent, WatchEnd, Watched};
+pub use events::{AwaitedTask, EventId, EventRecord, MOST_KEPT_TOGETHER, TaskEvent, WatchEnd, Watched};
 pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};

@@ -8,6 +8,7 @@ mod changes;
 mod check;
 mod deadlines;
 mod error;
+mod events;
 mod history;
 mod idempotency;
 mod jobs;
@@ -31,6 +32,7 @@ pub use self::{
     check::{CheckStore, WrongCount},
     deadlines::{Deadlines, DueDeadlines, Overdue},
     error::{Cause, Error, Result},
+    events::{Events, KeptEvents},
     history::{Attempts, FAILURES_STAY, History},
     idempotency::IdempotencyKeys,
     jobs::{JOBS_STAY, Jobs, MOST_JOBS},
@@ -56,6 +58,7 @@ pub trait Store:
     + Changes
     + CheckStore
     + Deadlines
+    + Events
     + History
     + IdempotencyKeys
     + Jobs

@@ -1,20 +1,18 @@
 //! Events: status changes of tasks, for watchers and for other programs.
 
+use bytes::Bytes;
 use prost::Message as _;
 
 use super::{
     pb,
     time::{read_duration, timestamp},
 };
-use crate::model::{AwaitedTask, QueueName, TaskEvent, TaskId, TaskResult, TaskStatus};
+use crate::model::{AwaitedTask, EventRecord, QueueName, TaskEvent, TaskId, TaskResult, TaskStatus};
 
 /// Status changes of tasks of one queue, encoded. `None`: the status is not known.
-pub fn status_changes(
-    queue: &QueueName,
-    changes: impl Iterator<Item = (TaskId, Option<TaskStatus>, i64)>,
-) -> bytes::Bytes {
+pub fn status_changes(queue: &QueueName, changes: impl Iterator<Item = (TaskId, Option<TaskStatus>, i64)>) -> Bytes {
     let change = |(id, status, at_unix_ms): (TaskId, Option<TaskStatus>, i64)| pb::StatusChange {
-        id: bytes::Bytes::copy_from_slice(id.as_bytes()),
+        id: Bytes::copy_from_slice(id.as_bytes()),
         status: status.map_or(pb::TaskStatus::Unspecified, pb::TaskStatus::from).into(),
         at_unix_ms,
     };
@@ -33,6 +31,69 @@ pub fn read_status_changes(bytes: &[u8]) -> Result<Vec<ReadChange>, String> {
         Some((TaskId::from_slice(&change.id)?, status, change.at_unix_ms))
     };
     Ok(changes.into_iter().filter_map(read).collect())
+}
+
+/// A record of topic `events`, without its number.
+pub fn event_record(event: &EventRecord) -> Bytes {
+    let record = pb::EventRecord {
+        number: 0,
+        id: Bytes::copy_from_slice(event.id.as_bytes()),
+        queue: event.queue.as_str().to_owned(),
+        key: event.key.clone(),
+        status: pb::TaskStatus::from(event.status).into(),
+        at_unix_ms: event.at_unix_ms,
+        epoch: event.epoch,
+        worker: event.worker.clone(),
+        attempt: event.attempt,
+        attempts: event.attempts,
+        reason: event.reason.clone(),
+    };
+    record.encode_to_vec().into()
+}
+
+/// Records of events as SQL keeps them.
+pub fn kept_events(records: Vec<Bytes>) -> Bytes {
+    pb::KeptEvents { records }.encode_to_vec().into()
+}
+
+/// The records that SQL kept.
+pub fn read_kept_events(kept: Bytes) -> Result<Vec<Bytes>, String> {
+    Ok(pb::KeptEvents::decode(kept).map_err(|error| error.to_string())?.records)
+}
+
+/// The record with its number, and the task that it is about. Fields of a later version stay.
+pub fn numbered_event(record: &Bytes, number: u64) -> Result<(TaskId, Bytes), String> {
+    let event = pb::EventRecord::decode(record.clone()).map_err(|error| error.to_string())?;
+    let id = TaskId::from_slice(&event.id).ok_or("the id has not 16 bytes")?;
+    // Two encoded messages one behind the other are one message.
+    let number = pb::EventRecord { number, ..Default::default() }.encode_to_vec();
+    Ok((id, [&number[..], &record[..]].concat().into()))
+}
+
+/// The record without what may be large, for a topic that does not take it.
+pub fn short_event(record: &Bytes) -> Result<Bytes, String> {
+    let event = pb::EventRecord::decode(record.clone()).map_err(|error| error.to_string())?;
+    let (key, worker, reason) = Default::default();
+    Ok(pb::EventRecord { key, worker, reason, ..event }.encode_to_vec().into())
+}
+
+/// Reads a record of topic `events`, with its number.
+pub fn read_event_record(record: &Bytes) -> Result<(u64, EventRecord), String> {
+    let event = pb::EventRecord::decode(record.clone()).map_err(|error| error.to_string())?;
+    let status = TaskStatus::ALL.into_iter().find(|status| pb::TaskStatus::from(*status) as i32 == event.status);
+    let read = EventRecord {
+        id: TaskId::from_slice(&event.id).ok_or("the id has not 16 bytes")?,
+        queue: QueueName::new(&event.queue).map_err(|error| error.to_string())?,
+        key: event.key,
+        status: status.ok_or_else(|| format!("the status {}", event.status))?,
+        at_unix_ms: event.at_unix_ms,
+        epoch: event.epoch,
+        worker: event.worker,
+        attempt: event.attempt,
+        attempts: event.attempts,
+        reason: event.reason,
+    };
+    Ok((event.number, read))
 }
 
 impl From<TaskEvent> for pb::TaskEvent {
@@ -91,5 +152,37 @@ mod tests {
         ];
         assert_eq!(read_status_changes(&status_changes(&queue, changes.into_iter())), Ok(changes.to_vec()));
         assert!(read_status_changes(&[0xff, 0xff]).is_err());
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_with_the_number_that_it_got() {
+        let queue = QueueName::new("q").unwrap();
+        let event = EventRecord {
+            key: "k".into(),
+            status: TaskStatus::Dead,
+            at_unix_ms: 7,
+            epoch: 1,
+            worker: "w".into(),
+            attempt: 2,
+            attempts: 3,
+            reason: "no luck".into(),
+            ..EventRecord::new(TaskId::new(), queue)
+        };
+        let kept = read_kept_events(kept_events(vec![event_record(&event)])).unwrap();
+        let (id, numbered) = numbered_event(&kept[0], 9).unwrap();
+        assert_eq!((id, read_event_record(&numbered)), (event.id, Ok((9, event.clone()))));
+        let (_, short) = numbered_event(&short_event(&kept[0]).unwrap(), 9).unwrap();
+        let (key, worker, reason) = Default::default();
+        assert_eq!(read_event_record(&short), Ok((9, EventRecord { key, worker, reason, ..event.clone() })));
+        // A field of a later version stays.
+        let later = Bytes::from([&kept[0][..], &[0xf8, 0x07, 0x01]].concat());
+        assert!(numbered_event(&later, 9).unwrap().1.ends_with(&[0xf8, 0x07, 0x01]));
+        assert!(numbered_event(&Bytes::from_static(&[0xff]), 9).is_err() && read_kept_events("x".into()).is_err());
+    }
+
+    #[test]
+    fn numbers_grow_from_row_to_row_and_within_a_row() {
+        let last = EventRecord::number(1, crate::model::MOST_KEPT_TOGETHER - 1);
+        assert!(EventRecord::number(1, 0) < last && last < EventRecord::number(2, 0));
     }
 }

@@ -18,7 +18,10 @@ mod search;
 mod session;
 pub mod time;
 
-pub use events::{insert_wait, read_status_changes, status_changes};
+pub use events::{
+    event_record, insert_wait, kept_events, numbered_event, read_event_record, read_kept_events, read_status_changes,
+    short_event, status_changes,
+};
 pub use history::{failed_attempt, failure_with_time, frame_failure};
 pub use records::{
     Reports, body_blob, body_values, completed_report, dead_letter, died_report, expiration, frame_report,

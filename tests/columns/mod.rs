@@ -10,6 +10,7 @@ pub(crate) mod changes;
 pub(crate) mod dead_letters;
 mod deadline;
 mod enrichment;
+mod event_topic;
 pub(crate) mod events;
 pub(crate) mod explain;
 mod history;

@@ -15,6 +15,7 @@ mod bus_kafka;
 mod column;
 mod crawl;
 mod dead_letters;
+mod event_topic;
 mod events;
 mod flushall;
 mod history;

@@ -22,6 +22,7 @@ mod decoders;
 mod discovery_insert;
 mod discovery_results;
 mod embedded;
+mod event_topic;
 mod events;
 mod explain;
 mod fanout;

@@ -137,6 +137,12 @@ impl Daemon {
         url.into_iter().flatten().chain(data).collect()
     }
 
+    /// The value of one of its arguments.
+    pub(crate) fn arg(&self, name: &str) -> Option<&str> {
+        let at = self.args.iter().position(|arg| arg == name)?;
+        self.args.get(at + 1).map(String::as_str)
+    }
+
     /// Its redis-server.
     pub(crate) async fn redis(&self) -> redis::aio::MultiplexedConnection {
         let url = format!("unix://{}", self.data().join("redis.sock").display());

@@ -9,6 +9,7 @@ pub(crate) mod bus_contract;
 pub(crate) mod collector;
 pub(crate) mod commit_proxy;
 pub(crate) mod daemon;
+pub(crate) mod event_topic;
 pub(crate) mod kafka;
 pub(crate) mod mariadb;
 pub(crate) mod port;

@@ -25,6 +25,7 @@ mod books;
 mod changes;
 mod check;
 mod deadlines;
+mod events;
 mod history;
 mod idempotency;
 mod jobs;
@@ -41,6 +42,7 @@ pub(crate) use books::*;
 pub(crate) use changes::*;
 pub(crate) use check::*;
 pub(crate) use deadlines::*;
+pub(crate) use events::*;
 pub(crate) use history::*;
 pub(crate) use idempotency::*;
 pub(crate) use jobs::*;
@@ -129,6 +131,9 @@ macro_rules! store_contract {
             a_task_keeps_its_last_failures_and_takes_them_with_it,
             old_failures_are_removed_in_slices,
             acts_are_found_by_their_target,
+            a_change_has_one_event_and_a_call_that_changes_nothing_has_none,
+            what_operators_do_has_events_too,
+            events_stay_until_they_are_removed_in_the_order_of_their_tasks,
             tokens_tell_times_at_once_in_a_new_database,
             a_job_goes_on_where_it_stands,
             jobs_are_bounded_and_those_of_a_later_taskd_are_left_to_it,

@@ -119,6 +119,33 @@ impl Kafka {
         let observer: BaseConsumer<ClientEvents> = observer.map_err(Error::read(topic))?;
         Ok(observers.entry(topic).or_insert(Arc::new(observer)).clone())
     }
+
+    async fn publish_all(
+        &self,
+        topic: Topic,
+        records: &[Record],
+        traceparents: &BTreeMap<usize, String>,
+        keys: &[String],
+    ) -> Result<Vec<Offset>> {
+        super::check_partitions(topic, records, self.partitions(topic))?;
+        let published = publish(&self.producer(), &self.configs.topic(topic), records, traceparents, keys).await;
+        published.map_err(|error| {
+            self.replace_producer_if_broken();
+            match error {
+                KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge) => {
+                    Error::TooLarge { topic, cause: error.into() }
+                }
+                _ => Error::publish(topic)(error),
+            }
+        })
+    }
+}
+
+/// The parts of a record besides its value.
+#[derive(Clone, Copy)]
+struct Beside<'a> {
+    traceparent: Option<&'a String>,
+    key: Option<&'a str>,
 }
 
 /// Puts the record into the producer's queue, and waits for room if the queue is full.
@@ -126,11 +153,14 @@ async fn enqueue(
     producer: &FutureProducer<ClientEvents>,
     topic: &str,
     record: &Record,
-    traceparent: Option<&String>,
+    Beside { traceparent, key }: Beside<'_>,
 ) -> Result<DeliveryFuture, KafkaError> {
     let deadline = Instant::now() + DELIVER_WITHIN;
     loop {
-        let mut sent = FutureRecord::<(), [u8]>::to(topic).partition(index(record.partition)).payload(&record.value);
+        let mut sent = FutureRecord::<str, [u8]>::to(topic).partition(index(record.partition)).payload(&record.value);
+        if let Some(key) = key {
+            sent = sent.key(key);
+        }
         if let Some(traceparent) = traceparent {
             sent = sent.headers(OwnedHeaders::new().insert(Header { key: "traceparent", value: Some(traceparent) }));
         }
@@ -170,11 +200,13 @@ async fn publish(
     topic: &str,
     records: &[Record],
     traceparents: &BTreeMap<usize, String>,
+    keys: &[String],
 ) -> Result<Vec<Offset>, KafkaError> {
     let mut deliveries = Vec::with_capacity(records.len());
     let mut refused = None;
     for (place, record) in records.iter().enumerate() {
-        match enqueue(producer, topic, record, traceparents.get(&place)).await {
+        let beside = Beside { traceparent: traceparents.get(&place), key: keys.get(place).map(String::as_str) };
+        match enqueue(producer, topic, record, beside).await {
             Ok(delivery) => deliveries.push(delivery),
             Err(error) => {
                 refused = Some(error);
@@ -208,17 +240,11 @@ impl Bus for Kafka {
         records: &[Record],
         traceparents: &BTreeMap<usize, String>,
     ) -> Result<Vec<Offset>> {
-        super::check_partitions(topic, records, self.partitions(topic))?;
-        let published = publish(&self.producer(), &self.configs.topic(topic), records, traceparents).await;
-        published.map_err(|error| {
-            self.replace_producer_if_broken();
-            match error {
-                KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge) => {
-                    Error::TooLarge { topic, cause: error.into() }
-                }
-                _ => Error::publish(topic)(error),
-            }
-        })
+        self.publish_all(topic, records, traceparents, &[]).await
+    }
+
+    async fn publish_keyed(&self, topic: Topic, records: &[Record], keys: &[String]) -> Result<Vec<Offset>> {
+        self.publish_all(topic, records, &BTreeMap::new(), keys).await
     }
 
     /// On Kafka both ways are the same: a partition has one reader in the group, which reads it in order.

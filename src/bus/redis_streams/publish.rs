@@ -28,6 +28,8 @@ const LEAST_BACKLOG_BYTES: u64 = 1 << 20;
 /// Limits the reports for people, which need no reader: the oldest leave first.
 const REPORTS_KEPT: u64 = 100_000;
 const REPORTS_BYTES: u64 = 64 << 20;
+/// The same of `events`, which are small and many.
+const EVENTS_KEPT: u64 = 500_000;
 
 /// The limit of one partition.
 struct Bound {
@@ -49,6 +51,10 @@ impl Bound {
             }
             Topic::Expirations | Topic::DeadLetters => {
                 Some(Self { bytes: REPORTS_BYTES, records: REPORTS_KEPT, above: "trim" })
+            }
+            Topic::Events => {
+                let share = u64::from(partitions.max(1));
+                Some(Self { bytes: REPORTS_BYTES / share, records: (EVENTS_KEPT / share).max(1), above: "trim" })
             }
         }
     }

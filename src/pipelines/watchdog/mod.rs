@@ -11,6 +11,7 @@
 //!   and failed attempts after `history_retention`;
 //! - `idempotency`: idempotency keys whose window is over leave SQL;
 //! - `jobs`: changes of all tasks of a filter, page by page;
+//! - `events`: events that SQL keeps go to topic `events`;
 //! - `closing`: shards that had nothing for `forget_queues_after` are closed;
 //! - `trim`: old records that everybody has read leave the bus, once a minute;
 //! - `fsck`: goes over all shards, slice by slice, and reports where SQL and Redis do not agree;
@@ -24,6 +25,7 @@ mod context;
 mod deadlines;
 mod depths;
 mod error;
+mod events;
 mod finals;
 mod fsck;
 mod idempotency;
@@ -70,6 +72,7 @@ pub fn start(context: Context, supervisor: &Supervisor) {
     loops.start("watchdog/fsck", fsck::Fsck::new(&context, &lead), fsck::Fsck::run);
     let keys = idempotency::Idempotency::new(&context, &lead);
     loops.start("watchdog/idempotency", keys, idempotency::Idempotency::run);
+    loops.start("watchdog/events", events::Events::new(&context, &lead), events::Events::run);
     loops.start("watchdog/jobs", jobs::Jobs::new(&context, &lead), jobs::Jobs::run);
     loops.start("watchdog/depths", depths::Depths::new(&context), depths::Depths::run);
     loops.start("watchdog/trim", trim::Trim::new(&context, &lead), trim::Trim::run);

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use super::watchers::{Full, Interest, News, Watch, Watchers};
 use crate::{
+    config::EventQueues,
     model::{QueueName, TaskEvent, TaskId, TaskStatus},
     redis_pool::Redis,
     runtime::Clock,
@@ -33,6 +34,8 @@ pub(super) struct Inner {
     pub(super) is_wanted: AtomicBool,
     /// The queues that other processes watch, or this one.
     pub(super) wanted: RwLock<HashMap<QueueName, Interest>>,
+    /// The queues of which everything is announced, watched or not.
+    always: OnceLock<EventQueues>,
     pub(super) waiting: Mutex<HashMap<QueueName, Vec<News>>>,
     /// Queues of which announcements got lost on the way out. Their watchers are told of a gap.
     pub(super) gaps: Mutex<HashSet<QueueName>>,
@@ -51,6 +54,7 @@ impl Announcer {
             clock,
             is_wanted: AtomicBool::new(false),
             wanted,
+            always: OnceLock::new(),
             waiting,
             gaps,
             announced,
@@ -59,13 +63,20 @@ impl Announcer {
         }))
     }
 
+    /// Announces everything of these queues from now on, watched or not.
+    pub fn always_announce(&self, queues: EventQueues) {
+        if queues.are_some_on() && self.0.always.set(queues).is_err() {
+            tracing::debug!("this process knows already what it always announces");
+        }
+    }
+
     /// The present time of announcements. A step that others may follow at once takes it before it begins, so that what
     /// follows is later.
     pub fn now_unix_ms(&self) -> i64 {
         self.0.clock.now_unix_ms()
     }
 
-    /// Tells those that watch the queue, soon. Costs one look at a flag when nobody watches anything.
+    /// Tells those that watch the queue, soon. Costs a look at two flags when nobody watches anything.
     pub fn announce(
         &self,
         queue: &QueueName,
@@ -75,7 +86,11 @@ impl Announcer {
         if !self.is_wanted() {
             return;
         }
-        let Some(interest) = self.0.wanted.read().get(queue).copied() else { return };
+        let interest = match self.0.always.get().is_some_and(|always| always.is_on(queue)) {
+            true => Some(Interest::All),
+            false => self.0.wanted.read().get(queue).copied(),
+        };
+        let Some(interest) = interest else { return };
         let news = news.map(|(id, status)| News { id, status, at_unix_ms });
         let news = news.filter(|news| interest == Interest::All || news.is_end());
         let mut waiting = self.0.waiting.lock();
@@ -96,9 +111,9 @@ impl Announcer {
         self.0.announced.notify_one();
     }
 
-    /// True while a process watches something.
+    /// True while a process watches something, or if something is always announced.
     pub fn is_wanted(&self) -> bool {
-        self.0.is_wanted.load(Ordering::Relaxed)
+        self.0.is_wanted.load(Ordering::Relaxed) || self.0.always.get().is_some()
     }
 
     /// Watches tasks, or whole queues. Take it, *then* read the tasks.

@@ -4,7 +4,10 @@
 //! rebuild raises the generation of a shard in SQL before it opens it in Redis. So a decision of the generation before
 //! either is in SQL before the walk of the rebuild begins, or counts for nothing.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 
@@ -19,6 +22,7 @@ use super::{
     statement::{Statement, lists},
     wishes,
 };
+use crate::config::EventQueues;
 use crate::model::{
     Act, Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, Requeue, ShardId, StoredStatus,
     TaskAct, TaskId, Update,
@@ -41,9 +45,9 @@ impl<DB: Backend> Changes for SqlStore<DB> {
     }
 
     async fn want(&self, ids: &[TaskId], change: &Change, at_unix_ms: i64, acts: &[TaskAct]) -> Result<Vec<Wanted>> {
-        let input = (ids.to_vec(), change.clone(), at_unix_ms, acts.to_vec());
-        let want = self.sql.run("want_change", input, |session, (ids, change, at_unix_ms, acts)| {
-            Box::pin(want(session, ids, change, *at_unix_ms, acts))
+        let input = (ids.to_vec(), change.clone(), at_unix_ms, acts.to_vec(), self.event_queues());
+        let want = self.sql.run("want_change", input, |session, (ids, change, at_unix_ms, acts, events)| {
+            Box::pin(want(session, ids, change, *at_unix_ms, acts, events))
         });
         want.await
     }
@@ -53,8 +57,9 @@ impl<DB: Backend> Changes for SqlStore<DB> {
     }
 
     async fn end_changes(&self, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>> {
-        let end = self.sql.run("end_changes", (ended.to_vec(), at_unix_ms), |session, (ended, at_unix_ms)| {
-            Box::pin(end(session, ended, *at_unix_ms))
+        let input = (ended.to_vec(), at_unix_ms, self.event_queues());
+        let end = self.sql.run("end_changes", input, |session, (ended, at_unix_ms, events)| {
+            Box::pin(end(session, ended, *at_unix_ms, events))
         });
         end.await
     }
@@ -124,9 +129,10 @@ async fn want<S: Session>(
     change: &Change,
     now_ms: i64,
     acts: &[TaskAct],
+    events: &Arc<EventQueues>,
 ) -> Result<Vec<Wanted>> {
     let mut targets = targets(session, &ids.iter().copied().collect()).await?;
-    let (mut reopened, mut counts) = (BTreeSet::new(), Counts::default());
+    let (mut reopened, mut counts) = (BTreeSet::new(), Counts::with_events(events));
     if let Change::Update(update) = change {
         reopened = store_update(session, &mut targets, update, now_ms, &mut counts).await?;
     }
@@ -266,11 +272,17 @@ async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChan
     Ok(kept)
 }
 
-async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>> {
+async fn end<S: Session>(
+    session: &mut S,
+    ended: &[EndedChange],
+    at_unix_ms: i64,
+    events: &Arc<EventQueues>,
+) -> Result<Vec<ChangeEnd>> {
     let mut targets = targets(session, &ended.iter().map(|ended| ended.id).collect()).await?;
     let generations = generations(session, targets.values().map(|target| target.task.shard.clone()).collect()).await?;
     let (mut cancelled, mut completed, mut reopened) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-    let (mut over, mut outdated, mut moved, mut counts) = (Vec::new(), Vec::new(), Vec::new(), Counts::default());
+    let (mut over, mut outdated, mut moved, mut counts) =
+        (Vec::new(), Vec::new(), Vec::new(), Counts::with_events(events));
     for EndedChange { id, turn, end } in ended {
         let target = targets.get_mut(id);
         let unfinished = target.filter(|target| !target.status.is_final());
@@ -278,7 +290,7 @@ async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64
             (Decided::Cancelled { epoch, generation }, Some(target)) => {
                 let is_present = generations.get(&target.task.shard) == Some(generation);
                 if target.task.epoch == *epoch && is_present {
-                    counts.moved(&target.task.shard.queue, target.status, StoredStatus::Cancelled);
+                    counts.moved(*id, &target.task.shard.queue, target.status, StoredStatus::Cancelled);
                     target.status = StoredStatus::Cancelled;
                     cancelled.insert(*id);
                 }
@@ -290,7 +302,7 @@ async fn end<S: Session>(session: &mut S, ended: &[EndedChange], at_unix_ms: i64
                     outdated.push((*id, outbox::new_turn(), at_unix_ms));
                 }
                 if target.completed >= target.task.replicas {
-                    counts.moved(&target.task.shard.queue, target.status, StoredStatus::Completed);
+                    counts.moved(*id, &target.task.shard.queue, target.status, StoredStatus::Completed);
                     target.status = StoredStatus::Completed;
                     completed.insert(*id);
                 }

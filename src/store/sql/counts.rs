@@ -1,32 +1,45 @@
 //! The number of tasks per queue and status.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
+    events::Happened,
     rows::{number, queue_name, status},
     session::Session,
     statement::{Statement, pieces},
 };
-use crate::model::{QueueName, StoredStatus};
+use crate::config::EventQueues;
+use crate::model::{QueueName, StoredStatus, TaskId, TaskRow};
 use crate::store::{Error, QueueCount, Result};
 
-/// The changes of a transaction in `queue_counts`.
-#[derive(Default)]
-pub(super) struct Counts(BTreeMap<(QueueName, StoredStatus), i64>);
+/// The changes of a transaction in `queue_counts`, and their events.
+pub(super) struct Counts {
+    changes: BTreeMap<(QueueName, StoredStatus), i64>,
+    pub(super) events: Happened,
+}
 
 impl Counts {
-    pub(super) fn added(&mut self, queue: &QueueName) {
-        *self.0.entry((queue.clone(), StoredStatus::Unfinished)).or_default() += 1;
+    /// Of a transaction that keeps events of these queues.
+    pub(super) fn with_events(queues: &Arc<EventQueues>) -> Self {
+        Self { changes: BTreeMap::new(), events: Happened::in_queues(queues) }
     }
 
-    pub(super) fn moved(&mut self, queue: &QueueName, from: StoredStatus, to: StoredStatus) {
-        *self.0.entry((queue.clone(), from)).or_default() -= 1;
-        *self.0.entry((queue.clone(), to)).or_default() += 1;
+    pub(super) fn added(&mut self, task: &TaskRow) {
+        *self.changes.entry((task.queue.clone(), StoredStatus::Unfinished)).or_default() += 1;
+        self.events.created(task);
     }
 
-    /// Writes the changes: the last step of a transaction, so that it holds the few rows briefly.
+    pub(super) fn moved(&mut self, id: TaskId, queue: &QueueName, from: StoredStatus, to: StoredStatus) {
+        *self.changes.entry((queue.clone(), from)).or_default() -= 1;
+        *self.changes.entry((queue.clone(), to)).or_default() += 1;
+        self.events.moved(queue, id);
+    }
+
+    /// Writes the events and the changes: the last step of a transaction, so that it holds the few rows of the latter
+    /// briefly.
     pub(super) async fn store<S: Session>(self, session: &mut S) -> Result<()> {
-        let changed: Vec<_> = self.0.into_iter().filter(|(_, change)| *change != 0).collect();
+        self.events.store(session).await?;
+        let changed: Vec<_> = self.changes.into_iter().filter(|(_, change)| *change != 0).collect();
         for changed in pieces(&changed, |_| 0) {
             let rows =
                 changed.iter().map(|((queue, status), change)| [queue.into(), (*status).into(), (*change).into()]);

@@ -71,7 +71,7 @@ pub(super) async fn insert<S: Session>(
     let owners = insert_candidates(session, &candidates, batch, old_keys).await?;
     let is_fresh = |row: &&&NewRow| owners.get(&row.task.key_hash).is_some_and(|owner| owner.fresh);
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
-    new.iter().for_each(|row| counts.added(&row.task.queue));
+    new.iter().for_each(|row| counts.added(&row.task));
     wishes::keep_deadlines(session, &new).await?;
     let (together, alone): (Vec<&NewRow>, Vec<&NewRow>) = new.into_iter().partition(|row| is_batched(row));
     batches::add(session, batch, &together).await?;

@@ -89,10 +89,10 @@ impl<DB: Backend> Jobs for SqlStore<DB> {
     }
 
     async fn retry_with_acts(&self, ids: &[TaskId], now_unix_ms: i64, who: &str, what: &str) -> Result<Vec<Retried>> {
-        let input = (ids.to_vec(), now_unix_ms, who.to_owned(), what.to_owned());
-        let retry = self.sql.run("retry", input, |session, (ids, now, who, what)| {
+        let input = (ids.to_vec(), now_unix_ms, who.to_owned(), what.to_owned(), self.event_queues());
+        let retry = self.sql.run("retry", input, |session, (ids, now, who, what, events)| {
             Box::pin(async move {
-                let retried = letters::retry(session, ids, *now).await?;
+                let retried = letters::retry(session, ids, *now, events).await?;
                 let acts = retried.iter().map(|retried| Act::new(who, what, &retried.id.to_string()));
                 keep_acts(session, &acts.collect::<Vec<_>>()).await?;
                 Ok(retried)

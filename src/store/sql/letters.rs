@@ -3,7 +3,7 @@
 //! A dead task has its letter from the transaction in which it died. The letter goes with the task, or when the task
 //! is sent again. A transaction locks tasks first, then their letters.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
@@ -19,6 +19,7 @@ use super::{
     wishes,
 };
 use crate::{
+    config::EventQueues,
     model::{
         DeadLetter, LetterCursor, LetterId, LetterKind, LetterPage, LetterPages, NewTask, QueueName, StoredLetter,
         StoredStatus, TaskId, TaskRow,
@@ -207,8 +208,13 @@ pub(super) async fn kinds<DB: Backend>(sql: &Runner<DB>, ids: &[LetterId]) -> Re
 ///
 /// A completion that came late, behind the end, counts now: its worker has done its replica, and no worker gets a
 /// second one. With NUM of them the task is completed.
-pub(super) async fn retry<S: Session>(session: &mut S, ids: &[TaskId], now_ms: i64) -> Result<Vec<Retried>> {
-    let (mut ids, mut counts, mut retried) = (ids.to_vec(), Counts::default(), Vec::new());
+pub(super) async fn retry<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+    now_ms: i64,
+    events: &Arc<EventQueues>,
+) -> Result<Vec<Retried>> {
+    let (mut ids, mut counts, mut retried) = (ids.to_vec(), Counts::with_events(events), Vec::new());
     ids.sort_unstable();
     ids.dedup();
     for ids in lists(&ids) {
@@ -247,7 +253,7 @@ async fn begin_again<S: Session>(
         } else {
             again.push(id);
         }
-        counts.moved(&queue, before, status);
+        counts.moved(id, &queue, before, status);
         retried.push(Retried { id, status });
     }
     if !again.is_empty() {

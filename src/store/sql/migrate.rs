@@ -43,6 +43,7 @@ macro_rules! migration_files {
             "0015_remember_inserts",
             "0016_keep_backoffs",
             "0017_keep_deadlines",
+            "0018_keep_events",
         )
     };
     ($backend:literal: $($name:literal,)+) => {

@@ -12,6 +12,7 @@
 //!   and the offset at which the last rebuild published its tasks.
 //! - `idempotency_keys`: the idempotency keys of inserts, until the end of their windows.
 //! - `jobs`: changes of all tasks of a filter, and how far they have come.
+//! - `kept_events`: events until topic `events` has them.
 //! - `turned_away`: how many tasks came in and were not stored.
 //! - `changes`: what somebody wants of unfinished tasks, until the queue has it; and the deadlines of tasks.
 //! - `paused_queues`: the queues of which no worker gets anything.
@@ -31,6 +32,7 @@ mod columns;
 mod counts;
 mod deadlines;
 mod dialect;
+mod events;
 mod expired_keys;
 mod history;
 mod idempotency;
@@ -61,6 +63,7 @@ mod wishes;
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use parking_lot::RwLock;
 use uuid::Uuid;
 
 use self::{
@@ -85,6 +88,7 @@ use super::{
     RebuildPage, Rebuilding, Rebuilt, Result, ResultRow, Retried, Settled, Settlement, StateFor, Store, Stored,
     StoredShard, TaskDetail, TaskState, Turn, Unpublished,
 };
+use crate::config::EventQueues;
 use crate::model::{
     AccessToken, Act, DeadLetter, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, QueueName, SecretHash,
     ShardId, StoredLetter, TaskId, TaskRow, WorkerName,
@@ -95,12 +99,18 @@ pub struct SqlStore<DB> {
     sql: Runner<DB>,
     migrated: usize,
     old_keys: Arc<OldKeys>,
+    events: RwLock<Arc<EventQueues>>,
 }
 
 impl<DB: Backend> SqlStore<DB> {
     /// A store in a database that `migrated` migrations have just brought up to date.
     pub(super) fn new(database: DB, migrated: usize) -> Self {
-        Self { sql: Runner(database), migrated, old_keys: Arc::default() }
+        Self { sql: Runner(database), migrated, old_keys: Arc::default(), events: RwLock::default() }
+    }
+
+    /// The queues whose events are kept.
+    fn event_queues(&self) -> Arc<EventQueues> {
+        Arc::clone(&self.events.read())
     }
 
     #[cfg(test)]
@@ -124,11 +134,11 @@ impl<DB: Backend> Store for SqlStore<DB> {
     }
 
     async fn insert(&self, rows: &[NewRow]) -> Result<Stored<Inserted>> {
-        let input = (rows.to_vec(), Arc::clone(&self.old_keys));
-        let insert = self.sql.run("insert", input, |session, (rows, old_keys)| {
+        let input = (rows.to_vec(), Arc::clone(&self.old_keys), self.event_queues());
+        let insert = self.sql.run("insert", input, |session, (rows, old_keys, events)| {
             Box::pin(async move {
                 // Each attempt has a number of its own, which tells what it inserted from what another did.
-                let (batch, mut counts) = (batches::new_batch(), Counts::default());
+                let (batch, mut counts) = (batches::new_batch(), Counts::with_events(events));
                 let rows: Vec<&NewRow> = rows.iter().collect();
                 let answers = insert::insert(session, &rows, batch, &mut counts, old_keys).await?;
                 counts.store(session).await?;
@@ -139,11 +149,11 @@ impl<DB: Backend> Store for SqlStore<DB> {
     }
 
     async fn settle(&self, reports: &[Settlement]) -> Result<Stored<Settled>> {
-        let input = (reports.to_vec(), Arc::clone(&self.old_keys));
-        let settle = self.sql.run("settle", input, |session, (reports, old_keys)| {
+        let input = (reports.to_vec(), Arc::clone(&self.old_keys), self.event_queues());
+        let settle = self.sql.run("settle", input, |session, (reports, old_keys, events)| {
             Box::pin(async move {
                 let batch = batches::new_batch();
-                let answers = settle::settle(session, reports, batch, old_keys).await?;
+                let answers = settle::settle(session, reports, batch, old_keys, events).await?;
                 Ok(Stored { answers, batch })
             })
         });
@@ -237,9 +247,10 @@ impl<DB: Backend> Store for SqlStore<DB> {
     }
 
     async fn retry(&self, ids: &[TaskId], now_unix_ms: i64) -> Result<Vec<Retried>> {
-        let retry = self.sql.run("retry", (ids.to_vec(), now_unix_ms), |session, (ids, now)| {
-            Box::pin(letters::retry(session, ids, *now))
-        });
+        let input = (ids.to_vec(), now_unix_ms, self.event_queues());
+        let retry = self
+            .sql
+            .run("retry", input, |session, (ids, now, events)| Box::pin(letters::retry(session, ids, *now, events)));
         retry.await
     }
 

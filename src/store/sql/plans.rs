@@ -6,8 +6,18 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-const GROWING: [&str; 9] =
-    ["tasks", "outbox", "batches", "results", "seen", "letters", "changes", "history", "idempotency_keys"];
+const GROWING: [&str; 10] = [
+    "tasks",
+    "outbox",
+    "batches",
+    "results",
+    "seen",
+    "letters",
+    "changes",
+    "history",
+    "idempotency_keys",
+    "kept_events",
+];
 
 pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
     let mut plan = db.prepare(&format!("EXPLAIN QUERY PLAN {text}")).expect("SQLite explains what it can run");

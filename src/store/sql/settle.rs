@@ -1,6 +1,9 @@
 //! Settling: lock the tasks of the reports, decide in order, write the changes.
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use super::{
     counts::Counts,
@@ -11,6 +14,7 @@ use super::{
     session::Session,
     statement::{Statement, Value, lists, pieces},
 };
+use crate::config::EventQueues;
 use crate::model::{DeadLetter, Encoding, KeyHash, LeaseNumber, Priority, QueueName, StoredStatus, TaskId, began};
 use crate::store::{NewRow, Result, Settled, SettledTask, Settlement, Turn};
 
@@ -81,19 +85,32 @@ pub(super) async fn settle<S: Session>(
     reports: &[Settlement],
     batch: Turn,
     old_keys: &OldKeys,
+    events: &Arc<EventQueues>,
 ) -> Result<Vec<Settled>> {
     let mut tasks = lock_tasks(session, reports).await?;
     let (mut results, mut letters) = (Vec::new(), Vec::new());
     let decide = |report| decide(report, &mut tasks, &mut results, &mut letters);
     let mut settled: Vec<Settled> = reports.iter().map(decide).collect();
 
-    let mut counts = Counts::default();
+    let mut counts = Counts::with_events(events);
+    note_workers(&results, &tasks, &mut counts);
     store_results(session, &results).await?;
     store_progress(session, &tasks, &mut counts).await?;
     letters::add(session, &letters).await?;
     store_discovered(session, reports, batch, &mut settled, &mut counts, old_keys).await?;
     counts.store(session).await?;
     Ok(settled)
+}
+
+/// Notes the workers that the events of their tasks name.
+fn note_workers(results: &[NewResult<'_>], tasks: &BTreeMap<TaskId, Progress>, counts: &mut Counts) {
+    for result in results.iter().filter(|result| !result.surplus) {
+        let is_end =
+            |task: &&Progress| task.status == StoredStatus::Completed && counts.events.are_kept_of(&task.queue);
+        if tasks.get(result.task).filter(is_end).is_some() {
+            counts.events.credited(*result.task, result.worker, result.attempt);
+        }
+    }
 }
 
 /// Reads the tasks of `reports` and locks them.
@@ -314,8 +331,8 @@ async fn store_progress<S: Session>(
         session.execute(update::<S>(piece)).await?;
     }
     let ended: Vec<_> = changed.into_iter().filter(|(_, task)| task.status != task.stored).collect();
-    for (_, task) in &ended {
-        counts.moved(&task.queue, task.stored, task.status);
+    for (id, task) in &ended {
+        counts.moved(**id, &task.queue, task.stored, task.status);
     }
     // A task on the bus or in a batch has no row there.
     let ended: Vec<TaskId> = ended.into_iter().filter(|(_, task)| task.off_bus).map(|(id, _)| *id).collect();

@@ -35,6 +35,7 @@ macro_rules! value {
 }
 value! {
     i64 => |v| Value::Int(v);
+    &'a i64 => |v| Value::Int(*v);
     u32 => |v| Value::Int(v.into());
     bool => |v| Value::Int(v.into());
     // Counters from zero and milliseconds stay far below 2^63.

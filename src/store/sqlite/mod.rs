@@ -1,6 +1,8 @@
 //! The store in a file, for one process. It needs no server.
 
 mod connection;
+#[cfg(test)]
+mod events;
 mod migrate;
 mod readers;
 mod writer;

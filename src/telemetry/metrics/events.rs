@@ -7,6 +7,8 @@ use super::label::label;
 pub const EVENTS_WATCHERS: &str = "taskd_events_watchers";
 pub const EVENTS_SENT: &str = "taskd_events_sent_total";
 pub const EVENTS_DROPPED: &str = "taskd_events_dropped_total";
+pub const EVENTS_PUBLISHED: &str = "taskd_events_published_total";
+pub const EVENTS_FAILED: &str = "taskd_events_failed_publishes_total";
 pub const EVENTS_ENDED: &str = "taskd_events_ended_watches_total";
 
 label! {
@@ -24,6 +26,8 @@ pub(super) fn describe() {
     describe_gauge!(EVENTS_WATCHERS, Unit::Count, "Calls that watch tasks or wait for their ends");
     describe_counter!(EVENTS_SENT, Unit::Count, "Events sent to those who watch tasks and queues");
     describe_counter!(EVENTS_DROPPED, Unit::Count, "Announcements of status changes that found no room, or no Redis");
+    describe_counter!(EVENTS_PUBLISHED, Unit::Count, "Events published to topic events");
+    describe_counter!(EVENTS_FAILED, Unit::Count, "Times that topic events did not take what SQL keeps for it");
     describe_counter!(EVENTS_ENDED, Unit::Count, "Watches that ended, by reason");
 }
 
@@ -40,6 +44,16 @@ pub fn event_sent() {
 /// Announcements were lost.
 pub fn events_dropped(count: usize) {
     counter!(EVENTS_DROPPED).increment(count as u64);
+}
+
+/// Events went to their topic.
+pub fn events_published(count: usize) {
+    counter!(EVENTS_PUBLISHED).increment(count as u64);
+}
+
+/// Events did not reach their topic. SQL keeps them.
+pub fn events_publish_failed() {
+    counter!(EVENTS_FAILED).increment(1);
 }
 
 /// A watch ended.

@@ -2118,7 +2118,51 @@ pub struct DeadLetter {
     #[prost(bytes = "bytes", tag = "12")]
     pub parent_id: ::prost::bytes::Bytes,
 }
-/// Status changes of tasks of one queue: a message of the Redis channel `<redis_prefix>:events:<queue>`.
+/// Topic `events`: a task took on a status, and SQL has it. Of queues with `events = true`. Its partition is that of the
+/// task's id, its key on Kafka the id as text.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EventRecord {
+    /// Names the event. Of two events of a task the later one has the greater number; a record that comes again has its
+    /// number again.
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// 16 bytes.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub id: ::prost::bytes::Bytes,
+    #[prost(string, tag = "3")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub key: ::prost::bytes::Bytes,
+    /// PENDING or DELAYED: stored as new, or sent again. Else COMPLETED, DEAD or CANCELLED.
+    #[prost(enumeration = "::taskd_client::pb::TaskStatus", tag = "5")]
+    pub status: i32,
+    /// Redis's clock.
+    #[prost(int64, tag = "6")]
+    pub at_unix_ms: i64,
+    /// How often the task was sent again, or reopened, before.
+    #[prost(uint32, tag = "7")]
+    pub epoch: u32,
+    /// COMPLETED: the worker whose completion was the last, and its attempt. Empty if an operator completed the task by a
+    /// lower NUM, or if a late completion counted when it was sent again.
+    #[prost(string, tag = "8")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "9")]
+    pub attempt: u32,
+    /// Failures that SQL knows of.
+    #[prost(uint32, tag = "10")]
+    pub attempts: u32,
+    /// DEAD: why.
+    #[prost(string, tag = "11")]
+    pub reason: ::prost::alloc::string::String,
+}
+/// Events of one transaction in SQL, until they are on the topic: EventRecords, encoded, without their numbers.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeptEvents {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub records: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+/// Status changes of tasks of one queue: a message of the Redis channel `<redis_prefix>:events:<queue>`. A hint, which
+/// may be lost. taskd publishes it while somebody watches the queue, and always if the queue has `events = true`.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatusChanges {
     #[prost(string, tag = "1")]

@@ -1,0 +1,202 @@
+//! Events that SQL keeps go to topic `events`.
+//!
+//! The transaction that stores, ends or sends again a task of a queue with `events = true` keeps an event. This loop
+//! publishes them in the order of their numbers, then removes them. Of a task, a later event has a later number, is
+//! never in SQL before the earlier one, and goes out behind it, so the topic has them in order. Crash windows:
+//!
+//! - before the transaction's commit: neither the change nor its event is there.
+//! - behind the commit, before the publish: the event is in SQL, and the next leader publishes it.
+//! - behind the publish, before the removal: it is published again, with the same number.
+//!
+//! Two leaders at once publish some events twice. Each begins with the first that SQL has, so a later event of a task
+//! still comes behind the first record of an earlier one.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+
+use super::{context::Context, error::Error, lead::Lead};
+use crate::{
+    bus::{self, Bus, Record, Topic},
+    config::EventQueues,
+    model::{EventRecord, TaskId},
+    runtime::Loop,
+    store::{KeptEvents, Store},
+    telemetry::metrics,
+    wire,
+};
+
+/// Rows that are published at once, of 64 KiB at most.
+const AT_ONCE: u32 = 256;
+/// The pause behind a full page, and behind any other.
+const BUSY: Duration = Duration::from_millis(1);
+const IDLE: Duration = Duration::from_millis(100);
+/// The pause where no queue of this process has events. Another process may have other settings.
+const OFF: Duration = Duration::from_secs(30);
+
+#[derive(Clone)]
+pub(super) struct Events {
+    store: Arc<dyn Store>,
+    bus: Arc<dyn Bus>,
+    idle: Duration,
+    lead: Lead,
+}
+
+/// An event with its number, encoded.
+struct Numbered {
+    task: TaskId,
+    number: u64,
+    /// Without the number.
+    kept: Bytes,
+    record: Bytes,
+}
+
+impl Events {
+    pub(super) fn new(context: &Context, lead: &Lead) -> Self {
+        let Context { store, bus, settings, .. } = context.clone();
+        let idle = if EventQueues::of(&settings.queues).are_some_on() { IDLE } else { OFF };
+        Self { store, bus, idle, lead: lead.clone() }
+    }
+
+    pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
+        while self.lead.wait(&cx).await {
+            let started = Instant::now();
+            let kept = self.store.kept_events(AT_ONCE).await?;
+            if !kept.is_empty() {
+                let published = self.publish(&kept).await;
+                // A topic that refuses events is no reason for another process to take over all work of the watchdog.
+                cx.beat();
+                metrics::events_published(published.inspect_err(|_| metrics::events_publish_failed())?);
+                let numbers: Vec<i64> = kept.iter().map(|kept| kept.number).collect();
+                self.store.remove_events(&numbers).await?;
+            }
+            metrics::watchdog_step("events", started.elapsed());
+            cx.beat();
+            let wait = if kept.len() == AT_ONCE as usize { BUSY } else { self.idle };
+            cx.idle(cx.pause(wait)).await;
+        }
+        Ok(())
+    }
+
+    /// Publishes these events. Answers how many.
+    async fn publish(&self, kept: &[KeptEvents]) -> bus::Result<usize> {
+        let mut count = 0;
+        for events in layers(kept.iter().flat_map(numbered)) {
+            match self.publish_all(&events).await {
+                // One is too large: each goes alone, whole or shortened.
+                Err(bus::Error::TooLarge { .. }) => {
+                    for event in &events {
+                        self.publish_one(event).await?;
+                    }
+                }
+                other => other?,
+            }
+            count += events.len();
+        }
+        Ok(count)
+    }
+
+    async fn publish_all(&self, events: &[Numbered]) -> bus::Result<()> {
+        let partitions = self.bus.partitions(Topic::Events);
+        let record =
+            |event: &Numbered| Record { partition: partition(event.task, partitions), value: event.record.clone() };
+        let records: Vec<Record> = events.iter().map(record).collect();
+        let keys: Vec<String> = events.iter().map(|event| event.task.to_string()).collect();
+        self.bus.publish_keyed(Topic::Events, &records, &keys).await?;
+        Ok(())
+    }
+
+    /// Publishes an event; without what may be large if the bus does not take it. It must not hold up the others.
+    async fn publish_one(&self, event: &Numbered) -> bus::Result<()> {
+        let shorter = wire::short_event(&event.kept).and_then(|short| wire::numbered_event(&short, event.number));
+        let shorter = shorter.map_or_else(|_| event.record.clone(), |(_, record)| record);
+        for record in [event.record.clone(), shorter] {
+            let (task, number, kept) = (event.task, event.number, event.kept.clone());
+            match self.publish_all(&[Numbered { task, number, kept, record }]).await {
+                Err(bus::Error::TooLarge { .. }) => {}
+                other => return other,
+            }
+        }
+        tracing::error!(id = %event.task, "topic {} takes no record of this size: an event is lost", Topic::Events);
+        Ok(())
+    }
+}
+
+/// The events, so that of each task one is in a layer, and the earlier one in an earlier layer.
+///
+/// Of a publish that fails any part may be on the bus. A later event must not be there without the earlier one.
+fn layers(events: impl Iterator<Item = Numbered>) -> Vec<Vec<Numbered>> {
+    let (mut layers, mut of_task): (Vec<Vec<Numbered>>, HashMap<TaskId, usize>) = Default::default();
+    for event in events {
+        let layer = of_task.entry(event.task).and_modify(|layer| *layer += 1).or_default();
+        if *layer == layers.len() {
+            layers.push(Vec::new());
+        }
+        layers[*layer].push(event);
+    }
+    layers
+}
+
+/// The partition of a task's events. The end of an id is random.
+fn partition(task: TaskId, partitions: u32) -> u32 {
+    let [.., a, b, c, d] = *task.as_bytes();
+    u32::from_be_bytes([a, b, c, d]) % partitions.max(1)
+}
+
+/// The events of a row. One that cannot be read is left out: it would hold up all others.
+fn numbered(kept: &KeptEvents) -> Vec<Numbered> {
+    let row = kept.number;
+    let unread = |why: String| tracing::error!("an event of row {row} cannot be read, and is lost: {why}");
+    let records = wire::read_kept_events(kept.events.clone()).map_err(unread).unwrap_or_default();
+    let numbered = |(place, kept): (usize, Bytes)| {
+        let number = EventRecord::number(row, place);
+        let (task, record) = wire::numbered_event(&kept, number).map_err(unread).ok()?;
+        Some(Numbered { task, number, kept, record })
+    };
+    records.into_iter().enumerate().filter_map(numbered).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::QueueName;
+
+    #[test]
+    fn an_event_that_cannot_be_read_holds_up_no_other() {
+        let event = |id| wire::event_record(&EventRecord::new(id, QueueName::new("q").unwrap()));
+        let (a, b) = (TaskId::new(), TaskId::new());
+        let events = wire::kept_events(vec![event(a), Bytes::from_static(&[0xff]), event(b)]);
+        let read = numbered(&KeptEvents { number: 7, at_unix_ms: 0, events });
+        let read: Vec<_> = read.into_iter().map(|event| (event.task, event.number)).collect();
+        assert_eq!(read, [(a, 7000), (b, 7002)]);
+        assert!(numbered(&KeptEvents { number: 7, at_unix_ms: 0, events: "x".into() }).is_empty());
+    }
+
+    #[test]
+    fn a_later_event_of_a_task_is_in_a_later_layer() {
+        let (a, b) = (TaskId::new(), TaskId::new());
+        let event = |(number, task): (usize, TaskId)| {
+            let (number, kept, record) = (number as u64, Bytes::new(), Bytes::new());
+            Numbered { task, number, kept, record }
+        };
+        let layers = layers([a, a, b, a, b].into_iter().enumerate().map(event));
+        let numbers: Vec<Vec<u64>> =
+            layers.iter().map(|layer| layer.iter().map(|event| event.number).collect()).collect();
+        assert_eq!(numbers, [vec![0, 2], vec![1, 4], vec![3]]);
+    }
+
+    #[test]
+    fn all_events_of_a_task_have_one_partition_and_tasks_are_spread() {
+        let mut tasks = [0; 3];
+        for _ in 0..300 {
+            let id = TaskId::new();
+            assert_eq!((partition(id, 3), partition(id, 1)), (partition(id, 3), 0));
+            tasks[partition(id, 3) as usize] += 1;
+        }
+        assert!(tasks.iter().all(|count| *count > 30), "{tasks:?}");
+    }
+}
