@@ -51,7 +51,7 @@ pub(crate) enum Kind {
 
 struct Lane<R> {
     waiting: VecDeque<(Number, R)>,
-    /// So many of those that wait go in calls of their own: one of them spoilt the call of all.
+    /// The first of those that wait, which go in calls of their own: one of them spoilt the call of all.
     alone: usize,
     /// taskd asked to send these later.
     later: Vec<(Number, R)>,

@@ -71,7 +71,7 @@ enum Attended<T> {
     Closed,
 }
 
-/// What one stream needs to remember.
+/// One stream, and the state that ends with it.
 struct Line {
     stream: Open,
     address: String,
@@ -199,7 +199,8 @@ impl Actor {
         if *resumed {
             for report in returned {
                 self.outbox.forget(ids(&report.items));
-                let ok = |id: &str| pb::ItemResult { id: id.into(), status: ItemStatus::Ok.into(), ..Default::default() };
+                let ok =
+                    |id: &str| pb::ItemResult { id: id.into(), status: ItemStatus::Ok.into(), ..Default::default() };
                 let results = ids(&report.items).map(ok).collect();
                 report.answer(Ok(Answer::Items(results)));
             }
@@ -218,7 +219,9 @@ impl Actor {
             if line.next.is_none() {
                 line.next = self.compose(&mut line);
             }
-            if line.next.is_none() && let Some(end) = self.leaves(&line) {
+            if line.next.is_none()
+                && let Some(end) = self.leaves(&line)
+            {
                 return end;
             }
             let silent_at = line.heard + line.timeout;
@@ -272,7 +275,7 @@ impl Actor {
         }
         let beat = (Instant::now() >= line.beats_at()).then(pb::WorkerFrame::default);
         if line.is_ending || !self.returns.is_empty() {
-            // What is not said yet is said on the next stream.
+            // The next stream says all that is not said yet.
             return beat;
         }
         if let Some(drain) = &mut self.drain

@@ -45,7 +45,14 @@ pub(crate) struct Session {
 
 impl Session {
     /// Opens its stream beside its caller, in a runtime of tokio.
-    pub(crate) fn new(client: &Client, worker: &str, queues: &[String], lease: Duration, polls: Unary, tell: Tell) -> Self {
+    pub(crate) fn new(
+        client: &Client,
+        worker: &str,
+        queues: &[String],
+        lease: Duration,
+        polls: Unary,
+        tell: Tell,
+    ) -> Self {
         // Each report waits for its answer, so their number is bounded by the worker's calls.
         let (commands, heard) = mpsc::unbounded_channel();
         let shared = Arc::<Shared>::default();

@@ -186,7 +186,7 @@ impl Outbox {
         ended
     }
 
-    /// What was answered for good is no longer in hand.
+    /// Forgets the tasks that were answered for good.
     fn note(&mut self, items: &Items, results: &[pb::ItemResult]) {
         let is_over = |result: &pb::ItemResult| is_lost(result.status()) || result.status() == ItemStatus::Ok;
         let leases: Vec<(&str, &str)> = match items {

@@ -92,7 +92,7 @@ enum Way {
     Refused(Error),
 }
 
-/// What is there for `get`.
+/// The outcome of a wait for tasks.
 pub(super) enum Taken {
     Tasks(Vec<pb::LeasedTask>),
     Polls,
