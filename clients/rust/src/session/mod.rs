@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
-    task::AbortHandle,
+    task::JoinSet,
 };
 
 use self::{
@@ -40,7 +40,8 @@ pub(crate) struct Session {
     /// For a taskd without streams.
     polls: Unary,
     extend_within: Duration,
-    actor: AbortHandle,
+    /// Aborted when dropped.
+    _actor: JoinSet<()>,
 }
 
 impl Session {
@@ -64,8 +65,9 @@ impl Session {
             ..Default::default()
         };
         let actor = Actor::new(client.clone(), opening, shared.clone(), heard, tell);
-        let actor = tokio::spawn(actor.run()).abort_handle();
-        Self { commands, shared, polls, extend_within: extend_within(lease), actor }
+        let mut running = JoinSet::new();
+        running.spawn(actor.run());
+        Self { commands, shared, polls, extend_within: extend_within(lease), _actor: running }
     }
 
     async fn report(&self, items: Items) -> Result<Vec<pb::ItemResult>, Error> {
@@ -90,12 +92,6 @@ impl Session {
 
 fn gone() -> Error {
     Error::Away { address: "the stream".to_owned(), message: "it has ended".to_owned() }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.actor.abort();
-    }
 }
 
 impl Source for Session {

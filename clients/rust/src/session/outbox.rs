@@ -250,3 +250,100 @@ pub(super) fn is_lost(status: ItemStatus) -> bool {
         ItemStatus::LeaseLost | ItemStatus::AlreadyCompleted | ItemStatus::UnknownTask | ItemStatus::Cancelled => true,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    fn report(items: Items) -> (Report, oneshot::Receiver<Result<Answer, Error>>) {
+        let (reply, answer) = oneshot::channel();
+        (Report { items, reply: Some(reply) }, answer)
+    }
+
+    fn completion(id: &str) -> pb::Completion {
+        pb::Completion { id: id.into(), lease_token: format!("token-{id}"), ..Default::default() }
+    }
+
+    fn results(all: &[(&str, ItemStatus)]) -> Vec<pb::ItemResult> {
+        let result = |(id, status): &(&str, ItemStatus)| pb::ItemResult {
+            id: (*id).into(),
+            status: (*status).into(),
+            ..Default::default()
+        };
+        all.iter().map(result).collect()
+    }
+
+    fn hold(outbox: &mut Outbox, id: &str, token: &str) {
+        outbox.hold(&[pb::LeasedTask { id: id.into(), lease_token: token.into(), ..Default::default() }]);
+    }
+
+    #[test]
+    fn demand_is_asked_for_once_and_never_exceeds_the_room() {
+        let (mut outbox, now) = (Outbox::default(), Instant::now());
+        let frame = outbox.next_frame(3, now).unwrap();
+        assert_eq!((frame.want, frame.surrender, frame.number), (3, false, 1));
+        assert!(outbox.next_frame(3, now).is_none(), "three are asked for");
+        assert_eq!(outbox.next_frame(5, now).unwrap().want, 2);
+        outbox.answered(pb::FrameAnswer { number: 1, granted: 3, ..Default::default() }, now);
+        outbox.answered(pb::FrameAnswer { number: 2, granted: 1, ..Default::default() }, now);
+        outbox.demand = 4;
+        assert!(outbox.next_frame(5, now).is_none(), "taskd did not grant one");
+        assert_eq!(outbox.next_frame(5, now + WANT_AGAIN).unwrap().want, 1);
+        let frame = outbox.next_frame(2, now).unwrap();
+        assert_eq!((frame.want, frame.surrender), (2, true));
+        assert!(outbox.next_frame(2, now).is_none(), "it surrenders once");
+        outbox.broke();
+        assert_eq!(outbox.next_frame(2, now).unwrap().want, 2, "the demand begins anew");
+    }
+
+    #[test]
+    fn reports_without_an_answer_go_again_in_their_order() {
+        let (mut outbox, now) = (Outbox::default(), Instant::now());
+        let mut answers = Vec::new();
+        for id in ["a", "b"] {
+            hold(&mut outbox, id, &format!("token-{id}"));
+            let (report, answer) = report(Items::Completions(vec![completion(id)]));
+            outbox.report(report);
+            answers.push(answer);
+        }
+        let ids = |frame: pb::WorkerFrame| frame.completions.into_iter().map(|one| one.id).collect::<Vec<_>>();
+        // Their answers are told apart by their frames.
+        assert_eq!(ids(outbox.next_frame(0, now).unwrap()), ["a"]);
+        assert_eq!(ids(outbox.next_frame(0, now).unwrap()), ["b"]);
+        outbox.broke();
+        let again = outbox.next_frame(0, now).unwrap();
+        let number = again.number;
+        assert_eq!(ids(again), ["a"]);
+        let completions = results(&[("a", ItemStatus::Ok)]);
+        outbox.answered(pb::FrameAnswer { number, completions, ..Default::default() }, now);
+        assert!(matches!(answers[0].try_recv(), Ok(Ok(Answer::Items(all))) if all[0].id == "a"));
+        assert!(answers[1].try_recv().is_err());
+        assert_eq!(outbox.holding().collect::<Vec<_>>(), ["b"]);
+        drop(answers);
+        assert!(outbox.next_frame(0, now).is_none(), "nobody waits for b");
+    }
+
+    #[test]
+    fn another_lease_of_a_task_stays_in_hand_and_lost_ones_are_told() {
+        let (mut outbox, now) = (Outbox::default(), Instant::now());
+        hold(&mut outbox, "a", "newer");
+        hold(&mut outbox, "b", "token-b");
+        let (report, _answer) = report(Items::Completions(vec![completion("a")]));
+        outbox.report(report);
+        outbox.extend_all(None);
+        let frame = outbox.next_frame(0, now).unwrap();
+        assert_eq!((frame.extensions.len(), frame.completions.len()), (2, 1));
+        let extensions: Vec<_> = frame
+            .extensions
+            .iter()
+            .map(|one| (&*one.id, if one.id == "b" { ItemStatus::LeaseLost } else { ItemStatus::Ok }))
+            .collect();
+        let (completions, extensions) = (results(&[("a", ItemStatus::LeaseLost)]), results(&extensions));
+        let number = frame.number;
+        let lost = outbox.answered(pb::FrameAnswer { number, completions, extensions, ..Default::default() }, now);
+        assert_eq!(lost.iter().map(|one| &*one.id).collect::<Vec<_>>(), ["b"]);
+        assert_eq!(outbox.holding().collect::<Vec<_>>(), ["a"]);
+    }
+}
