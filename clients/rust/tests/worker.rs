@@ -12,7 +12,10 @@ use taskd_client::{
     Client, Done, Ended, Error, Event, Failure, Json, Mock, NewTask, Source, Task, Worker,
     pb::{self, ItemStatus},
 };
-use tokio::sync::{Notify, Semaphore};
+use tokio::{
+    sync::{Notify, Semaphore},
+    task::JoinSet,
+};
 
 fn tasks(count: usize) -> impl Iterator<Item = NewTask> {
     (0..count).map(|number| NewTask::new("q", format!("k{number}")).text(number.to_string()))
@@ -337,15 +340,16 @@ async fn an_answer_that_comes_with_the_stop_is_given_back() {
 #[tokio::test]
 async fn a_dropped_handler_tells_what_it_started() {
     let mock = Mock::new(tasks(2).map(|task| task.max_attempts(1)));
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let heard = told.clone();
+    // What the handlers start outlives them.
+    let started = Arc::new(Mutex::new(JoinSet::new()));
+    let heard = started.clone();
     let handler = move |task: Task<String>| {
         let heard = heard.clone();
         async move {
             let (cancelled, key) = (task.cancelled(), task.key().into_owned());
-            tokio::spawn(async move {
+            heard.lock().unwrap().spawn(async move {
                 cancelled.await;
-                heard.lock().unwrap().push(key);
+                key
             });
             if task.payload == "0" {
                 std::future::pending::<()>().await;
@@ -355,8 +359,9 @@ async fn a_dropped_handler_tells_what_it_started() {
         }
     };
     worker().time_limit(Duration::from_millis(50)).run_on(mock, handler).await.unwrap();
-    tokio::task::yield_now().await;
-    assert_eq!(*told.lock().unwrap(), ["k0"]);
+    let mut started = std::mem::take(&mut *started.lock().unwrap());
+    assert_eq!(started.join_next().await.unwrap().unwrap(), "k0");
+    assert!(started.try_join_next().is_none());
 }
 
 #[tokio::test]
