@@ -3,29 +3,27 @@
 //!     taskd --pipelines all &
 //!     cargo run --release --example crawl -- --url http://127.0.0.1:8000/
 //!
-//! A worker is three calls: GetTasks leases pages, CompleteTasks reports them with their links, RejectTasks gives back what
-//! failed. Who has seen a URL before, who tries again, who counts: that is taskd's business, so there is none of it here.
+//! A worker is a function: it fetches the page of a task, and returns what it found. taskd sends the tasks on a stream. It
+//! knows which URLs it has seen, tries again what failed, and counts; so there is none of it here.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    future::Future,
+    collections::{BTreeMap, BTreeSet, HashMap},
     io::IsTerminal,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
-use backon::{ExponentialBuilder, Retryable};
 use clap::Parser;
-use futures::future::join_all;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use reqwest::header::CONTENT_TYPE;
 use scraper::{Html, Selector};
 use serde::{Deserialize, Serialize};
-use taskd::wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
-use tonic::{Code, Response, Status, transport::Channel};
+use taskd_client::{Client, Done, Ended, Event, Failure, InsertedAs, NewTask, Task, Worker};
+use tokio::{sync::mpsc, task::JoinSet};
 use url::Url;
+
+/// The pages that a worker fetches at a time.
+const PAGES: usize = 8;
 
 /// Crawls a site with taskd
 #[derive(Parser, Clone)]
@@ -46,6 +44,9 @@ pub(crate) struct Args {
     pub(crate) replicas: u32,
     #[arg(long, default_value = "crawl")]
     pub(crate) queue: String,
+    /// How soon others get the pages of a worker that died
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    pub(crate) lease: Duration,
 }
 
 /// The result of a task.
@@ -62,7 +63,7 @@ pub(crate) struct Report {
     pub(crate) worker: String,
     pub(crate) url: String,
     pub(crate) page: Page,
-    pub(crate) status: pb::ItemStatus,
+    pub(crate) ended: Ended,
 }
 
 #[tokio::main]
@@ -76,7 +77,7 @@ async fn main() -> anyhow::Result<()> {
     progress.enable_steady_tick(Duration::from_millis(100));
     let (mut pages, mut by_worker) = (BTreeMap::new(), BTreeMap::<String, usize>::new());
     crawl(&args, |report| {
-        if report.status == pb::ItemStatus::Ok {
+        if report.ended == Ended::Completed {
             *by_worker.entry(report.worker).or_default() += 1;
             progress.set_message(format!("{} pages, {}", pages.len(), report.url));
             pages.insert(report.url, report.page);
@@ -103,95 +104,80 @@ async fn main() -> anyhow::Result<()> {
 
 /// Puts the first page in and works until nothing is left; `seen` is told of every page.
 pub(crate) async fn crawl(args: &Args, mut seen: impl FnMut(Report)) -> anyhow::Result<()> {
-    let channel = Channel::from_shared(args.grpc.clone())?.connect_lazy();
-    let first =
-        pb::InsertTasksRequest { tasks: vec![new_task(args, normalised(args.url.clone()).as_str())], wait: None };
-    let discovery = DiscoveryClient::new(channel.clone());
-    let inserted = patiently(async || discovery.clone().insert_tasks(first.clone()).await).await?;
-    let refused = inserted.results.iter().find(|result| result.status() == pb::InsertStatus::Rejected);
+    let client = Client::new(args.grpc.clone())?;
+    let first = new_task(args, normalised(args.url.clone()).as_str());
+    let inserted = client.insert([first]).await?;
+    let refused = inserted.iter().find(|answer| answer.status == InsertedAs::Rejected);
     anyhow::ensure!(refused.is_none(), "taskd did not take the first page: {refused:?}");
 
-    let stop = CancellationToken::new();
-    let _stop_when_dropped = stop.clone().drop_guard();
-    let (sender, mut reports) = mpsc::channel(64);
-    let mut workers = tokio::task::JoinSet::new();
+    let (sender, mut reports) = mpsc::unbounded_channel();
+    let site = reqwest::Client::builder().timeout(Duration::from_secs(20)).build()?;
+    let (mut workers, mut stops) = (JoinSet::new(), Vec::new());
     for number in 1..=args.workers {
-        let worker = Worker {
-            name: format!("crawler-{number}"),
-            args: args.clone(),
-            tasks: TasksClient::new(channel.clone()),
-            site: reqwest::Client::builder().timeout(Duration::from_secs(20)).build()?,
-            reports: sender.clone(),
-        };
-        let stop = stop.clone();
-        workers.spawn(async move { stop.run_until_cancelled(worker.run()).await });
+        let (name, args, site) = (format!("crawler-{number}"), args.clone(), site.clone());
+        let crawler = Arc::new(Crawler { name, args, site, reports: sender.clone(), pages: Mutex::default() });
+        let worker = crawler.worker();
+        stops.push(worker.stop());
+        let client = client.clone();
+        workers.spawn(async move {
+            let work = move |task| {
+                let crawler = crawler.clone();
+                async move { crawler.work(task).await }
+            };
+            worker.run(&client, work).await
+        });
     }
     drop(sender);
     let mut done = std::pin::pin!(all_done(args));
     loop {
         tokio::select! {
             Some(report) = reports.recv() => seen(report),
-            Some(ended) = workers.join_next() => ended?.context("only `stop` ends a worker")??,
+            Some(ended) = workers.join_next() => {
+                ended??;
+                anyhow::bail!("a worker ended by itself");
+            }
             done = &mut done => break done?,
         }
     }
-    stop.cancel();
+    stops.iter().for_each(taskd_client::Stop::drain);
     while let Some(report) = reports.recv().await {
         seen(report);
+    }
+    while let Some(ended) = workers.join_next().await {
+        ended??;
     }
     Ok(())
 }
 
-struct Worker {
+struct Crawler {
     name: String,
     args: Args,
-    tasks: TasksClient<Channel>,
     site: reqwest::Client,
-    reports: mpsc::Sender<Report>,
+    reports: mpsc::UnboundedSender<Report>,
+    /// The pages whose completion taskd has not answered, by the ids of their tasks.
+    pages: Mutex<HashMap<String, Page>>,
 }
 
-impl Worker {
-    async fn run(self) -> anyhow::Result<()> {
-        let (worker, queues) = (self.name.clone(), vec![self.args.queue.clone()]);
-        let wait = Some(prost_types::Duration { seconds: 5, nanos: 0 });
-        // An answer fits what the client takes by default (4 MiB) unless a single task is larger, and a URL is not.
-        let get = pb::GetTasksRequest { worker, queues, max_tasks: 8, wait, ..Default::default() };
-        loop {
-            let leased = patiently(async || self.tasks.clone().get_tasks(get.clone()).await).await?.tasks;
-            let fetched =
-                join_all(leased.iter().map(async |task| self.fetch(std::str::from_utf8(&task.key)?).await)).await;
-            let (mut pages, mut completions, mut rejections) = (Vec::new(), Vec::new(), Vec::new());
-            for (task, fetched) in leased.into_iter().zip(fetched) {
-                let (id, lease_token) = (task.id, task.lease_token);
-                match fetched {
-                    Ok(page) => {
-                        let result = serde_json::to_vec(&page)?.into();
-                        let discovered = page.links.iter().map(|link| new_task(&self.args, link)).collect();
-                        let result_encoding = pb::Encoding::Json.into();
-                        completions.push(pb::Completion { id, lease_token, result, discovered, result_encoding });
-                        pages.push((String::from_utf8_lossy(&task.key).into_owned(), page));
-                    }
-                    Err(error) => {
-                        let reason = format!("{error:#}");
-                        rejections.push(pb::Rejection { id, lease_token, reason, ..Default::default() });
-                    }
-                }
+impl Crawler {
+    fn worker(self: &Arc<Self>) -> Worker {
+        let crawler = self.clone();
+        let worker = Worker::new(&self.name, [&self.args.queue]).concurrency(PAGES).lease(self.args.lease);
+        worker.on_event(move |event| {
+            let Event::Ended { task, ended, .. } = event else { return };
+            let page = crawler.pages.lock().expect("nothing panics with it").remove(task.id());
+            if let Some(page) = page {
+                let (worker, url) = (crawler.name.clone(), task.key().into_owned());
+                // Whoever crawls may have heard enough.
+                crawler.reports.send(Report { worker, url, page, ended }).ok();
             }
-            if !completions.is_empty() {
-                // Sent again when the answer did not arrive: taskd knows the lease tokens and counts nothing twice.
-                let request = pb::CompleteTasksRequest { worker: self.name.clone(), completions };
-                let answer = patiently(async || self.tasks.clone().complete_tasks(request.clone()).await).await?;
-                for ((url, page), result) in pages.into_iter().zip(answer.results) {
-                    anyhow::ensure!(result.status() != pb::ItemStatus::Invalid, "{url}: {}", result.error);
-                    let report = Report { worker: self.name.clone(), url, page, status: result.status() };
-                    self.reports.send(report).await?;
-                }
-            }
-            if !rejections.is_empty() {
-                let request = pb::RejectTasksRequest { worker: self.name.clone(), rejections };
-                patiently(async || self.tasks.clone().reject_tasks(request.clone()).await).await?;
-            }
-        }
+        })
+    }
+
+    async fn work(&self, task: Task<()>) -> Result<Done, Failure> {
+        let page = self.fetch(&task.key()).await?;
+        let done = Done::json(&page)?.discover(page.links.iter().map(|link| new_task(&self.args, link)));
+        self.pages.lock().expect("nothing panics with it").insert(task.id().to_owned(), page);
+        Ok(done)
     }
 
     async fn fetch(&self, url: &str) -> anyhow::Result<Page> {
@@ -216,9 +202,8 @@ impl Worker {
     }
 }
 
-fn new_task(args: &Args, url: &str) -> pb::NewTask {
-    let (queue, key) = (args.queue.clone(), url.to_owned().into());
-    pb::NewTask { queue, key, replicas: Some(args.replicas), ..Default::default() }
+fn new_task(args: &Args, url: &str) -> NewTask {
+    NewTask::new(&args.queue, url.to_owned()).replicas(args.replicas)
 }
 
 /// One name for one page: the fragment is a place inside it.
@@ -230,17 +215,6 @@ fn normalised(mut url: Url) -> Url {
 fn inside(site: &Url, url: &Url) -> bool {
     let folder = site.path().rfind('/').map_or("/", |end| &site.path()[..=end]);
     url.origin() == site.origin() && url.path().starts_with(folder)
-}
-
-/// Until taskd answers: it may be restarting, or ask to try later.
-async fn patiently<T, F: Future<Output = Result<Response<T>, Status>>>(call: impl FnMut() -> F) -> anyhow::Result<T> {
-    let pauses = ExponentialBuilder::default()
-        .with_min_delay(Duration::from_millis(50))
-        .with_max_delay(Duration::from_secs(1))
-        .with_jitter()
-        .without_max_times();
-    let ours = |status: &Status| matches!(status.code(), Code::InvalidArgument | Code::Unimplemented);
-    Ok(call.retry(pauses).when(|status| !ours(status)).await?.into_inner())
 }
 
 /// Until two looks in a row find nothing that waits or is being worked on.

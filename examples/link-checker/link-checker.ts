@@ -63,16 +63,24 @@ function linksOf(html: string, base: string): Set<string> {
 
 const { client } = worker;
 await client.insert({ queue, key: start, payload: { from: "the command line" } });
-const running = worker.run();
+// A signal ends the worker, too; then there are tasks left.
+let hasEnded = false;
+const running = worker.run().finally(() => {
+  hasEnded = true;
+});
 // A task stays unfinished until what it discovered is stored, so an empty list means the end.
-while ((await client.listPage({ queue, status: "UNFINISHED" }, { limit: 1 })).tasks.length > 0) {
+while (!hasEnded && (await client.listPage({ queue, status: "UNFINISHED" }, { limit: 1 })).tasks.length > 0) {
   await Promise.race([running, new Promise((resolve) => setTimeout(resolve, 200))]);
 }
 await worker.stop();
 await running;
 
-let [links, broken] = [0, 0];
+let [links, broken, left] = [0, 0, 0];
 for await (const { id, key, status, reason = "" } of client.listTasks({ queue })) {
+  if (!["COMPLETED", "DEAD", "CANCELLED"].includes(status)) {
+    left += 1;
+    continue;
+  }
   links += 1;
   const [checked] = await client.results<Checked>(id);
   if (status === "COMPLETED" && checked !== undefined && checked.result.status < 400) continue;
@@ -80,5 +88,7 @@ for await (const { id, key, status, reason = "" } of client.listTasks({ queue })
   const why = checked === undefined ? reason : `${String(checked.result.status)}, linked from ${checked.result.from}`;
   console.log(`broken: ${key} (${why})`);
 }
+// Another start with the same queue goes on with these.
+if (left > 0) console.log(`${String(left)} links are not checked yet`);
 console.log(`${String(links)} links, ${String(broken)} broken; queue ${queue}`);
 process.exitCode = broken > 0 ? 1 : 0;

@@ -58,3 +58,4 @@ mod tls;
 mod top;
 mod traces;
 mod work;
+mod work_streams;

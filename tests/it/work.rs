@@ -1,10 +1,13 @@
 //! `taskd work` and the crate `taskd-client`, with a running taskd.
 
 use std::{
+    collections::BTreeSet,
     fs,
+    io::{BufRead as _, BufReader},
     os::unix::fs::PermissionsExt as _,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -297,6 +300,34 @@ async fn it_goes_on_when_taskd_was_killed_and_keeps_its_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stop_without_taskd_ends_soon_and_says_what_was_not_reported() {
+    let mut daemon = Daemon::start("", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
+    let work = Work::new(&daemon, &[]);
+    let script = work.script("touch began; while [ ! -e end ]; do sleep 0.05; done; touch ended");
+    let busy = work.command(&[script.to_str().unwrap()]).spawn().unwrap();
+    until("the command runs", async || work.dir.path().join("began").exists()).await;
+    let mut other = Work::new(&daemon, &[]);
+    other.args[4] = "other".to_owned();
+    let mut idle = other.command(&["true"]).spawn().unwrap();
+    daemon.insert(&[json!({"queue": "other", "key": "k"})]).await;
+    let mut lines = BufReader::new(idle.stdout.take().unwrap()).lines();
+    let is_done = move || lines.any(|line| line.unwrap().contains("\"status\":\"completed\""));
+    assert!(tokio::task::spawn_blocking(is_done).await.unwrap(), "it has done its work");
+    daemon.kill9();
+    fs::write(work.dir.path().join("end"), "").unwrap();
+    until("the command has ended", async || work.dir.path().join("ended").exists()).await;
+    signal(&busy, Signal::SIGTERM);
+    signal(&idle, Signal::SIGTERM);
+    // A drain may take more than ten minutes while commands run.
+    let both = async { tokio::join!(finish(busy), finish(idle)) };
+    let (busy, idle) = tokio::time::timeout(Duration::from_secs(120), both).await.expect("they end");
+    assert_eq!(busy.0, 2, "{busy:?}");
+    assert!(busy.2.lines().count() == 1 && busy.2.contains("1 task is finished"), "{busy:?}");
+    assert_eq!(idle.0, 0, "{idle:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_crate_inserts_and_works_with_a_server_that_is_away_beside_it() {
     let daemon = Daemon::start("", &[]).await;
     let client = Client::builder(["127.0.0.1:1".to_owned(), daemon.grpc()]).build().unwrap();
@@ -374,17 +405,72 @@ async fn urls_are_checked() {
     assert!(results[0]["seconds"].as_f64().unwrap() > 0.0 && results[0]["tls_expires_at"].is_null());
 }
 
+/// A server whose answers break off.
+async fn broken_server() -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            socket.read(&mut [0; 4096]).await.ok();
+            let answer = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1000\r\n\r\nshort";
+            socket.write_all(answer.as_bytes()).await.ok();
+        }
+    });
+    format!("http://{address}/")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_knows_pages_without_links_brackets_and_answers_that_are_too_large_or_break_off() {
+    use axum::{
+        Router,
+        extract::Request,
+        http::StatusCode,
+        response::{Html, IntoResponse as _},
+    };
+    let (daemon, broken) = (Daemon::start(QUICK, &[]).await, broken_server().await);
+    let root = format!(
+        "<a href=\"empty\">1</a> <a href=\"/huge\">2</a> <a href=\"/x[1-2].html\">3</a> <a href=\"{broken}\">4</a>"
+    );
+    let asked = Arc::<Mutex<Vec<String>>>::default();
+    let heard = asked.clone();
+    let router = Router::new().fallback(async move |request: Request| {
+        heard.lock().unwrap().push(request.uri().path().to_owned());
+        match request.uri().path() {
+            "/" => Html(root.clone()).into_response(),
+            "/empty" => Html("nothing to see").into_response(),
+            "/huge" => vec![0_u8; 4_100_000].into_response(),
+            "/x[1-2].html" => "brackets".into_response(),
+            _ => StatusCode::NOT_FOUND.into_response(),
+        }
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let site = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let stdout = check_links(&daemon, &site).await;
+    // Two attempts.
+    let lines: Vec<_> = stdout.lines().collect();
+    let is_cut = |line: &&str| line.starts_with(&format!("broken: {broken} (exit code 1: curl: (18)"));
+    assert!(lines.len() == 2 && lines.iter().all(is_cut), "{stdout}");
+    let asked = asked.lock().unwrap().iter().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(asked, ["/", "/empty", "/huge", "/x[1-2].html"].map(str::to_owned).into());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_example_finds_broken_links() {
     let (daemon, site) = (Daemon::start("", &[]).await, site().await);
+    assert_eq!(check_links(&daemon, &site).await, format!("broken: {site}/gone (exit code 65: 404)\n"));
+}
+
+/// The output of `examples/check-links`.
+async fn check_links(daemon: &Daemon, site: &str) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/check-links");
     let mut command = Command::new(script);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_")) {
         command.env_remove(name);
     }
-    command.args([&site, env!("CARGO_BIN_EXE_taskd")]).env("TASKD_GRPC_URL", daemon.grpc());
+    command.args([site, env!("CARGO_BIN_EXE_taskd")]).env("TASKD_GRPC_URL", daemon.grpc());
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-    let stdout = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(stdout, format!("broken: {site}/gone (exit code 65: 404)\n"), "{:?}", output.stderr);
-    assert!(output.status.success());
+    assert!(output.status.success(), "{:?}", output.stderr);
+    String::from_utf8(output.stdout).unwrap()
 }

@@ -50,22 +50,36 @@ impl Servers {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let current = self.current.load(Ordering::Relaxed);
-        let server = &self.all[current % self.all.len()];
-        let answer = match tokio::time::timeout(limit, call(server.taskd.clone())).await {
+        let (current, address, taskd) = self.pick();
+        let answer = match tokio::time::timeout(limit, call(taskd)).await {
             Ok(answer) => answer,
             Err(_) => Err(Status::deadline_exceeded("no answer in time")),
         };
         answer.map(Response::into_inner).map_err(|status| {
-            let error = Error::of(&status, &server.address);
+            let error = Error::of(&status, address);
             // A full queue is full everywhere.
             if error.may_pass() && status.code() != Code::ResourceExhausted {
-                let next = current.wrapping_add(1);
-                // Others that found the same server away move on only once.
-                self.current.compare_exchange(current, next, Ordering::Relaxed, Ordering::Relaxed).ok();
+                self.move_on(current);
             }
             error
         })
+    }
+
+    /// The current server: its turn, its address, and the connection to it.
+    pub(crate) fn pick(&self) -> (usize, &str, Taskd) {
+        let current = self.current.load(Ordering::Relaxed);
+        let server = &self.all[current % self.all.len()];
+        (current, &server.address, server.taskd.clone())
+    }
+
+    /// Makes the next call go to the next server. Others that found the same server away move on only once.
+    pub(crate) fn move_on(&self, from: usize) {
+        let next = from.wrapping_add(1);
+        self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed).ok();
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.all.len()
     }
 
     /// The server that the next call goes to.

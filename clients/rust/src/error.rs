@@ -3,7 +3,7 @@
 use tonic::{Code, Status};
 
 /// Why something did not work.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The address of a server, the token or the certificates are of no use.
     #[error("{0}")]
@@ -30,6 +30,11 @@ impl Error {
     /// True if the same call may succeed later.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Away { .. })
+    }
+
+    /// True if the server does not know the call: it is older than this crate.
+    pub(crate) fn is_unimplemented(&self) -> bool {
+        matches!(self, Self::Refused { code: Code::Unimplemented, .. })
     }
 
     pub(crate) fn of(status: &Status, address: &str) -> Self {

@@ -54,4 +54,6 @@ pub struct Summary {
     pub given_back: u64,
     /// Tasks that this worker lost, or finished in vain.
     pub lost: u64,
+    /// Tasks that it finished, and whose reports taskd had not answered at the end: other workers may do them again.
+    pub unreported: u64,
 }

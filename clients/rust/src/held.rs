@@ -120,6 +120,17 @@ impl Table {
         Some(held)
     }
 
+    /// The leases of a task.
+    pub(crate) fn of(&self, id: &str) -> Vec<Number> {
+        self.all.iter().filter(|(_, held)| held.info.id() == id).map(|(number, _)| *number).collect()
+    }
+
+    /// How many are finished, and have no answer to their reports.
+    pub(crate) fn finished(&self) -> usize {
+        let is_finished = |held: &&Held| matches!(held.ending, Ended::Completed | Ended::Rejected);
+        self.all.values().filter(|held| held.is_reported()).filter(is_finished).count()
+    }
+
     pub(crate) fn get_mut(&mut self, number: Number) -> Option<&mut Held> {
         self.all.get_mut(&number)
     }

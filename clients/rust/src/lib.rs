@@ -2,7 +2,8 @@
 //!
 //! A worker is a function that is called once for each task. This crate calls it for as many tasks at a time as
 //! [`Worker::concurrency`] says, extends their leases while it runs, reports what it returns in batches, goes on when
-//! taskd is away for a while, and stops in order.
+//! taskd is away for a while, and stops in order. It holds a stream on which taskd sends tasks as soon as they are
+//! there, or polls ([`Worker::poll`]).
 //!
 //! ```no_run
 //! use taskd_client::{Client, Done, Failure, Json, NewTask, Task, Worker};
@@ -41,6 +42,7 @@ mod outcome;
 pub mod pb;
 mod report;
 mod run;
+mod session;
 mod source;
 mod stop;
 mod task;

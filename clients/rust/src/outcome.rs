@@ -10,6 +10,11 @@ use crate::{
     pb,
 };
 
+/// The bytes of a reason that taskd takes.
+const LONGEST_REASON: usize = 4000;
+/// The longest delay that taskd takes.
+const LONGEST_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// A task that is done: its result, and the tasks discovered on the way.
 #[derive(Clone, Debug, Default)]
 pub struct Done {
@@ -74,7 +79,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failed attempt. Operators read the reason in the history of the task.
+    /// A failed attempt. Operators read the reason in the history of the task: the first 4,000 bytes of it.
     pub fn new(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), retry: true, delay: None }
     }
@@ -85,7 +90,7 @@ impl Failure {
         Self { retry: false, ..self }
     }
 
-    /// Waits so long before the next attempt, instead of the backoff of the queue.
+    /// Waits so long before the next attempt, instead of the backoff of the queue; at most 365 days.
     #[must_use]
     pub fn again_after(self, delay: Duration) -> Self {
         Self { delay: Some(delay), ..self }
@@ -95,16 +100,38 @@ impl Failure {
         pb::Rejection {
             id: id.to_owned(),
             lease_token: lease_token.to_owned(),
-            reason: self.reason,
+            reason: cut(self.reason),
             retry: Some(self.retry),
-            delay: self.delay.map(proto),
+            delay: self.delay.map(|delay| proto(delay.min(LONGEST_DELAY))),
         }
     }
+}
+
+/// The beginning of a reason, as much as taskd takes.
+fn cut(mut reason: String) -> String {
+    reason.truncate(reason.floor_char_boundary(LONGEST_REASON));
+    reason
 }
 
 impl<E: Display> From<E> for Failure {
     fn from(error: E) -> Self {
         // The causes of an error that shows them.
         Self::new(format!("{error:#}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rejection_is_one_that_taskd_takes() {
+        let failure = Failure::new("ä".repeat(3000)).again_after(Duration::MAX);
+        let rejection = failure.rejection("id", "token");
+        assert_eq!(rejection.reason, "ä".repeat(2000));
+        assert_eq!(rejection.delay, Some(prost_types::Duration { seconds: 31_536_000, nanos: 0 }));
+        let odd = Failure::new(format!("a{}", "ä".repeat(3000))).rejection("id", "token").reason;
+        assert_eq!((odd.len(), odd.chars().count()), (3999, 2000));
+        assert_eq!(Failure::new("short").rejection("id", "token").reason, "short");
     }
 }

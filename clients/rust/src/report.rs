@@ -1,10 +1,16 @@
 //! The reports of a worker, on their way to taskd: what comes while a call is under way goes with the next one.
+//!
+//! One shard that is away holds up no other: a report that taskd asks to send later goes behind those that came
+//! meanwhile, and waits for a moment.
 
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 
-use backon::BackoffBuilder as _;
+use backon::{BackoffBuilder as _, ExponentialBackoff};
 use prost::Message;
-use tokio::task::JoinSet;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
 
 use crate::{
     client::WAITS,
@@ -18,19 +24,17 @@ use crate::{
 /// The items of a call, and their bytes; a single item may have more.
 const MOST_ITEMS: usize = 500;
 const MOST_BYTES: usize = 2 << 20;
+/// How long nothing is sent after a call that failed: taskd may be away, or one shard of it.
+const PAUSE: Duration = Duration::from_millis(100);
 
-/// Reports that wait, and the calls under way: at most one for completions and one for rejections.
+/// Reports that wait, and the calls under way: at most one of each kind.
 pub(crate) struct Reports<S> {
     source: Arc<S>,
     tell: Tell,
     completions: Lane<pb::Completion>,
     rejections: Lane<pb::Rejection>,
-    calls: JoinSet<Result<Answered, Error>>,
-}
-
-struct Lane<R> {
-    waiting: VecDeque<(Number, R)>,
-    is_busy: bool,
+    /// Tasks that were not started.
+    returns: Lane<pb::Rejection>,
 }
 
 /// The answers to a call.
@@ -45,10 +49,29 @@ pub(crate) enum Kind {
     Rejections,
 }
 
+struct Lane<R> {
+    waiting: VecDeque<(Number, R)>,
+    /// The first of those that wait, which go in calls of their own: one of them spoilt the call of all.
+    alone: usize,
+    /// taskd asked to send these later.
+    later: Vec<(Number, R)>,
+    /// When these join the others.
+    due: Option<Instant>,
+    /// When the next call may be made, after one that failed.
+    free: Option<Instant>,
+    waits: ExponentialBackoff,
+    /// At most one.
+    calls: JoinSet<Called<R>>,
+}
+
+struct Called<R> {
+    batch: Vec<(Number, R)>,
+    results: Result<Vec<pb::ItemResult>, Error>,
+}
+
 impl<S: Source> Reports<S> {
     pub(crate) fn new(source: Arc<S>, tell: Tell) -> Self {
-        let (completions, rejections) = (Lane::default(), Lane::default());
-        Self { source, tell, completions, rejections, calls: JoinSet::new() }
+        Self { source, tell, completions: Lane::new(), rejections: Lane::new(), returns: Lane::new() }
     }
 
     pub(crate) fn complete(&mut self, number: Number, completion: pb::Completion) {
@@ -59,40 +82,62 @@ impl<S: Source> Reports<S> {
         self.rejections.waiting.push_back((number, rejection));
     }
 
+    /// Gives back a task that was not started.
+    pub(crate) fn give_back(&mut self, number: Number, rejection: pb::Rejection) {
+        self.returns.waiting.push_back((number, rejection));
+    }
+
     /// Sends what waits, if no call of its kind is under way.
     pub(crate) fn send(&mut self) {
-        if let Some(batch) = self.completions.batch() {
-            self.calls.spawn(send(self.source.clone(), Kind::Completions, batch, self.tell.clone()));
-        }
-        if let Some(batch) = self.rejections.batch() {
-            self.calls.spawn(send(self.source.clone(), Kind::Rejections, batch, self.tell.clone()));
-        }
+        let source = &self.source;
+        self.completions.send(|all| {
+            let source = source.clone();
+            async move { source.complete(all).await }
+        });
+        self.rejections.send(|all| {
+            let source = source.clone();
+            async move { source.reject(all).await }
+        });
+        self.returns.send(|all| {
+            let source = source.clone();
+            async move { source.give_back(all).await }
+        });
     }
 
-    /// The next answers. `None`: no call is under way.
+    /// The next answers; none of them, if it is time to send again. `None`: nothing is under way.
     pub(crate) async fn answered(&mut self) -> Option<Result<Answered, Error>> {
-        // A call is never aborted, and its code does not panic.
-        let answered = self.calls.join_next().await?.ok()?;
-        if let Ok(answered) = &answered {
-            match answered.kind {
-                Kind::Completions => self.completions.is_busy = false,
-                Kind::Rejections => self.rejections.is_busy = false,
-            }
+        let (kind, items) = tokio::select! {
+            Some(items) = self.completions.answered(&self.tell) => (Kind::Completions, items),
+            Some(items) = self.rejections.answered(&self.tell) => (Kind::Rejections, items),
+            Some(items) = self.returns.answered(&self.tell) => (Kind::Rejections, items),
+            else => return None,
+        };
+        Some(items.map(|items| Answered { kind, items }))
+    }
+}
+
+impl<R: Message + Clone + 'static> Lane<R> {
+    fn new() -> Self {
+        let (waiting, later, calls) = (VecDeque::new(), Vec::new(), JoinSet::new());
+        Self { waiting, alone: 0, later, due: None, free: None, waits: WAITS.build(), calls }
+    }
+
+    fn send<F>(&mut self, call: impl FnOnce(Vec<R>) -> F)
+    where
+        F: Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send + 'static,
+    {
+        if !self.calls.is_empty() || self.waiting.is_empty() || self.free.is_some() {
+            return;
         }
-        Some(answered)
+        let batch = self.batch();
+        let results = call(batch.iter().map(|(_, report)| report.clone()).collect());
+        self.calls.spawn(async move { Called { batch, results: results.await } });
     }
-}
 
-impl<R> Default for Lane<R> {
-    fn default() -> Self {
-        Self { waiting: VecDeque::new(), is_busy: false }
-    }
-}
-
-impl<R: Message> Lane<R> {
-    fn batch(&mut self) -> Option<Vec<(Number, R)>> {
-        if self.is_busy || self.waiting.is_empty() {
-            return None;
+    fn batch(&mut self) -> Vec<(Number, R)> {
+        if self.alone > 0 {
+            self.alone -= 1;
+            return self.waiting.drain(..1).collect();
         }
         let mut bytes = 0;
         let weights = self.waiting.iter().take(MOST_ITEMS).map(|(_, item)| item.encoded_len());
@@ -101,43 +146,39 @@ impl<R: Message> Lane<R> {
             bytes <= MOST_BYTES
         };
         let count = weights.take_while(fits).count();
-        self.is_busy = true;
-        Some(self.waiting.drain(..count.max(1)).collect())
+        self.waiting.drain(..count.max(1)).collect()
     }
-}
 
-/// A report, and the call that takes it.
-trait Report: Message + Clone + 'static {
-    fn send<S: Source>(source: &S, all: Vec<Self>) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send;
-}
-
-impl Report for pb::Completion {
-    fn send<S: Source>(source: &S, all: Vec<Self>) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send {
-        source.complete(all)
+    async fn answered(&mut self, tell: &Tell) -> Option<Result<Vec<(Number, pb::ItemResult)>, Error>> {
+        let wake = self.due.into_iter().chain(self.free).min();
+        tokio::select! {
+            // A call is never aborted, and its code does not panic.
+            Some(Ok(called)) = self.calls.join_next() => Some(self.note(called, tell)),
+            () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
+                self.wake();
+                Some(Ok(Vec::new()))
+            }
+            else => None,
+        }
     }
-}
 
-impl Report for pb::Rejection {
-    fn send<S: Source>(source: &S, all: Vec<Self>) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send {
-        source.reject(all)
+    fn wake(&mut self) {
+        let now = Instant::now();
+        if self.due.is_some_and(|due| due <= now) {
+            self.due = None;
+            self.waiting.extend(self.later.drain(..));
+        }
+        self.free = self.free.filter(|free| *free > now);
     }
-}
 
-/// Sends a batch until taskd has answered each item. A report that arrives twice counts once.
-async fn send<S: Source, R: Report>(
-    source: Arc<S>,
-    kind: Kind,
-    batch: Vec<(Number, R)>,
-    tell: Tell,
-) -> Result<Answered, Error> {
-    let mut items = Vec::with_capacity(batch.len());
-    let mut calls = VecDeque::from([batch]);
-    let mut waits = WAITS.build();
-    while let Some(batch) = calls.pop_front() {
-        let all = batch.iter().map(|(_, report)| report.clone()).collect();
-        match R::send(&*source, all).await {
+    /// Sorts the answers. A report that arrives twice counts once, so what has no answer is sent again.
+    fn note(&mut self, called: Called<R>, tell: &Tell) -> Result<Vec<(Number, pb::ItemResult)>, Error> {
+        let Called { batch, results } = called;
+        let mut items = Vec::with_capacity(batch.len());
+        let mut again = Vec::new();
+        match results {
             Ok(results) => {
-                let (mut again, mut results) = (Vec::new(), results.into_iter());
+                let mut results = results.into_iter();
                 for (number, report) in batch {
                     match results.next() {
                         Some(result) if result.status() != pb::ItemStatus::TryLater => items.push((number, result)),
@@ -145,29 +186,31 @@ async fn send<S: Source, R: Report>(
                     }
                 }
                 if again.is_empty() {
-                    waits = WAITS.build();
-                    continue;
+                    self.waits = WAITS.build();
                 }
-                calls.push_back(again);
             }
             Err(error) if error.may_pass() => {
                 tell(Event::Away(&error));
-                calls.push_front(batch);
+                again = batch;
+                self.free = Some(Instant::now() + PAUSE);
             }
             // One of the items spoils the call.
             Err(error) if error.is_of_items() && batch.len() > 1 => {
-                calls.extend(batch.into_iter().map(|item| vec![item]));
-                continue;
+                self.alone += batch.len();
+                batch.into_iter().rev().for_each(|item| self.waiting.push_front(item));
             }
             Err(error) if error.is_of_items() => {
                 let status = pb::ItemStatus::Invalid.into();
                 let result = pb::ItemResult { status, error: error.to_string(), ..Default::default() };
                 items.extend(batch.into_iter().map(|(number, _)| (number, result.clone())));
-                continue;
             }
             Err(error) => return Err(error),
         }
-        tokio::time::sleep(waits.next().unwrap_or(Duration::from_secs(1))).await;
+        if !again.is_empty() {
+            self.later.extend(again);
+            let wait = self.waits.next().unwrap_or(Duration::from_secs(1));
+            self.due.get_or_insert_with(|| Instant::now() + wait);
+        }
+        Ok(items)
     }
-    Ok(Answered { kind, items })
 }

@@ -4,6 +4,7 @@ use std::{
     future::{Future, pending},
     pin::Pin,
     sync::Arc,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -12,7 +13,7 @@ use bytes::Bytes;
 use tokio::{
     sync::watch,
     task::{Id, JoinError, JoinSet},
-    time::{Instant, MissedTickBehavior, interval_at, sleep_until},
+    time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout},
 };
 
 use crate::{
@@ -26,16 +27,21 @@ use crate::{
     pb::{self, ItemStatus},
     report::{Answered, Kind, Reports},
     source::Source,
-    stop::{Level, Stop},
+    stop::{Level, stop_on_signals},
     task::TaskInfo,
 };
 
 /// Tasks whose reports have no answer yet, above which the worker takes no more.
 const MOST_UNREPORTED: usize = 2000;
 /// Leases that one call extends.
-const MOST_EXTENSIONS: usize = 1000;
+const MOST_EXTENSIONS: usize = 500;
 /// How long the last reports may take after the handlers have been ended.
 const LAST_REPORTS: Duration = Duration::from_secs(10);
+/// The same, if only tasks are left that were given back: their leases end by themselves.
+const LAST_RETURNS: Duration = Duration::from_secs(5);
+/// How long taskd may take to say that no task is on its way any more.
+const DRAIN_WITHIN: Duration = Duration::from_secs(5);
+const CLOSE_WITHIN: Duration = Duration::from_secs(3);
 
 type Outcome = Result<Done, Failure>;
 pub(crate) type Handler =
@@ -52,10 +58,14 @@ pub(crate) struct Run<S> {
     reports: Reports<S>,
     extensions: JoinSet<Extended>,
     get: Option<Pin<Box<dyn Future<Output = Got> + Send>>>,
+    /// The tasks that were on their way at the beginning of the drain.
+    rest: Option<Pin<Box<dyn Future<Output = Vec<pb::LeasedTask>> + Send>>>,
     stops: watch::Receiver<Level>,
     level: Level,
     /// When the present level has taken long enough.
     deadline: Option<Instant>,
+    /// Nothing runs any more: only answers are missing.
+    is_last: bool,
     summary: Summary,
 }
 
@@ -70,9 +80,11 @@ impl<S: Source> Run<S> {
             handlers: JoinSet::new(),
             extensions: JoinSet::new(),
             get: None,
+            rest: None,
             stops: options.stop.watch(),
             level: Level::Run,
             deadline: None,
+            is_last: false,
             summary: Summary::default(),
             options,
         }
@@ -93,8 +105,8 @@ impl<S: Source> Run<S> {
             self.start_handlers();
             self.reports.send();
             self.start_get();
-            if self.level > Level::Run && self.table.is_empty() {
-                return Ok(self.summary);
+            if self.is_over() {
+                return Ok(self.finish().await);
             }
             tokio::select! {
                 got = ready(&mut self.get) => {
@@ -104,6 +116,12 @@ impl<S: Source> Run<S> {
                         None => self.raise(Level::Drain),
                     }
                 }
+                tasks = ready(&mut self.rest) => {
+                    self.rest = None;
+                    tasks.into_iter().for_each(|task| self.table.add(task));
+                    self.give_back_waiting();
+                }
+                ended = self.source.ended() => self.cancelled(&ended),
                 Some(ended) = self.handlers.join_next_with_id() => self.ended(ended),
                 Some(answered) = self.reports.answered() => self.answered(answered?),
                 _ = extend.tick() => self.extend(),
@@ -114,16 +132,37 @@ impl<S: Source> Run<S> {
                     let level = *self.stops.borrow_and_update();
                     self.raise(level);
                 }
+                // The leases of what has no answer expire.
                 () = until(self.deadline) => match self.level {
-                    // The leases of what has no answer expire.
-                    Level::Now => return Ok(self.summary),
-                    Level::Run | Level::Drain => self.raise(Level::Now),
+                    Level::Run | Level::Drain if !self.is_last => self.raise(Level::Now),
+                    Level::Run | Level::Drain | Level::Now => return Ok(self.finish().await),
                 },
                 Some(failed) = signals.join_next() => if let Ok(Err(error)) = failed {
                     return Err(Error::Options(format!("cannot hear signals: {error}")));
                 },
             }
         }
+    }
+
+    /// True if the worker stops, and nothing is left to do. A drain without handlers waits for answers only, and not
+    /// for long.
+    fn is_over(&mut self) -> bool {
+        if self.level == Level::Run || self.rest.is_some() {
+            return false;
+        }
+        if self.table.running() == 0 && !self.is_last {
+            self.is_last = true;
+            let limit = if self.table.finished() > 0 { LAST_REPORTS } else { LAST_RETURNS };
+            let end = Instant::now() + limit;
+            self.deadline = Some(self.deadline.map_or(end, |deadline| deadline.min(end)));
+        }
+        self.table.is_empty()
+    }
+
+    async fn finish(mut self) -> Summary {
+        self.summary.unreported = self.table.finished() as u64;
+        timeout(CLOSE_WITHIN, self.source.close()).await.ok();
+        self.summary
     }
 
     fn start_handlers(&mut self) {
@@ -138,8 +177,10 @@ impl<S: Source> Run<S> {
     /// Asks for as many tasks as there is room for.
     fn start_get(&mut self) {
         let most = self.options.concurrency + self.options.prefetch;
-        let room = most.saturating_sub(self.table.unfinished());
-        if self.level > Level::Run || self.get.is_some() || room == 0 || self.table.len() > most + MOST_UNREPORTED {
+        let takes_more = self.level == Level::Run && self.table.len() <= most + MOST_UNREPORTED;
+        let room = if takes_more { most.saturating_sub(self.table.unfinished()) } else { 0 };
+        self.source.room(room);
+        if self.get.is_some() || room == 0 {
             return;
         }
         let (source, tell) = (self.source.clone(), self.options.tell.clone());
@@ -213,6 +254,29 @@ impl<S: Source> Run<S> {
         (self.options.tell)(Event::Ended { task: &held.info, ended, reason, took: held.took });
     }
 
+    /// taskd says that nobody waits for these any more. A report has an answer of its own.
+    fn cancelled(&mut self, ended: &[pb::ItemResult]) {
+        for result in ended {
+            for number in self.table.of(&result.id) {
+                if self.table.get_mut(number).is_some_and(|held| !held.is_reported()) {
+                    self.leave(number, Some(&lost(result.status(), &result.error)));
+                }
+            }
+        }
+    }
+
+    /// Gives back what no handler has started.
+    fn give_back_waiting(&mut self) {
+        while let Some((number, ..)) = self.table.next() {
+            let Some(held) = self.table.get_mut(number) else { continue };
+            let failure = Failure::new("not started: the worker stopped").again_after(Duration::ZERO);
+            held.ending = Ended::GivenBack;
+            held.reason.clone_from(&failure.reason);
+            let rejection = failure.rejection(held.info.id(), &held.info.lease_token);
+            self.reports.give_back(number, rejection);
+        }
+    }
+
     /// Extends all leases, those of tasks that wait and of unanswered reports, too.
     fn extend(&mut self) {
         // A call that takes so long is as good as the next one.
@@ -273,12 +337,16 @@ impl<S: Source> Run<S> {
         }
         if self.level == Level::Run {
             (self.options.tell)(Event::Draining(self.table.len()));
-            // taskd takes back what an answer on its way holds.
-            self.get = None;
-            while let Some((number, ..)) = self.table.next() {
-                let failure = Failure::new("not started: the worker stopped").again_after(Duration::ZERO);
-                self.reject(number, Ended::GivenBack, failure);
+            self.source.room(0);
+            // An answer that is here is taken. taskd takes back one that it has not written.
+            let mut get = self.get.take();
+            let now = get.as_mut().map(|get| get.as_mut().poll(&mut Context::from_waker(Waker::noop())));
+            if let Some(Poll::Ready(Ok(Some(tasks)))) = now {
+                tasks.into_iter().for_each(|task| self.table.add(task));
             }
+            self.give_back_waiting();
+            let source = self.source.clone();
+            self.rest = Some(Box::pin(async move { timeout(DRAIN_WITHIN, source.drain()).await.unwrap_or_default() }));
         }
         self.level = level;
         let limit = match level {
@@ -292,10 +360,10 @@ impl<S: Source> Run<S> {
     }
 }
 
-/// The answer of a get call, if one is under way.
-async fn ready(get: &mut Option<Pin<Box<dyn Future<Output = Got> + Send>>>) -> Got {
-    match get {
-        Some(get) => get.await,
+/// The answer of a call, if one is under way.
+async fn ready<T>(call: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
+    match call {
+        Some(call) => call.await,
         None => pending().await,
     }
 }
@@ -318,24 +386,4 @@ fn words(error: JoinError) -> String {
     let panic = error.into_panic();
     let text = panic.downcast_ref::<&str>().map(ToString::to_string).or_else(|| panic.downcast_ref().cloned());
     text.unwrap_or_default()
-}
-
-#[cfg(unix)]
-async fn stop_on_signals(stop: Stop) -> std::io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    loop {
-        tokio::select! {
-            _ = interrupt.recv() => stop.next(),
-            _ = terminate.recv() => stop.next(),
-        }
-    }
-}
-
-#[cfg(not(unix))]
-async fn stop_on_signals(stop: Stop) -> std::io::Result<()> {
-    loop {
-        tokio::signal::ctrl_c().await?;
-        stop.next();
-    }
 }

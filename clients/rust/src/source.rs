@@ -1,6 +1,6 @@
 //! The boundary between a worker and the way its tasks come.
 
-use std::future::Future;
+use std::future::{Future, pending, ready};
 
 use crate::{error::Error, pb};
 
@@ -11,7 +11,7 @@ pub trait Source: Send + Sync + 'static {
     /// Up to `most` tasks; an empty answer after a while without any. `None`: no task will come any more.
     fn get(&self, most: usize) -> impl Future<Output = Result<Option<Vec<pb::LeasedTask>>, Error>> + Send;
 
-    /// Reports tasks as done. The answers are in the order of the completions; so are those of the next two calls.
+    /// Reports tasks as done. The answers are in the order of the completions; so are those of the next three calls.
     fn complete(&self, all: Vec<pb::Completion>) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send;
 
     /// Rejects tasks.
@@ -19,4 +19,28 @@ pub trait Source: Send + Sync + 'static {
 
     /// Moves the deadlines of leases.
     fn extend(&self, all: Vec<pb::Extension>) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send;
+
+    /// Gives back tasks that the worker has not started: at no cost, if the source can. By default it rejects them.
+    fn give_back(&self, all: Vec<pb::Rejection>) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send {
+        self.reject(all)
+    }
+
+    /// Says how many tasks the worker has room for from now on, also while a call of `get` is under way.
+    fn room(&self, _most: usize) {}
+
+    /// Waits for leases that ended although the worker has not reported them. A source may know none: by default it
+    /// waits for ever.
+    fn ended(&self) -> impl Future<Output = Vec<pb::ItemResult>> + Send {
+        pending()
+    }
+
+    /// The worker takes no more. The answer has the tasks that came and that no `get` has given; no task comes behind.
+    fn drain(&self) -> impl Future<Output = Vec<pb::LeasedTask>> + Send {
+        ready(Vec::new())
+    }
+
+    /// The worker has reported all that it will.
+    fn close(&self) -> impl Future<Output = ()> + Send {
+        ready(())
+    }
 }

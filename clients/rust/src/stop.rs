@@ -51,3 +51,25 @@ impl Stop {
         self.0.subscribe()
     }
 }
+
+/// The first SIGINT or SIGTERM drains, the second one stops.
+#[cfg(unix)]
+pub(crate) async fn stop_on_signals(stop: Stop) -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => stop.next(),
+            _ = terminate.recv() => stop.next(),
+        }
+    }
+}
+
+/// The first Ctrl-C drains, the second one stops.
+#[cfg(not(unix))]
+pub(crate) async fn stop_on_signals(stop: Stop) -> std::io::Result<()> {
+    loop {
+        tokio::signal::ctrl_c().await?;
+        stop.next();
+    }
+}

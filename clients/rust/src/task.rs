@@ -1,9 +1,16 @@
 //! A task in the hands of a worker.
 
-use std::{borrow::Cow, collections::HashMap, ops::Deref, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    future::{Future, pending},
+    ops::Deref,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 
 use crate::pb;
 
@@ -25,6 +32,7 @@ pub struct TaskInfo {
     traceparent: String,
     attempt: u32,
     pub(crate) lease_token: String,
+    is_cancelled: watch::Sender<bool>,
 }
 
 impl<P> Deref for Task<P> {
@@ -46,7 +54,8 @@ impl TaskInfo {
     /// The leased task, and its payload.
     pub(crate) fn split(task: pb::LeasedTask) -> (Self, Bytes) {
         let pb::LeasedTask { id, queue, key, payload, headers, traceparent, lease_token, attempt, .. } = task;
-        (Self { id, queue, key, headers, traceparent, attempt, lease_token }, payload)
+        let is_cancelled = watch::Sender::new(false);
+        (Self { id, queue, key, headers, traceparent, attempt, lease_token, is_cancelled }, payload)
     }
 
     /// taskd's name for the task.
@@ -82,6 +91,44 @@ impl TaskInfo {
     /// 1 for the first attempt.
     pub fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// True if nobody waits for this work any more: an operator cancelled the task, its lease is lost, it took too
+    /// long, or the worker stops. The handler is dropped then; a thread that it started asks here.
+    pub fn is_cancelled(&self) -> bool {
+        *self.is_cancelled.borrow()
+    }
+
+    /// Waits until [`Self::is_cancelled`]: for tasks of tokio that the handler started.
+    pub fn cancelled(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut is_cancelled = self.is_cancelled.subscribe();
+        async move {
+            if is_cancelled.wait_for(|is_cancelled| *is_cancelled).await.is_err() {
+                // The handler has ended by itself.
+                pending().await
+            }
+        }
+    }
+}
+
+/// Says that a task is cancelled, if its handler is dropped before its end.
+pub(crate) struct CancelOnDrop(Option<Arc<TaskInfo>>);
+
+impl CancelOnDrop {
+    pub(crate) fn new(info: Arc<TaskInfo>) -> Self {
+        Self(Some(info))
+    }
+
+    pub(crate) fn ended(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        if let Some(info) = &self.0 {
+            info.is_cancelled.send_replace(true);
+        }
     }
 }
 

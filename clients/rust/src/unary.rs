@@ -61,6 +61,22 @@ impl Source for Unary {
     async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
         let request = pb::ExtendTasksRequest { worker: self.worker.clone(), extensions: all };
         let extend = |taskd| async move { TasksClient::new(taskd).extend_tasks(request).await };
-        self.client.servers().call(CALL_TIMEOUT, extend).await.map(|answer| answer.results)
+        self.client.servers().call(extend_within(self.lease), extend).await.map(|answer| answer.results)
+    }
+}
+
+/// How long the extension of such leases may take: if it fails, there is still time for another one.
+pub(crate) fn extend_within(lease: Duration) -> Duration {
+    (lease / 4).clamp(Duration::from_millis(500), CALL_TIMEOUT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_extension_leaves_time_for_another_one() {
+        let ms = |lease| extend_within(Duration::from_millis(lease)).as_millis();
+        assert_eq!([ms(300), ms(2000), ms(10_000), ms(30_000), ms(600_000)], [500, 500, 2500, 7500, 30_000]);
     }
 }

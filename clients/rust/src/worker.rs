@@ -11,9 +11,10 @@ use crate::{
     options::Options,
     outcome::{Done, Failure},
     run::{Handler, Run},
+    session::Session,
     source::Source,
     stop::Stop,
-    task::{FromPayload, Task, TaskInfo},
+    task::{CancelOnDrop, FromPayload, Task, TaskInfo},
     unary::Unary,
 };
 
@@ -23,6 +24,7 @@ pub struct Worker {
     name: String,
     queues: Vec<String>,
     wait: Duration,
+    is_polling: bool,
     pub(crate) options: Options,
 }
 
@@ -41,7 +43,7 @@ impl Worker {
             tell: Arc::new(|_| ()),
         };
         let queues = queues.into_iter().map(Into::into).collect();
-        Self { name: name.into(), queues, wait: Duration::from_secs(20), options }
+        Self { name: name.into(), queues, wait: Duration::from_secs(20), is_polling: false, options }
     }
 
     /// How many handlers run at a time. By default 1.
@@ -51,7 +53,7 @@ impl Worker {
     }
 
     /// How many tasks wait in this process, so that a handler that ends finds the next one. By default 0: a task that
-    /// waits here could run elsewhere, and one that a stop gives back has used an attempt.
+    /// waits here could run elsewhere, and the kill of this process costs it an attempt.
     pub fn prefetch(mut self, prefetch: usize) -> Self {
         self.options.prefetch = prefetch;
         self
@@ -64,7 +66,14 @@ impl Worker {
         self
     }
 
-    /// How long taskd keeps a call that finds no task. By default 20 s.
+    /// Asks for tasks by long polls, instead of holding a stream on which taskd sends them. A worker does so by itself
+    /// with a taskd that is too old for streams.
+    pub fn poll(mut self) -> Self {
+        self.is_polling = true;
+        self
+    }
+
+    /// How long taskd keeps a poll that finds no task. By default 20 s.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
@@ -108,8 +117,14 @@ impl Worker {
         D: Into<Done> + 'static,
         E: Into<Failure> + 'static,
     {
-        let source = Unary::new(client, &self.name, &self.queues, self.wait, self.options.lease);
-        self.run_on(source, handler).await
+        let lease = self.options.lease;
+        let polls = Unary::new(client, &self.name, &self.queues, self.wait, lease);
+        if self.is_polling {
+            return self.run_on(polls, handler).await;
+        }
+        let tell = self.options.tell.clone();
+        let session = Session::new(client, &self.name, &self.queues, lease, polls, tell);
+        self.run_on(session, handler).await
     }
 
     /// Works on tasks of another source: a [`Mock`](crate::Mock) in tests.
@@ -127,9 +142,13 @@ impl Worker {
         let erased: Handler = Box::new(move |info: &Arc<TaskInfo>, payload: Bytes| {
             let (handler, info) = (handler.clone(), info.clone());
             Box::pin(async move {
+                let cancel = CancelOnDrop::new(info.clone());
                 let task = Task::new(info, payload).map_err(|why| Failure::new(why).never_again())?;
                 match tokio::time::timeout(limit, handler(task)).await {
-                    Ok(done) => done.map(Into::into).map_err(Into::into),
+                    Ok(done) => {
+                        cancel.ended();
+                        done.map(Into::into).map_err(Into::into)
+                    }
                     Err(_) => Err(Failure::new(format!("it took longer than {limit:?}"))),
                 }
             })

@@ -12,7 +12,10 @@ use taskd_client::{
     Client, Done, Ended, Error, Event, Failure, Json, Mock, NewTask, Source, Task, Worker,
     pb::{self, ItemStatus},
 };
-use tokio::sync::{Notify, Semaphore};
+use tokio::{
+    sync::{Notify, Semaphore},
+    task::JoinSet,
+};
 
 fn tasks(count: usize) -> impl Iterator<Item = NewTask> {
     (0..count).map(|number| NewTask::new("q", format!("k{number}")).text(number.to_string()))
@@ -217,6 +220,148 @@ async fn a_lost_lease_ends_its_handler_and_reports_are_repeated() {
     let summary = worker().lease(Duration::from_millis(300)).run_on(source.clone(), handler).await.unwrap();
     assert_eq!((summary.lost, summary.completed), (1, 1));
     assert_eq!(source.0.reports.load(SeqCst), 3);
+}
+
+/// The tasks of one shard that is away: a call with only such tasks fails, and in others they are to be sent later.
+#[derive(Clone, Default)]
+struct Sharded(Arc<Shards>);
+
+#[derive(Default)]
+struct Shards {
+    given: AtomicUsize,
+    others: AtomicUsize,
+}
+
+fn result(id: String, status: ItemStatus) -> pb::ItemResult {
+    pb::ItemResult { id, status: status.into(), ..Default::default() }
+}
+
+fn away() -> Error {
+    Error::Away { address: "here".to_owned(), message: "later".to_owned() }
+}
+
+impl Source for Sharded {
+    async fn get(&self, _: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
+        let number = self.0.given.fetch_add(1, SeqCst);
+        let id = if number == 0 { "away".to_owned() } else { number.to_string() };
+        Ok((number <= 20).then(|| vec![pb::LeasedTask { id: id.clone(), key: id.into(), ..Default::default() }]))
+    }
+
+    async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
+        // It is back when all others are done.
+        let is_away = |one: &pb::Completion| one.id == "away" && self.0.others.load(SeqCst) < 20;
+        if all.iter().all(is_away) {
+            return Err(away());
+        }
+        let answer = |one: pb::Completion| {
+            if is_away(&one) {
+                return result(one.id, ItemStatus::TryLater);
+            }
+            self.0.others.fetch_add(usize::from(one.id != "away"), SeqCst);
+            result(one.id, ItemStatus::Ok)
+        };
+        Ok(all.into_iter().map(answer).collect())
+    }
+
+    async fn reject(&self, _: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        panic!("nothing is rejected");
+    }
+
+    async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
+        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+    }
+}
+
+#[tokio::test]
+async fn a_shard_that_is_away_holds_up_no_reports_of_others() {
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let heard = order.clone();
+    let worker = worker().on_event(move |event| {
+        if let Event::Ended { task, .. } = event {
+            heard.lock().unwrap().push(task.key().into_owned());
+        }
+    });
+    let done = worker.run_on(Sharded::default(), async |_: Task| Ok::<_, Failure>(Done::new()));
+    let summary = tokio::time::timeout(Duration::from_secs(60), done).await.expect("nothing waits for it").unwrap();
+    assert_eq!((summary.completed, summary.unreported), (21, 0));
+    assert_eq!(order.lock().unwrap().last().unwrap(), "away");
+}
+
+/// A task that comes when it may.
+#[derive(Clone, Default)]
+struct Late(Arc<Comes>);
+
+#[derive(Default)]
+struct Comes {
+    may_come: Notify,
+    rejected: Mutex<Vec<String>>,
+}
+
+impl Source for Late {
+    async fn get(&self, _: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
+        self.0.may_come.notified().await;
+        Ok(Some(vec![pb::LeasedTask { id: "late".to_owned(), key: "late".into(), ..Default::default() }]))
+    }
+
+    async fn complete(&self, _: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
+        Err(away())
+    }
+
+    async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        self.0.rejected.lock().unwrap().extend(all.iter().map(|one| one.id.clone()));
+        Ok(all.into_iter().map(|one| result(one.id, ItemStatus::Ok)).collect())
+    }
+
+    async fn extend(&self, _: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
+        Err(away())
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_with_the_stop_is_given_back() {
+    // The loop of a worker takes one of several events at random.
+    for _ in 0..30 {
+        let source = Late::default();
+        let worker = worker();
+        let (stop, may_come) = (worker.stop(), source.clone());
+        let stopped = async move {
+            tokio::task::yield_now().await;
+            may_come.0.may_come.notify_one();
+            stop.drain();
+        };
+        let done = async |_: Task| Err::<Done, _>(Failure::new("it may have begun"));
+        let (summary, ()) = tokio::join!(worker.run_on(source.clone(), done), stopped);
+        let summary = summary.unwrap();
+        assert_eq!(summary.given_back + summary.rejected, 1);
+        assert_eq!(*source.0.rejected.lock().unwrap(), ["late"]);
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_handler_tells_what_it_started() {
+    let mock = Mock::new(tasks(2).map(|task| task.max_attempts(1)));
+    // What the handlers start outlives them.
+    let started = Arc::new(Mutex::new(JoinSet::new()));
+    let heard = started.clone();
+    let handler = move |task: Task<String>| {
+        let heard = heard.clone();
+        async move {
+            let (cancelled, key) = (task.cancelled(), task.key().into_owned());
+            heard.lock().unwrap().spawn(async move {
+                cancelled.await;
+                key
+            });
+            if task.payload == "0" {
+                std::future::pending::<()>().await;
+            }
+            assert!(!task.is_cancelled());
+            Ok::<_, Failure>(Done::new())
+        }
+    };
+    worker().time_limit(Duration::from_millis(50)).run_on(mock, handler).await.unwrap();
+    let mut started = std::mem::take(&mut *started.lock().unwrap());
+    assert_eq!(started.join_next().await.unwrap().unwrap(), "k0");
+    assert!(started.try_join_next().is_none());
 }
 
 #[tokio::test]

@@ -44,3 +44,29 @@ test("the link checker finds the broken links of a site", async () => {
     await once(site.close(), "close");
   }
 });
+
+test("the link checker ends after a signal, and says what is left", async () => {
+  // The site does not answer, so the work has no end.
+  const site = createServer(() => undefined).listen(0, "127.0.0.1");
+  await once(site, "listening");
+  const start = `http://127.0.0.1:${String((site.address() as AddressInfo).port)}/`;
+  const taskd = await Taskd.start();
+  try {
+    const script = fileURLToPath(new URL("../example/link-checker.js", import.meta.url));
+    const ended = new Promise<string>((resolve) => {
+      const child = execFile(process.execPath, [script, start, taskd.url, "left"], (_, stdout) => {
+        resolve(stdout);
+      });
+      site.once("request", () => {
+        child.kill("SIGTERM");
+        // The first signal waits for the handler.
+        setTimeout(() => child.kill("SIGTERM"), 200);
+      });
+    });
+    assert.equal(await ended, "1 links are not checked yet\n0 links, 0 broken; queue left\n");
+  } finally {
+    await taskd.stop();
+    site.closeAllConnections();
+    await once(site.close(), "close");
+  }
+});

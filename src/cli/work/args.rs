@@ -38,7 +38,8 @@ Discovered tasks: a line is a key of the same queue (or of --discover-queue), or
 
 Progress is a line on a terminal; otherwise stdout has a JSON object per line for each task, and a summary.
 Ctrl-C (SIGINT, SIGTERM) takes no more tasks and finishes those that run; a second one kills them, and other
-workers get their tasks at once. Exit code: 0 after a stop, 2 if taskd cannot be reached or refuses.")]
+workers get their tasks at once. Exit code: 0 after a stop; 2 if taskd cannot be reached or refuses, also if it did
+not answer the reports of finished tasks at the end.")]
 pub struct Work {
     /// Queue to take tasks from; may be repeated
     #[arg(long = "queue", value_name = "NAME", required = true)]
@@ -58,6 +59,10 @@ pub struct Work {
     /// Tasks that wait here for a free place
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1000))]
     pub(super) prefetch: u16,
+
+    /// Ask for tasks by long polls, instead of holding a stream
+    #[arg(long)]
+    pub(super) poll: bool,
 
     /// How soon another worker gets the tasks of this one if it dies
     #[arg(long, value_name = "TIME", default_value = "30s")]

@@ -22,7 +22,7 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     let client = args.server.client().await?;
     let name = args.name();
     let show = Arc::new(Show::new(&name, args.json));
-    let worker = Worker::new(name, args.queues.clone())
+    let mut worker = Worker::new(name, args.queues.clone())
         .concurrency(args.concurrency.into())
         .prefetch(args.prefetch.into())
         .lease(args.lease.0)
@@ -34,6 +34,9 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
             let show = show.clone();
             move |event| show.event(&event)
         });
+    if args.poll {
+        worker = worker.poll();
+    }
     let stop = worker.stop();
     let worked = async {
         let worked = handler.work(worker, &client).await;
@@ -52,8 +55,13 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
         () = idle => bail!("the worker ended before its end"),
     };
     show.finish();
-    show.summary(&summary?);
-    Ok(())
+    let summary = summary?;
+    show.summary(&summary);
+    match summary.unreported {
+        0 => Ok(()),
+        1 => bail!("1 task is finished, and taskd did not answer its report: another worker may do it again"),
+        tasks => bail!("{tasks} tasks are finished, and taskd did not answer their reports: others may do them again"),
+    }
 }
 
 /// The work on a task.

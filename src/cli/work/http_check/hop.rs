@@ -2,7 +2,7 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context as _, anyhow};
@@ -54,7 +54,7 @@ impl Answer {
     /// The wait that a busy server asks for.
     pub(super) fn asks_to_wait(&self) -> Option<Duration> {
         let is_busy = matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-        self.text(header::RETRY_AFTER).filter(|_| is_busy)?.parse().ok().map(Duration::from_secs)
+        wait(self.text(header::RETRY_AFTER).filter(|_| is_busy)?, SystemTime::now())
     }
 
     pub(super) fn content_length(&self) -> Option<u64> {
@@ -137,6 +137,15 @@ impl Hop {
     }
 }
 
+/// A wait as `Retry-After` has it: seconds, or the time until which to wait. A time that has passed asks for no wait.
+fn wait(text: &str, now: SystemTime) -> Option<Duration> {
+    if let Ok(seconds) = text.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let until = httpdate::parse_http_date(text).ok()?;
+    Some(until.duration_since(now).unwrap_or_default())
+}
+
 async fn handshake(
     io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     driver: &mut JoinSet<hyper::Result<()>>,
@@ -150,4 +159,22 @@ async fn handshake(
 fn expires_at(certificate: &[u8]) -> Option<String> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     Some(to_rfc_3339(certificate.validity().not_after.timestamp().checked_mul(1000)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_seconds_or_a_date() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
+        let seconds = |text| wait(text, now).map(|wait| wait.as_secs());
+        assert_eq!(seconds("120"), Some(120));
+        assert_eq!(seconds("Sun, 06 Nov 1994 08:51:37 GMT"), Some(120));
+        assert_eq!(seconds("Sunday, 06-Nov-94 08:51:37 GMT"), Some(120));
+        assert_eq!(seconds("Sun, 06 Nov 1994 08:49:37 GMT"), Some(0));
+        assert_eq!(seconds("Sun, 06 Nov 1994 08:00:00 GMT"), Some(0));
+        assert_eq!(seconds("soon"), None);
+        assert_eq!(seconds("-1"), None);
+    }
 }

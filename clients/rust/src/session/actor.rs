@@ -1,0 +1,399 @@
+//! The task of tokio that opens the stream, serves it, and opens it again when it broke.
+
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
+
+use backon::BackoffBuilder as _;
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::yield_now,
+    time::{Instant, sleep, sleep_until, timeout_at},
+};
+use tonic::Status;
+
+use super::{
+    open::{Open, open},
+    outbox::Outbox,
+    shared::{Answer, Command, Items, Report, Shared},
+};
+use crate::{
+    client::{Client, WAITS},
+    error::Error,
+    event::{Event, Tell},
+    pb::{self, ItemStatus},
+};
+
+/// A stream that lived so long was no failure: the next one is opened at once.
+const STEADY: Duration = Duration::from_secs(2);
+const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
+/// For a taskd that does not say.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(15);
+
+pub(super) struct Actor {
+    client: Client,
+    opening: pb::OpenSession,
+    shared: Arc<Shared>,
+    commands: mpsc::UnboundedReceiver<Command>,
+    tell: Tell,
+    outbox: Outbox,
+    /// Tasks to give back: the session goes on on another stream, and does not name them.
+    returns: Vec<Report>,
+    drain: Option<Drain>,
+    /// Dropped at the end.
+    close: Option<oneshot::Sender<()>>,
+    is_closing: bool,
+}
+
+struct Drain {
+    reply: oneshot::Sender<()>,
+    /// The number of the frame that surrenders.
+    number: Option<u64>,
+}
+
+/// The end of a stream.
+enum End {
+    Closed,
+    /// The session goes on on another stream of the same server.
+    Renew,
+    /// The server stops.
+    Moved,
+    Broke(Error),
+    /// One of the reports was to blame.
+    Spoilt,
+    Refused(Error),
+}
+
+/// The outcome of something that commands may cut short.
+enum Attended<T> {
+    Done(T),
+    /// The worker drains: what was asked for is too much.
+    Drained,
+    Closed,
+}
+
+/// One stream, and the state that ends with it.
+struct Line {
+    stream: Open,
+    address: String,
+    heartbeat: Duration,
+    timeout: Duration,
+    heard: Instant,
+    spoke: Instant,
+    /// The frame that waits for the connection.
+    next: Option<pb::WorkerFrame>,
+    /// The connection takes no more frames; the reading side will say why.
+    is_deaf: bool,
+    /// The server stops.
+    is_ending: bool,
+    has_closed: bool,
+}
+
+impl Actor {
+    pub(super) fn new(
+        client: Client,
+        opening: pb::OpenSession,
+        shared: Arc<Shared>,
+        commands: mpsc::UnboundedReceiver<Command>,
+        tell: Tell,
+    ) -> Self {
+        let (outbox, returns, drain, close) = (Outbox::default(), Vec::new(), None, None);
+        Self { client, opening, shared, commands, tell, outbox, returns, drain, close, is_closing: false }
+    }
+
+    /// Until the worker closes the session, or taskd refuses it.
+    pub(super) async fn run(mut self) {
+        let (mut waits, mut pause, mut old) = (WAITS.build(), Duration::ZERO, 0);
+        let client = self.client.clone();
+        loop {
+            let (turn, address, taskd) = client.servers().pick();
+            let (returning, request) = (self.returns.len(), self.open_session());
+            let attempt = async move {
+                sleep(pause).await;
+                open(taskd, request).await
+            };
+            let attempt = match self.attend(attempt).await {
+                Attended::Done(attempt) => attempt.map_err(|status| Error::of(&status, address)),
+                Attended::Drained => continue,
+                Attended::Closed => return,
+            };
+            let since = Instant::now();
+            let end = match attempt {
+                Ok(stream) => {
+                    old = 0;
+                    self.opened(&stream, returning);
+                    let end = self.serve(Line::new(stream, address)).await;
+                    self.outbox.broke();
+                    end
+                }
+                // In a rolling update another server may know it.
+                Err(error) if error.is_unimplemented() => {
+                    old += 1;
+                    if old >= client.servers().count() {
+                        return self.go_by_polls();
+                    }
+                    client.servers().move_on(turn);
+                    continue;
+                }
+                Err(error) => {
+                    client.servers().move_on(turn);
+                    if error.may_pass() { End::Broke(error) } else { End::Refused(error) }
+                }
+            };
+            if since.elapsed() > STEADY {
+                waits = WAITS.build();
+            }
+            pause = waits.next().unwrap_or(Duration::from_secs(1));
+            match end {
+                End::Closed => return,
+                End::Renew => pause = Duration::ZERO,
+                End::Moved => client.servers().move_on(turn),
+                End::Broke(error) => (self.tell)(Event::Away(&error)),
+                End::Spoilt => {}
+                End::Refused(error) => return self.refuse(&error),
+            }
+        }
+    }
+
+    /// Goes on with the session, if there is one, with all in hand that is not to be given back.
+    fn open_session(&self) -> pb::OpenSession {
+        let returns: Vec<&str> = self.returns.iter().flat_map(|report| ids(&report.items)).collect();
+        let holding = self.outbox.holding().filter(|id| !returns.contains(&id.as_str())).cloned().collect();
+        pb::OpenSession { want: self.shared.target(), holding, ..self.opening.clone() }
+    }
+
+    /// Waits for `work`, and takes what the worker says meanwhile. There is no stream, so no task is on its way.
+    async fn attend<T>(&mut self, work: impl Future<Output = T>) -> Attended<T> {
+        let mut work = pin!(work);
+        loop {
+            if self.is_closing {
+                return Attended::Closed;
+            }
+            if let Some(drain) = self.drain.take() {
+                drain.reply.send(()).ok();
+                return Attended::Drained;
+            }
+            tokio::select! {
+                done = &mut work => return Attended::Done(done),
+                command = self.commands.recv() => match command {
+                    Some(command) => self.take(command),
+                    None => return Attended::Closed,
+                },
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Report(report) if matches!(report.items, Items::Returns(_)) => self.returns.push(report),
+            Command::Report(report) => self.outbox.report(report),
+            Command::Drain(reply) => self.drain = Some(Drain { reply, number: None }),
+            Command::Close(reply) => (self.close, self.is_closing) = (Some(reply), true),
+        }
+    }
+
+    /// The first `returning` reports of `returns` were not named when the stream was opened.
+    fn opened(&mut self, stream: &Open, returning: usize) {
+        let pb::SessionOpened { session, resumed, .. } = &stream.opened;
+        self.opening.session.clone_from(session);
+        let returned: Vec<Report> = self.returns.drain(..returning).collect();
+        if *resumed {
+            for report in returned {
+                self.outbox.forget(ids(&report.items));
+                let ok =
+                    |id: &str| pb::ItemResult { id: id.into(), status: ItemStatus::Ok.into(), ..Default::default() };
+                let results = ids(&report.items).map(ok).collect();
+                report.answer(Ok(Answer::Items(results)));
+            }
+        } else {
+            // Another process, or the session is over: the leases are alive, and the worker keeps them by extending.
+            returned.into_iter().for_each(|report| self.outbox.report_first(report));
+            self.outbox.extend_all(self.opening.lease_duration);
+        }
+        self.outbox.demand = stream.first.demand;
+    }
+
+    async fn serve(&mut self, mut line: Line) -> End {
+        let (first, to) = (std::mem::take(&mut line.stream.first), line.stream.to.clone());
+        self.hear(&mut line, first);
+        loop {
+            if line.next.is_none() {
+                line.next = self.compose(&mut line);
+            }
+            if line.next.is_none()
+                && let Some(end) = self.leaves(&line)
+            {
+                return end;
+            }
+            let silent_at = line.heard + line.timeout;
+            let wake_at = self.outbox.wakes_at().map_or(line.beats_at(), |at| at.min(line.beats_at()));
+            // Something else may keep it from speaking.
+            let wake_at = wake_at.max(Instant::now() + SHORTEST_SLEEP);
+            tokio::select! {
+                permit = to.reserve(), if line.next.is_some() && !line.is_deaf => match (permit, line.next.take()) {
+                    (Ok(permit), Some(frame)) => {
+                        permit.send(frame);
+                        line.spoke = Instant::now();
+                    }
+                    _ => line.is_deaf = true,
+                },
+                heard = timeout_at(silent_at, line.stream.from.message()) => match heard {
+                    Ok(Ok(Some(frame))) => {
+                        line.heard = Instant::now();
+                        self.hear(&mut line, frame);
+                    }
+                    Ok(end) => return self.over(end.map(drop), &line),
+                    Err(_) => return End::Broke(line.away(format!("nothing came for {:?}", line.timeout))),
+                },
+                command = self.commands.recv() => match command {
+                    Some(command) => {
+                        self.take(command);
+                        self.listen().await;
+                    }
+                    // The worker is gone.
+                    None => return End::Closed,
+                },
+                () = self.shared.has_room.notified() => self.listen().await,
+                () = sleep_until(wake_at), if line.next.is_none() => {}
+            }
+        }
+    }
+
+    /// Takes what the worker says at the same moment, so that it goes in the same frame: a report, and its room.
+    async fn listen(&mut self) {
+        yield_now().await;
+        while let Ok(command) = self.commands.try_recv() {
+            self.take(command);
+        }
+    }
+
+    /// The next frame, if there is anything to say.
+    fn compose(&mut self, line: &mut Line) -> Option<pb::WorkerFrame> {
+        if self.is_closing {
+            // taskd answers what came before, and takes back the rest.
+            let is_first = !std::mem::replace(&mut line.has_closed, true);
+            return is_first.then(|| pb::WorkerFrame { close: true, ..Default::default() });
+        }
+        let beat = (Instant::now() >= line.beats_at()).then(pb::WorkerFrame::default);
+        if line.is_ending || !self.returns.is_empty() {
+            // The next stream says all that is not said yet.
+            return beat;
+        }
+        if let Some(drain) = &mut self.drain
+            && drain.number.is_none()
+        {
+            let (number, frame) = self.outbox.surrender();
+            drain.number = Some(number);
+            return Some(frame);
+        }
+        self.outbox.next_frame(self.shared.target(), Instant::now()).or(beat)
+    }
+
+    /// The worker leaves the stream when each of its frames has its answer.
+    fn leaves(&self, line: &Line) -> Option<End> {
+        if self.is_closing || !self.outbox.is_answered() {
+            return None;
+        }
+        if line.is_ending {
+            return Some(End::Moved);
+        }
+        (!self.returns.is_empty()).then_some(End::Renew)
+    }
+
+    fn hear(&mut self, line: &mut Line, frame: pb::TaskdFrame) {
+        let pb::TaskdFrame { tasks, answer, ended, closing, demand, .. } = frame;
+        self.outbox.demand = demand;
+        if !tasks.is_empty() {
+            self.outbox.hold(&tasks);
+            self.shared.arrive(tasks);
+        }
+        if let Some(answer) = answer {
+            let number = answer.number;
+            let lost = self.outbox.answered(answer, Instant::now());
+            self.shared.end(lost);
+            if let Some(drain) = self.drain.take_if(|drain| drain.number == Some(number)) {
+                drain.reply.send(()).ok();
+            }
+        }
+        self.outbox.forget(ended.iter().map(|result| &result.id));
+        self.shared.end(ended);
+        line.is_ending |= closing.is_some();
+    }
+
+    /// The stream is over.
+    fn over(&mut self, end: Result<(), Status>, line: &Line) -> End {
+        if self.is_closing {
+            return End::Closed;
+        }
+        if line.is_ending {
+            return End::Moved;
+        }
+        match end.map_err(|status| Error::of(&status, &line.address)) {
+            Ok(()) => End::Broke(line.away("it ended the stream".to_owned())),
+            Err(error) if error.may_pass() => End::Broke(error),
+            Err(error) if error.is_of_items() && self.outbox.has_open_reports() => {
+                self.outbox.refuse_open(&error);
+                End::Spoilt
+            }
+            Err(error) => End::Refused(error),
+        }
+    }
+
+    /// taskd has no streams: whatever waits goes by calls.
+    fn go_by_polls(mut self) {
+        self.shared.go_by_polls();
+        self.take_rest().into_iter().for_each(Report::by_call);
+    }
+
+    /// taskd refuses the worker.
+    fn refuse(mut self, error: &Error) {
+        self.shared.refuse(error.clone());
+        self.take_rest().into_iter().for_each(|report| report.answer(Err(error.clone())));
+    }
+
+    /// All reports; none comes behind them.
+    fn take_rest(&mut self) -> Vec<Report> {
+        self.commands.close();
+        while let Ok(command) = self.commands.try_recv() {
+            self.take(command);
+        }
+        self.outbox.take_all().chain(self.returns.drain(..)).collect()
+    }
+}
+
+impl Line {
+    fn new(stream: Open, address: &str) -> Self {
+        let time = |time: Option<prost_types::Duration>, default| {
+            time.and_then(|time| time.try_into().ok()).filter(|time| *time > Duration::ZERO).unwrap_or(default)
+        };
+        let heartbeat = time(stream.opened.heartbeat, HEARTBEAT);
+        let timeout = time(stream.opened.timeout, TIMEOUT);
+        let (now, address) = (Instant::now(), address.to_owned());
+        let (heard, spoke, next) = (now, now, None);
+        Self {
+            stream,
+            address,
+            heartbeat,
+            timeout,
+            heard,
+            spoke,
+            next,
+            is_deaf: false,
+            is_ending: false,
+            has_closed: false,
+        }
+    }
+
+    /// A little earlier than taskd asks for.
+    fn beats_at(&self) -> Instant {
+        self.spoke + self.heartbeat * 4 / 5
+    }
+
+    fn away(&self, message: String) -> Error {
+        Error::Away { address: self.address.clone(), message }
+    }
+}
+
+fn ids(items: &Items) -> impl Iterator<Item = &str> {
+    let returns = if let Items::Returns(all) = items { all.as_slice() } else { &[] };
+    returns.iter().map(|one| &*one.id)
+}

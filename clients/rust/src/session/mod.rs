@@ -1,0 +1,146 @@
+//! The source that holds a stream: taskd sends tasks as they come, and takes the reports on the same stream.
+//!
+//! A task of tokio of its own serves the stream ([`Actor`]) and opens it again when it broke. Against a taskd without
+//! streams the session goes on with long polls.
+
+mod actor;
+mod open;
+mod outbox;
+mod shared;
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
+
+use self::{
+    actor::Actor,
+    shared::{Answer, Command, Items, Report, Shared, Taken},
+};
+use crate::{
+    client::Client,
+    error::Error,
+    event::Tell,
+    new_task::proto,
+    pb,
+    source::Source,
+    unary::{Unary, extend_within},
+};
+
+/// The bounds of a session's time-out: what taskd takes, and how long it may take to notice that a connection is dead.
+const SHORTEST_TIMEOUT: Duration = Duration::from_secs(2);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// One worker's session. Ends when dropped; taskd then gives back what is in its hands.
+pub(crate) struct Session {
+    commands: mpsc::UnboundedSender<Command>,
+    shared: Arc<Shared>,
+    /// For a taskd without streams.
+    polls: Unary,
+    extend_within: Duration,
+    /// Aborted when dropped.
+    _actor: JoinSet<()>,
+}
+
+impl Session {
+    /// Opens its stream beside its caller, in a runtime of tokio.
+    pub(crate) fn new(
+        client: &Client,
+        worker: &str,
+        queues: &[String],
+        lease: Duration,
+        polls: Unary,
+        tell: Tell,
+    ) -> Self {
+        // Each report waits for its answer, so their number is bounded by the worker's calls.
+        let (commands, heard) = mpsc::unbounded_channel();
+        let shared = Arc::<Shared>::default();
+        let opening = pb::OpenSession {
+            worker: worker.to_owned(),
+            queues: queues.to_vec(),
+            timeout: Some(proto(lease.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT))),
+            lease_duration: Some(proto(lease)),
+            ..Default::default()
+        };
+        let actor = Actor::new(client.clone(), opening, shared.clone(), heard, tell);
+        let mut running = JoinSet::new();
+        running.spawn(actor.run());
+        Self { commands, shared, polls, extend_within: extend_within(lease), _actor: running }
+    }
+
+    async fn report(&self, items: Items) -> Result<Vec<pb::ItemResult>, Error> {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.commands.send(Command::Report(Report { items, reply: Some(reply) }));
+        let answer = match sent {
+            Ok(()) => answer.await.unwrap_or_else(|_| Err(gone())),
+            Err(mpsc::error::SendError(Command::Report(report))) => match self.shared.refusal() {
+                Some(error) => Err(error),
+                None => Ok(Answer::ByCall(report.items)),
+            },
+            Err(_) => Err(gone()),
+        };
+        match answer? {
+            Answer::Items(results) => Ok(results),
+            Answer::ByCall(Items::Completions(all)) => self.polls.complete(all).await,
+            Answer::ByCall(Items::Rejections(all) | Items::Returns(all)) => self.polls.reject(all).await,
+            Answer::ByCall(Items::Extensions(all)) => self.polls.extend(all).await,
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::Away { address: "the stream".to_owned(), message: "it has ended".to_owned() }
+}
+
+impl Source for Session {
+    async fn get(&self, most: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
+        match self.shared.take().await {
+            Taken::Tasks(tasks) => Ok(Some(tasks)),
+            Taken::Polls => self.polls.get(most).await,
+            Taken::Refused(error) => Err(error),
+        }
+    }
+
+    async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
+        self.report(Items::Completions(all)).await
+    }
+
+    async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        self.report(Items::Rejections(all)).await
+    }
+
+    async fn extend(&self, all: Vec<pb::Extension>) -> Result<Vec<pb::ItemResult>, Error> {
+        let extended = tokio::time::timeout(self.extend_within, self.report(Items::Extensions(all)));
+        let late = |_| Error::Away { address: "the stream".to_owned(), message: "no answer in time".to_owned() };
+        extended.await.map_err(late)?
+    }
+
+    async fn give_back(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        self.report(Items::Returns(all)).await
+    }
+
+    fn room(&self, most: usize) {
+        self.shared.set_room(most);
+    }
+
+    async fn ended(&self) -> Vec<pb::ItemResult> {
+        self.shared.ended().await
+    }
+
+    async fn drain(&self) -> Vec<pb::LeasedTask> {
+        let (reply, drained) = oneshot::channel();
+        if self.commands.send(Command::Drain(reply)).is_ok() {
+            drained.await.ok();
+        }
+        self.shared.take_rest()
+    }
+
+    async fn close(&self) {
+        let (reply, closed) = oneshot::channel();
+        if self.commands.send(Command::Close(reply)).is_ok() {
+            closed.await.ok();
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The state that a session's worker and the task that serves its stream share.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::{Notify, oneshot};
+
+use crate::{error::Error, pb};
+
+/// A call of the worker.
+pub(super) enum Command {
+    Report(Report),
+    /// The worker takes no more. Answered when no task is on its way.
+    Drain(oneshot::Sender<()>),
+    /// The worker reports no more. Answered, or dropped, when the session is closed.
+    Close(oneshot::Sender<()>),
+}
+
+/// Reports of one kind.
+#[derive(Debug)]
+pub(super) enum Items {
+    Completions(Vec<pb::Completion>),
+    Rejections(Vec<pb::Rejection>),
+    Extensions(Vec<pb::Extension>),
+    /// Tasks that were not started.
+    Returns(Vec<pb::Rejection>),
+}
+
+/// The answer to reports.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Items(Vec<pb::ItemResult>),
+    /// taskd has no streams: the worker sends them by a call.
+    ByCall(Items),
+}
+
+/// Reports that wait for their answers. Nobody waits for those that the session makes itself.
+pub(super) struct Report {
+    pub(super) items: Items,
+    pub(super) reply: Option<oneshot::Sender<Result<Answer, Error>>>,
+}
+
+impl Report {
+    pub(super) fn answer(self, answer: Result<Answer, Error>) {
+        if let Some(reply) = self.reply {
+            // The worker may have given up.
+            reply.send(answer).ok();
+        }
+    }
+
+    pub(super) fn by_call(self) {
+        if let Some(reply) = self.reply {
+            reply.send(Ok(Answer::ByCall(self.items))).ok();
+        }
+    }
+
+    /// True if the worker waits no longer.
+    pub(super) fn is_over(&self) -> bool {
+        self.reply.as_ref().is_some_and(oneshot::Sender::is_closed)
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// There is something for `get`.
+    for_worker: Notify,
+    has_ended: Notify,
+    /// The worker has other room.
+    pub(super) has_room: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many tasks the worker can take, those of `arrived` included.
+    room: usize,
+    /// Tasks that the worker has not taken yet.
+    arrived: VecDeque<pb::LeasedTask>,
+    ended: Vec<pb::ItemResult>,
+    way: Way,
+}
+
+/// The way on which tasks come.
+#[derive(Default)]
+enum Way {
+    #[default]
+    Stream,
+    /// taskd has no streams.
+    Polls,
+    Refused(Error),
+}
+
+/// The outcome of a wait for tasks.
+pub(super) enum Taken {
+    Tasks(Vec<pb::LeasedTask>),
+    Polls,
+    Refused(Error),
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No method panics with the state half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_room(&self, room: usize) {
+        let before = std::mem::replace(&mut self.state().room, room);
+        if before != room {
+            self.has_room.notify_one();
+        }
+    }
+
+    /// The demand that fits the room.
+    pub(super) fn target(&self) -> u32 {
+        let state = self.state();
+        u32::try_from(state.room.saturating_sub(state.arrived.len())).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn arrive(&self, tasks: Vec<pb::LeasedTask>) {
+        self.state().arrived.extend(tasks);
+        self.for_worker.notify_one();
+    }
+
+    /// Waits for something to take. Tasks that are taken take room.
+    pub(super) async fn take(&self) -> Taken {
+        loop {
+            {
+                let mut state = self.state();
+                if !state.arrived.is_empty() {
+                    state.room = state.room.saturating_sub(state.arrived.len());
+                    return Taken::Tasks(state.arrived.drain(..).collect());
+                }
+                match &state.way {
+                    Way::Stream => {}
+                    Way::Polls => return Taken::Polls,
+                    Way::Refused(error) => return Taken::Refused(error.clone()),
+                }
+            }
+            self.for_worker.notified().await;
+        }
+    }
+
+    /// The tasks that nobody has taken.
+    pub(super) fn take_rest(&self) -> Vec<pb::LeasedTask> {
+        self.state().arrived.drain(..).collect()
+    }
+
+    /// Tells the worker of leases that ended. A task that it has not taken yet does not reach it.
+    pub(super) fn end(&self, results: Vec<pb::ItemResult>) {
+        if results.is_empty() {
+            return;
+        }
+        let mut state = self.state();
+        let ids: HashSet<&str> = results.iter().map(|result| &*result.id).collect();
+        state.arrived.retain(|task| !ids.contains(&*task.id));
+        state.ended.extend(results);
+        drop(state);
+        self.has_ended.notify_one();
+    }
+
+    /// Waits for leases that ended.
+    pub(super) async fn ended(&self) -> Vec<pb::ItemResult> {
+        loop {
+            let ended = std::mem::take(&mut self.state().ended);
+            if !ended.is_empty() {
+                return ended;
+            }
+            self.has_ended.notified().await;
+        }
+    }
+
+    pub(super) fn go_by_polls(&self) {
+        self.state().way = Way::Polls;
+        self.for_worker.notify_one();
+    }
+
+    pub(super) fn refusal(&self) -> Option<Error> {
+        match &self.state().way {
+            Way::Refused(error) => Some(error.clone()),
+            Way::Stream | Way::Polls => None,
+        }
+    }
+
+    pub(super) fn refuse(&self, error: Error) {
+        self.state().way = Way::Refused(error);
+        self.for_worker.notify_one();
+    }
+}
