@@ -56,3 +56,4 @@ mod tls;
 mod top;
 mod traces;
 mod work;
+mod workers_come_and_go;
