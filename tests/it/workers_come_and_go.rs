@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::support::{
     daemon::{Daemon, keys, once},
-    session::{Worker, opening, seconds},
+    session::{Worker, completion, opening, seconds},
     until,
 };
 
@@ -336,28 +336,32 @@ async fn a_worker_that_does_not_stop_talking_does_not_hold_up_a_stop() {
     assert!(talking.await.unwrap() > 1);
 }
 
-/// It wants a task and does not read: what comes goes to the next one that waits, and not when the first one is gone.
+/// It wants a task, reports, and does not read. What comes goes to the next one that waits, and not when the first one is
+/// gone; and its reports keep no connection to the database.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_does_not_read_keeps_no_wake_from_others() {
-    let mut daemon = Daemon::start(CONFIG, &[]).await;
+async fn a_worker_that_does_not_read_keeps_no_wake_and_no_database_from_others() {
+    let mut daemon = Daemon::start(&format!("database_pool = 2\n{CONFIG}"), &[]).await;
     let port = daemon.grpc_port();
-    let slow = Worker::open(port, opening("slow", 1)).await.unwrap();
+    insert(&daemon, 0, 1, 1).await;
+    let mut slow = Worker::open(port, opening("slow", 2)).await.unwrap();
+    let mut unknown = completion(&slow.tasks(1).await[0]);
+    unknown.id = Uuid::now_v7().to_string();
     let mut other = Worker::open(port, opening("other", 1)).await.unwrap();
     look(&mut other).await;
-    // Its answers fill all that lies between, until taskd does not read its frames either.
-    let wrong = pb::Completion { id: "no id, and long enough to be told of ".repeat(3), ..Default::default() };
-    let completions = vec![wrong; 1000];
+    // Its answers, for which SQL is asked, fill all that lies between, until taskd does not read its frames either.
+    let completions = vec![unknown; 1000];
     for number in 1.. {
         let frame = pb::WorkerFrame { number, completions: completions.clone(), ..Default::default() };
         if tokio::time::timeout(Duration::from_secs(1), slow.to.send(frame)).await.is_err() {
             break;
         }
     }
-    insert(&daemon, 0, 1, 1).await;
+    assert_eq!(daemon.queue("q").await["assigned"], 1);
+    insert(&daemon, 1, 2, 1).await;
     let task = other.tasks(1).await;
     assert_eq!(other.complete(&task, 0).await, [ItemStatus::Ok]);
+    until("SQL has the report", async || daemon.queue("q").await["completed"] == 1).await;
     // The slow one is there still.
-    let mut slow = slow;
     for _ in 0..20 {
         slow.read().await.unwrap().expect("the stream goes on");
     }
