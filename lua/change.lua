@@ -1,6 +1,6 @@
 -- Gives tasks another NUM or priority. A live task with a replica left is offered in a new element, and its older ones
 -- count no more. Where NUM falls below the replicas that are out, the latest backoffs and leases end, at no cost. Where
--- it falls to the credits, the task is completed.
+-- it falls to the credits, the task is completed. Sessions whose leases end are told.
 --
 -- ARGV[2] wake channel   ARGV[3] queue
 -- then per item 5 values: id, NUM, priority (1 to 3), epoch of the task, what to append to the body if it changes
@@ -19,7 +19,9 @@ local function close_excess(id, t)
     excess = excess - 1
   end
   while excess > 0 and #t[HELD] > 0 do
-    redis.call('ZREM', LEASES, id .. table.remove(t[HELD]))
+    local grant = table.remove(t[HELD])
+    redis.call('ZREM', LEASES, id .. grant)
+    lose(id, grant)
     table.remove(t[HELD])
     excess = excess - 1
   end
@@ -101,5 +103,6 @@ for a = 4, #ARGV, 5 do
   end
   answers[#answers + 1], answers[#answers + 2] = code, t and #t[CREDITED] / 2 or 0
 end
+tell_lost(ARGV[2])
 if offered then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 return answers

@@ -1,6 +1,6 @@
 -- Ends tasks whose deadline has passed: they are dead, and the entries in the outbox report it. A task that has not
 -- arrived gets its final record before, so that it is known when its record on the bus comes. This step decides against
--- a completion.
+-- a completion. Sessions that held them are told.
 -- While the outbox is full the script does nothing: workers cannot report then.
 --
 -- ARGV[2] wake channel   ARGV[3] outbox entries, ARGV[4] outbox bytes at which ends pause
@@ -8,7 +8,7 @@
 -- Returns the generation, then a code per item:
 --   1 dead, now | 2 completed before | 3 dead before | 6 cancelled before
 --   4 the task was sent again since. Nothing was changed | 0 the outbox is full. Nothing was changed
-local answers, ended = {tonumber(generation)}, {}
+local answers = {tonumber(generation)}
 local is_full = redis.call('XLEN', OUTBOX) >= tonumber(ARGV[3])
   or tonumber(redis.call('HGET', COUNTERS, 'outbox_bytes') or 0) >= tonumber(ARGV[4])
 local ENDS = {F = 2, D = 3, X = 6}
@@ -26,7 +26,7 @@ for a = 5, #ARGV, 3 do
   else
     local log = t and t[LOG] or {}
     if t then
-      if #t[HELD] > 0 then ended[#ended + 1] = id end
+      for i = 2, #t[HELD], 2 do lose(id, t[HELD][i]) end
       finish(id, t, 'D')
     else
       -- It has not arrived. A record that cannot be read counts as none.
@@ -40,6 +40,5 @@ for a = 5, #ARGV, 3 do
   answers[#answers + 1] = code
 end
 write_reports()
--- The processes whose sessions hold them tell their workers.
-if #ended > 0 then redis.call('PUBLISH', ARGV[2], '?' .. table.concat(ended)) end
+tell_lost(ARGV[2])
 return answers

@@ -1,4 +1,4 @@
--- Offers tasks anew: leases and backoffs end, at no cost.
+-- Offers tasks anew: leases and backoffs end, at no cost. Sessions that held them are told.
 --
 -- ARGV[2] wake channel   ARGV[3] queue
 -- then per item 5 values: id, epoch of the task, mode, worker, until (ms)
@@ -12,7 +12,10 @@ local answers, offered = {tonumber(generation)}, false
 local ENDS = {F = 2, D = 3, X = 6}
 
 local function end_leases(id, t)
-  for i = 2, #t[HELD], 2 do redis.call('ZREM', LEASES, id .. t[HELD][i]) end
+  for i = 2, #t[HELD], 2 do
+    redis.call('ZREM', LEASES, id .. t[HELD][i])
+    lose(id, t[HELD][i])
+  end
   for _, grant in ipairs(t[WAIT]) do redis.call('ZREM', DELAYED, id .. grant) end
   t[HELD], t[WAIT] = {}, {}
 end
@@ -21,6 +24,7 @@ local function end_lease_of(id, t, worker)
   local at = find_worker(t[HELD], worker)
   if not at then return end
   redis.call('ZREM', LEASES, id .. t[HELD][at + 1])
+  lose(id, t[HELD][at + 1])
   remove_pair(t[HELD], at)
 end
 
@@ -115,5 +119,6 @@ for a = 4, #ARGV, 5 do
   end
   answers[#answers + 1], answers[#answers + 2] = code, ends or 0
 end
+tell_lost(ARGV[2])
 if offered then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 return answers

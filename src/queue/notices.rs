@@ -12,20 +12,22 @@ use crate::model::{TaskId, WorkerName};
 pub enum Notice {
     /// An operator cancelled these tasks while workers held them.
     Cancelled(Arc<[TaskId]>),
-    /// The deadlines of these tasks passed while workers held them.
-    Overdue(Arc<[TaskId]>),
-    /// The session ends all other sessions of its worker.
+    /// An operator ended these leases, each named by its task and its grant. Their tasks go on.
+    LeasesLost(Arc<[(TaskId, u64)]>),
+    /// The session ends the earlier sessions of its worker.
     Takeover { worker: WorkerName, session: Uuid },
 }
 
 impl Notice {
-    /// `!` and ids, as `lua/cancel.lua` writes them; `?` and ids, as `lua/deadline.lua` does; or `~`, the session and
-    /// the worker. `None`: it is a wake.
+    /// `!` and ids, as `lua/cancel.lua` writes them; `?` and ids with grants, as `lua/lib/lost.lua` does; or `~`, the
+    /// session and the worker. `None`: it is a wake.
     pub(super) fn read(message: &[u8]) -> Option<Self> {
         let (kind, rest) = message.split_first()?;
         match kind {
-            b'!' => Some(Self::Cancelled(ids(rest))),
-            b'?' => Some(Self::Overdue(ids(rest))),
+            b'!' => {
+                Some(Self::Cancelled(rest.as_chunks::<16>().0.iter().filter_map(|id| TaskId::from_slice(id)).collect()))
+            }
+            b'?' => Some(Self::LeasesLost(rest.as_chunks::<24>().0.iter().filter_map(lease).collect())),
             b'~' => {
                 let (session, worker) = std::str::from_utf8(rest).ok()?.split_once(' ')?;
                 Some(Self::Takeover { worker: WorkerName::new(worker).ok()?, session: session.parse().ok()? })
@@ -35,8 +37,9 @@ impl Notice {
     }
 }
 
-fn ids(bytes: &[u8]) -> Arc<[TaskId]> {
-    bytes.as_chunks::<16>().0.iter().filter_map(|id| TaskId::from_slice(id)).collect()
+fn lease(bytes: &[u8; 24]) -> Option<(TaskId, u64)> {
+    let (id, grant) = bytes.split_first_chunk::<16>()?;
+    Some((TaskId::from_slice(id)?, u64::from_be_bytes(grant.try_into().ok()?)))
 }
 
 #[cfg(test)]
@@ -48,8 +51,8 @@ mod tests {
         let (id, session, worker) = (TaskId::new(), Uuid::new_v4(), WorkerName::new("a worker").unwrap());
         let message = [&b"!"[..], id.as_bytes(), id.as_bytes(), b"rest"].concat();
         assert_eq!(Notice::read(&message), Some(Notice::Cancelled([id, id].into())));
-        let message = [&b"?"[..], id.as_bytes()].concat();
-        assert_eq!(Notice::read(&message), Some(Notice::Overdue([id].into())));
+        let message = [&b"?"[..], id.as_bytes(), &[0, 0, 0, 0, 0, 0, 1, 2], b"rest"].concat();
+        assert_eq!(Notice::read(&message), Some(Notice::LeasesLost([(id, 258)].into())));
         let message = format!("~{session} {worker}");
         assert_eq!(Notice::read(message.as_bytes()), Some(Notice::Takeover { worker, session }));
         for message in [&b"crawl"[..], b"", b"~", b"~x y", b"~\xff"] {

@@ -101,11 +101,11 @@ table! {
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
         CANCEL = "cancel" [clock shard many body record lanes held ending] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        DEADLINE = "deadline" [clock shard many body record lanes held ending] at_full_memory
+        DEADLINE = "deadline" [clock shard many body record lanes held ending lost] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        CHANGE = "change" [clock shard many body record lanes held ending] at_full_memory
+        CHANGE = "change" [clock shard many body record lanes held ending lost] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        REQUEUE = "requeue" [clock shard many body record lanes held ending] at_full_memory
+        REQUEUE = "requeue" [clock shard many body record lanes held ending lost] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX] lanes;
         EXTEND = "extend" [clock shard record held] at_full_memory [RECORDS LEASES COUNTERS UNDELIVERED] no_lanes;
         EXPIRE = "expire" [clock shard many body lease record lanes held ending] at_full_memory

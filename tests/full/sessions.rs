@@ -1,8 +1,10 @@
 //! Sessions of workers on several processes.
 
+use std::time::Duration;
+
 use serde_json::json;
 use taskd::wire::pb::{self, ItemStatus};
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::support::{
     daemon::Daemon,
@@ -59,6 +61,85 @@ async fn a_worker_moves_between_processes_and_one_that_starts_again_takes_over_i
     assert_eq!(new.end().await.unwrap_err().code(), Code::Aborted);
     third.close().await;
     assert_eq!(one.drain("last", "q").await.len(), 2);
+    assert!(one.stop().await.success());
+    assert!(two.stop().await.success());
+    database.remove().await;
+}
+
+/// Reads until the stream has failed, and keeps its tasks. It sends heartbeats: the worker is not silent.
+async fn over(worker: &mut Worker) -> Status {
+    loop {
+        tokio::select! {
+            read = worker.read() => match read {
+                Ok(frame) => assert!(frame.is_some(), "it is not closed"),
+                Err(status) => return status,
+            },
+            () = tokio::time::sleep(Duration::from_secs(1)) => drop(worker.to.send(pb::WorkerFrame::default()).await),
+        }
+    }
+}
+
+fn taking_over(want: u32) -> pb::OpenSession {
+    pb::OpenSession { takeover: true, timeout: seconds(600), ..opening("w", want) }
+}
+
+/// Two programs of one worker start at the same time, each at its process: exactly one stays.
+#[tokio::test]
+async fn of_two_takeovers_at_two_processes_at_the_same_time_one_stays() {
+    let (redis, database) = (RedisServer::start(Fsync::Always), MysqlDatabase::create().await);
+    let (redis_url, database_url) = (redis.url(), database.url());
+    let backends = ["--redis-url", &redis_url, "--database-url", &database_url];
+    let (mut one, mut two) = (Daemon::start(CONFIG, &backends).await, Daemon::start(CONFIG, &backends).await);
+    let (first, second) = (one.grpc_port(), two.grpc_port());
+    for round in 0..10 {
+        one.insert(&[json!({"queue": "q", "key": round.to_string()})]).await;
+        let opened = tokio::join!(Worker::open(first, taking_over(1)), Worker::open(second, taking_over(1)));
+        let (ended, mut stays) = match opened {
+            (Ok(mut one), Ok(mut two)) => tokio::select! {
+                ended = over(&mut one) => (ended, two),
+                ended = over(&mut two) => (ended, one),
+            },
+            (Ok(stays), Err(ended)) | (Err(ended), Ok(stays)) => (ended, stays),
+            (Err(one), Err(two)) => panic!("none stays in round {round}: {one}, {two}"),
+        };
+        assert_eq!(ended.code(), Code::Aborted, "{ended}");
+        let task = stays.tasks(1).await;
+        assert_eq!(stays.complete(&task, 0).await, [ItemStatus::Ok]);
+        stays.close().await;
+    }
+    assert!(one.stop().await.success());
+    assert!(two.stop().await.success());
+    database.remove().await;
+}
+
+/// No process hears the message: it is sent again.
+#[tokio::test]
+async fn a_takeover_whose_message_is_lost_is_told_again() {
+    let (redis, database) = (RedisServer::start(Fsync::Always), MysqlDatabase::create().await);
+    let (redis_url, database_url) = (redis.url(), database.url());
+    let backends = ["--redis-url", &redis_url, "--database-url", &database_url];
+    let (mut one, mut two) = (Daemon::start(CONFIG, &backends).await, Daemon::start(CONFIG, &backends).await);
+    one.insert(&[json!({"queue": "q", "key": "k"})]).await;
+    let open = pb::OpenSession { timeout: seconds(600), ..opening("w", 1) };
+    let mut old = Worker::open(one.grpc_port(), open).await.unwrap();
+    let task = old.tasks(1).await;
+    let mut admin = redis::Client::open(redis_url.as_str()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut allow = async |channels: &str| {
+        let mut acl = redis::cmd("ACL");
+        acl.arg("SETUSER").arg("default").arg(channels).exec_async(&mut admin).await.unwrap();
+    };
+    // Nobody may publish or hear anything.
+    allow("resetchannels").await;
+    let mut new = Worker::open(two.grpc_port(), taking_over(1)).await.unwrap();
+    old.ask(pb::WorkerFrame::default()).await.expect("its process does not know");
+    allow("allchannels").await;
+    let ended = over(&mut old).await;
+    assert_eq!(ended.code(), Code::Aborted, "{ended}");
+    // Its leases are void, at no cost.
+    let again = new.tasks(1).await;
+    assert_eq!((&again[0].id, again[0].attempt), (&task[0].id, 1));
+    assert_eq!(new.complete(&again, 0).await, [ItemStatus::Ok]);
+    new.close().await;
     assert!(one.stop().await.success());
     assert!(two.stop().await.success());
     database.remove().await;

@@ -59,3 +59,4 @@ mod top;
 mod traces;
 mod work;
 mod work_streams;
+mod workers_come_and_go;

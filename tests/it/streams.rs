@@ -137,7 +137,7 @@ async fn an_idle_session_lives_by_its_heartbeats_and_a_silent_one_ends() {
     let status = silent.end().await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     // The idle one was opened later, and hears taskd's heartbeats.
-    for _ in 0..6 {
+    for _ in 0..9 {
         assert!(idle.read().await.unwrap().is_some());
     }
     idle.ask(pb::WorkerFrame { want: 1, ..Default::default() }).await.unwrap();

@@ -12,7 +12,7 @@ use taskd::wire::pb::{self, ItemStatus};
 
 use crate::support::{
     daemon::Daemon,
-    session::{Worker, completion, opening},
+    session::{Worker, completion, opening, seconds},
     until,
 };
 
@@ -58,6 +58,10 @@ enum Step {
     Close {
         slot: usize,
     },
+    /// Its worker is killed, and does not come back.
+    Vanish {
+        slot: usize,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -73,6 +77,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (slot(), 1..4_usize).prop_map(|(slot, most)| Step::Reject { slot, most }),
         2 => (slot(), 0..4_usize, 0..6_u32).prop_map(|(slot, keep, want)| Step::Resume { slot, keep, want }),
         1 => slot().prop_map(|slot| Step::Close { slot }),
+        1 => slot().prop_map(|slot| Step::Vanish { slot }),
     ];
     prop::collection::vec(step, 1..40)
 }
@@ -191,6 +196,16 @@ impl Run<'_> {
                 self.slots.insert(slot, Slot { in_hand, ..resumed });
             }
             Step::Close { slot } => self.close(slot).await,
+            Step::Vanish { slot } => {
+                let Some(Slot { name, worker, in_hand, .. }) = self.slots.remove(&slot) else { return };
+                let session = worker.opened.session.clone();
+                let holding = in_hand.iter().map(|task| task.id.clone()).collect();
+                drop(worker);
+                // With a short time-out: what it had in hand comes back soon.
+                let timeout = seconds(2);
+                let open = pb::OpenSession { session, holding, timeout, ..opening(name, 3) };
+                drop(Slot::open(self.daemon, name, open).await);
+            }
         }
     }
 
@@ -218,7 +233,6 @@ fn random_sessions_get_no_more_than_they_want_and_leave_nothing() {
                 for slot in 0..SLOTS {
                     run.close(slot).await;
                 }
-                until("no lease is left", async || daemon.queue("q").await["leases"].as_u64().unwrap_or(0) == 0).await;
                 state.replace((run.inserted, run.completed));
             });
             Ok(())
@@ -226,20 +240,20 @@ fn random_sessions_get_no_more_than_they_want_and_leave_nothing() {
         .unwrap();
     let (inserted, completed) = state.into_inner();
     runtime.block_on(async {
+        until("no lease is left", async || daemon.queue("q").await["leases"].as_u64() == Some(0)).await;
         // Whatever was not completed is still there, each task once.
         let drained = daemon.drain("last", "q").await;
         assert_eq!(drained.len() + completed.len(), inserted);
-        let mut redis = daemon.redis().await;
-        let keys: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut redis).await.unwrap();
-        // A grant that did not arrive is known as undelivered until its lease would have run out.
-        let of_leases = |key: &String| key.ends_with(":leases") || key.ends_with(":P");
-        let of_workers = |key: &String| WORKERS.iter().any(|worker| key.contains(worker));
+        // A grant that did not arrive is known as undelivered until its lease would have run out; it names nobody.
         until("no lease and no pointer is left", async || {
             let keys: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut daemon.redis().await).await.unwrap();
-            !keys.iter().any(of_leases)
+            assert!(!keys.iter().any(|key| WORKERS.iter().any(|worker| key.contains(worker))), "{keys:?}");
+            !keys.iter().any(|key| key.ends_with(":leases") || key.ends_with(":P"))
         })
         .await;
-        assert!(!keys.iter().any(of_workers), "{keys:?}");
+        let metrics = reqwest::get(format!("{}/metrics", daemon.http())).await.unwrap().text().await.unwrap();
+        let open = metrics.lines().find_map(|line| line.strip_prefix("taskd_sessions_open_sessions "));
+        assert_eq!(open, Some("0"), "no session is left");
         assert!(daemon.stop().await.success());
     });
 }

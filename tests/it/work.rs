@@ -140,6 +140,10 @@ async fn the_payload_comes_as_a_file_and_json_as_the_result() {
     let lines = work.run(&["cat", "{file}"]).await;
     assert_eq!(outcomes(&lines), [("k", "completed", "")]);
     assert_eq!(result(&daemon, &ids[0]).await["result"], json!({"n": [1, 2]}));
+    let ids = daemon.insert(&[json!({"queue": "q", "key": "mode", "payload": "secret"})]).await;
+    let lines = Work::new(&daemon, ONCE).run(&["stat", "-c", "%a", "{file}"]).await;
+    assert_eq!(outcomes(&lines), [("mode", "completed", "")]);
+    assert_eq!(result(&daemon, &ids[0]).await["result"], "600", "only this user may read it");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -46,7 +46,7 @@ impl Api {
             () = self.stop.cancelled() => return Err(StreamEnd::Stopping),
             () = out.closed() => return Err(StreamEnd::Broken),
         };
-        let Some(Ok(Received { mut frame, room: _ })) = first else { return Err(StreamEnd::Broken) };
+        let Some(Ok(Received { mut frame, room: its_room })) = first else { return Err(StreamEnd::Broken) };
         let open = frame.open.take().ok_or_else(|| StreamEnd::Wrong("the first frame must have open".into()))?;
         let open = self.admitted(&caller, open.map_err(StreamEnd::Wrong)?)?;
         let (want, keeps) = (open.want, open.keep_leases);
@@ -61,7 +61,7 @@ impl Api {
         let mut stream = Streaming::new(self, tasks, &caller, &attached, out, room, keeps);
         stream.send(TaskdFrame { opened, demand, ..TaskdFrame::default() }).await?;
         // The rest of the first frame counts as well.
-        stream.take(frame)?;
+        stream.take(frame, its_room)?;
         let end = stream.run(&mut frames).await;
         stream.settle().await;
         drop(stream);

@@ -3,6 +3,7 @@
 //! connection.
 
 use std::{
+    collections::VecDeque,
     future::Future,
     pin::{Pin, pin},
     sync::Arc,
@@ -54,16 +55,18 @@ pub(super) struct Streaming<'a> {
     /// For the one frame with tasks that waits for the connection.
     place: Arc<Semaphore>,
     answers: FuturesUnordered<BoxFuture<'a, Result<Answered, StreamEnd>>>,
+    /// Answers that came while another frame waited for the connection.
+    answered: VecDeque<Result<Answered, StreamEnd>>,
     /// The claim that waits for tasks.
     claim: Option<Pin<Box<dyn Future<Output = Claimed> + Send + 'a>>>,
     /// The extension of leases, while one is under way.
     keeping: Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>,
     /// Counts surrenders: what was wanted before one is no longer wanted.
     surrenders: u64,
-    /// When the worker sent its last frame, and taskd sent its own.
+    /// When the worker sent its last frame, and taskd sent its own. The time in which nobody reads does not count.
     heard: Instant,
     spoke: Instant,
-    /// When it last looked at the time.
+    /// When taskd last looked at the token.
     looked: Instant,
     timeout: Duration,
     keeps: bool,
@@ -84,6 +87,7 @@ impl<'a> Streaming<'a> {
         keeps: bool,
     ) -> Self {
         let (place, answers, now) = (Arc::new(Semaphore::new(1)), FuturesUnordered::new(), Instant::now());
+        let answered = VecDeque::new();
         let (claim, keeping, surrenders, closing) = (None, None, 0, None);
         let (heard, spoke, looked, timeout) = (now, now, now, attached.timeout());
         Self {
@@ -95,6 +99,7 @@ impl<'a> Streaming<'a> {
             room,
             place,
             answers,
+            answered,
             claim,
             keeping,
             surrenders,
@@ -119,14 +124,14 @@ impl<'a> Streaming<'a> {
             if at < alarm.deadline() {
                 alarm.as_mut().reset(at);
             }
-            let reads = self.answers.len() < OPEN_FRAMES;
+            let reads = self.open_frames() < OPEN_FRAMES && !self.is_closed();
             tokio::select! {
                 biased;
                 cut = attached.cut() => return Err(cut.into()),
                 () = self.out.closed() => return Err(StreamEnd::Broken),
                 () = self.api.stop.cancelled(), if self.closing.is_none() => self.close_soon().await?,
                 ended = attached.ended() => self.send(TaskdFrame { ended, ..self.frame() }).await?,
-                Some(answered) = self.answers.next() => self.answer(answered?).await?,
+                Some(answered) = next(&mut self.answered, &mut self.answers) => self.answer(answered?).await?,
                 Some(claimed) = OptionFuture(&mut self.claim) => {
                     self.claim = None;
                     self.claimed(claimed).await?;
@@ -147,7 +152,7 @@ impl<'a> Streaming<'a> {
                     Some(Err(())) => return Err(StreamEnd::Broken),
                 },
                 () = alarm.as_mut() => {
-                    self.look().await?;
+                    self.tick().await?;
                     alarm.as_mut().reset(self.look_at().into());
                 }
             }
@@ -226,15 +231,16 @@ impl<'a> Streaming<'a> {
             return Err(StreamEnd::Wrong("only the first frame may have open".into()));
         }
         let closes = frame.close;
-        self.take_with(frame, Some(room))?;
+        self.take(frame, room)?;
+        // A worker that sends frame after frame must not keep taskd from the time.
+        if self.looked.elapsed() >= TICK {
+            self.look()?;
+        }
         Ok(closes)
     }
 
-    pub(super) fn take(&mut self, frame: WorkerFrame) -> Result<(), StreamEnd> {
-        self.take_with(frame, None)
-    }
-
-    fn take_with(&mut self, frame: WorkerFrame, room: Option<Room>) -> Result<(), StreamEnd> {
+    /// Takes what a frame says. Its room is free again when its reports are answered.
+    pub(super) fn take(&mut self, frame: WorkerFrame, room: Room) -> Result<(), StreamEnd> {
         let max = self.tasks.max_items();
         if frame.items() > max {
             return Err(StreamEnd::Wrong(format!("{} items in one frame; at most {max}", frame.items())));
@@ -280,17 +286,18 @@ impl<'a> Streaming<'a> {
     async fn finish(&mut self) -> Result<(), StreamEnd> {
         self.attached.surrender();
         self.claim = None;
-        while let Some(answered) = self.answers.next().await {
+        while let Some(answered) = next(&mut self.answered, &mut self.answers).await {
             let answered = Answered { want: 0, ..answered? };
             self.answer(answered).await?;
         }
         Ok(())
     }
 
-    /// Gives back what a claim leased, and waits for an extension under way: the session's end needs the deadlines that
-    /// Redis has.
+    /// Gives back what a claim leased, lets go of reports, and waits for an extension under way: the session's end needs
+    /// the deadlines that Redis has.
     pub(super) async fn settle(&mut self) {
         self.claim = None;
+        self.answers.clear();
         if let Some(keeping) = self.keeping.take() {
             drop(timeout(KEPT_WITHIN, keeping).await);
         }
@@ -306,21 +313,36 @@ impl<'a> Streaming<'a> {
         self.send(TaskdFrame { closing, ..self.frame() }).await
     }
 
-    async fn look(&mut self) -> Result<(), StreamEnd> {
+    /// Looks at the token and at the leases. It must go on, whatever the stream does.
+    fn look(&mut self) -> Result<(), StreamEnd> {
         self.looked = Instant::now();
         self.api.authentication.still_valid(self.caller)?;
-        if self.closing.is_some_and(|since| since.elapsed() >= LAST_WORDS) && self.answers.is_empty() {
+        if self.keeps && self.keeping.is_none() && self.attached.has_tasks() {
+            self.keeping = Some(Box::pin(self.tasks.keep_leases(self.attached)));
+        }
+        Ok(())
+    }
+
+    fn open_frames(&self) -> usize {
+        self.answers.len() + self.answered.len()
+    }
+
+    /// True when the worker has said its last words: no more frames are read.
+    fn is_closed(&self) -> bool {
+        self.closing.is_some_and(|since| since.elapsed() >= LAST_WORDS)
+    }
+
+    async fn tick(&mut self) -> Result<(), StreamEnd> {
+        self.look()?;
+        if self.is_closed() && self.open_frames() == 0 {
             return Err(StreamEnd::Stopping);
         }
         // While so many answers are under way, nobody reads the worker's frames.
-        if self.answers.len() >= OPEN_FRAMES {
+        if self.open_frames() >= OPEN_FRAMES {
             self.heard = Instant::now();
         }
         if self.heard.elapsed() >= self.timeout {
             return Err(StreamEnd::Silent(self.timeout));
-        }
-        if self.keeps && self.keeping.is_none() && self.attached.has_tasks() {
-            self.keeping = Some(Box::pin(self.tasks.keep_leases(self.attached)));
         }
         if self.spoke.elapsed() >= heartbeat(self.timeout) {
             self.send(self.frame()).await?;
@@ -332,18 +354,47 @@ impl<'a> Streaming<'a> {
         self.send_all(Box::new(Sent { frame, deliveries: Vec::new(), room: None, _place: None })).await
     }
 
-    /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session counts before.
+    /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session or of its token
+    /// counts before. Its leases are kept meanwhile.
     async fn send_all(&mut self, sent: Box<Sent>) -> Result<(), StreamEnd> {
-        let stopped = async {
-            self.api.stop.cancelled().await;
-            sleep(LAST_WORDS).await;
-        };
-        tokio::select! {
-            sent = self.out.send(sent) => sent.map_err(|_| StreamEnd::Broken)?,
-            cut = self.attached.cut() => return Err(cut.into()),
-            () = stopped => return Err(StreamEnd::Stopping),
+        if let Ok(place) = self.out.try_reserve() {
+            place.send(sent);
+            self.spoke = Instant::now();
+            return Ok(());
         }
+        // Nobody would ask a claim that waits for tasks, and a wake that it gets would reach no other worker.
+        self.claim = None;
+        let (api, attached, out, began) = (self.api, self.attached, self.out.clone(), Instant::now());
+        let mut stopped = pin!(async {
+            api.stop.cancelled().await;
+            sleep(LAST_WORDS).await;
+        });
+        loop {
+            tokio::select! {
+                biased;
+                cut = attached.cut() => return Err(cut.into()),
+                place = out.reserve() => {
+                    place.map_err(|_| StreamEnd::Broken)?.send(sent);
+                    break;
+                }
+                () = &mut stopped => return Err(StreamEnd::Stopping),
+                // Reports go on: one that is not asked would keep what it has of the database.
+                Some(answered) = self.answers.next() => self.answered.push_back(answered),
+                Some(()) = OptionFuture(&mut self.keeping) => self.keeping = None,
+                () = sleep(TICK) => self.look()?,
+            }
+        }
+        // Nobody has read the worker's frames meanwhile.
+        self.heard += began.elapsed();
         self.spoke = Instant::now();
         Ok(())
+    }
+}
+
+/// The next answer; `None`: nothing is under way.
+async fn next<T>(there: &mut VecDeque<T>, under_way: &mut FuturesUnordered<BoxFuture<'_, T>>) -> Option<T> {
+    match there.pop_front() {
+        Some(answer) => Some(answer),
+        None => under_way.next().await,
     }
 }

@@ -15,6 +15,7 @@ use crate::cli::{ask::printable, patience::progress_bar};
 /// How often to tell that taskd does not answer.
 const TELL_EVERY: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 
 pub(super) struct Show {
     /// `None`: JSON lines.
@@ -94,7 +95,7 @@ impl Show {
     /// Until no task has run for so long.
     pub(super) async fn idle(&self, time: Duration) {
         loop {
-            tokio::time::sleep(LOOK_EVERY.min(time)).await;
+            tokio::time::sleep(time.clamp(SHORTEST_LOOK, LOOK_EVERY)).await;
             let state = self.state();
             if state.running == 0 && state.at.elapsed() >= time {
                 return;

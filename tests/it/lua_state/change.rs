@@ -1,5 +1,6 @@
 //! The scripts that cancel, change and requeue tasks, over every form of a record.
 
+use futures::StreamExt as _;
 use taskd::redis_pool::{Call, scripts};
 
 use super::{Fixture, NOW, WEIGHT, body, changed, element, flat, id, lease, report::complete};
@@ -486,4 +487,35 @@ async fn a_body_keeps_one_tail_however_often_it_is_changed() {
         let bytes = format!("open_bytes={}", bytes + tail.len() as u64);
         assert!(f.state().await["counters"].contains(&bytes), "{bytes}: {:?}", f.state().await);
     }
+}
+
+/// Sessions hear which leases a requeue or a change has ended, by id and grant, and of no other.
+#[tokio::test]
+async fn leases_that_end_before_their_time_are_told() {
+    let f = Fixture::new().await;
+    for (letter, grant) in [('a', 4), ('b', 5), ('c', 300), ('d', 6)] {
+        f.held(letter, "w", grant).await;
+    }
+    let (mut sink, mut messages) = f.redis.pubsub().await.expect("pubsub").split();
+    sink.subscribe("wake").await.expect("subscribed");
+    let lease = |letter: char, grant: u64| [&id(letter)[..], &grant.to_be_bytes()].concat();
+    f.requeued('a', "all", "", 0).await;
+    f.requeued('b', "away", "v", 0).await;
+    f.requeued('c', "away", "w", 0).await;
+    f.requeued('d', "to", "v", NOW + 9).await;
+    // NUM 3 with three holders becomes 1: the last two end.
+    f.seed("HSET", "records", &[&id('e'), b"m\x03\x03\x00\nu\th7\nv\th8\nw\th9\n"]).await;
+    f.seed("HSET", "bodies", &[&id('e'), &body(2)]).await;
+    assert_eq!(f.updated(&[('e', 1, 2, 0)]).await, ["7", "1", "0"]);
+    let _: redis::Value =
+        redis::cmd("PUBLISH").arg("wake").arg("end").query_async(&mut f.redis.conn()).await.expect("publish");
+    let mut told = Vec::new();
+    while let Some(message) = messages.next().await {
+        match message.get_payload_bytes() {
+            b"end" => break,
+            [b'?', leases @ ..] => told.extend(leases.chunks(24).map(<[u8]>::to_vec)),
+            wake => assert_eq!(wake, b"q"),
+        }
+    }
+    assert_eq!(told, [lease('a', 4), lease('c', 300), lease('d', 6), lease('e', 9), lease('e', 8)]);
 }

@@ -683,8 +683,9 @@ pub struct OpenSession {
     /// arrive, and goes back at no cost.
     #[prost(string, repeated, tag = "5")]
     pub holding: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Ends the other sessions of this worker: their leases are void from now on, and go back at once. For a worker that
-    /// was restarted. A token that is limited to queues must fix the worker.
+    /// Ends the sessions of this worker that were opened before: their leases are void from now on, and go back at once.
+    /// For a worker that was restarted. Of two takeovers at the same time one session stays. A token that is limited to
+    /// queues must fix the worker.
     #[prost(bool, tag = "6")]
     pub takeover: bool,
     /// The worker will say of each task when it starts it (`started`). Tasks that were not started cost no attempt when
@@ -750,8 +751,8 @@ pub struct TaskdFrame {
     #[prost(message, optional, tag = "3")]
     pub answer: ::core::option::Option<FrameAnswer>,
     /// Leases that ended although the worker has not reported them: CANCELLED (an operator cancelled the task) or
-    /// LEASE_LOST (also because the deadline of the task passed). The worker may stop this work: nobody waits for its
-    /// report.
+    /// LEASE_LOST (an operator requeued the task, or asked for fewer workers; its deadline passed; or the lease ran out).
+    /// The worker may stop this work: nobody waits for its report.
     #[prost(message, repeated, tag = "4")]
     pub ended: ::prost::alloc::vec::Vec<ItemResult>,
     /// taskd is about to end this stream, and sends no more tasks on it.

@@ -97,13 +97,15 @@ impl Book {
         is_here && self.0.remove(id).is_some()
     }
 
-    /// Removes the leases of these tasks; those that it had.
-    pub(super) fn remove_all(&mut self, ids: &HashSet<TaskId>) -> Vec<TaskId> {
-        // A process has thousands of books, and most of them a few tasks.
-        match self.0.len() < ids.len() {
-            true => self.0.extract_if(|id, _| ids.contains(id)).map(|(id, _)| id).collect(),
-            false => ids.iter().copied().filter(|id| self.0.remove(id).is_some()).collect(),
+    /// Takes out those that an operator or a deadline ended; answers their tasks. It looks at the smaller of the two.
+    pub(super) fn take_ended(&mut self, ended: &EndedLeases) -> Vec<TaskId> {
+        if self.0.len() < ended.grants.len() {
+            return self.0.extract_if(|id, held| ended.has(*id, held)).map(|(id, _)| id).collect();
         }
+        let is_here = |id: &TaskId| self.0.get(id).is_some_and(|held| ended.has(*id, held));
+        let ids: Vec<TaskId> = ended.grants.keys().copied().filter(is_here).collect();
+        ids.iter().for_each(|id| drop(self.0.remove(id)));
+        ids
     }
 
     /// The leases of which half is over.
@@ -118,12 +120,35 @@ impl Book {
     }
 
     /// Takes out the leases that the worker does not have.
-    pub(super) fn take_missing(&mut self, holding: &[TaskId]) -> Vec<(TaskId, Held)> {
+    pub(super) fn take_missing(&mut self, holding: &HashSet<TaskId>) -> Vec<(TaskId, Held)> {
         self.0.extract_if(|id, _| !holding.contains(id)).collect()
     }
 
     pub(super) fn take(&mut self) -> Vec<(TaskId, Held)> {
         std::mem::take(&mut self.0).into_iter().collect()
+    }
+}
+
+/// Leases that an operator or a deadline ended.
+pub(super) struct EndedLeases {
+    pub(super) status: ItemStatus,
+    /// Of each task the grants; none: all of them.
+    grants: HashMap<TaskId, Vec<u64>>,
+}
+
+impl EndedLeases {
+    pub(super) fn cancelled(tasks: &[TaskId]) -> Self {
+        Self { status: ItemStatus::Cancelled, grants: tasks.iter().map(|id| (*id, Vec::new())).collect() }
+    }
+
+    pub(super) fn lost(leases: &[(TaskId, u64)]) -> Self {
+        let mut grants: HashMap<_, Vec<_>> = HashMap::new();
+        leases.iter().for_each(|(id, grant)| grants.entry(*id).or_default().push(*grant));
+        Self { status: ItemStatus::LeaseLost, grants }
+    }
+
+    fn has(&self, id: TaskId, held: &Held) -> bool {
+        self.grants.get(&id).is_some_and(|grants| grants.is_empty() || grants.contains(&held.token.grant))
     }
 }
 

@@ -10,11 +10,15 @@
 //! there, so `lua/session_end.lua` leaves them alone.
 
 mod book;
+mod order;
 pub(super) mod registry;
 mod session;
+mod takeover;
+#[cfg(test)]
+mod tests;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     convert::Infallible,
     future::Future,
     sync::Arc,
@@ -27,7 +31,7 @@ use uuid::Uuid;
 
 pub use self::session::{Attached, Cut, Opened, Reports};
 use self::{
-    book::Held,
+    book::{EndedLeases, Held},
     session::{Plan, Session},
 };
 use super::{
@@ -62,6 +66,7 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
                 let away = |session: &Arc<Session>| session.is_away_since(now);
                 let gone: Vec<_> = handle.sessions.all().into_iter().filter(away).collect();
                 future::join_all(gone.iter().map(|session| handle.end_session(session, SessionEnd::Away))).await;
+                handle.tell_takeovers_again(now).await;
                 cx.beat();
             }
             // Their connections have ended before. Each stream gives back its tasks now.
@@ -81,17 +86,10 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
                     () = cx.stop.cancelled() => return Ok::<_, Infallible>(()),
                 };
                 match notice {
-                    Ok(Notice::Cancelled(ids)) => {
-                        let ids = ids.iter().copied().collect();
-                        handle.sessions.all().iter().for_each(|session| session.ended(&ids, ItemStatus::Cancelled));
-                    }
-                    Ok(Notice::Overdue(ids)) => {
-                        let ids = ids.iter().copied().collect();
-                        handle.sessions.all().iter().for_each(|session| session.ended(&ids, ItemStatus::LeaseLost));
-                    }
-                    Ok(Notice::Takeover { worker, session }) => handle.end_others(&worker, session).await,
-                    // Workers learn of cancelled tasks when their leases are extended. Sessions that should have been
-                    // taken over end with their worker's silence.
+                    Ok(Notice::Cancelled(ids)) => handle.tell_ended(&EndedLeases::cancelled(&ids)),
+                    Ok(Notice::LeasesLost(leases)) => handle.tell_ended(&EndedLeases::lost(&leases)),
+                    Ok(Notice::Takeover { worker, session }) => handle.hear_takeover(&worker, session).await,
+                    // Workers learn of ended leases when they are extended. A takeover is told again.
                     Err(RecvError::Lagged(_)) => {}
                     Err(RecvError::Closed) => return Ok(()),
                 }
@@ -116,20 +114,15 @@ impl Handle {
             None => Opened { attached: self.open_anew(plan, &open).await?, resumed: false },
         };
         if open.takeover {
-            let session = opened.attached.session.id;
-            self.end_others(&worker, session).await;
-            // Other processes hear of it in a moment, or end those sessions at their time-out.
-            if let Err(error) = self.queue.tell_takeover(&worker, session).await {
-                tracing::warn!("could not tell other processes that a session of {worker} takes over: {error}");
-            }
+            opened.attached.session.takes_over(Instant::now());
+            self.take_over(&worker, opened.attached.session.id).await;
         }
         Ok(opened)
     }
 
-    /// Ends the sessions of the worker in this process, but this one.
-    async fn end_others(&self, worker: &WorkerName, session: Uuid) {
-        let others: Vec<_> = self.sessions.of_worker(worker).into_iter().filter(|other| other.id != session).collect();
-        future::join_all(others.iter().map(|other| self.end_session(other, SessionEnd::TakenOver))).await;
+    /// Tells workers of leases that an operator ended.
+    fn tell_ended(&self, leases: &EndedLeases) {
+        self.sessions.all().iter().for_each(|session| session.tell_ended(leases));
     }
 
     fn plan(&self, open: &OpenSession) -> Result<Plan, Error> {
@@ -147,7 +140,7 @@ impl Handle {
     async fn resume(&self, worker: &WorkerName, open: &OpenSession, plan: &Plan) -> Option<Attached> {
         let id: Uuid = open.session.parse().ok()?;
         let session = self.sessions.by_id.lock().get(&(worker.clone(), id)).cloned()?;
-        let holding: Vec<TaskId> = open.holding.iter().filter_map(|id| id.parse().ok()).collect();
+        let holding: HashSet<TaskId> = open.holding.iter().filter_map(|id| id.parse().ok()).collect();
         let (attached, missing) = session.attach_again(plan.clone(), &holding)?;
         // These did not arrive, whatever the process believed.
         let missing = missing.into_iter().map(|(id, held)| (id, held.not_started())).collect();
@@ -160,15 +153,10 @@ impl Handle {
         if !open.session.is_empty() {
             WorkerName::new(&open.session).map_err(|_| Error::Invalid("session is not a session's name".into()))?;
         }
-        let (session, attached) = Session::open(worker.clone(), plan);
-        let mut sessions = self.sessions.by_id.lock();
         let most = self.settings.limits.max_sessions;
-        if sessions.len() >= most {
-            return Err(Error::Full(format!("{most} sessions are open here (max_sessions); try again later")));
-        }
-        sessions.insert((worker, session.id), session);
-        metrics::sessions(sessions.len());
-        Ok(attached)
+        let now_unix_ms = self.queue.announcer().now_unix_ms();
+        let opened = self.sessions.add(worker.clone(), now_unix_ms, most, |id| Session::open(id, worker, plan));
+        opened.ok_or_else(|| Error::Full(format!("{most} sessions are open here (max_sessions); try again later")))
     }
 
     /// The most items of a frame.
@@ -187,8 +175,7 @@ impl Handle {
             return 0;
         }
         let limits = &self.settings.limits;
-        let left = limits.max_worker_tasks.saturating_sub(self.sessions.taken_by(&attached.session.worker));
-        attached.session.want(want.min(u32::try_from(left).unwrap_or(u32::MAX)), limits.max_session_tasks)
+        self.sessions.want(attached, want, limits.max_session_tasks, limits.max_worker_tasks)
     }
 
     /// Waits for tasks of the session's queues, as many as it wants. Dropping the future gives back what it leased.

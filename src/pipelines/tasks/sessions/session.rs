@@ -11,7 +11,10 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::book::{Book, Held, Reported, by};
+use super::{
+    book::{Book, EndedLeases, Held, Reported, by},
+    order::TookOver,
+};
 use crate::{
     model::{
         Completion, Extension, ItemAnswer, ItemStatus, Items, LeasedTask, QueueName, Rejection, TaskId, WorkerName,
@@ -51,6 +54,7 @@ struct State {
     cut: CancellationToken,
     /// Since when it has no stream.
     away_since: Option<Instant>,
+    took_over: Option<TookOver>,
     end: Option<SessionEnd>,
 }
 
@@ -68,11 +72,22 @@ pub struct Opened {
     pub resumed: bool,
 }
 
+impl State {
+    /// Forgets the leases that are over. Those that taskd keeps are asked for: the worker hears which of them ended.
+    fn drop_lapsed(&mut self, now: Instant) {
+        if !self.plan.keep_leases || self.away_since.is_some() {
+            self.book.drop_lapsed(now);
+        }
+    }
+}
+
 impl Session {
-    pub(super) fn open(worker: WorkerName, plan: Plan) -> (Arc<Self>, Attached) {
+    pub(super) fn open(id: Uuid, worker: WorkerName, plan: Plan) -> (Arc<Self>, Attached) {
         let (book, ended, cut) = (Book::default(), Vec::new(), CancellationToken::new());
-        let state = State { plan, book, demand: 0, ended, stream: 1, cut: cut.clone(), away_since: None, end: None };
-        let session = Arc::new(Self { id: Uuid::new_v4(), worker, state: Mutex::new(state), notify: Notify::new() });
+        let (away_since, took_over, end) = (None, None, None);
+        let (demand, stream, its_cut) = (0, 1, cut.clone());
+        let state = State { plan, book, demand, ended, stream, cut: its_cut, away_since, took_over, end };
+        let session = Arc::new(Self { id, worker, state: Mutex::new(state), notify: Notify::new() });
         (Arc::clone(&session), Attached { session, stream: 1, cut })
     }
 
@@ -84,7 +99,7 @@ impl Session {
     pub(super) fn attach_again(
         self: &Arc<Self>,
         plan: Plan,
-        holding: &[TaskId],
+        holding: &HashSet<TaskId>,
     ) -> Option<(Attached, Vec<(TaskId, Held)>)> {
         let mut state = self.state();
         if state.end.is_some() {
@@ -103,14 +118,14 @@ impl Session {
     pub(super) fn is_away_since(&self, now: Instant) -> bool {
         let mut state = self.state();
         let Some(since) = state.away_since else { return false };
-        state.book.drop_lapsed(now);
+        state.drop_lapsed(now);
         state.book.is_empty() || now.saturating_duration_since(since) > state.plan.timeout
     }
 
-    /// Ends it; answers what it had in hand, the first time.
+    /// Ends it; answers what it had in hand, the first time. A worker that has come back meanwhile is not away.
     pub(super) fn end(&self, why: SessionEnd) -> Option<Vec<(TaskId, Held)>> {
         let mut state = self.state();
-        if state.end.is_some() {
+        if state.end.is_some() || why == SessionEnd::Away && state.away_since.is_none() {
             return None;
         }
         (state.end, state.demand) = (Some(why), 0);
@@ -126,29 +141,33 @@ impl Session {
         self.state().demand
     }
 
+    /// It took over, or does so again.
+    pub(super) fn takes_over(&self, now: Instant) {
+        self.state().took_over = Some(TookOver::new(now));
+    }
+
+    pub(super) fn took_over(&self) -> bool {
+        self.state().took_over.is_some()
+    }
+
+    /// True if it is time to tell again that it took over.
+    pub(super) fn tells_takeover_again(&self, now: Instant) -> bool {
+        let mut state = self.state();
+        state.end.is_none() && state.took_over.as_mut().is_some_and(|took_over| took_over.is_due(now))
+    }
+
     pub(super) fn taken(&self) -> usize {
         let mut state = self.state();
-        state.book.drop_lapsed(Instant::now());
+        state.drop_lapsed(Instant::now());
         state.book.len() + state.demand as usize
     }
 
-    pub(super) fn want(&self, want: u32, most: u32) -> u32 {
+    /// Takes out the leases of the book that an operator ended, and tells the worker.
+    pub(super) fn tell_ended(&self, leases: &EndedLeases) {
         let mut state = self.state();
-        state.book.drop_lapsed(Instant::now());
-        let in_hand = u32::try_from(state.book.len()).unwrap_or(u32::MAX);
-        let granted = want.min(most.saturating_sub(in_hand).saturating_sub(state.demand));
-        if state.end.is_none() {
-            state.demand += granted;
-        }
-        granted
-    }
-
-    /// These tasks ended, and with them their leases.
-    pub(super) fn ended(&self, ids: &HashSet<TaskId>, status: ItemStatus) {
-        let mut state = self.state();
-        let ended = state.book.remove_all(ids);
-        state.ended.extend(ended.iter().map(|id| ItemAnswer::new(id.to_string(), status)));
-        if !state.ended.is_empty() {
+        let ended = state.book.take_ended(leases);
+        if !ended.is_empty() {
+            state.ended.extend(ended.iter().map(|id| ItemAnswer::new(id.to_string(), leases.status)));
             self.notify.notify_one();
         }
     }
@@ -247,9 +266,23 @@ impl Attached {
         Some(state.demand)
     }
 
-    /// Sets the demand to 0; answers what it was.
+    /// Adds to the demand; answers how much. The demand of another stream, or of a session that ended, stays as it is.
+    pub(super) fn want(&self, want: u32, most: u32) -> u32 {
+        let mut state = self.session.state();
+        if state.end.is_some() || state.stream != self.stream {
+            return 0;
+        }
+        state.drop_lapsed(Instant::now());
+        let in_hand = u32::try_from(state.book.len()).unwrap_or(u32::MAX);
+        let granted = want.min(most.saturating_sub(in_hand).saturating_sub(state.demand));
+        state.demand += granted;
+        granted
+    }
+
+    /// Sets the demand to 0; answers what it was. The demand of another stream stays as it is.
     pub fn surrender(&self) -> u32 {
-        std::mem::take(&mut self.session.state().demand)
+        let mut state = self.session.state();
+        if state.stream == self.stream { std::mem::take(&mut state.demand) } else { 0 }
     }
 
     pub fn started(&self, ids: &[String]) {

@@ -1,0 +1,113 @@
+//! The order of sessions: their ids are UUIDv7s, their times by Redis's clock.
+
+use std::{
+    sync::atomic::{AtomicI64, Ordering},
+    time::{Duration, Instant},
+};
+
+use uuid::{Timestamp, Uuid};
+
+/// The waits before a takeover is told again. The connection that listens may be away for some 10 s.
+const TOLD_AGAIN: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
+
+/// The takeovers of other processes, as far as this one heard of them.
+#[derive(Default)]
+pub(in crate::pipelines::tasks) struct Heard {
+    /// The latest time in their ids.
+    latest_unix_ms: AtomicI64,
+}
+
+impl Heard {
+    pub(super) fn hear(&self, session: Uuid) {
+        if let Some(unix_ms) = time_of(session) {
+            self.latest_unix_ms.fetch_max(unix_ms, Ordering::Relaxed);
+        }
+    }
+
+    /// The id of a new session, later than `before` and than all that was heard.
+    pub(super) fn next_id(&self, before: Option<Uuid>, now_unix_ms: i64) -> Uuid {
+        let heard = self.latest_unix_ms.load(Ordering::Relaxed);
+        let before = before.and_then(time_of).unwrap_or(0).max(heard);
+        id_at(if before >= now_unix_ms { before + 1 } else { now_unix_ms })
+    }
+}
+
+/// A session that took over, and when it says so again.
+#[derive(Clone, Copy)]
+pub(super) struct TookOver {
+    told: usize,
+    next: Instant,
+}
+
+impl TookOver {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { told: 0, next: now + TOLD_AGAIN[0] }
+    }
+
+    /// True if it is to be told again now. Counts it as told.
+    pub(super) fn is_due(&mut self, now: Instant) -> bool {
+        let is_due = self.told < TOLD_AGAIN.len() && now >= self.next;
+        if is_due {
+            self.told += 1;
+            self.next = now + TOLD_AGAIN.get(self.told).copied().unwrap_or_default();
+        }
+        is_due
+    }
+}
+
+/// True if a takeover by one session ends the other. The sessions of earlier versions have ids without an order: each
+/// takeover ends them, and theirs ends every other.
+pub(super) fn ends(takeover: Uuid, other: Uuid) -> bool {
+    takeover != other && (time_of(takeover).is_none() || time_of(other).is_none() || other < takeover)
+}
+
+fn id_at(unix_ms: i64) -> Uuid {
+    let ms = unix_ms.max(0).unsigned_abs();
+    let nanos = u32::try_from(ms % 1000).unwrap_or(0) * 1_000_000;
+    Uuid::new_v7(Timestamp::from_unix_time(ms / 1000, nanos, 0, 0))
+}
+
+fn time_of(session: Uuid) -> Option<i64> {
+    let (seconds, nanos) = session.get_timestamp().filter(|_| session.get_version_num() == 7)?.to_unix();
+    i64::try_from(seconds * 1000 + u64::from(nanos) / 1_000_000).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: i64 = 1_800_000_000_123;
+
+    #[test]
+    fn of_two_takeovers_one_ends_the_other() {
+        let (one, two) = (id_at(NOW), id_at(NOW));
+        assert!(ends(one, two) != ends(two, one), "also in one millisecond");
+        let (earlier, later) = (id_at(NOW), id_at(NOW + 1));
+        assert!(ends(later, earlier) && !ends(earlier, later) && !ends(later, later));
+        let old_version = Uuid::new_v4();
+        assert!(ends(later, old_version) && ends(old_version, later) && !ends(old_version, old_version));
+    }
+
+    #[test]
+    fn a_new_session_is_later_than_all_that_is_known() {
+        let heard = Heard::default();
+        assert_eq!(time_of(heard.next_id(None, NOW)), Some(NOW));
+        assert_eq!(time_of(heard.next_id(Some(id_at(NOW - 1)), NOW)), Some(NOW));
+        assert_eq!(time_of(heard.next_id(Some(id_at(NOW)), NOW)), Some(NOW + 1));
+        assert_eq!(time_of(heard.next_id(Some(Uuid::new_v4()), NOW)), Some(NOW), "of an earlier version");
+        // The clock was set back since another process told of a takeover.
+        heard.hear(id_at(NOW + 3_600_000));
+        heard.hear(id_at(NOW));
+        assert_eq!(time_of(heard.next_id(Some(id_at(NOW)), NOW)), Some(NOW + 3_600_001));
+    }
+
+    #[test]
+    fn a_takeover_is_told_again_three_times() {
+        let now = Instant::now();
+        let mut took_over = TookOver::new(now);
+        assert!(!took_over.is_due(now));
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let told: Vec<u64> = (0..100).filter(|second| took_over.is_due(at(*second))).collect();
+        assert_eq!(told, [1, 6, 31]);
+    }
+}

@@ -1,0 +1,54 @@
+//! Takeovers: a session ends the sessions of its worker that were opened before it.
+//!
+//! The id of a session is a UUIDv7, its time by Redis's clock, and so gives all sessions of a worker one order, in all
+//! processes. Of two takeovers at the same time the later one by that order stays, whichever hears of the other first,
+//! and a session that was opened behind a takeover does not end by a message that is late. Where the clocks of two
+//! processes differ, an earlier session by this order may come later: the process of the later one then says again
+//! that it took over, and the earlier one ends.
+//!
+//! Processes tell each other by a message that may get lost, so a takeover is told again a few times. Where all of
+//! these are lost, the old sessions end when their worker is silent.
+
+use std::time::Instant;
+
+use futures::future;
+use uuid::Uuid;
+
+use super::{super::handle::Handle, order::ends};
+use crate::{model::WorkerName, telemetry::metrics::SessionEnd};
+
+impl Handle {
+    /// The session ends the earlier ones of its worker, here and in other processes.
+    pub(super) async fn take_over(&self, worker: &WorkerName, session: Uuid) {
+        self.end_earlier(worker, session).await;
+        self.tell_takeover(worker, session).await;
+    }
+
+    /// Hears that a session took over, here or elsewhere.
+    pub(super) async fn hear_takeover(&self, worker: &WorkerName, session: Uuid) {
+        self.sessions.heard.hear(session);
+        self.end_earlier(worker, session).await;
+        let later = self.sessions.of_worker(worker).into_iter().rfind(|other| other.took_over());
+        if let Some(later) = later.filter(|later| ends(later.id, session)) {
+            self.tell_takeover(worker, later.id).await;
+        }
+    }
+
+    /// Tells takeovers again where it is time.
+    pub(super) async fn tell_takeovers_again(&self, now: Instant) {
+        let due = self.sessions.all().into_iter().filter(|session| session.tells_takeover_again(now));
+        future::join_all(due.map(async |session| self.tell_takeover(&session.worker, session.id).await)).await;
+    }
+
+    async fn end_earlier(&self, worker: &WorkerName, session: Uuid) {
+        let mut earlier = self.sessions.of_worker(worker);
+        earlier.retain(|other| ends(session, other.id));
+        future::join_all(earlier.iter().map(|other| self.end_session(other, SessionEnd::TakenOver))).await;
+    }
+
+    async fn tell_takeover(&self, worker: &WorkerName, session: Uuid) {
+        if let Err(error) = self.queue.tell_takeover(worker, session).await {
+            tracing::warn!("could not tell other processes that a session of {worker} takes over: {error}");
+        }
+    }
+}

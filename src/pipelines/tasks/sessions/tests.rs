@@ -1,0 +1,127 @@
+//! What a session refuses.
+
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use uuid::Uuid;
+
+use super::{
+    book::EndedLeases,
+    registry::Sessions,
+    session::{Attached, Plan, Session},
+};
+use crate::{
+    model::{ItemStatus, LeaseToken, LeasedTask, QueueName, ShardId, TaskBody, TaskId, WorkerName},
+    queue::Claim,
+    telemetry::metrics::SessionEnd,
+};
+
+fn worker() -> WorkerName {
+    WorkerName::new("w").unwrap()
+}
+
+fn plan() -> Plan {
+    let claim = Claim { worker: worker(), max_tasks: 1, max_bytes: 1, is_first: true, lease: None, priority: None };
+    let queues = vec![QueueName::new("q").unwrap()];
+    Plan { queues, claim, timeout: Duration::from_secs(2), tells_started: true, keep_leases: false }
+}
+
+fn open() -> (Arc<Session>, Attached) {
+    Session::open(Uuid::now_v7(), worker(), plan())
+}
+
+fn task(grant: u64) -> LeasedTask {
+    let shard = ShardId { queue: QueueName::new("q").unwrap(), number: 0 };
+    let token = LeaseToken { shard, generation: 7, grant, attempt: 1, leased_unix_ms: 0, trace: None };
+    let lease = Duration::from_secs(600);
+    LeasedTask { id: TaskId::new(), token, expires_unix_ms: 1, lease, body: TaskBody::default() }
+}
+
+#[test]
+fn a_session_that_ended_takes_no_demand_and_ends_once() {
+    let (session, attached) = open();
+    let tasks = [task(1)];
+    assert_eq!((attached.want(3, 10), attached.hold(&tasks)), (3, Some(2)));
+    assert_eq!(session.end(SessionEnd::Closed).map(|held| held.len()), Some(1));
+    assert_eq!((attached.want(3, 10), session.demand()), (0, 0));
+    assert!(attached.hold(&[task(2)]).is_none(), "these go back");
+    assert!(session.end(SessionEnd::Closed).is_none(), "it has ended before");
+    assert!(session.attach_again(plan(), &HashSet::new()).is_none());
+}
+
+#[test]
+fn a_stream_that_was_displaced_does_not_touch_the_demand_of_the_next() {
+    let (session, old) = open();
+    assert_eq!(old.want(3, 10), 3);
+    let (new, _) = session.attach_again(plan(), &HashSet::new()).unwrap();
+    assert_eq!(session.demand(), 0, "it begins anew");
+    assert_eq!((new.want(5, 10), old.want(2, 10), old.surrender(), session.demand()), (5, 0, 0, 5));
+    drop(old);
+    assert_eq!((session.demand(), new.surrender(), new.surrender()), (5, 5, 0));
+}
+
+#[test]
+fn a_worker_that_came_back_in_the_last_moment_is_not_away() {
+    let (session, attached) = open();
+    attached.hold(&[task(1)]);
+    drop(attached);
+    let later = Instant::now() + Duration::from_secs(3);
+    assert!(session.is_away_since(later));
+    let back = session.attach_again(plan(), &HashSet::new());
+    assert!(back.is_some() && session.end(SessionEnd::Away).is_none(), "it has a stream again");
+    drop(back);
+    assert!(session.end(SessionEnd::Away).is_some());
+}
+
+#[test]
+fn leases_that_an_operator_ended_are_told_by_task_and_grant() {
+    let (session, attached) = open();
+    let tasks: Vec<_> = (1..=4).map(task).collect();
+    attached.hold(&tasks);
+    // Another lease of the first task, and one of somebody else.
+    session.tell_ended(&EndedLeases::lost(&[(tasks[0].id, 9), (tasks[1].id, 2), (TaskId::new(), 3)]));
+    session.tell_ended(&EndedLeases::cancelled(&[tasks[2].id]));
+    let told = futures::executor::block_on(attached.ended());
+    let told: Vec<_> = told.iter().map(|answer| (answer.id.clone(), answer.status)).collect();
+    let lost = |n: usize, status| (tasks[n].id.to_string(), status);
+    assert_eq!(told, [lost(1, ItemStatus::LeaseLost), lost(2, ItemStatus::Cancelled)]);
+    assert_eq!(session.taken(), 2);
+    // More tasks than the session has.
+    let many: Vec<_> = (0..10).map(|_| TaskId::new()).chain([tasks[3].id]).collect();
+    session.tell_ended(&EndedLeases::cancelled(&many));
+    assert_eq!((futures::executor::block_on(attached.ended()).len(), session.taken()), (1, 1));
+}
+
+#[test]
+fn sessions_of_a_worker_have_no_more_together_than_it_may() {
+    const MOST: usize = 40;
+    for _ in 0..50 {
+        let sessions = Sessions::default();
+        let open = || sessions.add(worker(), 1, 100, |id| Session::open(id, worker(), plan())).unwrap();
+        let attached: Vec<_> = (0..8).map(|_| open()).collect();
+        std::thread::scope(|scope| {
+            for one in &attached {
+                scope.spawn(|| (0..20).map(|_| sessions.want(one, 1, 100, MOST)).sum::<u32>());
+            }
+        });
+        let all: u32 = attached.iter().map(Attached::demand).sum();
+        assert_eq!(all as usize, MOST);
+        // One that closes gives exactly its share back.
+        let share = attached[0].demand();
+        attached[0].session.end(SessionEnd::Closed);
+        sessions.remove(&attached[0].session);
+        assert_eq!(sessions.want(&attached[1], 100, 100, MOST), share);
+    }
+}
+
+#[test]
+fn a_process_has_no_more_sessions_than_it_may_and_orders_those_of_a_worker() {
+    let sessions = Sessions::default();
+    let open = || sessions.add(worker(), 1_800_000_000_000, 3, |id| Session::open(id, worker(), plan()));
+    let opened: Vec<_> = (0..3).map(|_| open().unwrap()).collect();
+    assert!(open().is_none());
+    assert!(opened.is_sorted_by(|one, two| one.session.id < two.session.id), "though the clock stands still");
+}
