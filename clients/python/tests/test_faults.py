@@ -122,7 +122,7 @@ def test_a_stop_finishes_what_began_and_gives_back_the_rest(
             (tmp_path / "a").touch()
             assert client.wait(ids[0], timeout=60).status is TaskStatus.COMPLETED
         assert worker.wait() == 0
-    assert "the end Stats(got=3, completed=1, rejected=2, lost=0, running=0)" in worker.said()
+    assert "the end Stats(got=3, completed=1, rejected=0, lost=0, returned=2, running=0)" in worker.said()
     assert [each["worker"] for each in taskd.results(ids[0])] == [f"slow-{queue}"]
     assert worker.said().count("began") == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
-from taskd._time import Backoff
+from taskd._time import Pauses
 from taskd.errors import (
     InvalidRequest,
     NotFound,
@@ -34,7 +34,7 @@ ResponseT = TypeVar("ResponseT")
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[RequestT, ResponseT]):
-    """A unary call of taskd. Written by hand instead of generated, so that it has types."""
+    """A call of taskd. Written by hand instead of generated, so that it has types."""
 
     path: str
     serialize: Callable[[RequestT], bytes]
@@ -69,6 +69,14 @@ REJECT: Method[pb.RejectTasksRequest, pb.RejectTasksResponse] = _method(
 )
 EXTEND: Method[pb.ExtendTasksRequest, pb.ExtendTasksResponse] = _method(
     "Tasks", "ExtendTasks", pb.ExtendTasksRequest, pb.ExtendTasksResponse
+)
+# Calls with many messages.
+STREAM: Method[pb.WorkerFrame, pb.TaskdFrame] = _method("Tasks", "StreamTasks", pb.WorkerFrame, pb.TaskdFrame)
+WATCH_TASK: Method[pb.WatchTaskRequest, pb.TaskEvent] = _method(
+    "Discovery", "WatchTask", pb.WatchTaskRequest, pb.TaskEvent
+)
+WATCH_QUEUE: Method[pb.WatchQueueRequest, pb.TaskEvent] = _method(
+    "Discovery", "WatchQueue", pb.WatchQueueRequest, pb.TaskEvent
 )
 
 
@@ -171,6 +179,7 @@ _ERRORS: dict[grpc.StatusCode, type[TaskdError]] = {
 _MOVE_ON = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
 Call = grpc.aio.UnaryUnaryCall[Any, Any]
+StreamCall = grpc.aio.StreamStreamCall[pb.WorkerFrame, pb.TaskdFrame]
 
 
 class Connection:
@@ -189,20 +198,50 @@ class Connection:
 
     def start(self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float) -> tuple[Call, int]:
         """Begins a call. It returns the number of the address, too, for `finish`."""
-        at = self._current
-        channel = self._channels.get(at) or self._open(at)
+        channel, at = self._channel()
         call = channel.unary_unary(method.path, request_serializer=method.serialize, response_deserializer=method.parse)
         return call(request, timeout=timeout, metadata=self._metadata), at
+
+    def stream(self) -> tuple[StreamCall, int]:
+        """Begins a stream of a worker. It returns the number of the address, too, for `error`."""
+        channel, at = self._channel()
+        call = channel.stream_stream(STREAM.path, STREAM.serialize, STREAM.parse)
+        return call(metadata=self._metadata), at
+
+    async def watch(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncIterator[ResponseT]:
+        """The messages of one call, until its end or its error."""
+        channel, at = self._channel()
+        start = channel.unary_stream(
+            method.path, request_serializer=method.serialize, response_deserializer=method.parse
+        )
+        call = start(request, metadata=self._metadata)
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise self.error(error, at) from error
+        finally:
+            # The caller may leave before the end.
+            call.cancel()
 
     async def finish(self, call: Call, at: int) -> Any:
         """The answer of a call, or its error."""
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            if error.code() in _MOVE_ON and self._current == at:
-                self._current = (at + 1) % len(self._target.addresses)
-            kind = _ERRORS.get(error.code(), Unavailable)
-            raise kind(f"{error.details()} ({error.code().name}, {self._target.addresses[at]})") from error
+            raise self.error(error, at) from error
+
+    def error(self, error: grpc.aio.AioRpcError, at: int) -> TaskdError:
+        """The error of a call, of this package. The next call goes elsewhere if this address is away."""
+        if error.code() in _MOVE_ON:
+            self.leave(at)
+        kind = _ERRORS.get(error.code(), Unavailable)
+        return kind(f"{error.details()} ({error.code().name}, {self._target.addresses[at]})")
+
+    def leave(self, at: int) -> None:
+        """Makes the next call at the next address, if no other call has left this one before."""
+        if self._current == at:
+            self._current = (at + 1) % len(self._target.addresses)
 
     async def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float) -> ResponseT:
         """Calls once."""
@@ -213,7 +252,7 @@ class Connection:
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float, patience: float
     ) -> ResponseT:
         """Repeats the call until taskd answers it, at most for the time that `patience` gives."""
-        pause, end = Backoff(), time.monotonic() + patience
+        pause, end = Pauses(), time.monotonic() + patience
         while True:
             try:
                 return await self.call(method, request, min(timeout, max(end - time.monotonic(), 1.0)))
@@ -222,6 +261,10 @@ class Connection:
                 if time.monotonic() + wait >= end:
                     raise
                 await asyncio.sleep(wait)
+
+    def _channel(self) -> tuple[grpc.aio.Channel, int]:
+        at = self._current
+        return self._channels.get(at) or self._open(at), at
 
     def _open(self, at: int) -> grpc.aio.Channel:
         tls, options = self._target.tls, list(_OPTIONS)

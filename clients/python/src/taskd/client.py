@@ -26,7 +26,7 @@ from taskd._connection import (
     Target,
 )
 from taskd._grpc_source import read_answer
-from taskd._time import Backoff, Seconds, seconds, to_datetime
+from taskd._time import Pauses, Seconds, seconds, to_datetime
 from taskd.errors import InvalidRequest, TaskRejected, Unavailable
 from taskd.source import Answer
 from taskd.task import TO_STATUS, NewTask, Priority, TaskInfo, TaskStatus, key_bytes, read_task
@@ -253,7 +253,7 @@ class AsyncClient:
         """One batch, until each task has an answer."""
         results: list[Inserted | None] = [None] * len(tasks)
         places = list(range(len(tasks)))
-        pause, end = Backoff(), time.monotonic() + self._patience
+        pause, end = Pauses(), time.monotonic() + self._patience
         while True:
             request = pb.InsertTasksRequest(tasks=[tasks[place] for place in places])
             try:
@@ -331,7 +331,7 @@ class AsyncClient:
 
         It asks now and then, at most every two seconds.
         """
-        pause = Backoff(0.02, _FINAL_LOOK)
+        pause = Pauses(0.02, _FINAL_LOOK)
         async with asyncio.timeout(None if timeout is None else seconds(timeout)):
             while not (task := await self.get_task(task_id)).status.is_final:
                 await asyncio.sleep(pause.next())
