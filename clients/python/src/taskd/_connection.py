@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -22,6 +22,7 @@ from taskd.errors import (
     TaskdError,
     Unauthenticated,
     Unavailable,
+    Unsupported,
 )
 from taskd.v1 import taskd_pb2 as pb
 
@@ -168,18 +169,33 @@ _ERRORS: dict[grpc.StatusCode, type[TaskdError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
-    # An older taskd.
-    grpc.StatusCode.UNIMPLEMENTED: TaskdError,
+    grpc.StatusCode.UNIMPLEMENTED: Unsupported,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
+
+# How long a call that was cancelled may take to end.
+_SETTLE = 1.0
 
 # Another process may serve these: this one is away, hangs, or does not run the pipeline.
 _MOVE_ON = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
 Call = grpc.aio.UnaryUnaryCall[Any, Any]
 StreamCall = grpc.aio.StreamStreamCall[pb.WorkerFrame, pb.TaskdFrame]
+
+
+async def settle(call: grpc.aio.Call, *tasks: asyncio.Task[None]) -> None:
+    """Cancels a call of many messages, and waits until nothing more comes of it.
+
+    gRPC has one queue for the events of all loops. One for a loop that has been closed holds up the others.
+    """
+    call.cancel()
+    ended = [*tasks, asyncio.ensure_future(call.code())]
+    await asyncio.wait(ended, timeout=_SETTLE)
+    for one in ended:
+        one.cancel()
+    await asyncio.gather(*ended, return_exceptions=True)
 
 
 class Connection:
@@ -208,7 +224,7 @@ class Connection:
         call = channel.stream_stream(STREAM.path, STREAM.serialize, STREAM.parse)
         return call(metadata=self._metadata), at
 
-    async def watch(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncIterator[ResponseT]:
+    async def watch(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncGenerator[ResponseT, None]:
         """The messages of one call, until its end or its error."""
         channel, at = self._channel()
         start = channel.unary_stream(
@@ -222,7 +238,7 @@ class Connection:
             raise self.error(error, at) from error
         finally:
             # The caller may leave before the end.
-            call.cancel()
+            await settle(call)
 
     async def finish(self, call: Call, at: int) -> Any:
         """The answer of a call, or its error."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from taskd._connection import StreamCall
+from taskd._connection import StreamCall, settle
 from taskd.errors import Unavailable
 from taskd.v1 import taskd_pb2 as pb
 
@@ -162,9 +162,9 @@ class Stream:
             await asyncio.wait({reader, listener}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._is_over = True
-            for one in (writer, reader, listener):
-                one.cancel()
-            self._call.cancel()
+            listener.cancel()
+            self._wake.set()
+            await settle(self._call, reader, writer)
             ended = await asyncio.gather(reader, listener, writer, return_exceptions=True)
             self._release(next((one for one in ended if isinstance(one, grpc.aio.AioRpcError)), None))
         for error in ended:
@@ -173,7 +173,7 @@ class Stream:
 
     async def _listen(self) -> None:
         while (left := self._heard + self._patience - time.monotonic()) > 0:
-            await asyncio.sleep(left)
+            await asyncio.sleep(min(left, 1.0))
         raise Silent(f"taskd said nothing for {self._patience:g} s")
 
     async def _read_all(self) -> None:
@@ -214,7 +214,7 @@ class Stream:
         spoke = loop.time()
         # The reader learns why a stream ended.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-            while True:
+            while not self._is_over:
                 if frame is not None:
                     told = None
                     if frame is not first and frame.started:

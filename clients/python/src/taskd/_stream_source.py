@@ -32,8 +32,11 @@ from taskd.v1 import taskd_pb2 as pb
 
 logger = logging.getLogger("taskd.worker")
 
-# taskd's bounds for the time-out of a session.
-_SHORTEST_TIMEOUT, _LONGEST_TIMEOUT = 2.0, 600.0
+# The share of a lease after which a silent worker loses its session. It is less than a lease that was just extended
+# has left, so that the tasks which had not started go back at no cost.
+_TIMEOUT_SHARE = 2 / 3
+# A handler may block the event loop for a while; taskd allows ten minutes.
+_SHORTEST_TIMEOUT, _LONGEST_TIMEOUT = 5.0, 600.0
 # A larger report might be more than taskd takes in a frame, and would end the stream.
 _MAX_FRAME_BYTES = 4 << 20
 # taskd's setting max_items has this default.
@@ -75,7 +78,7 @@ class StreamSource:
             worker=worker,
             queues=queues,
             tells_started=True,
-            timeout=to_duration(min(max(lease / 2, _SHORTEST_TIMEOUT), _LONGEST_TIMEOUT)),
+            timeout=to_duration(min(max(lease * _TIMEOUT_SHARE, _SHORTEST_TIMEOUT), _LONGEST_TIMEOUT)),
             lease_duration=to_duration(lease),
             max_bytes=max_bytes,
         )
