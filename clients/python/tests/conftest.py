@@ -212,6 +212,9 @@ class Proxy:
             while True:
                 near, _ = self._server.accept()
                 far = socket.create_connection((self._target[0], int(self._target[1])))
+                for one in (near, far):
+                    # Small frames would wait for each other.
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets += [near, far]
                 self.connections += 1
                 for one, other in ((near, far), (far, near)):

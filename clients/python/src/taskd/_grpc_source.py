@@ -17,6 +17,9 @@ REPORT_TIMEOUT = 20.0
 _SHORTEST_EXTENSION, _LONGEST_EXTENSION = 0.5, 30.0
 # taskd refuses a longer one.
 _LONGEST_DELAY = 365 * 24 * 3600.0
+# The end of a cancelled call comes a moment later, and nobody can wait for it. gRPC has one queue of events for all
+# loops: one for a loop that has been closed holds up the others.
+_SETTLE = 0.05
 # Beyond the time that taskd waits for tasks.
 _GET_MARGIN = 10.0
 
@@ -39,6 +42,7 @@ class GrpcSource:
             max_bytes=max_bytes,
         )
         self._waiting: Call | None = None
+        self._was_cancelled = False
 
     async def get(self, max_tasks: int) -> Sequence[Lease]:
         request = pb.GetTasksRequest(max_tasks=max_tasks)
@@ -59,7 +63,7 @@ class GrpcSource:
     def interrupt(self) -> None:
         # False: the answer is here, so the call returns it.
         if self._waiting is not None and self._waiting.cancel():
-            self._waiting = None
+            self._waiting, self._was_cancelled = None, True
 
     async def complete(self, completions: Sequence[Completion]) -> Sequence[Answer]:
         request = pb.CompleteTasksRequest(worker=self._worker, completions=[completion(one) for one in completions])
@@ -76,6 +80,8 @@ class GrpcSource:
 
     async def close(self) -> None:
         await self._connection.close()
+        if self._was_cancelled:
+            await asyncio.sleep(_SETTLE)
 
 
 def extension_timeout(lease: float) -> float:

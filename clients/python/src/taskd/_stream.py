@@ -242,9 +242,24 @@ class Stream:
                     frame = pb.WorkerFrame()
 
     def _next_frame(self) -> pb.WorkerFrame | None:
-        """All that there is to say, in one frame; None if that is nothing."""
+        """The next thing to say; None if there is nothing."""
         sent, frame = _Frame(), pb.WorkerFrame(started=self._started)
         self._started.clear()
+        if self._surrendered is not None:
+            frame.surrender = True
+            sent.surrendered, self._surrendered = self._surrendered, None
+        elif not self._is_closing:
+            frame.want = sent.want = self._owner.want()
+        # taskd takes a want beside reports only when it has dealt with these, and may as well claim meanwhile.
+        if not frame.want and not frame.surrender:
+            self._add_reports(frame, sent)
+        if sent.parcels or frame.want or frame.surrender:
+            frame.number = next(self._numbers)
+            self._sent[frame.number] = sent
+            return frame
+        return frame if frame.started else None
+
+    def _add_reports(self, frame: pb.WorkerFrame, sent: _Frame) -> None:
         left = self._most_items
         for kind, parcels in self._parcels.items():
             if parcels and (len(parcels[0].items) <= left or left == self._most_items):
@@ -252,19 +267,6 @@ class Stream:
                 getattr(frame, kind.value).extend(parcel.items)
                 left -= len(parcel.items)
                 sent.parcels.append(parcel)
-        if self._surrendered is not None:
-            frame.surrender = True
-            sent.surrendered, self._surrendered = self._surrendered, None
-        elif not self._is_closing:
-            frame.want = sent.want = self._owner.want()
-        if sent.parcels or sent.want or sent.surrendered:
-            frame.number = next(self._numbers)
-            self._sent[frame.number] = sent
-        elif not frame.started:
-            return None
-        if any(self._parcels.values()):
-            self._wake.set()
-        return frame
 
     def _release(self, error: grpc.aio.AioRpcError | None) -> None:
         """Nobody waits for a stream that is over."""
