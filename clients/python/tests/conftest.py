@@ -197,7 +197,7 @@ class Background:
 
 
 class Proxy:
-    """Forwards connections to taskd until it is cut."""
+    """Forwards connections to taskd until it is cut or frozen."""
 
     def __init__(self, address: str) -> None:
         self._target = address.split(":")
@@ -205,6 +205,7 @@ class Proxy:
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         self._sockets: list[socket.socket] = []
         self.connections = 0
+        self._frozen: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -223,8 +224,13 @@ class Proxy:
     def _forward(self, one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(65536):
-                other.sendall(data)
+                if one not in self._frozen:
+                    other.sendall(data)
             other.shutdown(socket.SHUT_WR)
+
+    def freeze(self) -> None:
+        """Forwards nothing more of the connections that there are. Nobody hears of it."""
+        self._frozen.update(self._sockets)
 
     def cut(self) -> None:
         for one in [self._server, *self._sockets]:

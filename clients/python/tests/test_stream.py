@@ -6,7 +6,8 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,39 @@ def test_a_stream_that_is_cut_goes_on_with_its_tasks(taskd: Taskd, queue: str) -
                 assert (task.status, task.attempts) == (TaskStatus.COMPLETED, 0)
     assert (worker.stats.got, worker.stats.completed, worker.stats.lost) == (8, 8, 0)
     second.cut()
+
+
+def test_a_connection_that_falls_silent_is_replaced(taskd: Taskd, queue: str) -> None:
+    proxy = Proxy(taskd.address)
+    # A session of five seconds.
+    worker = Worker(proxy.address, queue=queue, lease=30)
+    worker._source = partial(with_timeout, worker._source, 5.0)  # type: ignore[method-assign]
+    go = threading.Event()
+
+    @worker.handler
+    async def work(task: Task[Any]) -> str:
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+        return "done"
+
+    with Client(taskd.address) as client:
+        running = client.insert(queue, "running")
+        with Background(worker):
+            until(lambda: worker.stats.running == 1, "a handler runs")
+            proxy.freeze()
+            go.set()
+            assert client.insert(queue, "later", wait=60).result == "done"
+            task = client.wait(running.id, timeout=60)
+            assert (task.status, task.attempts) == (TaskStatus.COMPLETED, 0)
+    assert (proxy.connections, worker.stats.lost) == (2, 0)
+    proxy.cut()
+
+
+def with_timeout(make: Callable[[Sequence[str]], Any], timeout: float, queues: Sequence[str]) -> Any:
+    """A source whose session lasts so long."""
+    source = make(queues)
+    source._ask.timeout.FromMilliseconds(int(timeout * 1000))
+    return source
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -278,6 +278,16 @@ class Connection:
                     raise
                 await asyncio.sleep(wait)
 
+    async def abandon(self, at: int) -> None:
+        """Drops the connection to an address that says nothing any more: the next call makes another one."""
+        self.leave(at)
+        channel = self._channels.pop(at, None)
+        if channel is not None:
+            await channel.close()
+
+    def address_of(self, at: int) -> str:
+        return self._target.addresses[at]
+
     def _channel(self) -> tuple[grpc.aio.Channel, int]:
         at = self._current
         return self._channels.get(at) or self._open(at), at

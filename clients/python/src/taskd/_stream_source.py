@@ -307,8 +307,8 @@ class StreamSource:
         try:
             await stream.run(self._first_frame())
         except Silent as error:
-            self._connection.leave(at)
-            self._read_end(Unavailable(f"{error} ({self._connection.address})"))
+            await self._connection.abandon(at)
+            self._read_end(Unavailable(f"{error} ({self._connection.address_of(at)})"))
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 logger.info("taskd has no streams; asking by long polls")
@@ -328,6 +328,9 @@ class StreamSource:
 
     def _first_frame(self) -> pb.WorkerFrame:
         self._asked, self._ask_at = 0, 0.0
+        if self._is_interrupted:
+            # Nobody takes them any more, so they go back.
+            self._ready.clear()
         holding = self._holding()
         frame = pb.WorkerFrame(open=self._ask, started=[task_id for task_id, is_started in holding if is_started])
         frame.open.session = self._session
