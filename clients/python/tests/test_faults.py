@@ -43,7 +43,7 @@ def test_kills_of_taskd_lose_and_repeat_nothing(new_taskd: MakeTaskd, stream: bo
         await asyncio.sleep(0.01)
         return task.payload
 
-    count = 400
+    count = 240
     with Client(taskd.address) as client:
         inserted = list(client.insert_each(NewTask(queue="q", key=str(n), payload=n) for n in range(count)))
         with Background(worker):
@@ -173,7 +173,7 @@ def test_a_worker_moves_to_the_next_address_amid_work(taskd: Taskd, queue: str, 
         await asyncio.sleep(0.005)
         return task.payload
 
-    count = 400
+    count = 240
     with Client(taskd.address) as client:
         inserted = list(client.insert_each(NewTask(queue=queue, key=str(n), payload=n) for n in range(count)))
         with Background(worker):

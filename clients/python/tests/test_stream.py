@@ -52,11 +52,10 @@ def test_a_worker_holds_a_stream_and_gets_no_more_than_it_has_room_for(new_taskd
             until(lambda: len(list(client.list_tasks("q", statuses=assigned))) == 5, "five tasks are assigned")
             until(lambda: running == 3, "three handlers run")
             assert sessions(taskd) == 1
-            assert worker.stats.got == 5
+            until(lambda: worker.stats.got == 5, "the worker has them")
             go.set()
             for one in inserted:
                 assert client.wait(one.id, timeout=60).attempts == 0
-            assert len(list(client.list_tasks("q", statuses=assigned))) == 0
         # The session ends with the worker.
         until(lambda: sessions(taskd) == 0, "the session is closed")
     assert (worker.stats.completed, worker.stats.lost, most) == (20, 0, 3)
@@ -320,7 +319,7 @@ def test_a_silent_stream_is_given_up() -> None:
     heard: list[str] = []
 
     async def falls_silent(stream: FakeStream) -> None:
-        await stream.accept(timeout=1.0)
+        await stream.accept(timeout=2.0)
         await stream.send_tasks("a")
         # It hears heartbeats, and says nothing.
         while (frame := await stream.read()) is not None:

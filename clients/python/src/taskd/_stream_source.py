@@ -34,7 +34,7 @@ logger = logging.getLogger("taskd.worker")
 
 # The share of a lease after which a silent worker loses its session. It is less than a lease that was just extended
 # has left, so that the tasks which had not started go back at no cost.
-_TIMEOUT_SHARE = 2 / 3
+_TIMEOUT_SHARE = 1 / 2
 # A handler may block the event loop for a while; taskd allows ten minutes.
 _SHORTEST_TIMEOUT, _LONGEST_TIMEOUT = 5.0, 600.0
 # A larger report might be more than taskd takes in a frame, and would end the stream.
