@@ -95,6 +95,8 @@ class FakeTaskd:
         self.errors: list[BaseException] = []
         # Tasks for long polls.
         self.polled: list[pb.LeasedTask] = []
+        # Reports by unary calls are not answered while it is set.
+        self.is_hanging = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self.address = ""
 
@@ -152,6 +154,8 @@ class FakeTaskd:
         fields = ("completions", "rejections", "extensions")
         (name,) = [name for name in fields if name in request.DESCRIPTOR.fields_by_name]
         self.calls.append((name, request))
+        while self.is_hanging.is_set():
+            await asyncio.sleep(0.01)
         items: Sequence[Any] = getattr(request, name)
         answer = {
             "completions": pb.CompleteTasksResponse,

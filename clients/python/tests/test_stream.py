@@ -16,7 +16,9 @@ import pytest
 from conftest import Background, Program, Proxy, Taskd, until
 from fake import FakeStream, FakeTaskd, leased
 
-from taskd import Client, NewTask, Task, TaskStatus, Unavailable, Worker
+from taskd import Backoff, Client, NewTask, Task, TaskStatus, Unavailable, Worker
+from taskd._connection import COMPLETE, Connection, Target
+from taskd.v1 import taskd_pb2 as pb
 
 MakeTaskd = Callable[..., Taskd]
 Start = Callable[..., Program]
@@ -194,6 +196,28 @@ def test_a_worker_that_starts_again_takes_over(taskd: Taskd, queue: str, program
     assert [(task.status, task.attempts) for task in tasks] == [(TaskStatus.COMPLETED, n) for n in (1, 0, 0)]
 
 
+def test_a_task_that_kills_its_workers_dies_and_costs_no_other_an_attempt(
+    taskd: Taskd, queue: str, program: Start
+) -> None:
+    with Client(taskd.address) as client:
+        backoff = Backoff("constant", initial=0.05)
+        poison, *others = client.insert_batch(
+            [NewTask(queue=queue, key=key, max_attempts=2, backoff=backoff) for key in ("poison", "a", "b", "c")]
+        )
+        # Twice, or once more where the system drops the last words of a process.
+        for _ in range(6):
+            worker = program("die.py", taskd.address, queue).process
+            until(lambda: worker.poll() is not None or client.get_task(poison.id).status.is_final, "one of them dies")  # noqa: B023
+            if worker.poll() is None:
+                break
+        dead = client.wait(poison.id, timeout=60)
+        assert (dead.status, dead.attempts) == (TaskStatus.DEAD, 2)
+        for one in others:
+            task = client.wait(one.id, timeout=60)
+            assert (task.status, task.attempts) == (TaskStatus.COMPLETED, 0)
+        assert worker.poll() is None
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stop_without_taskd_ends_with_an_error(
     new_taskd: MakeTaskd, caplog: pytest.LogCaptureFixture, stream: bool
@@ -279,7 +303,7 @@ def test_a_taskd_without_streams_is_asked(caplog: pytest.LogCaptureFixture) -> N
 def test_a_process_that_stops_sends_its_workers_on() -> None:
     worker, go = make_worker(concurrency=2, lease=60)
     half_closed = asyncio.Event()
-    frames: list[pb_frame] = []
+    frames: list[pb.WorkerFrame] = []
 
     async def stops(stream: FakeStream) -> None:
         await stream.accept(session="old")
@@ -406,9 +430,27 @@ def test_reports_go_by_unary_calls_while_there_is_no_stream() -> None:
     assert [name for name, _ in fake.calls] == ["completions"]
 
 
+def test_calls_on_a_connection_that_is_given_up_may_be_repeated() -> None:
+    async def test() -> None:
+        async with FakeTaskd() as fake:
+            fake.is_hanging.set()
+            connection = Connection(Target(addresses=(fake.address,), token=None, tls=None))
+            request = pb.CompleteTasksRequest(worker="w", completions=[pb.Completion(id="a")])
+            call = asyncio.create_task(connection.call(COMPLETE, request, 60.0))
+            await seen(lambda: fake.calls)
+            await connection.abandon(0)
+            with pytest.raises(Unavailable, match="the call was cancelled"):
+                await call
+            fake.is_hanging.clear()
+            assert len((await connection.call(COMPLETE, request, 60.0)).results) == 1
+            await connection.close()
+
+    asyncio.run(test())
+
+
 def test_a_stop_gives_back_what_has_not_started_on_another_stream() -> None:
     worker, go = make_worker(concurrency=1, prefetch=2, lease=1)
-    frames: list[pb_frame] = []
+    frames: list[pb.WorkerFrame] = []
 
     async def first(stream: FakeStream) -> None:
         await stream.accept()
@@ -438,6 +480,3 @@ def test_a_stop_gives_back_what_has_not_started_on_another_stream() -> None:
     assert [one.id for one in completed.completions] == ["id-a"]
     assert (worker.stats.got, worker.stats.completed, worker.stats.returned) == (3, 1, 2)
     assert [name for name, _ in fake.calls if name != "extensions"] == []
-
-
-pb_frame = Any

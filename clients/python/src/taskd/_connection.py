@@ -205,6 +205,7 @@ class Connection:
         self._target = target
         self._channels: dict[int, grpc.aio.Channel] = {}
         self._current = 0
+        self._is_closed = False
         token = target.token
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
@@ -246,6 +247,12 @@ class Connection:
             return await call
         except grpc.aio.AioRpcError as error:
             raise self.error(error, at) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._is_closed or task is None or task.cancelling():
+                raise
+            # Not the caller was cancelled, but the call, with its connection.
+            raise Unavailable(f"the call was cancelled ({self._target.addresses[at]})") from None
 
     def error(self, error: grpc.aio.AioRpcError, at: int) -> TaskdError:
         """The error of a call, of this package. The next call goes elsewhere if this address is away."""
@@ -305,6 +312,7 @@ class Connection:
         return channel
 
     async def close(self) -> None:
+        self._is_closed = True
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()

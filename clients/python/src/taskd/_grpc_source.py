@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from taskd._codec import Encoding
 from taskd._connection import COMPLETE, EXTEND, GET, REJECT, Call, Connection
 from taskd._time import to_duration
+from taskd.errors import Unavailable
 from taskd.source import Answer, Completion, ItemStatus, Lease, Rejection
 from taskd.task import read_priority
 from taskd.v1 import taskd_pb2 as pb
@@ -51,7 +52,7 @@ class GrpcSource:
         self._waiting = call
         try:
             answer: pb.GetTasksResponse = await self._connection.finish(call, at)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Unavailable):
             if self._waiting is None:
                 # Interrupted: taskd gives back what it leased for this call.
                 return []

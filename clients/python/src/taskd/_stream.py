@@ -159,7 +159,10 @@ class Stream:
         listener = asyncio.create_task(self._listen())
         ended: Sequence[BaseException | None] = ()
         try:
-            await asyncio.wait({reader, listener}, return_when=asyncio.FIRST_COMPLETED)
+            # The writer ends before the reader when this side has said all.
+            while not (reader.done() or listener.done() or (writer.done() and writer.exception())):
+                going = [one for one in (reader, listener, writer) if not one.done()]
+                await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._is_over = True
             listener.cancel()
