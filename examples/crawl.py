@@ -52,28 +52,35 @@ def inside(site: str, url: str) -> bool:
     return url.startswith(folder)
 
 
+def fetch(url: str) -> tuple[Page, list[str]]:
+    """The page and the URLs that it links to. An error is worth another attempt, unless it is a Reject."""
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            body, base, kind = answer.read(), answer.url, answer.headers.get_content_type()
+            status = answer.status
+    except urllib.error.HTTPError as error:
+        if error.code >= 500:
+            raise
+        raise Reject(f"the site answers {error.code}") from error
+    if kind != "text/html":
+        return {"status": status, "title": "", "bytes": len(body), "links": 0}, []
+    page = Links(body.decode(errors="replace"))
+    # One name for one page: the fragment is a place inside it.
+    urls = {urldefrag(urljoin(base, link)).url for link in page.found}
+    return {"status": status, "title": page.title, "bytes": len(body), "links": len(page.found)}, sorted(urls)
+
+
 def make_worker(address: str, queue: str, site: str) -> Worker:
+    """The worker. taskd sends it pages on a stream as they are found, eight at a time."""
     worker = Worker(address, queue=queue, concurrency=8, timeout=60)
 
     @worker.handler
-    def fetch(task: Task[None]) -> Page:
-        try:
-            with urllib.request.urlopen(task.key, timeout=20) as answer:
-                body, base, kind = answer.read(), answer.url, answer.headers.get_content_type()
-                status = answer.status
-        except urllib.error.HTTPError as error:
-            if error.code >= 500:
-                # Another attempt, after the backoff.
-                raise
-            raise Reject(f"the site answers {error.code}") from error
-        if kind != "text/html":
-            return {"status": status, "title": "", "bytes": len(body), "links": 0}
-        page = Links(body.decode(errors="replace"))
-        # One name for one page: the fragment is a place inside it.
-        urls = {urldefrag(urljoin(base, link)).url for link in page.found}
-        for url in sorted(url for url in urls if inside(site, url)):
-            task.discover(url)
-        return {"status": status, "title": page.title, "bytes": len(body), "links": len(page.found)}
+    def visit(task: Task[None]) -> Page:
+        page, urls = fetch(task.key)
+        for url in urls:
+            if inside(site, url):
+                task.discover(url)
+        return page
 
     return worker
 

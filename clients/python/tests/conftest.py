@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +23,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+
+from taskd import Worker
 
 # taskd refuses variables that it does not know, and a test must not take the settings of its caller.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("TASKD_")}
@@ -95,8 +99,10 @@ class Taskd:
         return text
 
     def results(self, task_id: str) -> list[dict[str, Any]]:
-        """The results of a task: one for each credited worker."""
-        found: list[dict[str, Any]] = self.get(f"/v1/tasks/{task_id}/results")["results"]
+        """The results of a completed task: one for each credited worker. SQL has them a moment after Redis."""
+        found: list[dict[str, Any]] = until(
+            lambda: self.get(f"/v1/tasks/{task_id}/results")["results"], "the results are stored"
+        )
         return found
 
     def command(self, *args: str) -> str:
@@ -162,6 +168,76 @@ def new_taskd() -> Iterator[Callable[..., Taskd]]:
 def queue() -> str:
     """A name that no other test has."""
     return f"q-{uuid4().hex[:12]}"
+
+
+class Background:
+    """A worker on a thread of its own."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self.worker.serve())
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> Background:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.worker.stop()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if self.error:
+            raise self.error
+
+
+class Proxy:
+    """Forwards connections to taskd until it is cut or frozen."""
+
+    def __init__(self, address: str) -> None:
+        self._target = address.split(":")
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._sockets: list[socket.socket] = []
+        self.connections = 0
+        self._frozen: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                far = socket.create_connection((self._target[0], int(self._target[1])))
+                for one in (near, far):
+                    # Small frames would wait for each other.
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._sockets += [near, far]
+                self.connections += 1
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
+
+    def _forward(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                if one not in self._frozen:
+                    other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    def freeze(self) -> None:
+        """Forwards nothing more of the connections that there are. Nobody hears of it."""
+        self._frozen.update(self._sockets)
+
+    def cut(self) -> None:
+        for one in [self._server, *self._sockets]:
+            # A thread that waits in the socket learns it from the shutdown.
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
 
 
 class Program:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -15,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Program, Taskd, free_port, until
+from conftest import Background, Program, Proxy, Taskd, free_port, until
 
 from taskd import (
     TLS,
@@ -36,42 +33,17 @@ MakeTaskd = Callable[..., Taskd]
 Start = Callable[..., Program]
 
 
-class Background:
-    """A worker on a thread of its own."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self.worker.serve())
-        except BaseException as error:
-            self.error = error
-
-    def __enter__(self) -> Background:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.worker.stop()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        if self.error:
-            raise self.error
-
-
-def test_kills_of_taskd_lose_and_repeat_nothing(new_taskd: MakeTaskd) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_kills_of_taskd_lose_and_repeat_nothing(new_taskd: MakeTaskd, stream: bool) -> None:
     taskd = new_taskd()
-    worker = Worker(taskd.address, queue="q", lease=2, concurrency=4, wait=2)
+    worker = Worker(taskd.address, queue="q", lease=2, concurrency=4, wait=2, stream=stream)
 
     @worker.handler
     async def work(task: Task[int]) -> int:
         await asyncio.sleep(0.01)
         return task.payload
 
-    count = 400
+    count = 240
     with Client(taskd.address) as client:
         inserted = list(client.insert_each(NewTask(queue="q", key=str(n), payload=n) for n in range(count)))
         with Background(worker):
@@ -102,12 +74,13 @@ def test_a_worker_that_is_killed_loses_nothing(taskd: Taskd, queue: str, program
         assert [each["worker"] for each in taskd.results(one)] == [second.name]
 
 
+@pytest.mark.parametrize("stream", [True, False])
 def test_a_stop_finishes_what_began_and_gives_back_the_rest(
-    taskd: Taskd, queue: str, program: Start, tmp_path: Path
+    taskd: Taskd, queue: str, program: Start, tmp_path: Path, stream: bool
 ) -> None:
     with Client(taskd.address) as client:
         ids = [client.insert(queue, key).id for key in ("a", "b", "c")]
-        worker = program("slow.py", taskd.address, queue, str(tmp_path), "5")
+        worker = program("slow.py", taskd.address, queue, str(tmp_path), "5", "30", *(() if stream else ("polls",)))
         worker.says("began a")
         until(lambda: client.get_task(ids[2]).leased, "it has fetched the others")
         worker.signal(signal.SIGTERM)
@@ -122,7 +95,11 @@ def test_a_stop_finishes_what_began_and_gives_back_the_rest(
             (tmp_path / "a").touch()
             assert client.wait(ids[0], timeout=60).status is TaskStatus.COMPLETED
         assert worker.wait() == 0
-    assert "the end Stats(got=3, completed=1, rejected=2, lost=0, running=0)" in worker.said()
+        tasks = [client.get_task(one) for one in ids]
+    # What went back by a stream has cost nothing.
+    rejected, returned = (0, 2) if stream else (2, 0)
+    assert f"the end Stats(got=3, completed=1, rejected={rejected}, lost=0, returned={returned}" in worker.said()
+    assert [task.attempts for task in tasks] == [0, rejected // 2, rejected // 2]
     assert [each["worker"] for each in taskd.results(ids[0])] == [f"slow-{queue}"]
     assert worker.said().count("began") == 1
 
@@ -186,51 +163,17 @@ def test_a_dead_address_is_passed_over(taskd: Taskd, queue: str) -> None:
         assert client.wait(client.insert(queue, "k").id, timeout=60).status is TaskStatus.COMPLETED
 
 
-class Proxy:
-    """Forwards connections to taskd until it is cut."""
-
-    def __init__(self, address: str) -> None:
-        self._target = address.split(":")
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self._sockets: list[socket.socket] = []
-        self.connections = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._server.accept()
-                far = socket.create_connection((self._target[0], int(self._target[1])))
-                self._sockets += [near, far]
-                self.connections += 1
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
-
-    def _forward(self, one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := one.recv(65536):
-                other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
-
-    def cut(self) -> None:
-        for one in [self._server, *self._sockets]:
-            # A thread that waits in the socket learns it from the shutdown.
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-
-def test_a_worker_moves_to_the_next_address_amid_work(taskd: Taskd, queue: str) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_worker_moves_to_the_next_address_amid_work(taskd: Taskd, queue: str, stream: bool) -> None:
     first, second = Proxy(taskd.address), Proxy(taskd.address)
-    worker = Worker([first.address, second.address], queue=queue, lease=3, concurrency=4)
+    worker = Worker([first.address, second.address], queue=queue, lease=3, concurrency=4, stream=stream)
 
     @worker.handler
     async def work(task: Task[int]) -> int:
         await asyncio.sleep(0.005)
         return task.payload
 
-    count = 400
+    count = 240
     with Client(taskd.address) as client:
         inserted = list(client.insert_each(NewTask(queue=queue, key=str(n), payload=n) for n in range(count)))
         with Background(worker):
@@ -270,9 +213,10 @@ def test_a_call_gives_up_after_its_patience() -> None:
         client.insert("q", "k")
 
 
-def test_calls_keep_to_the_limits_of_taskd(new_taskd: MakeTaskd) -> None:
-    taskd = new_taskd("max_items = 2\n")
-    worker = Worker(taskd.address, queue="q", concurrency=5, prefetch=20, lease=1)
+@pytest.mark.parametrize("stream", [True, False])
+def test_calls_keep_to_the_limits_of_taskd(new_taskd: MakeTaskd, stream: bool) -> None:
+    taskd = new_taskd("max_items = 2\nmax_session_tasks = 12\n")
+    worker = Worker(taskd.address, queue="q", concurrency=5, prefetch=20, lease=1, stream=stream)
     began: set[str] = set()
 
     async def run() -> None:

@@ -7,9 +7,9 @@ import dataclasses
 import re
 from typing import Any
 
-from conftest import ROOT, Taskd
+from conftest import ROOT, Background, Taskd
 
-import taskd
+import taskd as taskd_package
 from taskd.testing import MockSource
 
 README = (ROOT / "clients" / "python" / "README.md").read_text()
@@ -43,10 +43,31 @@ def test_the_worker_of_the_documents() -> None:
 
 
 def test_the_typed_worker() -> None:
-    names: dict[str, Any] = {"dataclass": dataclasses.dataclass, "Task": taskd.Task, "worker": taskd.Worker(queue="q")}
+    names: dict[str, Any] = {
+        "dataclass": dataclasses.dataclass,
+        "Task": taskd_package.Task,
+        "worker": taskd_package.Worker(queue="q"),
+    }
     exec(example("class Page"), names)
     exec(example("def shrink"), names)
     assert names["worker"].queues == ["q", "images"]
+
+
+def test_results_and_watches(taskd: Taskd) -> None:
+    names: dict[str, Any] = {}
+    exec(example("async def render").replace("127.0.0.1:7601", taskd.address), names)
+    worker = taskd_package.Worker(taskd.address, queue="render")
+    worker.handler(lambda task: task.key.encode())
+
+    async def run() -> bytes:
+        reporting = asyncio.create_task(names["report"]())
+        result: bytes = await names["render"]("https://example.com/")
+        reporting.cancel()
+        await asyncio.gather(reporting, return_exceptions=True)
+        return result
+
+    with Background(worker):
+        assert asyncio.run(run()) == b"https://example.com/"
 
 
 def test_the_client(taskd: Taskd, tmp_path: Any, monkeypatch: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
-from taskd._time import Backoff
+from taskd._time import Pauses
 from taskd.errors import (
     InvalidRequest,
     NotFound,
@@ -22,6 +22,7 @@ from taskd.errors import (
     TaskdError,
     Unauthenticated,
     Unavailable,
+    Unsupported,
 )
 from taskd.v1 import taskd_pb2 as pb
 
@@ -34,7 +35,7 @@ ResponseT = TypeVar("ResponseT")
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[RequestT, ResponseT]):
-    """A unary call of taskd. Written by hand instead of generated, so that it has types."""
+    """A call of taskd. Written by hand instead of generated, so that it has types."""
 
     path: str
     serialize: Callable[[RequestT], bytes]
@@ -69,6 +70,14 @@ REJECT: Method[pb.RejectTasksRequest, pb.RejectTasksResponse] = _method(
 )
 EXTEND: Method[pb.ExtendTasksRequest, pb.ExtendTasksResponse] = _method(
     "Tasks", "ExtendTasks", pb.ExtendTasksRequest, pb.ExtendTasksResponse
+)
+# Calls with many messages.
+STREAM: Method[pb.WorkerFrame, pb.TaskdFrame] = _method("Tasks", "StreamTasks", pb.WorkerFrame, pb.TaskdFrame)
+WATCH_TASK: Method[pb.WatchTaskRequest, pb.TaskEvent] = _method(
+    "Discovery", "WatchTask", pb.WatchTaskRequest, pb.TaskEvent
+)
+WATCH_QUEUE: Method[pb.WatchQueueRequest, pb.TaskEvent] = _method(
+    "Discovery", "WatchQueue", pb.WatchQueueRequest, pb.TaskEvent
 )
 
 
@@ -160,17 +169,33 @@ _ERRORS: dict[grpc.StatusCode, type[TaskdError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
-    # An older taskd.
-    grpc.StatusCode.UNIMPLEMENTED: TaskdError,
+    grpc.StatusCode.UNIMPLEMENTED: Unsupported,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
 
+# How long a call that was cancelled may take to end.
+_SETTLE = 1.0
+
 # Another process may serve these: this one is away, hangs, or does not run the pipeline.
 _MOVE_ON = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
 Call = grpc.aio.UnaryUnaryCall[Any, Any]
+StreamCall = grpc.aio.StreamStreamCall[pb.WorkerFrame, pb.TaskdFrame]
+
+
+async def settle(call: grpc.aio.Call, *tasks: asyncio.Task[None]) -> None:
+    """Cancels a call of many messages, and waits until nothing more comes of it.
+
+    gRPC has one queue for the events of all loops. One for a loop that has been closed holds up the others.
+    """
+    call.cancel()
+    ended = [*tasks, asyncio.ensure_future(call.code())]
+    await asyncio.wait(ended, timeout=_SETTLE)
+    for one in ended:
+        one.cancel()
+    await asyncio.gather(*ended, return_exceptions=True)
 
 
 class Connection:
@@ -180,6 +205,7 @@ class Connection:
         self._target = target
         self._channels: dict[int, grpc.aio.Channel] = {}
         self._current = 0
+        self._is_closed = False
         token = target.token
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
@@ -189,20 +215,56 @@ class Connection:
 
     def start(self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float) -> tuple[Call, int]:
         """Begins a call. It returns the number of the address, too, for `finish`."""
-        at = self._current
-        channel = self._channels.get(at) or self._open(at)
+        channel, at = self._channel()
         call = channel.unary_unary(method.path, request_serializer=method.serialize, response_deserializer=method.parse)
         return call(request, timeout=timeout, metadata=self._metadata), at
+
+    def stream(self) -> tuple[StreamCall, int]:
+        """Begins a stream of a worker. It returns the number of the address, too, for `error`."""
+        channel, at = self._channel()
+        call = channel.stream_stream(STREAM.path, STREAM.serialize, STREAM.parse)
+        return call(metadata=self._metadata), at
+
+    async def watch(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncGenerator[ResponseT, None]:
+        """The messages of one call, until its end or its error."""
+        channel, at = self._channel()
+        start = channel.unary_stream(
+            method.path, request_serializer=method.serialize, response_deserializer=method.parse
+        )
+        call = start(request, metadata=self._metadata)
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise self.error(error, at) from error
+        finally:
+            # The caller may leave before the end.
+            await settle(call)
 
     async def finish(self, call: Call, at: int) -> Any:
         """The answer of a call, or its error."""
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            if error.code() in _MOVE_ON and self._current == at:
-                self._current = (at + 1) % len(self._target.addresses)
-            kind = _ERRORS.get(error.code(), Unavailable)
-            raise kind(f"{error.details()} ({error.code().name}, {self._target.addresses[at]})") from error
+            raise self.error(error, at) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._is_closed or task is None or task.cancelling():
+                raise
+            # Not the caller was cancelled, but the call, with its connection.
+            raise Unavailable(f"the call was cancelled ({self._target.addresses[at]})") from None
+
+    def error(self, error: grpc.aio.AioRpcError, at: int) -> TaskdError:
+        """The error of a call, of this package. The next call goes elsewhere if this address is away."""
+        if error.code() in _MOVE_ON:
+            self.leave(at)
+        kind = _ERRORS.get(error.code(), Unavailable)
+        return kind(f"{error.details()} ({error.code().name}, {self._target.addresses[at]})")
+
+    def leave(self, at: int) -> None:
+        """Makes the next call at the next address, if no other call has left this one before."""
+        if self._current == at:
+            self._current = (at + 1) % len(self._target.addresses)
 
     async def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float) -> ResponseT:
         """Calls once."""
@@ -213,7 +275,7 @@ class Connection:
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float, patience: float
     ) -> ResponseT:
         """Repeats the call until taskd answers it, at most for the time that `patience` gives."""
-        pause, end = Backoff(), time.monotonic() + patience
+        pause, end = Pauses(), time.monotonic() + patience
         while True:
             try:
                 return await self.call(method, request, min(timeout, max(end - time.monotonic(), 1.0)))
@@ -222,6 +284,20 @@ class Connection:
                 if time.monotonic() + wait >= end:
                     raise
                 await asyncio.sleep(wait)
+
+    async def abandon(self, at: int) -> None:
+        """Drops the connection to an address that says nothing any more: the next call makes another one."""
+        self.leave(at)
+        channel = self._channels.pop(at, None)
+        if channel is not None:
+            await channel.close()
+
+    def address_of(self, at: int) -> str:
+        return self._target.addresses[at]
+
+    def _channel(self) -> tuple[grpc.aio.Channel, int]:
+        at = self._current
+        return self._channels.get(at) or self._open(at), at
 
     def _open(self, at: int) -> grpc.aio.Channel:
         tls, options = self._target.tls, list(_OPTIONS)
@@ -236,6 +312,7 @@ class Connection:
         return channel
 
     async def close(self) -> None:
+        self._is_closed = True
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()

@@ -6,14 +6,21 @@ import asyncio
 from collections.abc import Sequence
 
 from taskd._codec import Encoding
-from taskd._connection import COMPLETE, EXTEND, GET, REJECT, Call, Connection, Target
+from taskd._connection import COMPLETE, EXTEND, GET, REJECT, Call, Connection
 from taskd._time import to_duration
+from taskd.errors import Unavailable
 from taskd.source import Answer, Completion, ItemStatus, Lease, Rejection
 from taskd.task import read_priority
 from taskd.v1 import taskd_pb2 as pb
 
 # taskd answers a report in milliseconds; a process that hangs must not keep it.
-_REPORT_TIMEOUT = 20.0
+REPORT_TIMEOUT = 20.0
+_SHORTEST_EXTENSION, _LONGEST_EXTENSION = 0.5, 30.0
+# taskd refuses a longer one.
+_LONGEST_DELAY = 365 * 24 * 3600.0
+# The end of a cancelled call comes a moment later, and nobody can wait for it. gRPC has one queue of events for all
+# loops: one for a loop that has been closed holds up the others.
+_SETTLE = 0.05
 # Beyond the time that taskd waits for tasks.
 _GET_MARGIN = 10.0
 
@@ -22,9 +29,9 @@ class GrpcSource:
     """Asks one process of taskd, and the next one when it is away."""
 
     def __init__(
-        self, target: Target, *, worker: str, queues: Sequence[str], lease: float, wait: float, max_bytes: int
+        self, connection: Connection, *, worker: str, queues: Sequence[str], lease: float, wait: float, max_bytes: int
     ) -> None:
-        self._connection = Connection(target)
+        self._connection = connection
         self._worker = worker
         self._lease = lease
         self._wait = wait
@@ -36,6 +43,7 @@ class GrpcSource:
             max_bytes=max_bytes,
         )
         self._waiting: Call | None = None
+        self._was_cancelled = False
 
     async def get(self, max_tasks: int) -> Sequence[Lease]:
         request = pb.GetTasksRequest(max_tasks=max_tasks)
@@ -44,54 +52,63 @@ class GrpcSource:
         self._waiting = call
         try:
             answer: pb.GetTasksResponse = await self._connection.finish(call, at)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Unavailable):
             if self._waiting is None:
                 # Interrupted: taskd gives back what it leased for this call.
                 return []
             raise
         finally:
             self._waiting = None
-        return [_lease(task) for task in answer.tasks]
+        return [read_lease(task) for task in answer.tasks]
 
     def interrupt(self) -> None:
         # False: the answer is here, so the call returns it.
         if self._waiting is not None and self._waiting.cancel():
-            self._waiting = None
+            self._waiting, self._was_cancelled = None, True
 
     async def complete(self, completions: Sequence[Completion]) -> Sequence[Answer]:
-        items = [
-            pb.Completion(
-                id=one.lease.id,
-                lease_token=one.lease.token,
-                result=one.result,
-                result_encoding=one.encoding.value,
-                discovered=one.discovered,
-            )
-            for one in completions
-        ]
-        request = pb.CompleteTasksRequest(worker=self._worker, completions=items)
-        return _answers((await self._connection.call(COMPLETE, request, _REPORT_TIMEOUT)).results)
+        request = pb.CompleteTasksRequest(worker=self._worker, completions=[completion(one) for one in completions])
+        return _answers((await self._connection.call(COMPLETE, request, REPORT_TIMEOUT)).results)
 
     async def reject(self, rejections: Sequence[Rejection]) -> Sequence[Answer]:
-        items = []
-        for one in rejections:
-            item = pb.Rejection(id=one.lease.id, lease_token=one.lease.token, reason=one.reason, retry=one.retry)
-            if one.delay is not None:
-                item.delay.CopyFrom(to_duration(one.delay))
-            items.append(item)
-        request = pb.RejectTasksRequest(worker=self._worker, rejections=items)
-        return _answers((await self._connection.call(REJECT, request, _REPORT_TIMEOUT)).results)
+        request = pb.RejectTasksRequest(worker=self._worker, rejections=[rejection(one) for one in rejections])
+        return _answers((await self._connection.call(REJECT, request, REPORT_TIMEOUT)).results)
 
     async def extend(self, leases: Sequence[Lease]) -> Sequence[Answer]:
-        by = to_duration(self._lease)
-        items = [pb.Extension(id=lease.id, lease_token=lease.token, by=by) for lease in leases]
+        items = [extension(lease, self._lease) for lease in leases]
         request = pb.ExtendTasksRequest(worker=self._worker, extensions=items)
-        # Later than that, another attempt is better.
-        timeout = min(_REPORT_TIMEOUT, max(self._lease / 4, 0.5))
-        return _answers((await self._connection.call(EXTEND, request, timeout)).results)
+        return _answers((await self._connection.call(EXTEND, request, extension_timeout(self._lease))).results)
 
     async def close(self) -> None:
         await self._connection.close()
+        if self._was_cancelled:
+            await asyncio.sleep(_SETTLE)
+
+
+def extension_timeout(lease: float) -> float:
+    """How long an extension may take. Later than that, another attempt is better."""
+    return min(_LONGEST_EXTENSION, max(lease / 4, _SHORTEST_EXTENSION))
+
+
+def completion(one: Completion) -> pb.Completion:
+    return pb.Completion(
+        id=one.lease.id,
+        lease_token=one.lease.token,
+        result=one.result,
+        result_encoding=one.encoding.value,
+        discovered=one.discovered,
+    )
+
+
+def rejection(one: Rejection) -> pb.Rejection:
+    item = pb.Rejection(id=one.lease.id, lease_token=one.lease.token, reason=one.reason, retry=one.retry)
+    if one.delay is not None:
+        item.delay.CopyFrom(to_duration(min(one.delay, _LONGEST_DELAY)))
+    return item
+
+
+def extension(lease: Lease, by: float) -> pb.Extension:
+    return pb.Extension(id=lease.id, lease_token=lease.token, by=to_duration(by))
 
 
 _STATUSES = {pb.ItemStatus.Value(f"ITEM_STATUS_{status.name}"): status for status in ItemStatus}
@@ -105,7 +122,7 @@ def _answers(results: Sequence[pb.ItemResult]) -> list[Answer]:
     return [read_answer(item) for item in results]
 
 
-def _lease(task: pb.LeasedTask) -> Lease:
+def read_lease(task: pb.LeasedTask) -> Lease:
     return Lease(
         id=task.id,
         queue=task.queue,

@@ -17,8 +17,9 @@ from taskd.task import Task, key_text, set_current_task
 
 Outcome = Completion | Rejection
 
-# taskd takes reasons of up to 4,096 bytes.
+# taskd takes 4,096.
 _MAX_REASON_BYTES = 4000
+_CUT = " …"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,4 +146,6 @@ def error_text(error: BaseException) -> str:
 def reason(text: str) -> str:
     """The text without lone surrogates, cut to the bytes that taskd takes."""
     raw = text.encode(errors="replace")
-    return raw.decode() if len(raw) <= _MAX_REASON_BYTES else raw[:_MAX_REASON_BYTES].decode(errors="ignore") + " …"
+    if len(raw) <= _MAX_REASON_BYTES:
+        return raw.decode()
+    return raw[: _MAX_REASON_BYTES - len(_CUT.encode())].decode(errors="ignore") + _CUT

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from taskd._handler import Outcome, reason
-from taskd._time import Backoff
+from taskd._time import Pauses
 from taskd.errors import InvalidRequest, Unavailable
 from taskd.source import Answer, Completion, ItemStatus, Rejection, Source
 
@@ -40,9 +40,9 @@ class _Line(Generic[OutcomeT]):
         self.waiting.append((held, outcome, size))
         self.some.set()
 
-    def take(self) -> list[tuple[Held, OutcomeT]]:
+    def take(self) -> Sequence[tuple[Held, OutcomeT, int]]:
         """The next batch: as many as there are, within the bounds."""
-        batch: list[tuple[Held, OutcomeT]] = []
+        batch: list[tuple[Held, OutcomeT, int]] = []
         size = discovered = 0
         while self.waiting and len(batch) < _MAX_ITEMS:
             held, outcome, bytes_ = self.waiting[0]
@@ -50,7 +50,7 @@ class _Line(Generic[OutcomeT]):
             if batch and (size + bytes_ > _MAX_BYTES or discovered + found > _MAX_DISCOVERED):
                 break
             self.waiting.popleft()
-            batch.append((held, outcome))
+            batch.append((held, outcome, bytes_))
             size, discovered = size + bytes_, discovered + found
         if not self.waiting:
             self.some.clear()
@@ -104,40 +104,51 @@ class Reports:
         await self._empty.wait()
 
     async def _run_line(self, line: _Line[Any]) -> None:
+        pause = Pauses(longest=self._pause_limit)
         while True:
             await line.some.wait()
-            await self._deliver(line, line.take())
-
-    async def _deliver(self, line: _Line[Any], batch: list[tuple[Held, Any]]) -> None:
-        pause = Backoff(longest=self._pause_limit)
-        while batch:
-            try:
-                answers = await line.send([outcome for _, outcome in batch])
-            except Unavailable as error:
-                logger.debug("taskd did not take %d reports: %s", len(batch), error)
+            if await self._deliver(line, line.take()):
+                pause.reset()
+            else:
                 await asyncio.sleep(pause.next())
-                continue
+
+    async def _deliver(self, line: _Line[Any], batch: Sequence[tuple[Held, Any, int]]) -> bool:
+        """Sends a batch. False: taskd did not take all of it, and the rest waits again."""
+        parts = deque([batch])
+        while parts:
+            part = parts.popleft()
+            try:
+                answers = await line.send([outcome for _, outcome, _ in part])
+            except Unavailable as error:
+                # Only their shard may be away. So they wait behind what came meanwhile, which taskd may take.
+                logger.debug("taskd did not take %d reports: %s", len(part), error)
+                for again in (part, *parts):
+                    for one in again:
+                        line.put(*one)
+                return False
             except InvalidRequest as error:
-                if len(batch) > 1:
+                if len(part) > 1:
                     # One of them is wrong, or they are too large together.
-                    middle = len(batch) // 2
-                    await self._deliver(line, batch[:middle])
-                    batch = batch[middle:]
+                    middle = len(part) // 2
+                    parts.extendleft((part[middle:], part[:middle]))
                     continue
                 answers = [Answer(ItemStatus.INVALID, str(error))]
-            for (held, outcome), answer in zip(batch, answers, strict=True):
+            for (held, outcome, _), answer in zip(part, answers, strict=True):
                 self._read(held, outcome, answer)
-            return
+        return True
 
     def _read(self, held: Held, outcome: Outcome, answer: Answer) -> None:
         if answer.status is ItemStatus.TRY_LATER:
             size = self._sizes[id(held)]
             asyncio.get_running_loop().call_later(held.pause.next(), self._put, held, outcome, size)
             return
-        if answer.status is ItemStatus.INVALID and isinstance(outcome, Completion):
-            # The same result would be refused again, so the attempt has failed.
-            why = reason(f"taskd refused the result: {answer.error}")
-            self._put(held, Rejection(lease=outcome.lease, reason=why), self._sizes[id(held)])
+        if answer.status is ItemStatus.INVALID and not held.is_refused:
+            # The same report would be refused again. A plain rejection ends the lease, so that the task goes on.
+            held.is_refused = True
+            what = "result" if isinstance(outcome, Completion) else "rejection"
+            why = reason(f"taskd refused the {what}: {answer.error}")
+            may_retry = isinstance(outcome, Completion) or outcome.retry
+            self._put(held, Rejection(lease=outcome.lease, reason=why, retry=may_retry), self._sizes[id(held)])
             logger.error(why, extra=held.fields())
             return
         self._open -= 1

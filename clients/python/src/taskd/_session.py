@@ -8,14 +8,16 @@ import inspect
 import logging
 import time
 from collections import deque
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from taskd._handler import Handler, Outcome, completed, failed
 from taskd._reports import Reports
+from taskd._stream_source import StreamSource
 from taskd._threads import Processes, Threads
-from taskd._time import Backoff
+from taskd._time import Pauses
 from taskd.errors import EndOfSource, InvalidRequest, PayloadError, Reject, Retry, Unavailable
 from taskd.source import Answer, Completion, ItemStatus, Lease, Rejection, Source
 from taskd.task import Task, set_current_task
@@ -31,6 +33,8 @@ _MAX_ITEMS = 1000
 _REMIND_AFTER = 60.0
 # How long a handler that was cancelled may clean up.
 _CLEAN_UP = 2.0
+# How long taskd may take to hear that no more tasks are wanted.
+_SURRENDER = 3.0
 # How long the last reports may take when the grace is over.
 _LAST_REPORTS = 3.0
 
@@ -45,9 +49,12 @@ class Held:
     work: asyncio.Task[None] | None = None
     elsewhere: Future[Any] | None = None
     """The handler's run in a thread or process."""
+    has_started: bool = False
     is_over: bool = False
     """The outcome is decided; or nobody waits for it."""
-    pause: Backoff = field(default_factory=Backoff)
+    is_refused: bool = False
+    """taskd has refused a report of it, and gets a plain rejection."""
+    pause: Pauses = field(default_factory=Pauses)
 
     def fields(self) -> dict[str, Any]:
         """The fields of a log record about it."""
@@ -66,6 +73,8 @@ class Session:
         self._options = options
         self._handlers = handlers
         self._source = source
+        # None: the worker asks for tasks. Else taskd sends them.
+        self._stream = source if isinstance(source, StreamSource) else None
         self._stats = stats
         self._held: set[Held] = set()
         self._waiting: deque[Held] = deque()
@@ -79,6 +88,10 @@ class Session:
         self._aborting = asyncio.Event()
         # Something became free, or the worker stops.
         self._changed = asyncio.Event()
+        # Leases are to be extended at once.
+        self._hurry = asyncio.Event()
+        if self._stream is not None:
+            self._stream.connect(self._in_hand, self._ended_by_taskd, self._moved)
 
     def stop(self) -> None:
         """Takes no more tasks, and finishes those that began. The second call cancels these."""
@@ -88,11 +101,15 @@ class Session:
 
     def _take_no_more(self) -> None:
         self._stopping.set()
-        self._changed.set()
+        self._tell_room()
         self._source.interrupt()
 
     async def run(self) -> None:
-        """Until `stop`, the end of the source, or an error with which a worker cannot go on."""
+        """Until `stop`, the end of the source, or an error with which a worker cannot go on.
+
+        Raises Unavailable if taskd did not take the last reports.
+        """
+        self._tell_room()
         background = {asyncio.create_task(loop) for loop in (self._reports.run(), self._keep(), self._watch_loop())}
         fetch = asyncio.create_task(self._fetch())
         grace = self._options.grace
@@ -120,13 +137,17 @@ class Session:
                 raise error.exceptions[0]
             if isinstance(error, Exception):
                 raise error
+        if self._reports.open:
+            raise Unavailable(
+                f"stopped with {self._reports.open} reports that taskd did not take; their tasks will be done again"
+            )
 
     # Fetching.
 
     async def _fetch(self) -> None:
-        pause, away, next_line = Backoff(0.1, 5.0), False, 0.0
+        pause, away, next_line = Pauses(0.1, 5.0), False, 0.0
         while await self._room():
-            began, asked = time.monotonic(), min(self._free(), self._most)
+            began, asked, is_pushed = time.monotonic(), max(1, min(self._free(), self._most)), self._is_pushed()
             try:
                 leases = await self._source.get(asked)
             except Unavailable as error:
@@ -142,21 +163,38 @@ class Session:
                 return
             except InvalidRequest:
                 # taskd's max_items may be lower. If it is something else, the smallest call fails, too.
-                if asked == 1:
+                if asked == 1 or is_pushed:
                     raise
                 self._most = asked // 2
                 continue
             if away:
                 logger.info("taskd is back")
+                pause.reset()
             away = False
             self._stats.got += len(leases)
             for lease in leases:
                 self._hold(lease)
-            if not leases and time.monotonic() - began < min(0.1, self._options.wait / 2):
+            self._tell_room()
+            is_quick = time.monotonic() - began < min(0.1, self._options.wait / 2)
+            if not leases and not is_pushed and is_quick:
                 # taskd did not wait for tasks as it was asked.
                 await self._sleep(pause.next())
             else:
                 pause.reset()
+
+    def _is_pushed(self) -> bool:
+        """True: taskd sends tasks. False: it is asked for them."""
+        return self._stream is not None and self._stream.pushes
+
+    def _tell_room(self) -> None:
+        """The room for tasks may be another now."""
+        self._changed.set()
+        if self._stream is not None:
+            is_open = not self._stopping.is_set() and not self._has_too_many_reports()
+            self._stream.room(self._free() if is_open else 0)
+
+    def _has_too_many_reports(self) -> bool:
+        return self._reports.open >= _MAX_ITEMS + self._options.concurrency or self._reports.is_full
 
     def _free(self) -> int:
         options = self._options
@@ -165,10 +203,9 @@ class Session:
     async def _room(self) -> bool:
         """Waits until the worker can take tasks. False: it stops."""
         # With a prefetch, a call for every single task would be a waste.
-        enough = max(1, self._options.prefetch // 2)
+        enough = self._options.enough
         while not self._stopping.is_set():
-            unreported = self._reports.open >= _MAX_ITEMS + self._options.concurrency or self._reports.is_full
-            if self._free() >= enough and not unreported:
+            if self._is_pushed() or (self._free() >= enough and not self._has_too_many_reports()):
                 return True
             self._changed.clear()
             await self._changed.wait()
@@ -182,8 +219,11 @@ class Session:
     def _hold(self, lease: Lease) -> None:
         held = Held(lease, time.monotonic() + self._options.lease / 3)
         self._held.add(held)
-        if self._stopping.is_set():
+        if self._stopping.is_set() and not self._is_pushed():
             self._give_back(held)
+        elif self._stopping.is_set():
+            # All of them go back together.
+            self._waiting.append(held)
         elif len(self._running) < self._options.concurrency:
             self._begin(held)
         else:
@@ -200,11 +240,11 @@ class Session:
     def _ended(self, work: asyncio.Task[None]) -> None:
         self._running.discard(work)
         self._stats.running = len(self._running)
-        self._changed.set()
         if not work.cancelled() and (error := work.exception()):
             logger.error("the worker has an error of its own: %r", error, exc_info=error)
         while self._waiting and len(self._running) < self._options.concurrency and not self._stopping.is_set():
             self._begin(self._waiting.popleft())
+        self._tell_room()
 
     async def _work(self, held: Held) -> None:
         """Runs the handler, and hands its outcome to the reports."""
@@ -215,7 +255,10 @@ class Session:
         timeout = handler.timeout if handler.timeout is not None else self._options.timeout
         limit = asyncio.timeout(timeout)
         outcome: Outcome | None
+        held.has_started = True
         try:
+            if self._stream is not None:
+                await self._stream.started(held.lease)
             async with limit:
                 outcome = await self._run_handler(held, handler)
         except GeneratorExit:
@@ -280,7 +323,7 @@ class Session:
     def _finished(self, held: Held, outcome: Outcome, answer: Answer) -> None:
         """taskd has answered the report."""
         self._held.discard(held)
-        self._changed.set()
+        self._tell_room()
         if answer.status is not ItemStatus.OK:
             self._stats.lost += 1
             said = answer.error or answer.status.value
@@ -297,7 +340,9 @@ class Session:
         """Extends each lease when a third of it is over, until its report is answered."""
         tick = self._options.lease / 12
         while True:
-            await asyncio.sleep(tick)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), tick)
+            self._hurry.clear()
             now = time.monotonic()
             due = [held for held in self._held if held.extend_at <= now + tick]
             for at in range(0, len(due), _MAX_ITEMS):
@@ -324,6 +369,11 @@ class Session:
                     held.extend_at = began + self._options.lease / 3
                 case ItemStatus.TRY_LATER:
                     pass
+                case ItemStatus.INVALID:
+                    # The extension is wrong, and not the lease.
+                    held.extend_at = began + self._options.lease / 6
+                    said = answer.error
+                    logger.warning("taskd refused to extend the lease, trying again: %s", said, extra=held.fields())
                 case _ if held not in self._held or held.is_over:
                     # Its report has an answer of its own.
                     pass
@@ -343,15 +393,32 @@ class Session:
             held.work.cancel()
         elif held in self._waiting:
             self._waiting.remove(held)
-            self._changed.set()
+            self._tell_room()
+
+    def _in_hand(self) -> Collection[tuple[str, bool]]:
+        """The ids of the tasks in hand, and whether they have started."""
+        return [(held.lease.id, held.has_started) for held in self._held]
+
+    def _ended_by_taskd(self, task_id: str, answer: Answer) -> None:
+        """taskd says that a lease has ended."""
+        for held in [one for one in self._held if one.lease.id == task_id and not one.is_over]:
+            self._drop(held, answer.status, answer.error)
+
+    def _moved(self) -> None:
+        """Another process is to learn what is in hand."""
+        for held in self._held:
+            held.extend_at = 0.0
+        self._hurry.set()
 
     # The end.
 
     async def _drain(self, fetch: asyncio.Task[None], background: set[asyncio.Task[None]], grace: float) -> None:
         """Finishes what began, gives back what did not, and reports all, within the grace."""
         end = time.monotonic() + grace
-        while self._waiting:
-            self._give_back(self._waiting.popleft())
+        if self._is_pushed():
+            # Behind the answer to the surrender, no task comes.
+            await asyncio.wait({fetch}, timeout=_SURRENDER)
+        self._return_waiting()
         if self._running:
             logger.info("stopping: %d handlers are at work", len(self._running))
         aborted = asyncio.create_task(self._aborting.wait())
@@ -361,16 +428,32 @@ class Session:
             if not at_work:
                 break
             await asyncio.wait({*at_work, aborted}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        is_aborted = self._aborting.is_set()
         aborted.cancel()
         self._aborting.set()
         await self._cut_short()
         if any(one.done() for one in background):
             return
-        left = max(end - time.monotonic(), _LAST_REPORTS)
+        left = _LAST_REPORTS if is_aborted else max(end - time.monotonic(), _LAST_REPORTS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._reports.wait_until_empty(), left)
         if self._reports.open:
-            logger.warning("stopped with %d reports that taskd did not take", self._reports.open)
+            logger.error("stopped with %d reports that taskd did not take", self._reports.open)
+
+    def _return_waiting(self) -> None:
+        """Gives back the tasks that no handler has begun."""
+        count = len(self._waiting)
+        if self._stream is None or not self._is_pushed():
+            while self._waiting:
+                self._give_back(self._waiting.popleft())
+        elif count:
+            self._held.difference_update(self._waiting)
+            self._waiting.clear()
+            self._stats.returned += count
+            logger.debug("%d tasks go back", count)
+            if self._held:
+                self._stream.give_back()
+            # Else the end of the session gives them back, at once.
 
     async def _cut_short(self) -> None:
         """Cancels the handlers that are still at work, and rejects their tasks."""

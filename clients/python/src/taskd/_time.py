@@ -35,7 +35,7 @@ def to_datetime(at: Timestamp) -> datetime | None:
     return at.ToDatetime(tzinfo=UTC)
 
 
-class Backoff:
+class Pauses:
     """Pauses that double from `first` to `longest`, each at random between its half and its whole."""
 
     def __init__(self, first: float = 0.05, longest: float = 2.0) -> None:

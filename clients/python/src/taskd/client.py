@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from taskd._codec import decode
 from taskd._connection import (
@@ -21,16 +32,38 @@ from taskd._connection import (
     INSERT,
     LIST,
     TLS,
+    WATCH_QUEUE,
+    WATCH_TASK,
     Addresses,
     Connection,
+    Method,
     Target,
 )
 from taskd._grpc_source import read_answer
-from taskd._time import Backoff, Seconds, seconds, to_datetime
-from taskd.errors import InvalidRequest, TaskRejected, Unavailable
+from taskd._time import Pauses, Seconds, seconds, to_datetime, to_duration
+from taskd.errors import InvalidRequest, TaskRejected, Unavailable, Unsupported
 from taskd.source import Answer
-from taskd.task import TO_STATUS, NewTask, Priority, TaskInfo, TaskStatus, key_bytes, read_task
+from taskd.task import (
+    TO_STATUS,
+    Backoff,
+    Gap,
+    NewTask,
+    Priority,
+    TaskEvent,
+    TaskInfo,
+    TaskResult,
+    TaskStatus,
+    key_bytes,
+    read_event,
+    read_result,
+    read_status,
+    read_task,
+)
 from taskd.v1 import taskd_pb2 as pb
+
+logger = logging.getLogger("taskd.client")
+
+WatchT = TypeVar("WatchT", pb.WatchTaskRequest, pb.WatchQueueRequest)
 
 # The bounds of one insert: tasks, and bytes (one larger task goes alone).
 _MAX_TASKS = 1000
@@ -41,6 +74,10 @@ _TIMEOUT = 30.0
 # Batches of a long insert that are on their way at once.
 _AT_ONCE = 4
 _FINAL_LOOK = 2.0
+# A watch that lived for so long was open, though nothing may have happened.
+_WAS_OPEN = 5.0
+# How long `wait` tries to watch before it asks instead.
+_WAIT_PATIENCE = 1.0
 
 
 class InsertStatus(Enum):
@@ -61,10 +98,25 @@ class Inserted:
     status: InsertStatus
     id: str = ""
     error: str = ""
+    task_status: TaskStatus | None = None
+    """With `wait`: the status of the task at the end of the wait."""
+    results: tuple[TaskResult, ...] = ()
+    """With `wait`: those of a completed task, one for each worker."""
 
     @property
     def is_new(self) -> bool:
         return self.status is InsertStatus.CREATED
+
+    @property
+    def is_open(self) -> bool:
+        """True for a task that was not final at the end of the wait."""
+        is_final = self.task_status is not None and self.task_status.is_final
+        return self.status is not InsertStatus.REJECTED and not is_final
+
+    @property
+    def result(self) -> Any:
+        """The first worker's result, if the task was completed in time."""
+        return self.results[0].value if self.results else None
 
 
 @dataclass(slots=True)
@@ -198,8 +250,14 @@ class AsyncClient:
         max_attempts: int | None = None,
         headers: Mapping[str, str] | None = None,
         traceparent: str = "",
+        backoff: Backoff | None = None,
+        idempotency_key: str = "",
+        wait: Seconds | None = None,
     ) -> Inserted:
-        """Inserts one task. Raises TaskRejected if it is wrong."""
+        """Inserts one task. Raises TaskRejected if it is wrong.
+
+        With `wait` it answers when the task is final, at the latest after so many seconds: with its status and results.
+        """
         task = NewTask(
             queue=queue,
             key=key,
@@ -212,14 +270,22 @@ class AsyncClient:
             max_attempts=max_attempts,
             headers=headers,
             traceparent=traceparent,
+            backoff=backoff,
+            idempotency_key=idempotency_key,
         )
-        (inserted,) = await self.insert_batch([task])
+        (inserted,) = await self.insert_batch([task], wait=wait)
         if inserted.status is InsertStatus.REJECTED:
             raise TaskRejected(inserted.error)
         return inserted
 
-    async def insert_batch(self, tasks: Sequence[NewTask]) -> list[Inserted]:
-        """Inserts some tasks, and answers task by task, in order. A rejected one does not hold up the others."""
+    async def insert_batch(self, tasks: Sequence[NewTask], *, wait: Seconds | None = None) -> list[Inserted]:
+        """Inserts some tasks, and answers task by task, in order. A rejected one does not hold up the others.
+
+        With `wait` it answers when all tasks are final, at the latest after so many seconds: with their statuses, and
+        the results of completed ones. At most 1,000 tasks.
+        """
+        if wait is not None:
+            return await self._insert_and_wait([task.to_message() for task in tasks], seconds(wait))
         results: list[Inserted] = []
         async for inserted in self.insert_each(tasks):
             results.append(inserted)  # noqa: PERF401
@@ -249,26 +315,42 @@ class AsyncClient:
                 one.cancel()
             await asyncio.gather(*on_the_way, return_exceptions=True)
 
-    async def _insert(self, tasks: list[pb.NewTask]) -> list[Inserted]:
+    async def _insert_and_wait(self, tasks: list[pb.NewTask], wait: float) -> list[Inserted]:
+        if len(tasks) > _MAX_TASKS:
+            raise InvalidRequest(f"{len(tasks)} tasks in an insert that waits; at most {_MAX_TASKS}")
+        pause, end = Pauses(), time.monotonic() + wait
+        inserted = await self._insert(tasks, wait)
+        while any(one.is_open for one in inserted) and (left := end - time.monotonic()) > 0:
+            # taskd waits for a minute at most (max_wait). The same insert waits on, and stores nothing.
+            await asyncio.sleep(min(pause.next(), left))
+            again = await self._insert(tasks, max(0.0, end - time.monotonic()))
+            inserted = [replace(new, status=old.status) for old, new in zip(inserted, again, strict=True)]
+        return inserted
+
+    async def _insert(self, tasks: list[pb.NewTask], wait: float | None = None) -> list[Inserted]:
         """One batch, until each task has an answer."""
+        more = wait or 0.0
         results: list[Inserted | None] = [None] * len(tasks)
         places = list(range(len(tasks)))
-        pause, end = Backoff(), time.monotonic() + self._patience
+        pause, end = Pauses(), time.monotonic() + self._patience
         while True:
             request = pb.InsertTasksRequest(tasks=[tasks[place] for place in places])
+            if wait is not None:
+                request.wait.CopyFrom(to_duration(wait))
             try:
-                answer = await self._connection.call_patiently(INSERT, request, _TIMEOUT, self._patience)
+                answer = await self._connection.call_patiently(INSERT, request, _TIMEOUT + more, self._patience + more)
             except InvalidRequest as error:
                 if len(places) < len(tasks):
                     raise
-                return await self._insert_apart(tasks, error)
+                return await self._insert_apart(tasks, error, wait)
             later = []
             for place, result in zip(places, answer.results, strict=True):
                 if result.status == pb.INSERT_STATUS_TRY_LATER:
                     later.append(place)
                     continue
                 status = InsertStatus(pb.InsertStatus.Name(result.status).removeprefix("INSERT_STATUS_"))
-                results[place] = Inserted(status, result.id, result.error)
+                task_status, found = read_status(result.task_status), tuple(map(read_result, result.results))
+                results[place] = Inserted(status, result.id, result.error, task_status, found)
             if not later:
                 return [result for result in results if result is not None]
             if len(later) < len(places):
@@ -279,12 +361,12 @@ class AsyncClient:
             places = later
             await asyncio.sleep(wait)
 
-    async def _insert_apart(self, tasks: list[pb.NewTask], error: InvalidRequest) -> list[Inserted]:
+    async def _insert_apart(self, tasks: list[pb.NewTask], error: InvalidRequest, wait: float | None) -> list[Inserted]:
         """A batch that taskd refuses as a whole: one of its tasks is too large to be served, or all together."""
         if len(tasks) == 1:
             return [Inserted(InsertStatus.REJECTED, "", str(error))]
         middle = len(tasks) // 2
-        return await self._insert(tasks[:middle]) + await self._insert(tasks[middle:])
+        return await self._insert(tasks[:middle], wait) + await self._insert(tasks[middle:], wait)
 
     # Reads.
 
@@ -327,15 +409,72 @@ class AsyncClient:
             request.cursor = answer.cursor
 
     async def wait(self, task_id: str, *, timeout: Seconds | None = None) -> TaskInfo:
-        """Waits until a task is COMPLETED, DEAD or CANCELLED. Raises TimeoutError.
-
-        It asks now and then, at most every two seconds.
-        """
-        pause = Backoff(0.02, _FINAL_LOOK)
+        """Waits until a task is COMPLETED, DEAD or CANCELLED, and its results are stored. Raises TimeoutError."""
         async with asyncio.timeout(None if timeout is None else seconds(timeout)):
+            try:
+                async for _ in self._watch(WATCH_TASK, pb.WatchTaskRequest(id=task_id), _WAIT_PATIENCE):
+                    pass
+            except (Unsupported, Unavailable) as error:
+                # An older taskd, or one with as many watchers as it may have: ask now and then.
+                logger.debug("asking for %s, which cannot be watched: %s", task_id, error)
+            pause = Pauses(0.02, _FINAL_LOOK)
             while not (task := await self.get_task(task_id)).status.is_final:
                 await asyncio.sleep(pause.next())
         return task
+
+    async def watch(self, task_id: str, *, last_event_id: str = "") -> AsyncGenerator[TaskEvent, None]:
+        """Watches a task: its status now, then each change, until a final one. Raises NotFound.
+
+        It goes on when the connection breaks. last_event_id: the last one that the caller saw; it does not come again.
+        """
+        request = pb.WatchTaskRequest(id=task_id, last_event_id=last_event_id)
+        async with aclosing(self._watch(WATCH_TASK, request, self._patience)) as events:
+            async for event in events:
+                if isinstance(event, TaskEvent):
+                    yield event
+                    if event.status.is_final:
+                        return
+
+    async def watch_queue(self, queue: str, *, last_event_id: str = "") -> AsyncGenerator[TaskEvent | Gap, None]:
+        """Watches all tasks of a queue, from now on or behind an event. It ends with the caller.
+
+        It goes on when the connection breaks, behind the last event. A Gap says that events may be missing.
+        """
+        request = pb.WatchQueueRequest(queue=queue, last_event_id=last_event_id)
+        while True:
+            async with aclosing(self._watch(WATCH_QUEUE, request, self._patience)) as events:
+                async for event in events:
+                    yield event
+            # taskd does not end it.
+            await asyncio.sleep(_FINAL_LOOK)
+
+    async def _watch(
+        self, method: Method[WatchT, pb.TaskEvent], request: WatchT, patience: float
+    ) -> AsyncGenerator[TaskEvent | Gap, None]:
+        """The events of one watch until taskd ends it well."""
+        pause, end = Pauses(), None
+        while True:
+            began = time.monotonic()
+            try:
+                async with aclosing(self._connection.watch(method, request)) as messages:
+                    async for message in messages:
+                        # A gap has none. What came before it is told, so going on behind that is right.
+                        request.last_event_id = message.event_id or request.last_event_id
+                        end = None
+                        pause.reset()
+                        yield read_event(message)
+            except Unavailable:
+                now = time.monotonic()
+                if end is None or now - began > _WAS_OPEN:
+                    # It was open, though nothing happened.
+                    end = now + patience
+                    pause.reset()
+                wait = pause.next()
+                if now + wait >= end:
+                    raise
+                await asyncio.sleep(wait)
+            else:
+                return
 
     async def explain(
         self,

@@ -29,6 +29,10 @@ class NotFound(TaskdError):
     """taskd has no such task, or the token does not reach it."""
 
 
+class Unsupported(TaskdError):
+    """This taskd is older than the call, and does not know it."""
+
+
 class TaskRejected(TaskdError):
     """taskd did not accept a new task, because it is wrong."""
 

@@ -15,7 +15,7 @@ from taskd._connection import DEFAULT_ADDRESS, TLS, Addresses
 from taskd._time import Seconds
 from taskd.client import AsyncClient, Explanation, InsertCounts, Inserted
 from taskd.source import Answer
-from taskd.task import NewTask, Priority, TaskInfo, TaskStatus
+from taskd.task import Backoff, Gap, NewTask, Priority, TaskEvent, TaskInfo, TaskStatus
 
 T = TypeVar("T")
 
@@ -81,8 +81,14 @@ class Client:
         max_attempts: int | None = None,
         headers: Mapping[str, str] | None = None,
         traceparent: str = "",
+        backoff: Backoff | None = None,
+        idempotency_key: str = "",
+        wait: Seconds | None = None,
     ) -> Inserted:
-        """Inserts one task. Raises TaskRejected if it is wrong."""
+        """Inserts one task. Raises TaskRejected if it is wrong.
+
+        With `wait` it answers when the task is final, at the latest after so many seconds: with its status and results.
+        """
         return self._run(
             self._client.insert(
                 queue,
@@ -96,12 +102,19 @@ class Client:
                 max_attempts=max_attempts,
                 headers=headers,
                 traceparent=traceparent,
+                backoff=backoff,
+                idempotency_key=idempotency_key,
+                wait=wait,
             )
         )
 
-    def insert_batch(self, tasks: Sequence[NewTask]) -> Sequence[Inserted]:
-        """Inserts some tasks, and answers task by task, in order. A rejected one does not hold up the others."""
-        return self._run(self._client.insert_batch(tasks))
+    def insert_batch(self, tasks: Sequence[NewTask], *, wait: Seconds | None = None) -> Sequence[Inserted]:
+        """Inserts some tasks, and answers task by task, in order. A rejected one does not hold up the others.
+
+        With `wait` it answers when all tasks are final, at the latest after so many seconds: with their statuses, and
+        the results of completed ones. At most 1,000 tasks.
+        """
+        return self._run(self._client.insert_batch(tasks, wait=wait))
 
     def insert_many(self, tasks: Iterable[NewTask]) -> InsertCounts:
         """Inserts as many tasks as there are, in batches and in bounded memory, and counts the answers."""
@@ -144,8 +157,16 @@ class Client:
         )
 
     def wait(self, task_id: str, *, timeout: Seconds | None = None) -> TaskInfo:
-        """Waits until a task is COMPLETED, DEAD or CANCELLED. Raises TimeoutError."""
+        """Waits until a task is COMPLETED, DEAD or CANCELLED, and its results are stored. Raises TimeoutError."""
         return self._run(self._client.wait(task_id, timeout=timeout))
+
+    def watch(self, task_id: str, *, last_event_id: str = "") -> Iterator[TaskEvent]:
+        """Watches a task: its status now, then each change, until a final one. Raises NotFound."""
+        return self._iterate(self._client.watch(task_id, last_event_id=last_event_id), at_once=1)
+
+    def watch_queue(self, queue: str, *, last_event_id: str = "") -> Iterator[TaskEvent | Gap]:
+        """Watches all tasks of a queue, from now on or behind an event. It ends with the caller."""
+        return self._iterate(self._client.watch_queue(queue, last_event_id=last_event_id), at_once=1)
 
     def explain(
         self,
@@ -191,12 +212,12 @@ class Client:
             for task in chunk:
                 yield task
 
-    def _iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def _iterate(self, items: AsyncIterator[T], at_once: int = _READ_AHEAD) -> Iterator[T]:
         async def next_chunk() -> tuple[Sequence[T], bool]:
             chunk: list[T] = []
             async for item in items:
                 chunk.append(item)
-                if len(chunk) == _READ_AHEAD:
+                if len(chunk) == at_once:
                     return chunk, True
             return chunk, False
 

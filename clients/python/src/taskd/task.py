@@ -6,12 +6,12 @@ import contextvars
 import enum
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from taskd._codec import encode
-from taskd._time import Seconds, to_datetime, to_duration
+from taskd._codec import decode, encode
+from taskd._time import Seconds, seconds, to_datetime, to_duration
 from taskd.v1 import taskd_pb2 as pb
 
 PayloadT = TypeVar("PayloadT")
@@ -60,6 +60,58 @@ TO_STATUS: dict[TaskStatus, Any] = {status: pb.TaskStatus.Value(f"TASK_STATUS_{s
 _FROM_STATUS = {wire: status for status, wire in TO_STATUS.items()}
 
 
+BackoffKind = Literal["constant", "linear", "exponential"]
+
+_TO_KIND: dict[BackoffKind, Any] = {
+    "constant": pb.BACKOFF_KIND_CONSTANT,
+    "linear": pb.BACKOFF_KIND_LINEAR,
+    "exponential": pb.BACKOFF_KIND_EXPONENTIAL,
+}
+_FROM_KIND = {wire: kind for kind, wire in _TO_KIND.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """The waits of a task between its attempts: `Backoff("exponential", initial=2, maximum=600)`.
+
+    Without a kind they are those of the queue, and `give_up_after` is the only setting.
+    """
+
+    kind: BackoffKind | None = None
+    """`constant`: always `initial`. `linear`: `initial` more after each failure. `exponential`: twice as long."""
+    _: KW_ONLY
+    initial: Seconds | None = None
+    """The wait after the first failure."""
+    maximum: Seconds | None = None
+    """The longest wait: at most, and if absent, a day."""
+    jitter: float | None = None
+    """The share, 0 to 1, by which a wait may be longer or shorter. Absent: 0.2."""
+    give_up_after: Seconds | None = None
+    """The task is dead when its next attempt would begin later than this after its insert, or after its time."""
+
+    def to_message(self) -> pb.Backoff:
+        if self.kind is not None and self.kind not in _TO_KIND:
+            raise ValueError(f"{self.kind!r} is no backoff; there are {', '.join(_TO_KIND)}")
+        message = pb.Backoff(kind=None if self.kind is None else _TO_KIND[self.kind], jitter=self.jitter)
+        for name in ("initial", "maximum", "give_up_after"):
+            if (value := getattr(self, name)) is not None:
+                getattr(message, name).CopyFrom(to_duration(value))
+        return message
+
+
+def _read_backoff(message: pb.Backoff) -> Backoff:
+    def read(name: str) -> float | None:
+        return getattr(message, name).ToTimedelta().total_seconds() if message.HasField(name) else None
+
+    return Backoff(
+        _FROM_KIND.get(message.kind),
+        initial=read("initial"),
+        maximum=read("maximum"),
+        jitter=message.jitter if message.HasField("jitter") else None,
+        give_up_after=read("give_up_after"),
+    )
+
+
 def key_bytes(key: str | bytes) -> bytes:
     # A key that is not UTF-8 came as a str with surrogates, and goes back as it was.
     return key if isinstance(key, bytes) else key.encode(errors="surrogateescape")
@@ -86,6 +138,9 @@ class NewTask:
     max_attempts: int | None = None
     headers: Mapping[str, str] | None = None
     traceparent: str = ""
+    backoff: Backoff | None = None
+    idempotency_key: str = ""
+    """An insert that is sent again with the same one is answered as the first time. Not for discovered tasks."""
 
     def to_message(self) -> pb.NewTask:
         """The task for the wire. Raises Unserialisable."""
@@ -97,6 +152,8 @@ class NewTask:
             payload_encoding=encoding.value,
             headers=self.headers,
             traceparent=self.traceparent,
+            backoff=None if self.backoff is None else self.backoff.to_message(),
+            idempotency_key=self.idempotency_key,
         )
         if self.replicas is not None:
             message.replicas = self.replicas
@@ -153,6 +210,7 @@ class Task(Generic[PayloadT]):
         max_attempts: int | None = None,
         headers: Mapping[str, str] | None = None,
         traceparent: str = "",
+        backoff: Backoff | None = None,
     ) -> None:
         """Reports a task that was found on the way, of this queue if no other is named.
 
@@ -170,6 +228,7 @@ class Task(Generic[PayloadT]):
             max_attempts=max_attempts,
             headers=headers,
             traceparent=traceparent,
+            backoff=backoff,
         )
         self.discovered.append(task.to_message())
 
@@ -180,6 +239,10 @@ class Task(Generic[PayloadT]):
         An async handler is cancelled then. A handler in a thread cannot be, so a long one looks here now and then.
         """
         return self._cancelled.is_set()
+
+    def wait_cancelled(self, timeout: Seconds | None = None) -> bool:
+        """Waits until `cancelled` is true, at most for `timeout`. For handlers in threads, instead of `time.sleep`."""
+        return self._cancelled.wait(None if timeout is None else seconds(timeout))
 
 
 _current: contextvars.ContextVar[Task[Any] | None] = contextvars.ContextVar("taskd_task", default=None)
@@ -233,6 +296,8 @@ class TaskInfo:
     traceparent: str
     results: int
     history: tuple[Attempt, ...]
+    backoff: Backoff | None
+    """Its own, if it has one."""
 
 
 def read_task(task: pb.Task, payload: object) -> TaskInfo:
@@ -267,4 +332,60 @@ def read_task(task: pb.Task, payload: object) -> TaskInfo:
         traceparent=task.traceparent,
         results=task.results,
         history=history,
+        backoff=_read_backoff(task.backoff) if task.HasField("backoff") else None,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """A worker's result of a task."""
+
+    worker: str
+    value: Any
+    attempt: int
+    completed_at: datetime | None
+    surplus: bool
+    """The task had all its replicas before."""
+
+
+def read_result(result: pb.TaskResult) -> TaskResult:
+    return TaskResult(
+        worker=result.worker,
+        value=decode(result.result, result.result_encoding),
+        attempt=result.attempt,
+        completed_at=to_datetime(result.completed_at),
+        surplus=result.surplus,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEvent:
+    """A task took on a status."""
+
+    event_id: str
+    """Names the event to a later watch."""
+    task_id: str
+    queue: str
+    status: TaskStatus
+    at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Events before this point of a queue may be missing: taskd does not know them any more."""
+
+
+def read_event(event: pb.TaskEvent) -> TaskEvent | Gap:
+    if event.gap:
+        return Gap()
+    return TaskEvent(
+        event_id=event.event_id,
+        task_id=event.id,
+        queue=event.queue,
+        status=_FROM_STATUS[event.status],
+        at=to_datetime(event.at),
+    )
+
+
+def read_status(wire: int) -> TaskStatus | None:
+    return _FROM_STATUS.get(wire)

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-from taskd._connection import DEFAULT_ADDRESS, TLS, Addresses, Target
+from taskd._connection import DEFAULT_ADDRESS, TLS, Addresses, Connection, Target
 from taskd._grpc_source import GrpcSource
 from taskd._handler import Handler
 from taskd._session import Session
+from taskd._stream_source import StreamSource
 from taskd._time import Seconds, seconds
 from taskd.errors import InvalidRequest, TaskdError
 from taskd.source import Source
@@ -39,6 +40,13 @@ class Options:
     timeout: float | None
     grace: float
     max_bytes: int
+    stream: bool
+    takeover: bool
+
+    @property
+    def enough(self) -> int:
+        """Room for fewer tasks is not worth asking for them: with a prefetch, the worker has something to do."""
+        return max(1, self.prefetch // 2)
 
 
 @dataclass(slots=True)
@@ -51,6 +59,8 @@ class Stats:
     rejected: int = 0
     lost: int = 0
     """Leases that ended otherwise: expired, cancelled, or done by another worker."""
+    returned: int = 0
+    """Leases that went back at a stop before they began, at no cost."""
     running: int = 0
     """Handlers that are at work."""
 
@@ -81,6 +91,8 @@ class Worker:
         timeout: Seconds | None = None,
         grace: Seconds = 25.0,
         max_bytes: int = 0,
+        stream: bool = True,
+        takeover: bool = False,
         token: str | None = None,
         tls: TLS | bool | None = None,
     ) -> None:
@@ -94,10 +106,12 @@ class Worker:
         processes: above zero, handlers that are not async run in so many processes instead of threads.
         lease: after so long without a sign of this worker, taskd gives its tasks to others. The worker extends leases
             while handlers run, so it does not bound how long these take.
-        wait: how long a call waits for tasks.
+        wait: how long a call waits for tasks, where the worker asks for them.
         timeout: how long a handler may take. Without one, as long as it likes.
         grace: how long a stop waits for handlers.
         max_bytes: about the bytes of tasks in an answer (3.5 MiB).
+        stream: taskd sends tasks as they come. False, or a taskd that has no streams: the worker asks, by long polls.
+        takeover: with a fixed `name`, this start ends the sessions of an earlier one, and their tasks go back at once.
         token: the access token; without one, the variable TASKD_TOKEN has it.
         """
         if concurrency is None:
@@ -116,6 +130,8 @@ class Worker:
             timeout=None if timeout is None else seconds(timeout),
             grace=seconds(grace),
             max_bytes=max_bytes,
+            stream=stream,
+            takeover=takeover,
         )
         self._handlers: dict[str | None, Handler] = {}
         self._session: tuple[asyncio.AbstractEventLoop, Session] | None = None
@@ -240,13 +256,25 @@ class Worker:
 
     def _source(self, queues: Sequence[str]) -> Source:
         options = self._options
-        return GrpcSource(
-            self._target,
+        connection = Connection(self._target)
+        if not options.stream:
+            return GrpcSource(
+                connection,
+                worker=options.name,
+                queues=queues,
+                lease=options.lease,
+                wait=options.wait,
+                max_bytes=options.max_bytes,
+            )
+        return StreamSource(
+            connection,
             worker=options.name,
             queues=queues,
             lease=options.lease,
             wait=options.wait,
             max_bytes=options.max_bytes,
+            enough=options.enough,
+            takeover=options.takeover,
         )
 
     def stop(self) -> None:

@@ -1,4 +1,7 @@
-"""slow.py ADDRESS QUEUE FOLDER [PREFETCH]: each handler says its key, and ends when FOLDER has a file of this name."""
+"""slow.py ADDRESS QUEUE FOLDER [PREFETCH [LEASE [polls]]]
+
+Each handler says its key, and ends when FOLDER has a file of this name.
+"""
 
 import asyncio
 import sys
@@ -10,8 +13,17 @@ from taskd.logs import configure
 
 address, queue, folder = sys.argv[1:4]
 prefetch = int(sys.argv[4]) if len(sys.argv) > 4 else 0
+lease = float(sys.argv[5]) if len(sys.argv) > 5 else 2
 configure()
-worker = Worker(address, queue=queue, lease=2, concurrency=1, prefetch=prefetch, name=f"slow-{queue}")
+worker = Worker(
+    address,
+    queue=queue,
+    lease=lease,
+    concurrency=1,
+    prefetch=prefetch,
+    name=f"slow-{queue}",
+    stream="polls" not in sys.argv,
+)
 
 
 @worker.handler
