@@ -17,6 +17,7 @@ export {
   TooLargeError,
   UnauthenticatedError,
   UnavailableError,
+  UnreportedError,
   WorkerStoppedError,
   isTransient,
   type ProblemDetails,
@@ -28,4 +29,5 @@ export type { Extension, GetRequest, Report, Source } from "./source.js";
 export type { Task } from "./task.js";
 export type { ConnectionOptions } from "./transport.js";
 export type * from "./types.js";
+export type { WatchOptions } from "./watch.js";
 export { Worker, type HandleOptions, type Handler, type WorkerOptions, type WorkerStats } from "./worker.js";

@@ -1,7 +1,7 @@
 /** For tests of handlers without a server: `import { runHandler } from "@taskd/client/testing"`. */
 
 import { pause } from "./duration.js";
-import type { Extension, GetRequest, Report, Source } from "./source.js";
+import type { GetRequest, Report, Source } from "./source.js";
 import type { DiscoveredTask, ItemAnswer, ItemStatus, LeasedTask, Logger } from "./types.js";
 import { encodingOf, isObject, taskText, withValue } from "./wire.js";
 import { Worker, type HandleOptions, type Handler, type WorkerOptions } from "./worker.js";
@@ -119,7 +119,7 @@ export class MockSource implements Source {
     );
   }
 
-  async extend(_worker: string, extensions: readonly Extension[]): Promise<ItemAnswer[]> {
+  async extend(...[, extensions]: Parameters<Source["extend"]>): Promise<ItemAnswer[]> {
     return Promise.resolve(
       extensions.map(({ id }): ItemAnswer => {
         const status = this.#lost.get(id) ?? (this.#leased.has(id) ? "OK" : "LEASE_LOST");

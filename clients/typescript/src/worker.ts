@@ -4,8 +4,8 @@ import process from "node:process";
 import { inspect } from "node:util";
 
 import { Client } from "./client.js";
-import { LONGEST_TIMER, durationText, milliseconds, pause, type Duration } from "./duration.js";
-import { TaskTimeoutError, WorkerStoppedError } from "./errors.js";
+import { LONGEST_TIMER, milliseconds, pause, type Duration } from "./duration.js";
+import { TaskTimeoutError, UnreportedError, WorkerStoppedError } from "./errors.js";
 import { Leases } from "./leases.js";
 import { Reject, Retry } from "./rejections.js";
 import { Reports } from "./reports.js";
@@ -150,7 +150,8 @@ export class Worker {
 
   /**
    * Works until a stop, and then until the handlers have ended and taskd has their reports. It waits for a taskd that
-   * is away. It throws when taskd refuses the worker for good: its token, its name, or a queue's name.
+   * is away. It throws when taskd refuses the worker for good: its token, its name, or a queue's name; and at the end
+   * `UnreportedError` if taskd did not take the last reports.
    */
   async run(options: { signal?: AbortSignal } = {}): Promise<void> {
     if (this.#handler === undefined) throw new TypeError("the worker has no handler: call worker.handle first");
@@ -352,12 +353,12 @@ export class Worker {
 
   async #drain(): Promise<void> {
     for (const held of this.#waiting.splice(0)) {
-      if (!held.isOver) this.#reports.reject(held, "the worker stopped before it began", { delay: "0s" });
+      if (!held.isOver) this.#reports.reject(held, "the worker stopped before it began", { delay: 0 });
     }
-    const deadline = Date.now() + this.#drainTimeout;
+    const deadline = performance.now() + this.#drainTimeout;
     const isDone = (): boolean => this.#running === 0 && this.#reports.pending === 0;
-    while (!isDone() && !this.#hardStop.signal.aborted && Date.now() < deadline) {
-      await this.#change(deadline - Date.now());
+    while (!isDone() && !this.#hardStop.signal.aborted && performance.now() < deadline) {
+      await this.#change(deadline - performance.now());
     }
     if (isDone()) return;
     this.#hardStop.abort();
@@ -366,14 +367,14 @@ export class Worker {
       held.lose(new WorkerStoppedError("the worker stopped"));
       this.#reports.reject(held, "the worker stopped");
     }
-    const last = Date.now() + LAST_REPORTS;
-    while (this.#reports.pending > 0 && !this.#end.signal.aborted && Date.now() < last) {
-      await this.#change(last - Date.now());
+    const last = performance.now() + LAST_REPORTS;
+    while (this.#reports.pending > 0 && !this.#end.signal.aborted && performance.now() < last) {
+      await this.#change(last - performance.now());
     }
     if (this.#reports.pending > 0) {
-      this.#log.error(
-        `${String(this.#reports.pending)} reports did not reach taskd; other workers do these tasks again`,
-      );
+      const error = new UnreportedError(this.#reports.pending, this.#reports.lastFailure);
+      this.#log.error(error.message);
+      this.#fatal ??= { error };
     }
   }
 }
@@ -383,8 +384,8 @@ function textOf(thrown: unknown): string {
   return typeof thrown === "string" ? thrown : inspect(thrown, { depth: 1, breakLength: Infinity });
 }
 
-function delayOf(after: Duration | undefined): string | undefined {
-  return after === undefined ? undefined : durationText(after, "after");
+function delayOf(after: Duration | undefined): number | undefined {
+  return after === undefined ? undefined : milliseconds(after, "after");
 }
 
 function count(value: number, name: string, least: number): number {

@@ -3,7 +3,7 @@
 import { execFile, spawn, type ChildProcess } from "node:child_process";
 import { once } from "node:events";
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
-import { createServer, type Server } from "node:http";
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import { createServer as createTcpServer, type AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -166,4 +166,25 @@ export async function fakeTaskd(
     await once(server.close(), "close");
   };
   return { url: `http://127.0.0.1:${String((server.address() as AddressInfo).port)}`, server, close };
+}
+
+/** A server whose answers the test writes itself. */
+export async function rawServer(
+  answer: (request: IncomingMessage, response: ServerResponse, nth: number) => void,
+): Promise<{ url: string; server: Server; close: () => Promise<void> }> {
+  const fake = await fakeTaskd(() => ({ body: "" }));
+  fake.server.removeAllListeners("request");
+  let nth = 0;
+  fake.server.on("request", (request: IncomingMessage, response: ServerResponse) => {
+    answer(request, response, nth);
+    nth += 1;
+  });
+  return fake;
+}
+
+/** The JSON of a request. */
+export async function bodyOf<T>(request: IncomingMessage): Promise<T> {
+  let body = "";
+  for await (const chunk of request) body += String(chunk);
+  return JSON.parse(body) as T;
 }
