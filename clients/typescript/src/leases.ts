@@ -55,12 +55,31 @@ export class Leases {
 
   /** Keeps a lease until `release`. */
   keep(held: Held): void {
-    const { leaseLeft: left = 0 } = held.task;
+    const { leaseLeft: left = 0, isKept = false } = held.task;
+    held.isKept = isKept;
     held.extendAt = next(left);
     // What is left of a new lease is its length, except for the way here.
     held.lease = this.#by ?? (left > 0 ? Math.ceil(left / 1000) * 1000 : DEFAULT_LEASE);
     this.#held.set(held.task.leaseToken + held.task.id, held);
-    if (held.extendAt < this.#wakeAt) this.#changed.abort();
+    if (!isKept && held.extendAt < this.#wakeAt) this.#changed.abort();
+  }
+
+  /** taskd does not extend the leases any more: this worker does. */
+  keepAll(): void {
+    for (const held of this.#held.values()) {
+      if (held.isKept) held.extendAt = 0;
+      held.isKept = false;
+    }
+    this.#changed.abort();
+  }
+
+  /** taskd says by itself that leases have ended. */
+  lose(answers: readonly ItemAnswer[]): void {
+    const ended = new Map(answers.map(({ id, status }) => [id, status]));
+    for (const held of this.all()) {
+      const status = ended.get(held.task.id);
+      if (status !== undefined && !held.isOver) this.#lose(held, status);
+    }
   }
 
   release(held: Held): void {
@@ -82,7 +101,7 @@ export class Leases {
       const due = this.#calls < MOST_CALLS ? this.#due(now) : [];
       for (const batch of batchesOf(due).slice(0, MOST_CALLS - this.#calls)) this.#begin(batch);
       if (due.length > 0) continue;
-      const waiting = this.#calls < MOST_CALLS ? this.all().filter(({ call }) => call === undefined) : [];
+      const waiting = this.#calls < MOST_CALLS ? this.#idle() : [];
       this.#wakeAt = waiting.reduce((first, { extendAt }) => Math.min(first, extendAt), now + LONGEST);
       this.#changed = new AbortController();
       await pause(this.#wakeAt - now, this.#changed.signal);
@@ -115,9 +134,13 @@ export class Leases {
     }
   }
 
+  #idle(): Held[] {
+    return this.all().filter(({ call, isKept }) => call === undefined && !isKept);
+  }
+
   /** The leases to extend now. */
   #due(now: number): Held[] {
-    const idle = this.all().filter(({ call }) => call === undefined);
+    const idle = this.#idle();
     return idle.some(({ extendAt }) => extendAt <= now) ? idle.filter(({ extendAt }) => extendAt <= now + SOON) : [];
   }
 
@@ -226,12 +249,16 @@ export class Leases {
       this.#shorten(held, error);
     } else if (!held.isOver) {
       // A task that is over is on its way to taskd: its report is answered.
-      this.release(held);
-      held.lose(new LeaseLostError(status));
-      this.onLost(held);
+      this.#lose(held, status);
     } else {
       held.extendAt = Infinity;
     }
+  }
+
+  #lose(held: Held, status: ItemAnswer["status"]): void {
+    this.release(held);
+    held.lose(new LeaseLostError(status));
+    this.onLost(held);
   }
 
   /** Goes on after a refusal: the lease may be longer than taskd's `max_lease`. */

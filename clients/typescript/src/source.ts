@@ -1,7 +1,7 @@
 import type { Client } from "./client.js";
 import { durationText } from "./duration.js";
 import { isTransient } from "./errors.js";
-import { listOf, type Answer, type Call } from "./transport.js";
+import { listOf, type Answer, type Call, type ConnectionOptions } from "./transport.js";
 import type { ItemAnswer, LeasedTask, Logger } from "./types.js";
 import { fromWire, withValue } from "./wire.js";
 
@@ -42,6 +42,31 @@ export interface Source {
   reject(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]>;
   /** Extends leases. It ends after `limit` milliseconds: a later answer would come too late for the leases. */
   extend(worker: string, extensions: readonly Extension[], signal: AbortSignal, limit: number): Promise<ItemAnswer[]>;
+  /** Begins to serve a worker. The methods from here on are for sources that taskd tells of things by itself. */
+  open?(host: SourceHost): void;
+  /** The worker has room for so many tasks now. */
+  room?(free: number): void;
+  /** A handler begins with a task. */
+  started?(id: string): void;
+  /** The worker has ended. Tasks with `isKept` that did not begin go back now, at no cost. */
+  close?(): Promise<void>;
+}
+
+/** The worker of a source. */
+export interface SourceHost {
+  readonly worker: string;
+  readonly queues: readonly string[];
+  /** In milliseconds; absent: as long as each task says. */
+  readonly leaseDuration: number | undefined;
+  readonly token: ConnectionOptions["token"];
+  readonly client: Client;
+  readonly logger: Logger;
+  /** The ids of the tasks in hand. */
+  holding(): string[];
+  /** Leases ended without a report. */
+  onEnded(answers: readonly ItemAnswer[]): void;
+  /** taskd does not extend the leases with `isKept` any more: the worker has to. */
+  onAlone(): void;
 }
 
 const FOR_EVER = Infinity;

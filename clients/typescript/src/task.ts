@@ -75,6 +75,8 @@ export class Held {
   extendAt = 0;
   /** The time until which the handler asked to have the lease. */
   askedUntil = 0;
+  /** taskd itself extends the lease. */
+  isKept = false;
   /** An extension that is under way. */
   call: Promise<void> | undefined;
   /** The failures of extensions in a row. */

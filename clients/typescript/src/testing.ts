@@ -1,10 +1,11 @@
 /** For tests of handlers without a server: `import { runHandler } from "@taskd/client/testing"`. */
 
 import { pause } from "./duration.js";
+import type { HandleOptions, Handler, WorkerOptions } from "./options.js";
 import type { GetRequest, Report, Source } from "./source.js";
 import type { DiscoveredTask, ItemAnswer, ItemStatus, LeasedTask, Logger } from "./types.js";
 import { encodingOf, isObject, taskText, withValue } from "./wire.js";
-import { Worker, type HandleOptions, type Handler, type WorkerOptions } from "./worker.js";
+import { Worker } from "./worker.js";
 
 /** A task for a handler; all parts have defaults. */
 export type MockTask<P = unknown> = Partial<Omit<LeasedTask, "payload" | "leaseToken">> & { payload?: P };
