@@ -1,4 +1,4 @@
-import { durationText, type Duration } from "./duration.js";
+import { durationText, milliseconds, type Duration } from "./duration.js";
 import { InvalidAnswerError, RejectedError } from "./errors.js";
 import { insertAnswerOf, insertStream, type StreamOptions } from "./insert.js";
 import { Transport, listOf, type ConnectionOptions } from "./transport.js";
@@ -9,17 +9,27 @@ import type {
   ItemAnswer,
   NewTask,
   Priority,
+  QueueEvent,
   QueueView,
+  TaskBackoff,
+  TaskEvent,
   TaskFile,
   TaskFilter,
   TaskPage,
   TaskResult,
   TaskView,
 } from "./types.js";
-import { fromWire, taskText, withValue, type Json } from "./wire.js";
+import { insertAndWait } from "./waiting.js";
+import { watchQueue, watchTask, type WatchOptions } from "./watch.js";
+import { fromWire, isObject, taskText, withValue, type Json } from "./wire.js";
 
 interface CallOptions {
   signal?: AbortSignal | undefined;
+}
+
+/** With `wait`, an insert answers when its tasks are final, or when so much time is over. It needs the role `read`. */
+interface WaitOptions extends CallOptions {
+  wait?: Duration | undefined;
 }
 
 /** Calls taskd for programs that insert tasks and look after them. */
@@ -33,21 +43,32 @@ export class Client {
   /**
    * Inserts one task. A duplicate is no error; a rejected task throws `RejectedError`.
    *
-   * A call whose answer is lost is repeated. taskd then answers `DUPLICATE`, with the id of the stored task.
+   * A call whose answer is lost is repeated. taskd then answers `DUPLICATE`, with the id of the stored task; a task with
+   * an `idempotencyKey` is `CREATED` again. With `wait` the answer has `taskStatus`, and the `results` of a completed
+   * task; a duplicate waits for the task that has the key.
    */
-  async insert(task: NewTask, options: CallOptions = {}): Promise<InsertAnswer> {
-    const body = taskText(task);
-    const [first] = await this.transport.list({ method: "POST", path: "/v1/tasks", body, list: "results", ...options });
-    if (first === undefined) throw new InvalidAnswerError("POST /v1/tasks: there is no answer about the task");
-    const answer = insertAnswerOf(first);
+  async insert<R = unknown>(task: NewTask, options: WaitOptions = {}): Promise<InsertAnswer<R>> {
+    const [answer] = await this.#insert<R>(task, options);
+    if (answer === undefined) throw new InvalidAnswerError("POST /v1/tasks: there is no answer about the task");
     if (answer.status === "REJECTED") throw new RejectedError(answer.error ?? "the task is rejected");
     return answer;
   }
 
-  /** Inserts tasks of a list, and answers for each in its order. It throws only if a call fails as a whole. */
-  async insertBatch(tasks: readonly NewTask[], options?: StreamOptions): Promise<IndexedInsertAnswer[]> {
-    const answers: IndexedInsertAnswer[] = [];
-    for await (const answer of this.insertStream(tasks, options)) answers.push(answer);
+  /**
+   * Inserts tasks of a list, and answers for each in its order. It throws only if a call fails as a whole. With `wait`
+   * it takes at most 1,000 tasks, which go in one call.
+   */
+  async insertBatch<R = unknown>(
+    tasks: readonly NewTask[],
+    options: StreamOptions & WaitOptions = {},
+  ): Promise<IndexedInsertAnswer<R>[]> {
+    const { wait, signal } = options;
+    if (wait !== undefined) {
+      const answers = await insertAndWait<R>(this.transport, tasks, milliseconds(wait, "wait"), signal);
+      return answers.map((answer, index) => ({ index, ...answer }));
+    }
+    const answers: IndexedInsertAnswer<R>[] = [];
+    for await (const answer of this.insertStream(tasks, options)) answers.push(answer as IndexedInsertAnswer<R>);
     return answers;
   }
 
@@ -66,6 +87,7 @@ export class Client {
   async getTask<P = unknown>(id: string, options: CallOptions = {}): Promise<TaskFile<P>> {
     const read = await this.transport.json({ method: "GET", path: taskPath(id), list: "history", ...options });
     const file = withValue<TaskFile<P>>(read, "payload");
+    if (isObject(read["backoff"])) file.backoff = fromWire<TaskBackoff>(read["backoff"]);
     file.history = listOf(read, "history").map((attempt) => fromWire<Attempt>(attempt));
     return file;
   }
@@ -86,6 +108,22 @@ export class Client {
       yield* page.tasks;
       cursor = page.cursor;
     } while (cursor !== undefined);
+  }
+
+  /**
+   * Watches a task: its status now, then each change, in order, to `COMPLETED`, `DEAD` or `CANCELLED`. Throws
+   * `NotFoundError` if there is no such task. A broken connection is made again, behind the last event.
+   */
+  watchTask(id: string, options: WatchOptions = {}): AsyncGenerator<TaskEvent, void, undefined> {
+    return watchTask(this.transport, id, options);
+  }
+
+  /**
+   * Watches all tasks of a queue, from now on, without an end: `break`, or the `signal`, ends it. After a `gap` events
+   * may be missing.
+   */
+  watchQueue(queue: string, options: WatchOptions = {}): AsyncGenerator<QueueEvent, void, undefined> {
+    return watchQueue(this.transport, queue, options);
   }
 
   /** The results that workers reported for a task. */
@@ -140,6 +178,13 @@ export class Client {
   ): Promise<Json> {
     const text = body === undefined ? undefined : JSON.stringify(body);
     return this.transport.json({ method, path, body: text, ...options });
+  }
+
+  async #insert<R>(task: NewTask, { wait, signal }: WaitOptions): Promise<InsertAnswer<R>[]> {
+    if (wait !== undefined) return insertAndWait<R>(this.transport, [task], milliseconds(wait, "wait"), signal);
+    const body = taskText(task);
+    const read = await this.transport.list({ method: "POST", path: "/v1/tasks", body, list: "results", signal });
+    return read.map((answer) => insertAnswerOf<R>(answer));
   }
 
   async #change(what: string, body: Json, options?: CallOptions): Promise<ItemAnswer[]> {

@@ -123,6 +123,11 @@ export function isTransient(error: unknown): boolean {
   return error instanceof ConnectionError || error instanceof TimeoutError || error instanceof InvalidAnswerError;
 }
 
+/** True for a refusal that another body would not meet. */
+export function isAboutBody(error: unknown): error is Problem {
+  return error instanceof BadRequestError || error instanceof TooLargeError;
+}
+
 /** taskd refuses a task: it is wrong, and would be refused again. */
 export class RejectedError extends TaskdError {
   override name = "RejectedError";
@@ -149,4 +154,21 @@ export class WorkerStoppedError extends TaskdError {
 /** The reason of an aborted `task.signal`: the handler has taken longer than `taskTimeout`. */
 export class TaskTimeoutError extends TaskdError {
   override name = "TaskTimeoutError";
+}
+
+/** A worker stopped, and taskd did not take some of its reports: other workers do these tasks again. */
+export class UnreportedError extends TaskdError {
+  override name = "UnreportedError";
+
+  /** How many reports are lost. */
+  readonly reports: number;
+
+  constructor(reports: number, cause: unknown) {
+    super(
+      `${String(reports)} reports did not reach taskd; other workers do these tasks again` +
+        (cause instanceof Error ? `: ${cause.message}` : ""),
+      { cause },
+    );
+    this.reports = reports;
+  }
 }

@@ -17,15 +17,18 @@ export {
   TooLargeError,
   UnauthenticatedError,
   UnavailableError,
+  UnreportedError,
   WorkerStoppedError,
   isTransient,
   type ProblemDetails,
 } from "./errors.js";
 export type { StreamOptions } from "./insert.js";
+export type { HandleOptions, Handler, WorkerOptions, WorkerStats } from "./options.js";
 export { Reject, Retry } from "./rejections.js";
 export { PayloadError, type Schema, type StandardSchema } from "./schema.js";
-export type { Extension, GetRequest, Report, Source } from "./source.js";
+export type { Extension, GetRequest, Report, Source, SourceHost } from "./source.js";
 export type { Task } from "./task.js";
 export type { ConnectionOptions } from "./transport.js";
 export type * from "./types.js";
-export { Worker, type HandleOptions, type Handler, type WorkerOptions, type WorkerStats } from "./worker.js";
+export type { WatchOptions } from "./watch.js";
+export { Worker } from "./worker.js";

@@ -2,9 +2,9 @@ import { Buffer } from "node:buffer";
 
 import { backoff, milliseconds, pause, type Duration } from "./duration.js";
 import { InvalidAnswerError } from "./errors.js";
-import { objectOf, type Answer, type Call, type Transport } from "./transport.js";
-import type { IndexedInsertAnswer, InsertAnswer, NewTask } from "./types.js";
-import { taskText } from "./wire.js";
+import { listOf, objectOf, type Answer, type Call, type Transport } from "./transport.js";
+import type { IndexedInsertAnswer, InsertAnswer, NewTask, TaskResult } from "./types.js";
+import { fromWire, taskText, withValue, type Json } from "./wire.js";
 
 /** How a stream of tasks is sent. The memory of a stream is about `inFlight` + 1 batches. */
 export interface StreamOptions {
@@ -184,8 +184,11 @@ function linesOf(answer: Answer, most: number): [InsertAnswer[], InvalidAnswerEr
 }
 
 /** Reads the answer to one task. Its error then names no line: the answer's place does. */
-export function insertAnswerOf(read: Record<string, unknown>): InsertAnswer {
-  const answer = read as unknown as InsertAnswer;
+export function insertAnswerOf<R>(read: Json): InsertAnswer<R> {
+  const answer = fromWire<InsertAnswer<R>>(read);
+  if (Array.isArray(read["results"])) {
+    answer.results = listOf(read, "results").map((result) => withValue<TaskResult<R>>(result, "result"));
+  }
   if (typeof answer.status !== "string") throw new InvalidAnswerError(`POST ${PATH}: an answer has no status`);
   if (answer.error !== undefined) answer.error = answer.error.replace(/^line \d+: /, "");
   return answer;

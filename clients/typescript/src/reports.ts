@@ -1,7 +1,7 @@
 import { Buffer } from "node:buffer";
 
 import { backoff, pause } from "./duration.js";
-import { ForbiddenError, NotFoundError, Problem, UnauthenticatedError } from "./errors.js";
+import { TaskdError, isAboutBody, isTransient } from "./errors.js";
 import type { Report, Source } from "./source.js";
 import type { Held } from "./task.js";
 import type { ItemAnswer, ItemStatus } from "./types.js";
@@ -11,7 +11,6 @@ type Kind = "complete" | "reject";
 interface Entry extends Report {
   held: Held;
   bytes: number;
-  tries: number;
   /** A call with others was refused as a whole, so this one goes alone. */
   isAlone: boolean;
 }
@@ -28,17 +27,37 @@ export interface ReportLimits {
 /** taskd takes at most 50,000 discovered tasks in a call. */
 const MOST_DISCOVERED = 50_000;
 
+/** The longest wait of new reports after a call that failed, in milliseconds: they may be for another part of taskd. */
+const SHORT = 500;
+/** taskd refuses a longer reason of a rejection, in bytes, … */
+const LONGEST_REASON = 4000;
+/** … and a longer delay, in milliseconds: 365 days. */
+const LONGEST_DELAY = 365 * 86_400_000;
+
+/** Reports of one kind that go one call after the other. */
+interface Lane {
+  readonly kind: Kind;
+  /** Reports that taskd did not take before. New ones do not wait for these, nor share a call with them. */
+  readonly isAgain: boolean;
+  readonly entries: Entry[];
+  isBusy: boolean;
+  /** The failures in a row. */
+  failures: number;
+}
+
 /** Sends completions and rejections in batches: reports that come while a call is under way share the next one. */
 export class Reports {
   readonly #source: Source;
   readonly #worker: string;
   readonly #limits: ReportLimits;
   readonly #end: AbortSignal;
-  readonly #queues: Record<Kind, Entry[]> = { complete: [], reject: [] };
-  readonly #isBusy: Record<Kind, boolean> = { complete: false, reject: false };
+  readonly #new: Record<Kind, Lane> = { complete: laneOf("complete"), reject: laneOf("reject") };
+  readonly #again: Record<Kind, Lane> = { complete: laneOf("complete", true), reject: laneOf("reject", true) };
   /** The reports without an answer, and their bytes. */
   pending = 0;
   pendingBytes = 0;
+  /** Why taskd did not take the last report that it did not take. */
+  lastFailure: unknown;
   /** Hears how each report ended. */
   onAnswer: (held: Held, kind: Kind, status: ItemStatus, error: string | undefined) => void = () => undefined;
   /** Hears of the error after which no report can be sent. */
@@ -55,15 +74,13 @@ export class Reports {
     this.#add("complete", held, text, held.discovered.length);
   }
 
-  reject(held: Held, reason: string, options: { retry?: boolean; delay?: string | undefined } = {}): void {
+  /** Rejects a task; `delay` is in milliseconds. */
+  reject(held: Held, reason: string, options: { retry?: boolean; delay?: number | undefined } = {}): void {
     const { id, leaseToken } = held.task;
     const { retry = true, delay } = options;
-    this.#add(
-      "reject",
-      held,
-      JSON.stringify({ id, lease_token: leaseToken, reason: shorten(reason), retry, delay }),
-      0,
-    );
+    const wait = delay === undefined ? undefined : `${String(Math.min(delay, LONGEST_DELAY))}ms`;
+    const rejection = { id, lease_token: leaseToken, reason: shorten(reason), retry, delay: wait };
+    this.#add("reject", held, JSON.stringify(rejection), 0);
   }
 
   #add(kind: Kind, held: Held, text: string, discovered: number): void {
@@ -71,21 +88,30 @@ export class Reports {
     const bytes = Buffer.byteLength(text) + 1;
     this.pending += 1;
     this.pendingBytes += bytes;
-    this.#queues[kind].push({ id: held.task.id, text, discovered, held, bytes, tries: 0, isAlone: false });
-    void this.#pump(kind);
+    this.#push(this.#new[kind], [{ id: held.task.id, text, discovered, held, bytes, isAlone: false }]);
   }
 
-  async #pump(kind: Kind): Promise<void> {
-    if (this.#isBusy[kind]) return;
-    this.#isBusy[kind] = true;
-    const queue = this.#queues[kind];
+  #push(lane: Lane, entries: readonly Entry[]): void {
+    lane.entries.push(...entries);
+    void this.#pump(lane);
+  }
+
+  async #pump(lane: Lane): Promise<void> {
+    if (lane.isBusy) return;
+    lane.isBusy = true;
     try {
-      await pause(this.#limits.linger, this.#end);
-      while (queue.length > 0 && !this.#end.aborted) await this.#send(kind, this.#take(queue));
+      await pause(lane.isAgain ? backoff(1) : this.#limits.linger, this.#end);
+      while (lane.entries.length > 0 && !this.#end.aborted) {
+        const isTaken = await this.#send(lane, this.#take(lane.entries));
+        lane.failures = isTaken ? 0 : lane.failures + 1;
+        if (isTaken) continue;
+        const wait = backoff(lane.failures);
+        await pause(lane.isAgain ? wait : Math.min(wait, SHORT), this.#end);
+      }
     } catch (error) {
       if (!this.#end.aborted) this.onFatal(error);
     } finally {
-      this.#isBusy[kind] = false;
+      lane.isBusy = false;
     }
   }
 
@@ -103,33 +129,37 @@ export class Reports {
     return queue.splice(0, count);
   }
 
-  async #send(kind: Kind, batch: Entry[]): Promise<void> {
+  /** Sends reports, and keeps those for later that taskd does not take now. False if it took none of them. */
+  async #send(lane: Lane, batch: readonly Entry[]): Promise<boolean> {
     let answers: ItemAnswer[];
     try {
-      answers = await this.#source[kind](this.#worker, batch, this.#end);
+      answers = await this.#source[lane.kind](this.#worker, batch, this.#end);
     } catch (error) {
+      if (isTransient(error)) {
+        this.lastFailure = error;
+        this.#push(this.#again[lane.kind], batch);
+        return false;
+      }
       if (!isAboutBody(error)) throw error;
       if (batch.length > 1) {
-        this.#queues[kind].unshift(...batch.map((entry) => ({ ...entry, isAlone: true })));
-        return;
+        lane.entries.unshift(...batch.map((entry) => ({ ...entry, isAlone: true })));
+        return true;
       }
       answers = batch.map(({ id }) => ({ id, status: "INVALID", error: error.detail }));
     }
+    const later: Entry[] = [];
     batch.forEach((entry, nth) => {
       const { status, error } = answers[nth] ?? { status: "TRY_LATER" as const, error: "there is no answer" };
-      this.#settle(kind, entry, status, error);
+      if (status === "TRY_LATER") {
+        this.lastFailure = new TaskdError(error ?? status);
+        later.push(entry);
+      } else this.#settle(lane.kind, entry, status, error);
     });
+    if (later.length > 0) this.#push(this.#again[lane.kind], later);
+    return later.length < batch.length;
   }
 
   #settle(kind: Kind, entry: Entry, status: ItemStatus, error: string | undefined): void {
-    if (status === "TRY_LATER") {
-      entry.tries += 1;
-      void pause(backoff(entry.tries), this.#end).then(() => {
-        this.#queues[kind].push(entry);
-        void this.#pump(kind);
-      });
-      return;
-    }
     this.pending -= 1;
     this.pendingBytes -= entry.bytes;
     // taskd would refuse the same completion again. The lease is still there, and ends as a failure with the reason.
@@ -140,15 +170,17 @@ export class Reports {
   }
 }
 
-/** True for a refusal that another body would not meet. */
-function isAboutBody(error: unknown): error is Problem {
-  const isAboutCaller =
-    error instanceof UnauthenticatedError || error instanceof ForbiddenError || error instanceof NotFoundError;
-  return error instanceof Problem && !isAboutCaller && (error.status === 400 || error.status === 413);
+function laneOf(kind: Kind, isAgain = false): Lane {
+  return { kind, isAgain, entries: [], isBusy: false, failures: 0 };
 }
 
-/** taskd keeps 1,024 bytes of a reason in a history, and refuses more than 4,096. Half a character is no text. */
+/** A reason that taskd takes: text, since half a character is none, and not longer than it may be. */
 function shorten(reason: string): string {
-  const short = reason.length <= 1000 ? reason : `${reason.slice(0, 999)}…`;
-  return short.replace(/\p{Surrogate}/gu, "\uFFFD");
+  const bytes = Buffer.from(reason);
+  if (bytes.length <= LONGEST_REASON) return bytes.toString();
+  const more = "…";
+  let end = LONGEST_REASON - Buffer.byteLength(more);
+  // The second and further bytes of a character begin with the bits 10.
+  while (end > 0 && ((bytes[end] ?? 0) & 0xc0) === 0x80) end -= 1;
+  return bytes.toString("utf8", 0, end) + more;
 }

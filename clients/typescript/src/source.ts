@@ -1,6 +1,7 @@
 import type { Client } from "./client.js";
 import { durationText } from "./duration.js";
-import { listOf, type Answer, type Call } from "./transport.js";
+import { isTransient } from "./errors.js";
+import { listOf, type Answer, type Call, type ConnectionOptions } from "./transport.js";
 import type { ItemAnswer, LeasedTask, Logger } from "./types.js";
 import { fromWire, withValue } from "./wire.js";
 
@@ -31,24 +32,55 @@ export interface Extension {
 }
 
 /**
- * Where a worker gets tasks, and where it reports them: taskd, or `MockSource` in tests. A call that fails for a while
- * is tried again inside of it, so an error that it throws is final.
+ * Where a worker gets tasks, and where it reports them: taskd, or `MockSource` in tests. `get` tries again itself. The
+ * other calls try once: after an error that `isTransient` knows the worker calls again. All other errors are final.
  */
 export interface Source {
   /** Leases tasks. It ends with none when the signal is aborted. */
   get(request: GetRequest, signal: AbortSignal): Promise<LeasedTask[]>;
   complete(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]>;
   reject(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]>;
-  extend(worker: string, extensions: readonly Extension[], signal: AbortSignal): Promise<ItemAnswer[]>;
+  /** Extends leases. It ends after `limit` milliseconds: a later answer would come too late for the leases. */
+  extend(worker: string, extensions: readonly Extension[], signal: AbortSignal, limit: number): Promise<ItemAnswer[]>;
+  /** Begins to serve a worker. The methods from here on are for sources that taskd tells of things by itself. */
+  open?(host: SourceHost): void;
+  /** The worker has room for so many tasks now. */
+  room?(free: number): void;
+  /** A handler begins with a task. */
+  started?(id: string): void;
+  /** The worker has ended. Tasks with `isKept` that did not begin go back now, at no cost. */
+  close?(): Promise<void>;
+}
+
+/** The worker of a source. */
+export interface SourceHost {
+  readonly worker: string;
+  readonly queues: readonly string[];
+  /** In milliseconds; absent: as long as each task says. */
+  readonly leaseDuration: number | undefined;
+  readonly token: ConnectionOptions["token"];
+  readonly client: Client;
+  readonly logger: Logger;
+  /** The ids of the tasks in hand. */
+  holding(): string[];
+  /** Leases ended without a report. */
+  onEnded(answers: readonly ItemAnswer[]): void;
+  /** taskd does not extend the leases with `isKept` any more: the worker has to. */
+  onAlone(): void;
 }
 
 const FOR_EVER = Infinity;
+/** The least time between two lines about a taskd that is away, in milliseconds. */
+const REMIND_AFTER = 60_000;
 
 /** taskd itself. */
 export class HttpSource implements Source {
   readonly #client: Client;
   readonly #log: Logger;
-  #isAway = false;
+  /** The calls that fail now. */
+  readonly #failing = new Set<string>();
+  #isTold = false;
+  #toldAt = -Infinity;
 
   constructor(client: Client, log: Logger) {
     this.#client = client;
@@ -67,7 +99,7 @@ export class HttpSource implements Source {
     const call: Call = { method: "POST", path: "/v1/tasks:get", body, list: "tasks", wait, signal };
     let answer: Answer;
     try {
-      answer = await this.#call({ ...call, keepBegunAnswer: true });
+      answer = await this.#call({ ...call, keepBegunAnswer: true }, FOR_EVER);
     } catch (error) {
       // taskd releases leases whose answer nobody reads.
       if (signal.aborted) return [];
@@ -88,10 +120,15 @@ export class HttpSource implements Source {
     return this.#report("reject", "rejections", worker, reports, signal);
   }
 
-  async extend(worker: string, extensions: readonly Extension[], signal: AbortSignal): Promise<ItemAnswer[]> {
+  async extend(
+    worker: string,
+    extensions: readonly Extension[],
+    signal: AbortSignal,
+    limit: number,
+  ): Promise<ItemAnswer[]> {
     const items = extensions.map(({ id, leaseToken, by }) => ({ id, lease_token: leaseToken, by: `${String(by)}ms` }));
     const body = JSON.stringify({ worker, extensions: items });
-    return this.#items("/v1/tasks:extend", body, signal);
+    return this.#items({ method: "POST", path: "/v1/tasks:extend", body, signal, timeout: limit });
   }
 
   async #report(
@@ -103,24 +140,41 @@ export class HttpSource implements Source {
   ): Promise<ItemAnswer[]> {
     const items = reports.map((report) => report.text).join(",");
     const body = `{"worker":${JSON.stringify(worker)},"${list}":[${items}]}`;
-    return this.#items(`/v1/tasks:${what}`, body, signal);
+    return this.#items({ method: "POST", path: `/v1/tasks:${what}`, body, signal });
   }
 
-  async #items(path: string, body: string, signal: AbortSignal): Promise<ItemAnswer[]> {
-    const { json } = await this.#call({ method: "POST", path, body, list: "results", signal });
+  async #items(call: Call): Promise<ItemAnswer[]> {
+    const { json } = await this.#call({ ...call, list: "results" }, 0);
     return listOf(json, "results").map((answer) => fromWire<ItemAnswer>(answer));
   }
 
-  /** Tells once that taskd is away, and once that it is back. */
-  async #call(call: Call): Promise<Answer> {
+  async #call(call: Call, time: number): Promise<Answer> {
     const onFailure = (error: unknown): void => {
-      if (!this.#isAway) this.#log.warn(`taskd does not answer, trying again: ${String(error)}`);
-      this.#isAway = true;
+      this.#tellAway(call.path, error);
     };
-    const answer = await this.#client.transport.call(call, { for: FOR_EVER, onFailure });
-    if (this.#isAway) this.#log.info("taskd answers again");
-    this.#isAway = false;
-    return answer;
+    try {
+      const answer = await this.#client.transport.call(call, { for: time, onFailure });
+      this.#tellBack(call.path);
+      return answer;
+    } catch (error) {
+      if (isTransient(error)) onFailure(error);
+      throw error;
+    }
+  }
+
+  /** Says that taskd is away, now and then: where a part of taskd is away, one call fails and another does not. */
+  #tellAway(path: string, error: unknown): void {
+    this.#failing.add(path);
+    if (this.#isTold || performance.now() - this.#toldAt < REMIND_AFTER) return;
+    [this.#isTold, this.#toldAt] = [true, performance.now()];
+    this.#log.warn(`taskd does not answer, trying again: ${String(error)}`);
+  }
+
+  #tellBack(path: string): void {
+    this.#failing.delete(path);
+    if (!this.#isTold || this.#failing.size > 0) return;
+    this.#isTold = false;
+    this.#log.info("taskd answers again");
   }
 }
 

@@ -55,7 +55,10 @@ export class Task<P = unknown> {
     this.#held.discover(tasks);
   }
 
-  /** Prolongs the lease now. The worker does so by itself before it ends; this is for a much longer lease. */
+  /**
+   * Prolongs the lease now, to `by` from now. The worker does so by itself before it ends; this is for a much longer
+   * lease, for example before code that blocks the process. The worker then does not make the lease shorter.
+   */
   async extend(by?: Duration): Promise<void> {
     await this.#held.extend(by);
   }
@@ -66,10 +69,22 @@ export class Held {
   readonly controller = new AbortController();
   readonly discovered: string[] = [];
   discoveredBytes = 0;
-  /** The time of the next extension, in milliseconds since 1970. */
-  extendAt = 0;
   /** The length of the lease, in milliseconds. */
   lease = 0;
+  /** The time of the next extension by the worker itself. All times here are those of `performance.now()`. */
+  extendAt = 0;
+  /** The time until which the handler asked to have the lease. */
+  askedUntil = 0;
+  /** taskd itself extends the lease. */
+  isKept = false;
+  /** An extension that is under way. */
+  call: Promise<void> | undefined;
+  /** The failures of extensions in a row. */
+  failures = 0;
+  /** How many leases may share a call with this one. */
+  share = Infinity;
+  /** taskd has refused an extension of this lease. */
+  isRefused = false;
   /** The worker has said how the task ended, or does not hold it any more. */
   isOver = false;
 

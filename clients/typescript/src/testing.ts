@@ -1,10 +1,11 @@
 /** For tests of handlers without a server: `import { runHandler } from "@taskd/client/testing"`. */
 
 import { pause } from "./duration.js";
-import type { Extension, GetRequest, Report, Source } from "./source.js";
+import type { HandleOptions, Handler, WorkerOptions } from "./options.js";
+import type { GetRequest, Report, Source } from "./source.js";
 import type { DiscoveredTask, ItemAnswer, ItemStatus, LeasedTask, Logger } from "./types.js";
 import { encodingOf, isObject, taskText, withValue } from "./wire.js";
-import { Worker, type HandleOptions, type Handler, type WorkerOptions } from "./worker.js";
+import { Worker } from "./worker.js";
 
 /** A task for a handler; all parts have defaults. */
 export type MockTask<P = unknown> = Partial<Omit<LeasedTask, "payload" | "leaseToken">> & { payload?: P };
@@ -119,7 +120,7 @@ export class MockSource implements Source {
     );
   }
 
-  async extend(_worker: string, extensions: readonly Extension[]): Promise<ItemAnswer[]> {
+  async extend(...[, extensions]: Parameters<Source["extend"]>): Promise<ItemAnswer[]> {
     return Promise.resolve(
       extensions.map(({ id }): ItemAnswer => {
         const status = this.#lost.get(id) ?? (this.#leased.has(id) ? "OK" : "LEASE_LOST");

@@ -1,5 +1,13 @@
 import { backoff, milliseconds, pause, LONGEST_TIMER, type Duration } from "./duration.js";
-import { ConnectionError, InvalidAnswerError, Problem, TimeoutError, isTransient, problemOf } from "./errors.js";
+import {
+  ConnectionError,
+  InvalidAnswerError,
+  Problem,
+  TaskdError,
+  TimeoutError,
+  isTransient,
+  problemOf,
+} from "./errors.js";
 import { isObject, type Json } from "./wire.js";
 
 /** Where taskd is, and how to reach it. */
@@ -32,6 +40,10 @@ export interface Call {
   list?: string;
   /** Time that this call takes on purpose, in milliseconds. */
   wait?: number;
+  /** The time for one try beside `wait`, in milliseconds, in place of the client's `timeout`. */
+  timeout?: number;
+  /** Headers of this call. */
+  headers?: Readonly<Record<string, string>>;
   signal?: AbortSignal | undefined;
   /** The signal counts only until the answer begins: what it brings is not lost. */
   keepBegunAnswer?: boolean;
@@ -54,6 +66,19 @@ export interface Answer {
   cut?: Error;
   /** taskd's clock at the answer, in milliseconds since 1970, rounded down to a second. */
   date: number | undefined;
+}
+
+/** An answer whose body comes as it is made. */
+export interface OpenAnswer {
+  status: number;
+  headers: Headers;
+  body: AsyncIterable<Uint8Array> | null;
+  /** Ends the connection, with the error that whoever reads the body then meets. */
+  close: (reason: Error) => void;
+  /** What a failure of the body means. */
+  explain: (error: unknown) => unknown;
+  /** The next call goes to another address, if there is one; then true. */
+  moveOn: () => boolean;
 }
 
 /** Calls taskd: tries again, at the next address if one does not answer. */
@@ -89,7 +114,9 @@ export class Transport {
           moved && failures % this.#addresses.length !== 0
             ? 0
             : Math.max(backoff(Math.ceil(failures / this.#addresses.length)), retryAfterOf(error));
-        if (Date.now() - begun + wait > retries.for) throw error;
+        // Each address has a try. Those that are silent take too long for that.
+        const isFree = wait === 0 && !(error instanceof TimeoutError);
+        if (!isFree && Date.now() - begun + wait > retries.for) throw error;
         retries.onFailure?.(error, wait);
         await pause(wait, call.signal);
         call.signal?.throwIfAborted();
@@ -108,64 +135,149 @@ export class Transport {
   }
 
   /** Goes to the next address, unless a concurrent call has done so. A busy taskd is no reason: all share its queues. */
-  #moveOn(from: number, error: unknown): boolean {
+  #moveOn(from: number, error?: unknown): boolean {
     if (this.#addresses.length === 1 || (error instanceof Problem && error.status === 429)) return false;
     if (this.#current === from) this.#current = (from + 1) % this.#addresses.length;
     return true;
   }
 
-  async #once(address: string, call: Call): Promise<Answer> {
-    const { signal } = call;
-    signal?.throwIfAborted();
-    const controller = new AbortController();
-    const abort = (): void => {
-      controller.abort(signal?.reason);
-    };
-    const what = `${call.method} ${address}${call.path}`;
-    const limit = this.#timeout + (call.wait ?? 0);
-    const late = new TimeoutError(`${what}: no answer within ${String(limit)} ms`);
-    const timer = setTimeout(
-      () => {
-        controller.abort(late);
-      },
-      Math.min(limit, LONGEST_TIMER),
-    );
-    signal?.addEventListener("abort", abort, { once: true });
+  /** Begins to read an answer that goes on. It tries once; the next call goes to another address if that fails. */
+  async open(call: Call): Promise<OpenAnswer> {
+    const address = this.#current;
+    const attempt = new Attempt(this.#addresses[address] ?? "", call, this.#timeout);
     try {
-      const response = await this.#fetch(address, call, controller.signal);
-      if (call.keepBegunAnswer === true) signal?.removeEventListener("abort", abort);
-      const answer = await read(response, call);
-      if (response.ok || response.status === 422) return checked(answer, call);
-      throw problemOf(what, response.status, answer.text, retryAfter(response.headers));
+      const response = await this.#fetch(attempt, call);
+      if (!response.ok)
+        throw problemOf(attempt.what, response.status, await response.text(), retryAfter(response.headers));
+      attempt.stopClock();
+      return {
+        status: response.status,
+        headers: response.headers,
+        body: response.body as unknown as AsyncIterable<Uint8Array> | null,
+        close: (reason) => {
+          attempt.abort(reason);
+        },
+        explain: (error) => attempt.explain(error),
+        moveOn: () => this.#moveOn(address),
+      };
     } catch (error) {
-      if (controller.signal.aborted && controller.signal.reason === late) throw late;
-      if (error instanceof Problem || error instanceof InvalidAnswerError) throw error;
-      if (signal?.aborted === true) throw signal.reason;
-      throw new ConnectionError(`${what}: ${reasonOf(error)}`, { cause: error });
-    } finally {
-      clearTimeout(timer);
-      signal?.removeEventListener("abort", abort);
+      const explained = attempt.explain(error);
+      attempt.end();
+      if (isTransient(explained)) this.#moveOn(address, explained);
+      throw explained;
     }
   }
 
-  async #fetch(address: string, call: Call, signal: AbortSignal): Promise<Response> {
+  async #once(address: string, call: Call): Promise<Answer> {
+    const attempt = new Attempt(address, call, this.#timeout);
+    try {
+      const response = await this.#fetch(attempt, call);
+      if (call.keepBegunAnswer === true) attempt.detach();
+      const answer = await read(response, call);
+      if (response.ok || response.status === 422) return checked(answer, call);
+      throw problemOf(attempt.what, response.status, answer.text, retryAfter(response.headers));
+    } catch (error) {
+      throw attempt.explain(error);
+    } finally {
+      attempt.end();
+    }
+  }
+
+  async #fetch(attempt: Attempt, call: Call): Promise<Response> {
     const { token, headers, fetch = globalThis.fetch, dispatcher, fetchOptions } = this.#options;
-    const secret = typeof token === "function" ? await token() : token;
+    const secret = typeof token === "function" ? await attempt.orAbort(token()) : token;
     const init = {
       ...fetchOptions,
       ...(dispatcher === undefined ? {} : { dispatcher }),
       method: call.method,
       headers: {
         ...headers,
+        ...call.headers,
         ...(call.body === undefined ? {} : { "content-type": call.contentType ?? "application/json" }),
         ...(secret === undefined ? {} : { authorization: `Bearer ${secret}` }),
       },
       ...(call.body === undefined ? {} : { body: call.body }),
       // taskd never redirects, and a token must not follow one.
       redirect: "manual",
-      signal,
+      signal: attempt.signal,
     };
-    return fetch(address + call.path, init as RequestInit);
+    return fetch(attempt.url, init as RequestInit);
+  }
+}
+
+/** One try of a call: it ends in time, or when the caller's signal is aborted. */
+class Attempt {
+  readonly what: string;
+  readonly url: string;
+  readonly #controller = new AbortController();
+  readonly #outer: AbortSignal | undefined;
+  readonly #timer: NodeJS.Timeout;
+  readonly #onAbort = (): void => {
+    this.#controller.abort(this.#outer?.reason);
+  };
+
+  constructor(address: string, call: Call, timeout: number) {
+    call.signal?.throwIfAborted();
+    this.url = address + call.path;
+    this.what = `${call.method} ${this.url}`;
+    const limit = (call.timeout ?? timeout) + (call.wait ?? 0);
+    this.#timer = setTimeout(
+      () => {
+        this.abort(new TimeoutError(`${this.what}: no answer within ${String(limit)} ms`));
+      },
+      Math.min(limit, LONGEST_TIMER),
+    );
+    this.#outer = call.signal;
+    this.#outer?.addEventListener("abort", this.#onAbort, { once: true });
+  }
+
+  get signal(): AbortSignal {
+    return this.#controller.signal;
+  }
+
+  abort(reason: Error): void {
+    this.#controller.abort(reason);
+    this.end();
+  }
+
+  /** The caller's signal counts no more. */
+  detach(): void {
+    this.#outer?.removeEventListener("abort", this.#onAbort);
+  }
+
+  stopClock(): void {
+    clearTimeout(this.#timer);
+  }
+
+  end(): void {
+    this.detach();
+    this.stopClock();
+  }
+
+  /** Waits for something that knows no signals. */
+  async orAbort<T>(value: T | Promise<T>): Promise<T> {
+    const { signal } = this.#controller;
+    let onAbort = (): void => undefined;
+    const aborted = new Promise<never>((_, reject) => {
+      onAbort = () => {
+        reject(signal.reason);
+      };
+      signal.addEventListener("abort", onAbort, { once: true });
+    });
+    try {
+      return await Promise.race([value, aborted]);
+    } finally {
+      signal.removeEventListener("abort", onAbort);
+    }
+  }
+
+  /** What a failure means. */
+  explain(error: unknown): unknown {
+    const { signal } = this.#controller;
+    if (signal.aborted && signal.reason instanceof TaskdError) return signal.reason;
+    if (error instanceof TaskdError) return error;
+    if (this.#outer?.aborted === true) return this.#outer.reason;
+    return new ConnectionError(`${this.what}: ${reasonOf(error)}`, { cause: error });
   }
 }
 
@@ -236,7 +348,8 @@ function retryAfter(headers: Headers): number | undefined {
   return Number.isNaN(ms) ? undefined : Math.min(Math.max(ms, 0), 60_000);
 }
 
-function retryAfterOf(error: unknown): number {
+/** How long taskd asks to wait, in milliseconds. */
+export function retryAfterOf(error: unknown): number {
   return error instanceof Problem ? (error.retryAfter ?? 0) : 0;
 }
 

@@ -22,26 +22,51 @@ export interface NewTask<P = unknown> {
   headers?: Readonly<Record<string, string>> | undefined;
   /** The caller's trace, as W3C writes it. */
   traceparent?: string | undefined;
+  /** An insert that is sent again with the same key is answered as the first time (at most 256 bytes). */
+  idempotencyKey?: string | undefined;
+  /** The waits between its attempts, in place of those of its queue. */
+  backoff?: TaskBackoff | undefined;
   /** Fields of a newer taskd, with the names and values of `docs/api.md`. */
   fields?: Readonly<Record<string, unknown>> | undefined;
 }
 
-/** A task that a handler discovers. Without a queue it goes to that of its parent. */
-export type DiscoveredTask<P = unknown> = Omit<NewTask<P>, "queue"> & { queue?: string | undefined };
+/** The waits of a task between its attempts. Without a `kind` it has those of its queue, and only `giveUpAfter`. */
+export interface TaskBackoff {
+  /** Always `initial`, `initial` more after each failure, or twice as long after each. */
+  kind?: "constant" | "linear" | "exponential" | undefined;
+  /** The wait after the first failure. */
+  initial?: Duration | undefined;
+  /** The longest wait: at most, and if absent, a day. */
+  maximum?: Duration | undefined;
+  /** The share by which a wait is longer or shorter at random, 0 to 1 (0.2). */
+  jitter?: number | undefined;
+  /** The task is dead when its next attempt would begin later than this after its insert, or after `notBefore`. */
+  giveUpAfter?: Duration | undefined;
+}
+
+/**
+ * A task that a handler discovers. Without a queue it goes to that of its parent. It needs no idempotency key: taskd
+ * takes a completion that is repeated once.
+ */
+export type DiscoveredTask<P = unknown> = Omit<NewTask<P>, "queue" | "idempotencyKey"> & { queue?: string | undefined };
 
 export type InsertStatus = "CREATED" | "DUPLICATE" | "REJECTED" | "TRY_LATER";
 
-/** The answer about one task of an insert. */
-export interface InsertAnswer {
+/** The answer about one task of an insert. `R` is the type of the results. */
+export interface InsertAnswer<R = unknown> {
   status: InsertStatus;
   /** The id of the task: the new one, or that of the duplicate. */
   id?: string;
   /** The reason, if taskd did not store the task. */
   error?: string;
+  /** With `wait`: the status of the task at the end of the wait; absent if taskd could not read it. */
+  taskStatus?: TaskStatus;
+  /** With `wait`: the results of a completed task. An answer has at most 32 MiB of them. */
+  results?: TaskResult<R>[];
 }
 
 /** The answer about one task of a list, with its place in the list. */
-export interface IndexedInsertAnswer extends InsertAnswer {
+export interface IndexedInsertAnswer<R = unknown> extends InsertAnswer<R> {
   index: number;
 }
 
@@ -75,6 +100,8 @@ export interface LeasedTask {
   leaseExpiresAt: Date;
   /** What is left of the lease at the time of the answer, in milliseconds. */
   leaseLeft?: number;
+  /** taskd itself extends the lease, as long as the session of the worker lives. */
+  isKept?: boolean;
   attempt: number;
   replicas: number;
   priority: Priority;
@@ -118,6 +145,8 @@ export interface TaskFile<P = unknown> extends TaskView {
   payloadEncoding?: Encoding;
   headers: Record<string, string>;
   traceparent: string;
+  /** Its own, if it has one. */
+  backoff?: TaskBackoff;
   history: Attempt[];
   acts: { id: string; at: string; who: string; what: string }[];
   results: number;
@@ -133,6 +162,24 @@ export interface TaskResult<R = unknown> {
   result: R;
   resultEncoding?: Encoding;
 }
+
+/** A task took on a status. */
+export interface TaskEvent {
+  type: "status";
+  /** Names the event: a watch can go on behind it. */
+  eventId: string;
+  id: string;
+  queue: string;
+  status: TaskStatus;
+  at: Date;
+}
+
+/** Events of a queue before this point may be missing: read the tasks if you need all of them. */
+export interface WatchGap {
+  type: "gap";
+}
+
+export type QueueEvent = TaskEvent | WatchGap;
 
 /** Which tasks a list shows: all parts must fit. */
 export interface TaskFilter {

@@ -1,7 +1,7 @@
 import { Buffer } from "node:buffer";
 
 import { durationText } from "./duration.js";
-import type { DiscoveredTask, Encoding, NewTask } from "./types.js";
+import type { DiscoveredTask, Encoding, NewTask, TaskBackoff } from "./types.js";
 
 export type Json = Record<string, unknown>;
 
@@ -36,6 +36,15 @@ function valueMember(name: "payload" | "result", value: unknown): string {
 const plain = (wire: string) => (value: unknown) => `"${wire}":${jsonText(value, wire)}`;
 const duration = (wire: string) => (value: unknown) => `"${wire}":"${durationText(value as number | string, wire)}"`;
 
+/** Each field of a backoff, and how taskd reads it. */
+const BACKOFF: Readonly<Record<keyof TaskBackoff, (value: unknown) => string>> = {
+  kind: plain("kind"),
+  initial: duration("initial"),
+  maximum: duration("maximum"),
+  jitter: plain("jitter"),
+  giveUpAfter: duration("give_up_after"),
+};
+
 /** Each field of a new task, and how taskd reads it. */
 const MEMBERS: Readonly<Record<keyof NewTask, (value: unknown) => string>> = {
   queue: plain("queue"),
@@ -49,26 +58,38 @@ const MEMBERS: Readonly<Record<keyof NewTask, (value: unknown) => string>> = {
   maxAttempts: plain("max_attempts"),
   headers: plain("headers"),
   traceparent: plain("traceparent"),
+  idempotencyKey: plain("idempotency_key"),
+  backoff: (value) => `"backoff":${objectText("a backoff", BACKOFF, value as object)}`,
   fields: (value) =>
     Object.entries(value as object)
       .map(([name, field]) => `${JSON.stringify(name)}:${jsonText(field, name)}`)
       .join(","),
 };
 
-/** A new task as JSON. Throws if a part of it has no form in JSON, or is no part of a task. */
-export function taskText(task: NewTask | DiscoveredTask, queue?: string): string {
-  const members: string[] = [];
-  if (task.queue === undefined && queue !== undefined) members.push(MEMBERS.queue(queue));
-  for (const [name, value] of Object.entries(task)) {
+/** An object as JSON, by the fields that it may have. Throws if it has another one. */
+function objectText(
+  what: string,
+  fields: Readonly<Record<string, (value: unknown) => string>>,
+  object: object,
+  first: string[] = [],
+): string {
+  const members = first;
+  for (const [name, value] of Object.entries(object)) {
     if (value === undefined) continue;
-    const write = (MEMBERS as Record<string, ((value: unknown) => string) | undefined>)[name];
+    const write = Object.hasOwn(fields, name) ? fields[name] : undefined;
     if (write === undefined) {
-      throw new TypeError(`a task has no field ${JSON.stringify(name)}; it has ${Object.keys(MEMBERS).join(", ")}`);
+      throw new TypeError(`${what} has no field ${JSON.stringify(name)}; it has ${Object.keys(fields).join(", ")}`);
     }
     const member = write(value);
     if (member !== "") members.push(member);
   }
   return `{${members.join(",")}}`;
+}
+
+/** A new task as JSON. Throws if a part of it has no form in JSON, or is no part of a task. */
+export function taskText(task: NewTask | DiscoveredTask, queue?: string): string {
+  const first = task.queue === undefined && queue !== undefined ? [MEMBERS.queue(queue)] : [];
+  return objectText("a task", MEMBERS, task, first);
 }
 
 /** A completion as JSON. `discovered` has tasks that are JSON already. */

@@ -4,70 +4,17 @@ import process from "node:process";
 import { inspect } from "node:util";
 
 import { Client } from "./client.js";
-import { LONGEST_TIMER, durationText, milliseconds, pause, type Duration } from "./duration.js";
-import { TaskTimeoutError, WorkerStoppedError } from "./errors.js";
+import { LONGEST_TIMER, milliseconds, pause, type Duration } from "./duration.js";
+import { TaskTimeoutError, UnreportedError, WorkerStoppedError } from "./errors.js";
 import { Leases } from "./leases.js";
 import { Reject, Retry } from "./rejections.js";
 import { Reports } from "./reports.js";
-import { PayloadError, checkPayload, type Schema } from "./schema.js";
+import { PayloadError, checkPayload } from "./schema.js";
 import { HttpSource, type Source } from "./source.js";
 import { Held, Task } from "./task.js";
-import type { ConnectionOptions } from "./transport.js";
+import type { HandleOptions, Handler, WorkerOptions, WorkerStats } from "./options.js";
 import type { LeasedTask, Logger } from "./types.js";
 import { completionText } from "./wire.js";
-
-export interface WorkerOptions extends ConnectionOptions {
-  /** The queue, or several: priorities are strict over all of them. */
-  queue: string | readonly string[];
-  /**
-   * The worker's name (host, process and a random part). taskd never credits a name twice for a task, so with
-   * `replicas` above 1 a name that stays says "the same worker as before".
-   */
-  name?: string | undefined;
-  /** How many handlers run at a time (10). */
-  concurrency?: number | undefined;
-  /** How many tasks wait here beyond those at work (0). At a stop they go back, each at the cost of an attempt. */
-  prefetch?: number | undefined;
-  /** How long taskd holds a call that finds no task ("30s"). */
-  wait?: Duration | undefined;
-  /** The lease of each task; absent: as the task or its queue says. The worker extends leases while handlers run. */
-  leaseDuration?: Duration | undefined;
-  /** The longest run of a handler. Then `task.signal` is aborted and the attempt has failed. */
-  taskTimeout?: Duration | undefined;
-  /** How long a stop waits for handlers and reports ("25s"). */
-  drainTimeout?: Duration | undefined;
-  /** The most reports of one call (100), their bytes (4 MiB), and how long a report waits for others (0). */
-  reports?: { maxItems?: number; maxBytes?: number; linger?: Duration } | undefined;
-  /** The largest report (32 MiB): taskd's `max_request_bytes`. */
-  maxRequestBytes?: number | undefined;
-  /** The signals at which the process stops (SIGTERM and SIGINT); `false`: none. */
-  signals?: readonly string[] | false | undefined;
-  logger?: Logger | undefined;
-  /** In place of taskd: `MockSource` in tests. */
-  source?: Source | undefined;
-}
-
-export interface HandleOptions<P> {
-  /** Checks each payload before the handler. A payload that does not fit is not tried again. */
-  schema?: Schema<P> | undefined;
-}
-
-/** Does a task. The result is JSON, a string or bytes; `undefined` is none. An error is a failed attempt. */
-export type Handler<P = unknown> = (task: Task<P>) => unknown;
-
-/** What a worker has done. */
-export interface WorkerStats {
-  taken: number;
-  completed: number;
-  rejected: number;
-  /** Reports that did not count: the lease had ended, or the task was cancelled. */
-  lost: number;
-  extended: number;
-  running: number;
-  waiting: number;
-  /** Reports without an answer. */
-  unreported: number;
-}
 
 /** The most bytes of reports without an answer, before a worker takes no more tasks. */
 const MOST_UNREPORTED_BYTES = 64 << 20;
@@ -150,7 +97,8 @@ export class Worker {
 
   /**
    * Works until a stop, and then until the handlers have ended and taskd has their reports. It waits for a taskd that
-   * is away. It throws when taskd refuses the worker for good: its token, its name, or a queue's name.
+   * is away. It throws when taskd refuses the worker for good: its token, its name, or a queue's name; and at the end
+   * `UnreportedError` if taskd did not take the last reports.
    */
   async run(options: { signal?: AbortSignal } = {}): Promise<void> {
     if (this.#handler === undefined) throw new TypeError("the worker has no handler: call worker.handle first");
@@ -176,6 +124,7 @@ export class Worker {
     };
     if (signal?.aborted === true) stop();
     signal?.addEventListener("abort", stop, { once: true });
+    this.#openSource();
     const leases = this.#leases.run().catch((error: unknown) => {
       this.#fail(error);
     });
@@ -187,9 +136,28 @@ export class Worker {
     await this.#drain();
     this.#end.abort();
     await leases;
+    await this.#source.close?.();
     removeSignals();
     signal?.removeEventListener("abort", stop);
     if (this.#fatal !== undefined) throw this.#fatal.error;
+  }
+
+  #openSource(): void {
+    this.#source.open?.({
+      worker: this.name,
+      queues: this.#queues,
+      leaseDuration: this.#leaseDuration,
+      token: this.#options.token,
+      client: this.client,
+      logger: this.#log,
+      holding: () => this.#leases.all().map(({ task }) => task.id),
+      onEnded: (answers) => {
+        this.#leases.lose(answers);
+      },
+      onAlone: () => {
+        this.#leases.keepAll();
+      },
+    });
   }
 
   /** Stops after an error that no other try would mend. */
@@ -245,6 +213,7 @@ export class Worker {
 
   #notify(): void {
     this.#changed.abort();
+    this.#source.room?.(this.#stop.signal.aborted ? 0 : Math.max(this.#free(), 0));
   }
 
   /** Waits until something has changed, at most so long. */
@@ -297,6 +266,7 @@ export class Worker {
 
   async #do(held: Held): Promise<void> {
     this.#running += 1;
+    this.#source.started?.(held.task.id);
     let timer: NodeJS.Timeout | undefined;
     try {
       const result = await Promise.race([
@@ -352,12 +322,14 @@ export class Worker {
 
   async #drain(): Promise<void> {
     for (const held of this.#waiting.splice(0)) {
-      if (!held.isOver) this.#reports.reject(held, "the worker stopped before it began", { delay: "0s" });
+      // Those of a session go back with its end.
+      if (held.isKept) held.isOver = true;
+      else if (!held.isOver) this.#reports.reject(held, "the worker stopped before it began", { delay: 0 });
     }
-    const deadline = Date.now() + this.#drainTimeout;
+    const deadline = performance.now() + this.#drainTimeout;
     const isDone = (): boolean => this.#running === 0 && this.#reports.pending === 0;
-    while (!isDone() && !this.#hardStop.signal.aborted && Date.now() < deadline) {
-      await this.#change(deadline - Date.now());
+    while (!isDone() && !this.#hardStop.signal.aborted && performance.now() < deadline) {
+      await this.#change(deadline - performance.now());
     }
     if (isDone()) return;
     this.#hardStop.abort();
@@ -366,14 +338,14 @@ export class Worker {
       held.lose(new WorkerStoppedError("the worker stopped"));
       this.#reports.reject(held, "the worker stopped");
     }
-    const last = Date.now() + LAST_REPORTS;
-    while (this.#reports.pending > 0 && !this.#end.signal.aborted && Date.now() < last) {
-      await this.#change(last - Date.now());
+    const last = performance.now() + LAST_REPORTS;
+    while (this.#reports.pending > 0 && !this.#end.signal.aborted && performance.now() < last) {
+      await this.#change(last - performance.now());
     }
     if (this.#reports.pending > 0) {
-      this.#log.error(
-        `${String(this.#reports.pending)} reports did not reach taskd; other workers do these tasks again`,
-      );
+      const error = new UnreportedError(this.#reports.pending, this.#reports.lastFailure);
+      this.#log.error(error.message);
+      this.#fatal ??= { error };
     }
   }
 }
@@ -383,8 +355,8 @@ function textOf(thrown: unknown): string {
   return typeof thrown === "string" ? thrown : inspect(thrown, { depth: 1, breakLength: Infinity });
 }
 
-function delayOf(after: Duration | undefined): string | undefined {
-  return after === undefined ? undefined : durationText(after, "after");
+function delayOf(after: Duration | undefined): number | undefined {
+  return after === undefined ? undefined : milliseconds(after, "after");
 }
 
 function count(value: number, name: string, least: number): number {

@@ -19,6 +19,7 @@ import {
   UnauthenticatedError,
   Worker,
 } from "@taskd/client";
+import { StreamSource } from "@taskd/client/stream";
 import { SILENT, Taskd, allAre, until } from "./support.js";
 
 let taskd: Taskd;
@@ -166,6 +167,21 @@ tls_client_ca_file = "${file("ca.pem")}"\n`;
     await allAre(client, "q", "COMPLETED", 1);
     await worker.stop();
     await running;
+    const source = new StreamSource({ url: guarded.grpc, tls: connect });
+    const streaming = new Worker({
+      url: guarded.url,
+      fetch,
+      dispatcher,
+      queue: "s",
+      source,
+      logger: SILENT,
+      signals: false,
+    });
+    const streams = streaming.handle(() => "done").run();
+    await client.insert({ queue: "s", key: "k" });
+    await until("a stream brought it", () => streaming.stats.completed === 1);
+    await streaming.stop();
+    await streams;
     const stranger = new Client({
       url: guarded.url,
       fetch,

@@ -1,6 +1,7 @@
 /** Handlers without a server: `runHandler` and `MockSource`. */
 
 import assert from "node:assert/strict";
+import { Buffer } from "node:buffer";
 import { test } from "node:test";
 
 import {
@@ -59,8 +60,27 @@ test("what a handler throws says how its attempt failed", async () => {
   assert.deepEqual(await thrown(new RangeError("bad")), ["RangeError: bad", true, undefined]);
   assert.deepEqual(await thrown("text"), ["text", true, undefined]);
   assert.deepEqual(await thrown(Object.create(null)), ["[Object: null prototype] {}", true, undefined]);
-  const [long] = await thrown(new Error(`${"x".repeat(991)}😀y${"x".repeat(1000)}`));
-  assert.ok(typeof long === "string" && long.endsWith("\uFFFD…") && long.length === 1000);
+  assert.deepEqual(await thrown(new Retry("some day", { after: "400 days" })), ["some day", true, "31536000000ms"]);
+});
+
+test("a reason is cut between two characters, to a length that taskd takes", async () => {
+  const reasonOf = async (text: string): Promise<string> => {
+    const outcome = await runHandler(() => {
+      throw new Reject(text);
+    });
+    assert.equal(outcome.status, "rejected");
+    return outcome.reason;
+  };
+  assert.equal(await reasonOf("x".repeat(4000)), "x".repeat(4000));
+  for (const character of ["x", "é", "€", "😀"]) {
+    for (const before of ["", "a", "ab", "abc"]) {
+      const reason = await reasonOf(before + character.repeat(5000));
+      assert.ok(Buffer.byteLength(reason) <= 4000 && Buffer.byteLength(reason) > 3990, reason);
+      assert.equal(reason, `${before}${character.repeat(Array.from(reason).length - before.length - 1)}…`);
+    }
+  }
+  // Half a character is no text.
+  assert.equal(await reasonOf("a\uD83D"), "a\uFFFD");
 });
 
 test("a result without a form in JSON is a failure with a reason", async () => {
@@ -165,7 +185,7 @@ test("a stop finishes what has begun, and gives back what has not", async () => 
   await until("two tasks wait", () => worker.stats.waiting === 2);
   const stopped = worker.stop();
   await until("the two are given back", () => source.outcomes.length === 2);
-  assert.ok(source.outcomes.every((outcome) => outcome.status === "rejected" && outcome.delay === "0s"));
+  assert.ok(source.outcomes.every((outcome) => outcome.status === "rejected" && outcome.delay === "0ms"));
   gate.open();
   await Promise.all([running, stopped]);
   assert.equal(source.outcomes[2]?.status, "completed");

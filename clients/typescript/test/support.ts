@@ -3,8 +3,8 @@
 import { execFile, spawn, type ChildProcess } from "node:child_process";
 import { once } from "node:events";
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
-import { createServer, type Server } from "node:http";
-import { createServer as createTcpServer, type AddressInfo } from "node:net";
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import { connect, createServer as createTcpServer, type AddressInfo, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -50,6 +50,8 @@ export async function freePorts(count: number): Promise<number[]> {
 /** A taskd with a data folder of its own. */
 export class Taskd {
   readonly url: string;
+  /** The address of gRPC. */
+  readonly grpc: string;
   readonly client: Client;
   readonly #folder: string;
   readonly #args: string[];
@@ -62,6 +64,7 @@ export class Taskd {
     this.#args = ["--pipelines", "all", "--config", join(folder, "taskd.toml"), "--data-dir", join(folder, "data")];
     this.#args.push("--http-listen", String(http), "--grpc-listen", String(grpc), ...args);
     this.url = `${scheme}://${String(http)}`;
+    this.grpc = `${scheme}://${String(grpc)}`;
     this.client = new Client({ url: this.url });
   }
 
@@ -166,4 +169,93 @@ export async function fakeTaskd(
     await once(server.close(), "close");
   };
   return { url: `http://127.0.0.1:${String((server.address() as AddressInfo).port)}`, server, close };
+}
+
+/** A server whose answers the test writes itself. */
+export async function rawServer(
+  answer: (request: IncomingMessage, response: ServerResponse, nth: number) => void,
+): Promise<{ url: string; server: Server; close: () => Promise<void> }> {
+  const fake = await fakeTaskd(() => ({ body: "" }));
+  fake.server.removeAllListeners("request");
+  let nth = 0;
+  fake.server.on("request", (request: IncomingMessage, response: ServerResponse) => {
+    answer(request, response, nth);
+    nth += 1;
+  });
+  return fake;
+}
+
+/** The JSON of a request. */
+export async function bodyOf<T>(request: IncomingMessage): Promise<T> {
+  let body = "";
+  for await (const chunk of request) body += String(chunk);
+  return JSON.parse(body) as T;
+}
+
+/** A way to a port that a test can cut, and open again. */
+export class Cable {
+  readonly url: string;
+  readonly #server = createTcpServer();
+  readonly #sockets = new Set<Socket>();
+  readonly #to: URL;
+  #isCut = false;
+  /** How many connections it has had. */
+  count = 0;
+
+  private constructor(to: URL, port: number) {
+    this.#to = to;
+    this.url = `${to.protocol}//127.0.0.1:${String(port)}`;
+    this.#server.on("connection", (near) => {
+      if (this.#isCut) {
+        near.destroy();
+        return;
+      }
+      this.count += 1;
+      const far = connect(Number(this.#to.port), this.#to.hostname);
+      for (const [one, other] of [
+        [near, far],
+        [far, near],
+      ] as const) {
+        this.#sockets.add(one);
+        one.pipe(other);
+        one.on("error", () => other.destroy());
+        one.on("close", () => {
+          this.#sockets.delete(one);
+          other.destroy();
+        });
+      }
+    });
+  }
+
+  static async to(url: string, options: { isCut?: boolean } = {}): Promise<Cable> {
+    const [port = 0] = await freePorts(1);
+    const cable = new Cable(new URL(url), port);
+    cable.#isCut = options.isCut ?? false;
+    cable.#server.listen(port, "127.0.0.1");
+    await once(cable.#server, "listening");
+    return cable;
+  }
+
+  /** Breaks all connections, and takes no new ones. */
+  cut(): void {
+    this.#isCut = true;
+    for (const socket of this.#sockets) socket.destroy();
+  }
+
+  /** Lets nothing through, and says nothing. */
+  freeze(): void {
+    for (const socket of this.#sockets) {
+      socket.unpipe();
+      socket.pause();
+    }
+  }
+
+  mend(): void {
+    this.#isCut = false;
+  }
+
+  async close(): Promise<void> {
+    this.cut();
+    await once(this.#server.close(), "close");
+  }
 }

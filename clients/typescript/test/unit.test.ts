@@ -41,7 +41,9 @@ test("a task is written as taskd reads it", async () => {
   });
   await client.insert({ queue: "q", payload: new Uint8Array([0, 255]) });
   await client.insert({ queue: "q", payload: "text" });
-  await client.insert({ queue: "q", payload: null, fields: { idempotency_key: "i", backoff: { kind: "linear" } } });
+  await client.insert({ queue: "q", payload: null, fields: { a_new_field: { some: "thing" } } });
+  const backoff = { kind: "linear", initial: "1s", maximum: 60_000, jitter: 0, giveUpAfter: "1h" } as const;
+  await client.insert({ queue: "q", idempotencyKey: "i", backoff });
   assert.deepEqual(bodies, [
     {
       queue: "q",
@@ -58,7 +60,12 @@ test("a task is written as taskd reads it", async () => {
     },
     { queue: "q", payload_base64: "AP8=" },
     { queue: "q", payload: "text" },
-    { queue: "q", idempotency_key: "i", backoff: { kind: "linear" } },
+    { queue: "q", a_new_field: { some: "thing" } },
+    {
+      queue: "q",
+      idempotency_key: "i",
+      backoff: { kind: "linear", initial: "1000ms", maximum: "60000ms", jitter: 0, give_up_after: "3600000ms" },
+    },
   ]);
   await fake.close();
 });
@@ -71,6 +78,8 @@ test("a task that has no form in JSON is an error of the caller", async () => {
   await assert.rejects(client.insert({ queue: "q", payload: 1n }), /payload cannot be written as JSON/);
   await assert.rejects(client.insert({ queue: "q", payload: () => 1 }), /payload cannot be written as JSON/);
   await assert.rejects(client.insert({ queue: "q", delay: "soon" }), /delay: "soon" is not a duration/);
+  const unknown = { queue: "q", backoff: { kind: "linear" as const, giveUp: 1 } };
+  await assert.rejects(client.insert(unknown), /a backoff has no field "giveUp"; it has kind, initial/);
   const misspelt = { queue: "q", pirority: "high" };
   await assert.rejects(client.insert(misspelt), /a task has no field "pirority"/);
 });
@@ -147,6 +156,22 @@ test("an address that is dead does not matter while another answers", async () =
     return error instanceof ConnectionError && error.message.includes("ECONNREFUSED");
   });
   await fake.close();
+});
+
+test("without time for tries, each address still has one", async () => {
+  const fake = await fakeTaskd(() => ({ body: CREATED }));
+  const [one, two] = await freePorts(2);
+  const url = [`http://127.0.0.1:${String(one)}`, `http://127.0.0.1:${String(two)}`, fake.url];
+  for (let n = 0; n < 20; n += 1) {
+    assert.equal((await new Client({ url, retryFor: 0 }).insert({ queue: "q" })).status, "CREATED");
+  }
+  await fake.close();
+});
+
+test("a token that does not come is a time-out", async () => {
+  const token = async (): Promise<string> => new Promise(() => undefined);
+  const client = new Client({ url: "http://127.0.0.1:1", token, timeout: "20ms", retryFor: 0 });
+  await assert.rejects(client.queues(), TimeoutError);
 });
 
 test("a silent taskd is a time-out, and an abort is the caller's reason", async () => {

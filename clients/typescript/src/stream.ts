@@ -1,0 +1,340 @@
+/** Tasks by streams of gRPC instead of polls: `import { StreamSource } from "@taskd/client/stream"`. */
+
+import { Buffer } from "node:buffer";
+import { fileURLToPath } from "node:url";
+
+import * as grpc from "@grpc/grpc-js";
+import { loadSync } from "@grpc/proto-loader";
+
+import { backoff, milliseconds, pause, type Duration } from "./duration.js";
+import { ConnectionError, Problem, TaskdError } from "./errors.js";
+import {
+  answerOf,
+  completionOf,
+  extensionOf,
+  rejectionOf,
+  taskOf,
+  timeOf,
+  type TaskdFrame,
+  type WorkerFrame,
+} from "./frames.js";
+import { Link, type StreamTasks } from "./link.js";
+import { HttpSource, type Extension, type GetRequest, type Report, type Source, type SourceHost } from "./source.js";
+import type { ItemAnswer, LeasedTask } from "./types.js";
+import type { Json } from "./wire.js";
+
+/** Certificates for `https://` addresses, in PEM. */
+export interface StreamTls {
+  ca?: string | Uint8Array | undefined;
+  cert?: string | Uint8Array | undefined;
+  key?: string | Uint8Array | undefined;
+}
+
+export interface StreamSourceOptions {
+  /** The address of taskd's gRPC ("http://127.0.0.1:7601"), or several: if one ends a stream, the next one is tried. */
+  url?: string | readonly string[] | undefined;
+  /** The access token, or a function that knows it, which is asked for each stream. Absent: that of the worker. */
+  token?: string | (() => string | Promise<string>) | undefined;
+  tls?: StreamTls | undefined;
+  /** How long taskd keeps the tasks of a worker of which it hears nothing ("15s"; 2 s to 10 min). */
+  timeout?: Duration | undefined;
+  /** Ends other sessions with the worker's name at the start, for a worker that was restarted. */
+  takeover?: boolean | undefined;
+}
+
+/** The time for one answer, in milliseconds. */
+const ANSWER = 30_000;
+/** The longest poll while there is no stream. */
+const POLL = 5000;
+/** The time for the end of a session. */
+const CLOSING = 3000;
+/** A stream that lived so long was good. */
+const GOOD = 5000;
+const MOST_MESSAGE = 80 << 20;
+const PROTO = fileURLToPath(new URL("../proto/taskd.proto", import.meta.url));
+
+/**
+ * Gets tasks by a stream: taskd sends them as soon as they are there, never more than the worker has room for, and takes
+ * the reports on the same stream. While no stream can be had, the worker polls over HTTP.
+ */
+export class StreamSource implements Source {
+  readonly #options: StreamSourceOptions;
+  readonly #addresses: readonly string[];
+  readonly #timeout: number;
+  readonly #method: StreamTasks;
+  readonly #stop = new AbortController();
+  readonly #arrived: LeasedTask[] = [];
+  /** The tasks in hand with which a handler has begun. */
+  readonly #begun = new Set<string>();
+  #host: SourceHost | undefined;
+  #polls: HttpSource | undefined;
+  #loop: Promise<void> = Promise.resolve();
+  #link: Link | undefined;
+  #session = "";
+  #hasTakenOver = false;
+  /** Of the last stream. */
+  #wasOpen = false;
+  #room = 0;
+  #current = 0;
+  /** There was no stream at any address, so the worker polls. */
+  #isPolling = false;
+  #isTold = false;
+  #fatal: { error: unknown } | undefined;
+  #changed = new AbortController();
+
+  constructor(options: StreamSourceOptions = {}) {
+    const { url = "http://127.0.0.1:7601", timeout = "15s" } = options;
+    this.#options = options;
+    this.#addresses = typeof url === "string" ? [url] : url;
+    if (this.#addresses.length === 0) throw new TypeError("url: there is no address");
+    for (const address of this.#addresses) targetOf(address);
+    this.#timeout = milliseconds(timeout, "timeout");
+    const loaded = loadSync(PROTO, { keepCase: true, longs: Number, enums: String, defaults: true });
+    const service = loaded["taskd.v1.Tasks"] as unknown as grpc.ServiceDefinition;
+    this.#method = service["StreamTasks"] as unknown as StreamTasks;
+  }
+
+  open(host: SourceHost): void {
+    if (this.#host !== undefined) throw new TypeError("a StreamSource serves one worker: make a new one");
+    this.#host = host;
+    this.#polls = new HttpSource(host.client, host.logger);
+    this.#loop = this.#run(host);
+  }
+
+  async get(request: GetRequest, signal: AbortSignal): Promise<LeasedTask[]> {
+    const deadline = performance.now() + request.wait;
+    this.room(request.maxTasks);
+    while (!signal.aborted) {
+      if (this.#fatal !== undefined) throw this.#fatal.error;
+      if (this.#arrived.length > 0) return this.#given(this.#arrived.splice(0, request.maxTasks));
+      const left = deadline - performance.now();
+      if (left <= 0) return [];
+      this.#changed = new AbortController();
+      const changed = AbortSignal.any([this.#changed.signal, signal]);
+      if (!this.#isPolling || this.#link?.isOpen === true) await pause(left, changed);
+      else {
+        // A stream ends the poll: taskd releases leases whose answer nobody reads.
+        const tasks = await this.#unary().get({ ...request, wait: Math.min(left, POLL) }, changed);
+        if (tasks.length > 0) return this.#given(tasks);
+      }
+    }
+    return [];
+  }
+
+  /** The worker has these tasks now, and less room. */
+  #given(tasks: LeasedTask[]): LeasedTask[] {
+    this.#room = Math.max(0, this.#room - tasks.length);
+    return tasks;
+  }
+
+  room(free: number): void {
+    this.#room = free;
+    const link = this.#link;
+    if (link?.isOpen !== true) return;
+    const more = this.#wanted() - link.demand;
+    if (more > 0) link.want(more);
+    else if (free === 0 && link.demand > 0) link.surrender();
+  }
+
+  started(id: string): void {
+    this.#begun.add(id);
+    if (this.#link?.isOpen === true) this.#link.start(id);
+  }
+
+  async complete(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]> {
+    const link = this.#link;
+    for (const { id } of reports) this.#begun.delete(id);
+    if (link?.isOpen !== true) return this.#unary().complete(worker, reports, signal);
+    const completions = reports.map(completionOf);
+    if (completions.includes(undefined)) return this.#unary().complete(worker, reports, signal);
+    return (await link.ask({ completions: completions as Json[] }, ANSWER)).completions.map(answerOf);
+  }
+
+  async reject(worker: string, reports: readonly Report[], signal: AbortSignal): Promise<ItemAnswer[]> {
+    const link = this.#link;
+    for (const { id } of reports) this.#begun.delete(id);
+    if (link?.isOpen !== true) return this.#unary().reject(worker, reports, signal);
+    return (await link.ask({ rejections: reports.map(rejectionOf) }, ANSWER)).rejections.map(answerOf);
+  }
+
+  async extend(
+    worker: string,
+    extensions: readonly Extension[],
+    signal: AbortSignal,
+    limit: number,
+  ): Promise<ItemAnswer[]> {
+    const link = this.#link;
+    if (link?.isOpen !== true) return this.#unary().extend(worker, extensions, signal, limit);
+    return (await link.ask({ extensions: extensions.map(extensionOf) }, limit)).extensions.map(answerOf);
+  }
+
+  async close(): Promise<void> {
+    const link = this.#link;
+    this.#stop.abort();
+    link?.close();
+    const over = new AbortController();
+    const limit = pause(CLOSING, over.signal);
+    await Promise.race([link?.ended, limit]);
+    link?.cut(new ConnectionError("the worker has ended"));
+    // A function that knows the token may never answer.
+    await Promise.race([this.#loop, limit]);
+    over.abort();
+  }
+
+  /** Opens a stream again and again, until the end. */
+  async #run(host: SourceHost): Promise<void> {
+    for (let failures = 0; !this.#stop.signal.aborted;) {
+      const begun = performance.now();
+      const error = await this.#live(host);
+      if (this.#isOver()) return;
+      if (this.#isRefusal(error)) {
+        this.#fatal = { error };
+        this.#changed.abort();
+        return;
+      }
+      failures = performance.now() - begun > GOOD ? 1 : failures + 1;
+      this.#tellAway(host, error);
+      this.#current = (this.#current + 1) % this.#addresses.length;
+      if (failures >= this.#addresses.length && !this.#isPolling) {
+        this.#isPolling = true;
+        this.#changed.abort();
+      }
+      const isRound = failures % this.#addresses.length === 0;
+      await pause(isRound ? backoff(failures / this.#addresses.length) : 0, this.#stop.signal);
+    }
+  }
+
+  #isOver(): boolean {
+    return this.#stop.signal.aborted;
+  }
+
+  /** True for an error that the next stream would meet, too. */
+  #isRefusal(error: unknown): boolean {
+    if (!(error instanceof Problem)) return false;
+    return error.status === 401 || error.status === 403 || (error.status === 400 && !this.#wasOpen);
+  }
+
+  #tellAway(host: SourceHost, error: unknown): void {
+    if (this.#isTold) return;
+    this.#isTold = true;
+    host.logger.warn(`there is no stream of tasks, trying again: ${String(error)}`);
+  }
+
+  /** One stream, to its end. Returns the reason. */
+  async #live(host: SourceHost): Promise<unknown> {
+    const client = this.#client();
+    try {
+      return await this.#follow(host, await this.#connect(host, client));
+    } catch (error) {
+      return error;
+    } finally {
+      client.close();
+    }
+  }
+
+  /** Uses a stream to its end. Returns the reason. */
+  async #follow(host: SourceHost, link: Link): Promise<unknown> {
+    this.#link = link;
+    try {
+      const opened = await link.opened;
+      this.#session = opened.session;
+      this.#hasTakenOver = true;
+      this.#isPolling = false;
+      if (this.#isTold) host.logger.info("taskd sends tasks by a stream again");
+      this.#isTold = false;
+      this.#changed.abort();
+      // taskd may not have heard of a begin on the stream that broke.
+      const holding = new Set(host.holding());
+      for (const id of this.#begun) {
+        if (holding.has(id)) link.start(id);
+        else this.#begun.delete(id);
+      }
+      this.room(this.#room);
+    } catch {
+      // The end of the stream has the reason.
+    }
+    const error = await link.ended;
+    this.#link = undefined;
+    this.#wasOpen = link.wasOpen;
+    // taskd keeps the session for a while, but somebody has to extend its leases.
+    for (const task of this.#arrived) delete task.isKept;
+    host.onAlone();
+    return error ?? new ConnectionError("taskd ended the stream");
+  }
+
+  async #connect(host: SourceHost, client: grpc.Client): Promise<Link> {
+    const { token = host.token } = this.#options;
+    const metadata = new grpc.Metadata();
+    const secret = typeof token === "function" ? await token() : token;
+    this.#stop.signal.throwIfAborted();
+    if (secret !== undefined) metadata.set("authorization", `Bearer ${secret}`);
+    const first: WorkerFrame = {
+      open: {
+        worker: host.worker,
+        queues: host.queues,
+        want: this.#wanted(),
+        session: this.#session,
+        holding: this.#session === "" ? [] : [...host.holding(), ...this.#arrived.map(({ id }) => id)],
+        takeover: this.#options.takeover === true && !this.#hasTakenOver,
+        tells_started: true,
+        keep_leases: true,
+        timeout: timeOf(this.#timeout),
+        ...(host.leaseDuration === undefined ? {} : { lease_duration: timeOf(host.leaseDuration) }),
+      },
+    };
+    return new Link(client, this.#method, metadata, first, {
+      onTasks: (tasks) => {
+        this.#take(tasks, host);
+      },
+      onEnded: (answers) => {
+        const ended = new Set(answers.map(({ id }) => id));
+        const rest = this.#arrived.filter(({ id }) => !ended.has(id));
+        this.#arrived.splice(0, this.#arrived.length, ...rest);
+        host.onEnded(answers);
+      },
+      onBeat: () => {
+        // taskd may have had no room for the whole demand.
+        this.room(this.#room);
+      },
+    });
+  }
+
+  #take(tasks: TaskdFrame["tasks"], host: SourceHost): void {
+    this.#arrived.push(...tasks.map((task) => taskOf(task, host.leaseDuration)));
+    this.#changed.abort();
+  }
+
+  #client(): grpc.Client {
+    const { target, isSecure } = targetOf(this.#addresses[this.#current] ?? "");
+    const { ca, cert, key } = this.#options.tls ?? {};
+    const pem = (part: string | Uint8Array | undefined): Buffer | null =>
+      part === undefined ? null : Buffer.from(part);
+    const credentials = isSecure
+      ? grpc.credentials.createSsl(pem(ca), pem(key), pem(cert))
+      : grpc.credentials.createInsecure();
+    return new grpc.Client(target, credentials, {
+      "grpc.max_receive_message_length": MOST_MESSAGE,
+      // A connection of its own for each stream: one that is half open is of no use for the next.
+      "grpc.use_local_subchannel_pool": 1,
+    });
+  }
+
+  /** How many tasks taskd may send now. */
+  #wanted(): number {
+    return Math.max(0, this.#room - this.#arrived.length);
+  }
+
+  #unary(): HttpSource {
+    if (this.#polls === undefined) throw new TaskdError("the source is not open");
+    return this.#polls;
+  }
+}
+
+function targetOf(text: string): { target: string; isSecure: boolean } {
+  const url = URL.canParse(text) ? new URL(text) : undefined;
+  if (url?.protocol !== "http:" && url?.protocol !== "https:") {
+    throw new TypeError(`url: ${JSON.stringify(text)} is no address; write "http://127.0.0.1:7601"`);
+  }
+  const isSecure = url.protocol === "https:";
+  return { target: `${url.hostname}:${url.port === "" ? (isSecure ? "443" : "80") : url.port}`, isSecure };
+}
