@@ -25,6 +25,8 @@ mod pausing;
 mod session;
 mod shard;
 mod shards;
+mod shared;
+mod shares;
 mod types;
 mod upkeep;
 mod wakes;
@@ -50,6 +52,11 @@ pub use self::{
     session::{EndedLease, LeaseEnd, Started},
     shard::Shard,
     shards::{Offers, Shards},
+    shared::{
+        SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNoted, SharedNotes, SharedOpened,
+        SharedSession, SharedWish, shared_keys,
+    },
+    shares::Share,
     types::{
         Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
         Inspected, Leased, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode,

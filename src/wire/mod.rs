@@ -16,6 +16,7 @@ pub mod pb;
 mod records;
 mod search;
 mod session;
+mod shared;
 pub mod time;
 
 pub use events::{insert_wait, read_status_changes, status_changes};

@@ -27,6 +27,8 @@ mod random;
 mod report;
 #[path = "lua_state/session.rs"]
 mod session;
+#[path = "lua_state/shared.rs"]
+mod shared;
 #[path = "lua_state/upkeep.rs"]
 mod upkeep;
 

@@ -5,7 +5,10 @@
 use std::{
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -41,6 +44,7 @@ struct Answered {
     answer: FrameAnswer,
     want: u32,
     surrenders: u64,
+    is_asked: bool,
 }
 
 pub(super) struct Streaming<'a> {
@@ -58,7 +62,7 @@ pub(super) struct Streaming<'a> {
     /// The extension of leases, while one is under way.
     keeping: Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>,
     /// Counts surrenders: what was wanted before one is no longer wanted.
-    surrenders: u64,
+    surrenders: Arc<AtomicU64>,
     /// When the worker sent its last frame, and taskd sent its own.
     heard: Instant,
     spoke: Instant,
@@ -81,7 +85,7 @@ impl<'a> Streaming<'a> {
         keeps: bool,
     ) -> Self {
         let (place, answers, now) = (Arc::new(Semaphore::new(1)), FuturesUnordered::new(), Instant::now());
-        let (claim, keeping, surrenders, closing) = (None, None, 0, None);
+        let (claim, keeping, surrenders, closing) = (None, None, Arc::default(), None);
         let (heard, spoke, timeout) = (now, now, attached.timeout());
         Self {
             api,
@@ -222,18 +226,22 @@ impl<'a> Streaming<'a> {
         self.attached.started(&frame.started);
         let mut answer = FrameAnswer { number: frame.number, ..FrameAnswer::default() };
         if frame.surrender {
-            self.surrenders += 1;
+            self.surrenders.fetch_add(1, Ordering::Relaxed);
             answer.surrendered = self.attached.surrender();
             // No task may come behind the answer.
             self.claim = None;
         }
-        let (want, surrenders) = (frame.want, self.surrenders);
+        let (want, surrenders) = (frame.want, self.surrenders.load(Ordering::Relaxed));
         if frame.items() == 0 {
             let is_asked = frame.number != 0;
-            answer.granted = self.tasks.want(self.attached, want);
-            if is_asked {
-                let answered = Answered { answer, want: 0, surrenders };
-                self.answers.push(async move { Ok(answered) }.boxed());
+            match self.tasks.want(self.attached, want) {
+                Some(granted) if is_asked => {
+                    answer.granted = granted;
+                    let answered = Answered { answer, want: 0, surrenders, is_asked };
+                    self.answers.push(async move { Ok(answered) }.boxed());
+                }
+                Some(_) => {}
+                None => self.want_more(Answered { answer, want, surrenders, is_asked }),
             }
             return Ok(());
         }
@@ -241,7 +249,7 @@ impl<'a> Streaming<'a> {
         let report = async move {
             let _room = room;
             let answer = api.report_frame(caller, attached, frame, answer).await?;
-            Ok(Answered { answer, want, surrenders })
+            Ok(Answered { answer, want, surrenders, is_asked: true })
         };
         self.answers.push(report.boxed());
         Ok(())
@@ -249,15 +257,37 @@ impl<'a> Streaming<'a> {
 
     /// Sends the answer to a frame. Its `want` counts from now on: the tasks that it reported have made room.
     async fn answer(&mut self, answered: Answered) -> Result<(), StreamEnd> {
-        let Answered { mut answer, want, surrenders } = answered;
-        if surrenders == self.surrenders && want > 0 {
-            answer.granted = self.tasks.want(self.attached, want);
+        let Answered { mut answer, want, surrenders, is_asked } = answered;
+        if surrenders == self.surrenders.load(Ordering::Relaxed) && want > 0 {
+            match self.tasks.want(self.attached, want) {
+                Some(granted) => answer.granted = granted,
+                None => {
+                    self.want_more(Answered { answer, want, surrenders, is_asked });
+                    return Ok(());
+                }
+            }
+        }
+        if !is_asked {
+            return Ok(());
         }
         self.send(TaskdFrame { answer: Some(answer), ..self.frame() }).await
     }
 
+    /// Asks other processes for a part of the worker's cap, before the answer to a frame.
+    fn want_more(&self, answered: Answered) {
+        let (tasks, attached, surrenders) = (self.tasks, self.attached, Arc::clone(&self.surrenders));
+        let more = async move {
+            let Answered { mut answer, want, surrenders: then, is_asked } = answered;
+            let still = || surrenders.load(Ordering::Relaxed) == then;
+            answer.granted = tasks.want_more(attached, want, still).await;
+            Ok(Answered { answer, want: 0, surrenders: then, is_asked })
+        };
+        self.answers.push(more.boxed());
+    }
+
     /// Answers what is under way.
     async fn finish(&mut self) -> Result<(), StreamEnd> {
+        self.surrenders.fetch_add(1, Ordering::Relaxed);
         self.attached.surrender();
         self.claim = None;
         while let Some(answered) = self.answers.next().await {

@@ -1,13 +1,19 @@
 //! The sessions of a process.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::session::Session;
-use crate::{model::WorkerName, telemetry::metrics};
+use super::{session::Session, share::Shares};
+use crate::{model::WorkerName, queue::SESSION_SLOTS, telemetry::metrics};
 
 type ById = BTreeMap<(WorkerName, Uuid), Arc<Session>>;
 
@@ -17,6 +23,22 @@ pub(in crate::pipelines::tasks) struct Sessions {
     pub(super) by_id: Mutex<ById>,
     /// The streams under way.
     pub(super) streams: TaskTracker,
+    pub(super) slots: Slots,
+    pub(super) shares: Shares,
+}
+
+/// The slots in which this process has opened sessions since its last look.
+#[derive(Default)]
+pub(super) struct Slots([AtomicBool; SESSION_SLOTS as usize]);
+
+impl Slots {
+    pub(super) fn note(&self, slot: u32) {
+        self.0[slot as usize].store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn take(&self, slot: u32) -> bool {
+        self.0[slot as usize].swap(false, Ordering::Relaxed)
+    }
 }
 
 impl Sessions {
