@@ -1,5 +1,5 @@
--- A process with shares lives on. It learns whether Redis took it for alive: if not, its shares may be gone, and it
--- writes them again.
+-- A process with allotments lives on. It learns whether Redis took it for alive: if not, its allotments may be gone,
+-- and it writes them again.
 --
 -- KEYS[1] -> <p>:{sessions:<n>}:processes   zset: process with streams -> until when it lives (ms)
 -- ARGV[2] process   ARGV[3] how long it lives from now on (ms)

@@ -4,6 +4,7 @@
 //! Each user has a type of its own, with what it may do: the fanout an [`Enqueuer`], the tasks service a
 //! [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them see the [`Shards`] of the process.
 
+mod allotments;
 mod announce;
 mod books;
 mod calls;
@@ -26,7 +27,6 @@ mod session;
 mod shard;
 mod shards;
 mod shared;
-mod shares;
 mod types;
 mod upkeep;
 mod wakes;
@@ -39,6 +39,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use uuid::Uuid;
 
 pub use self::{
+    allotments::Allotment,
     announce::{Announcer, Full, Interest, Told, Watch},
     books::Holding,
     change::{Arbitrated, ArbitratedTasks, Changer, NEVER},
@@ -56,7 +57,6 @@ pub use self::{
         SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNoted, SharedNotes, SharedOpened,
         SharedSession, SharedWish, shared_keys,
     },
-    shares::Share,
     types::{
         Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
         Inspected, Leased, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode,

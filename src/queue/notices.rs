@@ -15,11 +15,12 @@ pub enum Notice {
     /// The session ends all other sessions of its worker.
     Takeover { worker: WorkerName, session: Uuid },
     /// Streams of this worker shall give back what they do not use of its cap.
-    Share { worker: WorkerName },
+    Allotment { worker: WorkerName },
 }
 
 impl Notice {
-    /// `!` and ids, as `lua/cancel.lua` writes them; or `~`, the session and the worker; or `%` and the worker. `None`: it is a wake.
+    /// `!` and ids, as `lua/cancel.lua` writes them; or `~`, the session and the worker; or `%` and the
+    /// worker. `None`: it is a wake.
     pub(super) fn read(message: &[u8]) -> Option<Self> {
         let (kind, rest) = message.split_first()?;
         match kind {
@@ -30,7 +31,7 @@ impl Notice {
                 let (session, worker) = std::str::from_utf8(rest).ok()?.split_once(' ')?;
                 Some(Self::Takeover { worker: WorkerName::new(worker).ok()?, session: session.parse().ok()? })
             }
-            b'%' => Some(Self::Share { worker: WorkerName::new(std::str::from_utf8(rest).ok()?).ok()? }),
+            b'%' => Some(Self::Allotment { worker: WorkerName::new(std::str::from_utf8(rest).ok()?).ok()? }),
             _ => None,
         }
     }
@@ -47,7 +48,7 @@ mod tests {
         assert_eq!(Notice::read(&message), Some(Notice::Cancelled([id, id].into())));
         let message = format!("~{session} {worker}");
         assert_eq!(Notice::read(message.as_bytes()), Some(Notice::Takeover { worker: worker.clone(), session }));
-        assert_eq!(Notice::read(b"%a worker"), Some(Notice::Share { worker }));
+        assert_eq!(Notice::read(b"%a worker"), Some(Notice::Allotment { worker }));
         for message in [&b"crawl"[..], b"", b"~", b"~x y", b"~\xff", b"%"] {
             assert_eq!(Notice::read(message), None, "{message:?}");
         }

@@ -18,7 +18,7 @@ use crate::{
 
 /// The slots of a cluster that hold shared sessions. All processes divide the workers in the same way.
 pub const SESSION_SLOTS: u32 = 8;
-/// How long a process is taken to live after a sign of life. Its shares are free then.
+/// How long a process is taken to live after a sign of life. Its allotments are free then.
 pub(super) const LIVES: Duration = Duration::from_secs(10);
 /// The sessions of one look.
 const DUE_AT_ONCE: usize = 100;
@@ -39,7 +39,7 @@ impl SharedSession {
     }
 }
 
-/// What a worker may have in hand and on demand.
+/// The bounds of what is in hand and on demand.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedLimits {
     pub session: u32,
@@ -92,7 +92,7 @@ pub enum SharedHold {
 pub struct SharedNotes {
     /// Leases that ended, and whether a report ended them.
     pub ended: Vec<(TaskId, LeaseToken, bool)>,
-    /// Leases with their new deadlines (unix ms), and whether their tasks are started, if the session did not have them.
+    /// Leases with their new deadlines (unix ms), and whether their tasks are started, if they are new to the session.
     pub extended: Vec<(TaskId, LeaseToken, i64, Started)>,
 }
 
@@ -105,12 +105,12 @@ pub struct SharedNoted {
     pub in_hand: u32,
 }
 
-/// What a look at a slot finds.
+/// The finds of a look at a slot.
 #[derive(Debug, Default)]
 pub struct SharedDue {
     /// How long until a session is due. `None`: there is none.
     pub next: Option<Duration>,
-    /// Processes that died and had shares.
+    /// Processes that died and had allotments.
     pub dead: Vec<String>,
     pub due: Vec<SharedSession>,
 }

@@ -144,7 +144,7 @@ table! {
         SHARED_END = "shared_end" [clock shared] at_full_memory;
         SHARED_FORGET = "shared_forget" [clock shared] at_full_memory;
         SHARED_DUE = "shared_due" [clock] at_full_memory;
-        SHARED_SHARE = "shared_share" [clock] at_full_memory;
+        SHARED_ALLOT = "shared_allot" [clock] at_full_memory;
         SHARED_LIVE = "shared_live" [clock] at_full_memory;
         SHARED_GONE = "shared_gone" [clock] at_full_memory;
         FILTER_BITS = "filter_bits" [] with_room;

@@ -37,6 +37,7 @@ mod redis_wait;
 mod retention;
 mod search;
 mod sessions;
+mod shared_sessions;
 mod silent_servers;
 mod store_mysql;
 mod store_server;

@@ -14,13 +14,17 @@ use crate::support::{
 const CONFIG: &str = "[queues.q]\nlease = \"10m\"\nbackoff = [\"0s\"]";
 
 /// A session, as its client knows it.
-struct Session {
+pub(crate) struct Session {
     worker: &'static str,
     id: String,
 }
 
 impl Session {
-    async fn open(daemon: &Daemon, worker: &'static str, more: Value) -> (Self, Value) {
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) async fn open(daemon: &Daemon, worker: &'static str, more: Value) -> (Self, Value) {
         let mut open = json!({"worker": worker, "queues": ["q"], "tells_started": true});
         open.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let (status, opened) = daemon.post("/v1/sessions:open", &open).await;
@@ -34,7 +38,7 @@ impl Session {
         daemon.post(&format!("/v1/sessions:{method}"), &body).await
     }
 
-    async fn call(&self, daemon: &Daemon, method: &str, more: Value) -> Value {
+    pub(crate) async fn call(&self, daemon: &Daemon, method: &str, more: Value) -> Value {
         let (status, answer) = self.try_call(daemon, method, more).await;
         assert_eq!(status, 200, "{method}: {answer}");
         answer
@@ -53,7 +57,7 @@ impl Session {
     }
 }
 
-fn leases(tasks: &[Value]) -> Vec<Value> {
+pub(crate) fn leases(tasks: &[Value]) -> Vec<Value> {
     tasks.iter().map(|task| json!({"id": task["id"], "lease_token": task["lease_token"]})).collect()
 }
 
@@ -68,7 +72,7 @@ async fn insert(daemon: &Daemon, from: usize, to: usize) {
 }
 
 /// The keys of sessions that Redis has.
-async fn keys(daemon: &Daemon) -> Vec<String> {
+pub(crate) async fn keys(daemon: &Daemon) -> Vec<String> {
     redis::cmd("KEYS").arg("taskd:{sessions:*").query_async(&mut daemon.redis().await).await.unwrap()
 }
 

@@ -39,7 +39,7 @@ impl Fixture {
         self.shared(&scripts::SHARED_OPEN, session, open).await
     }
 
-    /// What a call is answered, without the plan.
+    /// The answer to a call, without the plan.
     async fn call(&self, session: &str, want: &str, most: (u32, u32), started: &[char]) -> Vec<String> {
         let args = |call: &mut Call| {
             call.arg(want).arg(most.0).arg(most.1);
@@ -265,4 +265,82 @@ async fn the_sessions_that_are_due_are_named_and_a_clock_that_was_set_back_holds
     seed.zadd(DUE, "a", NOW - 3).zadd(DUE, "b", NOW - 2).zadd(DUE, "c", NOW);
     let _: () = seed.query_async(&mut f.redis.conn()).await.unwrap();
     assert_eq!(due().await, ["0", "a", "b"]);
+}
+
+impl Fixture {
+    /// Asks for an allotment of ten of the worker's cap, for a process that lives for ten seconds.
+    async fn allot(&self, process: &str, asked: u32, used: u32) -> Vec<String> {
+        let workers = format!("t:{{sessions:6}}:workers:{process}");
+        let mut call = scripts::SHARED_ALLOT.call(&[OF, PROCESSES, &workers]).now(Some(NOW));
+        call.arg("w").arg(process).arg(10_000).arg(asked).arg(used).arg(10);
+        flat(call.run(&mut self.redis.conn()).await.expect("shared_allot"))
+    }
+
+    async fn gone(&self, process: &str, workers: &[&str]) -> Vec<String> {
+        let mut keys = vec![PROCESSES.to_owned(), format!("t:{{sessions:6}}:workers:{process}")];
+        keys.extend(workers.iter().map(|worker| format!("t:{{sessions:6}}:of:{worker}")));
+        let mut call = scripts::SHARED_GONE.call(&keys).now(Some(NOW));
+        call.arg(process).arg(workers);
+        flat(call.run(&mut self.redis.conn()).await.expect("shared_gone"))
+    }
+
+    async fn live(&self, process: &str) -> Vec<String> {
+        let mut call = scripts::SHARED_LIVE.call(&[PROCESSES]).now(Some(NOW));
+        call.arg(process).arg(10_000);
+        flat(call.run(&mut self.redis.conn()).await.expect("shared_live"))
+    }
+}
+
+#[tokio::test]
+async fn allotments_add_up_to_the_cap_and_never_take_what_is_used() {
+    let f = Fixture::new().await;
+    assert_eq!(f.allot("one", 7, 0).await, ["7", "0"]);
+    assert_eq!(f.allot("two", 7, 0).await, ["3", "1"], "the first one may have more than it uses");
+    let state = f.state().await;
+    assert_eq!(state[OF], ["pone=7", "ptwo=3"]);
+    assert_eq!(state[PROCESSES], [format!("one={}", NOW + 10_000), format!("two={}", NOW + 10_000)]);
+    assert_eq!(state["t:{sessions:6}:workers:one"], ["w"]);
+    // The first one gives back what it does not use.
+    assert_eq!(f.allot("one", 2, 2).await, ["2", "0"]);
+    assert_eq!(f.allot("two", 7, 3).await, ["7", "0"]);
+    assert_eq!(f.allot("two", 9, 7).await, ["8", "1"]);
+    assert_eq!(f.allot("one", 5, 4).await, ["4", "1"], "it uses them, whatever the others have");
+    assert_eq!(f.state().await[OF], ["pone=4", "ptwo=8"]);
+    // Shared sessions count, too.
+    assert_eq!(f.allot("one", 0, 0).await, ["0", "0"]);
+    assert_eq!(f.open(SESSION, 1, 9, &[]).await, ["1"]);
+    assert_eq!(f.call(SESSION, "5", (9, 10), &[]).await, ["2", "2", "0", "1"]);
+    assert_eq!(f.allot("two", 9, 7).await, ["8", "0"]);
+    assert_eq!(f.allot("two", 0, 0).await, ["0", "0"]);
+    let left: Vec<_> = f.state().await.into_keys().filter(|key| key.contains("workers")).collect();
+    assert_eq!(left, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn what_a_dead_process_had_is_removed_and_one_that_comes_back_hears_of_it() {
+    let f = Fixture::new().await;
+    f.allot("one", 7, 0).await;
+    let before = f.state().await;
+    assert_eq!(f.gone("one", &["w"]).await, ["0"], "it lives");
+    assert_eq!(f.state().await, before);
+    assert_eq!(f.live("one").await, ["0"]);
+    assert_eq!(f.live("two").await, ["1"], "it was not there");
+    let _: Value =
+        redis::cmd("ZADD").arg(PROCESSES).arg(NOW).arg("one").query_async(&mut f.redis.conn()).await.unwrap();
+    assert_eq!(f.allot("two", 10, 0).await, ["10", "0"], "it is dead");
+    let _: Value = redis::cmd("SADD")
+        .arg("t:{sessions:6}:workers:one")
+        .arg("another")
+        .query_async(&mut f.redis.conn())
+        .await
+        .unwrap();
+    assert_eq!(f.gone("one", &["w"]).await, ["1"], "one worker is left");
+    assert_eq!(f.live("one").await, ["1"], "it was dead");
+    assert_eq!(f.gone("one", &["another"]).await, ["0"], "it lives again");
+    let _: Value =
+        redis::cmd("ZADD").arg(PROCESSES).arg(NOW - 1).arg("one").query_async(&mut f.redis.conn()).await.unwrap();
+    assert_eq!(f.gone("one", &["another"]).await, ["0"]);
+    let state = f.state().await;
+    assert_eq!((&state[OF][..], state[PROCESSES].len()), (&["ptwo=10".to_owned()][..], 1));
+    assert_eq!(state.get("t:{sessions:6}:workers:one"), None);
 }

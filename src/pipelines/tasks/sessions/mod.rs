@@ -9,12 +9,12 @@
 //! run out. A session that ends while its worker has moved to another process: its worker has extended its leases
 //! there, so `lua/session_end.lua` leaves them alone.
 
+mod allotment;
+mod allotments;
 mod book;
 pub(super) mod registry;
 mod session;
-mod share;
 mod shared;
-mod shares;
 
 use std::{
     collections::BTreeMap,
@@ -59,7 +59,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Ends the sessions whose workers stay away, and tells sessions of leases that an operator ended.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     shared::start(handle, supervisor);
-    shares::start(handle, supervisor);
+    allotments::start(handle, supervisor);
     let sessions = handle.clone();
     supervisor.spawn_loop("tasks/sessions", Policy::Restart, move |cx| {
         let handle = sessions.clone();
@@ -92,7 +92,7 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
                         handle.sessions.all().iter().for_each(|session| session.cancelled(&ids));
                     }
                     Ok(Notice::Takeover { worker, session }) => handle.end_others(&worker, session).await,
-                    Ok(Notice::Share { worker }) => handle.give_back_share(&worker).await,
+                    Ok(Notice::Allotment { worker }) => handle.give_back_allotment(&worker).await,
                     // Workers learn of cancelled tasks when their leases are extended. Sessions that should have been
                     // taken over end with their worker's silence.
                     Err(RecvError::Lagged(_)) => {}
@@ -225,7 +225,7 @@ impl Handle {
         self.sessions.remove(session);
         metrics::session_ended(why);
         self.give_back(&session.worker, held, reason(why)).await;
-        self.drop_share(&session.worker).await;
+        self.drop_allotment(&session.worker).await;
     }
 
     /// Ends the session of a stream.

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::{session::Session, share::Shares};
+use super::{allotment::Allotments, session::Session};
 use crate::{model::WorkerName, queue::SESSION_SLOTS, telemetry::metrics};
 
 type ById = BTreeMap<(WorkerName, Uuid), Arc<Session>>;
@@ -24,7 +24,7 @@ pub(in crate::pipelines::tasks) struct Sessions {
     /// The streams under way.
     pub(super) streams: TaskTracker,
     pub(super) slots: Slots,
-    pub(super) shares: Shares,
+    pub(super) allotments: Allotments,
 }
 
 /// The slots in which this process has opened sessions since its last look.

@@ -2,7 +2,7 @@
 //!
 //! A call reads the session, does its work in the shards, and then notes the outcome in the book. The book decides
 //! nothing: leases are in the shards, and `lua/session_end.lua` leaves a lease alone that has another deadline than the
-//! book. So a step that is missing costs little. What breaks where:
+//! book. So a step that is missing costs little. The crash windows:
 //!
 //! - between a claim and its note, or when the session has ended meanwhile: the leases are undelivered, and run out or
 //!   go back at no cost;
@@ -162,7 +162,7 @@ impl Handle {
         })
     }
 
-    /// Goes on with a session. What the worker does not have did not arrive, and goes back.
+    /// Goes on with a session. The tasks that the worker does not have did not arrive, and go back.
     async fn go_on(
         &self,
         open: &OpenSession,
@@ -213,7 +213,12 @@ impl Handle {
         Ok(Shared { session, plan, called })
     }
 
-    async fn call(&self, session: &SharedSession, wish: SharedWish, started: &[TaskId]) -> Result<SharedCalled, Error> {
+    pub(super) async fn call(
+        &self,
+        session: &SharedSession,
+        wish: SharedWish,
+        started: &[TaskId],
+    ) -> Result<SharedCalled, Error> {
         let limits = &self.settings.limits;
         let limits = SharedLimits { session: limits.max_session_tasks, worker: limits.max_worker_tasks };
         let called = self.queue.call_shared(session, wish, limits, started).await?;
@@ -353,8 +358,8 @@ impl Handle {
         let wait = match self.queue.due_shared(slot, LONGEST_TIMEOUT).await {
             Ok(SharedDue { next: wait, dead, due }) => {
                 for process in dead {
-                    if let Err(error) = self.queue.forget_shares(slot, &process).await {
-                        tracing::debug!("cannot remove the shares of a process that died: {error}");
+                    if let Err(error) = self.queue.forget_allotments(slot, &process).await {
+                        tracing::debug!("cannot remove the allotments of a process that died: {error}");
                     }
                 }
                 let ends = due.iter().map(|session| self.end_shared(session, SessionEnd::Silent));

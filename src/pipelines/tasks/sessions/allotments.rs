@@ -1,13 +1,13 @@
 //! The cap of a worker over all processes.
 //!
-//! A process has a *share* of the cap for all streams of a worker together, and grants demand within it. Redis adds up
-//! the shares of all processes and the shared sessions, so the sum never exceeds the cap. While nobody lacks anything,
-//! a share is what the worker's sessions here could use at most: it is asked for once, when a session opens. A process
-//! or a call that lacks something tells all others: each lowers its share to what it uses, and for a while asks for
-//! no more than that.
+//! A process has an *allotment* of the cap for all streams of a worker together, and grants demand within it. Redis
+//! adds up the allotments of all processes and the shared sessions, so the sum never exceeds the cap. While nobody
+//! lacks anything, an allotment is the most that the worker's sessions here can use: it is asked for once, when a
+//! session opens. A process or a call that lacks something tells all others: each lowers its allotment to what it
+//! uses, and for a while asks for no more than that.
 //!
-//! A process that is silent for ten seconds loses its shares; what its workers have in hand does not count any more. If
-//! it comes back, or Redis has lost its data, it brings its shares back, even if they exceed the cap for a while.
+//! A process that is silent for ten seconds loses its allotments; what its workers have in hand does not count any
+//! more. If it comes back, or Redis has lost its data, it brings its allotments back, even if they exceed the cap.
 
 use std::{
     convert::Infallible,
@@ -19,8 +19,8 @@ use futures::future;
 
 use super::{
     super::{error::Error, handle::Handle},
+    allotment::Allotment,
     session::Attached,
-    share::Share,
 };
 use crate::{
     model::WorkerName,
@@ -28,7 +28,7 @@ use crate::{
     runtime::{Policy, Supervisor},
 };
 
-/// How often a process says that it lives, and looks for shares that may be smaller.
+/// How often a process says that it lives, and looks for allotments that may be smaller.
 const EVERY: Duration = Duration::from_millis(500);
 const LIVE_EVERY: Duration = Duration::from_secs(3);
 /// How often and how soon somebody who lacks something asks again.
@@ -37,19 +37,19 @@ const ASK_AGAIN: [Duration; 3] = [Duration::from_millis(50), Duration::from_mill
 const TRY_FOR: Duration = Duration::from_secs(10);
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 
-/// Keeps the shares of this process alive, and small where others lack something.
+/// Keeps the allotments of this process alive, and small where others lack something.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     let handle = handle.clone();
-    supervisor.spawn_loop("tasks/shares", Policy::Restart, move |cx| {
+    supervisor.spawn_loop("tasks/allotments", Policy::Restart, move |cx| {
         let handle = handle.clone();
         async move {
             let mut lived = Instant::now();
             while cx.pause(EVERY).await {
                 if lived.elapsed() >= LIVE_EVERY {
                     lived = Instant::now();
-                    handle.keep_shares().await;
+                    handle.keep_allotments().await;
                 }
-                let scarce = handle.sessions.shares.scarce();
+                let scarce = handle.sessions.allotments.scarce();
                 future::join_all(scarce.iter().map(|worker| handle.lower(worker))).await;
                 cx.beat();
             }
@@ -59,25 +59,25 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
 }
 
 impl Handle {
-    /// Adds to the demand of a session within the share of this process; answers how much it took. `None`: Redis must be
-    /// asked for more.
+    /// Adds to the demand of a session within the allotment of this process; answers how much it took. `None`: Redis
+    /// must be asked for more.
     pub fn want(&self, attached: &Attached, want: u32) -> Option<u32> {
         if want == 0 {
             return Some(0);
         }
         let (session, most) = (&attached.session, self.settings.limits.max_session_tasks);
         let want = want.min(session.room(most));
-        let shares = self.sessions.shares.0.lock();
-        let allowed = shares.get(&session.worker).map_or(0, |share| share.allowed);
+        let allotments = self.sessions.allotments.0.lock();
+        let allowed = allotments.get(&session.worker).map_or(0, |allotment| allotment.allowed);
         let left = allowed.saturating_sub(self.sessions.taken_by(&session.worker));
         (left >= want as usize).then(|| session.want(want, most))
     }
 
-    /// Adds to the demand of a session, if `still` holds; answers how much it took. It asks Redis for a larger share,
-    /// and waits while Redis does not answer.
+    /// Adds to the demand of a session, if `still` holds; answers how much it took. It asks Redis for a larger
+    /// allotment, and waits while Redis does not answer.
     pub async fn want_more(&self, attached: &Attached, want: u32, still: impl Fn() -> bool) -> u32 {
         let (worker, most) = (&attached.session.worker, self.settings.limits.max_session_tasks);
-        let asks = Arc::clone(&self.sessions.shares.0.lock().entry(worker.clone()).or_default().asks);
+        let asks = Arc::clone(&self.sessions.allotments.0.lock().entry(worker.clone()).or_default().asks);
         let _turn = asks.lock().await;
         let (mut again, began) = (ASK_AGAIN.into_iter(), Instant::now());
         while began.elapsed() < TRY_FOR {
@@ -90,14 +90,14 @@ impl Handle {
             let wait = match self.enlarge(worker, want.min(attached.session.room(most))).await {
                 Ok(true) => match again.next() {
                     Some(wait) => {
-                        self.tell_share(worker).await;
+                        self.tell_allotment(worker).await;
                         wait
                     }
                     None => break,
                 },
                 Ok(false) => break,
                 Err(error) => {
-                    tracing::debug!("cannot ask for a share of {worker}'s tasks: {error}");
+                    tracing::debug!("cannot ask for an allotment of {worker}'s tasks: {error}");
                     TRY_AGAIN
                 }
             };
@@ -106,9 +106,9 @@ impl Handle {
         if !still() {
             return 0;
         }
-        // What there is.
-        let shares = self.sessions.shares.0.lock();
-        let allowed = shares.get(worker).map_or(0, |share| share.allowed);
+        // It takes the rest.
+        let allotments = self.sessions.allotments.0.lock();
+        let allowed = allotments.get(worker).map_or(0, |allotment| allotment.allowed);
         let left = allowed.saturating_sub(self.sessions.taken_by(worker));
         attached.session.want(want.min(u32::try_from(left).unwrap_or(u32::MAX)), most)
     }
@@ -124,7 +124,7 @@ impl Handle {
             if !called.streams_hold {
                 break;
             }
-            self.tell_share(&session.worker).await;
+            self.tell_allotment(&session.worker).await;
             tokio::time::sleep(wait).await;
             let more = self.call(session, SharedWish::More(want - called.by), &[]).await?;
             *called = SharedCalled { by: called.by + more.by, plan: std::mem::take(&mut called.plan), ..more };
@@ -132,82 +132,93 @@ impl Handle {
         Ok(())
     }
 
-    /// Asks for a share with room for so many more. True: it is less, and others may give some back.
+    /// Asks for an allotment with room for so many more. True: it is less, and others may give some back.
     async fn enlarge(&self, worker: &WorkerName, want: u32) -> queue::Result<bool> {
         let limits = &self.settings.limits;
         let (used, asked, needed) = {
-            let shares = self.sessions.shares.0.lock();
-            let used = self.sessions.taken_by(worker);
-            let is_scarce = shares.get(worker).is_some_and(|share| share.scarce_since.is_some());
+            let allotments = self.sessions.allotments.0.lock();
+            let taken = self.sessions.taken_by(worker);
+            let is_scarce = allotments.get(worker).is_some_and(|allotment| allotment.scarce_since.is_some());
             let whole = self.sessions.of_worker(worker).len() * limits.max_session_tasks as usize;
-            let needed = used + want as usize;
+            let needed = taken + want as usize;
+            // Sessions may take what is allowed while Redis is asked.
+            let used = allotments.get(worker).map_or(0, |allotment| allotment.allowed).max(taken);
             (used, if is_scarce { needed } else { needed.max(whole) }, needed)
         };
-        let answer =
-            self.queue.share(worker, asked.min(limits.max_worker_tasks.max(used)), used, limits.max_worker_tasks);
-        let answer = answer.await?;
-        if let Some(share) = self.sessions.shares.0.lock().get_mut(worker) {
-            share.allowed = answer.share;
-        }
-        Ok(answer.share < needed && answer.streams_hold)
+        let most = limits.max_worker_tasks;
+        let answer = self.queue.allot(worker, asked.min(most.max(used)), used, most).await?;
+        self.sessions.allotments.0.lock().entry(worker.clone()).or_default().allowed = answer.allotment;
+        Ok(answer.allotment < needed && answer.streams_hold)
     }
 
     /// Somebody lacks something of this worker's cap.
-    pub(super) async fn give_back_share(&self, worker: &WorkerName) {
-        let is_here =
-            self.sessions.shares.0.lock().get_mut(worker).map(|share| share.scarce_since = Some(Instant::now()));
+    pub(super) async fn give_back_allotment(&self, worker: &WorkerName) {
+        let is_here = self
+            .sessions
+            .allotments
+            .0
+            .lock()
+            .get_mut(worker)
+            .map(|allotment| allotment.scarce_since = Some(Instant::now()));
         if is_here.is_some() {
             self.lower(worker).await;
         }
     }
 
-    /// Lowers a share to what is used.
+    /// Lowers an allotment to what is used.
     async fn lower(&self, worker: &WorkerName) {
-        let Some(asks) = self.sessions.shares.0.lock().get(worker).map(|share| Arc::clone(&share.asks)) else { return };
-        // Whoever asks now leaves a small share behind.
+        let Some(asks) = self.sessions.allotments.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks))
+        else {
+            return;
+        };
+        // The caller that asks now leaves a small allotment behind.
         let Ok(_turn) = asks.try_lock() else { return };
         let used = {
-            let mut shares = self.sessions.shares.0.lock();
+            let mut allotments = self.sessions.allotments.0.lock();
             let used = self.sessions.taken_by(worker);
-            let is_large = |share: &&mut Share| share.allowed > used || share.is_unwritten;
-            let Some(share) = shares.get_mut(worker).filter(is_large) else { return };
+            let is_large = |allotment: &&mut Allotment| allotment.allowed > used || allotment.is_unwritten;
+            let Some(allotment) = allotments.get_mut(worker).filter(is_large) else { return };
             // Nothing is granted beyond it from now on, also if Redis hears of it later.
-            share.allowed = used;
+            allotment.allowed = used;
             used
         };
         self.write(worker, used).await;
     }
 
-    /// Gives back the share of a worker that has no session here any more.
-    pub(super) async fn drop_share(&self, worker: &WorkerName) {
-        let Some(asks) = self.sessions.shares.0.lock().get(worker).map(|share| Arc::clone(&share.asks)) else { return };
+    /// Gives back the allotment of a worker that has no session here any more.
+    pub(super) async fn drop_allotment(&self, worker: &WorkerName) {
+        let Some(asks) = self.sessions.allotments.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks))
+        else {
+            return;
+        };
         let _turn = asks.lock().await;
         if self.sessions.of_worker(worker).is_empty() {
             self.write(worker, 0).await;
             // Otherwise the next look tries again.
-            let mut shares = self.sessions.shares.0.lock();
-            if shares.get(worker).is_some_and(|share| !share.is_unwritten) {
-                shares.remove(worker);
+            let mut allotments = self.sessions.allotments.0.lock();
+            let is_left = self.sessions.of_worker(worker).is_empty();
+            if is_left && allotments.get(worker).is_some_and(|allotment| !allotment.is_unwritten) {
+                allotments.remove(worker);
             }
         }
     }
 
     /// Tells Redis how much is used.
     async fn write(&self, worker: &WorkerName, used: usize) {
-        let written = self.queue.share(worker, used, used, self.settings.limits.max_worker_tasks).await;
-        if let Some(share) = self.sessions.shares.0.lock().get_mut(worker) {
-            share.is_unwritten = written.is_err();
+        let written = self.queue.allot(worker, used, used, self.settings.limits.max_worker_tasks).await;
+        if let Some(allotment) = self.sessions.allotments.0.lock().get_mut(worker) {
+            allotment.is_unwritten = written.is_err();
         }
         if let Err(error) = written {
-            tracing::debug!("cannot write the share of {worker}'s tasks: {error}");
+            tracing::debug!("cannot write the allotment of {worker}'s tasks: {error}");
         }
     }
 
-    /// Says that this process lives, and brings back shares that Redis has lost.
-    async fn keep_shares(&self) {
-        let workers = self.sessions.shares.all();
+    /// Says that this process lives, and brings back allotments that Redis has lost.
+    async fn keep_allotments(&self) {
+        let workers = self.sessions.allotments.all();
         let left = workers.iter().filter(|worker| self.sessions.of_worker(worker).is_empty());
-        future::join_all(left.map(|worker| self.drop_share(worker))).await;
+        future::join_all(left.map(|worker| self.drop_allotment(worker))).await;
         for slot in 0..SESSION_SLOTS {
             let of_slot: Vec<_> = workers.iter().filter(|worker| self.queue.session_slot(worker) == slot).collect();
             if of_slot.is_empty() {
@@ -217,10 +228,12 @@ impl Handle {
                 Ok(false) => {}
                 Ok(true) => {
                     for worker in of_slot {
-                        let asks = self.sessions.shares.0.lock().get(worker).map(|share| Arc::clone(&share.asks));
+                        let asks =
+                            self.sessions.allotments.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks));
                         let Some(asks) = asks else { continue };
                         let _turn = asks.lock().await;
-                        let allowed = self.sessions.shares.0.lock().get(worker).map_or(0, |share| share.allowed);
+                        let allowed =
+                            self.sessions.allotments.0.lock().get(worker).map_or(0, |allotment| allotment.allowed);
                         self.write(worker, allowed).await;
                     }
                 }
@@ -230,8 +243,8 @@ impl Handle {
     }
 
     /// Asks all processes to give back what their streams of this worker do not use.
-    pub(super) async fn tell_share(&self, worker: &WorkerName) {
-        if let Err(error) = self.queue.tell_share(worker).await {
+    pub(super) async fn tell_allotment(&self, worker: &WorkerName) {
+        if let Err(error) = self.queue.tell_allotment(worker).await {
             tracing::debug!("cannot tell other processes that {worker} lacks tasks: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! Shares: how much of a worker's cap its streams in one process may use (`lua/shared_share.lua`).
+//! Allotments: how much of a worker's cap its streams in one process may use (`lua/shared_allot.lua`).
 
 use super::{
     error::{Error, Result},
@@ -11,13 +11,13 @@ use crate::{
     redis_pool::{Call, scripts},
 };
 
-/// The workers whose shares one call removes.
+/// The workers whose allotments one call removes.
 const GONE_AT_ONCE: usize = 100;
 
-/// The share of a process.
+/// The allotment of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
-    pub share: usize,
+pub struct Allotment {
+    pub allotment: usize,
     /// It is less than asked, and other streams of the worker may hold more than they use.
     pub streams_hold: bool,
 }
@@ -40,25 +40,25 @@ impl WorkerQueue {
         format!("{}:of:{worker}", base(self.prefix(), slot))
     }
 
-    /// Asks for a share of the worker's cap. It is at least what the process uses already; 0 gives it back.
-    pub async fn share(&self, worker: &WorkerName, asked: usize, used: usize, most: usize) -> Result<Share> {
+    /// Asks for an allotment of the worker's cap. It is at least what the process uses already; 0 gives it back.
+    pub async fn allot(&self, worker: &WorkerName, asked: usize, used: usize, most: usize) -> Result<Allotment> {
         let (slot, process) = (slot_of(worker), self.process());
         let keys = [self.worker_key(slot, worker.as_str()), self.processes_key(slot), self.workers_key(slot, process)];
-        let mut call = scripts::SHARED_SHARE.call(&keys).now(self.clock().moved_unix_ms());
+        let mut call = scripts::SHARED_ALLOT.call(&keys).now(self.clock().moved_unix_ms());
         call.arg(worker.as_str()).arg(process).arg(ms(LIVES)).arg(asked).arg(used).arg(most);
         let mut answer = self.run_shared(call).await?.into_iter();
-        Ok(Share { share: number(answer.next())?, streams_hold: number::<u8>(answer.next())? == 1 })
+        Ok(Allotment { allotment: number(answer.next())?, streams_hold: number::<u8>(answer.next())? == 1 })
     }
 
-    /// Says that this process lives. True: Redis did not know it, and has none of its shares.
+    /// Says that this process lives. True: Redis did not know it, and has none of its allotments.
     pub async fn live(&self, slot: u32) -> Result<bool> {
         let mut call = scripts::SHARED_LIVE.call(&[self.processes_key(slot)]).now(self.clock().moved_unix_ms());
         call.arg(self.process()).arg(ms(LIVES));
         self.one(call).await.map(|is_new| is_new == 1)
     }
 
-    /// Removes the shares of a process that died.
-    pub async fn forget_shares(&self, slot: u32, process: &str) -> Result<()> {
+    /// Removes the allotments of a process that died.
+    pub async fn forget_allotments(&self, slot: u32, process: &str) -> Result<()> {
         loop {
             let index = self.workers_key(slot, process);
             let mut some = redis::cmd("SRANDMEMBER");
@@ -74,7 +74,7 @@ impl WorkerQueue {
     }
 
     /// Asks all processes to give back what their streams of the worker do not use.
-    pub async fn tell_share(&self, worker: &WorkerName) -> Result<()> {
+    pub async fn tell_allotment(&self, worker: &WorkerName) -> Result<()> {
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(self.wake_channel()).arg(format!("%{worker}"));
         Ok(publish.exec_async(&mut self.conn()).await?)
