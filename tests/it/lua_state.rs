@@ -126,6 +126,7 @@ impl Fixture {
                 "string" => ("GET", &[]),
                 "hash" => ("HGETALL", &[]),
                 "list" => ("LRANGE", &["0", "-1"]),
+                "set" => ("SMEMBERS", &[]),
                 "zset" => ("ZRANGE", &["0", "-1", "WITHSCORES"]),
                 "stream" => ("XRANGE", &["-", "+"]),
                 other => panic!("a key of type {other}"),
