@@ -82,7 +82,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// What a session may be granted of a wish.
+    /// The part of a wish that a session may be granted.
     fn room(&self, name: &str, slot: Option<usize>, want: usize) -> usize {
         let taken = |slot: &Slot| slot.demand + slot.in_hand.len();
         let of_worker: usize = self.slots.values().filter(|slot| slot.name == name).map(taken).sum();
