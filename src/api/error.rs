@@ -82,6 +82,7 @@ impl Error {
                 Kind::Invalid
             }
             Self::NoSuchTask(_) | Self::NoSuchLetter(_) | Self::NoSuchJob(_) | Self::NoSuchKey { .. } => Kind::NotFound,
+            Self::Tasks(tasks::Error::NoSession(_)) => Kind::NotFound,
             Self::Final { .. } => Kind::Final,
             Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => Kind::Unauthenticated,
             Self::Denied(Denied::Role { .. } | Denied::Queue { .. } | Denied::Worker { .. } | Denied::Scoped(_)) => {

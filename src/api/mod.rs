@@ -19,6 +19,7 @@ mod pauses;
 mod query;
 mod reader;
 mod search;
+mod sessions;
 mod stream;
 mod tasks;
 mod text;

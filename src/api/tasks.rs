@@ -82,7 +82,7 @@ impl Api {
 }
 
 /// Records the end of a call. A caller that went away got no answer, and is not recorded.
-async fn counted<T>(
+pub(super) async fn counted<T>(
     method: Method,
     call: impl Future<Output = Result<T, tasks::Error>>,
     is_empty: impl Fn(&T) -> bool,
@@ -92,7 +92,7 @@ async fn counted<T>(
     let result = match &answer {
         Ok(answer) if is_empty(answer) => CallResult::Empty,
         Ok(_) => CallResult::Ok,
-        Err(tasks::Error::Invalid(_)) => CallResult::Invalid,
+        Err(tasks::Error::Invalid(_) | tasks::Error::NoSession(_)) => CallResult::Invalid,
         Err(tasks::Error::Full(_) | tasks::Error::Unavailable(_)) => CallResult::Unavailable,
     };
     metrics::tasks_call(method, result, started.elapsed());

@@ -199,11 +199,11 @@ options! {
         max_items: usize, "N" => limits.max_items;
         /// Longest wait of a get call for a task [default: 1m]
         max_wait: Time, "TIME" => limits.max_wait;
-        /// Most sessions of workers in one process [default: 10000]
+        /// Most sessions in one process; without streams, in each of 8 parts [default: 10000]
         max_sessions: usize, "N" => limits.max_sessions;
         /// Most tasks that one session may have in hand and on demand [default: 1000]
         max_session_tasks: u32, "N" => limits.max_session_tasks;
-        /// Most tasks that all sessions of a worker in one process may have in hand and on demand [default: 10000]
+        /// Most tasks that all sessions of a worker may have in hand and on demand [default: 10000]
         max_worker_tasks: usize, "N" => limits.max_worker_tasks;
     }
     "Discovery" {

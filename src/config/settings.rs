@@ -212,11 +212,11 @@ settings! {
         /// The most items of one complete, reject, extend or get call.
         pub max_items: usize = 1000,
         pub max_wait: Duration = Duration::from_secs(60),
-        /// The most sessions of workers in this process.
+        /// The most sessions of workers in this process; the same of shared sessions, in each of their slots.
         pub max_sessions: usize = 10_000,
         /// The most tasks that a session may have in hand and on demand.
         pub max_session_tasks: u32 = 1000,
-        /// The same of all sessions of a worker in this process.
+        /// The same of all sessions of a worker, in all processes.
         pub max_worker_tasks: usize = 10_000,
     }
 }

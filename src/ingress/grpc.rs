@@ -3,6 +3,7 @@
 
 mod operator;
 mod stream;
+mod tasks;
 mod waiting;
 mod watch;
 
@@ -18,9 +19,8 @@ use axum::{
     middleware::{self, Next},
     response::{IntoResponse as _, Response as HttpResponse},
 };
-use prost::Message as _;
 use tokio::net::TcpListener;
-use tonic::{Request, Response, Status, Streaming, service::Routes};
+use tonic::{Request, Response, Status, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tonic_reflection::server::Error as ReflectionError;
 
@@ -31,7 +31,6 @@ use super::{
     body::{Cut, Pace},
     budget::Share,
     connection::{Answering, Stay},
-    delivery::Deliveries,
     descriptors,
     listener::{self, Door},
     measure,
@@ -42,16 +41,14 @@ use super::{
 use crate::{
     api::{self, Api, Kind},
     config::Settings,
-    model::{Caller, ChangeTasks, GetTasks, NewTask, Protocol, Role, TaskPages},
-    pipelines::tasks::Leases,
-    telemetry::metrics,
+    model::{Caller, ChangeTasks, NewTask, Protocol, Role, TaskPages},
     wire::{
         grpc_codec, insert_wait,
         pb::{
             self,
             discovery_server::{Discovery, DiscoveryServer},
             operator_server::OperatorServer,
-            tasks_server::{Tasks, TasksServer},
+            tasks_server::TasksServer,
         },
     },
 };
@@ -61,9 +58,6 @@ const PACE: Pace = Pace { silence: Duration::from_secs(30), whole: Duration::fro
 
 /// The largest message to reflection or health, which take no token: a name, or a few.
 const MAX_BYTES_WITHOUT_TOKEN: usize = 4 << 10;
-
-/// The largest answer that clients take by default.
-const TAKEN_BY_DEFAULT: usize = 4 << 20;
 
 /// Serves until `state.stop`, then answers the calls in hand.
 pub async fn serve(listener: TcpListener, state: State) -> Result<(), ReflectionError> {
@@ -104,7 +98,7 @@ fn may_stay_at(path: &str) -> bool {
 }
 
 /// The methods of taskd, and the role that a caller needs.
-pub const METHODS: [(&str, Role); 27] = [
+pub const METHODS: [(&str, Role); 33] = [
     ("taskd.v1.Discovery/InsertTasks", Role::Insert),
     ("taskd.v1.Discovery/GetTask", Role::Read),
     ("taskd.v1.Discovery/WatchTask", Role::Read),
@@ -117,6 +111,12 @@ pub const METHODS: [(&str, Role); 27] = [
     ("taskd.v1.Tasks/RejectTasks", Role::Work),
     ("taskd.v1.Tasks/ExtendTasks", Role::Work),
     ("taskd.v1.Tasks/StreamTasks", Role::Work),
+    ("taskd.v1.Tasks/OpenSession", Role::Work),
+    ("taskd.v1.Tasks/WantTasks", Role::Work),
+    ("taskd.v1.Tasks/SurrenderTasks", Role::Work),
+    ("taskd.v1.Tasks/GetPendingCount", Role::Work),
+    ("taskd.v1.Tasks/ReportTasks", Role::Work),
+    ("taskd.v1.Tasks/CloseSession", Role::Work),
     ("taskd.v1.Operator/GetBooks", Role::Read),
     ("taskd.v1.Operator/Fsck", Role::Admin),
     ("taskd.v1.Operator/RetryTasks", Role::Admin),
@@ -287,61 +287,6 @@ impl Discovery for Service {
         let (caller, request) = open(request);
         let changed = self.0.api.cancel_chosen(&caller, ChangeTasks::try_from(request)).await?;
         Ok(Response::new(changed.into()))
-    }
-}
-
-#[tonic::async_trait]
-impl Tasks for Service {
-    async fn get_tasks(&self, request: Request<pb::GetTasksRequest>) -> Result<Response<pb::GetTasksResponse>, Status> {
-        let (caller, request) = open(request);
-        let is_default = request.max_bytes == 0;
-        let Leases { tasks, deliveries } = self.0.api.get(&caller, GetTasks::try_from(request)).await?;
-        let response = pb::GetTasksResponse { tasks: results(tasks) };
-        let bytes = response.encoded_len();
-        let room = self.0.budget.answer(bytes).map_err(|error| Status::resource_exhausted(error.to_string()))?;
-        if is_default && bytes > TAKEN_BY_DEFAULT {
-            metrics::grpc_oversized_answer();
-        }
-        let mut response = Response::new(response);
-        response.extensions_mut().insert(room);
-        response.extensions_mut().insert(Deliveries::from(deliveries));
-        Ok(response)
-    }
-
-    async fn complete_tasks(
-        &self,
-        request: Request<pb::CompleteTasksRequest>,
-    ) -> Result<Response<pb::CompleteTasksResponse>, Status> {
-        let (caller, request) = open(request);
-        let answers = self.0.api.complete(&caller, request.into()).await?;
-        Ok(Response::new(pb::CompleteTasksResponse { results: results(answers) }))
-    }
-
-    async fn reject_tasks(
-        &self,
-        request: Request<pb::RejectTasksRequest>,
-    ) -> Result<Response<pb::RejectTasksResponse>, Status> {
-        let (caller, request) = open(request);
-        let answers = self.0.api.reject(&caller, request.into()).await?;
-        Ok(Response::new(pb::RejectTasksResponse { results: results(answers) }))
-    }
-
-    async fn extend_tasks(
-        &self,
-        request: Request<pb::ExtendTasksRequest>,
-    ) -> Result<Response<pb::ExtendTasksResponse>, Status> {
-        let (caller, request) = open(request);
-        let answers = self.0.api.extend(&caller, request.into()).await?;
-        Ok(Response::new(pb::ExtendTasksResponse { results: results(answers) }))
-    }
-
-    type StreamTasksStream = stream::Frames;
-
-    async fn stream_tasks(
-        &self,
-        request: Request<Streaming<pb::WorkerFrame>>,
-    ) -> Result<Response<stream::Frames>, Status> {
-        stream::serve(&self.0, request)
     }
 }
 

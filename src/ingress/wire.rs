@@ -23,6 +23,12 @@ const INSERT: Shape = Shape(&[(1, |tally| tally.task(), Some(&TASK))]);
 const GET: Shape = Shape(&[(2, |tally| tally.queue(), None)]);
 const COMPLETE: Shape = Shape(&[(2, |tally| tally.item(), Some(&COMPLETION))]);
 const OPEN_SESSION: Shape = Shape(&[(2, |tally| tally.queue(), None), (5, |tally| tally.header(), None)]);
+const REPORT: Shape = Shape(&[
+    (3, |tally| tally.item(), Some(&COMPLETION)),
+    (4, |tally| tally.item(), None),
+    (5, |tally| tally.item(), None),
+    (6, |tally| tally.header(), None),
+]);
 const STREAM: Shape = Shape(&[
     (1, |_| Ok(()), Some(&OPEN_SESSION)),
     (3, |tally| tally.item(), Some(&COMPLETION)),
@@ -44,6 +50,8 @@ pub(super) fn shape(path: &str) -> &'static Shape {
         "/taskd.v1.Tasks/GetTasks" => &GET,
         "/taskd.v1.Tasks/CompleteTasks" => &COMPLETE,
         "/taskd.v1.Tasks/StreamTasks" => &STREAM,
+        "/taskd.v1.Tasks/OpenSession" => &OPEN_SESSION,
+        "/taskd.v1.Tasks/ReportTasks" => &REPORT,
         "/taskd.v1.Tasks/RejectTasks" | "/taskd.v1.Tasks/ExtendTasks" => &ITEMS,
         "/taskd.v1.Operator/RetryTasks" => &CHANGE_TASKS,
         "/taskd.v1.Operator/RetryDeadLetters" | "/taskd.v1.Operator/PurgeDeadLetters" => &IDS,

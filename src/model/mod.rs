@@ -17,6 +17,7 @@ mod records;
 mod schema;
 mod search;
 mod session;
+mod shared;
 mod status;
 mod times;
 mod token;
@@ -51,6 +52,7 @@ pub use records::{
 pub use schema::{Misfit, PayloadCheck, PayloadSchema};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
 pub use session::{FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened, TaskdFrame, WorkerFrame};
+pub use shared::{Pending, ReportTasks, SessionCall, SessionClosed, TasksReported, WantTasks};
 pub use status::StoredStatus;
 pub use times::deadline_passed;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};

@@ -4,6 +4,7 @@
 //! Each user has a type of its own, with what it may do: the fanout an [`Enqueuer`], the tasks service a
 //! [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them see the [`Shards`] of the process.
 
+mod allotments;
 mod announce;
 mod books;
 mod calls;
@@ -26,6 +27,7 @@ mod pausing;
 mod session;
 mod shard;
 mod shards;
+mod shared;
 mod types;
 mod upkeep;
 mod wakes;
@@ -38,6 +40,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use uuid::Uuid;
 
 pub use self::{
+    allotments::Allotment,
     announce::{Announcer, Full, Interest, Told, Watch},
     books::Holding,
     change::{Arbitrated, ArbitratedTasks, Changer, NEVER},
@@ -51,6 +54,10 @@ pub use self::{
     session::{EndedLease, LeaseEnd, Started},
     shard::Shard,
     shards::{Offers, Shards},
+    shared::{
+        SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNoted, SharedNotes, SharedOpened,
+        SharedSession, SharedWish, shared_keys,
+    },
     types::{
         Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired, Extension, Failure,
         Inspected, Leased, Look, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted, RecordStatus, RejectMode,

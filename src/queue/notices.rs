@@ -16,11 +16,13 @@ pub enum Notice {
     LeasesLost(Arc<[(TaskId, u64)]>),
     /// The session ends the earlier sessions of its worker.
     Takeover { worker: WorkerName, session: Uuid },
+    /// Streams of this worker shall give back what they do not use of its cap.
+    Allotment { worker: WorkerName },
 }
 
 impl Notice {
     /// `!` and ids, as `lua/cancel.lua` writes them; `?` and ids with grants, as `lua/lib/lost.lua` does; or `~`, the
-    /// session and the worker. `None`: it is a wake.
+    /// session and the worker; or `%` and the worker. `None`: it is a wake.
     pub(super) fn read(message: &[u8]) -> Option<Self> {
         let (kind, rest) = message.split_first()?;
         match kind {
@@ -32,6 +34,7 @@ impl Notice {
                 let (session, worker) = std::str::from_utf8(rest).ok()?.split_once(' ')?;
                 Some(Self::Takeover { worker: WorkerName::new(worker).ok()?, session: session.parse().ok()? })
             }
+            b'%' => Some(Self::Allotment { worker: WorkerName::new(std::str::from_utf8(rest).ok()?).ok()? }),
             _ => None,
         }
     }
@@ -54,8 +57,9 @@ mod tests {
         let message = [&b"?"[..], id.as_bytes(), &[0, 0, 0, 0, 0, 0, 1, 2], b"rest"].concat();
         assert_eq!(Notice::read(&message), Some(Notice::LeasesLost([(id, 258)].into())));
         let message = format!("~{session} {worker}");
-        assert_eq!(Notice::read(message.as_bytes()), Some(Notice::Takeover { worker, session }));
-        for message in [&b"crawl"[..], b"", b"~", b"~x y", b"~\xff"] {
+        assert_eq!(Notice::read(message.as_bytes()), Some(Notice::Takeover { worker: worker.clone(), session }));
+        assert_eq!(Notice::read(b"%a worker"), Some(Notice::Allotment { worker }));
+        for message in [&b"crawl"[..], b"", b"~", b"~x y", b"~\xff", b"%"] {
             assert_eq!(Notice::read(message), None, "{message:?}");
         }
     }

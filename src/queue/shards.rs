@@ -289,6 +289,10 @@ impl Shards {
         self.0.process.redis.conn()
     }
 
+    pub(super) fn clock(&self) -> &Clock {
+        &self.0.process.clock
+    }
+
     pub(super) fn is_cluster(&self) -> bool {
         self.0.process.redis.is_cluster()
     }

@@ -139,6 +139,16 @@ table! {
         LEASE = "lease" [clock] at_full_memory;
         EPOCH = "epoch" [] at_full_memory;
         TIME = "time" [clock] with_room;
+        SHARED_OPEN = "shared_open" [clock shared] with_room;
+        SHARED_CALL = "shared_call" [clock shared] at_full_memory;
+        SHARED_HOLD = "shared_hold" [clock shared] at_full_memory;
+        SHARED_NOTE = "shared_note" [clock shared] at_full_memory;
+        SHARED_END = "shared_end" [clock shared] at_full_memory;
+        SHARED_FORGET = "shared_forget" [clock shared] at_full_memory;
+        SHARED_DUE = "shared_due" [clock] at_full_memory;
+        SHARED_ALLOT = "shared_allot" [clock] at_full_memory;
+        SHARED_LIVE = "shared_live" [clock] at_full_memory;
+        SHARED_GONE = "shared_gone" [clock] at_full_memory;
         FILTER_BITS = "filter_bits" [] with_room;
         FILTER_MARK = "filter_mark" [] with_room;
         FILTER_DROP = "filter_drop" [] with_room;

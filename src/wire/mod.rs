@@ -16,6 +16,7 @@ pub mod pb;
 mod records;
 mod search;
 mod session;
+mod shared;
 pub mod time;
 
 pub use events::{

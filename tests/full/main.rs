@@ -39,6 +39,7 @@ mod retention;
 mod scale;
 mod search;
 mod sessions;
+mod shared_sessions;
 mod silent_servers;
 mod store_mysql;
 mod store_server;

@@ -29,6 +29,8 @@ mod random;
 mod report;
 #[path = "lua_state/session.rs"]
 mod session;
+#[path = "lua_state/shared.rs"]
+mod shared;
 #[path = "lua_state/upkeep.rs"]
 mod upkeep;
 
@@ -126,6 +128,7 @@ impl Fixture {
                 "string" => ("GET", &[]),
                 "hash" => ("HGETALL", &[]),
                 "list" => ("LRANGE", &["0", "-1"]),
+                "set" => ("SMEMBERS", &[]),
                 "zset" => ("ZRANGE", &["0", "-1", "WITHSCORES"]),
                 "stream" => ("XRANGE", &["-", "+"]),
                 other => panic!("a key of type {other}"),

@@ -49,6 +49,8 @@ mod payload_schema;
 mod queue_property;
 mod rebuild;
 mod redis_scripts;
+mod shared_random;
+mod shared_sessions;
 mod silent_connections;
 mod store_sqlite;
 mod streams;

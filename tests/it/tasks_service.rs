@@ -107,7 +107,8 @@ async fn every_call_is_counted_with_how_it_ended() {
     let supervisor = Supervisor::new();
     let file = SqliteFile::create().await;
     let tasks = tasks::start(queue, file.open().await, bus, &Arc::new(Settings::default()), &supervisor);
-    assert_eq!(watched(&supervisor), ["tasks/deliveries", "tasks/forward", "tasks/notices", "tasks/sessions"]);
+    let loops = ["allotments", "deliveries", "forward", "notices", "sessions", "shared_sessions"];
+    assert_eq!(watched(&supervisor), loops.map(|name| format!("tasks/{name}")));
 
     let api = api_of(tasks);
     let get = || api.get(&CALLER, Ok(GetTasks { worker: "w".into(), queues: vec!["q".into()], ..Default::default() }));

@@ -2,6 +2,7 @@
 
 mod frames;
 mod report;
+mod send;
 mod serve;
 
 use std::time::Duration;
@@ -10,6 +11,7 @@ use futures::{Stream, StreamExt};
 use tokio::{sync::mpsc, time::timeout};
 
 pub use self::frames::{FindRoom, Received, Room, Sent, StreamEnd};
+pub(super) use self::report::{answered, ids};
 use self::serve::Streaming;
 use super::{
     access::{self, Denied},
@@ -52,7 +54,10 @@ impl Api {
         let (want, keeps) = (open.want, open.keep_leases);
         let opened = tasks.open_session(open).await.map_err(Error::from)?;
         let (attached, resumed) = (opened.attached, opened.resumed);
-        let granted = tasks.want(&attached, want);
+        let granted = match tasks.want(&attached, want) {
+            Some(granted) => granted,
+            None => tasks.want_more(&attached, want, || true).await,
+        };
         let (timeout, demand) = (attached.timeout(), attached.demand());
         let heartbeat = heartbeat(timeout);
         let max_tasks = tasks.most_session_tasks();

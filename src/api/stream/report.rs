@@ -10,7 +10,7 @@ use super::frames::StreamEnd;
 use crate::{
     api::{Api, Error},
     model::{Batch, Caller, FrameAnswer, ItemAnswer, ItemStatus, Items, WorkerFrame},
-    pipelines::tasks::{self, Attached},
+    pipelines::tasks::{self, Attached, Reports},
 };
 
 impl Api {
@@ -23,47 +23,55 @@ impl Api {
         mut answer: FrameAnswer,
     ) -> Result<FrameAnswer, StreamEnd> {
         let WorkerFrame { completions, rejections, extensions, .. } = frame;
-        let reports = attached.reports(&completions, &rejections, &extensions);
+        let reports = Reports::of(&completions, &rejections, &extensions);
         if !completions.is_empty() {
             let ids = ids(&completions);
             let worker = attached.worker().to_owned();
             let answers = self.complete(caller, Batch { worker, items: completions }).await;
-            answer.completions = answered(answers, ids)?;
+            answer.completions = answered(answers, ids).map_err(end)?;
             attached.completed(&reports, &answer.completions);
         }
         if !rejections.is_empty() {
             let ids = ids(&rejections);
             let worker = attached.worker().to_owned();
             let answers = self.reject(caller, Batch { worker, items: rejections }).await;
-            answer.rejections = answered(answers, ids)?;
+            answer.rejections = answered(answers, ids).map_err(end)?;
             attached.rejected(&reports, &answer.rejections);
         }
         if !extensions.is_empty() {
             let ids = ids(&extensions);
             let worker = attached.worker().to_owned();
             let answers = self.extend(caller, Batch { worker, items: extensions }).await;
-            answer.extensions = answered(answers, ids)?;
+            answer.extensions = answered(answers, ids).map_err(end)?;
             attached.extended(&reports, &answer.extensions);
         }
         Ok(answer)
     }
 }
 
-fn ids<T>(items: &Items<T>) -> Vec<String> {
+fn end(error: Error) -> StreamEnd {
+    match error {
+        Error::Denied(denied) => denied.into(),
+        error => error.into(),
+    }
+}
+
+pub(in crate::api) fn ids<T>(items: &Items<T>) -> Vec<String> {
     items.iter().map(|item| item.as_ref().map_or_else(|answer| answer.id.clone(), |item| item.id.clone())).collect()
 }
 
-/// The answers to items. Where a server does not answer, each is to be sent again: the stream goes on.
-fn answered(answers: Result<Vec<ItemAnswer>, Error>, ids: Vec<String>) -> Result<Vec<ItemAnswer>, StreamEnd> {
+/// The answers to items. Where a server does not answer, each is to be sent again: the session goes on.
+pub(in crate::api) fn answered(
+    answers: Result<Vec<ItemAnswer>, Error>,
+    ids: Vec<String>,
+) -> Result<Vec<ItemAnswer>, Error> {
     match answers {
-        Ok(answers) => Ok(answers),
-        Err(Error::Denied(denied)) => Err(denied.into()),
         Err(error @ Error::Tasks(tasks::Error::Unavailable(_))) => {
             let why = error.to_string();
             let try_later = |id| ItemAnswer { error: why.clone(), ..ItemAnswer::new(id, ItemStatus::TryLater) };
             Ok(ids.into_iter().map(try_later).collect())
         }
-        Err(error) => Err(error.into()),
+        answers => answers,
     }
 }
 

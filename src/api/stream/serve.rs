@@ -6,7 +6,10 @@ use std::{
     collections::VecDeque,
     future::Future,
     pin::{Pin, pin},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -30,42 +33,43 @@ use crate::{
 const OPEN_FRAMES: usize = 16;
 /// How often a stream looks at the time while its token may be revoked, its leases may run out, or the process stops.
 /// Any other stream looks when a heartbeat or its time-out is due: ten thousand idle ones cost next to nothing.
-const TICK: Duration = Duration::from_millis(700);
+pub(super) const TICK: Duration = Duration::from_millis(700);
 /// How long a claim waits after one that failed.
 const CLAIM_AGAIN: Duration = Duration::from_secs(1);
 /// How long a worker may go on with its stream when the process stops.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How long the end of a session waits for an extension of its leases.
 const KEPT_WITHIN: Duration = Duration::from_secs(3);
 
 /// The answer to a frame, and how much it wants behind it, if nothing was surrendered since.
-struct Answered {
+pub(super) struct Answered {
     answer: FrameAnswer,
     want: u32,
     surrenders: u64,
+    is_asked: bool,
 }
 
 pub(super) struct Streaming<'a> {
-    api: &'a Api,
+    pub(super) api: &'a Api,
     tasks: &'a Handle,
     caller: &'a Caller,
-    attached: &'a Attached,
-    out: mpsc::Sender<Box<Sent>>,
+    pub(super) attached: &'a Attached,
+    pub(super) out: mpsc::Sender<Box<Sent>>,
     room: FindRoom,
     /// For the one frame with tasks that waits for the connection.
     place: Arc<Semaphore>,
-    answers: FuturesUnordered<BoxFuture<'a, Result<Answered, StreamEnd>>>,
+    pub(super) answers: FuturesUnordered<BoxFuture<'a, Result<Answered, StreamEnd>>>,
     /// Answers that came while another frame waited for the connection.
-    answered: VecDeque<Result<Answered, StreamEnd>>,
+    pub(super) answered: VecDeque<Result<Answered, StreamEnd>>,
     /// The claim that waits for tasks.
-    claim: Option<Pin<Box<dyn Future<Output = Claimed> + Send + 'a>>>,
+    pub(super) claim: Option<Pin<Box<dyn Future<Output = Claimed> + Send + 'a>>>,
     /// The extension of leases, while one is under way.
-    keeping: Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>,
+    pub(super) keeping: Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>,
     /// Counts surrenders: what was wanted before one is no longer wanted.
-    surrenders: u64,
+    surrenders: Arc<AtomicU64>,
     /// When the worker sent its last frame, and taskd sent its own. The time in which nobody reads does not count.
-    heard: Instant,
-    spoke: Instant,
+    pub(super) heard: Instant,
+    pub(super) spoke: Instant,
     /// When taskd last looked at the token.
     looked: Instant,
     timeout: Duration,
@@ -88,7 +92,7 @@ impl<'a> Streaming<'a> {
     ) -> Self {
         let (place, answers, now) = (Arc::new(Semaphore::new(1)), FuturesUnordered::new(), Instant::now());
         let answered = VecDeque::new();
-        let (claim, keeping, surrenders, closing) = (None, None, 0, None);
+        let (claim, keeping, surrenders, closing) = (None, None, Arc::default(), None);
         let (heard, spoke, looked, timeout) = (now, now, now, attached.timeout());
         Self {
             api,
@@ -248,18 +252,22 @@ impl<'a> Streaming<'a> {
         self.attached.started(&frame.started);
         let mut answer = FrameAnswer { number: frame.number, ..FrameAnswer::default() };
         if frame.surrender {
-            self.surrenders += 1;
+            self.surrenders.fetch_add(1, Ordering::Relaxed);
             answer.surrendered = self.attached.surrender();
             // No task may come behind the answer.
             self.claim = None;
         }
-        let (want, surrenders) = (frame.want, self.surrenders);
+        let (want, surrenders) = (frame.want, self.surrenders.load(Ordering::Relaxed));
         if frame.items() == 0 {
             let is_asked = frame.number != 0;
-            answer.granted = self.tasks.want(self.attached, want);
-            if is_asked {
-                let answered = Answered { answer, want: 0, surrenders };
-                self.answers.push(async move { Ok(answered) }.boxed());
+            match self.tasks.want(self.attached, want) {
+                Some(granted) if is_asked => {
+                    answer.granted = granted;
+                    let answered = Answered { answer, want: 0, surrenders, is_asked };
+                    self.answers.push(async move { Ok(answered) }.boxed());
+                }
+                Some(_) => {}
+                None => self.want_more(Answered { answer, want, surrenders, is_asked }),
             }
             return Ok(());
         }
@@ -267,7 +275,7 @@ impl<'a> Streaming<'a> {
         let report = async move {
             let _room = room;
             let answer = api.report_frame(caller, attached, frame, answer).await?;
-            Ok(Answered { answer, want, surrenders })
+            Ok(Answered { answer, want, surrenders, is_asked: true })
         };
         self.answers.push(report.boxed());
         Ok(())
@@ -275,15 +283,37 @@ impl<'a> Streaming<'a> {
 
     /// Sends the answer to a frame. Its `want` counts from now on: the tasks that it reported have made room.
     async fn answer(&mut self, answered: Answered) -> Result<(), StreamEnd> {
-        let Answered { mut answer, want, surrenders } = answered;
-        if surrenders == self.surrenders && want > 0 {
-            answer.granted = self.tasks.want(self.attached, want);
+        let Answered { mut answer, want, surrenders, is_asked } = answered;
+        if surrenders == self.surrenders.load(Ordering::Relaxed) && want > 0 {
+            match self.tasks.want(self.attached, want) {
+                Some(granted) => answer.granted = granted,
+                None => {
+                    self.want_more(Answered { answer, want, surrenders, is_asked });
+                    return Ok(());
+                }
+            }
+        }
+        if !is_asked {
+            return Ok(());
         }
         self.send(TaskdFrame { answer: Some(answer), ..self.frame() }).await
     }
 
+    /// Asks other processes for a part of the worker's cap, before the answer to a frame.
+    fn want_more(&self, answered: Answered) {
+        let (tasks, attached, surrenders) = (self.tasks, self.attached, Arc::clone(&self.surrenders));
+        let more = async move {
+            let Answered { mut answer, want, surrenders: then, is_asked } = answered;
+            let still = || surrenders.load(Ordering::Relaxed) == then;
+            answer.granted = tasks.want_more(attached, want, still).await;
+            Ok(Answered { answer, want: 0, surrenders: then, is_asked })
+        };
+        self.answers.push(more.boxed());
+    }
+
     /// Answers what is under way.
     async fn finish(&mut self) -> Result<(), StreamEnd> {
+        self.surrenders.fetch_add(1, Ordering::Relaxed);
         self.attached.surrender();
         self.claim = None;
         while let Some(answered) = next(&mut self.answered, &mut self.answers).await {
@@ -314,7 +344,7 @@ impl<'a> Streaming<'a> {
     }
 
     /// Looks at the token and at the leases. It must go on, whatever the stream does.
-    fn look(&mut self) -> Result<(), StreamEnd> {
+    pub(super) fn look(&mut self) -> Result<(), StreamEnd> {
         self.looked = Instant::now();
         self.api.authentication.still_valid(self.caller)?;
         if self.keeps && self.keeping.is_none() && self.attached.has_tasks() {
@@ -347,46 +377,6 @@ impl<'a> Streaming<'a> {
         if self.spoke.elapsed() >= heartbeat(self.timeout) {
             self.send(self.frame()).await?;
         }
-        Ok(())
-    }
-
-    pub(super) async fn send(&mut self, frame: TaskdFrame) -> Result<(), StreamEnd> {
-        self.send_all(Box::new(Sent { frame, deliveries: Vec::new(), room: None, _place: None })).await
-    }
-
-    /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session or of its token
-    /// counts before. Its leases are kept meanwhile.
-    async fn send_all(&mut self, sent: Box<Sent>) -> Result<(), StreamEnd> {
-        if let Ok(place) = self.out.try_reserve() {
-            place.send(sent);
-            self.spoke = Instant::now();
-            return Ok(());
-        }
-        // Nobody would ask a claim that waits for tasks, and a wake that it gets would reach no other worker.
-        self.claim = None;
-        let (api, attached, out, began) = (self.api, self.attached, self.out.clone(), Instant::now());
-        let mut stopped = pin!(async {
-            api.stop.cancelled().await;
-            sleep(LAST_WORDS).await;
-        });
-        loop {
-            tokio::select! {
-                biased;
-                cut = attached.cut() => return Err(cut.into()),
-                place = out.reserve() => {
-                    place.map_err(|_| StreamEnd::Broken)?.send(sent);
-                    break;
-                }
-                () = &mut stopped => return Err(StreamEnd::Stopping),
-                // Reports go on: one that is not asked would keep what it has of the database.
-                Some(answered) = self.answers.next() => self.answered.push_back(answered),
-                Some(()) = OptionFuture(&mut self.keeping) => self.keeping = None,
-                () = sleep(TICK) => self.look()?,
-            }
-        }
-        // Nobody has read the worker's frames meanwhile.
-        self.heard += began.elapsed();
-        self.spoke = Instant::now();
         Ok(())
     }
 }

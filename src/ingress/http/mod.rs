@@ -16,6 +16,7 @@ mod probes;
 mod problem;
 mod request;
 mod search;
+mod sessions;
 mod task;
 mod waiting;
 
@@ -99,7 +100,7 @@ fn delete<T: 'static>(path: &'static str, role: Role, handler: impl Handler<T, S
 }
 
 fn table() -> Vec<Route> {
-    vec![
+    let mut table = vec![
         post("/v1/tasks", Role::Insert, insert_tasks),
         get("/v1/tasks", Role::Read, search::list_tasks),
         get("/v1/tasks/{id}", Role::Read, task::get_task),
@@ -131,7 +132,9 @@ fn table() -> Vec<Route> {
         post("/v1/dead-letters:retry", Role::Admin, letters::retry_letters),
         post("/v1/dead-letters:purge", Role::Admin, letters::purge_letters),
         get("/metrics", Role::Read, render_metrics),
-    ]
+    ];
+    table.extend(sessions::table());
+    table
 }
 
 /// The routes that ask for a role: method, path, and the role that a caller needs.

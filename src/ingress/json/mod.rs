@@ -17,6 +17,7 @@ pub mod letters;
 pub mod read;
 mod schema;
 pub mod search;
+pub(super) mod sessions;
 mod text;
 mod value;
 pub mod work;

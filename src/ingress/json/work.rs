@@ -20,14 +20,14 @@ use crate::{
 };
 
 /// The highest value of `max_items`.
-const MAX_ITEMS: usize = 1000;
+pub(super) const MAX_ITEMS: usize = 1000;
 /// The most tasks that one completion may discover.
 const MAX_DISCOVERED: usize = 10_000;
 
 /// A task that a worker has done.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a completion")]
-struct Completion<'a> {
+pub(super) struct Completion<'a> {
     id: String,
     lease_token: String,
     #[serde(borrow)]
@@ -43,7 +43,7 @@ struct Completion<'a> {
 /// A task that a worker gives back.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a rejection")]
-struct Rejection {
+pub(super) struct Rejection {
     id: String,
     lease_token: String,
     #[serde(default)]
@@ -57,7 +57,7 @@ struct Rejection {
 /// A lease that a worker needs for longer.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an extension")]
-struct Extension {
+pub(super) struct Extension {
     id: String,
     lease_token: String,
     /// From now on. Without it the answer is INVALID.
@@ -155,7 +155,7 @@ pub(in crate::ingress) fn extensions(body: &Bytes, tally: &mut Tally<'_>) -> Res
 }
 
 /// Checks what all items have in common, then reads each.
-fn batch<T>(
+pub(super) fn batch<T>(
     worker: String,
     texts: &[&RawValue],
     tally: &mut Tally<'_>,
@@ -184,7 +184,7 @@ fn echoed_id(text: &str) -> String {
     serde_json::from_str(text).map_or_else(|_| String::new(), |Id { id }| shorten(&id, ECHO).into_owned())
 }
 
-fn completion(
+pub(super) fn completion(
     body: &Bytes,
     text: &str,
     tally: &mut Tally<'_>,
@@ -209,13 +209,13 @@ fn completion(
     }))
 }
 
-fn rejection(text: &str) -> Result<Item<model::Rejection>, String> {
+pub(super) fn rejection(text: &str) -> Result<Item<model::Rejection>, String> {
     let Rejection { id, lease_token, reason, retry, delay } = item(text, "a rejection")?;
     let report = model::Rejection { reason, retry: retry.unwrap_or(true), delay: delay.map(|time| time.0) };
     Ok(Item { id, lease_token, report: Ok(report) })
 }
 
-fn extension(text: &str) -> Result<Item<model::Extension>, String> {
+pub(super) fn extension(text: &str) -> Result<Item<model::Extension>, String> {
     let Extension { id, lease_token, by } = item(text, "an extension")?;
     Ok(Item { id, lease_token, report: Ok(model::Extension { by: by.map(|time| time.0) }) })
 }

@@ -8,6 +8,9 @@ pub enum Error {
     /// The request is wrong.
     #[error("{0}")]
     Invalid(String),
+    /// The session is over, or never was.
+    #[error("there is no session {0}: it has ended; open another one")]
+    NoSession(String),
     /// There is no room for it now.
     #[error("{0}")]
     Full(String),

@@ -17,7 +17,7 @@ pub use self::{
     error::Error,
     get::Leases,
     handle::Handle,
-    sessions::{Attached, Cut, Opened, Reports, heartbeat},
+    sessions::{Attached, Cut, Opened, Reports, Shared, SharedTasks, heartbeat},
 };
 use crate::{
     bus::Bus,

@@ -589,6 +589,57 @@ pub mod tasks_server {
             tonic::Response<Self::StreamTasksStream>,
             tonic::Status,
         >;
+        /// Opens a session without a stream, or goes on with one: the calls below belong to it, and any process serves them.
+        /// Each call is a heartbeat. A session that is silent for its time-out ends: tasks in hand that were not started go
+        /// back at no cost, and a started one has failed once. A call of a session that is over is answered NOT_FOUND.
+        async fn open_session(
+            &self,
+            request: tonic::Request<::taskd_client::pb::OpenSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<::taskd_client::pb::OpenSessionResponse>,
+            tonic::Status,
+        >;
+        /// Adds to the demand, and answers the tasks that are there, as many as the demand allows. It waits (at most `wait`)
+        /// if there is none. The demand that is left stays for the next call.
+        async fn want_tasks(
+            &self,
+            request: tonic::Request<::taskd_client::pb::WantTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<::taskd_client::pb::WantTasksResponse>,
+            tonic::Status,
+        >;
+        /// Sets the demand to 0. A WantTasks that waits ends without tasks.
+        async fn surrender_tasks(
+            &self,
+            request: tonic::Request<::taskd_client::pb::SurrenderTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<::taskd_client::pb::SurrenderTasksResponse>,
+            tonic::Status,
+        >;
+        /// Answers how many tasks the session wants, and how many it has in hand.
+        async fn get_pending_count(
+            &self,
+            request: tonic::Request<::taskd_client::pb::GetPendingCountRequest>,
+        ) -> std::result::Result<
+            tonic::Response<::taskd_client::pb::GetPendingCountResponse>,
+            tonic::Status,
+        >;
+        /// Reports what the worker did, item by item, and answers how many of the session's tasks it ended.
+        async fn report_tasks(
+            &self,
+            request: tonic::Request<::taskd_client::pb::ReportTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<::taskd_client::pb::ReportTasksResponse>,
+            tonic::Status,
+        >;
+        /// Ends the session at once.
+        async fn close_session(
+            &self,
+            request: tonic::Request<::taskd_client::pb::CloseSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<::taskd_client::pb::CloseSessionResponse>,
+            tonic::Status,
+        >;
     }
     /// Leases tasks to workers and takes their reports.
     #[derive(Debug)]
@@ -898,6 +949,289 @@ pub mod tasks_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Tasks/OpenSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct OpenSessionSvc<T: Tasks>(pub Arc<T>);
+                    impl<
+                        T: Tasks,
+                    > tonic::server::UnaryService<::taskd_client::pb::OpenSessionRequest>
+                    for OpenSessionSvc<T> {
+                        type Response = ::taskd_client::pb::OpenSessionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                ::taskd_client::pb::OpenSessionRequest,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Tasks>::open_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = OpenSessionSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Tasks/WantTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct WantTasksSvc<T: Tasks>(pub Arc<T>);
+                    impl<
+                        T: Tasks,
+                    > tonic::server::UnaryService<::taskd_client::pb::WantTasksRequest>
+                    for WantTasksSvc<T> {
+                        type Response = ::taskd_client::pb::WantTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<::taskd_client::pb::WantTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Tasks>::want_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WantTasksSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Tasks/SurrenderTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct SurrenderTasksSvc<T: Tasks>(pub Arc<T>);
+                    impl<
+                        T: Tasks,
+                    > tonic::server::UnaryService<
+                        ::taskd_client::pb::SurrenderTasksRequest,
+                    > for SurrenderTasksSvc<T> {
+                        type Response = ::taskd_client::pb::SurrenderTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                ::taskd_client::pb::SurrenderTasksRequest,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Tasks>::surrender_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SurrenderTasksSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Tasks/GetPendingCount" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetPendingCountSvc<T: Tasks>(pub Arc<T>);
+                    impl<
+                        T: Tasks,
+                    > tonic::server::UnaryService<
+                        ::taskd_client::pb::GetPendingCountRequest,
+                    > for GetPendingCountSvc<T> {
+                        type Response = ::taskd_client::pb::GetPendingCountResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                ::taskd_client::pb::GetPendingCountRequest,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Tasks>::get_pending_count(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetPendingCountSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Tasks/ReportTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportTasksSvc<T: Tasks>(pub Arc<T>);
+                    impl<
+                        T: Tasks,
+                    > tonic::server::UnaryService<::taskd_client::pb::ReportTasksRequest>
+                    for ReportTasksSvc<T> {
+                        type Response = ::taskd_client::pb::ReportTasksResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                ::taskd_client::pb::ReportTasksRequest,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Tasks>::report_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportTasksSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Tasks/CloseSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct CloseSessionSvc<T: Tasks>(pub Arc<T>);
+                    impl<
+                        T: Tasks,
+                    > tonic::server::UnaryService<
+                        ::taskd_client::pb::CloseSessionRequest,
+                    > for CloseSessionSvc<T> {
+                        type Response = ::taskd_client::pb::CloseSessionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                ::taskd_client::pb::CloseSessionRequest,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Tasks>::close_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CloseSessionSvc(inner);
+                        let codec = crate::wire::grpc_codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -110,6 +110,17 @@ def flow():
     call("purge_dead_letters", body=m.ChangeLetters(), status=400)
     assert call("list_acts", limit=5).acts
 
+    # A session without a stream.
+    me = {"worker": "s", "session": call("open_session", body=m.OpenSession(worker="s", queues=[queue], want=1)).session}
+    (task,) = until("it has a task", lambda: call("want_tasks", body=m.WantTasks(**me, wait="1s")).tasks)
+    done = m.Completion(id=str(task.id), lease_token=task.lease_token)
+    assert call("report_tasks", body=m.ReportTasks(**me, completions=[done])).counted == 1
+    pending = call("get_pending_count", body=m.SessionCall(**me))
+    assert (pending.demand, pending.in_hand) == (0, 0), pending
+    assert call("surrender_tasks", body=m.SessionCall(**me)).surrendered == 0
+    assert call("close_session", body=m.SessionCall(**me)).offered == 0
+    call("close_session", body=m.SessionCall(**me), status=404)
+
 
 def others():
     """Each operation that the flow has not called, with as little as it takes."""

@@ -813,6 +813,166 @@ pub struct SessionClosing {
     #[prost(message, optional, tag = "2")]
     pub within: ::core::option::Option<::prost_types::Duration>,
 }
+/// Opens a session without a stream, or goes on with one after an answer that was lost.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenSessionRequest {
+    /// As in GetTasks.
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "2")]
+    pub queues: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The first demand. As `want` of WantTasks.
+    #[prost(uint32, tag = "3")]
+    pub want: u32,
+    /// The session to go on with. If it is over, taskd opens a new one and says so.
+    #[prost(string, tag = "4")]
+    pub session: ::prost::alloc::string::String,
+    /// Ids of the tasks that the worker has in hand, where it goes on with a session. What taskd sent beyond these did not
+    /// arrive, and goes back at no cost.
+    #[prost(string, repeated, tag = "5")]
+    pub holding: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Ends the other sessions of this worker, also those with streams. As in OpenSession.
+    #[prost(bool, tag = "6")]
+    pub takeover: bool,
+    /// The worker will say of each task when it starts it (`started` of ReportTasks). As in OpenSession.
+    #[prost(bool, tag = "7")]
+    pub tells_started: bool,
+    /// The session ends after so long without a call. Absent: 15 s. From 2 s to 10 min. A call that waits is no silence.
+    #[prost(message, optional, tag = "8")]
+    pub timeout: ::core::option::Option<::prost_types::Duration>,
+    /// Overrides the lease durations of the tasks.
+    #[prost(message, optional, tag = "9")]
+    pub lease_duration: ::core::option::Option<::prost_types::Duration>,
+    /// Approximate bytes of tasks in an answer. As in GetTasks.
+    #[prost(uint64, tag = "10")]
+    pub max_bytes: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenSessionResponse {
+    #[prost(string, tag = "1")]
+    pub session: ::prost::alloc::string::String,
+    /// taskd goes on with the session that the worker named.
+    #[prost(bool, tag = "2")]
+    pub resumed: bool,
+    /// How much of `want` taskd took.
+    #[prost(uint32, tag = "3")]
+    pub granted: u32,
+    /// The most tasks that the session may have in hand and on demand, together.
+    #[prost(uint32, tag = "4")]
+    pub max_tasks: u32,
+    /// The worker makes a call at least this often.
+    #[prost(message, optional, tag = "5")]
+    pub heartbeat: ::core::option::Option<::prost_types::Duration>,
+    #[prost(message, optional, tag = "6")]
+    pub timeout: ::core::option::Option<::prost_types::Duration>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WantTasksRequest {
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub session: ::prost::alloc::string::String,
+    /// Adds to the demand. Each task that taskd sends takes 1 from it.
+    #[prost(uint32, tag = "3")]
+    pub want: u32,
+    /// How long to wait if there is no task. As in GetTasks.
+    #[prost(message, optional, tag = "4")]
+    pub wait: ::core::option::Option<::prost_types::Duration>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WantTasksResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub tasks: ::prost::alloc::vec::Vec<LeasedTask>,
+    /// How much of `want` taskd took; less where a bound of the session or of the worker is reached.
+    #[prost(uint32, tag = "2")]
+    pub granted: u32,
+    /// How many tasks the session still wants, and how many it has in hand, behind this answer.
+    #[prost(uint32, tag = "3")]
+    pub demand: u32,
+    #[prost(uint32, tag = "4")]
+    pub in_hand: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SurrenderTasksRequest {
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub session: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SurrenderTasksResponse {
+    /// How much demand it took away.
+    #[prost(uint32, tag = "1")]
+    pub surrendered: u32,
+    #[prost(uint32, tag = "2")]
+    pub in_hand: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetPendingCountRequest {
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub session: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetPendingCountResponse {
+    /// How many tasks the session still wants.
+    #[prost(uint32, tag = "1")]
+    pub demand: u32,
+    /// How many tasks it got and has not reported, as long as their leases run.
+    #[prost(uint32, tag = "2")]
+    pub in_hand: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReportTasksRequest {
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub session: ::prost::alloc::string::String,
+    /// At most 1,000 completions, rejections and extensions together.
+    #[prost(message, repeated, tag = "3")]
+    pub completions: ::prost::alloc::vec::Vec<Completion>,
+    #[prost(message, repeated, tag = "4")]
+    pub rejections: ::prost::alloc::vec::Vec<Rejection>,
+    #[prost(message, repeated, tag = "5")]
+    pub extensions: ::prost::alloc::vec::Vec<Extension>,
+    /// Ids of tasks that the worker has started.
+    #[prost(string, repeated, tag = "6")]
+    pub started: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReportTasksResponse {
+    /// In the order of the request's items.
+    #[prost(message, repeated, tag = "1")]
+    pub completions: ::prost::alloc::vec::Vec<ItemResult>,
+    #[prost(message, repeated, tag = "2")]
+    pub rejections: ::prost::alloc::vec::Vec<ItemResult>,
+    #[prost(message, repeated, tag = "3")]
+    pub extensions: ::prost::alloc::vec::Vec<ItemResult>,
+    /// How many tasks in hand the completions and rejections of this call ended. A repeat counts nothing.
+    #[prost(uint32, tag = "4")]
+    pub counted: u32,
+    #[prost(uint32, tag = "5")]
+    pub demand: u32,
+    #[prost(uint32, tag = "6")]
+    pub in_hand: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CloseSessionRequest {
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub session: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CloseSessionResponse {
+    /// Tasks that are offered again at no cost.
+    #[prost(uint32, tag = "1")]
+    pub offered: u32,
+    /// Tasks that had been started: a failed attempt.
+    #[prost(uint32, tag = "2")]
+    pub failed: u32,
+}
 /// Names tasks by `ids` or by `filter`.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RetryTasksRequest {
@@ -2211,6 +2371,156 @@ pub mod tasks_client {
             req.extensions_mut()
                 .insert(GrpcMethod::new("taskd.v1.Tasks", "StreamTasks"));
             self.inner.streaming(req, path, codec).await
+        }
+        /// Opens a session without a stream, or goes on with one: the calls below belong to it, and any process serves them.
+        /// Each call is a heartbeat. A session that is silent for its time-out ends: tasks in hand that were not started go
+        /// back at no cost, and a started one has failed once. A call of a session that is over is answered NOT_FOUND.
+        pub async fn open_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::OpenSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::OpenSessionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Tasks/OpenSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Tasks", "OpenSession"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Adds to the demand, and answers the tasks that are there, as many as the demand allows. It waits (at most `wait`)
+        /// if there is none. The demand that is left stays for the next call.
+        pub async fn want_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WantTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::WantTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Tasks/WantTasks");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Tasks", "WantTasks"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Sets the demand to 0. A WantTasks that waits ends without tasks.
+        pub async fn surrender_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SurrenderTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SurrenderTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Tasks/SurrenderTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Tasks", "SurrenderTasks"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Answers how many tasks the session wants, and how many it has in hand.
+        pub async fn get_pending_count(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetPendingCountRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetPendingCountResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Tasks/GetPendingCount",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Tasks", "GetPendingCount"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reports what the worker did, item by item, and answers how many of the session's tasks it ended.
+        pub async fn report_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReportTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportTasksResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Tasks/ReportTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Tasks", "ReportTasks"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends the session at once.
+        pub async fn close_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CloseSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CloseSessionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Tasks/CloseSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Tasks", "CloseSession"));
+            self.inner.unary(req, path, codec).await
         }
     }
 }

@@ -166,6 +166,32 @@ fn change(path: &'static str) -> Option<Operation> {
         "/v1/dead-letters:purge" => new("operators", "purgeDeadLetters", "Remove dead letters")
             .takes::<json::letters::Change>()
             .answers::<json::letters::Changed<'_>>(),
+        _ => return session(path),
+    })
+}
+
+fn session(path: &'static str) -> Option<Operation> {
+    let new = |id, summary| Operation::new(path, "workers", id, summary).or_problem(404, "The session is over");
+    Some(match path {
+        "/v1/sessions:open" => new("openSession", "Open a session, or go on with one")
+            .says("Any process serves its calls. Each call is a heartbeat.")
+            .takes::<json::sessions::OpenSession>()
+            .answers::<json::sessions::SessionOpened<'_>>(),
+        "/v1/sessions:want" => new("wantTasks", "Add to the demand of a session, and get tasks")
+            .takes::<json::sessions::WantTasks>()
+            .answers::<json::sessions::WantedTasks<'_>>(),
+        "/v1/sessions:surrender" => new("surrenderTasks", "Set the demand of a session to 0")
+            .takes::<json::sessions::SessionCall>()
+            .answers::<json::sessions::Surrendered>(),
+        "/v1/sessions:pending" => new("getPendingCount", "Say how many tasks a session wants and has")
+            .takes::<json::sessions::SessionCall>()
+            .answers::<json::sessions::Pending>(),
+        "/v1/sessions:report" => new("reportTasks", "Report tasks of a session")
+            .takes::<json::sessions::ReportTasks<'_>>()
+            .answers::<json::sessions::TasksReported<'_>>(),
+        "/v1/sessions:close" => new("closeSession", "End a session")
+            .takes::<json::sessions::SessionCall>()
+            .answers::<json::sessions::SessionClosed>(),
         _ => return None,
     })
 }

@@ -9,10 +9,13 @@
 //! run out. A session that ends while its worker has moved to another process: its worker has extended its leases
 //! there, so `lua/session_end.lua` leaves them alone.
 
+mod allotment;
+mod allotments;
 mod book;
 mod order;
 pub(super) mod registry;
 mod session;
+mod shared;
 mod takeover;
 #[cfg(test)]
 mod tests;
@@ -29,10 +32,13 @@ use futures::future;
 use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
-pub use self::session::{Attached, Cut, Opened, Reports};
 use self::{
     book::{EndedLeases, Held},
-    session::{Plan, Session},
+    session::{LONGEST_TIMEOUT, Plan, Session, reason},
+};
+pub use self::{
+    session::{Attached, Cut, Opened, Reports, heartbeat},
+    shared::{Shared, SharedTasks},
 };
 use super::{
     error::Error,
@@ -40,7 +46,7 @@ use super::{
     handle::Handle,
 };
 use crate::{
-    model::{GetTasks, ItemStatus, OpenSession, ShardId, TaskId, WorkerName},
+    model::{GetTasks, OpenSession, ShardId, TaskId, WorkerName},
     queue::{EndedLease, LeaseEnd, Notice},
     runtime::{Policy, Supervisor},
     telemetry::metrics::{self, SessionEnd},
@@ -49,7 +55,6 @@ use crate::{
 /// The time without a frame after which a session ends.
 const TIMEOUT: Duration = Duration::from_secs(15);
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(2);
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long a claim waits before it asks all shards once more: a wake may get lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// How often the process looks for sessions whose workers stay away.
@@ -57,6 +62,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Ends the sessions whose workers stay away, and tells sessions of leases that an operator ended.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
+    shared::start(handle, supervisor);
+    allotments::start(handle, supervisor);
     let sessions = handle.clone();
     supervisor.spawn_loop("tasks/sessions", Policy::Restart, move |cx| {
         let handle = sessions.clone();
@@ -89,6 +96,7 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
                     Ok(Notice::Cancelled(ids)) => handle.tell_ended(&EndedLeases::cancelled(&ids)),
                     Ok(Notice::LeasesLost(leases)) => handle.tell_ended(&EndedLeases::lost(&leases)),
                     Ok(Notice::Takeover { worker, session }) => handle.hear_takeover(&worker, session).await,
+                    Ok(Notice::Allotment { worker }) => handle.give_back_allotment(&worker).await,
                     // Workers learn of ended leases when they are extended. A takeover is told again.
                     Err(RecvError::Lagged(_)) => {}
                     Err(RecvError::Closed) => return Ok(()),
@@ -115,7 +123,7 @@ impl Handle {
         };
         if open.takeover {
             opened.attached.session.takes_over(Instant::now());
-            self.take_over(&worker, opened.attached.session.id).await;
+            self.take_over(&worker, opened.attached.session.id).await?;
         }
         Ok(opened)
     }
@@ -169,15 +177,6 @@ impl Handle {
         self.settings.limits.max_session_tasks
     }
 
-    /// Adds to the demand of the session; answers how much it took.
-    pub fn want(&self, attached: &Attached, want: u32) -> u32 {
-        if want == 0 {
-            return 0;
-        }
-        let limits = &self.settings.limits;
-        self.sessions.want(attached, want, limits.max_session_tasks, limits.max_worker_tasks)
-    }
-
     /// Waits for tasks of the session's queues, as many as it wants. Dropping the future gives back what it leased.
     pub async fn next_tasks(&self, attached: &Attached) -> Result<Leases, Error> {
         let plan = attached.session.plan();
@@ -217,13 +216,8 @@ impl Handle {
         let Some(held) = session.end(why) else { return };
         self.sessions.remove(session);
         metrics::session_ended(why);
-        let reason = match why {
-            SessionEnd::Closed => "its worker closed the session",
-            SessionEnd::Silent | SessionEnd::Away => "the worker's session timed out",
-            SessionEnd::TakenOver => "another session of the worker took over",
-            SessionEnd::Denied => "the worker's token is not valid any more",
-        };
-        self.give_back(&session.worker, held, reason).await;
+        self.give_back(&session.worker, held, reason(why)).await;
+        self.drop_allotment(&session.worker).await;
     }
 
     /// Ends the session of a stream.
@@ -234,32 +228,50 @@ impl Handle {
     }
 
     async fn give_back(&self, worker: &WorkerName, held: Vec<(TaskId, Held)>, reason: &str) {
+        let lease = |(id, Held { token, deadline_unix_ms, started, .. })| {
+            let worker = worker.clone();
+            EndedLease { id, token, worker, deadline_unix_ms, started }
+        };
+        self.end_leases(held.into_iter().map(lease).collect(), reason).await;
+    }
+
+    /// Ends leases in their shards. Those of a shard that does not answer run out by themselves.
+    async fn end_leases(&self, leases: Vec<EndedLease>, reason: &str) -> Ended {
         let mut by_shard: BTreeMap<ShardId, Vec<EndedLease>> = BTreeMap::new();
-        for (id, Held { token, deadline_unix_ms, started, .. }) in held {
-            let (shard, worker) = (token.shard.clone(), worker.clone());
-            by_shard.entry(shard).or_default().push(EndedLease { id, token, worker, deadline_unix_ms, started });
+        for lease in leases {
+            by_shard.entry(lease.token.shard.clone()).or_default().push(lease);
         }
         let calls = by_shard.into_iter().map(|(shard, leases)| async move {
             let backoff = &self.settings.queues.get(&shard.queue).backoff;
             match self.queue.end_leases(&shard, &leases, backoff, reason).await {
                 Ok(ends) => {
                     let count = |end| ends.iter().filter(|one| **one == end).count();
-                    metrics::session_leases(count(LeaseEnd::Offered), count(LeaseEnd::Failed) + count(LeaseEnd::Dead));
-                    if count(LeaseEnd::Dead) > 0 || count(LeaseEnd::Failed) > 0 {
+                    let (offered, failed) = (count(LeaseEnd::Offered), count(LeaseEnd::Failed) + count(LeaseEnd::Dead));
+                    metrics::session_leases(offered, failed);
+                    if failed > 0 {
                         self.reported.add([shard].into());
                     }
+                    Ended { offered, failed, is_whole: true }
                 }
-                // The leases run out by themselves.
                 Err(error) => {
-                    tracing::warn!(%shard, "could not end {} leases of a session of {worker}: {error}", leases.len());
+                    tracing::warn!(%shard, "could not end {} leases of a session: {error}", leases.len());
+                    Ended { offered: 0, failed: 0, is_whole: false }
                 }
             }
         });
-        future::join_all(calls).await;
+        let all = Ended { offered: 0, failed: 0, is_whole: true };
+        future::join_all(calls).await.into_iter().fold(all, |all, one| Ended {
+            offered: all.offered + one.offered,
+            failed: all.failed + one.failed,
+            is_whole: all.is_whole && one.is_whole,
+        })
     }
 }
 
-/// The heartbeat of a session: three of them fit into the time-out.
-pub fn heartbeat(timeout: Duration) -> Duration {
-    timeout / 3
+/// The end of some leases.
+struct Ended {
+    offered: usize,
+    failed: usize,
+    /// All shards answered.
+    is_whole: bool,
 }

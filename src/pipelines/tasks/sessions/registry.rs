@@ -1,9 +1,11 @@
 //! The sessions of a process.
 
 use std::{
-    collections::{BTreeMap, hash_map::DefaultHasher},
-    hash::{Hash, Hasher},
-    sync::Arc,
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
@@ -11,24 +13,37 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::{
+    allotment::{Allotment, Allotments},
     order::Heard,
     session::{Attached, Session},
 };
-use crate::{model::WorkerName, telemetry::metrics};
+use crate::{model::WorkerName, queue::SESSION_SLOTS, telemetry::metrics};
 
 type ById = BTreeMap<(WorkerName, Uuid), Arc<Session>>;
-
-/// Locks for the demand of workers. Two workers may share one.
-const WANTS: usize = 16;
 
 /// The sessions of this process.
 #[derive(Default)]
 pub(in crate::pipelines::tasks) struct Sessions {
     pub(super) by_id: Mutex<ById>,
     pub(super) heard: Heard,
-    wants: [Mutex<()>; WANTS],
     /// The streams under way.
     pub(super) streams: TaskTracker,
+    pub(super) slots: Slots,
+    pub(super) allotments: Allotments,
+}
+
+/// The slots in which this process has opened sessions since its last look.
+#[derive(Default)]
+pub(super) struct Slots([AtomicBool; SESSION_SLOTS as usize]);
+
+impl Slots {
+    pub(super) fn note(&self, slot: u32) {
+        self.0[slot as usize].store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn take(&self, slot: u32) -> bool {
+        self.0[slot as usize].swap(false, Ordering::Relaxed)
+    }
 }
 
 impl Sessions {
@@ -66,17 +81,31 @@ impl Sessions {
         metrics::sessions(sessions.len());
     }
 
-    /// Adds to the demand of a session, as far as it and its worker may have more; answers how much.
-    pub(super) fn want(&self, attached: &Attached, want: u32, most_of_session: u32, most_of_worker: usize) -> u32 {
-        let worker = &attached.session.worker;
-        let mut hasher = DefaultHasher::new();
-        worker.hash(&mut hasher);
-        let number = usize::try_from(hasher.finish() % WANTS as u64).unwrap_or(0);
+    /// Adds to the demand of a session within the allotment of its worker; answers how much. `None`: Redis must be asked
+    /// for more.
+    pub(super) fn want(&self, attached: &Attached, want: u32, most: u32) -> Option<u32> {
+        let want = want.min(attached.session.room(most));
         // One at a time: two sessions of a worker must not count on the same room.
-        let _turn = self.wants[number].lock();
-        let taken: usize = self.of_worker(worker).iter().map(|session| session.taken()).sum();
-        let left = u32::try_from(most_of_worker.saturating_sub(taken)).unwrap_or(u32::MAX);
-        attached.want(want.min(left), most_of_session)
+        let allotments = self.allotments.0.lock();
+        let left = self.left(&allotments, &attached.session.worker);
+        (left >= want as usize).then(|| attached.want(want, most))
+    }
+
+    /// The same with what is left of the allotment.
+    pub(super) fn want_rest(&self, attached: &Attached, want: u32, most: u32) -> u32 {
+        let allotments = self.allotments.0.lock();
+        let left = self.left(&allotments, &attached.session.worker);
+        attached.want(want.min(u32::try_from(left).unwrap_or(u32::MAX)), most)
+    }
+
+    fn left(&self, allotments: &BTreeMap<WorkerName, Allotment>, worker: &WorkerName) -> usize {
+        let allowed = allotments.get(worker).map_or(0, |allotment| allotment.allowed);
+        allowed.saturating_sub(self.taken_by(worker))
+    }
+
+    /// The tasks that all sessions of the worker have in hand and on demand.
+    pub(super) fn taken_by(&self, worker: &WorkerName) -> usize {
+        self.of_worker(worker).iter().map(|session| session.taken()).sum()
     }
 }
 

@@ -23,6 +23,23 @@ use crate::{
     telemetry::metrics::SessionEnd,
 };
 
+pub(super) const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The heartbeat of a session: three of them fit into the time-out.
+pub fn heartbeat(timeout: Duration) -> Duration {
+    timeout / 3
+}
+
+/// The words for a failed attempt that ended with its session.
+pub(super) fn reason(why: SessionEnd) -> &'static str {
+    match why {
+        SessionEnd::Closed => "its worker closed the session",
+        SessionEnd::Silent | SessionEnd::Away => "the worker's session timed out",
+        SessionEnd::TakenOver => "another session of the worker took over",
+        SessionEnd::Denied => "the worker's token is not valid any more",
+    }
+}
+
 /// A worker's wishes, as it opened its session.
 #[derive(Clone)]
 pub(super) struct Plan {
@@ -162,7 +179,12 @@ impl Session {
         state.book.len() + state.demand as usize
     }
 
-    /// Takes out the leases of the book that an operator ended, and tells the worker.
+    /// How many more tasks it may want.
+    pub(super) fn room(&self, most: u32) -> u32 {
+        most.saturating_sub(u32::try_from(self.taken()).unwrap_or(u32::MAX))
+    }
+
+    /// Takes out the leases of the book that an operator or a deadline ended, and tells the worker.
     pub(super) fn tell_ended(&self, leases: &EndedLeases) {
         let mut state = self.state();
         let ended = state.book.take_ended(leases);
@@ -301,20 +323,6 @@ impl Attached {
         }
     }
 
-    /// Prepares to note the answers to reports.
-    pub fn reports(
-        &self,
-        completions: &Items<Completion>,
-        rejections: &Items<Rejection>,
-        extensions: &Items<Extension>,
-    ) -> Reports {
-        Reports {
-            completions: completions.iter().map(|item| Reported::of(item, |_| ())).collect(),
-            rejections: rejections.iter().map(|item| Reported::of(item, |_| ())).collect(),
-            extensions: extensions.iter().map(|item| Reported::of(item, by)).collect(),
-        }
-    }
-
     pub fn completed(&self, reports: &Reports, answers: &[ItemAnswer]) {
         self.session.state().book.reported(&reports.completions, answers);
     }
@@ -333,9 +341,20 @@ impl Attached {
 
 /// The leases that a frame reports.
 pub struct Reports {
-    completions: Vec<Reported<()>>,
-    rejections: Vec<Reported<()>>,
-    extensions: Vec<Reported<Duration>>,
+    pub(super) completions: Vec<Reported<()>>,
+    pub(super) rejections: Vec<Reported<()>>,
+    pub(super) extensions: Vec<Reported<Duration>>,
+}
+
+impl Reports {
+    /// Prepares to note the answers to reports.
+    pub fn of(completions: &Items<Completion>, rejections: &Items<Rejection>, extensions: &Items<Extension>) -> Self {
+        Self {
+            completions: completions.iter().map(|item| Reported::of(item, |_| ())).collect(),
+            rejections: rejections.iter().map(|item| Reported::of(item, |_| ())).collect(),
+            extensions: extensions.iter().map(|item| Reported::of(item, by)).collect(),
+        }
+    }
 }
 
 impl Drop for Attached {

@@ -14,14 +14,18 @@ use std::time::Instant;
 use futures::future;
 use uuid::Uuid;
 
-use super::{super::handle::Handle, order::ends};
+use super::{
+    super::{error::Error, handle::Handle},
+    order::ends,
+};
 use crate::{model::WorkerName, telemetry::metrics::SessionEnd};
 
 impl Handle {
-    /// The session ends the earlier ones of its worker, here and in other processes.
-    pub(super) async fn take_over(&self, worker: &WorkerName, session: Uuid) {
+    /// The session ends the earlier ones of its worker, here and in other processes, and those without a stream.
+    pub(super) async fn take_over(&self, worker: &WorkerName, session: Uuid) -> Result<(), Error> {
         self.end_earlier(worker, session).await;
         self.tell_takeover(worker, session).await;
+        self.take_over_shared(worker, session).await
     }
 
     /// Hears that a session took over, here or elsewhere.
@@ -31,6 +35,10 @@ impl Handle {
         let later = self.sessions.of_worker(worker).into_iter().rfind(|other| other.took_over());
         if let Some(later) = later.filter(|later| ends(later.id, session)) {
             self.tell_takeover(worker, later.id).await;
+            // The one that took over may have no stream: then no process ends it.
+            if let Err(error) = self.take_over_shared(worker, later.id).await {
+                tracing::warn!("could not end the sessions of {worker} that were taken over: {error}");
+            }
         }
     }
 
@@ -40,13 +48,13 @@ impl Handle {
         future::join_all(due.map(async |session| self.tell_takeover(&session.worker, session.id).await)).await;
     }
 
-    async fn end_earlier(&self, worker: &WorkerName, session: Uuid) {
+    pub(super) async fn end_earlier(&self, worker: &WorkerName, session: Uuid) {
         let mut earlier = self.sessions.of_worker(worker);
         earlier.retain(|other| ends(session, other.id));
         future::join_all(earlier.iter().map(|other| self.end_session(other, SessionEnd::TakenOver))).await;
     }
 
-    async fn tell_takeover(&self, worker: &WorkerName, session: Uuid) {
+    pub(super) async fn tell_takeover(&self, worker: &WorkerName, session: Uuid) {
         if let Err(error) = self.queue.tell_takeover(worker, session).await {
             tracing::warn!("could not tell other processes that a session of {worker} takes over: {error}");
         }

@@ -100,11 +100,12 @@ fn sessions_of_a_worker_have_no_more_together_than_it_may() {
     const MOST: usize = 40;
     for _ in 0..50 {
         let sessions = Sessions::default();
+        sessions.allotments.0.lock().entry(worker()).or_default().allowed = MOST;
         let open = || sessions.add(worker(), 1, 100, |id| Session::open(id, worker(), plan())).unwrap();
         let attached: Vec<_> = (0..8).map(|_| open()).collect();
         std::thread::scope(|scope| {
             for one in &attached {
-                scope.spawn(|| (0..20).map(|_| sessions.want(one, 1, 100, MOST)).sum::<u32>());
+                scope.spawn(|| (0..20).filter_map(|_| sessions.want(one, 1, 100)).sum::<u32>());
             }
         });
         let all: u32 = attached.iter().map(Attached::demand).sum();
@@ -113,7 +114,8 @@ fn sessions_of_a_worker_have_no_more_together_than_it_may() {
         let share = attached[0].demand();
         attached[0].session.end(SessionEnd::Closed);
         sessions.remove(&attached[0].session);
-        assert_eq!(sessions.want(&attached[1], 100, 100, MOST), share);
+        assert_eq!(sessions.want(&attached[1], 100, 100), None);
+        assert_eq!(sessions.want_rest(&attached[1], 100, 100), share);
     }
 }
 

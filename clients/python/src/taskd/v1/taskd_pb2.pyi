@@ -898,6 +898,150 @@ class SessionClosing(_message.Message):
     within: _duration_pb2.Duration
     def __init__(self, reason: _Optional[str] = ..., within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
+class OpenSessionRequest(_message.Message):
+    __slots__ = ("worker", "queues", "want", "session", "holding", "takeover", "tells_started", "timeout", "lease_duration", "max_bytes")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
+    TAKEOVER_FIELD_NUMBER: _ClassVar[int]
+    TELLS_STARTED_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    queues: _containers.RepeatedScalarFieldContainer[str]
+    want: int
+    session: str
+    holding: _containers.RepeatedScalarFieldContainer[str]
+    takeover: bool
+    tells_started: bool
+    timeout: _duration_pb2.Duration
+    lease_duration: _duration_pb2.Duration
+    max_bytes: int
+    def __init__(self, worker: _Optional[str] = ..., queues: _Optional[_Iterable[str]] = ..., want: _Optional[int] = ..., session: _Optional[str] = ..., holding: _Optional[_Iterable[str]] = ..., takeover: bool = ..., tells_started: bool = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class OpenSessionResponse(_message.Message):
+    __slots__ = ("session", "resumed", "granted", "max_tasks", "heartbeat", "timeout")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    MAX_TASKS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    resumed: bool
+    granted: int
+    max_tasks: int
+    heartbeat: _duration_pb2.Duration
+    timeout: _duration_pb2.Duration
+    def __init__(self, session: _Optional[str] = ..., resumed: bool = ..., granted: _Optional[int] = ..., max_tasks: _Optional[int] = ..., heartbeat: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WantTasksRequest(_message.Message):
+    __slots__ = ("worker", "session", "want", "wait")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    session: str
+    want: int
+    wait: _duration_pb2.Duration
+    def __init__(self, worker: _Optional[str] = ..., session: _Optional[str] = ..., want: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WantTasksResponse(_message.Message):
+    __slots__ = ("tasks", "granted", "demand", "in_hand")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    IN_HAND_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[LeasedTask]
+    granted: int
+    demand: int
+    in_hand: int
+    def __init__(self, tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ..., granted: _Optional[int] = ..., demand: _Optional[int] = ..., in_hand: _Optional[int] = ...) -> None: ...
+
+class SurrenderTasksRequest(_message.Message):
+    __slots__ = ("worker", "session")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    session: str
+    def __init__(self, worker: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+
+class SurrenderTasksResponse(_message.Message):
+    __slots__ = ("surrendered", "in_hand")
+    SURRENDERED_FIELD_NUMBER: _ClassVar[int]
+    IN_HAND_FIELD_NUMBER: _ClassVar[int]
+    surrendered: int
+    in_hand: int
+    def __init__(self, surrendered: _Optional[int] = ..., in_hand: _Optional[int] = ...) -> None: ...
+
+class GetPendingCountRequest(_message.Message):
+    __slots__ = ("worker", "session")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    session: str
+    def __init__(self, worker: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+
+class GetPendingCountResponse(_message.Message):
+    __slots__ = ("demand", "in_hand")
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    IN_HAND_FIELD_NUMBER: _ClassVar[int]
+    demand: int
+    in_hand: int
+    def __init__(self, demand: _Optional[int] = ..., in_hand: _Optional[int] = ...) -> None: ...
+
+class ReportTasksRequest(_message.Message):
+    __slots__ = ("worker", "session", "completions", "rejections", "extensions", "started")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    REJECTIONS_FIELD_NUMBER: _ClassVar[int]
+    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    session: str
+    completions: _containers.RepeatedCompositeFieldContainer[Completion]
+    rejections: _containers.RepeatedCompositeFieldContainer[Rejection]
+    extensions: _containers.RepeatedCompositeFieldContainer[Extension]
+    started: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker: _Optional[str] = ..., session: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., rejections: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ..., extensions: _Optional[_Iterable[_Union[Extension, _Mapping]]] = ..., started: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReportTasksResponse(_message.Message):
+    __slots__ = ("completions", "rejections", "extensions", "counted", "demand", "in_hand")
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    REJECTIONS_FIELD_NUMBER: _ClassVar[int]
+    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    IN_HAND_FIELD_NUMBER: _ClassVar[int]
+    completions: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    rejections: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    extensions: _containers.RepeatedCompositeFieldContainer[ItemResult]
+    counted: int
+    demand: int
+    in_hand: int
+    def __init__(self, completions: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., rejections: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., extensions: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., counted: _Optional[int] = ..., demand: _Optional[int] = ..., in_hand: _Optional[int] = ...) -> None: ...
+
+class CloseSessionRequest(_message.Message):
+    __slots__ = ("worker", "session")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    session: str
+    def __init__(self, worker: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+
+class CloseSessionResponse(_message.Message):
+    __slots__ = ("offered", "failed")
+    OFFERED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    offered: int
+    failed: int
+    def __init__(self, offered: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+
 class RetryTasksRequest(_message.Message):
     __slots__ = ("ids", "filter", "dry_run", "yes")
     IDS_FIELD_NUMBER: _ClassVar[int]

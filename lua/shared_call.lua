@@ -1,0 +1,38 @@
+-- A call of a shared session: it wants more, surrenders, says what it started, or only lives.
+--
+-- ARGV[4] how many more tasks it wants, or '' to set the demand to 0   ARGV[5] the most of a session
+-- ARGV[6] the most of a worker, in all sessions and processes   ARGV[7…] ids of started tasks
+-- Returns {} if there is no such session, else
+--   {how much was granted or surrendered, demand, tasks in hand, plan, 1 if streams of the worker may hold more back}
+local s = alive()
+if not s then return {} end
+for a = 7, #ARGV do
+  local value = redis.call('HGET', HELD, ARGV[a])
+  if value then redis.call('HSET', HELD, ARGV[a], '2' .. string.sub(value, 2)) end
+end
+recount(s)
+local by, wanted, streams = 0, tonumber(ARGV[4]), 0
+if not wanted then
+  by, s[DEMAND] = s[DEMAND], 0
+elseif wanted > 0 then
+  local beside = 0
+  local all = redis.call('HGETALL', SESSIONS)
+  for i = 1, #all, 2 do
+    local name = all[i]
+    if string.sub(name, 1, 1) == 'p' then
+      -- A process that died has no streams.
+      local lives = tonumber(redis.call('ZSCORE', PROCESSES, string.sub(name, 2)) or 0)
+      if lives > now then streams = streams + tonumber(all[i + 1]) end
+    elseif name ~= session then
+      local other = cmsgpack.unpack(all[i + 1])
+      beside = beside + other[DEMAND] + other[IN_HAND]
+    end
+  end
+  local own = s[DEMAND] + s[IN_HAND]
+  local able = math.max(0, math.min(wanted, tonumber(ARGV[5]) - own))
+  by = math.max(0, math.min(able, tonumber(ARGV[6]) - own - beside - streams))
+  s[DEMAND] = s[DEMAND] + by
+  if by == able then streams = 0 end
+end
+write(s)
+return {by, s[DEMAND], s[IN_HAND], s[PLAN], streams > 0 and 1 or 0}

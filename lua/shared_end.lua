@@ -1,0 +1,24 @@
+-- Begins the end of a shared session, or goes on with an end whose process died: no call finds it any more. Its leases
+-- end in their shards; then `shared_forget` removes it.
+--
+-- ARGV[4] 1: only if it is due   ARGV[5] when another process may go on with the end (ms from now)
+-- Returns {1 it ends now | 0 there is none, or it is not due, id, started and token, deadline, …}
+local packed = redis.call('HGET', SESSIONS, session)
+if not packed then
+  redis.call('ZREM', DUE, member)
+  redis.call('DEL', HELD, ENDS)
+  return {0}
+end
+local due = redis.call('ZSCORE', DUE, member)
+if ARGV[4] == '1' and due and tonumber(due) > now then return {0} end
+local s = cmsgpack.unpack(packed)
+s[ENDING], s[DEMAND] = 1, 0
+redis.call('HSET', SESSIONS, session, cmsgpack.pack(s))
+redis.call('ZADD', DUE, now + tonumber(ARGV[5]), member)
+local answer, held = {1}, redis.call('HGETALL', HELD)
+for i = 1, #held, 2 do
+  answer[#answer + 1] = held[i]
+  answer[#answer + 1] = held[i + 1]
+  answer[#answer + 1] = redis.call('ZSCORE', ENDS, held[i]) or '0'
+end
+return answer

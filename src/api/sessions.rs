@@ -1,0 +1,108 @@
+//! Sessions without streams: any process serves each call.
+
+use tracing::Instrument as _;
+
+use super::{
+    access,
+    error::Error,
+    handle::{Api, span},
+    stream::{answered, ids},
+    tasks::counted,
+};
+use crate::{
+    model::{
+        Batch, Caller, GetTasks, ItemAnswer, Items, OpenSession, Pending, ReportTasks, SessionCall, SessionClosed,
+        SessionOpened, TasksReported, WantTasks,
+    },
+    pipelines::tasks::{Reports, SharedTasks},
+    telemetry::metrics::Method,
+};
+
+impl Api {
+    /// Opens a session, or goes on with one.
+    pub async fn open_session(
+        &self,
+        caller: &Caller,
+        open: Result<OpenSession, String>,
+    ) -> Result<SessionOpened, Error> {
+        let mut open = open.map_err(Error::Invalid)?;
+        let (worker, queues) = (std::mem::take(&mut open.worker), open.queues.clone());
+        let mut get = GetTasks { worker, queues, ..GetTasks::default() };
+        access::may_get(caller, &mut get)?;
+        if open.takeover {
+            access::may_take_over(caller)?;
+        }
+        open.worker = get.worker;
+        Ok(self.tasks()?.open_shared(open).await?)
+    }
+
+    /// Adds to the demand of a session, and waits for its tasks.
+    pub async fn want_tasks(&self, caller: &Caller, want: Result<WantTasks, String>) -> Result<SharedTasks, Error> {
+        let tasks = self.tasks()?;
+        let WantTasks { mut call, want, wait } = want.map_err(Error::Invalid)?;
+        access::as_worker(caller, &mut call.worker)?;
+        let shared = tasks.want_shared(&call, want).await?;
+        shared.queues().iter().try_for_each(|queue| access::reaches(caller, queue.as_str()))?;
+        let (granted, pending) = shared.granted();
+        let next = counted(Method::Get, tasks.next_shared(shared, wait), |next| next.leases.tasks.is_empty());
+        // A stop ends the wait: the dropped call gives back what it leased.
+        let next = self.stop.run_until_cancelled(next.instrument(span("want", caller))).await;
+        let next = next.unwrap_or_else(|| Ok(SharedTasks { granted, pending, ..SharedTasks::default() }))?;
+        // Leases that are not delivered go back.
+        self.authentication.still_valid(caller)?;
+        Ok(next)
+    }
+
+    /// Sets the demand of a session to 0; answers what it was, and the tasks in hand.
+    pub async fn surrender_tasks(&self, caller: &Caller, mut call: SessionCall) -> Result<(u32, u32), Error> {
+        access::as_worker(caller, &mut call.worker)?;
+        Ok(self.tasks()?.surrender_shared(&call).await?)
+    }
+
+    /// The tasks that a session wants and has.
+    pub async fn pending_count(&self, caller: &Caller, mut call: SessionCall) -> Result<Pending, Error> {
+        access::as_worker(caller, &mut call.worker)?;
+        Ok(self.tasks()?.live_shared(&call, &[]).await?.1)
+    }
+
+    /// Ends a session.
+    pub async fn close_session(&self, caller: &Caller, mut call: SessionCall) -> Result<SessionClosed, Error> {
+        access::as_worker(caller, &mut call.worker)?;
+        Ok(self.tasks()?.close_shared(&call).await?)
+    }
+
+    /// Reports tasks of a session. A repeat of a report whose answer was lost counts nothing.
+    pub async fn report_tasks(&self, caller: &Caller, report: ReportTasks) -> Result<TasksReported, Error> {
+        let tasks = self.tasks()?;
+        let (count, max) = (report.items(), tasks.max_items());
+        if count > max {
+            return Err(Error::Invalid(format!("{count} items in one call; at most {max}")));
+        }
+        let ReportTasks { mut call, completions, rejections, extensions, started } = report;
+        access::as_worker(caller, &mut call.worker)?;
+        let (shared, pending) = tasks.live_shared(&call, &started).await?;
+        let mut answer = TasksReported { pending, ..TasksReported::default() };
+        if count == 0 {
+            return Ok(answer);
+        }
+        let reports = Reports::of(&completions, &rejections, &extensions);
+        let worker = &call.worker;
+        answer.completions = answers(worker, completions, async |batch| self.complete(caller, batch).await).await?;
+        answer.rejections = answers(worker, rejections, async |batch| self.reject(caller, batch).await).await?;
+        answer.extensions = answers(worker, extensions, async |batch| self.extend(caller, batch).await).await?;
+        Ok(tasks.reported_shared(&shared, &reports, answer).await?)
+    }
+}
+
+/// Reports items, if there are any. Those of a shard that does not answer are to be sent again.
+async fn answers<T>(
+    worker: &str,
+    items: Items<T>,
+    call: impl AsyncFnOnce(Batch<T>) -> Result<Vec<ItemAnswer>, Error>,
+) -> Result<Vec<ItemAnswer>, Error> {
+    if items.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids = ids(&items);
+    answered(call(Batch { worker: worker.to_owned(), items }).await, ids)
+}

@@ -1,0 +1,110 @@
+//! Sessions over HTTP.
+
+use axum::{Extension, Json, body::Body, extract::State as Extract, http::HeaderMap, response::IntoResponse};
+
+use super::{
+    super::{
+        State,
+        budget::Share,
+        delivery::Deliveries,
+        json,
+        tally::{Excess, Tally},
+    },
+    Route,
+    answer::{Answer, within},
+    post,
+    problem::Problem,
+    request::{JSON, json_body},
+};
+use crate::model::{Caller, LeasedTask, Role, SessionCall};
+
+pub(super) fn table() -> [Route; 6] {
+    [
+        post("/v1/sessions:open", Role::Work, open_session),
+        post("/v1/sessions:want", Role::Work, want_tasks),
+        post("/v1/sessions:surrender", Role::Work, surrender_tasks),
+        post("/v1/sessions:pending", Role::Work, pending_count),
+        post("/v1/sessions:report", Role::Work, report_tasks),
+        post("/v1/sessions:close", Role::Work, close_session),
+    ]
+}
+
+async fn open_session(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    let open = json::sessions::open_session(&json_body(&state, &headers, body, JSON).await?)?;
+    let opened = state.api.open_session(&caller, Ok(open)).await?;
+    Ok(Json(json::sessions::SessionOpened::from(&opened)).into_response())
+}
+
+async fn want_tasks(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    let want = json::sessions::want_tasks(&json_body(&state, &headers, body, JSON).await?)?;
+    let mut wanted = state.api.want_tasks(&caller, Ok(want)).await?;
+    // The room comes before the JSON.
+    let weight = wanted.leases.tasks.iter().map(LeasedTask::weight).sum();
+    let room = state.budget.answer(weight).map_err(Excess::from)?;
+    let answer = Json(json::sessions::WantedTasks::from(&wanted)).into_response();
+    let deliveries = std::mem::take(&mut wanted.leases.deliveries);
+    drop((wanted, room));
+    let mut answer = within(&state.budget, answer)?;
+    answer.extensions_mut().insert(Deliveries::from(deliveries));
+    Ok(answer)
+}
+
+async fn surrender_tasks(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    let call = call(&state, &headers, body).await?;
+    let (surrendered, in_hand) = state.api.surrender_tasks(&caller, call).await?;
+    Ok(Json(json::sessions::Surrendered { surrendered, in_hand }).into_response())
+}
+
+async fn pending_count(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    let call = call(&state, &headers, body).await?;
+    Ok(Json(json::sessions::Pending::from(state.api.pending_count(&caller, call).await?)).into_response())
+}
+
+async fn report_tasks(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    Extension(share): Extension<Share>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    let body = json_body(&state, &headers, body, JSON).await?;
+    let mut tally = Tally::new(&state.settings, &share, body.len());
+    let report = json::sessions::report_tasks(&body, &mut tally)?;
+    tally.keep();
+    let reported = state.api.report_tasks(&caller, report).await?;
+    Ok(Json(json::sessions::TasksReported::from(&reported)).into_response())
+}
+
+async fn close_session(
+    Extract(state): Extract<State>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    let call = call(&state, &headers, body).await?;
+    Ok(Json(json::sessions::SessionClosed::from(state.api.close_session(&caller, call).await?)).into_response())
+}
+
+async fn call(state: &State, headers: &HeaderMap, body: Body) -> Result<SessionCall, Problem> {
+    Ok(json::sessions::session_call(&json_body(state, headers, body, JSON).await?)?)
+}

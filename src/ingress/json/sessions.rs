@@ -1,0 +1,289 @@
+//! The calls of sessions without streams.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::{
+    super::tally::{MAX_QUEUES, Tally},
+    AtMost, Unread, object,
+    text::Time,
+    work::{self, Completion, Extension, ItemAnswer, LeasedTask, MAX_ITEMS, Rejection},
+};
+use crate::{
+    model::{self, QueueName},
+    pipelines::tasks,
+};
+
+/// The most ids of tasks in a request: what a session may have in hand.
+const MAX_IDS: usize = 100_000;
+
+/// A worker's request for a session.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object with worker and queues")]
+pub(in crate::ingress) struct OpenSession {
+    /// The worker's name. Only a token that names the worker makes it dispensable.
+    #[serde(default)]
+    #[schemars(length(max = 128))]
+    worker: String,
+    #[schemars(with = "AtMost<QueueName, MAX_QUEUES>", extend("minItems" = 1))]
+    queues: AtMost<String, MAX_QUEUES>,
+    /// The first demand.
+    #[serde(default)]
+    want: u32,
+    /// The session to go on with.
+    #[serde(default)]
+    session: String,
+    /// Ids of the tasks in hand, where the worker goes on with a session. Others go back at no cost.
+    #[serde(default)]
+    #[schemars(with = "AtMost<String, MAX_IDS>")]
+    holding: AtMost<String, MAX_IDS>,
+    /// Ends the other sessions of the worker.
+    #[serde(default)]
+    takeover: bool,
+    /// The worker says of each task when it starts it. Otherwise each task that was sent counts as started.
+    #[serde(default)]
+    tells_started: bool,
+    /// The session ends after so long without a call: `2s` to `10m`, without it `15s`.
+    timeout: Option<Time>,
+    lease_duration: Option<Time>,
+    #[serde(default)]
+    /// The size of an answer, about; 0: 3.5 MiB.
+    max_bytes: u64,
+}
+
+/// A request for tasks of a session.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object with worker and session")]
+pub(in crate::ingress) struct WantTasks {
+    /// The worker's name. Only a token that names the worker makes it dispensable.
+    #[serde(default)]
+    #[schemars(length(max = 128))]
+    worker: String,
+    session: String,
+    /// Adds to the demand. Each task takes 1 from it.
+    #[serde(default)]
+    want: u32,
+    /// How long to wait for the first task.
+    wait: Option<Time>,
+}
+
+/// Names a session.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object with worker and session")]
+pub(in crate::ingress) struct SessionCall {
+    /// The worker's name. Only a token that names the worker makes it dispensable.
+    #[serde(default)]
+    #[schemars(length(max = 128))]
+    worker: String,
+    session: String,
+}
+
+/// A report of tasks of a session.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object with worker and session")]
+pub(in crate::ingress) struct ReportTasks<'a> {
+    /// The worker's name. Only a token that names the worker makes it dispensable.
+    #[serde(default)]
+    #[schemars(length(max = 128))]
+    worker: String,
+    session: String,
+    #[serde(borrow, default)]
+    #[schemars(with = "AtMost<Completion<'a>, MAX_ITEMS>")]
+    completions: AtMost<&'a RawValue, MAX_ITEMS>,
+    #[serde(borrow, default)]
+    #[schemars(with = "AtMost<Rejection, MAX_ITEMS>")]
+    rejections: AtMost<&'a RawValue, MAX_ITEMS>,
+    #[serde(borrow, default)]
+    #[schemars(with = "AtMost<Extension, MAX_ITEMS>")]
+    extensions: AtMost<&'a RawValue, MAX_ITEMS>,
+    /// Ids of started tasks.
+    #[serde(default)]
+    #[schemars(with = "AtMost<String, MAX_IDS>")]
+    started: AtMost<String, MAX_IDS>,
+}
+
+pub(in crate::ingress) fn open_session(body: &Bytes) -> Result<model::OpenSession, Unread> {
+    let open: OpenSession = object(body)?;
+    Ok(model::OpenSession {
+        worker: open.worker,
+        queues: open.queues.0,
+        want: open.want,
+        session: open.session,
+        holding: open.holding.0,
+        takeover: open.takeover,
+        tells_started: open.tells_started,
+        keep_leases: false,
+        timeout: open.timeout.map(|time| time.0),
+        lease_duration: open.lease_duration.map(|time| time.0),
+        max_bytes: open.max_bytes,
+    })
+}
+
+pub(in crate::ingress) fn want_tasks(body: &Bytes) -> Result<model::WantTasks, Unread> {
+    let WantTasks { worker, session, want, wait } = object(body)?;
+    let wait = wait.map_or(Duration::ZERO, |time| time.0);
+    Ok(model::WantTasks { call: model::SessionCall { worker, session }, want, wait })
+}
+
+pub(in crate::ingress) fn session_call(body: &Bytes) -> Result<model::SessionCall, Unread> {
+    let SessionCall { worker, session } = object(body)?;
+    Ok(model::SessionCall { worker, session })
+}
+
+pub(in crate::ingress) fn report_tasks(body: &Bytes, tally: &mut Tally<'_>) -> Result<model::ReportTasks, Unread> {
+    let ReportTasks { worker, session, completions, rejections, extensions, started } = object(body)?;
+    let name = || worker.clone();
+    let read = |text: &str, tally: &mut Tally<'_>| work::completion(body, text, tally);
+    let completions = work::batch(name(), &completions.0, tally, read)?.items;
+    let rejections = work::batch(name(), &rejections.0, tally, |text, _| Ok(work::rejection(text)))?.items;
+    let extensions = work::batch(name(), &extensions.0, tally, |text, _| Ok(work::extension(text)))?.items;
+    let call = model::SessionCall { worker, session };
+    Ok(model::ReportTasks { call, completions, rejections, extensions, started: started.0 })
+}
+
+/// A session that is open.
+#[derive(JsonSchema, Serialize)]
+pub(in crate::ingress) struct SessionOpened<'a> {
+    session: &'a str,
+    /// taskd goes on with the session that the worker named.
+    resumed: bool,
+    granted: u32,
+    /// The most tasks that the session may have in hand and on demand.
+    max_tasks: u32,
+    /// The worker makes a call at least this often.
+    heartbeat: String,
+    timeout: String,
+}
+
+impl<'a> From<&'a model::SessionOpened> for SessionOpened<'a> {
+    fn from(opened: &'a model::SessionOpened) -> Self {
+        // A client reads whole milliseconds, and is early rather than late.
+        let text = |time: Duration| {
+            let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+            humantime::format_duration(Duration::from_millis(ms)).to_string()
+        };
+        let (session, heartbeat, timeout) = (&opened.session, text(opened.heartbeat), text(opened.timeout));
+        let model::SessionOpened { resumed, granted, max_tasks, .. } = *opened;
+        Self { session, resumed, granted, max_tasks, heartbeat, timeout }
+    }
+}
+
+/// Tasks of a session.
+#[derive(JsonSchema, Serialize)]
+pub(in crate::ingress) struct WantedTasks<'a> {
+    tasks: Vec<LeasedTask<'a>>,
+    /// How much was added to the demand.
+    granted: u32,
+    #[serde(flatten)]
+    pending: Pending,
+}
+
+impl<'a> From<&'a tasks::SharedTasks> for WantedTasks<'a> {
+    fn from(wanted: &'a tasks::SharedTasks) -> Self {
+        let tasks = wanted.leases.tasks.iter().map(LeasedTask::from).collect();
+        Self { tasks, granted: wanted.granted, pending: wanted.pending.into() }
+    }
+}
+
+/// How many tasks a session wants and has.
+#[derive(JsonSchema, Serialize)]
+pub(in crate::ingress) struct Pending {
+    /// How many tasks it still wants.
+    demand: u32,
+    /// How many tasks it got and has not reported.
+    in_hand: u32,
+}
+
+impl From<model::Pending> for Pending {
+    fn from(model::Pending { demand, in_hand }: model::Pending) -> Self {
+        Self { demand, in_hand }
+    }
+}
+
+/// A session that wants no more.
+#[derive(JsonSchema, Serialize)]
+pub(in crate::ingress) struct Surrendered {
+    /// How much demand it had.
+    pub(in crate::ingress) surrendered: u32,
+    pub(in crate::ingress) in_hand: u32,
+}
+
+/// The answer to a report, in the order of its items.
+#[derive(JsonSchema, Serialize)]
+pub(in crate::ingress) struct TasksReported<'a> {
+    completions: Vec<ItemAnswer<'a>>,
+    rejections: Vec<ItemAnswer<'a>>,
+    extensions: Vec<ItemAnswer<'a>>,
+    /// How many tasks in hand this report ended.
+    counted: u32,
+    #[serde(flatten)]
+    pending: Pending,
+}
+
+impl<'a> From<&'a model::TasksReported> for TasksReported<'a> {
+    fn from(reported: &'a model::TasksReported) -> Self {
+        let answers = |answers: &'a [model::ItemAnswer]| answers.iter().map(ItemAnswer::from).collect();
+        Self {
+            completions: answers(&reported.completions),
+            rejections: answers(&reported.rejections),
+            extensions: answers(&reported.extensions),
+            counted: reported.counted,
+            pending: reported.pending.into(),
+        }
+    }
+}
+
+/// A session that has ended.
+#[derive(JsonSchema, Serialize)]
+pub(in crate::ingress) struct SessionClosed {
+    /// Tasks that are offered again at no cost.
+    offered: u32,
+    /// Tasks that had been started.
+    failed: u32,
+}
+
+impl From<model::SessionClosed> for SessionClosed {
+    fn from(model::SessionClosed { offered, failed }: model::SessionClosed) -> Self {
+        Self { offered, failed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{
+        super::testing::{share, shown, tally},
+        *,
+    };
+
+    #[test]
+    fn a_report_has_its_parts_and_a_wrong_item_is_answered_under_its_id() {
+        let body = Bytes::from_static(
+            br#"{"worker":"w","session":"s","completions":[{"id":"1","lease_token":"t","reslt":1}],
+                "rejections":[{"id":"2","lease_token":"t"}],"extensions":[{"id":"3","lease_token":"t","by":"1m"}],
+                "started":["4"]}"#,
+        );
+        let report = report_tasks(&body, &mut tally(&share())).unwrap();
+        assert_eq!((report.items(), report.started, report.call.session.as_str()), (3, vec!["4".to_owned()], "s"));
+        assert_eq!(report.completions[0].as_ref().unwrap_err().id, "1");
+        let nothing = Bytes::from_static(br#"{"worker":"w","session":"s"}"#);
+        assert_eq!(report_tasks(&nothing, &mut tally(&share())).unwrap().items(), 0);
+        let nobody = Bytes::from_static(br#"{"worker":"w"}"#);
+        assert_eq!(session_call(&nobody).unwrap_err().to_string(), "missing field `session`");
+    }
+
+    #[test]
+    fn an_opened_session_has_its_times_as_text() {
+        let (heartbeat, timeout) = (Duration::from_secs(2) / 3, Duration::from_secs(2));
+        let opened = model::SessionOpened { session: "s".into(), heartbeat, timeout, ..Default::default() };
+        let want = json!({
+            "session": "s", "resumed": false, "granted": 0, "max_tasks": 0, "heartbeat": "666ms", "timeout": "2s",
+        });
+        assert_eq!(shown(SessionOpened::from(&opened)), want);
+    }
+}

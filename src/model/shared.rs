@@ -1,0 +1,64 @@
+//! Calls of sessions without streams.
+
+use std::time::Duration;
+
+use super::{Completion, Extension, ItemAnswer, Items, Rejection};
+
+/// Names a session to a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionCall {
+    pub worker: String,
+    pub session: String,
+}
+
+/// Asks for tasks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WantTasks {
+    pub call: SessionCall,
+    /// Adds to the demand.
+    pub want: u32,
+    pub wait: Duration,
+}
+
+/// Reports tasks of a session.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ReportTasks {
+    pub call: SessionCall,
+    pub completions: Items<Completion>,
+    pub rejections: Items<Rejection>,
+    pub extensions: Items<Extension>,
+    /// Ids of started tasks.
+    pub started: Vec<String>,
+}
+
+impl ReportTasks {
+    /// The completions, rejections and extensions in it.
+    pub fn items(&self) -> usize {
+        self.completions.len() + self.rejections.len() + self.extensions.len()
+    }
+}
+
+/// The tasks of a session: those that it wants, and those that it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    pub demand: u32,
+    pub in_hand: u32,
+}
+
+/// The answer to a report.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TasksReported {
+    pub completions: Vec<ItemAnswer>,
+    pub rejections: Vec<ItemAnswer>,
+    pub extensions: Vec<ItemAnswer>,
+    /// Tasks in hand that this report ended.
+    pub counted: u32,
+    pub pending: Pending,
+}
+
+/// The end of a session: what became of its tasks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionClosed {
+    pub offered: u32,
+    pub failed: u32,
+}

@@ -1,0 +1,242 @@
+//! The cap of a worker over all processes.
+//!
+//! A process has an *allotment* of the cap for all streams of a worker together, and grants demand within it. Redis
+//! adds up the allotments of all processes and the shared sessions, so the sum never exceeds the cap. While nobody
+//! lacks anything, an allotment is the most that the worker's sessions here can use: it is asked for once, when a
+//! session opens. A process or a call that lacks something tells all others: each lowers its allotment to what it
+//! uses, and for a while asks for no more than that.
+//!
+//! A process that is silent for ten seconds loses its allotments; what its workers have in hand does not count any
+//! more. If it comes back, or Redis has lost its data, it brings its allotments back, even if they exceed the cap.
+
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::future;
+
+use super::{
+    super::{error::Error, handle::Handle},
+    allotment::Allotment,
+    session::Attached,
+};
+use crate::{
+    model::WorkerName,
+    queue::{self, SESSION_SLOTS, SharedCalled, SharedSession, SharedWish},
+    runtime::{Policy, Supervisor},
+};
+
+/// How often a process says that it lives, and looks for allotments that may be smaller.
+const EVERY: Duration = Duration::from_millis(500);
+const LIVE_EVERY: Duration = Duration::from_secs(3);
+/// How often and how soon somebody who lacks something asks again.
+const ASK_AGAIN: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(300)];
+/// How long, and how often, a wish is asked again while Redis does not answer.
+const TRY_FOR: Duration = Duration::from_secs(10);
+const TRY_AGAIN: Duration = Duration::from_millis(500);
+
+/// Keeps the allotments of this process alive, and small where others lack something.
+pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
+    let handle = handle.clone();
+    supervisor.spawn_loop("tasks/allotments", Policy::Restart, move |cx| {
+        let handle = handle.clone();
+        async move {
+            let mut lived = Instant::now();
+            while cx.pause(EVERY).await {
+                if lived.elapsed() >= LIVE_EVERY {
+                    lived = Instant::now();
+                    handle.keep_allotments().await;
+                }
+                let scarce = handle.sessions.allotments.scarce();
+                future::join_all(scarce.iter().map(|worker| handle.lower(worker))).await;
+                cx.beat();
+            }
+            Ok::<_, Infallible>(())
+        }
+    });
+}
+
+impl Handle {
+    /// Adds to the demand of a session within the allotment of this process; answers how much it took. `None`: Redis
+    /// must be asked for more.
+    pub fn want(&self, attached: &Attached, want: u32) -> Option<u32> {
+        if want == 0 {
+            return Some(0);
+        }
+        self.sessions.want(attached, want, self.settings.limits.max_session_tasks)
+    }
+
+    /// Adds to the demand of a session, if `still` holds; answers how much it took. It asks Redis for a larger
+    /// allotment, and waits while Redis does not answer.
+    pub async fn want_more(&self, attached: &Attached, want: u32, still: impl Fn() -> bool) -> u32 {
+        let (worker, most) = (&attached.session.worker, self.settings.limits.max_session_tasks);
+        let asks = Arc::clone(&self.sessions.allotments.0.lock().entry(worker.clone()).or_default().asks);
+        let _turn = asks.lock().await;
+        let (mut again, began) = (ASK_AGAIN.into_iter(), Instant::now());
+        while began.elapsed() < TRY_FOR {
+            if !still() {
+                return 0;
+            }
+            if let Some(granted) = self.want(attached, want) {
+                return granted;
+            }
+            let wait = match self.enlarge(worker, want.min(attached.session.room(most))).await {
+                Ok(true) => match again.next() {
+                    Some(wait) => {
+                        self.tell_allotment(worker).await;
+                        wait
+                    }
+                    None => break,
+                },
+                Ok(false) => break,
+                Err(error) => {
+                    tracing::debug!("cannot ask for an allotment of {worker}'s tasks: {error}");
+                    TRY_AGAIN
+                }
+            };
+            tokio::time::sleep(wait).await;
+        }
+        if !still() {
+            return 0;
+        }
+        self.sessions.want_rest(attached, want, most)
+    }
+
+    /// Asks for the rest of a wish, if streams of the worker may hold more of its cap than they use.
+    pub(super) async fn want_rest(
+        &self,
+        session: &SharedSession,
+        want: u32,
+        called: &mut SharedCalled,
+    ) -> Result<(), Error> {
+        for wait in ASK_AGAIN {
+            if !called.streams_hold {
+                break;
+            }
+            self.tell_allotment(&session.worker).await;
+            tokio::time::sleep(wait).await;
+            let more = self.call(session, SharedWish::More(want - called.by), &[]).await?;
+            *called = SharedCalled { by: called.by + more.by, plan: std::mem::take(&mut called.plan), ..more };
+        }
+        Ok(())
+    }
+
+    /// Asks for an allotment with room for so many more. True: it is less, and others may give some back.
+    async fn enlarge(&self, worker: &WorkerName, want: u32) -> queue::Result<bool> {
+        let limits = &self.settings.limits;
+        let (used, asked, needed) = {
+            let allotments = self.sessions.allotments.0.lock();
+            let taken = self.sessions.taken_by(worker);
+            let is_scarce = allotments.get(worker).is_some_and(|allotment| allotment.scarce_since.is_some());
+            let whole = self.sessions.of_worker(worker).len() * limits.max_session_tasks as usize;
+            let needed = taken + want as usize;
+            // Sessions may take what is allowed while Redis is asked.
+            let used = allotments.get(worker).map_or(0, |allotment| allotment.allowed).max(taken);
+            (used, if is_scarce { needed } else { needed.max(whole) }, needed)
+        };
+        let most = limits.max_worker_tasks;
+        let answer = self.queue.allot(worker, asked.min(most.max(used)), used, most).await?;
+        self.sessions.allotments.0.lock().entry(worker.clone()).or_default().allowed = answer.allotment;
+        Ok(answer.allotment < needed && answer.streams_hold)
+    }
+
+    /// Somebody lacks something of this worker's cap.
+    pub(super) async fn give_back_allotment(&self, worker: &WorkerName) {
+        let is_here = self
+            .sessions
+            .allotments
+            .0
+            .lock()
+            .get_mut(worker)
+            .map(|allotment| allotment.scarce_since = Some(Instant::now()));
+        if is_here.is_some() {
+            self.lower(worker).await;
+        }
+    }
+
+    /// Lowers an allotment to what is used.
+    async fn lower(&self, worker: &WorkerName) {
+        let Some(asks) = self.sessions.allotments.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks))
+        else {
+            return;
+        };
+        // The caller that asks now leaves a small allotment behind.
+        let Ok(_turn) = asks.try_lock() else { return };
+        let used = {
+            let mut allotments = self.sessions.allotments.0.lock();
+            let used = self.sessions.taken_by(worker);
+            let is_large = |allotment: &&mut Allotment| allotment.allowed > used || allotment.is_unwritten;
+            let Some(allotment) = allotments.get_mut(worker).filter(is_large) else { return };
+            // Nothing is granted beyond it from now on, also if Redis hears of it later.
+            allotment.allowed = used;
+            used
+        };
+        self.write(worker, used).await;
+    }
+
+    /// Gives back the allotment of a worker that has no session here any more.
+    pub(super) async fn drop_allotment(&self, worker: &WorkerName) {
+        let Some(asks) = self.sessions.allotments.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks))
+        else {
+            return;
+        };
+        let _turn = asks.lock().await;
+        if self.sessions.of_worker(worker).is_empty() {
+            self.write(worker, 0).await;
+            // Otherwise the next look tries again.
+            let mut allotments = self.sessions.allotments.0.lock();
+            let is_left = self.sessions.of_worker(worker).is_empty();
+            if is_left && allotments.get(worker).is_some_and(|allotment| !allotment.is_unwritten) {
+                allotments.remove(worker);
+            }
+        }
+    }
+
+    /// Tells Redis how much is used.
+    async fn write(&self, worker: &WorkerName, used: usize) {
+        let written = self.queue.allot(worker, used, used, self.settings.limits.max_worker_tasks).await;
+        if let Some(allotment) = self.sessions.allotments.0.lock().get_mut(worker) {
+            allotment.is_unwritten = written.is_err();
+        }
+        if let Err(error) = written {
+            tracing::debug!("cannot write the allotment of {worker}'s tasks: {error}");
+        }
+    }
+
+    /// Says that this process lives, and brings back allotments that Redis has lost.
+    async fn keep_allotments(&self) {
+        let workers = self.sessions.allotments.all();
+        let left = workers.iter().filter(|worker| self.sessions.of_worker(worker).is_empty());
+        future::join_all(left.map(|worker| self.drop_allotment(worker))).await;
+        for slot in 0..SESSION_SLOTS {
+            let of_slot: Vec<_> = workers.iter().filter(|worker| self.queue.session_slot(worker) == slot).collect();
+            if of_slot.is_empty() {
+                continue;
+            }
+            match self.queue.live(slot).await {
+                Ok(false) => {}
+                Ok(true) => {
+                    for worker in of_slot {
+                        let asks =
+                            self.sessions.allotments.0.lock().get(worker).map(|allotment| Arc::clone(&allotment.asks));
+                        let Some(asks) = asks else { continue };
+                        let _turn = asks.lock().await;
+                        let allowed =
+                            self.sessions.allotments.0.lock().get(worker).map_or(0, |allotment| allotment.allowed);
+                        self.write(worker, allowed).await;
+                    }
+                }
+                Err(error) => tracing::debug!("cannot say that this process lives: {error}"),
+            }
+        }
+    }
+
+    /// Asks all processes to give back what their streams of this worker do not use.
+    pub(super) async fn tell_allotment(&self, worker: &WorkerName) {
+        if let Err(error) = self.queue.tell_allotment(worker).await {
+            tracing::debug!("cannot tell other processes that {worker} lacks tasks: {error}");
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! Shared sessions: those without a stream. Their books are in Redis, and any process serves each call.
+//!
+//! A call reads the session, does its work in the shards, and then notes the outcome in the book. The book decides
+//! nothing: leases are in the shards, and `lua/session_end.lua` leaves a lease alone that has another deadline than the
+//! book. So a step that is missing costs little. The crash windows:
+//!
+//! - between a claim and its note, or when the session has ended meanwhile: the leases are undelivered, and run out or
+//!   go back at no cost;
+//! - between a note and the answer: the tasks count as in hand until their leases run out, until the session ends, or
+//!   until the worker goes on with the session and names what it holds;
+//! - between a report and its note: the tasks count as in hand for as long. An extended lease has another deadline than
+//!   the book, so the end of the session leaves it, and it runs out;
+//! - in the middle of an end: the session is due again after [`END_AGAIN`], and another process ends it once more.
+
+use std::{
+    convert::Infallible,
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use futures::future;
+use serde::{Deserialize, Serialize};
+use tokio::time::{MissedTickBehavior, interval_at};
+use uuid::Uuid;
+
+use super::{
+    super::{
+        error::Error,
+        get::{Leases, queues},
+        handle::{Handle, worker},
+    },
+    book::Reported,
+    order::ends,
+    session::{LONGEST_TIMEOUT, Plan, Reports, heartbeat, reason},
+};
+use crate::{
+    model::{
+        GetTasks, ItemAnswer, ItemStatus, OpenSession, Pending, QueueName, SessionCall, SessionClosed, SessionOpened,
+        TaskId, TasksReported, WorkerName,
+    },
+    queue::{
+        SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNotes, SharedOpened, SharedSession,
+        SharedWish, Started,
+    },
+    runtime::{Policy, Supervisor},
+    telemetry::metrics::{self, SessionEnd},
+};
+
+/// How often a process looks for sessions that are due, in a slot that has some.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// The same where it knows of none: another process may have opened one, and died.
+const LOOK_IDLE: Duration = Duration::from_secs(10);
+/// When another process goes on with the end of a session.
+const END_AGAIN: Duration = Duration::from_secs(5);
+/// How often a call claims anew because other calls of its session were faster.
+const CLAIMS: usize = 5;
+
+/// Ends sessions that are due, whichever process opened them.
+pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
+    let handle = handle.clone();
+    supervisor.spawn_loop("tasks/shared_sessions", Policy::Restart, move |cx| {
+        let handle = handle.clone();
+        async move {
+            let mut next = [Instant::now(); SESSION_SLOTS as usize];
+            while cx.pause(LOOK_EVERY).await {
+                let looks = (0..SESSION_SLOTS).zip(&mut next).map(|(slot, next)| handle.look_at(slot, next));
+                future::join_all(looks).await;
+                cx.beat();
+            }
+            Ok::<_, Infallible>(())
+        }
+    });
+}
+
+/// The plan of a worker in its session's book. A field that an earlier version does not know is left out there.
+#[derive(Serialize, Deserialize)]
+struct Written {
+    queues: Vec<String>,
+    timeout_ms: u64,
+    #[serde(default)]
+    tells_started: bool,
+    #[serde(default)]
+    lease_ms: Option<u64>,
+    #[serde(default)]
+    max_bytes: u64,
+}
+
+/// A session in the middle of a call.
+pub struct Shared {
+    session: SharedSession,
+    plan: Plan,
+    called: SharedCalled,
+}
+
+impl Shared {
+    /// The queues of the session.
+    pub fn queues(&self) -> &[QueueName] {
+        &self.plan.queues
+    }
+
+    /// How much of its wish was granted, and its tasks.
+    pub fn granted(&self) -> (u32, Pending) {
+        (self.called.by, self.pending())
+    }
+
+    fn pending(&self) -> Pending {
+        Pending { demand: self.called.demand, in_hand: self.called.in_hand }
+    }
+}
+
+/// The answer to a call for tasks.
+#[derive(Default)]
+pub struct SharedTasks {
+    pub leases: Leases,
+    pub granted: u32,
+    pub pending: Pending,
+}
+
+impl Handle {
+    /// Opens a session that any process serves, or goes on with one.
+    pub async fn open_shared(&self, open: OpenSession) -> Result<SessionOpened, Error> {
+        let plan = self.plan(&open)?;
+        let written = serde_json::to_vec(&Written {
+            queues: open.queues.clone(),
+            timeout_ms: u64::try_from(plan.timeout.as_millis()).unwrap_or(u64::MAX),
+            tells_started: open.tells_started,
+            lease_ms: open.lease_duration.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX)),
+            max_bytes: open.max_bytes,
+        });
+        let written = written.map_err(|error| Error::Invalid(error.to_string()))?;
+        let (session, others, resumed) = match self.go_on(&open, &plan, &written).await? {
+            Some((session, others)) => (session, others, true),
+            None => {
+                let session = SharedSession { worker: plan.claim.worker.clone(), id: self.next_id(&plan.claim.worker) };
+                let most = self.settings.limits.max_sessions;
+                match self.queue.open_shared(&session, true, plan.timeout, &written, most, &[]).await? {
+                    SharedOpened::Open { others, .. } => (session, others, false),
+                    SharedOpened::Unknown | SharedOpened::Full => {
+                        let why = format!("{most} sessions without streams are open in a part (max_sessions)");
+                        return Err(Error::Full(format!("{why}; try again later")));
+                    }
+                }
+            }
+        };
+        self.sessions.slots.note(session.slot());
+        if open.takeover {
+            self.end_all_shared(&session.worker, &others).await?;
+            self.end_earlier(&session.worker, session.id).await;
+            self.tell_takeover(&session.worker, session.id).await;
+        }
+        let mut called = self.call(&session, SharedWish::More(open.want), &[]).await?;
+        self.want_rest(&session, open.want, &mut called).await?;
+        let (max_tasks, heartbeat) = (self.settings.limits.max_session_tasks, heartbeat(plan.timeout));
+        Ok(SessionOpened {
+            session: session.id.to_string(),
+            resumed,
+            granted: called.by,
+            max_tasks,
+            heartbeat,
+            timeout: plan.timeout,
+        })
+    }
+
+    /// Goes on with a session. The tasks that the worker does not have did not arrive, and go back.
+    async fn go_on(
+        &self,
+        open: &OpenSession,
+        plan: &Plan,
+        written: &[u8],
+    ) -> Result<Option<(SharedSession, Vec<Uuid>)>, Error> {
+        if open.session.is_empty() {
+            return Ok(None);
+        }
+        let session = named(&plan.claim.worker, &open.session)?;
+        let holding: Vec<TaskId> = open.holding.iter().filter_map(|id| id.parse().ok()).collect();
+        let opened = self.queue.open_shared(&session, false, plan.timeout, written, 0, &holding).await?;
+        let SharedOpened::Open { others, mut missing } = opened else { return Ok(None) };
+        if !missing.is_empty() {
+            missing.iter_mut().for_each(|lease| lease.started = Started::No);
+            let ended = missing.iter().map(|lease| (lease.id, lease.token.clone(), false)).collect();
+            // Otherwise they stay in the book until their leases run out.
+            if self.end_leases(missing, "it did not reach its worker").await.is_whole {
+                self.queue.note_shared(&session, &SharedNotes { ended, extended: Vec::new() }).await?;
+            }
+        }
+        Ok(Some((session, others)))
+    }
+
+    /// The id of a new session, later than those of its worker here.
+    fn next_id(&self, worker: &WorkerName) -> Uuid {
+        let before = self.sessions.of_worker(worker).last().map(|session| session.id);
+        let id = self.sessions.heard.next_id(before, self.queue.announcer().now_unix_ms());
+        self.sessions.heard.hear(id);
+        id
+    }
+
+    /// Ends the shared sessions of the worker that were opened before this one.
+    pub(super) async fn take_over_shared(&self, worker: &WorkerName, session: Uuid) -> Result<(), Error> {
+        let mut earlier = self.queue.shared_of(worker).await?;
+        earlier.retain(|other| ends(session, *other));
+        self.end_all_shared(worker, &earlier).await
+    }
+
+    async fn end_all_shared(&self, worker: &WorkerName, ids: &[Uuid]) -> Result<(), Error> {
+        let sessions = ids.iter().map(|id| SharedSession { worker: worker.clone(), id: *id });
+        let ends = sessions.map(|session| async move { self.end_shared(&session, SessionEnd::TakenOver).await });
+        future::try_join_all(ends).await.map(drop)
+    }
+
+    /// A call of a session, and its plan.
+    async fn called(&self, call: &SessionCall, wish: SharedWish, started: &[TaskId]) -> Result<Shared, Error> {
+        let session = named(&worker(&call.worker)?, &call.session)?;
+        let called = self.call(&session, wish, started).await?;
+        let read: Result<Written, _> = serde_json::from_slice(&called.plan);
+        let Written { queues: names, timeout_ms, tells_started, lease_ms, max_bytes } =
+            read.map_err(|error| Error::Invalid(format!("the session cannot be read by this version: {error}")))?;
+        let (worker, lease_duration) = (call.worker.clone(), lease_ms.map(Duration::from_millis));
+        let (claim, _) = self.claim(&GetTasks { worker, lease_duration, max_bytes, ..GetTasks::default() })?;
+        let (queues, timeout) = (queues(&names)?, Duration::from_millis(timeout_ms));
+        let plan = Plan { queues, claim, timeout, tells_started, keep_leases: false };
+        Ok(Shared { session, plan, called })
+    }
+
+    pub(super) async fn call(
+        &self,
+        session: &SharedSession,
+        wish: SharedWish,
+        started: &[TaskId],
+    ) -> Result<SharedCalled, Error> {
+        let limits = &self.settings.limits;
+        let limits = SharedLimits { session: limits.max_session_tasks, worker: limits.max_worker_tasks };
+        let called = self.queue.call_shared(session, wish, limits, started).await?;
+        called.ok_or_else(|| Error::NoSession(session.id.to_string()))
+    }
+
+    /// Adds to the demand of a session.
+    pub async fn want_shared(&self, call: &SessionCall, want: u32) -> Result<Shared, Error> {
+        let mut shared = self.called(call, SharedWish::More(want), &[]).await?;
+        self.want_rest(&shared.session, want, &mut shared.called).await?;
+        Ok(shared)
+    }
+
+    /// Waits for tasks of the session's queues, as many as it wants. Dropping the future gives back what it leased.
+    pub async fn next_shared(&self, mut shared: Shared, wait: Duration) -> Result<SharedTasks, Error> {
+        let granted = shared.called.by;
+        let deadline = Instant::now() + wait.min(self.settings.limits.max_wait);
+        for _ in 0..CLAIMS {
+            let leases = self.claim_shared(&mut shared, deadline).await?;
+            if leases.tasks.is_empty() {
+                break;
+            }
+            let started = if shared.plan.tells_started { Started::No } else { Started::Perhaps };
+            match self.queue.hold_shared(&shared.session, &leases.tasks, started).await? {
+                SharedHold::Held { demand, in_hand } => {
+                    return Ok(SharedTasks { leases, granted, pending: Pending { demand, in_hand } });
+                }
+                // Another call of the session was faster, or surrendered. The leases go back at no cost.
+                SharedHold::TooMany { demand } => shared.called.demand = demand,
+                SharedHold::Over => return Err(Error::NoSession(shared.session.id.to_string())),
+            }
+        }
+        Ok(SharedTasks { leases: Leases::default(), granted, pending: shared.pending() })
+    }
+
+    /// Claims for a session, and keeps it alive meanwhile.
+    async fn claim_shared(&self, shared: &mut Shared, deadline: Instant) -> Result<Leases, Error> {
+        if shared.called.demand == 0 {
+            return Ok(Leases::default());
+        }
+        let (demand, max_items) = (AtomicU32::new(shared.called.demand), self.settings.limits.max_items);
+        let claim = || {
+            let mut claim = shared.plan.claim.clone();
+            claim.max_tasks = (demand.load(Ordering::Relaxed) as usize).clamp(1, max_items);
+            claim
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut waiting = std::pin::pin!(self.wait_for(&shared.plan.queues, claim, left));
+        let every = heartbeat(shared.plan.timeout);
+        let mut beats = interval_at(tokio::time::Instant::now() + every, every);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                leases = &mut waiting => return leases,
+                _ = beats.tick() => match self.call(&shared.session, SharedWish::More(0), &[]).await {
+                    Ok(called) => {
+                        shared.called = SharedCalled { plan: Vec::new(), ..called };
+                        if shared.called.demand == 0 {
+                            return Ok(Leases::default());
+                        }
+                        demand.store(shared.called.demand, Ordering::Relaxed);
+                    }
+                    Err(Error::Unavailable(error)) => tracing::debug!("cannot keep a session alive: {error}"),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+
+    /// Sets the demand to 0; answers what it was, and the tasks in hand.
+    pub async fn surrender_shared(&self, call: &SessionCall) -> Result<(u32, u32), Error> {
+        let Shared { called, .. } = self.called(call, SharedWish::Surrender, &[]).await?;
+        Ok((called.by, called.in_hand))
+    }
+
+    /// Says that the worker lives, and which tasks it has started; answers its tasks.
+    pub async fn live_shared(&self, call: &SessionCall, started: &[String]) -> Result<(Shared, Pending), Error> {
+        let started: Vec<TaskId> = started.iter().filter_map(|id| id.parse().ok()).collect();
+        let shared = self.called(call, SharedWish::More(0), &started).await?;
+        let pending = shared.pending();
+        Ok((shared, pending))
+    }
+
+    /// Notes the answers to reports.
+    pub async fn reported_shared(
+        &self,
+        shared: &Shared,
+        reports: &Reports,
+        mut answer: TasksReported,
+    ) -> Result<TasksReported, Error> {
+        let mut notes = SharedNotes::default();
+        ended(&reports.completions, &answer.completions, &mut notes);
+        ended(&reports.rejections, &answer.rejections, &mut notes);
+        for (item, answer) in reports.extensions.iter().zip(&answer.extensions) {
+            let Some((id, token)) = item.lease.clone() else { continue };
+            match (answer.status, answer.lease_expires_unix_ms) {
+                // A worker that extends a lease which came by another way may have started the task.
+                (ItemStatus::Ok, Some(deadline)) => notes.extended.push((id, token, deadline, Started::Perhaps)),
+                (status, _) if is_final(status) => notes.ended.push((id, token, false)),
+                _ => {}
+            }
+        }
+        let noted = self.queue.note_shared(&shared.session, &notes).await?;
+        let noted = noted.ok_or_else(|| Error::NoSession(shared.session.id.to_string()))?;
+        answer.counted = noted.counted;
+        answer.pending = Pending { demand: noted.demand, in_hand: noted.in_hand };
+        Ok(answer)
+    }
+
+    /// Ends a session for its worker.
+    pub async fn close_shared(&self, call: &SessionCall) -> Result<SessionClosed, Error> {
+        let session = named(&worker(&call.worker)?, &call.session)?;
+        let closed = self.end_shared(&session, SessionEnd::Closed).await?;
+        closed.ok_or_else(|| Error::NoSession(session.id.to_string()))
+    }
+
+    /// Ends a session: first its leases, then its book, so that any process may go on with the end. `None`: there is
+    /// none, or its worker lives.
+    async fn end_shared(&self, session: &SharedSession, why: SessionEnd) -> Result<Option<SessionClosed>, Error> {
+        let only_due = why == SessionEnd::Silent;
+        let Some(leases) = self.queue.end_shared(session, only_due, END_AGAIN).await? else { return Ok(None) };
+        let ended = self.end_leases(leases, reason(why)).await;
+        // Otherwise it is due again.
+        if ended.is_whole {
+            self.queue.forget_shared(session).await?;
+            metrics::session_ended(why);
+        }
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        Ok(Some(SessionClosed { offered: count(ended.offered), failed: count(ended.failed) }))
+    }
+
+    /// Looks at a slot, if it is time for it.
+    async fn look_at(&self, slot: u32, next: &mut Instant) {
+        if !self.sessions.slots.take(slot) && *next > Instant::now() {
+            return;
+        }
+        let wait = match self.queue.due_shared(slot, LONGEST_TIMEOUT).await {
+            Ok(SharedDue { next: wait, dead, due }) => {
+                for process in dead {
+                    if let Err(error) = self.queue.forget_allotments(slot, &process).await {
+                        tracing::debug!("cannot remove the allotments of a process that died: {error}");
+                    }
+                }
+                let ends = due.iter().map(|session| self.end_shared(session, SessionEnd::Silent));
+                for error in future::join_all(ends).await.into_iter().filter_map(Result::err) {
+                    tracing::warn!("could not end a session whose worker is silent: {error}");
+                }
+                wait.map_or(LOOK_IDLE, |wait| wait.clamp(LOOK_EVERY, LOOK_IDLE))
+            }
+            Err(error) => {
+                tracing::debug!("cannot look for sessions whose workers are silent: {error}");
+                LOOK_EVERY
+            }
+        };
+        *next = Instant::now() + wait;
+    }
+}
+
+fn named(worker: &WorkerName, session: &str) -> Result<SharedSession, Error> {
+    let id = session.parse().map_err(|_| Error::Invalid("session is not the name of a session".into()))?;
+    Ok(SharedSession { worker: worker.clone(), id })
+}
+
+/// Whether an answer is the last word about a lease.
+fn is_final(status: ItemStatus) -> bool {
+    !matches!(status, ItemStatus::TryLater | ItemStatus::Invalid)
+}
+
+fn ended(items: &[Reported<()>], answers: &[ItemAnswer], notes: &mut SharedNotes) {
+    for (item, answer) in items.iter().zip(answers).filter(|(_, answer)| is_final(answer.status)) {
+        let lease = item.lease.clone();
+        notes.ended.extend(lease.map(|(id, token)| (id, token, answer.status == ItemStatus::Ok)));
+    }
+}
