@@ -276,6 +276,45 @@ impl tasks_server::Tasks for Older {
     ) -> Result<Response<Self::StreamTasksStream>, Status> {
         Err(Status::unimplemented("no streams"))
     }
+
+    async fn open_session(
+        &self,
+        _: Request<pb::OpenSessionRequest>,
+    ) -> Result<Response<pb::OpenSessionResponse>, Status> {
+        Err(Status::unimplemented("no sessions"))
+    }
+
+    async fn want_tasks(&self, _: Request<pb::WantTasksRequest>) -> Result<Response<pb::WantTasksResponse>, Status> {
+        Err(Status::unimplemented("no sessions"))
+    }
+
+    async fn surrender_tasks(
+        &self,
+        _: Request<pb::SurrenderTasksRequest>,
+    ) -> Result<Response<pb::SurrenderTasksResponse>, Status> {
+        Err(Status::unimplemented("no sessions"))
+    }
+
+    async fn get_pending_count(
+        &self,
+        _: Request<pb::GetPendingCountRequest>,
+    ) -> Result<Response<pb::GetPendingCountResponse>, Status> {
+        Err(Status::unimplemented("no sessions"))
+    }
+
+    async fn report_tasks(
+        &self,
+        _: Request<pb::ReportTasksRequest>,
+    ) -> Result<Response<pb::ReportTasksResponse>, Status> {
+        Err(Status::unimplemented("no sessions"))
+    }
+
+    async fn close_session(
+        &self,
+        _: Request<pb::CloseSessionRequest>,
+    ) -> Result<Response<pb::CloseSessionResponse>, Status> {
+        Err(Status::unimplemented("no sessions"))
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

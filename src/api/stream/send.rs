@@ -17,8 +17,8 @@ impl Streaming<'_> {
         self.send_all(Box::new(Sent { frame, deliveries: Vec::new(), room: None, _place: None })).await
     }
 
-    /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session or of its token
-    /// counts before. Its leases are kept meanwhile.
+    /// Waits for a worker that is slow to read. Its connection ends after a while; an end of the session or of its
+    /// token counts before. Its leases are kept meanwhile.
     pub(super) async fn send_all(&mut self, sent: Box<Sent>) -> Result<(), StreamEnd> {
         if let Ok(place) = self.out.try_reserve() {
             place.send(sent);

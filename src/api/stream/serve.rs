@@ -323,8 +323,8 @@ impl<'a> Streaming<'a> {
         Ok(())
     }
 
-    /// Gives back what a claim leased, lets go of reports, and waits for an extension under way: the session's end needs
-    /// the deadlines that Redis has.
+    /// Gives back what a claim leased, lets go of reports, and waits for an extension under way: the session's end
+    /// needs the deadlines that Redis has.
     pub(super) async fn settle(&mut self) {
         self.claim = None;
         self.answers.clear();

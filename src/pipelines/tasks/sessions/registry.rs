@@ -71,6 +71,14 @@ impl Sessions {
         Some(attached)
     }
 
+    /// The id of a session without a stream, later than those of its worker here.
+    pub(super) fn next_id(&self, worker: &WorkerName, now_unix_ms: i64) -> Uuid {
+        let before = of_worker(&self.by_id.lock(), worker).next_back().map(|session| session.id);
+        let id = self.heard.next_id(before, now_unix_ms);
+        self.heard.hear(id);
+        id
+    }
+
     pub(super) fn all(&self) -> Vec<Arc<Session>> {
         self.by_id.lock().values().cloned().collect()
     }
@@ -81,8 +89,8 @@ impl Sessions {
         metrics::sessions(sessions.len());
     }
 
-    /// Adds to the demand of a session within the allotment of its worker; answers how much. `None`: Redis must be asked
-    /// for more.
+    /// Adds to the demand of a session within the allotment of its worker; answers how much. `None`: Redis must be
+    /// asked for more.
     pub(super) fn want(&self, attached: &Attached, want: u32, most: u32) -> Option<u32> {
         let want = want.min(attached.session.room(most));
         // One at a time: two sessions of a worker must not count on the same room.

@@ -131,7 +131,8 @@ impl Handle {
         let (session, others, resumed) = match self.go_on(&open, &plan, &written).await? {
             Some((session, others)) => (session, others, true),
             None => {
-                let session = SharedSession { worker: plan.claim.worker.clone(), id: self.next_id(&plan.claim.worker) };
+                let id = self.sessions.next_id(&plan.claim.worker, self.queue.announcer().now_unix_ms());
+                let session = SharedSession { worker: plan.claim.worker.clone(), id };
                 let most = self.settings.limits.max_sessions;
                 match self.queue.open_shared(&session, true, plan.timeout, &written, most, &[]).await? {
                     SharedOpened::Open { others, .. } => (session, others, false),
@@ -184,14 +185,6 @@ impl Handle {
             }
         }
         Ok(Some((session, others)))
-    }
-
-    /// The id of a new session, later than those of its worker here.
-    fn next_id(&self, worker: &WorkerName) -> Uuid {
-        let before = self.sessions.of_worker(worker).last().map(|session| session.id);
-        let id = self.sessions.heard.next_id(before, self.queue.announcer().now_unix_ms());
-        self.sessions.heard.hear(id);
-        id
     }
 
     /// Ends the shared sessions of the worker that were opened before this one.

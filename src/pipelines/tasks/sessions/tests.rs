@@ -1,4 +1,4 @@
-//! What a session refuses.
+//! The refusals of a session.
 
 use std::{
     collections::HashSet,
