@@ -16,7 +16,7 @@ import pytest
 from conftest import Background, Program, Proxy, Taskd, until
 from fake import FakeStream, FakeTaskd, leased
 
-from taskd import Client, NewTask, Task, TaskStatus, Unavailable, Worker
+from taskd import Client, NewTask, Priority, Task, TaskStatus, Unavailable, Worker
 from taskd._connection import COMPLETE, Connection, Target
 from taskd.v1 import taskd_pb2 as pb
 
@@ -200,7 +200,10 @@ def test_a_task_that_kills_its_worker_at_once_has_failed_and_the_others_have_not
     taskd: Taskd, queue: str, program: Start
 ) -> None:
     with Client(taskd.address) as client:
-        inserted = client.insert_batch([NewTask(queue=queue, key=key) for key in ("poison", "a", "b", "c")])
+        new = [NewTask(queue=queue, key=key) for key in ("a", "b", "c")]
+        inserted = client.insert_batch([NewTask(queue=queue, key="poison", priority=Priority.HIGH), *new])
+        queued = [TaskStatus.QUEUED]
+        until(lambda: len(list(client.list_tasks(queue, statuses=queued))) == 4, "all of them are queued")
         assert program("die.py", taskd.address, queue).wait() == 3
         second = Worker(taskd.address, queue=queue, name=f"die-{queue}", takeover=True)
         second.handler(lambda task: task.attempt)
