@@ -16,7 +16,7 @@ import pytest
 from conftest import Background, Program, Proxy, Taskd, until
 from fake import FakeStream, FakeTaskd, leased
 
-from taskd import Backoff, Client, NewTask, Task, TaskStatus, Unavailable, Worker
+from taskd import Client, NewTask, Priority, Task, TaskStatus, Unavailable, Worker
 from taskd._connection import COMPLETE, Connection, Target
 from taskd.v1 import taskd_pb2 as pb
 
@@ -196,26 +196,20 @@ def test_a_worker_that_starts_again_takes_over(taskd: Taskd, queue: str, program
     assert [(task.status, task.attempts) for task in tasks] == [(TaskStatus.COMPLETED, n) for n in (1, 0, 0)]
 
 
-def test_a_task_that_kills_its_workers_dies_and_costs_no_other_an_attempt(
+def test_a_task_that_kills_its_worker_at_once_has_failed_and_the_others_have_not(
     taskd: Taskd, queue: str, program: Start
 ) -> None:
     with Client(taskd.address) as client:
-        backoff = Backoff("constant", initial=0.05)
-        poison, *others = client.insert_batch(
-            [NewTask(queue=queue, key=key, max_attempts=2, backoff=backoff) for key in ("poison", "a", "b", "c")]
-        )
-        # Twice, or once more where the system drops the last words of a process.
-        for _ in range(6):
-            worker = program("die.py", taskd.address, queue).process
-            until(lambda: worker.poll() is not None or client.get_task(poison.id).status.is_final, "one of them dies")  # noqa: B023
-            if worker.poll() is None:
-                break
-        dead = client.wait(poison.id, timeout=60)
-        assert (dead.status, dead.attempts) == (TaskStatus.DEAD, 2)
-        for one in others:
-            task = client.wait(one.id, timeout=60)
-            assert (task.status, task.attempts) == (TaskStatus.COMPLETED, 0)
-        assert worker.poll() is None
+        new = [NewTask(queue=queue, key=key) for key in ("a", "b", "c")]
+        inserted = client.insert_batch([NewTask(queue=queue, key="poison", priority=Priority.HIGH), *new])
+        queued = [TaskStatus.QUEUED]
+        until(lambda: len(list(client.list_tasks(queue, statuses=queued))) == 4, "all of them are queued")
+        assert program("die.py", taskd.address, queue).wait() == 3
+        second = Worker(taskd.address, queue=queue, name=f"die-{queue}", takeover=True)
+        second.handler(lambda task: task.attempt)
+        with Background(second):
+            tasks = [client.wait(one.id, timeout=60) for one in inserted]
+    assert [(task.status, task.attempts) for task in tasks] == [(TaskStatus.COMPLETED, n) for n in (1, 0, 0, 0)]
 
 
 @pytest.mark.parametrize("stream", [True, False])

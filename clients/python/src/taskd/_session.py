@@ -157,7 +157,8 @@ class Session:
                     next_line = time.monotonic() + _REMIND_AFTER
                 logger.log(logging.WARNING if is_due else logging.DEBUG, "taskd is away, trying again: %s", error)
                 away = True
-                await self._sleep(pause.next())
+                if not is_pushed:
+                    await self._sleep(pause.next())
                 continue
             except EndOfSource:
                 return

@@ -244,7 +244,11 @@ class StreamSource:
         if granted < wanted:
             # max_session_tasks or max_worker_tasks is reached.
             self._ask_at = time.monotonic() + _ASK_AGAIN
-            asyncio.get_running_loop().call_later(_ASK_AGAIN, self._wake)
+            asyncio.get_running_loop().call_later(_ASK_AGAIN, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._ask_at = 0.0
+        self._wake()
 
     def _wake(self) -> None:
         if self._stream is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from taskd import Task, Worker
 
-worker = Worker(sys.argv[1], queue=sys.argv[2], concurrency=1, prefetch=5, name=f"die-{sys.argv[2]}", takeover=True)
+worker = Worker(sys.argv[1], queue=sys.argv[2], concurrency=1, prefetch=5, name=f"die-{sys.argv[2]}")
 
 
 @worker.handler
