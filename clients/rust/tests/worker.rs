@@ -340,7 +340,7 @@ async fn an_answer_that_comes_with_the_stop_is_given_back() {
 #[tokio::test]
 async fn a_dropped_handler_tells_what_it_started() {
     let mock = Mock::new(tasks(2).map(|task| task.max_attempts(1)));
-    // What the handlers start outlives them.
+    // These outlive the handlers.
     let started = Arc::new(Mutex::new(JoinSet::new()));
     let heard = started.clone();
     let handler = move |task: Task<String>| {
