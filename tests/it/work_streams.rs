@@ -184,9 +184,9 @@ async fn a_cancelled_task_ends_its_handler_at_once() {
     let state = held.state.clone();
     let summary = held.drained().await;
     assert_eq!((summary.completed, summary.lost), (1, 1));
-    let state = state.lock().unwrap();
-    assert_eq!(state.cancelled, ["key-0"]);
-    assert!(state.ended.contains(&("key-0".to_owned(), Ended::Lost, "CANCELLED".to_owned())), "{:?}", state.ended);
+    let State { cancelled, ended, .. } = std::mem::take(&mut *state.lock().unwrap());
+    assert_eq!(cancelled, ["key-0"]);
+    assert!(ended.contains(&("key-0".to_owned(), Ended::Lost, "CANCELLED".to_owned())), "{ended:?}");
     assert!(daemon.stop().await.success());
 }
 
