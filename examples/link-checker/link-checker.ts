@@ -64,12 +64,15 @@ function linksOf(html: string, base: string): Set<string> {
 const { client } = worker;
 await client.insert({ queue, key: start, payload: { from: "the command line" } });
 // A signal ends the worker, too; then there are tasks left.
-let hasEnded = false;
+const ended = new AbortController();
 const running = worker.run().finally(() => {
-  hasEnded = true;
+  ended.abort();
 });
 // A task stays unfinished until what it discovered is stored, so an empty list means the end.
-while (!hasEnded && (await client.listPage({ queue, status: "UNFINISHED" }, { limit: 1 })).tasks.length > 0) {
+while (
+  !ended.signal.aborted &&
+  (await client.listPage({ queue, status: "UNFINISHED" }, { limit: 1 })).tasks.length > 0
+) {
   await Promise.race([running, new Promise((resolve) => setTimeout(resolve, 200))]);
 }
 await worker.stop();

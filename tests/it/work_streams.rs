@@ -151,8 +151,8 @@ async fn a_cut_and_a_silent_connection_lead_to_the_other_address_with_all_in_han
     }
     let addresses = [&one, &two].map(|proxy| format!("127.0.0.1:{}", proxy.port()));
     let client = Client::builder(addresses).build().unwrap();
-    // A lease of 3 s: so long may a connection be silent.
-    let held = Held::start(client, Worker::new("w", ["q"]).concurrency(3).lease(Duration::from_secs(3)));
+    // A connection may be silent for half of the lease.
+    let held = Held::start(client, Worker::new("w", ["q"]).concurrency(3).lease(Duration::from_secs(10)));
     held.began(3).await;
     one.set(Mode::Refuse);
     held.may_end.add_permits(1);
@@ -160,15 +160,11 @@ async fn a_cut_and_a_silent_connection_lead_to_the_other_address_with_all_in_han
     // The second one does not break: nothing comes any more. New connections to the first one work.
     one.set(Mode::Pass);
     two.silence();
-    held.may_end.add_permits(1);
-    completed(&daemon, 2).await;
-    held.may_end.add_permits(1);
+    // On a slow machine a lease may run out while nothing comes; then another attempt is made.
+    held.may_end.add_permits(100);
     completed(&daemon, 3).await;
-    let state = held.state.clone();
     let summary = held.drained().await;
-    // On a slow machine a lease of 3 s may run out while nothing comes; then another attempt is made.
-    assert!(summary.completed >= 2, "{summary:?}");
-    assert!(state.lock().unwrap().began.len() >= 3);
+    assert_eq!((summary.completed, summary.unreported), (3, 0), "{summary:?}");
     assert!(daemon.stop().await.success());
 }
 
@@ -188,9 +184,9 @@ async fn a_cancelled_task_ends_its_handler_at_once() {
     let state = held.state.clone();
     let summary = held.drained().await;
     assert_eq!((summary.completed, summary.lost), (1, 1));
-    let state = state.lock().unwrap();
-    assert_eq!(state.cancelled, ["key-0"]);
-    assert!(state.ended.contains(&("key-0".to_owned(), Ended::Lost, "CANCELLED".to_owned())), "{:?}", state.ended);
+    let State { cancelled, ended, .. } = std::mem::take(&mut *state.lock().unwrap());
+    assert_eq!(cancelled, ["key-0"]);
+    assert!(ended.contains(&("key-0".to_owned(), Ended::Lost, "CANCELLED".to_owned())), "{ended:?}");
     assert!(daemon.stop().await.success());
 }
 

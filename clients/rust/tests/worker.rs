@@ -148,38 +148,6 @@ async fn a_drain_finishes_what_runs_and_gives_back_what_waits() {
     assert_eq!(mock.completed(), 1);
 }
 
-/// Some tasks run, some wait, and nothing of it ends by itself.
-#[tokio::test]
-async fn a_drain_that_takes_too_long_becomes_a_stop_and_counts_each_task_once() {
-    let mock = Mock::new(tasks(10));
-    let began = Arc::new(Semaphore::new(0));
-    let begins = began.clone();
-    let handler = move |_: Task| {
-        begins.add_permits(1);
-        std::future::pending::<Result<Done, Failure>>()
-    };
-    let counts = Arc::new(Counts::default());
-    let counted = counts.clone();
-    let worker = worker().concurrency(3).prefetch(2).drain_limit(Duration::from_millis(50)).on_event(move |event| {
-        match event {
-            Event::Started(_) => counted.given.fetch_add(1, SeqCst),
-            Event::Ended { .. } => counted.reports.fetch_add(1, SeqCst),
-            _ => 0,
-        };
-    });
-    let stop = worker.stop();
-    let stopped = async {
-        drop(began.acquire_many(3).await.unwrap());
-        stop.drain();
-        stop.drain();
-    };
-    let (summary, ()) = tokio::join!(worker.run_on(mock.clone(), handler), stopped);
-    let summary = summary.unwrap();
-    assert_eq!((summary.completed, summary.rejected, summary.given_back, summary.lost), (0, 0, 5, 0));
-    assert_eq!((counts.given.load(SeqCst), counts.reports.load(SeqCst)), (3, 5), "those that waited have not begun");
-    assert_eq!(mock.completed(), 0);
-}
-
 #[tokio::test]
 async fn a_second_stop_drops_what_runs() {
     let mock = Mock::new(tasks(2));
@@ -372,7 +340,7 @@ async fn an_answer_that_comes_with_the_stop_is_given_back() {
 #[tokio::test]
 async fn a_dropped_handler_tells_what_it_started() {
     let mock = Mock::new(tasks(2).map(|task| task.max_attempts(1)));
-    // It outlives the handlers.
+    // These outlive the handlers.
     let started = Arc::new(Mutex::new(JoinSet::new()));
     let heard = started.clone();
     let handler = move |task: Task<String>| {

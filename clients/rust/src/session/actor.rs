@@ -11,6 +11,7 @@ use tokio::{
 use tonic::Status;
 
 use super::{
+    line::Line,
     open::{Open, open},
     outbox::Outbox,
     shared::{Answer, Command, Items, Report, Shared},
@@ -22,12 +23,9 @@ use crate::{
     pb::{self, ItemStatus},
 };
 
-/// A stream that lived so long was no failure: the next one is opened at once.
+/// A stream that lived so long was no failure: the waits begin anew.
 const STEADY: Duration = Duration::from_secs(2);
 const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
-/// For a taskd that does not say.
-const HEARTBEAT: Duration = Duration::from_secs(5);
-const TIMEOUT: Duration = Duration::from_secs(15);
 
 pub(super) struct Actor {
     client: Client,
@@ -58,6 +56,8 @@ enum End {
     /// The server stops.
     Moved,
     Broke(Error),
+    /// Nothing came: the connection may be dead, and the next stream must not wait for it.
+    Silent(Error),
     /// One of the reports was to blame.
     Spoilt,
     Refused(Error),
@@ -69,23 +69,6 @@ enum Attended<T> {
     /// The worker drains: what was asked for is too much.
     Drained,
     Closed,
-}
-
-/// One stream, and the state that ends with it.
-struct Line {
-    stream: Open,
-    address: String,
-    heartbeat: Duration,
-    timeout: Duration,
-    heard: Instant,
-    spoke: Instant,
-    /// The frame that waits for the connection.
-    next: Option<pb::WorkerFrame>,
-    /// The connection takes no more frames; the reading side will say why.
-    is_deaf: bool,
-    /// The server stops.
-    is_ending: bool,
-    has_closed: bool,
 }
 
 impl Actor {
@@ -148,6 +131,10 @@ impl Actor {
                 End::Renew => pause = Duration::ZERO,
                 End::Moved => client.servers().move_on(turn),
                 End::Broke(error) => (self.tell)(Event::Away(&error)),
+                End::Silent(error) => {
+                    client.servers().move_on(turn);
+                    (self.tell)(Event::Away(&error));
+                }
                 End::Spoilt => {}
                 End::Refused(error) => return self.refuse(&error),
             }
@@ -242,7 +229,7 @@ impl Actor {
                         self.hear(&mut line, frame);
                     }
                     Ok(end) => return self.over(end.map(drop), &line),
-                    Err(_) => return End::Broke(line.away(format!("nothing came for {:?}", line.timeout))),
+                    Err(_) => return End::Silent(line.away(format!("nothing came for {:?}", line.timeout))),
                 },
                 command = self.commands.recv() => match command {
                     Some(command) => {
@@ -357,39 +344,6 @@ impl Actor {
             self.take(command);
         }
         self.outbox.take_all().chain(self.returns.drain(..)).collect()
-    }
-}
-
-impl Line {
-    fn new(stream: Open, address: &str) -> Self {
-        let time = |time: Option<prost_types::Duration>, default| {
-            time.and_then(|time| time.try_into().ok()).filter(|time| *time > Duration::ZERO).unwrap_or(default)
-        };
-        let heartbeat = time(stream.opened.heartbeat, HEARTBEAT);
-        let timeout = time(stream.opened.timeout, TIMEOUT);
-        let (now, address) = (Instant::now(), address.to_owned());
-        let (heard, spoke, next) = (now, now, None);
-        Self {
-            stream,
-            address,
-            heartbeat,
-            timeout,
-            heard,
-            spoke,
-            next,
-            is_deaf: false,
-            is_ending: false,
-            has_closed: false,
-        }
-    }
-
-    /// A little earlier than taskd asks for.
-    fn beats_at(&self) -> Instant {
-        self.spoke + self.heartbeat * 4 / 5
-    }
-
-    fn away(&self, message: String) -> Error {
-        Error::Away { address: self.address.clone(), message }
     }
 }
 

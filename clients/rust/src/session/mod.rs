@@ -4,6 +4,7 @@
 //! streams the session goes on with long polls.
 
 mod actor;
+mod line;
 mod open;
 mod outbox;
 mod shared;
@@ -31,7 +32,7 @@ use crate::{
 
 /// The bounds of a session's time-out: what taskd takes, and how long it may take to notice that a connection is dead.
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(2);
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// One worker's session. Ends when dropped; taskd then gives back what is in its hands.
 pub(crate) struct Session {
@@ -60,7 +61,8 @@ impl Session {
         let opening = pb::OpenSession {
             worker: worker.to_owned(),
             queues: queues.to_vec(),
-            timeout: Some(proto(lease.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT))),
+            // A dead connection is noticed while the leases live.
+            timeout: Some(proto((lease / 2).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT))),
             lease_duration: Some(proto(lease)),
             ..Default::default()
         };

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// How long taskd may take to open a stream, the connection included.
-const OPEN_WITHIN: Duration = Duration::from_secs(15);
+const OPEN_WITHIN: Duration = Duration::from_secs(10);
 /// Frames that wait for the connection.
 const WAITING: usize = 4;
 
