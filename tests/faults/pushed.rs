@@ -81,7 +81,8 @@ impl Pushed {
     pub(crate) async fn surrender(&mut self, ledger: &Ledger) -> Result<(), Status> {
         let answer = self.ask(pb::WorkerFrame { surrender: true, ..Default::default() }).await?;
         let came = u32::try_from(self.worker.tasks.len()).unwrap();
-        if answer.surrendered + came != self.wanted {
+        // A process that stops, or starts over, surrenders by itself.
+        if answer.surrendered + came != self.wanted && !self.worker.closing {
             let (wanted, back) = (self.wanted, answer.surrendered);
             ledger.broken(format!("a stream wanted {wanted} tasks: {came} came, and {back} were surrendered"));
         }

@@ -186,7 +186,7 @@ async fn a_thousand_streams_complete_each_task_num_times_while_a_process_is_kill
         ended.unwrap();
     }
 
-    let credits = crowd.credits.lock().unwrap().clone();
+    let credits = std::mem::take(&mut *crowd.credits.lock().unwrap());
     each_is_done_by_num_workers(&one, &credits).await;
     let mut connection = redis::Client::open(redis.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
     let mut left = Vec::new();

@@ -18,6 +18,8 @@ pub(crate) struct Worker {
     /// Tasks that came while something else was awaited.
     pub(crate) tasks: Vec<pb::LeasedTask>,
     pub(crate) demand: u32,
+    /// taskd is about to end the stream, and sends no more tasks.
+    pub(crate) closing: bool,
 }
 
 pub(crate) fn seconds(seconds: i64) -> Option<prost_types::Duration> {
@@ -60,7 +62,7 @@ impl Worker {
         let mut from = client.stream_tasks(request).await?.into_inner();
         let first = timeout(LONG, from.message()).await.unwrap()?.ok_or_else(has_ended)?;
         let (opened, demand) = (first.opened.expect("opened"), first.demand);
-        Ok(Self { to, from, opened, number: 0, ended: Vec::new(), tasks: Vec::new(), demand })
+        Ok(Self { to, from, opened, number: 0, ended: Vec::new(), tasks: Vec::new(), demand, closing: false })
     }
 
     pub(crate) async fn send(&self, frame: pb::WorkerFrame) {
@@ -72,6 +74,7 @@ impl Worker {
         let frame = timeout(LONG, self.from.message()).await.expect("a frame in time")?;
         if let Some(frame) = &frame {
             self.demand = frame.demand;
+            self.closing |= frame.closing.is_some();
             self.tasks.extend(frame.tasks.clone());
             self.ended.extend(frame.ended.clone());
         }
